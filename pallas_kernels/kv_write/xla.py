@@ -1,0 +1,37 @@
+"""Rotary embedding and the scatter of new K and V into pages, in plain JAX."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def rotate(
+    x: Float[Array, "T A H"], cos: Float[Array, "T R"], sin: Float[Array, "T R"]
+) -> Float[Array, "T A H"]:
+    """Rotary position embedding (Su et al., 2021), in float32, on the first 2R of H dims.
+
+    The two halves of the rotated dims pair up as in Hugging Face's Llama (x[i] with x[i + R]).
+    """
+    R = cos.shape[-1]
+    x32 = x.astype(jnp.float32)
+    a, b, rest = x32[..., :R], x32[..., R : 2 * R], x32[..., 2 * R :]
+    cos, sin = cos[:, None], sin[:, None]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1).astype(x.dtype)
+
+
+def write_kv(
+    k: Float[Array, "T K H"],
+    v: Float[Array, "T K H"],
+    k_pages: Float[Array, "P K S H"],
+    v_pages: Float[Array, "P K S H"],
+    slots: Int[Array, " T"],
+) -> tuple[Float[Array, "P K S H"], Float[Array, "P K S H"]]:
+    """Put row t's K and V at token slot ``slots[t]`` = page * S + offset; negative slots write nothing.
+
+    In place when the pages are donated.
+    """
+    P, _, S, _ = k_pages.shape
+    page = jnp.where(slots < 0, P, slots // S)
+    offset = slots % S
+    k_pages = k_pages.at[page, :, offset].set(k.astype(k_pages.dtype), mode="drop")
+    v_pages = v_pages.at[page, :, offset].set(v.astype(v_pages.dtype), mode="drop")
+    return k_pages, v_pages

@@ -1,0 +1,37 @@
+"""Relay fusion in plain JAX: merge each row's partial results by their LSE."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def relay_fusion(
+    partial_out: Float[Array, "X N H"],
+    partial_lse: Float[Array, "X N"],
+    merge_indptr: Int[Array, " T1"],
+    merge_slots: Int[Array, " Y"],
+) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
+    """Merge any number of partial results per row, in float32.
+
+    Row t merges ``partial_*[merge_slots[merge_indptr[t] : merge_indptr[t + 1]]]``. A partial result
+    with LSE -inf is empty and its output is ignored, whatever it holds; a row with none, or with only
+    empty ones, gets output 0 and LSE -inf. Method: RelayAttention (Zhu et al., ACL 2024), with the
+    maximum subtracted first so that nothing overflows.
+    """
+    T = merge_indptr.shape[0] - 1
+    entries = jnp.arange(merge_slots.shape[0])
+    # Entry e belongs to the last row whose range starts at or before e; padding goes to row T.
+    rows = jnp.searchsorted(merge_indptr, entries, side="right", method="sort") - 1
+    lse = jnp.where((rows < T)[:, None], partial_lse[merge_slots], -jnp.inf)
+    top = jax.ops.segment_max(lse, rows, T, indices_are_sorted=True)
+    top = jnp.where(jnp.isneginf(top), 0, top)
+    weight = jnp.exp(lse - top[jnp.minimum(rows, T - 1)])
+    total = jax.ops.segment_sum(weight, rows, T, indices_are_sorted=True)
+    terms = jnp.where(weight[..., None] > 0, weight[..., None] * partial_out[merge_slots], 0)
+    out = jax.ops.segment_sum(terms.astype(jnp.float32), rows, T, indices_are_sorted=True)
+    empty = total == 0
+    safe = jnp.where(empty, 1, total)
+    return (
+        jnp.where(empty[..., None], 0, out / safe[..., None]),
+        jnp.where(empty, -jnp.inf, top + jnp.log(safe)),
+    )

@@ -1,0 +1,218 @@
+"""Configuration of the engine: frozen dataclasses, checked when made."""
+
+import dataclasses
+import difflib
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from rjax.errors import InvalidConfigError
+
+type RelayMode = Literal["auto", "on", "off"]
+type DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+_SYS, _USR = "{__SYS_PROMPT}", "{__USR_PROMPT}"
+
+
+def _positive(name: str, value: int | None) -> None:
+    if value is not None and (
+        not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31
+    ):
+        raise InvalidConfigError(f"{name} is {value!r}; give a whole number from 1 to 2147483647")
+
+
+def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidConfigError(f"{name} is {value!r}; choose one of {', '.join(allowed)}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """Which weights to serve and how to hold them.
+
+    Attributes:
+        model: a Hugging Face folder or hub id; None for the bundled model.
+        tokenizer: folder or hub id of the tokenizer; None for the model's own.
+        dtype: of weights and KV; "auto" is the checkpoint's on a GPU and float32 on a CPU.
+        load_format: "auto" reads safetensors, "dummy" draws random weights from config.json alone.
+        revision: branch, tag or commit on the hub, for every file of the model.
+        hf_token: hub token; None uses the one the hub client finds.
+        max_model_len: tokens of prompt and output together, in one sequence; None for the model's.
+        seed: of dummy weights and of requests that bring no seed of their own.
+        skip_tokenizer_init: serve token ids only; text prompts and stop strings are then refused.
+        chat_template: Jinja source that replaces the tokenizer's own.
+    """
+
+    model: str | None = None
+    tokenizer: str | None = None
+    dtype: DType = "auto"
+    load_format: Literal["auto", "dummy"] = "auto"
+    revision: str | None = None
+    hf_token: str | None = None
+    max_model_len: int | None = None
+    seed: int = 0
+    skip_tokenizer_init: bool = False
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        _choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        _choice("load_format", self.load_format, ("auto", "dummy"))
+        _positive("max_model_len", self.max_model_len)
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise InvalidConfigError(f"seed is {self.seed!r}; give a whole number from 0 to 2**63-1")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSettings:
+    """The paged KV pool.
+
+    Attributes:
+        page_size: tokens a page; a power of two from 8 to 256.
+        gpu_memory_utilization: share of the device's memory for weights, KV and workspace together.
+        num_pages: size of the pool; None profiles the memory that a largest step leaves.
+        enable_prefix_caching: keep full pages of finished sequences for later prompts.
+    """
+
+    page_size: int = 64
+    gpu_memory_utilization: float = 0.92
+    num_pages: int | None = None
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        if self.page_size not in (8, 16, 32, 64, 128, 256):
+            raise InvalidConfigError(
+                f"page_size is {self.page_size!r}; choose one of 8, 16, 32, 64, 128, 256 tokens"
+            )
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise InvalidConfigError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization!r}; give a share above 0 "
+                "and up to 1"
+            )
+        _positive("num_pages", self.num_pages)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSettings:
+    """How much runs in one step.
+
+    Attributes:
+        max_num_seqs: sequences running at once, and rows of the sampling state.
+        max_num_batched_tokens: token budget of a step; decodes first, prompt chunks fill the rest.
+            None is 2048 on a GPU and 512 on a CPU.
+        max_logprobs: most alternatives a request may ask for at each position.
+    """
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
+    max_logprobs: int = 20
+
+    def __post_init__(self) -> None:
+        _positive("max_num_seqs", self.max_num_seqs)
+        _positive("max_num_batched_tokens", self.max_num_batched_tokens)
+        _positive("max_logprobs", self.max_logprobs)
+        if (
+            self.max_num_batched_tokens is not None
+            and self.max_num_batched_tokens < self.max_num_seqs
+        ):
+            raise InvalidConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
+                f"({self.max_num_seqs}); every running sequence needs a token a step: raise the "
+                "first or lower the second"
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RelaySettings:
+    """Reading a shared beginning once (RelayAttention).
+
+    Attributes:
+        enable_relay_attention: "on" reads every shared run of pages once, "off" never, "auto" where
+            the cost model says it pays. True and False are taken for "on" and "off".
+        sys_prompt: text put before every text prompt, its KV computed once and kept.
+        sys_schema: template with ``{__SYS_PROMPT}`` and, after it, ``{__USR_PROMPT}``; it lays out
+            system prompt and user text. Default: the one directly after the other.
+        sys_prompt_file, sys_schema_file: the same from UTF-8 files; they win over the strings.
+    """
+
+    enable_relay_attention: RelayMode | bool = "auto"
+    sys_prompt: str | None = None
+    sys_schema: str = _SYS + _USR
+    sys_prompt_file: str | None = None
+    sys_schema_file: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.enable_relay_attention, bool):
+            mode = "on" if self.enable_relay_attention else "off"
+            object.__setattr__(self, "enable_relay_attention", mode)
+        _choice("enable_relay_attention", self.enable_relay_attention, ("auto", "on", "off"))
+        for field in ("sys_prompt", "sys_schema"):
+            path = getattr(self, field + "_file")
+            if path is not None:
+                try:
+                    text = pathlib.Path(path).read_text(encoding="utf-8")
+                except (OSError, UnicodeDecodeError) as error:
+                    raise InvalidConfigError(f"{field}_file {path!r}: {error}") from error
+                object.__setattr__(self, field, text)
+        if (
+            self.sys_schema.count(_SYS) != 1
+            or self.sys_schema.count(_USR) != 1
+            or self.sys_schema.index(_SYS) > self.sys_schema.index(_USR)
+        ):
+            raise InvalidConfigError(
+                f"sys_schema is {self.sys_schema!r}; it must hold {_SYS} once and after it {_USR} once"
+            )
+
+    @property
+    def mode(self) -> RelayMode:
+        """The relay mode with booleans resolved."""
+        return self.enable_relay_attention  # type: ignore[return-value]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything an engine is made from.
+
+    Attributes:
+        backend: attention backend; "auto" picks the best for the device at start and reports it.
+        tensor_parallel_size: devices on the mesh axis ``tensor``.
+        use_tqdm: progress bars for loading and compiling.
+    """
+
+    model: ModelSettings = ModelSettings()
+    cache: CacheSettings = CacheSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    relay: RelaySettings = RelaySettings()
+    backend: str = "auto"
+    tensor_parallel_size: int = 1
+    use_tqdm: bool = True
+
+    def __post_init__(self) -> None:
+        _positive("tensor_parallel_size", self.tensor_parallel_size)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """Build from flat keyword options, as ``LLM(model, **options)`` takes them.
+
+        Raises:
+            InvalidConfigError: an unknown key (the message names the nearest valid one) or a bad value.
+        """
+        groups = {
+            "model": ModelSettings,
+            "cache": CacheSettings,
+            "scheduler": SchedulerSettings,
+            "relay": RelaySettings,
+        }
+        owner = {f.name: group for group, kind in groups.items() for f in dataclasses.fields(kind)}
+        top = {f.name for f in dataclasses.fields(cls)} - groups.keys()
+        split: dict[str, dict[str, Any]] = {group: {} for group in groups}
+        own: dict[str, Any] = {}
+        for key, value in options.items():
+            if key in owner:
+                split[owner[key]][key] = value
+            elif key in top:
+                own[key] = value
+            else:
+                near = difflib.get_close_matches(key, [*owner, *top], n=1, cutoff=0)
+                raise InvalidConfigError(f"unknown option {key!r}; the nearest is {near[0]!r}")
+        made = {group: kind(**split[group]) for group, kind in groups.items()}
+        return cls(**made, **own)

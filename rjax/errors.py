@@ -1,0 +1,17 @@
+"""The exceptions a caller can meet, each a subclass of RjaxError."""
+
+
+class RjaxError(Exception):
+    """Base of every error rjax raises on purpose."""
+
+
+class InvalidRequestError(RjaxError, ValueError):
+    """A prompt or a sampling parameter is not acceptable; the message says what is and how to mend."""
+
+
+class InvalidConfigError(RjaxError, ValueError):
+    """An engine setting is unknown, out of range or contradicts another."""
+
+
+class OutOfMemoryError(RjaxError):
+    """The model, or the KV pool it needs, does not fit; the message says what would."""
