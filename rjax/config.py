@@ -59,7 +59,9 @@ class ModelSettings:
         _choice("load_format", self.load_format, ("auto", "dummy"))
         _positive("max_model_len", self.max_model_len)
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
-            raise InvalidConfigError(f"seed is {self.seed!r}; give a whole number from 0 to 2**63-1")
+            raise InvalidConfigError(
+                f"seed is {self.seed!r}; give a whole number from 0 to 2**63-1"
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,7 @@ class RelaySettings:
             or self.sys_schema.index(_SYS) > self.sys_schema.index(_USR)
         ):
             raise InvalidConfigError(
-                f"sys_schema is {self.sys_schema!r}; it must hold {_SYS} once and after it {_USR} once"
+                f"sys_schema is {self.sys_schema!r}; it must hold {_SYS} once and then {_USR} once"
             )
 
     @property
@@ -194,7 +196,7 @@ class EngineConfig:
         """Build from flat keyword options, as ``LLM(model, **options)`` takes them.
 
         Raises:
-            InvalidConfigError: an unknown key (the message names the nearest valid one) or a bad value.
+            InvalidConfigError: a bad value, or an unknown key (the message names the nearest).
         """
         groups = {
             "model": ModelSettings,

@@ -6,7 +6,7 @@ class RjaxError(Exception):
 
 
 class InvalidRequestError(RjaxError, ValueError):
-    """A prompt or a sampling parameter is not acceptable; the message says what is and how to mend."""
+    """A prompt or a sampling parameter is not acceptable; the message says what would be."""
 
 
 class InvalidConfigError(RjaxError, ValueError):

@@ -17,7 +17,7 @@ def paged_attention_reference(
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
     """Softmax attention of each row over its own pages; returns float32 (output, natural-log LSE).
 
-    ``row_table[t]`` is the page table of row t's sequence and ``positions[t]`` its absolute position.
+    ``row_table[t]`` is the page table of row t's sequence, ``positions[t]`` its absolute position.
     A row at a negative position sees nothing: output 0 and LSE -inf.
     """
     K, S = k_pages.shape[1:3]

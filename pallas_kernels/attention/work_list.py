@@ -14,9 +14,9 @@ type IntArray = Array | np.ndarray
 class WorkList:
     """Items of one tile height; each attends a run of query rows to a run of KV tokens.
 
-    Item i reads rows ``row_start[i] : row_start[i] + row_count[i]`` of the packed queries and the KV
-    tokens at absolute positions ``kv_start[i] : kv_stop[i]`` of the sequence whose page table is row
-    ``table_row[i]``. Every row of the item shares those pages; that is what reads them once.
+    Item i reads rows ``row_start[i] : row_start[i] + row_count[i]`` of the packed queries and the
+    KV tokens at absolute positions ``kv_start[i] : kv_stop[i]`` of the sequence whose page table is
+    row ``table_row[i]``. Every row of the item shares those pages; that is what reads them once.
     A key at position p is visible to a query at position t iff p <= t (and, under a sliding window
     w, p > t - w), so decode, prefill chunks and shared prefixes are the same computation.
 

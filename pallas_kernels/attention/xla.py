@@ -55,7 +55,7 @@ def _list_attention(
     items: WorkList,
     spec: AttentionSpec,
 ) -> tuple[Float[Array, "I R N H"], Float[Array, "I R N"]]:
-    """Partial (output, LSE) of every item, float32. Walks only the live items, a block at a time."""
+    """Partial float32 (output, LSE) of every item; walks only the live items, a block at a time."""
     T, N, H = q.shape
     K, S = k_pages.shape[1:3]
     R, C = items.tile_rows, items.tile_tokens
@@ -110,17 +110,16 @@ def _list_attention(
         safe = jnp.where(total == 0, 1, total)
         part = part / safe.transpose(0, 2, 1, 3)[..., None]
         part_lse = jnp.where(total == 0, -jnp.inf, top[..., 0] + jnp.log(safe))
-        out = jax.lax.dynamic_update_slice(
-            out, part.reshape(block, R, N, H), (start, 0, 0, 0)
-        )
+        out = jax.lax.dynamic_update_slice(out, part.reshape(block, R, N, H), (start, 0, 0, 0))
         lse = jax.lax.dynamic_update_slice(
             lse, part_lse.transpose(0, 2, 1, 3).reshape(block, R, N), (start, 0, 0)
         )
         return out, lse
 
+    # Slots of items never computed are never merged, so nothing needs to be written there.
     init = (
-        jnp.zeros((padded, R, N, H), jnp.float32),
-        jnp.full((padded, R, N), -jnp.inf, jnp.float32),
+        jnp.empty((padded, R, N, H), jnp.float32),
+        jnp.empty((padded, R, N), jnp.float32),
     )
     live_blocks = (items.num_items + block - 1) // block
     out, lse = jax.lax.fori_loop(0, live_blocks, body, init)

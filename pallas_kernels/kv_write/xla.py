@@ -25,9 +25,9 @@ def write_kv(
     v_pages: Float[Array, "P K S H"],
     slots: Int[Array, " T"],
 ) -> tuple[Float[Array, "P K S H"], Float[Array, "P K S H"]]:
-    """Put row t's K and V at token slot ``slots[t]`` = page * S + offset; negative slots write nothing.
+    """Put row t's K and V at token slot ``slots[t]`` = page * S + offset.
 
-    In place when the pages are donated.
+    A negative slot writes nothing. In place when the pages are donated.
     """
     P, _, S, _ = k_pages.shape
     page = jnp.where(slots < 0, P, slots // S)

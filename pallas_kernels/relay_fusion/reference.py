@@ -10,7 +10,7 @@ def relay_fusion_reference(
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
     """Merge E partial results a row (Zhu et al., ACL 2024, eq. for relay fusion, for any E).
 
-    An empty segment has LSE -inf (its output is ignored); if all are empty the result is 0 and -inf.
+    An empty segment has LSE -inf and its output is ignored; if all are empty: 0 and -inf.
     """
     lse = jax.nn.logsumexp(lses.astype(jnp.float32), axis=0)
     weights = jnp.exp(lses - jnp.where(jnp.isneginf(lse), 0, lse))

@@ -1,0 +1,251 @@
+"""The host planner: page tables, lengths and sharing in, a work list with fixed shapes out."""
+
+import dataclasses
+import math
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from pallas_kernels.attention.work_list import AttentionPlan, WorkList
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CostModel:
+    """Time of attention items, in arbitrary but equal units, as measured on the device in use.
+
+    A narrow item (one row) of C tokens costs ``narrow_item + narrow_token * C``; a wide one
+    ``wide_item + wide_token * C``, whatever its live rows, because a tile is computed whole.
+    """
+
+    narrow_item: float
+    narrow_token: float
+    wide_item: float
+    wide_token: float
+
+    def sharing_pays(
+        self, rows: Int[np.ndarray, " X"], tile_rows: int, tokens: int
+    ) -> Bool[np.ndarray, " X"]:
+        """Whether reading ``tokens`` shared tokens once for ``rows`` rows beats one item a row."""
+        wide = -(-rows // tile_rows) * (self.wide_item + self.wide_token * tokens)
+        return wide < rows * (self.narrow_item + self.narrow_token * tokens)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlanShape:
+    """The fixed shapes of the plans of one compiled step.
+
+    Attributes:
+        rows: T, packed query rows.
+        seqs: B, rows of the page table.
+        max_context: most tokens of one sequence.
+        tile_rows: rows of a wide item.
+        split_tokens: items are cut at multiples of this many tokens of the sequence, wherever the
+            batch stands, so that a row's arithmetic does not depend on who shares with it.
+    """
+
+    rows: int
+    seqs: int
+    max_context: int
+    tile_rows: int
+    split_tokens: int
+
+    @property
+    def cuts(self) -> int:
+        """Runs of ``split_tokens`` in the longest sequence."""
+        return math.ceil(self.max_context / self.split_tokens)
+
+    @property
+    def narrow_capacity(self) -> int:
+        """One-row items that can be needed at most."""
+        return self.cuts * min(self.seqs, self.rows)
+
+    @property
+    def wide_capacity(self) -> int:
+        """Many-row items that can be needed at most: at each cut, the rows in whole tiles and one
+        broken tile for each span of two rows or more."""
+        spans = min(self.seqs, self.rows // 2)
+        return max(1, self.cuts * (math.ceil(self.rows / self.tile_rows) + spans))
+
+    @property
+    def merge_capacity(self) -> int:
+        """Partial results of all rows together, at most."""
+        return self.cuts * self.rows
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlanStats:
+    """What a plan reads.
+
+    Attributes:
+        kv_tokens_read: tokens of KV that the items read, each item once.
+        kv_tokens_unshared: the same if every sequence read its own.
+        shared_groups: groups of sequences that read a run of pages together, over all cuts.
+    """
+
+    kv_tokens_read: int
+    kv_tokens_unshared: int
+    shared_groups: int
+
+
+def plan_attention(
+    page_table: Int[np.ndarray, "A M"],
+    query_start: Int[np.ndarray, " A1"],
+    context_len: Int[np.ndarray, " A"],
+    *,
+    page_size: int,
+    shape: PlanShape,
+    sharing: Literal["on", "off"] | CostModel,
+) -> tuple[AttentionPlan, PlanStats]:
+    """Plan one step's attention for A <= B live sequences packed in batch order.
+
+    Args:
+        page_table: page ids; two sequences hold the same id at the same place only if all their
+            tokens up to the end of that page are equal (what a prefix tree guarantees).
+        query_start: first packed row of each sequence, and the end; its rows are the last
+            ``query_start[b + 1] - query_start[b]`` >= 1 tokens of its context.
+        context_len: tokens of each sequence, this step's included.
+        page_size: S.
+        shape: of the compiled step; arrays are padded to it.
+        sharing: "on" reads every run shared by neighbours once, "off" never, a cost model where it
+            pays. Only whole runs of ``split_tokens`` are shared.
+
+    Sequences that share must stand side by side: order the batch by page table. The cost is
+    O(A * cuts) NumPy work.
+
+    Returns:
+        The plan (NumPy leaves) and what it reads.
+    """
+    A = context_len.shape[0]
+    C, R = shape.split_tokens, shape.tile_rows
+    assert C % page_size == 0 and shape.seqs >= A and query_start[-1] <= shape.rows
+    cuts = -(-int(context_len.max(initial=0)) // C)
+    starts = np.arange(cuts) * C
+    active = context_len > starts[:, None]
+    # A run is shared with the left neighbour when both hold all of it in the same last page.
+    joined = np.zeros((cuts, A), bool)
+    if sharing != "off" and A > 1 and cuts:
+        full = context_len >= starts[:, None] + C
+        last = np.minimum((starts + C) // page_size - 1, page_table.shape[1] - 1)
+        ids = page_table[:, last].T
+        joined[:, 1:] = full[:, 1:] & full[:, :-1] & (ids[:, 1:] == ids[:, :-1])
+    if isinstance(sharing, CostModel):
+        joined = _keep_paying(joined, query_start, sharing, R, C)
+    cut, first = np.nonzero(active & ~joined)
+    # Flat index of a span's first sequence; the span runs to the next break or the end of the cut.
+    breaks = np.append(np.flatnonzero((~joined | ~active).ravel()), cuts * A)
+    flat = cut * A + first
+    end = np.minimum(breaks[np.searchsorted(breaks, flat, side="right")], (cut + 1) * A)
+    stop = end - cut * A
+    row_begin, row_end = query_start[first], query_start[stop]
+    # Rows of a prompt chunk that lie before the cut see nothing of it.
+    skip = np.where(
+        stop - first == 1,
+        np.clip(starts[cut] - (context_len[first] - (row_end - row_begin)), 0, None),
+        0,
+    )
+    row_begin = row_begin + skip
+    spans = _Spans(
+        row_begin=row_begin,
+        row_count=row_end - row_begin,
+        table_row=first,
+        kv_start=starts[cut],
+        kv_stop=np.where(
+            stop - first > 1, starts[cut] + C, np.minimum(starts[cut] + C, context_len[first])
+        ),
+    )
+    narrow = _work_list(spans.select(spans.row_count == 1), shape.narrow_capacity, 1, C)
+    wide = _work_list(spans.select(spans.row_count > 1).tiled(R), shape.wide_capacity, R, C)
+    indptr, slots = _merge((narrow, wide), shape)
+    sizes = (stop - first) * (spans.kv_stop - spans.kv_start)
+    stats = PlanStats(
+        kv_tokens_read=int((spans.kv_stop - spans.kv_start).sum()),
+        kv_tokens_unshared=int(sizes.sum()),
+        shared_groups=int((stop - first > 1).sum()),
+    )
+    return AttentionPlan((narrow, wide), indptr, slots), stats
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Spans:
+    """Runs of rows that read the same run of tokens, before they are cut into tiles."""
+
+    row_begin: Int[np.ndarray, " X"]
+    row_count: Int[np.ndarray, " X"]
+    table_row: Int[np.ndarray, " X"]
+    kv_start: Int[np.ndarray, " X"]
+    kv_stop: Int[np.ndarray, " X"]
+
+    def select(self, chosen: np.ndarray) -> "_Spans":
+        return _Spans(*(getattr(self, f.name)[chosen] for f in dataclasses.fields(self)))
+
+    def tiled(self, tile_rows: int) -> "_Spans":
+        tiles = -(-self.row_count // tile_rows)
+        grown = self.select(np.repeat(np.arange(tiles.size), tiles))
+        offset = (np.arange(tiles.sum()) - np.repeat(tiles.cumsum() - tiles, tiles)) * tile_rows
+        return dataclasses.replace(
+            grown,
+            row_begin=grown.row_begin + offset,
+            row_count=np.minimum(grown.row_count - offset, tile_rows),
+        )
+
+
+def _keep_paying(
+    joined: Bool[np.ndarray, "J A"],
+    query_start: Int[np.ndarray, " A1"],
+    model: CostModel,
+    tile_rows: int,
+    tokens: int,
+) -> Bool[np.ndarray, "J A"]:
+    """Break up the groups whose shared read would cost more than the separate ones."""
+    A = joined.shape[1]
+    heads = np.flatnonzero(~joined.ravel())
+    ends = np.append(heads[1:], joined.size)
+    rows = query_start[(ends - 1) % A + 1] - query_start[heads % A]
+    pays = model.sharing_pays(rows, tile_rows, tokens)
+    return joined & np.repeat(pays, ends - heads).reshape(joined.shape)
+
+
+def _work_list(spans: _Spans, capacity: int, tile_rows: int, tile_tokens: int) -> WorkList:
+    items = spans.row_begin.size
+    assert items <= capacity, (items, capacity)
+
+    def padded(field: np.ndarray) -> np.ndarray:
+        out = np.zeros(capacity, np.int32)
+        out[:items] = field
+        return out
+
+    return WorkList(
+        row_start=padded(spans.row_begin),
+        row_count=padded(spans.row_count),
+        table_row=padded(spans.table_row),
+        kv_start=padded(spans.kv_start),
+        kv_stop=padded(spans.kv_stop),
+        num_items=np.asarray(items, np.int32),
+        tile_rows=tile_rows,
+        tile_tokens=tile_tokens,
+    )
+
+
+def _merge(
+    lists: tuple[WorkList, ...], shape: PlanShape
+) -> tuple[Int[np.ndarray, " T1"], Int[np.ndarray, " X"]]:
+    """Partial results of each row, in order of the tokens they cover."""
+    rows, slots, order = [], [], []
+    base = 0
+    for items in lists:
+        count = np.asarray(items.row_count)
+        total = int(count.sum())
+        item = np.repeat(np.arange(items.capacity), count)
+        offset = np.arange(total) - np.repeat(count.cumsum() - count, count)
+        rows.append(np.asarray(items.row_start)[item] + offset)
+        slots.append(base + item * items.tile_rows + offset)
+        order.append(np.asarray(items.kv_start)[item])
+        base += items.capacity * items.tile_rows
+    row, slot, kv = np.concatenate(rows), np.concatenate(slots), np.concatenate(order)
+    by_row = np.lexsort((kv, row))
+    indptr = np.zeros(shape.rows + 1, np.int32)
+    indptr[1:] = np.bincount(row, minlength=shape.rows).cumsum()
+    merged = np.zeros(shape.merge_capacity, np.int32)
+    merged[: row.size] = slot[by_row]
+    return indptr, merged

@@ -1,0 +1,111 @@
+"""The planner covers each visible pair once, and the plain backend computes what the plan says."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_kernels.attention.planner import CostModel, PlanShape, plan_attention
+from pallas_kernels.attention.reference import paged_attention_reference
+from pallas_kernels.attention.spec import AttentionSpec
+from pallas_kernels.attention.xla import paged_attention
+
+S, MAX_CONTEXT, ROWS, SEQS = 8, 128, 48, 8
+SHAPE = PlanShape(rows=ROWS, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=4, split_tokens=16)
+SHARE_WIDE = CostModel(narrow_item=1, narrow_token=1, wide_item=10, wide_token=2)
+
+
+def make_batch(rng, lengths, queries, forks):
+    """Page tables of sequences; forks[b] = pages that b shares with its left neighbour."""
+    pages = rng.permutation(len(lengths) * MAX_CONTEXT // S).astype(np.int32)
+    table = pages.reshape(len(lengths), -1).copy()
+    for b, fork in enumerate(forks):
+        if b:
+            shared = min(fork, lengths[b] // S, lengths[b - 1] // S)
+            table[b, :shared] = table[b - 1, :shared]
+    queries = np.minimum(queries, lengths)
+    start = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
+    return table, start, np.asarray(lengths, np.int32)
+
+
+batches = st.lists(
+    st.tuples(st.integers(1, MAX_CONTEXT), st.integers(1, 6), st.integers(0, 16)),
+    min_size=1,
+    max_size=SEQS,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(batch=batches, sharing=st.sampled_from(["on", "off", SHARE_WIDE]), seed=st.integers(0, 9))
+def test_every_visible_pair_is_covered_once(batch, sharing, seed):
+    lengths, queries, forks = (np.array(x) for x in zip(*batch, strict=True))
+    table, start, context = make_batch(np.random.default_rng(seed), lengths, queries, forks)
+    plan, stats = plan_attention(table, start, context, page_size=S, shape=SHAPE, sharing=sharing)
+    covered = np.zeros((ROWS, MAX_CONTEXT), int)
+    pages_seen = {}
+    for items in plan.lists:
+        for i in range(int(items.num_items)):
+            rows = slice(items.row_start[i], items.row_start[i] + items.row_count[i])
+            tokens = slice(items.kv_start[i], items.kv_stop[i])
+            assert 0 < items.row_count[i] <= items.tile_rows
+            assert 0 < items.kv_stop[i] - items.kv_start[i] <= items.tile_tokens
+            covered[rows, tokens] += 1
+            for row in range(rows.start, rows.stop):
+                for token in range(tokens.start, tokens.stop):
+                    pages_seen[row, token] = table[items.table_row[i], token // S]
+    for b in range(len(lengths)):
+        for row in range(start[b], start[b + 1]):
+            position = context[b] - (start[b + 1] - row)
+            assert (covered[row, : position + 1] == 1).all()
+            assert all(pages_seen[row, t] == table[b, t // S] for t in range(position + 1))
+    assert (covered[start[-1] :] == 0).all()
+    assert stats.kv_tokens_unshared >= stats.kv_tokens_read
+    slots = plan.merge_slots[: plan.merge_indptr[-1]]
+    assert len(set(slots.tolist())) == slots.size == sum(x.row_count.sum() for x in plan.lists)
+
+
+@pytest.mark.parametrize("sharing", ["on", "off", SHARE_WIDE])
+@pytest.mark.parametrize("window", [None, 1, 13, 40])
+def test_plain_backend_equals_reference(sharing, window):
+    rng = np.random.default_rng(3)
+    lengths = np.array([100, 70, 66, 128, 5, 64, 33])
+    queries = np.array([1, 1, 1, 9, 5, 1, 3])
+    table, start, context = make_batch(rng, lengths, queries, np.array([0, 8, 7, 6, 0, 0, 4]))
+    N, K, H = 6, 2, 16
+    P = table.size + 1
+    q = rng.standard_normal((ROWS, N, H)).astype(np.float32)
+    k, v = rng.standard_normal((2, P, K, S, H)).astype(np.float32)
+    unused = np.setdiff1d(np.arange(P), table)
+    k[unused] = v[unused] = np.nan
+    positions = np.full(ROWS, -1, np.int32)
+    row_table = np.full((ROWS, table.shape[1]), P - 1, np.int32)
+    for b in range(len(lengths)):
+        positions[start[b] : start[b + 1]] = np.arange(
+            context[b] - start[b + 1] + start[b], context[b]
+        )
+        row_table[start[b] : start[b + 1]] = table[b]
+        last = table[b, (context[b] - 1) // S]
+        if context[b] % S and (table == last).sum() == 1:
+            k[last, :, context[b] % S :] = v[last, :, context[b] % S :] = np.nan
+    spec = AttentionSpec(scale=0.25, sliding_window=window)
+    plan, _ = plan_attention(table, start, context, page_size=S, shape=SHAPE, sharing=sharing)
+    args = [jnp.asarray(x) for x in (q, k, v)]
+    attend = jax.jit(paged_attention, static_argnames="spec")
+    out, lse = attend(*args, table, positions, plan, spec=spec)
+    want, want_lse = paged_attention_reference(
+        *args, jnp.asarray(row_table), jnp.asarray(positions), spec
+    )
+    np.testing.assert_allclose(out, want, atol=2e-6)
+    np.testing.assert_allclose(lse, want_lse, atol=2e-6)
+
+
+def test_sharing_reads_a_prefix_once():
+    table, start, context = make_batch(
+        np.random.default_rng(0), np.full(8, 100), np.ones(8, int), np.full(8, 8)
+    )
+    _, on = plan_attention(table, start, context, page_size=S, shape=SHAPE, sharing="on")
+    _, off = plan_attention(table, start, context, page_size=S, shape=SHAPE, sharing="off")
+    assert on.kv_tokens_read == 64 + 8 * 36
+    assert off.kv_tokens_read == off.kv_tokens_unshared == on.kv_tokens_unshared == 800
