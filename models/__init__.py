@@ -1,1 +1,33 @@
+"""Flax models, checkpoint loading and the bundled model."""
 
+from pathlib import Path
+
+from models.config import ModelConfig
+from models.context import AttentionContext, Rotary
+from models.decoder import Decoder
+from models.dense import DenseAttention
+from models.errors import CheckpointError
+from models.loading.config_file import config_from_dict, config_from_folder
+from models.loading.hub import resolve_folder
+from models.loading.load import LoadedModel, init_model, load_model
+from models.loading.save import save_model
+
+BUNDLED_MODEL: Path = Path(__file__).parent / "tables" / "checkpoint"
+"""Folder of the small model that ships with the package."""
+
+__all__ = [
+    "BUNDLED_MODEL",
+    "AttentionContext",
+    "CheckpointError",
+    "Decoder",
+    "DenseAttention",
+    "LoadedModel",
+    "ModelConfig",
+    "Rotary",
+    "config_from_dict",
+    "config_from_folder",
+    "init_model",
+    "load_model",
+    "resolve_folder",
+    "save_model",
+]

@@ -1,0 +1,44 @@
+"""Plain attention over one whole sequence, without a cache: for tests and training."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from models.context import Rotary
+from pallas_kernels.attention.spec import AttentionSpec
+from pallas_kernels.kv_write.xla import rotate
+
+
+class DenseAttention:
+    """The T tokens of a call are one sequence in order; token i sees the tokens up to i.
+
+    Keeps no state, so it may be shared, traced and mapped with ``jax.vmap`` over sequences.
+    """
+
+    def attend(
+        self,
+        layer: int,
+        q: Float[Array, "T N H"],
+        k: Float[Array, "T K H"],
+        v: Float[Array, "T K H"],
+        rotary: Rotary | None,
+        spec: AttentionSpec,
+    ) -> Float[Array, "T N H"]:
+        """Causal (and, where the spec says so, windowed) attention; the softmax is float32."""
+        del layer
+        if rotary is not None:
+            q = rotate(q, rotary.cos, rotary.sin)
+            k = rotate(k, rotary.cos, rotary.sin)
+        T, N, H = q.shape
+        K = k.shape[1]
+        grouped = q.reshape(T, K, N // K, H)
+        scores = jnp.einsum("TKGH,SKH->KGTS", grouped, k, preferred_element_type=jnp.float32)
+        distance = jnp.arange(T)[:, None] - jnp.arange(T)
+        visible = distance >= 0
+        if spec.sliding_window is not None:
+            visible &= distance < spec.sliding_window
+        weights = jax.nn.softmax(jnp.where(visible, scores * spec.scale, -jnp.inf), axis=-1)
+        out = jnp.einsum(
+            "KGTS,SKH->TKGH", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
+        )
+        return out.astype(q.dtype).reshape(T, N, H)

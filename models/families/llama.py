@@ -1,0 +1,155 @@
+"""Llama 2, 3 and 3.x; also the mapping that Llama-like families start from."""
+
+from typing import Any
+
+from models.config import ModelConfig
+from models.config_fields import ConfigFields
+from models.errors import CheckpointError
+from models.families.family import Family, Piece, Weights
+from models.families.rope_fields import read_rope
+
+GATE_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+DTYPES = {name: name for name in ("float32", "float16", "bfloat16")}
+
+
+def read_llama_config(
+    fields: ConfigFields,
+    architecture: str = "LlamaForCausalLM",
+    *,
+    default_head_dim: int | None = None,
+    norm_eps: float = 1e-6,
+    sliding_windows: tuple[int | None, ...] | None = None,
+    **changes: Any,
+) -> ModelConfig:
+    """A config.json with Llama's field names; ``changes`` are fields of ModelConfig."""
+    hidden_size = fields.integer("hidden_size")
+    num_layers = fields.integer("num_hidden_layers")
+    num_heads = fields.integer("num_attention_heads")
+    num_kv_heads = fields.integer("num_key_value_heads", num_heads)
+    head_dim = fields.integer("head_dim", None) or default_head_dim or hidden_size // num_heads
+    max_position = fields.integer("max_position_embeddings")
+    if num_heads % num_kv_heads:
+        raise CheckpointError(
+            f"config.json: num_attention_heads is {num_heads} and num_key_value_heads "
+            f"{num_kv_heads}; the first must be a multiple of the second"
+        )
+    return ModelConfig(
+        **{
+            "architecture": architecture,
+            "vocab_size": fields.integer("vocab_size"),
+            "hidden_size": hidden_size,
+            "num_layers": num_layers,
+            "num_heads": num_heads,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "intermediate_size": fields.integer("intermediate_size"),
+            "max_position_embeddings": max_position,
+            "rope": read_rope(fields, head_dim, max_position),
+            "norm_eps": fields.number("rms_norm_eps", norm_eps),
+            "tie_embeddings": fields.flag("tie_word_embeddings", False),
+            "sliding_windows": sliding_windows or (None,) * num_layers,
+            "activation": fields.choice("hidden_act", GATE_ACTIVATIONS, "silu"),
+            "dtype": read_dtype(fields),
+        }
+        | changes
+    )
+
+
+def read_dtype(fields: ConfigFields) -> str:
+    """``dtype``, or ``torch_dtype`` in older checkpoints; float32 where neither is there."""
+    name = "dtype" if fields.has("dtype") else "torch_dtype"
+    return fields.choice(name, DTYPES, "float32")
+
+
+def llama_weights(config: ModelConfig) -> Weights:
+    """The pieces of every parameter under Llama's tensor names."""
+    G = config.axis_sizes["G"]
+    weights: Weights = {
+        "embedding": (Piece("model.embed_tokens.weight", "V D"),),
+        "norm.weight": (Piece("model.norm.weight", "D"),),
+    }
+    if not config.tie_embeddings:
+        weights["head"] = (Piece("lm_head.weight", "V D"),)
+    for i in range(config.num_layers):
+        ours, theirs = f"layers.{i}.", f"model.layers.{i}."
+        attention, mlp = theirs + "self_attn.", theirs + "mlp."
+        weights |= {
+            ours + "attention_norm.weight": (Piece(theirs + "input_layernorm.weight", "D"),),
+            ours + "mlp_norm.weight": (Piece(theirs + "post_attention_layernorm.weight", "D"),),
+            ours + "attention.qkv": (
+                Piece(attention + "q_proj.weight", "(K A H) D", a=G),
+                Piece(attention + "k_proj.weight", "(K A H) D"),
+                Piece(attention + "v_proj.weight", "(K A H) D"),
+            ),
+            ours + "attention.output": (Piece(attention + "o_proj.weight", "D (N H)"),),
+            ours + "mlp.up": (
+                Piece(mlp + "gate_proj.weight", "(A F) D"),
+                Piece(mlp + "up_proj.weight", "(A F) D"),
+            ),
+            ours + "mlp.down": (Piece(mlp + "down_proj.weight", "D F"),),
+        }
+        if config.qkv_bias:
+            weights[ours + "attention.qkv_bias"] = (
+                Piece(attention + "q_proj.bias", "(K A H)", a=G),
+                Piece(attention + "k_proj.bias", "(K A H)"),
+                Piece(attention + "v_proj.bias", "(K A H)"),
+            )
+        if config.output_bias:
+            weights[ours + "attention.output_bias"] = (Piece(attention + "o_proj.bias", "D"),)
+        if config.qk_norm:
+            weights[ours + "attention.q_norm.weight"] = (Piece(attention + "q_norm.weight", "H"),)
+            weights[ours + "attention.k_norm.weight"] = (Piece(attention + "k_norm.weight", "H"),)
+        if config.mlp_bias:
+            weights[ours + "mlp.up_bias"] = (
+                Piece(mlp + "gate_proj.bias", "(A F)"),
+                Piece(mlp + "up_proj.bias", "(A F)"),
+            )
+            weights[ours + "mlp.down_bias"] = (Piece(mlp + "down_proj.bias", "D"),)
+    return weights
+
+
+def _read(fields: ConfigFields) -> ModelConfig:
+    attention_bias = fields.flag("attention_bias", False)
+    return read_llama_config(
+        fields,
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=fields.flag("mlp_bias", False),
+    )
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    """config.json of a Llama with plain rotary embedding, in a spelling old readers know too."""
+    if config.rope is None or config.rope.kind != "default":
+        raise ValueError("only a Llama with default rotary embedding can be saved")
+    return {
+        "architectures": [config.architecture],
+        "model_type": "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": {"gelu_tanh": "gelu_pytorch_tanh"}.get(config.activation, config.activation),
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tie_embeddings,
+        "attention_bias": config.qkv_bias,
+        "mlp_bias": config.mlp_bias,
+        "rope_theta": config.rope.theta,
+        "partial_rotary_factor": config.rope.rotary_dim / config.head_dim,
+        "dtype": config.dtype,
+        "torch_dtype": config.dtype,
+    }
+
+
+LLAMA = Family("LlamaForCausalLM", _read, llama_weights, _write)

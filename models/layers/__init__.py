@@ -1,0 +1,1 @@
+"""The blocks every family is made of."""

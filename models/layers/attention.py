@@ -1,0 +1,45 @@
+"""The attention block around an AttentionContext."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from models.config import ModelConfig
+from models.context import AttentionContext, Rotary
+from models.layers.norm import Norm
+from models.layers.parameter import parameter
+from pallas_kernels.attention.spec import AttentionSpec
+
+
+class Attention(nnx.Module):
+    """Projections of one layer; the attention itself is the context's.
+
+    ``qkv`` is [D, K, G+2, H]: of each KV head its G queries, its key, its value. So cutting K over
+    devices keeps every head with its keys.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, dtype: DTypeLike) -> None:
+        a = config.axis_sizes["G"] + 2
+        self.layer = layer
+        self.spec = AttentionSpec(config.head_dim**-0.5, config.sliding_windows[layer])
+        self.qkv = parameter("D K A H", config, dtype, a=a)
+        self.output = parameter("N H D", config, dtype)
+        self.qkv_bias = parameter("K A H", config, dtype, "zeros", a) if config.qkv_bias else None
+        self.output_bias = parameter("D", config, dtype, "zeros") if config.output_bias else None
+        self.q_norm = Norm(config, dtype, "H") if config.qk_norm else None
+        self.k_norm = Norm(config, dtype, "H") if config.qk_norm else None
+
+    def __call__(
+        self, x: Float[Array, "T D"], rotary: Rotary | None, context: AttentionContext
+    ) -> Float[Array, "T D"]:
+        qkv = jnp.einsum("TD,DKAH->TKAH", x, self.qkv[...])
+        if self.qkv_bias is not None:
+            qkv = qkv + self.qkv_bias[...]
+        T, K, A, H = qkv.shape
+        q, k, v = qkv[:, :, :-2].reshape(T, K * (A - 2), H), qkv[:, :, -2], qkv[:, :, -1]
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        attended = context.attend(self.layer, q, k, v, rotary, self.spec)
+        out = jnp.einsum("TNH,NHD->TD", attended, self.output[...])
+        return out if self.output_bias is None else out + self.output_bias[...]

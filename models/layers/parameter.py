@@ -1,0 +1,28 @@
+"""A parameter that knows its axes."""
+
+from typing import Literal
+
+import jax
+from flax import nnx
+from jax.typing import DTypeLike
+
+from models.config import ModelConfig
+
+Initial = Literal["normal", "zeros", "ones"]
+
+
+def parameter(
+    letters: str, config: ModelConfig, dtype: DTypeLike, initial: Initial = "normal", a: int = 1
+) -> nnx.Param:
+    """An abstract parameter: shape and dtype, no memory. Loading gives it its values.
+
+    Args:
+        letters: its axes, such as "D K A H"; A is the axis along which projections are fused.
+        config: gives each letter its size.
+        dtype: float type of the values.
+        initial: how a fresh model fills it ("normal" has standard deviation 0.02).
+        a: size of axis A.
+    """
+    sizes = config.axis_sizes | {"A": a}
+    shape = tuple(sizes[letter] for letter in letters.split())
+    return nnx.Param(jax.ShapeDtypeStruct(shape, dtype), letters=letters, initial=initial)

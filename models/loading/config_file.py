@@ -1,0 +1,66 @@
+"""Reading config.json."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from models.config import ModelConfig
+from models.config_fields import ConfigFields
+from models.errors import CheckpointError
+from models.families import FAMILIES
+from models.families.family import Family
+
+_MAX_CONFIG_BYTES = 16 << 20
+
+
+def read_json(path: Path, limit: int) -> dict[str, Any]:
+    """The JSON object in a file of at most ``limit`` bytes; CheckpointError otherwise."""
+    try:
+        if path.stat().st_size > limit:
+            raise CheckpointError(f"{path} is larger than {limit} bytes; it is not a {path.name}")
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds a {type(value).__name__}; expected a JSON object")
+    return value
+
+
+def config_from_folder(folder: str | Path) -> ModelConfig:
+    """The ModelConfig of a Hugging Face folder; CheckpointError where it cannot be used."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder} has no config.json; give a Hugging Face model folder (config.json, "
+            "*.safetensors, tokenizer files) or a hub id such as Qwen/Qwen3-0.6B"
+        )
+    return config_from_dict(read_json(path, _MAX_CONFIG_BYTES))
+
+
+def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
+    """The ModelConfig of a parsed config.json; CheckpointError where it cannot be used.
+
+    ``auto_map`` (code shipped with a checkpoint) is never looked at.
+    """
+    fields = ConfigFields(values)
+    if fields.has("quantization_config"):
+        raise CheckpointError(
+            "config.json has a quantization_config; only float32, float16 and bfloat16 weights are "
+            "supported: use the unquantised checkpoint"
+        )
+    return _family_of(fields).read_config(fields)
+
+
+def _family_of(fields: ConfigFields) -> Family:
+    found = fields.texts("architectures") or ()
+    for name in found:
+        if name in FAMILIES:
+            return FAMILIES[name]
+    raise CheckpointError(
+        f"config.json: architectures is {list(found)}; known are {', '.join(sorted(FAMILIES))}"
+    )

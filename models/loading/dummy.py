@@ -1,0 +1,54 @@
+"""Random parameters of a config alone."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+
+from models.decoder import Decoder
+from models.sharding import parameter_sharding
+
+_STANDARD_DEVIATION = 0.02
+
+
+def fill_randomly(model: Decoder, mesh: Mesh, seed: int) -> Decoder:
+    """The model with normal weights (standard deviation 0.02), zero biases and unit norms.
+
+    The same seed gives the same values on any mesh.
+    """
+    graph, state = nnx.split(model)
+    key = jax.random.key(seed)
+    filled = []
+    for i, (path, leaf) in enumerate(nnx.to_flat_state(state)):
+        abstract = leaf.get_value()
+        value = _draw(
+            jax.random.fold_in(key, i),
+            shape=abstract.shape,
+            dtype=np.dtype(abstract.dtype),
+            initial=leaf.get_metadata("initial"),
+            sharding=parameter_sharding(leaf.get_metadata("letters"), abstract.shape, mesh),
+        )
+        filled.append((path, leaf.replace(value)))
+    return nnx.merge(graph, nnx.from_flat_state(filled))
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "dtype", "initial", "sharding"))
+def _draw(
+    key: jax.Array,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    initial: str,
+    sharding: NamedSharding,
+) -> jax.Array:
+    match initial:
+        case "normal":
+            value = _STANDARD_DEVIATION * jax.random.normal(key, shape, jnp.float32)
+        case "ones":
+            value = jnp.ones(shape, jnp.float32)
+        case _:
+            assert initial == "zeros", initial
+            value = jnp.zeros(shape, jnp.float32)
+    return jax.lax.with_sharding_constraint(value.astype(dtype), sharding)

@@ -1,0 +1,100 @@
+"""How pieces of checkpoint tensors become one parameter, and back."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from models.config import ModelConfig
+from models.families.family import Piece
+from models.sharding import TENSOR_AXIS, partition_spec
+
+# Of one piece: its axes in the tensor's order, their sizes, and the parameter's axes as positions.
+View = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def groups(piece: Piece) -> list[list[str]]:
+    """The letters of each axis of the tensor: "(K A H) D" is [[K, A, H], [D]]."""
+    result: list[list[str]] = []
+    inside = False
+    for word in piece.pattern.replace("(", " ( ").replace(")", " ) ").split():
+        if word == "(":
+            inside = True
+            result.append([])
+        elif word == ")":
+            inside = False
+        elif inside:
+            result[-1].append(word)
+        else:
+            result.append([word])
+    return result
+
+
+def piece_shape(piece: Piece, config: ModelConfig) -> tuple[int, ...]:
+    """Shape of the piece as it lies in the tensor."""
+    sizes = config.axis_sizes | {"A": piece.a}
+    return tuple(math.prod(sizes[letter] for letter in group) for group in groups(piece))
+
+
+def tensor_shape(piece: Piece, config: ModelConfig) -> tuple[int, ...]:
+    """Shape of the whole checkpoint tensor."""
+    shape = piece_shape(piece, config)
+    return shape if piece.rows is None else (piece.rows, *shape[1:])
+
+
+def view(piece: Piece, letters: str, config: ModelConfig) -> View:
+    """The piece's axes unmerged, and the order that makes them the parameter's."""
+    sizes = config.axis_sizes | {"A": piece.a}
+    flat = [letter for group in groups(piece) for letter in group]
+    order = tuple(flat.index(letter) for letter in letters.split())
+    return tuple(sizes[letter] for letter in flat), order
+
+
+def piece_sharding(piece: Piece, config: ModelConfig, mesh: Mesh) -> NamedSharding:
+    """A sharding of the piece itself that matches the parameter's, so each device reads its part.
+
+    A merged axis can be cut where its first letter is; otherwise the piece is whole everywhere.
+    """
+    leading = [group[0] for group in groups(piece)]
+    shape = tuple((config.axis_sizes | {"A": piece.a})[letter] for letter in leading)
+    spec = partition_spec(" ".join(leading), shape, mesh)
+    assert spec.count(TENSOR_AXIS) <= 1
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+@functools.partial(jax.jit, static_argnames=("views", "axis", "dtype", "sharding"))
+def assemble(
+    pieces: tuple[jax.Array, ...],
+    views: tuple[View, ...],
+    axis: int | None,
+    dtype: np.dtype,
+    sharding: NamedSharding,
+) -> jax.Array:
+    """The parameter: pieces unmerged, turned, joined along the fused axis, and cast."""
+    parts = [
+        piece.reshape(shape).transpose(order).astype(dtype)
+        for piece, (shape, order) in zip(pieces, views, strict=True)
+    ]
+    whole = parts[0] if axis is None else jnp.concatenate(parts, axis)
+    return jax.lax.with_sharding_constraint(whole, sharding)
+
+
+def take_apart(
+    value: np.ndarray, letters: str, pieces: tuple[Piece, ...], config: ModelConfig
+) -> list[tuple[Piece, np.ndarray]]:
+    """The inverse of `assemble`: each piece as it lies in the checkpoint."""
+    result = []
+    start = 0
+    for piece in pieces:
+        part = value
+        if "A" in letters.split():
+            axis = letters.split().index("A")
+            part = value.take(range(start, start + piece.a), axis)
+            start += piece.a
+        _, order = view(piece, letters, config)
+        flat = part.transpose(np.argsort(order)).reshape(piece_shape(piece, config))
+        result.append((piece, np.ascontiguousarray(flat)))
+    return result

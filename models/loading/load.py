@@ -1,0 +1,90 @@
+"""The way in: a model name to a model that can be called."""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+
+from models.config import ModelConfig
+from models.decoder import Decoder
+from models.loading.config_file import config_from_folder
+from models.loading.dummy import fill_randomly
+from models.loading.hub import resolve_folder
+from models.loading.weights import load_weights
+from models.sharding import check_mesh, single_device_mesh
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model, what it is, and the local folder with its tokenizer files."""
+
+    model: Decoder
+    config: ModelConfig
+    folder: Path
+
+
+def load_model(
+    model: str | Path,
+    *,
+    dtype: DTypeLike | None,
+    load_format: Literal["auto", "dummy"] = "auto",
+    revision: str | None = None,
+    token: str | None = None,
+    mesh: Mesh | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> LoadedModel:
+    """Load a Hugging Face folder or hub id onto devices.
+
+    Args:
+        model: a local folder, else a hub id.
+        dtype: of the parameters; None for the checkpoint's own.
+        load_format: "auto" reads safetensors; "dummy" draws weights and needs only config.json.
+        revision, token: for the hub.
+        mesh: devices, with the axis `tensor`; None for the first device alone.
+        seed: of dummy weights.
+        progress: show a bar while loading.
+
+    Raises:
+        CheckpointError: the folder, its config or its weights cannot be used.
+        ValueError: the dtype is not supported, or the mesh cannot share the parameters out.
+    """
+    if load_format not in ("auto", "dummy"):
+        raise ValueError(f"load_format is {load_format!r}; it must be 'auto' or 'dummy'")
+    folder = resolve_folder(model, revision, token, weights=load_format == "auto")
+    config = config_from_folder(folder)
+    if load_format == "dummy":
+        return LoadedModel(init_model(config, dtype=dtype, mesh=mesh, seed=seed), config, folder)
+    mesh = _checked(mesh)
+    abstract = Decoder(config, _dtype(dtype, config))
+    return LoadedModel(load_weights(abstract, config, folder, mesh, progress), config, folder)
+
+
+def init_model(
+    config: ModelConfig,
+    *,
+    dtype: DTypeLike | None = None,
+    mesh: Mesh | None = None,
+    seed: int = 0,
+) -> Decoder:
+    """A model with random weights: normal with deviation 0.02, biases 0, norms 1."""
+    return fill_randomly(Decoder(config, _dtype(dtype, config)), _checked(mesh), seed)
+
+
+def _checked(mesh: Mesh | None) -> Mesh:
+    if mesh is None:
+        return single_device_mesh()
+    check_mesh(mesh)
+    return mesh
+
+
+def _dtype(dtype: DTypeLike | None, config: ModelConfig) -> jnp.dtype:
+    found = jnp.dtype(config.dtype if dtype is None else dtype)
+    if found.name not in _DTYPES:
+        raise ValueError(f"dtype is {found.name}; it must be one of {', '.join(_DTYPES)}")
+    return found

@@ -1,0 +1,78 @@
+"""Writing a model as a Hugging Face folder."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.typing import DTypeLike
+from safetensors.numpy import save_file
+
+from models.config import ModelConfig
+from models.decoder import Decoder
+from models.families import FAMILIES
+from models.loading.layout import take_apart, tensor_shape
+
+
+def save_model(
+    model: Decoder,
+    config: ModelConfig,
+    folder: str | Path,
+    *,
+    dtype: DTypeLike = jnp.bfloat16,
+    shard_bytes: int = 10_000_000,
+) -> None:
+    """Write config.json and safetensors weights, the inverse of `load_model`.
+
+    One file where everything fits into ``shard_bytes``, else shards of at most that (a larger
+    tensor gets a shard of its own) and their index. Tokenizer files are the caller's.
+
+    Raises ValueError for a family or a rotary kind whose config cannot be written.
+    """
+    folder = Path(folder)
+    family = FAMILIES[config.architecture]
+    if family.write_config is None:
+        raise ValueError(f"{config.architecture} cannot be saved, only LlamaForCausalLM")
+    dtype = jnp.dtype(dtype)
+    written = family.write_config(dataclasses.replace(config, dtype=dtype.name))
+    tensors = _tensors(model, config, dtype)
+    shards: list[dict[str, np.ndarray]] = [{}]
+    for name, value in tensors.items():
+        used = sum(other.nbytes for other in shards[-1].values())
+        if shards[-1] and used + value.nbytes > shard_bytes:
+            shards.append({})
+        shards[-1][name] = value
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in [*folder.glob("model*.safetensors"), folder / "model.safetensors.index.json"]:
+        old.unlink(missing_ok=True)
+    (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n")
+    if len(shards) == 1:
+        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    weight_map = {}
+    for i, shard in enumerate(shards, 1):
+        name = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(shard, name)
+    size = sum(value.nbytes for value in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _tensors(model: Decoder, config: ModelConfig, dtype: jnp.dtype) -> dict[str, np.ndarray]:
+    weights = FAMILIES[config.architecture].weights(config)
+    tensors: dict[str, np.ndarray] = {}
+    for path, leaf in nnx.to_flat_state(nnx.state(model)):
+        value = np.asarray(jax.device_get(leaf.get_value())).astype(dtype)
+        letters = leaf.get_metadata("letters")
+        pieces = weights[".".join(map(str, path))]
+        for piece, part in take_apart(value, letters, pieces, config):
+            if piece.rows is None:
+                tensors[piece.tensor] = part
+                continue
+            whole = tensors.setdefault(piece.tensor, np.empty(tensor_shape(piece, config), dtype))
+            whole[piece.first_row : piece.first_row + part.shape[0]] = part
+    return tensors

@@ -1,0 +1,148 @@
+"""Filling an abstract model from a checkpoint folder, one parameter at a time."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from tqdm import tqdm
+
+from models.config import ModelConfig
+from models.decoder import Decoder
+from models.errors import CheckpointError
+from models.families import FAMILIES
+from models.families.family import Piece, Weights
+from models.loading.checkpoint_folder import read_tensors
+from models.loading.layout import assemble, piece_shape, piece_sharding, tensor_shape, view
+from models.loading.safetensors_header import TensorEntry
+from models.sharding import parameter_sharding
+
+_HEAD = "lm_head.weight"
+_HARMLESS = (".rotary_emb.inv_freq", ".masked_bias")
+_NAMES_SHOWN = 5
+
+
+def load_weights(
+    model: Decoder, config: ModelConfig, folder: Path, mesh: Mesh, progress: bool
+) -> Decoder:
+    """The model with values from the folder's safetensors files.
+
+    Reads one parameter's tensors, puts them on the devices, assembles them there and goes on, in
+    the order in which they lie in the files: the host holds two parameters at most. Everything is
+    checked against the headers before the first byte of data is read.
+
+    Raises CheckpointError for missing, unknown or wrongly shaped tensors and for malformed files.
+    """
+    tensors = read_tensors(folder)
+    weights = FAMILIES[config.architecture].weights(config)
+    entries = _match(weights, tensors, config, folder)
+    graph, state = nnx.split(model)
+    parameters = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}
+    assert parameters.keys() == weights.keys(), parameters.keys() ^ weights.keys()
+
+    def place_in_files(path: str) -> tuple[str, int]:
+        entry = entries[weights[path][0].tensor]
+        return entry.file.name, entry.offset
+
+    total = sum({entry.name: entry.size for entry in entries.values()}.values())
+    values: dict[str, jax.Array] = {}
+    previous: jax.Array | None = None
+    with tqdm(
+        total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress
+    ) as bar:
+        for path in sorted(weights, key=place_in_files):
+            value, size = _read(parameters[path], weights[path], entries, config, mesh)
+            if previous is not None:
+                previous.block_until_ready()  # frees its host copy
+            values[path] = previous = value
+            bar.update(size)
+    filled = [
+        (path, leaf.replace(values[".".join(map(str, path))]))
+        for path, leaf in nnx.to_flat_state(state)
+    ]
+    return nnx.merge(graph, nnx.from_flat_state(filled))
+
+
+def _read(
+    parameter: nnx.Variable,
+    pieces: tuple[Piece, ...],
+    entries: dict[str, TensorEntry],
+    config: ModelConfig,
+    mesh: Mesh,
+) -> tuple[jax.Array, int]:
+    letters: str = parameter.get_metadata("letters")
+    parts = []
+    size = 0
+    for piece in pieces:
+        rows = None if piece.rows is None else piece_shape(piece, config)[0]
+        data = entries[piece.tensor].read(piece.first_row, rows)
+        size += data.nbytes
+        parts.append(jax.device_put(data, piece_sharding(piece, config, mesh)))
+    abstract = parameter.get_value()
+    value = assemble(
+        tuple(parts),
+        views=tuple(view(piece, letters, config) for piece in pieces),
+        axis=letters.split().index("A") if len(pieces) > 1 else None,
+        dtype=np.dtype(abstract.dtype),
+        sharding=parameter_sharding(letters, abstract.shape, mesh),
+    )
+    return value, size
+
+
+def _match(
+    weights: Weights, tensors: dict[str, TensorEntry], config: ModelConfig, folder: Path
+) -> dict[str, TensorEntry]:
+    """The entry of every expected tensor, after checking names and shapes."""
+    pieces = {piece.tensor: piece for group in weights.values() for piece in group}
+    # A checkpoint of the bare decoder has the same names without their first word.
+    if not any(name.startswith("model.") for name in tensors):
+        tensors = {
+            name if name == _HEAD else f"model.{name}": entry for name, entry in tensors.items()
+        }
+    missing = pieces.keys() - tensors.keys()
+    if missing:
+        hint = (
+            "; set tie_word_embeddings to true in config.json if the embedding is also the head"
+            if missing == {_HEAD}
+            else "; the folder is incomplete or config.json describes another model"
+        )
+        raise CheckpointError(f"{folder} lacks {_some(missing)}{hint}")
+    extra = {name for name in tensors.keys() - pieces.keys() if not name.endswith(_HARMLESS)} - (
+        {_HEAD} if config.tie_embeddings else set()
+    )
+    if extra:
+        raise CheckpointError(
+            f"{folder} has {_some(extra)}, which {config.architecture} does not use; the weights "
+            "belong to another architecture or config.json is wrong"
+        )
+    for name, piece in pieces.items():
+        found, expected = tensors[name].shape, tensor_shape(piece, config)
+        if found != expected:
+            raise CheckpointError(
+                f"tensor {name!r} of {folder} has the shape {found}; config.json means {expected}"
+            )
+    if config.tie_embeddings and _HEAD in tensors:
+        _check_tied(tensors[_HEAD], tensors[weights["embedding"][0].tensor], folder)
+    return {name: tensors[name] for name in pieces}
+
+
+def _check_tied(head: TensorEntry, embedding: TensorEntry, folder: Path) -> None:
+    rows = max(1, (64 << 20) // max(1, embedding.size // max(1, embedding.shape[0])))
+    same = head.shape == embedding.shape
+    for first in range(0, embedding.shape[0], rows):
+        count = min(rows, embedding.shape[0] - first)
+        same = same and np.array_equal(head.read(first, count), embedding.read(first, count))
+    if not same:
+        raise CheckpointError(
+            f"{folder} has an {_HEAD} that differs from its embedding, though config.json ties "
+            "them; set tie_word_embeddings to false, or remove the tensor"
+        )
+
+
+def _some(names: Iterable[str]) -> str:
+    names = sorted(names)
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    plural = "tensors" if len(names) > 1 else "the tensor"
+    return f"{plural} {', '.join(names[:_NAMES_SHOWN])}"[:600] + more

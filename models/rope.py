@@ -1,0 +1,106 @@
+"""Rotary embedding tables for each kind of position scaling."""
+
+import dataclasses
+import math
+from typing import Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from models.context import Rotary
+
+RopeKind = Literal["default", "linear", "llama3", "yarn"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding of a model.
+
+    Attributes:
+        kind: how long positions are brought into the trained range.
+        theta: base of the geometric series of wavelengths.
+        rotary_dim: how many of the H dims rotate; even.
+        factor: stretch of the context (all kinds but "default").
+        original_max_position: context before stretching (llama3, yarn).
+        low_freq_factor, high_freq_factor: ends of llama3's blend, in turns per original context.
+        beta_fast, beta_slow: ends of yarn's blend, in turns per original context.
+        truncate: yarn rounds the ends of its blend to whole dims.
+        attention_factor: yarn's factor on the rotated queries and keys.
+    """
+
+    kind: RopeKind
+    theta: float
+    rotary_dim: int
+    factor: float = 1.0
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+
+
+def rotary_tables(config: RopeConfig, positions: Int[Array, " T"]) -> Rotary:
+    """Float32 cosines and sines of every token's angles, R = rotary_dim / 2 of each."""
+    angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(inverse_frequencies(config))
+    scale = jnp.float32(config.attention_factor)
+    return Rotary(cos=jnp.cos(angles) * scale, sin=jnp.sin(angles) * scale)
+
+
+def inverse_frequencies(config: RopeConfig) -> Float[np.ndarray, " R"]:
+    """Radians per token of each rotated pair, float32.
+
+    Every step is rounded to float32 as transformers does it: at position 100 000 one unit in the
+    last place of a frequency already is an angle of 0.006.
+    """
+    exponents = np.arange(0, config.rotary_dim, 2).astype(np.float32) / np.float32(
+        config.rotary_dim
+    )
+    # float64 power, rounded once: the nearest float32 to the true value.
+    powers = (config.theta ** exponents.astype(np.float64)).astype(np.float32)
+    plain = np.float32(1) / powers
+    match config.kind:
+        case "default":
+            return plain
+        case "linear":
+            return plain / np.float32(config.factor)
+        case "llama3":
+            return _llama3(config, plain)
+        case "yarn":
+            return _yarn(config, powers)
+
+
+def _llama3(config: RopeConfig, plain: Float[np.ndarray, " R"]) -> Float[np.ndarray, " R"]:
+    """Long wavelengths are stretched, short ones kept, those between blended (Llama 3.1)."""
+    low, high = config.low_freq_factor, config.high_freq_factor
+    old = config.original_max_position
+    wavelength = np.float32(2 * math.pi) / plain
+    stretched = plain / np.float32(config.factor)
+    smooth = (np.float32(old) / wavelength - np.float32(low)) / np.float32(high - low)
+    blend = (np.float32(1) - smooth) * stretched + smooth * plain
+    result = np.where(wavelength > np.float32(old / low), stretched, plain)
+    between = ~(wavelength < np.float32(old / high)) & ~(wavelength > np.float32(old / low))
+    return np.where(between, blend, result).astype(np.float32)
+
+
+def _yarn(config: RopeConfig, powers: Float[np.ndarray, " R"]) -> Float[np.ndarray, " R"]:
+    """Fast dims are kept, slow ones stretched, with a linear ramp between (Peng et al., 2023)."""
+    dim = config.rotary_dim
+
+    def dim_of(turns: float) -> float:
+        ratio = config.original_max_position / (turns * 2 * math.pi)
+        return dim * math.log(ratio) / (2 * math.log(config.theta))
+
+    low, high = dim_of(config.beta_fast), dim_of(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = (np.arange(dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
+    kept = np.float32(1) - np.clip(ramp, 0, 1).astype(np.float32)
+    stretched = np.float32(1) / (np.float32(config.factor) * powers)
+    plain = np.float32(1) / powers
+    return (stretched * (np.float32(1) - kept) + plain * kept).astype(np.float32)

@@ -1,0 +1,50 @@
+"""From axis letters to shardings on a mesh."""
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+TENSOR_AXIS = "tensor"
+_CUT_LETTERS = frozenset("NKF")
+
+
+def single_device_mesh() -> Mesh:
+    """A mesh of the first device alone."""
+    return Mesh(np.array(jax.devices()[:1]), (TENSOR_AXIS,))
+
+
+def check_mesh(mesh: Mesh) -> None:
+    """Raise ValueError unless the mesh has the axis `tensor`, under automatic partitioning."""
+    if TENSOR_AXIS not in mesh.axis_names:
+        raise ValueError(
+            f"the mesh has axes {mesh.axis_names}; one of them must be named {TENSOR_AXIS!r}"
+        )
+    if any(kind != AxisType.Auto for kind in mesh.axis_types):
+        raise ValueError(
+            f"the mesh has axis types {mesh.axis_types}; all must be AxisType.Auto: "
+            "build it with jax.sharding.Mesh(devices, axis_names)"
+        )
+
+
+def partition_spec(letters: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+    """Cut the first of N, K or F over the axis `tensor`; V too where it divides; all else whole.
+
+    Raises ValueError where N, K or F is not divisible by the number of devices on that axis.
+    """
+    devices = mesh.shape[TENSOR_AXIS]
+    spec: list[str | None] = []
+    for letter, size in zip(letters.split(), shape, strict=True):
+        cut = devices > 1 and TENSOR_AXIS not in spec
+        if cut and letter in _CUT_LETTERS and size % devices:
+            raise ValueError(
+                f"axis {letter} of a parameter with axes {letters!r} has {size} entries, which "
+                f"{devices} devices cannot share evenly; use a number of devices that divides it"
+            )
+        cut = cut and (letter in _CUT_LETTERS or (letter == "V" and size % devices == 0))
+        spec.append(TENSOR_AXIS if cut else None)
+    return PartitionSpec(*spec)
+
+
+def parameter_sharding(letters: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+    """Where a parameter with these axis letters lives."""
+    return NamedSharding(mesh, partition_spec(letters, shape, mesh))
