@@ -1,0 +1,27 @@
+"""Sampling: a request's parameters, their state on the device, and the sampler of a step."""
+
+from rjax.sampling.limits import LIMITS, SamplingLimits
+from rjax.sampling.params import RequestOutputKind, SamplerMode, SamplingParams, step_mode
+from rjax.sampling.prompt_logprobs import TokenLogprobs, token_logprobs
+from rjax.sampling.sampler import SampleResult, sample
+from rjax.sampling.seeds import sequence_seed
+from rjax.sampling.state import SamplingState, SlotRow, admit, init_state, slot_row
+
+__all__ = [
+    "LIMITS",
+    "RequestOutputKind",
+    "SampleResult",
+    "SamplerMode",
+    "SamplingLimits",
+    "SamplingParams",
+    "SamplingState",
+    "SlotRow",
+    "TokenLogprobs",
+    "admit",
+    "init_state",
+    "sample",
+    "sequence_seed",
+    "slot_row",
+    "step_mode",
+    "token_logprobs",
+]

@@ -1,0 +1,348 @@
+"""What a user may ask of sampling, under the names and defaults of vLLM's ``SamplingParams``."""
+
+import dataclasses
+import difflib
+import enum
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, cast, no_type_check
+
+from rjax.errors import InvalidRequestError
+from rjax.sampling import checks
+from rjax.sampling.limits import LIMITS
+
+type SamplerMode = Literal["greedy", "random", "full"]
+
+_GREEDY_BELOW = 1e-5
+_LOWEST_TEMPERATURE = 0.01
+_INT32_MAX = 2**31 - 1
+
+
+class RequestOutputKind(enum.Enum):
+    """What each output of a running request holds."""
+
+    CUMULATIVE = 0
+    """Everything generated so far."""
+    DELTA = 1
+    """Only what is new since the last output."""
+    FINAL_ONLY = 2
+    """One output, when the request has finished."""
+
+
+@no_type_check  # a user's values: the class itself checks them, in the test run too
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to sample one request; checked and brought to a normal form when made.
+
+    Attributes:
+        n: samples of the prompt, 1 to 16384; greedy requests have one.
+        presence_penalty: -2 to 2, taken off the logit of every token that was generated.
+        frequency_penalty: -2 to 2, taken off once per time that a token was generated.
+        repetition_penalty: 0.01 to 100, divides positive and multiplies negative logits of tokens
+            in the prompt or the output; 1 is off.
+        temperature: 0 to 2. Below 1e-5 is greedy: the most likely token, and ``top_p``, ``top_k``
+            and ``min_p`` are set to off. From there to 0.01 it is raised to 0.01, with a warning.
+        top_p: above 0, up to 1: the smallest set of likeliest tokens with this much probability.
+        top_k: the k likeliest tokens; 0 or -1 is off. Tokens that tie with the last one stay.
+        min_p: 0 to 1: only tokens with at least this share of the likeliest one's probability.
+        seed: 0 to 2**63-1; the same seed gives the same tokens whatever else is in the batch.
+            None draws a fresh one.
+        stop: a string or up to 16, each ends the text; kept as a tuple.
+        stop_token_ids: up to 64 token ids that end the sequence; kept as a tuple.
+        ignore_eos: go on after the model's end-of-sequence token.
+        max_tokens: most tokens to generate; None is up to the model's length.
+        min_tokens: no end-of-sequence or stop token before this many.
+        logprobs: alternatives to report with each token's log-probability, which is that of the raw
+            logits; 0 is the chosen token alone, -1 the whole vocabulary, None is off.
+        prompt_logprobs: the same for the prompt's tokens.
+        detokenize: make text of the tokens; stop strings need it.
+        skip_special_tokens: leave special tokens out of the text.
+        spaces_between_special_tokens: put spaces between special tokens in the text.
+        include_stop_str_in_output: keep the stop string at the end of the text.
+        output_kind: what each output of a running request holds.
+        logit_bias: up to 1024 token ids, each with a number to add to its logit, clamped to
+            [-100, 100].
+        allowed_token_ids: only these tokens may be generated; None allows all.
+
+    Raises:
+        InvalidRequestError: a value that is of the wrong type, not finite or out of range, or two
+            that contradict one another.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    logit_bias: Mapping[int, float] | None = dataclasses.field(default=None, hash=False)
+    allowed_token_ids: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_lists()
+        for name in _FLAGS:
+            self._set(name, checks.flag(name, getattr(self, name)))
+        if not isinstance(self.output_kind, RequestOutputKind):
+            kinds = ", ".join(f"RequestOutputKind.{kind.name}" for kind in RequestOutputKind)
+            checks.refuse("output_kind", self.output_kind, f"give one of {kinds}")
+        self._check_together()
+        self._normalise_temperature()
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_numbers(self) -> None:
+        for name, (low, high, note) in _WHOLE.items():
+            self._set(name, checks.whole(name, getattr(self, name), low, high, note=note))
+        for name, (low, high, note) in _OPTIONAL_WHOLE.items():
+            if getattr(self, name) is not None:
+                self._set(name, checks.whole(name, getattr(self, name), low, high, note=note))
+        for name, (low, high, note) in _REAL.items():
+            value = checks.real(
+                name, getattr(self, name), low, high, above_low=name == "top_p", note=note
+            )
+            self._set(name, value)
+        if self.top_k == -1:
+            self._set("top_k", 0)
+
+    def _check_lists(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if stop is not None:
+            remedy = "give a string or a list of strings"
+            stop = checks.sequence("stop", stop, LIMITS.stop_strings, remedy)
+            for i, text in enumerate(stop):
+                if not isinstance(text, str) or not 1 <= len(text) <= LIMITS.stop_string_chars:
+                    remedy = f"give a string of 1 to {LIMITS.stop_string_chars} characters"
+                    checks.refuse(f"stop[{i}]", text, remedy)
+        self._set("stop", tuple(dict.fromkeys(stop or ())))
+        if self.stop_token_ids is not None:
+            ids = checks.token_ids("stop_token_ids", self.stop_token_ids, LIMITS.stop_token_ids)
+            self._set("stop_token_ids", ids)
+        else:
+            self._set("stop_token_ids", ())
+        if self.allowed_token_ids is not None:
+            ids = checks.token_ids(
+                "allowed_token_ids", self.allowed_token_ids, LIMITS.allowed_token_ids
+            )
+            if not ids:
+                checks.refuse("allowed_token_ids", [], "name at least one token id, or give None")
+            self._set("allowed_token_ids", ids)
+        if self.logit_bias is not None:
+            self._set("logit_bias", _checked_bias(self.logit_bias))
+
+    def _check_together(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens is {self.min_tokens} and max_tokens {self.max_tokens}; give a "
+                "min_tokens that is not above max_tokens"
+            )
+        if self.stop and not self.detokenize:
+            raise InvalidRequestError(
+                "stop strings are searched in the text, and detokenize is False; set detokenize to "
+                "True or use stop_token_ids"
+            )
+
+    def _normalise_temperature(self) -> None:
+        if self.temperature < _GREEDY_BELOW:
+            if self.n > 1:
+                raise InvalidRequestError(
+                    f"n is {self.n} with greedy sampling, which gives {self.n} times the same; set "
+                    "n to 1 or a temperature above 0"
+                )
+            for name, neutral in (
+                ("temperature", 0.0),
+                ("top_p", 1.0),
+                ("top_k", 0),
+                ("min_p", 0.0),
+            ):
+                self._set(name, neutral)
+        elif self.temperature < _LOWEST_TEMPERATURE:
+            warnings.warn(
+                f"temperature {self.temperature:g} is raised to {_LOWEST_TEMPERATURE}; give 0 "
+                "for greedy sampling",
+                stacklevel=4,
+            )
+            self._set("temperature", _LOWEST_TEMPERATURE)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> "SamplingParams":
+        """Build from a mapping, as the command line and the server have it.
+
+        JSON's forms are taken too: ``null`` for a parameter that cannot be None means its default,
+        keys of ``logit_bias`` may be digits in a string, ``output_kind`` may be a name.
+
+        Raises:
+            InvalidRequestError: an unknown key (the message names the nearest valid one), or a
+                value that the constructor refuses.
+        """
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        given: dict[str, Any] = {}
+        for key, value in options.items():
+            if key not in fields:
+                near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0)[0]
+                raise InvalidRequestError(
+                    f"unknown sampling parameter {checks.shown(key)}; the nearest is {near!r}"
+                )
+            if value is None and key not in _NULLABLE:
+                continue
+            given[key] = value
+        bias = given.get("logit_bias")
+        if isinstance(bias, Mapping):
+            given["logit_bias"] = {_json_key(key): value for key, value in bias.items()}
+        kind = given.get("output_kind")
+        if isinstance(kind, str) and kind.upper() in RequestOutputKind.__members__:
+            given["output_kind"] = RequestOutputKind[kind.upper()]
+        return cls(**given)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """``stop`` in its normal form."""
+        return cast(tuple[str, ...], self.stop)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """``stop_token_ids`` in its normal form."""
+        return cast(tuple[int, ...], self.stop_token_ids)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+    @property
+    def sampler_mode(self) -> SamplerMode:
+        """The cheapest mode of the sampler that serves this request.
+
+        "greedy" needs an argmax of the raw logits, "random" a temperature besides, "full" the rest.
+        """
+        if (
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or self.min_tokens
+            or self.logit_bias
+            or self.allowed_token_ids is not None
+            or self.top_k
+            or self.top_p < 1.0
+            or self.min_p
+        ):
+            return "full"
+        return "greedy" if self.greedy else "random"
+
+    def suppressed_ids(self, eos_token_ids: Iterable[int]) -> tuple[int, ...]:
+        """The ids that may not be sampled before ``min_tokens``."""
+        eos = () if self.ignore_eos else tuple(eos_token_ids)
+        return tuple(dict.fromkeys((*self.stop_ids, *eos)))
+
+    def check_model(
+        self, vocab_size: int, max_logprobs: int, eos_token_ids: Iterable[int] = ()
+    ) -> None:
+        """Check what only the model can tell.
+
+        Args:
+            vocab_size: width of the model's logits, not the tokenizer's length.
+            max_logprobs: most alternatives that a request may ask for.
+            eos_token_ids: ids that end a sequence by the model's own configuration.
+
+        Raises:
+            InvalidRequestError: a token id beyond the logits, too many log-probabilities, or a
+                ``min_tokens`` that leaves no token to sample.
+        """
+        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+            ids = getattr(self, name) or ()
+            if len(ids) and (highest := max(ids)) >= vocab_size:
+                raise InvalidRequestError(
+                    f"{name} holds token id {highest}; this model's ids go from 0 to "
+                    f"{vocab_size - 1}"
+                )
+        for name in ("logprobs", "prompt_logprobs"):
+            asked = getattr(self, name)
+            number = vocab_size if asked == -1 else asked
+            if number is not None and number > min(max_logprobs, vocab_size):
+                meaning = f" (the whole vocabulary, {vocab_size})" if asked == -1 else ""
+                raise InvalidRequestError(
+                    f"{name} is {asked}{meaning}; this engine gives at most "
+                    f"{min(max_logprobs, vocab_size)}: ask for less, or raise max_logprobs up to "
+                    f"{vocab_size}"
+                )
+        if self.min_tokens:
+            ends = {i for i in self.suppressed_ids(eos_token_ids) if i < vocab_size}
+            allowed = self.allowed_token_ids
+            if len(ends) == vocab_size or (allowed is not None and ends.issuperset(allowed)):
+                raise InvalidRequestError(
+                    f"min_tokens is {self.min_tokens}, but every allowed token ends the sequence; "
+                    "allow another token or set min_tokens to 0"
+                )
+
+
+def step_mode(modes: Iterable[SamplerMode]) -> SamplerMode:
+    """The mode of a step that serves every request in it; "greedy" for none."""
+    needed = set(modes)
+    return "full" if "full" in needed else "random" if "random" in needed else "greedy"
+
+
+def _checked_bias(bias: Any) -> dict[int, float] | None:
+    if not isinstance(bias, Mapping):
+        checks.refuse("logit_bias", bias, "give a mapping from token id to a number")
+    if len(bias) > LIMITS.logit_bias:
+        raise InvalidRequestError(
+            f"logit_bias has {len(bias)} entries; give at most {LIMITS.logit_bias}"
+        )
+    checked = {}
+    for key, value in bias.items():
+        token = checks.whole("a key of logit_bias", key, 0, _INT32_MAX)
+        number = checks.real(f"logit_bias[{token}]", value, -_INT32_MAX, _INT32_MAX)
+        checked[token] = min(max(number, -100.0), 100.0)
+    return checked or None
+
+
+def _json_key(key: Any) -> Any:
+    return int(key) if isinstance(key, str) and key.isdecimal() and len(key) <= 10 else key
+
+
+_WHOLE = {
+    "n": (1, LIMITS.n, ""),
+    "top_k": (-1, _INT32_MAX, "; 0 or -1 keeps every token"),
+    "min_tokens": (0, _INT32_MAX, ""),
+}
+_OPTIONAL_WHOLE = {
+    "seed": (0, 2**63 - 1, ", or None for a fresh one"),
+    "max_tokens": (1, _INT32_MAX, ", or None for up to the model's length"),
+    "logprobs": (-1, _INT32_MAX, ", or None for no log-probabilities"),
+    "prompt_logprobs": (-1, _INT32_MAX, ", or None for no log-probabilities"),
+}
+_REAL = {
+    "presence_penalty": (-2.0, 2.0, ""),
+    "frequency_penalty": (-2.0, 2.0, ""),
+    "repetition_penalty": (0.01, 100.0, "; 1 is off"),
+    "temperature": (0.0, 2.0, "; 0 is greedy"),
+    "top_p": (0.0, 1.0, "; 1 keeps every token"),
+    "min_p": (0.0, 1.0, "; 0 keeps every token"),
+}
+_FLAGS = (
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+)
+_NULLABLE = frozenset(
+    {"seed", "stop", "stop_token_ids", "max_tokens", "logprobs", "prompt_logprobs"}
+    | {"logit_bias", "allowed_token_ids"}
+)

@@ -1,0 +1,59 @@
+"""Log-probabilities of given tokens and of the likeliest ones, for samples and for prompts."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int, Int32
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at X positions with A alternatives each.
+
+    Attributes:
+        logprob: of the target token; natural logarithm.
+        rank: 1 plus the number of tokens that are likelier than the target; 0 without a target.
+        top_ids: the likeliest tokens, best first, of equals the lower id first.
+        top_logprobs: theirs.
+    """
+
+    logprob: Float32[Array, " X"]
+    rank: Int32[Array, " X"]
+    top_ids: Int32[Array, "X A"]
+    top_logprobs: Float32[Array, "X A"]
+
+
+def token_logprobs(
+    logits: Float32[Array, "X V"], targets: Int[Array, " X"], k: int
+) -> TokenLogprobs:
+    """Log-probability and rank of one target per position, and the ``k`` likeliest tokens.
+
+    The softmax is over the logits as they are, before any sampling parameter. NaN counts as -inf.
+    A target outside the vocabulary (-1 where there is none) has logprob -inf and rank 0.
+
+    Args:
+        logits: raw logits of each position.
+        targets: for prompt log-probabilities, the prompt's next token at each position.
+        k: alternatives (A), static, at most V; 0 is none.
+    """
+    finite = jnp.finfo(jnp.float32)
+    x = jnp.minimum(jnp.where(jnp.isnan(logits), -jnp.inf, logits), finite.max)
+    total = jax.nn.logsumexp(x, axis=-1)
+    valid = (targets >= 0) & (targets < x.shape[-1])
+    target = jnp.where(valid, targets, 0)[:, None]
+    chosen = jnp.where(valid, jnp.take_along_axis(x, target, axis=-1)[:, 0], -jnp.inf)
+    rank = jnp.where(valid, 1 + jnp.sum(x > chosen[:, None], axis=-1, dtype=jnp.int32), 0)
+    values, ids = jax.lax.top_k(x, k)
+    return TokenLogprobs(
+        logprob=_minus(chosen, total),
+        rank=rank,
+        top_ids=ids.astype(jnp.int32),
+        top_logprobs=_minus(values, total[:, None]),
+    )
+
+
+def _minus(logits: Array, total: Array) -> Array:
+    # In a row of -inf alone the total is -inf too, and the difference would be NaN.
+    return jnp.where(logits == -jnp.inf, -jnp.inf, logits - total)

@@ -1,0 +1,199 @@
+"""What the sampler keeps on the device about every running sequence, one row a slot."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float32, Int32, UInt32
+
+from rjax.errors import InvalidConfigError, InvalidRequestError
+from rjax.sampling.limits import LIMITS
+from rjax.sampling.params import SamplingParams
+from rjax.sampling.truncation import MAX_VOCAB_SIZE
+
+_Host = np.ndarray | Array  # NumPy when made, traced inside ``admit``
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, slots=True)
+class SamplingState:
+    """Device arrays indexed by slot; E and Z are fixed by ``LIMITS``, W is ceil(V / 32).
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: 0 is off.
+        top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty: as in the parameters.
+        key: the seed, high word first; with ``num_output`` it fixes the random numbers of a token.
+        num_output: tokens sampled so far.
+        min_tokens: ``suppressed`` holds while ``num_output`` is below this.
+        suppressed: ids that would end the sequence, padded with -1.
+        bias_ids: distinct ids with a bias, padded with -1.
+        bias_values: what is added to their logits.
+        allowed: bit v % 32 of word v // 32 says whether token v may be sampled.
+        in_prompt: the same bits for tokens of the prompt.
+        output_counts: times that each token was sampled. Only steps of mode "full" count, which a
+            sequence with a penalty always needs.
+    """
+
+    temperature: Float32[Array, " slots"]
+    top_k: Int32[Array, " slots"]
+    top_p: Float32[Array, " slots"]
+    min_p: Float32[Array, " slots"]
+    repetition_penalty: Float32[Array, " slots"]
+    presence_penalty: Float32[Array, " slots"]
+    frequency_penalty: Float32[Array, " slots"]
+    key: UInt32[Array, "slots 2"]
+    num_output: Int32[Array, " slots"]
+    min_tokens: Int32[Array, " slots"]
+    suppressed: Int32[Array, "slots E"]
+    bias_ids: Int32[Array, "slots Z"]
+    bias_values: Float32[Array, "slots Z"]
+    allowed: UInt32[Array, "slots W"]
+    in_prompt: UInt32[Array, "slots W"]
+    output_counts: Int32[Array, "slots V"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, slots=True)
+class SlotRow:
+    """One row of every field of ``SamplingState``, made on the host."""
+
+    temperature: Float32[_Host, ""]
+    top_k: Int32[_Host, ""]
+    top_p: Float32[_Host, ""]
+    min_p: Float32[_Host, ""]
+    repetition_penalty: Float32[_Host, ""]
+    presence_penalty: Float32[_Host, ""]
+    frequency_penalty: Float32[_Host, ""]
+    key: UInt32[_Host, "2"]
+    num_output: Int32[_Host, ""]
+    min_tokens: Int32[_Host, ""]
+    suppressed: Int32[_Host, " E"]
+    bias_ids: Int32[_Host, " Z"]
+    bias_values: Float32[_Host, " Z"]
+    allowed: UInt32[_Host, " W"]
+    in_prompt: UInt32[_Host, " W"]
+    output_counts: Int32[_Host, " V"]
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(SamplingState))
+
+
+def init_state(num_slots: int, vocab_size: int) -> SamplingState:
+    """A state whose every slot samples greedily and restricts nothing.
+
+    Raises:
+        InvalidConfigError: a vocabulary that the sampler's integer sums cannot hold.
+    """
+    if not 1 <= vocab_size <= MAX_VOCAB_SIZE:
+        raise InvalidConfigError(
+            f"the model's logits have {vocab_size} entries; the sampler takes 1 to {MAX_VOCAB_SIZE}"
+        )
+    empty = slot_row(
+        SamplingParams(temperature=0.0),
+        seed=0,
+        prompt_token_ids=(),
+        output_token_ids=(),
+        eos_token_ids=(),
+        vocab_size=vocab_size,
+    )
+    rows = {name: jnp.asarray(getattr(empty, name)) for name in FIELDS}
+    tiled = {name: jnp.tile(row, (num_slots,) + (1,) * row.ndim) for name, row in rows.items()}
+    return SamplingState(**tiled)
+
+
+def slot_row(
+    params: SamplingParams,
+    *,
+    seed: int,
+    prompt_token_ids: Sequence[int] | np.ndarray,
+    output_token_ids: Sequence[int] | np.ndarray,
+    eos_token_ids: Iterable[int],
+    vocab_size: int,
+) -> SlotRow:
+    """The row of a sequence that has sampled ``output_token_ids`` already.
+
+    A new sequence has none. A preempted one that brings its tokens so far goes on exactly as it
+    would have: its random numbers depend on the seed and on how many tokens there are.
+
+    Args:
+        params: as checked by ``SamplingParams.check_model``.
+        seed: 0 to 2**64-1, one for each sequence (``sequence_seed``).
+        prompt_token_ids, output_token_ids: ids below ``vocab_size``.
+        eos_token_ids: ids that end a sequence by the model's own configuration.
+        vocab_size: width of the logits.
+
+    Raises:
+        InvalidRequestError: a token id that is not below ``vocab_size``, or too many ids that end
+            the sequence.
+    """
+    ends = params.suppressed_ids(eos_token_ids)
+    if len(ends) > LIMITS.suppressed:
+        raise InvalidRequestError(
+            f"{len(ends)} token ids end this sequence; give at most {LIMITS.suppressed} in "
+            "stop_token_ids and the model's eos_token_id together"
+        )
+    bias = params.logit_bias or {}
+    allowed = params.allowed_token_ids
+    output = _ids("output_token_ids", output_token_ids, vocab_size)
+    everything = np.arange(vocab_size)
+    return SlotRow(
+        temperature=np.array(params.temperature, np.float32),
+        top_k=np.array(params.top_k, np.int32),
+        top_p=np.array(params.top_p, np.float32),
+        min_p=np.array(params.min_p, np.float32),
+        repetition_penalty=np.array(params.repetition_penalty, np.float32),
+        presence_penalty=np.array(params.presence_penalty, np.float32),
+        frequency_penalty=np.array(params.frequency_penalty, np.float32),
+        key=np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32),
+        num_output=np.array(len(output), np.int32),
+        min_tokens=np.array(params.min_tokens, np.int32),
+        suppressed=_padded(ends, LIMITS.suppressed, -1, np.int32),
+        bias_ids=_padded(list(bias.keys()), LIMITS.logit_bias, -1, np.int32),
+        bias_values=_padded(list(bias.values()), LIMITS.logit_bias, 0, np.float32),
+        allowed=_bits("allowed_token_ids", everything if allowed is None else allowed, vocab_size),
+        in_prompt=_bits("prompt_token_ids", prompt_token_ids, vocab_size),
+        output_counts=np.bincount(output, minlength=vocab_size).astype(np.int32),
+    )
+
+
+def _admit(state: SamplingState, slot: Int32[Array, ""], row: SlotRow) -> SamplingState:
+    # Every field is written, so that nothing of the slot's former sequence is left.
+    return SamplingState(
+        **{name: getattr(state, name).at[slot].set(getattr(row, name)) for name in FIELDS}
+    )
+
+
+_admit_donated = jax.jit(_admit, donate_argnums=0)
+
+
+def admit(state: SamplingState, slot: int, row: SlotRow) -> SamplingState:
+    """Write ``row`` over every field of one slot; ``state`` is donated: do not use it again."""
+    slots = state.temperature.shape[0]
+    assert 0 <= slot < slots, f"slot {slot} is not one of {slots}"
+    return _admit_donated(state, np.int32(slot), row)
+
+
+def _ids(name: str, ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
+    array = np.asarray(ids, np.int64)
+    if array.size and not (array.min() >= 0 and array.max() < vocab_size):
+        found = array.max() if array.max() >= vocab_size else array.min()
+        raise InvalidRequestError(
+            f"{name} holds token id {found}; this model's ids go from 0 to {vocab_size - 1}"
+        )
+    return array
+
+
+def _bits(name: str, ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
+    """Bit v % 32 of word v // 32 set for every id v."""
+    member = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+    member[_ids(name, ids, vocab_size)] = True
+    return np.packbits(member, bitorder="little").view("<u4").astype(np.uint32)
+
+
+def _padded(values: Sequence[float], size: int, fill: float, dtype: type) -> np.ndarray:
+    row = np.full(size, fill, dtype)
+    row[: len(values)] = values
+    return row

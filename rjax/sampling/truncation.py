@@ -1,0 +1,69 @@
+"""min-p, top-k and top-p without a sort: each keeps the tokens at or above a threshold.
+
+Tokens of equal logit share their fate, so that the outcome depends on no order. All sums are of
+integers, so that they depend on no order either: a row's outcome is the same in every batch.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int32, UInt32
+
+MAX_VOCAB_SIZE = 2**19 - 1
+_COARSE = 2.0**13  # weight of the likeliest token; MAX_VOCAB_SIZE times it fits 32 bits
+_TOTAL = 2.0**30
+
+
+def truncate(
+    x: Float32[Array, "B V"],
+    top_k: Int32[Array, " B"],
+    top_p: Float32[Array, " B"],
+    min_p: Float32[Array, " B"],
+) -> Float32[Array, "B V"]:
+    """Set to -inf what min-p, then top-k, then top-p cut away.
+
+    Args:
+        x: logits after the temperature, less the row's highest, so that the highest is 0.
+        top_k: 0 or less keeps all.
+        top_p: 1 or more keeps all; probabilities are those of what top-k left.
+        min_p: 0 keeps all.
+    """
+    V = x.shape[-1]
+    x = jnp.where(x >= jnp.log(min_p)[:, None], x, -jnp.inf)
+
+    keys = _ordered(x)
+    k = jnp.where(top_k > 0, jnp.minimum(top_k, V), V).astype(jnp.uint32)
+    x = jnp.where(keys >= _threshold(keys, jnp.ones_like(keys), k)[:, None], x, -jnp.inf)
+
+    weights = _weights(x)
+    total = jnp.sum(weights, axis=-1, dtype=jnp.uint32)
+    target = jnp.ceil(top_p * total.astype(jnp.float32)).astype(jnp.uint32)
+    target = jnp.clip(target, 1, total)
+    nucleus = keys >= _threshold(keys, weights, target)[:, None]
+    return jnp.where(nucleus | (top_p >= 1)[:, None], x, -jnp.inf)
+
+
+def _ordered(x: Float32[Array, "B V"]) -> UInt32[Array, "B V"]:
+    """Integers in the order of the floats."""
+    bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)  # -0 is 0
+    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def _weights(x: Float32[Array, "B V"]) -> UInt32[Array, "B V"]:
+    """Probabilities as integers that add up to at most 2**30, and to at least 2**24 or so."""
+    p = jnp.exp(x)
+    coarse = jnp.sum(jnp.ceil(p * _COARSE).astype(jnp.uint32), axis=-1, dtype=jnp.uint32)
+    scale = _TOTAL * _COARSE / jnp.maximum(coarse, 1).astype(jnp.float32)
+    return (p * scale[:, None]).astype(jnp.uint32)
+
+
+def _threshold(
+    keys: UInt32[Array, "B V"], weights: UInt32[Array, "B V"], target: UInt32[Array, " B"]
+) -> UInt32[Array, " B"]:
+    """The highest key such that the weights at or above it add up to ``target``, bit by bit."""
+
+    def set_bit(step: Int32[Array, ""], found: UInt32[Array, " B"]) -> UInt32[Array, " B"]:
+        tried = found | (jnp.uint32(1 << 31) >> step.astype(jnp.uint32))
+        reached = jnp.sum(jnp.where(keys >= tried[:, None], weights, 0), axis=-1, dtype=jnp.uint32)
+        return jnp.where(reached >= target, tried, found)
+
+    return jax.lax.fori_loop(0, 32, set_bit, jnp.zeros_like(target))
