@@ -15,8 +15,8 @@ def relay_fusion(
 
     Row t merges ``partial_*[merge_slots[merge_indptr[t] : merge_indptr[t + 1]]]``. A partial result
     with LSE -inf is empty and its output is ignored, whatever it holds; a row with none, or with
-    only empty ones, gets output 0 and LSE -inf. Method: RelayAttention (Zhu et al., ACL 2024), with the
-    maximum subtracted first so that nothing overflows.
+    only empty ones, gets output 0 and LSE -inf. Method: RelayAttention (Zhu et al., ACL 2024), with
+    the maximum subtracted first so that nothing overflows.
     """
     T = merge_indptr.shape[0] - 1
     entries = jnp.arange(merge_slots.shape[0])

@@ -1,0 +1,1 @@
+"""The host side: requests, pages, scheduling, and the loop that drives the worker."""

@@ -1,0 +1,175 @@
+"""The output side of one sequence: its tokens, its text, and when it ends."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from rjax.outputs import CompletionOutput, FinishReason, Logprob
+from rjax.sampling import RequestOutputKind, SamplingParams
+from rjax.tokenization import Detokenizer, OutputText, Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepLogprobs:
+    """Log-probabilities at one position.
+
+    Attributes:
+        logprob: natural log of the sampled token's probability.
+        rank: of the sampled token, 1 for the most likely.
+        top_ids: the most likely tokens, best first.
+        top_logprobs: theirs.
+    """
+
+    logprob: float
+    rank: int
+    top_ids: Int[np.ndarray, " top"]
+    top_logprobs: Float[np.ndarray, " top"]
+
+
+class Completion:
+    """Collects a sequence's tokens and decides when it is finished.
+
+    A token that ends the sequence is kept in `token_ids`; its text is not shown, nor is a stop
+    string unless the parameters include it. Nothing ends a sequence before ``min_tokens`` tokens.
+    Work per token is constant.
+
+    Args:
+        index: 0 to n-1 within the request.
+        params: of the request.
+        tokenizer: None where the engine serves token ids only; then there is no text.
+        eos_token_ids: tokens that end a sequence unless ``params.ignore_eos``.
+        max_tokens: most tokens to generate, the model's length limit included.
+        prompt_token_ids: context of the first tokens' text.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        params: SamplingParams,
+        *,
+        tokenizer: Tokenizer | None,
+        eos_token_ids: frozenset[int],
+        max_tokens: int,
+        prompt_token_ids: Sequence[int] = (),
+    ) -> None:
+        self.index = index
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self._eos = frozenset() if params.ignore_eos else eos_token_ids
+        self._stop_ids = frozenset(params.stop_ids)
+        self._min_tokens = params.min_tokens
+        self._max_tokens = max_tokens
+        self._include_stop = params.include_stop_str_in_output
+        self._tokenizer = tokenizer
+        self._detokenizer: Detokenizer | None = None
+        if tokenizer is not None and params.detokenize:
+            self._detokenizer = tokenizer.detokenizer(
+                prompt_token_ids,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+            )
+        self._output = OutputText(params.stop_strings, include_stop=self._include_stop)
+        self._num_logprobs = params.logprobs
+        self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
+        self._cumulative = 0.0
+        self._sent_tokens = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether no further token is taken."""
+        return self.finish_reason is not None
+
+    @property
+    def text(self) -> str:
+        """The text so far; an end that may yet become a stop string waits."""
+        return self._output.text
+
+    def append(self, token_id: int, logprobs: StepLogprobs | None = None) -> bool:
+        """Take the next token; return whether the sequence is now finished.
+
+        Args:
+            token_id: sampled.
+            logprobs: at its position; needed where the parameters ask for them.
+        """
+        assert self.finish_reason is None, "a token after the end"
+        self.token_ids.append(token_id)
+        if self._logprobs is not None:
+            assert logprobs is not None, "logprobs were asked for"
+            self._logprobs.append(self._logprob_entry(token_id, logprobs))
+            self._cumulative += logprobs.logprob
+        may_stop = len(self.token_ids) >= self._min_tokens
+        if may_stop and token_id in self._eos:
+            self._end_by_token(token_id, None)
+        elif may_stop and token_id in self._stop_ids:
+            self._end_by_token(token_id, token_id)
+        else:
+            if self._detokenizer is not None:
+                new = self._detokenizer.push(token_id)
+                stop = self._output.add(new, may_stop=may_stop)
+                if stop is not None:
+                    self._finish("stop", stop)
+                    return True
+            if len(self.token_ids) >= self._max_tokens:
+                self._finish_text()
+                if self.finish_reason is None:
+                    self._finish("length", None)
+        return self.finish_reason is not None
+
+    def abort(self) -> None:
+        """End the sequence where it stands; nothing happens where it has ended."""
+        if self.finish_reason is None:
+            self._finish_text()
+            if self.finish_reason is None:
+                self.finish_reason = "abort"
+
+    def snapshot(self, kind: RequestOutputKind) -> CompletionOutput:
+        """The output now: with DELTA what came since the last DELTA, otherwise everything."""
+        delta = kind == RequestOutputKind.DELTA
+        start = self._sent_tokens if delta else 0
+        if delta:
+            self._sent_tokens = len(self.token_ids)
+        return CompletionOutput(
+            index=self.index,
+            text=self._output.take() if delta else self._output.text,
+            token_ids=self.token_ids[start:],
+            cumulative_logprob=None if self._logprobs is None else self._cumulative,
+            logprobs=None if self._logprobs is None else self._logprobs[start:],
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+    def _end_by_token(self, token_id: int, reason: int | None) -> None:
+        if self._include_stop and self._detokenizer is not None:
+            self._output.add(self._detokenizer.push(token_id), may_stop=False)
+        self._finish_text()
+        if self.finish_reason is None:
+            self._finish("stop", reason)
+
+    def _finish_text(self) -> None:
+        """Add the complete characters that the detokenizer held back."""
+        if self._detokenizer is not None:
+            may_stop = len(self.token_ids) >= self._min_tokens
+            stop = self._output.add(self._detokenizer.flush(), may_stop=may_stop)
+            if stop is not None:
+                self._finish("stop", stop)
+        self._output.close()
+
+    def _finish(self, reason: FinishReason, stop: int | str | None) -> None:
+        self.finish_reason, self.stop_reason = reason, stop
+        self._output.close()
+
+    def _logprob_entry(self, token_id: int, step: StepLogprobs) -> dict[int, Logprob]:
+        limit = self._num_logprobs
+        wanted = len(step.top_ids) if limit is None or limit < 0 else limit
+        entry = {token_id: Logprob(step.logprob, step.rank, self._token_text(token_id))}
+        ids, values = step.top_ids[:wanted].tolist(), step.top_logprobs[:wanted].tolist()
+        for rank, (other, logprob) in enumerate(zip(ids, values, strict=True), start=1):
+            if other != token_id:
+                entry[other] = Logprob(logprob, rank, self._token_text(other))
+        return entry
+
+    def _token_text(self, token_id: int) -> str | None:
+        return None if self._tokenizer is None else self._tokenizer.token_text(token_id)

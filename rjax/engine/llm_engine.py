@@ -1,0 +1,402 @@
+"""The engine: requests in, outputs out, one step at a time."""
+
+import dataclasses
+import itertools
+import time
+from collections import deque
+from collections.abc import Sequence as Tokens
+
+import jax
+import numpy as np
+
+from models import BUNDLED_MODEL, ModelConfig, config_from_folder, load_model, resolve_folder
+from rjax.config import EngineConfig
+from rjax.engine.batch_order import by_shared_pages
+from rjax.engine.block_manager import BlockManager
+from rjax.engine.completion import Completion, StepLogprobs
+from rjax.engine.page_hash import PageHashes, root_key
+from rjax.engine.request import Request
+from rjax.engine.scheduler import Scheduler
+from rjax.engine.sequence import Sequence, SequenceStatus
+from rjax.engine.stats import EngineStats
+from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError
+from rjax.outputs import RequestMetrics, RequestOutput
+from rjax.sampling import SamplingParams, TokenLogprobs, sequence_seed, slot_row
+from rjax.tokenization import Tokenizer
+from rjax.worker.backend import choose_backend
+from rjax.worker.dtype import choose_dtype
+from rjax.worker.worker import DispatchedStep, Worker
+
+_PREFIX_REQUEST = "\0shared prefix"  # no caller's id starts so
+
+
+class LLMEngine:
+    """Continuous batching over one model.
+
+    The next step is dispatched before the last one's tokens are read: a step's input tokens are
+    already on the device, and the host works while the device does. A sequence that ends is known
+    one step late; the token computed meanwhile is dropped.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        settings = config.model
+        folder = resolve_folder(
+            settings.model or BUNDLED_MODEL, settings.revision, settings.hf_token
+        )
+        self.model_config: ModelConfig = config_from_folder(folder)
+        self.max_model_len = _model_length(settings.max_model_len, self.model_config)
+        self.tokenizer = _load_tokenizer(config, folder)
+        devices = jax.devices()
+        if config.tensor_parallel_size > len(devices):
+            raise InvalidConfigError(
+                f"tensor_parallel_size is {config.tensor_parallel_size}; there are {len(devices)} "
+                "devices"
+            )
+        mesh = jax.make_mesh(
+            (config.tensor_parallel_size,),
+            ("tensor",),
+            axis_types=(jax.sharding.AxisType.Auto,),
+            devices=devices[: config.tensor_parallel_size],
+        )
+        on_cpu = devices[0].platform == "cpu"
+        dtype = choose_dtype(settings.dtype, self.model_config, devices[0])
+        self._backend = choose_backend(config.backend, devices[0])
+        loaded = load_model(
+            folder,
+            dtype=dtype,
+            load_format=settings.load_format,
+            mesh=mesh,
+            seed=settings.seed,
+            progress=config.use_tqdm,
+        )
+        budget = config.scheduler.max_num_batched_tokens or max(
+            512 if on_cpu else 2048, config.scheduler.max_num_seqs
+        )
+        self._worker = Worker(
+            loaded,
+            config,
+            backend=self._backend,
+            mesh=mesh,
+            max_model_len=self.max_model_len,
+            max_num_batched_tokens=budget,
+            growth=4 if on_cpu else 2,
+        )
+        self._page_size = config.cache.page_size
+        self._blocks = BlockManager(self._worker.pool.num_pages, self._page_size)
+        self._check_room(0)
+        self._scheduler = Scheduler(
+            self._blocks,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=budget,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+        )
+        self._root = root_key(str(folder), str(dtype))
+        self._eos = self.tokenizer.eos_token_ids if self.tokenizer else frozenset[int]()
+        self._requests: dict[str, Request] = {}
+        self._arrivals = itertools.count()
+        self._in_flight: deque[DispatchedStep] = deque()
+        self._held_back: list[RequestOutput] = []
+        self._pinned: list[int] = []
+        device = devices[0]
+        self._stats = EngineStats(
+            backend=self._backend.name,
+            device=f"{config.tensor_parallel_size} x {device.device_kind}",
+        )
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Tokens[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        priority: int = 0,
+    ) -> None:
+        """Queue a request.
+
+        Args:
+            request_id: unique among live requests.
+            prompt_token_ids: at least one, at most ``max_model_len`` - 1.
+            params: how to sample; checked against this model here.
+            prompt: the prompt's text, to be given back.
+            priority: smaller runs first; equal ones in order of arrival.
+
+        Raises:
+            InvalidRequestError: the request cannot be served as it is; nothing is queued.
+        """
+        if request_id in self._requests:
+            raise InvalidRequestError(f"request id {request_id!r} is in use; choose another")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidRequestError(f"priority is {priority!r}; give a whole number")
+        tokens = self._check_prompt(prompt_token_ids)
+        self._check_params(params)
+        room = self.max_model_len - len(tokens)
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        arrival = next(self._arrivals)
+        seed = params.seed
+        if seed is None:
+            drawn = np.random.SeedSequence([self.config.model.seed, arrival])
+            seed = int(drawn.generate_state(1, np.uint64)[0])
+        hashes = PageHashes(self._root, self._page_size)
+        sequences = [
+            Sequence(
+                request_id=request_id,
+                index=index,
+                prompt_token_ids=tokens,
+                params=params,
+                max_tokens=max_tokens,
+                seed=sequence_seed(seed, index),
+                order=(priority, arrival),
+                hashes=hashes if index == 0 else PageHashes(self._root, self._page_size),
+            )
+            for index in range(params.n)
+        ]
+        self._requests[request_id] = Request(
+            request_id=request_id,
+            prompt=prompt,
+            params=params,
+            sequences=sequences,
+            completions=[
+                Completion(
+                    index,
+                    params,
+                    tokenizer=self.tokenizer,
+                    eos_token_ids=self._eos,
+                    max_tokens=max_tokens,
+                    prompt_token_ids=tokens,
+                )
+                for index in range(params.n)
+            ],
+            metrics=RequestMetrics(arrival_time=time.monotonic()),
+            tokenizer=self.tokenizer,
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+        )
+        for sequence in sequences:
+            self._scheduler.add(sequence)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether ``step`` has anything left to do or to tell."""
+        return bool(self._requests or self._held_back)
+
+    def step(self) -> list[RequestOutput]:
+        """Dispatch the next step, read the one before it, and return the news.
+
+        A request with FINAL_ONLY output appears once, when it is finished.
+        """
+        schedule = self._scheduler.schedule()
+        for sequence in schedule.admitted:
+            self._enter(sequence)
+        if schedule.scheduled:
+            batch = by_shared_pages(schedule.scheduled, self._blocks)
+            self._count_memory()
+            step = self._worker.dispatch(batch)
+            self._stats.steps += 1
+            self._stats.kv_tokens_read += step.stats.kv_tokens_read
+            self._stats.kv_tokens_unshared += step.stats.kv_tokens_unshared
+            self._stats.shared_groups += step.stats.shared_groups
+            self._in_flight.append(step)
+        outputs, self._held_back = self._held_back, []
+        if self._in_flight and (len(self._in_flight) > 1 or not schedule.scheduled):
+            outputs += self._read(self._in_flight.popleft())
+        return outputs
+
+    def abort_request(self, request_id: str) -> None:
+        """End a request where it stands; its pages are free at once. Unknown ids are ignored,
+        since a request may finish while its abort is on the way."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        for sequence, completion in zip(request.sequences, request.completions, strict=True):
+            if sequence.status is not SequenceStatus.FINISHED:
+                self._scheduler.finish(sequence)
+            completion.abort()
+        self._held_back.append(request.snapshot())
+
+    def set_shared_prefix(self, token_ids: Tokens[int]) -> None:
+        """Compute the KV of a beginning that prompts will share, and keep it until the next call.
+
+        Whole pages of it are kept; nothing is compiled anew. An empty list only drops the last one.
+
+        Raises:
+            InvalidRequestError: too long, or ids out of range.
+            OutOfMemoryError: what is left of the pool would not hold a sequence of full length.
+        """
+        if not self.config.cache.enable_prefix_caching:
+            raise InvalidConfigError("a shared prefix needs enable_prefix_caching=True")
+        keys: list[bytes] = []
+        if len(token_ids):
+            tokens = self._check_prompt(token_ids)
+            self._check_room(len(tokens) // self._page_size)
+            hashes = PageHashes(self._root, self._page_size)
+            hashes.extend(tokens)
+            keys = hashes.keys
+            greedy = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+            self.add_request(_PREFIX_REQUEST, tokens, greedy)
+            news: list[RequestOutput] = []
+            while _PREFIX_REQUEST in self._requests:
+                news += self.step()
+            self._held_back += [n for n in news if n.request_id != _PREFIX_REQUEST]
+        pages = self._blocks.match(keys)
+        self._blocks.acquire(pages)
+        self._blocks.release(self._pinned)
+        self._pinned = pages
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the KV of finished requests; pinned and running ones stay."""
+        self._blocks.forget_cached()
+
+    def stats(self) -> EngineStats:
+        """A copy of the counters, brought up to date."""
+        self._count_memory()
+        return dataclasses.replace(self._stats, preemptions=self._scheduler.num_preemptions)
+
+    def _enter(self, sequence: Sequence) -> None:
+        """A sequence got its slot: fill the slot's sampling state."""
+        request = self._requests[sequence.request_id]
+        if request.metrics.first_scheduled_time is None:
+            request.metrics.first_scheduled_time = time.monotonic()
+        if not sequence.output_token_ids:
+            self._stats.prompt_tokens += len(sequence.prompt_token_ids)
+            self._stats.cached_tokens += sequence.num_cached or 0
+        assert sequence.slot is not None
+        row = slot_row(
+            sequence.params,
+            seed=sequence.seed,
+            prompt_token_ids=sequence.prompt_token_ids,
+            output_token_ids=sequence.output_token_ids,
+            eos_token_ids=self._eos,
+            vocab_size=self.model_config.vocab_size,
+        )
+        self._worker.admit(sequence.slot, row)
+
+    def _read(self, step: DispatchedStep) -> list[RequestOutput]:
+        result = self._worker.read(step)
+        told: dict[str, Request] = {}
+        row = 0
+        for b, item in enumerate(step.batch):
+            sequence, first_row = item.sequence, row
+            row += item.stop - item.start
+            if sequence.status is SequenceStatus.FINISHED:
+                continue
+            request = self._requests[sequence.request_id]
+            if request.prompt_logprobs is not None and sequence.index == 0 and result.prompt:
+                found = [_at(result.prompt, r) for r in range(first_row, row)]
+                request.take_prompt_logprobs(item.start, found)
+            if not item.samples:
+                continue
+            sequence.in_flight -= 1
+            token = int(result.tokens[b])
+            self._stats.output_tokens += 1
+            logprobs = None if result.sampled is None else _at(result.sampled, b)
+            if self._append(request, sequence, token, logprobs) or request.wants_every_step:
+                told[request.request_id] = request
+        outputs = []
+        for request in told.values():
+            if request.finished or request.wants_every_step:
+                outputs.append(request.snapshot())
+            if request.finished:
+                del self._requests[request.request_id]
+        return outputs
+
+    def _append(
+        self, request: Request, sequence: Sequence, token: int, logprobs: StepLogprobs | None
+    ) -> bool:
+        """Give a sequence its token; True when that finished it."""
+        sequence.output_token_ids.append(token)
+        metrics = request.metrics
+        if metrics.first_token_time is None:
+            metrics.first_token_time = time.monotonic()
+        count = len(sequence.output_token_ids)
+        metrics.num_generated_tokens = max(metrics.num_generated_tokens, count)
+        finished = request.completions[sequence.index].append(token, logprobs)
+        self._scheduler.learn(sequence)
+        if finished:
+            self._scheduler.finish(sequence)
+        return finished
+
+    def _check_prompt(self, token_ids: Tokens[int]) -> list[int]:
+        if len(token_ids) == 0:
+            raise InvalidRequestError("the prompt is empty; give at least one token")
+        limit = self.max_model_len - 1
+        if len(token_ids) > limit:
+            raise InvalidRequestError(
+                f"the prompt has {len(token_ids)} tokens; at most {limit} fit "
+                f"(max_model_len {self.max_model_len}, less one for the output): shorten it or "
+                "raise max_model_len"
+            )
+        V = self.model_config.vocab_size
+        tokens = []
+        for token in token_ids:
+            if isinstance(token, bool) or not isinstance(token, int | np.integer):
+                raise InvalidRequestError(f"{token!r} is not a token id; give whole numbers")
+            if not 0 <= token < V:
+                raise InvalidRequestError(
+                    f"token id {token} is outside the model's vocabulary; ids are 0 to {V - 1}"
+                )
+            tokens.append(int(token))
+        return tokens
+
+    def _check_params(self, params: SamplingParams) -> None:
+        params.check_model(
+            self.model_config.vocab_size,
+            self.config.scheduler.max_logprobs,
+            eos_token_ids=self._eos,
+        )
+        if params.stop_strings and self.tokenizer is None:
+            raise InvalidRequestError(
+                "stop strings need a tokenizer, and this engine was made without one; use "
+                "stop_token_ids"
+            )
+
+    def _check_room(self, pinned: int) -> None:
+        """Whether one sequence of full length fits beside so many pinned pages."""
+        total = self._worker.pool.num_pages
+        needed = -(-self.max_model_len // self._page_size)
+        if total - pinned < needed:
+            raise OutOfMemoryError(
+                f"the KV pool has {total} pages of {self._page_size} tokens, {pinned} of them "
+                f"pinned; one sequence of max_model_len = {self.max_model_len} needs {needed}: "
+                "raise num_pages or lower max_model_len"
+            )
+
+    def _count_memory(self) -> None:
+        unit = self._worker.pool.page_bytes
+        used = self._blocks.counts().used * unit
+        unshared = sum(len(s.pages) for s in self._scheduler.running) * unit
+        stats = self._stats
+        stats.kv_bytes_used, stats.kv_bytes_without_sharing = used, unshared
+        if used >= stats.peak_kv_bytes:
+            stats.peak_kv_bytes = used
+        stats.peak_kv_bytes_unshared = max(stats.peak_kv_bytes_unshared, unshared)
+
+
+def _at(found: TokenLogprobs, row: int) -> StepLogprobs:
+    return StepLogprobs(
+        logprob=float(found.logprob[row]),
+        rank=int(found.rank[row]),
+        top_ids=np.asarray(found.top_ids[row]),
+        top_logprobs=np.asarray(found.top_logprobs[row]),
+    )
+
+
+def _model_length(wanted: int | None, config: ModelConfig) -> int:
+    limit = config.max_position_embeddings
+    if wanted is None:
+        return limit
+    if wanted > limit:
+        raise InvalidConfigError(
+            f"max_model_len is {wanted}; the model knows positions up to {limit}: lower it"
+        )
+    if wanted < 2:
+        raise InvalidConfigError("max_model_len is 1; a prompt and an output need at least 2")
+    return wanted
+
+
+def _load_tokenizer(config: EngineConfig, folder) -> Tokenizer | None:
+    settings = config.model
+    if settings.skip_tokenizer_init:
+        return None
+    if settings.tokenizer is not None:
+        folder = resolve_folder(settings.tokenizer, settings.revision, settings.hf_token)
+    return Tokenizer(folder, chat_template=settings.chat_template)

@@ -1,0 +1,1 @@
+"""The device side: the KV pool, the compiled step, and what it is fed."""

@@ -1,0 +1,88 @@
+"""The few fixed shapes that every step is padded to."""
+
+import dataclasses
+import math
+
+from pallas_kernels.attention.planner import PlanShape
+from rjax.sampling import SamplerMode
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepShape:
+    """Shapes of one compiled step.
+
+    Attributes:
+        rows: T, tokens computed.
+        seqs: B, sequences in the batch.
+        table_pages: M, pages of the longest sequence.
+        page_size: S.
+        plan: shapes of the attention plan.
+    """
+
+    rows: int
+    seqs: int
+    table_pages: int
+    page_size: int
+    plan: PlanShape
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepFeatures:
+    """What a step computes besides the next token; part of the compiled program.
+
+    Attributes:
+        sampling: the cheapest sampler mode that serves every sequence of the step.
+        num_logprobs: alternatives returned for each sampled token; 0 returns no logprobs at all.
+        prompt_logprobs: return logprobs of the prompt tokens too.
+    """
+
+    sampling: SamplerMode
+    num_logprobs: int
+    prompt_logprobs: bool
+
+
+class ShapeTable:
+    """Chooses the smallest step that holds a schedule.
+
+    Steps with one token a sequence come in batch sizes b, b / g, ..., 1 for at most b sequences;
+    steps with prompt chunks in t, t / g, t / g^2 rows for a budget of t tokens.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        page_size: int,
+        tile_rows: int,
+        split_tokens: int,
+        growth: int,
+    ) -> None:
+        def shape(rows: int, seqs: int) -> StepShape:
+            plan = PlanShape(rows, seqs, max_model_len, tile_rows, split_tokens)
+            return StepShape(rows, seqs, math.ceil(max_model_len / page_size), page_size, plan)
+
+        sizes = [max_num_seqs]
+        while sizes[-1] > 1:
+            sizes.append(math.ceil(sizes[-1] / growth))
+        self._decode = [shape(size, size) for size in reversed(sizes)]
+        chunks = {max_num_batched_tokens // growth**i for i in range(3)}
+        self._mixed = [
+            shape(rows, max_num_seqs) for rows in sorted(chunks) if rows > max_num_seqs
+        ] or [shape(max_num_batched_tokens, max_num_seqs)]
+
+    @property
+    def all(self) -> list[StepShape]:
+        """Every shape, smallest first within each kind."""
+        return [*self._decode, *self._mixed]
+
+    @property
+    def largest(self) -> StepShape:
+        """The shape that needs the most workspace."""
+        return self._mixed[-1]
+
+    def choose(self, *, rows: int, seqs: int) -> StepShape:
+        """The shape for so many tokens of so many sequences; one token each if they are equal."""
+        candidates = self._decode if rows == seqs else self._mixed
+        return next(s for s in candidates if s.rows >= rows and s.seqs >= seqs)

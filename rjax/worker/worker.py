@@ -1,0 +1,182 @@
+"""The worker: weights, pools and compiled steps on one mesh of devices."""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from models import LoadedModel
+from pallas_kernels.attention.planner import CostModel, PlanStats
+from rjax.config import EngineConfig
+from rjax.engine.scheduler import ScheduledSequence
+from rjax.sampling import SlotRow, admit, init_state, step_mode
+from rjax.worker.backend import Backend
+from rjax.worker.kv_cache import PoolSize, fit_pool, make_pools, page_bytes
+from rjax.worker.step import StepResult, StepState, compile_step
+from rjax.worker.step_input import PackedLayout, build_step_input
+from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape
+
+_MOST_CUTS = 32  # items of one sequence; longer sequences are cut more coarsely
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DispatchedStep:
+    """A step that runs on the device; ``result`` arrives when it is done.
+
+    Attributes:
+        batch: the sequences, in the order of the result's rows.
+        result: on the device.
+        stats: what its attention reads.
+    """
+
+    batch: list[ScheduledSequence]
+    result: StepResult
+    stats: PlanStats
+
+
+class Worker:
+    """Runs steps. Knows nothing of requests, only of scheduled runs of tokens."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        *,
+        backend: Backend,
+        mesh: Mesh,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        growth: int,
+    ) -> None:
+        self._backend = backend
+        self._mesh = mesh
+        self._everywhere = NamedSharding(mesh, PartitionSpec())
+        self._max_logprobs = config.scheduler.max_logprobs
+        self._vocab_size = loaded.config.vocab_size
+        self._sharing = _sharing(config, backend)
+        page_size = config.cache.page_size
+        unit = max(backend.split_tokens, page_size)
+        self.shapes = ShapeTable(
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            page_size=page_size,
+            tile_rows=backend.tile_rows,
+            split_tokens=unit * math.ceil(max_model_len / unit / _MOST_CUTS),
+            growth=growth,
+        )
+        self._graph, state = nnx.split(loaded.model)
+        self._leaves, self._treedef = jax.tree.flatten(state)
+        self._dtype = jnp.result_type(*(leaf.dtype for leaf in self._leaves))
+        self._layouts: dict[StepShape, PackedLayout] = {}
+        self._steps = {}
+        self.pool = self._pool_size(loaded, config, max_model_len)
+        self._state = self._make_state(loaded, config, self.pool.num_pages)
+
+    @property
+    def num_compiled(self) -> int:
+        """Compiled steps so far."""
+        return len(self._steps)
+
+    def admit(self, slot: int, row: SlotRow) -> None:
+        """Fill one slot of the sampling state for a new sequence, leaving nothing of the last."""
+        self._state = dataclasses.replace(
+            self._state, sampling=admit(self._state.sampling, slot, row)
+        )
+
+    def dispatch(self, batch: list[ScheduledSequence]) -> DispatchedStep:
+        """Start a step for this batch and return at once.
+
+        Sequences with common leading pages must stand side by side for their reads to be shared.
+        """
+        rows = sum(item.stop - item.start for item in batch)
+        shape = self.shapes.choose(rows=rows, seqs=len(batch))
+        step_input, stats = build_step_input(batch, shape, self._sharing)
+        features = self._features(batch)
+        packed = jax.device_put(self._layout(shape).pack(step_input), self._everywhere)
+        self._state, result = self._step(shape, features)(self._leaves, self._state, packed)
+        for leaf in jax.tree.leaves(result):
+            leaf.copy_to_host_async()
+        return DispatchedStep(batch, result, stats)
+
+    def read(self, step: DispatchedStep) -> StepResult:
+        """Wait for a step and bring its result to the host, as NumPy arrays."""
+        return jax.tree.map(np.asarray, step.result)
+
+    def _features(self, batch: Iterable[ScheduledSequence]) -> StepFeatures:
+        params = [item.sequence.params for item in batch]
+        prompt = any(
+            p.prompt_logprobs is not None and item.start < len(item.sequence.prompt_token_ids)
+            for p, item in zip(params, batch, strict=True)
+        )
+        wanted = prompt or any(p.logprobs is not None for p in params)
+        return StepFeatures(
+            sampling=step_mode(p.sampler_mode for p in params),
+            num_logprobs=min(self._max_logprobs, self._vocab_size) if wanted else 0,
+            prompt_logprobs=prompt,
+        )
+
+    def _layout(self, shape: StepShape) -> PackedLayout:
+        if shape not in self._layouts:
+            self._layouts[shape] = PackedLayout(shape)
+        return self._layouts[shape]
+
+    def _step(self, shape: StepShape, features: StepFeatures):
+        if (shape, features) not in self._steps:
+            self._steps[shape, features] = compile_step(
+                self._graph,
+                self._treedef,
+                self._layout(shape),
+                features,
+                self._backend,
+                self._mesh,
+            )
+        return self._steps[shape, features]
+
+    def _make_state(self, loaded: LoadedModel, config: EngineConfig, num_pages: int) -> StepState:
+        slots = config.scheduler.max_num_seqs
+        k_pages, v_pages = make_pools(
+            loaded.config, num_pages, config.cache.page_size, self._dtype, self._mesh
+        )
+        sampling, last = jax.device_put(
+            (init_state(slots, self._vocab_size), jnp.zeros(slots, jnp.int32)), self._everywhere
+        )
+        return StepState(k_pages, v_pages, sampling, last)
+
+    def _pool_size(self, loaded: LoadedModel, config: EngineConfig, max_model_len: int) -> PoolSize:
+        size = config.cache.page_size
+        bytes_per_page = page_bytes(loaded.config, size, self._dtype)
+        if config.cache.num_pages is not None:
+            return PoolSize(config.cache.num_pages, bytes_per_page)
+        device = self._mesh.devices.flat[0]
+        return fit_pool(
+            bytes_per_page=bytes_per_page,
+            page_size=size,
+            max_model_len=max_model_len,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            device=device,
+            num_devices=self._mesh.size,
+            utilization=config.cache.gpu_memory_utilization,
+            workspace_bytes=0 if device.platform == "cpu" else self._workspace(loaded, config),
+        )
+
+    def _workspace(self, loaded: LoadedModel, config: EngineConfig) -> int:
+        """Bytes a largest step needs besides weights and pool, as its compiler says."""
+        shape = self.shapes.largest
+        features = StepFeatures("full", min(self._max_logprobs, self._vocab_size), True)
+        state = self._make_state(loaded, config, 1)
+        packed = jax.device_put(np.zeros(self._layout(shape).size, np.int32), self._everywhere)
+        compiled = self._step(shape, features).lower(self._leaves, state, packed).compile()
+        del self._steps[shape, features]
+        analysis = compiled.memory_analysis()
+        return int(analysis.temp_size_in_bytes + analysis.generated_code_size_in_bytes)
+
+
+def _sharing(config: EngineConfig, backend: Backend) -> CostModel | str:
+    mode = config.relay.mode
+    return backend.cost_model if mode == "auto" else mode
