@@ -1,1 +1,57 @@
+"""rjax: LLM inference in JAX that reads a shared prompt once.
 
+``from rjax import LLM, SamplingParams`` is all that offline use needs. Names load when first used,
+so that ``import rjax`` alone stays quick.
+"""
+
+import importlib
+import importlib.metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rjax.config import EngineConfig
+    from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError, RjaxError
+    from rjax.llm import LLM
+    from rjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from rjax.sampling import RequestOutputKind, SamplingParams
+
+__version__ = importlib.metadata.version("rjax")
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineConfig",
+    "InvalidConfigError",
+    "InvalidRequestError",
+    "Logprob",
+    "OutOfMemoryError",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestOutputKind",
+    "RjaxError",
+    "SamplingParams",
+]
+
+_HOME = {
+    "LLM": "rjax.llm",
+    "EngineConfig": "rjax.config",
+    "SamplingParams": "rjax.sampling",
+    "RequestOutputKind": "rjax.sampling",
+    **dict.fromkeys(
+        ("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"), "rjax.outputs"
+    ),
+    **dict.fromkeys(
+        ("InvalidConfigError", "InvalidRequestError", "OutOfMemoryError", "RjaxError"),
+        "rjax.errors",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rjax' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -1,0 +1,440 @@
+"""Offline use: a model in this process, lists of prompts in, lists of outputs out."""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from tqdm.auto import tqdm
+
+from rjax.config import DType, EngineConfig, RelayMode, RelaySettings
+from rjax.errors import InvalidRequestError
+from rjax.outputs import RequestOutput
+from rjax.prompts import Prompt, parse_prompt, split_prompts
+from rjax.sampling import RequestOutputKind, SamplingParams
+from rjax.tokenization import SeamTokenizer, Tokenizer
+from rjax.tokenization.seam import DEFAULT_SCHEMA
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """What `LLM` needs of an engine; `rjax.engine.llm_engine.LLMEngine` provides it."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """None where the engine serves token ids only."""
+        ...
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        priority: int = 0,
+    ) -> None:
+        """Queue a request; raises InvalidRequestError where it cannot be served."""
+        ...
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; return the requests with news."""
+        ...
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether another step has work."""
+        ...
+
+    def abort_request(self, request_id: str) -> None:
+        """Drop a request and free what it holds."""
+        ...
+
+    def set_shared_prefix(self, token_ids: list[int]) -> None:
+        """Compute and keep the KV of these leading tokens in place of the former ones."""
+        ...
+
+    def reset_prefix_cache(self) -> Any:
+        """Forget cached prompt beginnings."""
+        ...
+
+    def stats(self) -> Any:
+        """Counters and memory figures."""
+        ...
+
+
+class LLM:
+    """A model ready to generate.
+
+    Args:
+        model: a Hugging Face folder or hub id; None for the bundled model.
+        tokenizer: folder or hub id of the tokenizer; None for the model's own.
+        dtype: of weights and KV; "auto" is the checkpoint's on a GPU and float32 on a CPU.
+        seed: of requests that bring no seed of their own (and of dummy weights).
+        max_model_len: most tokens of prompt and output together; None for the model's.
+        gpu_memory_utilization: share of the device's memory to use.
+        enable_relay_attention: "on" reads every shared beginning once, "off" never, "auto" where
+            it pays; the answers are the same.
+        sys_prompt: system prompt put before every *text* prompt; its KV is computed once and kept.
+            Prompts of token ids and chat messages are complete as they are and stay untouched.
+        sys_schema: template with ``{__SYS_PROMPT}`` and, after it, ``{__USR_PROMPT}``.
+        options: any other field of the settings in `rjax.config`.
+
+    Raises:
+        InvalidConfigError: an unknown option or a value out of range.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        tokenizer: str | None = None,
+        dtype: DType = "auto",
+        seed: int = 0,
+        max_model_len: int | None = None,
+        gpu_memory_utilization: float = 0.92,
+        enable_relay_attention: RelayMode | bool = "auto",
+        sys_prompt: str | None = None,
+        sys_schema: str = DEFAULT_SCHEMA,
+        **options: Any,
+    ) -> None:
+        config = EngineConfig.from_options(
+            {
+                "model": model,
+                "tokenizer": tokenizer,
+                "dtype": dtype,
+                "seed": seed,
+                "max_model_len": max_model_len,
+                "gpu_memory_utilization": gpu_memory_utilization,
+                "enable_relay_attention": enable_relay_attention,
+                "sys_prompt": sys_prompt,
+                "sys_schema": sys_schema,
+                **options,
+            }
+        )
+        from rjax.engine.llm_engine import LLMEngine  # brings in JAX: only once it is needed
+
+        self._start(LLMEngine(config), config.relay)
+
+    @classmethod
+    def from_engine(cls, engine: Engine, relay: RelaySettings | None = None) -> "LLM":
+        """An LLM over an engine that exists already."""
+        llm = cls.__new__(cls)
+        llm._start(engine, relay or RelaySettings())
+        return llm
+
+    def _start(self, engine: Engine, relay: RelaySettings) -> None:
+        self.engine = engine
+        self._schema = relay.sys_schema
+        self._seam: SeamTokenizer | None = None
+        self._ids = itertools.count()
+        if relay.sys_prompt is not None:
+            self.fill_prefix_kv_cache(relay.sys_prompt)
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete each prompt.
+
+        Args:
+            prompts: one prompt or a list of them; a prompt is a text, a list of token ids,
+                ``{"prompt": text}`` or ``{"prompt_token_ids": [...]}``.
+            sampling_params: for all, or a list with one for each; None takes the model's defaults.
+            use_tqdm: show a progress bar; a callable is used in tqdm's place.
+            priority: one per prompt; lower runs earlier.
+
+        Returns:
+            One output per prompt, in their order. A prompt of several that cannot be served has
+            its reason in ``.error`` and no ``outputs``; it harms no other.
+
+        Raises:
+            InvalidRequestError: the only prompt cannot be served, or the arguments do not fit
+                each other. All prompts are checked before any runs.
+        """
+        items = split_prompts(prompts)
+        return self._run(self._encode(items), sampling_params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        priority: Sequence[int] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer each conversation, laid out by the tokenizer's chat template.
+
+        Args:
+            messages: one conversation, a list of ``{"role": ..., "content": ...}``, or a list of
+                conversations.
+            chat_template: Jinja source in place of the tokenizer's; trust it as you trust code.
+            add_generation_prompt: end with the opening of the assistant's answer.
+            continue_final_message: leave the last message open, to be continued.
+            tools: JSON descriptions of functions, for templates that show them.
+            chat_template_kwargs: more variables for the template.
+
+        The rest, the order of outputs and the errors are as in `generate`.
+        """
+        tokenizer = self.get_tokenizer()
+        found: list[Prompt | InvalidRequestError] = []
+        for conversation in _split_conversations(messages):
+            try:
+                text = tokenizer.apply_chat_template(
+                    conversation,
+                    chat_template=chat_template,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    tools=tools,
+                    chat_template_kwargs=chat_template_kwargs,
+                )
+                if not text:
+                    raise InvalidRequestError("the chat template made an empty prompt")
+                found.append(Prompt(text, None))
+            except InvalidRequestError as error:
+                found.append(error)
+        found = _encode_texts(
+            found, lambda texts: tokenizer.encode_batch(texts, add_special_tokens=False)
+        )
+        return self._run(found, sampling_params, use_tqdm, priority)
+
+    def fill_prefix_kv_cache(self, shared_prefix: str | Sequence[int] | None) -> None:
+        """Replace the shared prefix; nothing is compiled anew.
+
+        Args:
+            shared_prefix: a text becomes the system prompt of all later text prompts, laid out by
+                ``sys_schema``. Token ids are only computed and kept, for prompts of token ids that
+                begin with them. None ends the use of a system prompt.
+        """
+        if shared_prefix is None:
+            self._seam = None
+            self.engine.set_shared_prefix([])
+        elif isinstance(shared_prefix, str):
+            seam = SeamTokenizer(self.get_tokenizer(), shared_prefix, self._schema)
+            self.engine.set_shared_prefix(seam.shared_prefix_tokens)
+            self._seam = seam
+        else:
+            prompt = parse_prompt(list(shared_prefix))
+            assert prompt.token_ids is not None
+            self.engine.set_shared_prefix(prompt.token_ids)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            InvalidRequestError: the engine serves token ids only.
+        """
+        if self.engine.tokenizer is None:
+            raise InvalidRequestError(
+                "this engine has no tokenizer (skip_tokenizer_init); give prompts as token ids"
+            )
+        return self.engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The checkpoint's own defaults, or `SamplingParams()` where it has none."""
+        tokenizer = self.engine.tokenizer
+        return SamplingParams(**(tokenizer.generation.sampling if tokenizer else {}))
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the KV of former prompts; a configured system prompt stays."""
+        self.engine.reset_prefix_cache()
+
+    def stats(self) -> Any:
+        """The engine's counters and memory figures."""
+        return self.engine.stats()
+
+    def _encode(self, items: Sequence[Any]) -> "list[Prompt | InvalidRequestError]":
+        found: list[Prompt | InvalidRequestError] = []
+        for item in items:
+            try:
+                found.append(parse_prompt(item))
+            except InvalidRequestError as error:
+                found.append(error)
+        if any(isinstance(p, Prompt) and p.token_ids is None for p in found):
+            encode = self._seam.encode_batch if self._seam else self.get_tokenizer().encode_batch
+            return _encode_texts(found, encode)
+        return found
+
+    def _params(self, given: Any, count: int) -> list[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            every = [given] * count
+        else:
+            every = list(given)
+            if not all(isinstance(params, SamplingParams) for params in every):
+                raise InvalidRequestError(
+                    "sampling_params holds something other than SamplingParams; give one, or a "
+                    "list with one per prompt"
+                )
+        if len(every) != count:
+            raise InvalidRequestError(
+                f"{len(every)} sampling_params for {count} prompts; give one, or one per prompt"
+            )
+        if any(params.output_kind == RequestOutputKind.DELTA for params in every):
+            raise InvalidRequestError(
+                "output_kind=DELTA is for streaming; generate returns whole outputs: leave "
+                "output_kind as it is"
+            )
+        final = RequestOutputKind.FINAL_ONLY
+        whole = {id(p): dataclasses.replace(p, output_kind=final) for p in every}
+        return [whole[id(p)] for p in every]
+
+    def _run(
+        self,
+        prompts: "list[Prompt | InvalidRequestError]",
+        sampling_params: Any,
+        use_tqdm: bool | Callable[..., Any],
+        priority: Sequence[int] | None,
+    ) -> list[RequestOutput]:
+        count = len(prompts)
+        every = self._params(sampling_params, count)
+        if priority is not None and len(priority) != count:
+            raise InvalidRequestError(
+                f"{len(priority)} priorities for {count} prompts; give one per prompt"
+            )
+        ids = [str(next(self._ids)) for _ in prompts]
+        done: dict[str, RequestOutput] = {}
+        waiting: set[str] = set()
+        try:
+            for i, (name, prompt, params) in enumerate(zip(ids, prompts, every, strict=True)):
+                try:
+                    if isinstance(prompt, InvalidRequestError):
+                        raise prompt
+                    assert prompt.token_ids is not None
+                    self.engine.add_request(
+                        name,
+                        prompt.token_ids,
+                        params,
+                        prompt=prompt.text,
+                        priority=0 if priority is None else priority[i],
+                    )
+                    waiting.add(name)
+                except InvalidRequestError as error:
+                    if count == 1:
+                        raise
+                    done[name] = _refused(i, name, prompt, error)
+            self._step_until_done(waiting, done, count, use_tqdm)
+        except BaseException:
+            for name in waiting:
+                self.engine.abort_request(name)
+            raise
+        return [done[name] for name in ids]
+
+    def _step_until_done(
+        self,
+        waiting: set[str],
+        done: dict[str, RequestOutput],
+        count: int,
+        use_tqdm: bool | Callable[..., Any],
+    ) -> None:
+        progress = _Progress(use_tqdm, count)
+        progress.advance(len(done))
+        try:
+            while waiting:
+                if not self.engine.has_unfinished_requests():
+                    raise RuntimeError(f"the engine lost {len(waiting)} requests; report this")
+                for output in self.engine.step():
+                    if output.finished and output.request_id in waiting:
+                        waiting.discard(output.request_id)
+                        done[output.request_id] = output
+                        progress.count(output)
+        finally:
+            progress.close()
+
+
+class _Progress:
+    """The progress bar over requests, with input and output tokens a second."""
+
+    def __init__(self, use_tqdm: bool | Callable[..., Any], total: int) -> None:
+        self._start = time.monotonic()
+        self._read = self._written = 0
+        self._bar: Any = None
+        if use_tqdm:
+            make = use_tqdm if callable(use_tqdm) else tqdm
+            self._bar = make(
+                total=total,
+                desc="Processed prompts",
+                dynamic_ncols=True,
+                postfix=self._postfix(0.0, 0.0),
+            )
+
+    def count(self, output: RequestOutput) -> None:
+        """One request more is done."""
+        self._read += len(output.prompt_token_ids)
+        self._written += sum(len(o.token_ids) for o in output.outputs)
+        if self._bar is not None:
+            seconds = max(time.monotonic() - self._start, 1e-9)
+            self._bar.postfix = self._postfix(self._read / seconds, self._written / seconds)
+        self.advance(1)
+
+    def advance(self, requests: int) -> None:
+        """Move the bar."""
+        if self._bar is not None and requests:
+            self._bar.update(requests)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+    @staticmethod
+    def _postfix(read: float, written: float) -> str:
+        return f"est. speed input: {read:.2f} toks/s, output: {written:.2f} toks/s"
+
+
+def _refused(
+    index: int, name: str, prompt: "Prompt | InvalidRequestError", error: InvalidRequestError
+) -> RequestOutput:
+    known = prompt if isinstance(prompt, Prompt) else Prompt(None, None)
+    named = InvalidRequestError(f"prompt {index}: {error}")
+    named.__cause__ = error
+    return RequestOutput(name, known.text, known.token_ids or [], finished=True, error=named)
+
+
+def _encode_texts(
+    prompts: "list[Prompt | InvalidRequestError]", encode: Callable[[list[str]], list[list[int]]]
+) -> "list[Prompt | InvalidRequestError]":
+    """Fill in the token ids of text prompts: all at once, one by one where a text is bad."""
+    texts = [p.text or "" for p in prompts if isinstance(p, Prompt) and p.token_ids is None]
+    rows: list[list[int] | InvalidRequestError] = []
+    try:
+        rows.extend(encode(texts))
+    except InvalidRequestError:
+        rows.clear()
+        for text in texts:
+            try:
+                rows.append(encode([text])[0])
+            except InvalidRequestError as error:
+                rows.append(error)
+    found = iter(rows)
+    filled: list[Prompt | InvalidRequestError] = []
+    for prompt in prompts:
+        if isinstance(prompt, Prompt) and prompt.token_ids is None:
+            row = next(found)
+            filled.append(row if isinstance(row, InvalidRequestError) else Prompt(prompt.text, row))
+        else:
+            filled.append(prompt)
+    return filled
+
+
+def _split_conversations(messages: Any) -> list[Any]:
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise InvalidRequestError(
+            f"messages is {type(messages).__name__}; give a list of "
+            '{"role": ..., "content": ...} objects, or a list of such lists'
+        )
+    if not messages:
+        raise InvalidRequestError("messages is empty; give at least one message")
+    if isinstance(messages[0], Sequence) and not isinstance(messages[0], str | bytes):
+        return list(messages)
+    return [messages]

@@ -1,0 +1,88 @@
+"""The forms a prompt may take, checked and brought into one."""
+
+import dataclasses
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rjax.errors import InvalidRequestError
+
+_FORMS = 'a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": [...]}'
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt: its text, its token ids, or both."""
+
+    text: str | None
+    token_ids: list[int] | None
+
+
+def split_prompts(prompts: Any) -> list[Any]:
+    """The single prompts of what `LLM.generate` was given; a lone prompt becomes a list of one.
+
+    Raises:
+        InvalidRequestError: nothing was given, or nothing that could be prompts.
+    """
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, np.ndarray):
+        return [prompts] if prompts.ndim == 1 else list(prompts)
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+        raise InvalidRequestError(
+            f"prompts is {type(prompts).__name__}; give a prompt or a list of prompts: {_FORMS}"
+        )
+    if not prompts:
+        raise InvalidRequestError("prompts is an empty list; give at least one prompt")
+    if isinstance(prompts[0], int | np.integer):
+        return [prompts]
+    return list(prompts)
+
+
+def parse_prompt(prompt: Any) -> Prompt:
+    """One prompt in any of its forms. Token ids are checked for being whole numbers; the engine
+    checks them against the model.
+
+    Raises:
+        InvalidRequestError: an empty prompt or none of the forms.
+    """
+    if isinstance(prompt, str):
+        if not prompt:
+            raise InvalidRequestError("the prompt is empty; give at least one character")
+        return Prompt(prompt, None)
+    if isinstance(prompt, Mapping):
+        return _parse_mapping(prompt)
+    if isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, bytes):
+        return Prompt(None, _parse_ids(prompt))
+    raise InvalidRequestError(f"a prompt is {type(prompt).__name__}; give {_FORMS}")
+
+
+def _parse_mapping(prompt: Mapping[Any, Any]) -> Prompt:
+    unknown = [key for key in prompt if key not in ("prompt", "prompt_token_ids")]
+    if unknown or not prompt:
+        found = f"the keys {unknown}" if unknown else "no key"
+        raise InvalidRequestError(f"a prompt object has {found}; give {_FORMS}")
+    text = prompt.get("prompt")
+    if text is not None and not isinstance(text, str):
+        raise InvalidRequestError(f"prompt is {type(text).__name__}; give a text")
+    if "prompt_token_ids" not in prompt:
+        return parse_prompt("" if text is None else text)
+    ids = prompt["prompt_token_ids"]
+    if not isinstance(ids, Sequence | np.ndarray) or isinstance(ids, str | bytes):
+        raise InvalidRequestError(f"prompt_token_ids is {type(ids).__name__}; give a list")
+    return Prompt(text, _parse_ids(ids))
+
+
+def _parse_ids(ids: Any) -> list[int]:
+    if len(ids) == 0:
+        raise InvalidRequestError("the prompt is empty; give at least one token id")
+    found = []
+    for i, token in enumerate(ids):
+        if isinstance(token, bool | np.bool_) or not isinstance(token, int | np.integer):
+            raise InvalidRequestError(
+                f"token {i} of the prompt is {token!r}, which is no whole number; give token ids"
+            )
+        found.append(operator.index(token))
+    return found

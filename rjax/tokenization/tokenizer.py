@@ -1,0 +1,279 @@
+"""A model's tokenizer: a local Hugging Face folder, read without remote code."""
+
+import functools
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rjax.errors import InvalidConfigError, InvalidRequestError
+from rjax.tokenization.chat import check_messages, check_template_kwargs
+from rjax.tokenization.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+from rjax.tokenization.generation_config import GenerationConfig
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    Args:
+        folder: holds the tokenizer's files. Code in it is never run.
+        chat_template: Jinja source in place of the tokenizer's own; rendered in a sandbox.
+        model_folder: holds generation_config.json, where that is another folder.
+
+    Raises:
+        InvalidConfigError: the folder holds no tokenizer that can be loaded.
+    """
+
+    def __init__(
+        self,
+        folder: str | pathlib.Path,
+        *,
+        chat_template: str | None = None,
+        model_folder: str | pathlib.Path | None = None,
+    ) -> None:
+        self.folder = pathlib.Path(folder)
+        if not self.folder.is_dir():
+            raise InvalidConfigError(
+                f"no tokenizer: {str(folder)!r} is not a folder; give one with tokenizer.json and "
+                "tokenizer_config.json"
+            )
+        self.generation = GenerationConfig.from_folder(model_folder or folder)
+        self.hf = _load(self.folder)
+        if chat_template is not None:
+            self.hf.chat_template = chat_template
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens with a text; a model's logits may be wider."""
+        return len(self.hf)
+
+    @functools.cached_property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a sequence: the tokenizer's and those of generation_config.json."""
+        own = self.hf.eos_token_id
+        return self.generation.eos_token_ids | (frozenset() if own is None else {own})
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Token at the start of a text, where the model has one."""
+        return self.hf.bos_token_id
+
+    @property
+    def bos_token(self) -> str | None:
+        """The text of that token."""
+        return self.hf.bos_token
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `apply_chat_template` can work without a template of the caller's."""
+        return bool(self.hf.chat_template)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, with the beginning (and end) tokens the model expects.
+
+        A text that already begins with the beginning token, as chat templates write it, is taken
+        as it is: the token is never doubled.
+
+        Raises:
+            InvalidRequestError: the text holds half of a surrogate pair.
+        """
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """`encode` for several texts at once, on all cores."""
+        for text in texts:
+            _check_text(text)
+        bare = [not add_special_tokens or self._begins_itself(text) for text in texts]
+        found: list[list[int]] = [[] for _ in texts]
+        for without in (False, True):
+            rows = [i for i, b in enumerate(bare) if b is without]
+            if rows:
+                ids = self.hf(
+                    [texts[i] for i in rows],
+                    add_special_tokens=not without,
+                    return_attention_mask=False,
+                    return_token_type_ids=False,
+                    verbose=False,
+                )["input_ids"]
+                for i, row in zip(rows, ids, strict=True):
+                    found[i] = row
+        return found
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids; ids outside the vocabulary show nothing."""
+        ids = list(token_ids)
+        backend = self._backend
+        if backend is not None:
+            return backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return self.hf.decode(
+            ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token as it stands inside a text, special tokens shown, for logprobs."""
+        return self._token_text(token_id)
+
+    def detokenizer(
+        self,
+        prompt_token_ids: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> Detokenizer:
+        """A detokenizer for text that follows the prompt."""
+        if self._is_byte_level:
+            return ByteLevelDetokenizer(
+                self._visible_bytes if skip_special_tokens else self._token_bytes
+            )
+        return WindowDetokenizer(
+            functools.partial(self.decode, skip_special_tokens=skip_special_tokens),
+            prompt_token_ids,
+            frozenset() if spaces_between_special_tokens else self._special_ids,
+        )
+
+    def apply_chat_template(
+        self,
+        messages: object,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text of a conversation; tokenise it with ``add_special_tokens=False``.
+
+        The template is the tokenizer's unless the operator gives one; it runs in transformers'
+        sandboxed Jinja environment. Never hand a template of an untrusted caller to this.
+
+        Raises:
+            InvalidRequestError: messages of a wrong shape, no template, or a template that refuses
+                the conversation.
+        """
+        checked = check_messages(messages)
+        if chat_template is None and not self.has_chat_template:
+            raise InvalidRequestError(
+                "the tokenizer has no chat template; pass chat_template, or call generate with "
+                "plain text"
+            )
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequestError(
+                "continue_final_message and add_generation_prompt exclude each other; set "
+                "add_generation_prompt=False to continue the last message"
+            )
+        extra = check_template_kwargs(chat_template_kwargs or {}, self.hf.apply_chat_template)
+        try:
+            text = self.hf.apply_chat_template(
+                checked,
+                tools=None if tools is None else [dict(tool) for tool in tools],
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tokenize=False,
+                **extra,
+            )
+        except Exception as error:  # the template is data: whatever it raises is its refusal
+            raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
+        assert isinstance(text, str)
+        return text
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether the Rust tokenizers library does the work."""
+        return self._backend is not None
+
+    @functools.cached_property
+    def added_tokens(self) -> dict[int, Any]:
+        """Tokens matched as whole strings before the model's own splitting, by id."""
+        return dict(self.hf.added_tokens_decoder)
+
+    @functools.cached_property
+    def _backend(self) -> Any:
+        return getattr(self.hf, "backend_tokenizer", None)
+
+    @functools.cached_property
+    def _is_byte_level(self) -> bool:
+        return self._backend is not None and type(self._backend.decoder).__name__ == "ByteLevel"
+
+    @functools.cached_property
+    def beginning(self) -> str:
+        """Text of the special tokens that encoding puts before a text."""
+        plain, special = (
+            self.hf("a", add_special_tokens=flag, verbose=False)["input_ids"]
+            for flag in (False, True)
+        )
+        for start in range(len(special)):
+            if special[start : start + len(plain)] == plain:
+                return "".join(self.hf.convert_ids_to_tokens(special[:start]))
+        return ""
+
+    def _begins_itself(self, text: str) -> bool:
+        return bool(self.beginning) and text.startswith(self.beginning)
+
+    @functools.cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(i for i, token in self.added_tokens.items() if token.special)
+
+    @functools.cached_property
+    def _token_bytes(self) -> Any:
+        return functools.lru_cache(maxsize=1 << 18)(self._bytes_of)
+
+    def _visible_bytes(self, token_id: int) -> bytes:
+        return b"" if token_id in self._special_ids else self._token_bytes(token_id)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        try:
+            return bytes(_BYTE_OF[c] for c in token)
+        except KeyError:  # an added token is written as it is
+            return token.encode("utf-8")
+
+    @functools.cached_property
+    def _token_text(self) -> Any:
+        return functools.lru_cache(maxsize=1 << 16)(self._text_of)
+
+    def _text_of(self, token_id: int) -> str:
+        if self._is_byte_level:
+            return self._token_bytes(token_id).decode("utf-8", errors="replace")
+        # Alone, a token may lose its leading space: look at its second copy.
+        once = self.decode([token_id], skip_special_tokens=False)
+        return self.decode([token_id, token_id], skip_special_tokens=False)[len(once) :]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte, inverted."""
+    keep = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(b): b for b in keep}
+    rest = (b for b in range(256) if b not in set(keep))
+    return alphabet | {chr(256 + i): b for i, b in enumerate(rest)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"the text holds half of a surrogate pair at character {error.start}; give valid "
+            "Unicode"
+        ) from error
+
+
+def _load(folder: pathlib.Path) -> Any:
+    import transformers
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # transformers raises many kinds for files it cannot read
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        raise InvalidConfigError(
+            f"no tokenizer could be loaded from {str(folder)!r} (it needs tokenizer.json and "
+            f"tokenizer_config.json): {first[0]}"
+        ) from error
