@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 REPLACEMENT = "\ufffd"
 
-_CONTEXT_TOKENS = 5
+CONTEXT_TOKENS = 5
 """Prompt tokens kept as context: enough for decoders that space a token by its neighbour."""
 
 _LONGEST_WAIT = 8
@@ -58,7 +58,7 @@ class WindowDetokenizer:
 
     Args:
         decode: token ids to text.
-        context: the tokens before the stream, i.e. the prompt; its last few are used.
+        context: the last few visible tokens before the stream, i.e. of the prompt.
         joined: tokens that follow one another without a space between.
     """
 
@@ -71,7 +71,7 @@ class WindowDetokenizer:
         self._decode = decode
         self._joined = joined
         self._last = context[-1] if context else None
-        self._window = list(context[-_CONTEXT_TOKENS:])
+        self._window = list(context)
         self._read = len(self._window)
         self._shown = decode(self._window) if self._window else ""
 

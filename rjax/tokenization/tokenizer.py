@@ -1,13 +1,19 @@
 """A model's tokenizer: a local Hugging Face folder, read without remote code."""
 
 import functools
+import itertools
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.tokenization.chat import check_messages, check_template_kwargs
-from rjax.tokenization.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+from rjax.tokenization.detokenizer import (
+    CONTEXT_TOKENS,
+    ByteLevelDetokenizer,
+    Detokenizer,
+    WindowDetokenizer,
+)
 from rjax.tokenization.generation_config import GenerationConfig
 
 
@@ -126,9 +132,11 @@ class Tokenizer:
             return ByteLevelDetokenizer(
                 self._visible_bytes if skip_special_tokens else self._token_bytes
             )
+        hidden = self._special_ids if skip_special_tokens else frozenset()
+        visible = (i for i in reversed(prompt_token_ids) if i not in hidden)
         return WindowDetokenizer(
             functools.partial(self.decode, skip_special_tokens=skip_special_tokens),
-            prompt_token_ids,
+            list(itertools.islice(visible, CONTEXT_TOKENS))[::-1],
             frozenset() if spaces_between_special_tokens else self._special_ids,
         )
 

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiny_tokenizers import build
 
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.tokenization import SeamTokenizer, Tokenizer
@@ -17,7 +18,19 @@ SCHEMAS = (
     f"[INST] <<{SYS}>>\n\n{USR} [/INST]",
     f"<s>{USR}".replace(USR, SYS + "</s>" + USR),
 )
-FRAGMENTS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "x", ">y", "\nQ", " ", "ab", "<", "\u0301")
+FRAGMENTS = (
+    "<s>",
+    "</s>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "x",
+    ">y",
+    "\nQ",
+    " ",
+    "ab",
+    "<",
+    "\u0301",
+)
 TEXT = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
     st.lists(st.sampled_from(FRAGMENTS), max_size=6).map("".join),
@@ -104,3 +117,11 @@ def test_common_prefix(lists: list[list[int]]) -> None:
     assert all(row[:n] == found for row in lists)
     longer = [row[: n + 1] for row in lists]
     assert any(len(row) == n for row in lists) or any(row != longer[0] for row in longer)
+
+
+def test_added_token_across_the_seam() -> None:
+    tokenizer = build("straddled")
+    for user in ("x", ">y", "x>y", "\nQ"):
+        for schema in (f"{SYS}<|im_end|>{USR}", f"{SYS}<|im_end|{USR}", f"<s>{SYS}</s>{USR}"):
+            seam = SeamTokenizer(tokenizer, "A table", schema)
+            assert seam.encode(user) == tokenizer.encode(seam.text(user))
