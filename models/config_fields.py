@@ -24,6 +24,10 @@ class ConfigFields:
         """Whether the field is there and not null."""
         return self._values.get(name) is not None
 
+    def given(self, name: str) -> bool:
+        """Whether the field is there at all, be it null."""
+        return name in self._values
+
     def raw(self, name: str) -> Any:
         """The field as JSON gives it, or None."""
         return self._values.get(name)

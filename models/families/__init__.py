@@ -1,6 +1,13 @@
 """The model families and what each must say about itself."""
 
-from models.families import llama
 from models.families.family import Family
+from models.families.llama import LLAMA
+from models.families.mistral import MISTRAL
+from models.families.opt import OPT
+from models.families.phi3 import PHI3
+from models.families.qwen2 import QWEN2
+from models.families.qwen3 import QWEN3
 
-FAMILIES: dict[str, Family] = {family.architecture: family for family in (llama.LLAMA,)}
+FAMILIES: dict[str, Family] = {
+    family.architecture: family for family in (LLAMA, MISTRAL, OPT, PHI3, QWEN2, QWEN3)
+}

@@ -1,5 +1,6 @@
 """Llama 2, 3 and 3.x; also the mapping that Llama-like families start from."""
 
+import dataclasses
 from typing import Any
 
 from models.config import ModelConfig
@@ -8,7 +9,7 @@ from models.errors import CheckpointError
 from models.families.family import Family, Piece, Weights
 from models.families.rope_fields import read_rope
 
-GATE_ACTIVATIONS = {
+ACTIVATION_NAMES = {
     "silu": "silu",
     "swish": "silu",
     "relu": "relu",
@@ -21,45 +22,60 @@ DTYPES = {name: name for name in ("float32", "float16", "bfloat16")}
 
 def read_llama_config(
     fields: ConfigFields,
-    architecture: str = "LlamaForCausalLM",
+    architecture: str,
     *,
-    default_head_dim: int | None = None,
+    head_dim: int | None = None,
+    num_kv_heads: int | None = None,
     norm_eps: float = 1e-6,
-    sliding_windows: tuple[int | None, ...] | None = None,
-    **changes: Any,
+    partial_rotary: bool = False,
 ) -> ModelConfig:
-    """A config.json with Llama's field names; ``changes`` are fields of ModelConfig."""
+    """A config.json with Llama's field names; a family replaces what differs.
+
+    ``head_dim``, ``num_kv_heads`` and ``norm_eps`` stand in where the file says nothing, as the
+    family's class in transformers has them. ``partial_rotary`` allows partial_rotary_factor.
+    """
     hidden_size = fields.integer("hidden_size")
     num_layers = fields.integer("num_hidden_layers")
     num_heads = fields.integer("num_attention_heads")
-    num_kv_heads = fields.integer("num_key_value_heads", num_heads)
-    head_dim = fields.integer("head_dim", None) or default_head_dim or hidden_size // num_heads
-    max_position = fields.integer("max_position_embeddings")
-    if num_heads % num_kv_heads:
+    if fields.given("num_key_value_heads") or num_kv_heads is None:
+        num_kv_heads = num_heads  # what null stands for
+    K: int = fields.integer("num_key_value_heads", num_kv_heads)
+    if num_heads % K:
         raise CheckpointError(
-            f"config.json: num_attention_heads is {num_heads} and num_key_value_heads "
-            f"{num_kv_heads}; the first must be a multiple of the second"
+            f"config.json: num_attention_heads is {num_heads} and num_key_value_heads {K}; "
+            "the first must be a multiple of the second"
         )
+    if not fields.has("head_dim") and head_dim is None:
+        head_dim = whole_head_dim(hidden_size, num_heads)
+    H: int = fields.integer("head_dim", head_dim)
+    max_position = fields.integer("max_position_embeddings")
     return ModelConfig(
-        **{
-            "architecture": architecture,
-            "vocab_size": fields.integer("vocab_size"),
-            "hidden_size": hidden_size,
-            "num_layers": num_layers,
-            "num_heads": num_heads,
-            "num_kv_heads": num_kv_heads,
-            "head_dim": head_dim,
-            "intermediate_size": fields.integer("intermediate_size"),
-            "max_position_embeddings": max_position,
-            "rope": read_rope(fields, head_dim, max_position),
-            "norm_eps": fields.number("rms_norm_eps", norm_eps),
-            "tie_embeddings": fields.flag("tie_word_embeddings", False),
-            "sliding_windows": sliding_windows or (None,) * num_layers,
-            "activation": fields.choice("hidden_act", GATE_ACTIVATIONS, "silu"),
-            "dtype": read_dtype(fields),
-        }
-        | changes
+        architecture=architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=K,
+        head_dim=H,
+        intermediate_size=fields.integer("intermediate_size"),
+        max_position_embeddings=max_position,
+        rope=read_rope(fields, H, max_position, partial_rotary),
+        norm_eps=fields.number("rms_norm_eps", norm_eps),
+        tie_embeddings=fields.flag("tie_word_embeddings", False),
+        sliding_windows=(None,) * num_layers,
+        activation=fields.choice("hidden_act", ACTIVATION_NAMES, "silu"),
+        dtype=read_dtype(fields),
     )
+
+
+def whole_head_dim(hidden_size: int, num_heads: int) -> int:
+    """hidden_size / num_heads, which must be whole."""
+    if hidden_size % num_heads:
+        raise CheckpointError(
+            f"config.json: hidden_size is {hidden_size} and num_attention_heads {num_heads}; "
+            "without a head_dim, the first must be a multiple of the second"
+        )
+    return hidden_size // num_heads
 
 
 def read_dtype(fields: ConfigFields) -> str:
@@ -116,11 +132,11 @@ def llama_weights(config: ModelConfig) -> Weights:
 
 
 def _read(fields: ConfigFields) -> ModelConfig:
-    attention_bias = fields.flag("attention_bias", False)
-    return read_llama_config(
-        fields,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+    bias = fields.flag("attention_bias", False)
+    return dataclasses.replace(
+        read_llama_config(fields, "LlamaForCausalLM"),
+        qkv_bias=bias,
+        output_bias=bias,
         mlp_bias=fields.flag("mlp_bias", False),
     )
 
@@ -146,7 +162,6 @@ def _write(config: ModelConfig) -> dict[str, Any]:
         "attention_bias": config.qkv_bias,
         "mlp_bias": config.mlp_bias,
         "rope_theta": config.rope.theta,
-        "partial_rotary_factor": config.rope.rotary_dim / config.head_dim,
         "dtype": config.dtype,
         "torch_dtype": config.dtype,
     }

@@ -9,8 +9,12 @@ from models.rope import RopeConfig
 _KINDS = ("default", "linear", "llama3", "yarn")
 
 
-def read_rope(fields: ConfigFields, head_dim: int, max_position: int) -> RopeConfig:
+def read_rope(
+    fields: ConfigFields, head_dim: int, max_position: int, partial: bool = False
+) -> RopeConfig:
     """From ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (before).
+
+    ``partial`` says whether the family may rotate only some of the dims.
 
     Raises CheckpointError for scalings whose tables change with the sequence length.
     """
@@ -25,6 +29,10 @@ def read_rope(fields: ConfigFields, head_dim: int, max_position: int) -> RopeCon
         )
     theta = rope.number("rope_theta", None) or fields.number("rope_theta", 10000.0)
     part = rope.number("partial_rotary_factor", None) or fields.number("partial_rotary_factor", 1.0)
+    if part != 1 and not partial:
+        raise CheckpointError(
+            f"config.json: partial_rotary_factor is {part}; this architecture rotates every dim"
+        )
     rotary_dim = int(head_dim * part)
     if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
         raise CheckpointError(

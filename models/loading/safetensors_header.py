@@ -6,7 +6,7 @@ import math
 import os
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import ml_dtypes
 import numpy as np
@@ -116,7 +116,7 @@ def _entry(file: Path, name: str, value: Any, data_start: int) -> TensorEntry:
     return TensorEntry(name, file, dtype, tuple(shape), data_start + span[0], size)
 
 
-def _whole_numbers(value: Any) -> bool:
+def _whole_numbers(value: Any) -> TypeGuard[list[int]]:
     return (
         isinstance(value, list)
         and len(value) <= 8

@@ -1,0 +1,87 @@
+"""OPT: learned positions, LayerNorm, biases everywhere, no gate."""
+
+from models.config import ModelConfig
+from models.config_fields import ConfigFields
+from models.families.family import Family, Piece, Weights
+from models.families.llama import ACTIVATION_NAMES, read_dtype, whole_head_dim
+
+_POSITION_OFFSET = 2  # the first rows of the position table belong to padding
+
+
+def _read(fields: ConfigFields) -> ModelConfig:
+    hidden_size = fields.integer("hidden_size")
+    num_layers = fields.integer("num_hidden_layers")
+    num_heads = fields.integer("num_attention_heads")
+    fields.require("word_embed_proj_dim", hidden_size, "projected embeddings are not supported")
+    fields.require("do_layer_norm_before", True, "norms after the residual are not supported")
+    fields.require("layer_norm_elementwise_affine", True, "norms must have weights")
+    fields.require("_remove_final_layer_norm", False, "the final norm must be there")
+    bias = fields.flag("enable_bias", True)
+    return ModelConfig(
+        architecture="OPTForCausalLM",
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=whole_head_dim(hidden_size, num_heads),
+        intermediate_size=fields.integer("ffn_dim"),
+        max_position_embeddings=fields.integer("max_position_embeddings"),
+        rope=None,
+        norm_eps=1e-5,
+        tie_embeddings=fields.flag("tie_word_embeddings", True),
+        sliding_windows=(None,) * num_layers,
+        activation=fields.choice("activation_function", ACTIVATION_NAMES, "relu"),
+        dtype=read_dtype(fields),
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+        layer_norm=True,
+        gated_mlp=False,
+        learned_positions=True,
+        position_offset=_POSITION_OFFSET,
+    )
+
+
+def _norm(ours: str, theirs: str) -> Weights:
+    return {
+        f"{ours}.weight": (Piece(f"{theirs}.weight", "D"),),
+        f"{ours}.bias": (Piece(f"{theirs}.bias", "D"),),
+    }
+
+
+def _weights(config: ModelConfig) -> Weights:
+    root = "model.decoder."
+    weights: Weights = {
+        "embedding": (Piece(root + "embed_tokens.weight", "V D"),),
+        "positions": (Piece(root + "embed_positions.weight", "C D"),),
+        **_norm("norm", root + "final_layer_norm"),
+    }
+    if not config.tie_embeddings:
+        weights["head"] = (Piece("lm_head.weight", "V D"),)
+    for i in range(config.num_layers):
+        ours, theirs = f"layers.{i}.", f"{root}layers.{i}."
+        attention = theirs + "self_attn."
+        weights |= _norm(ours + "attention_norm", theirs + "self_attn_layer_norm")
+        weights |= _norm(ours + "mlp_norm", theirs + "final_layer_norm")
+        weights |= {
+            ours + "attention.qkv": tuple(
+                Piece(f"{attention}{x}_proj.weight", "(K A H) D") for x in "qkv"
+            ),
+            ours + "attention.output": (Piece(attention + "out_proj.weight", "D (N H)"),),
+            ours + "mlp.up": (Piece(theirs + "fc1.weight", "(A F) D"),),
+            ours + "mlp.down": (Piece(theirs + "fc2.weight", "D F"),),
+        }
+        if config.qkv_bias:
+            weights |= {
+                ours + "attention.qkv_bias": tuple(
+                    Piece(f"{attention}{x}_proj.bias", "(K A H)") for x in "qkv"
+                ),
+                ours + "attention.output_bias": (Piece(attention + "out_proj.bias", "D"),),
+                ours + "mlp.up_bias": (Piece(theirs + "fc1.bias", "(A F)"),),
+                ours + "mlp.down_bias": (Piece(theirs + "fc2.bias", "D"),),
+            }
+    return weights
+
+
+OPT = Family("OPTForCausalLM", _read, _weights)

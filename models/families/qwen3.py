@@ -1,0 +1,24 @@
+"""Qwen3: Llama with normed queries and keys and a head size of its own."""
+
+import dataclasses
+
+from models.config import ModelConfig
+from models.config_fields import ConfigFields
+from models.families.family import Family
+from models.families.llama import llama_weights, read_llama_config
+from models.families.windows import layer_windows
+
+
+def _read(fields: ConfigFields) -> ModelConfig:
+    config = read_llama_config(fields, "Qwen3ForCausalLM", num_kv_heads=32, head_dim=128)
+    bias = fields.flag("attention_bias", False)
+    return dataclasses.replace(
+        config,
+        qk_norm=True,
+        qkv_bias=bias,
+        output_bias=bias,
+        sliding_windows=layer_windows(fields, config.num_layers),
+    )
+
+
+QWEN3 = Family("Qwen3ForCausalLM", _read, llama_weights)

@@ -1,0 +1,97 @@
+"""Tiny random models with what transformers computes from them, for tests that run without torch.
+
+Usage, in an environment with torch and transformers:
+
+    python tests/golden/make_goldens.py [folder, default: the folder of this file]
+
+Writes ``models/<case>/`` (a Hugging Face folder, bfloat16 values), ``expected/<case>.safetensors``
+(tokens, positions, float32 logits; a prompt and its greedy continuation) and ``versions.json``.
+"""
+
+import json
+import platform
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+HERE = Path(__file__).parent
+TOKENS = 37  # odd, and longer than every sliding window of the cases
+PROMPT = 9
+NEW_TOKENS = 12
+
+
+def make_model(settings: dict, seed: int) -> transformers.PreTrainedModel:
+    """A random model whose every parameter matters: biases and norm weights are random too."""
+    torch.manual_seed(seed)
+    config = transformers.AutoConfig.for_model(**settings)
+    config.dtype = torch.float32
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            # A tied embedding must be small, or every token predicts itself.
+            tied = "embed" in name and config.tie_word_embeddings
+            spread = 0.1 if tied else 1.0 if "embed" in name else 1.2 * parameter.shape[1] ** -0.5
+            value = spread * torch.randn(parameter.shape)
+        else:
+            value = 0.3 * torch.randn(parameter.shape) + float("norm.weight" in name)
+        parameter.data = value.to(torch.bfloat16).float()
+    return model.eval()
+
+
+def write_case(name: str, settings: dict, seed: int, folder: Path) -> None:
+    """One model folder and one file of expectations."""
+    settings = dict(settings)
+    stride = settings.pop("stride", 1)
+    shard = settings.pop("shard", "1GB")
+    model = make_model(settings, seed)
+    tokens = torch.randint(model.config.vocab_size, (1, TOKENS))
+    # Strided positions reach far with few tokens. The mask keeps each token seeing all before it.
+    positions = torch.arange(TOKENS)[None] * stride
+    with torch.no_grad():
+        logits = model(
+            input_ids=tokens, position_ids=positions, attention_mask=torch.ones_like(tokens)
+        ).logits
+        prompt = tokens[:, :PROMPT]
+        output = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=NEW_TOKENS,
+            min_new_tokens=NEW_TOKENS,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    expected = {
+        "tokens": tokens[0].int(),
+        "positions": positions[0].int(),
+        "logits": logits[0].float(),
+        "prompt": prompt[0].int(),
+        "greedy": output[0, PROMPT:].int(),
+    }
+    (folder / "expected").mkdir(parents=True, exist_ok=True)
+    save_file(
+        {key: value.contiguous().clone() for key, value in expected.items()},
+        folder / "expected" / f"{name}.safetensors",
+    )
+    model.to(torch.bfloat16).save_pretrained(folder / "models" / name, max_shard_size=shard)
+    (folder / "models" / name / "generation_config.json").unlink(missing_ok=True)
+
+
+def main() -> None:
+    """Write every case of cases.json."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
+    for seed, (name, settings) in enumerate(json.loads((HERE / "cases.json").read_text()).items()):
+        write_case(name, settings, seed, folder)
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    (folder / "versions.json").write_text(json.dumps(versions, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
