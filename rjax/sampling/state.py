@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32, UInt32
 
-from rjax.errors import InvalidConfigError, InvalidRequestError
+from rjax.errors import InvalidRequestError
 from rjax.sampling.limits import LIMITS
 from rjax.sampling.params import SamplingParams
-from rjax.sampling.truncation import MAX_VOCAB_SIZE
 
 _Host = np.ndarray | Array  # NumPy when made, traced inside ``admit``
 
@@ -82,15 +81,7 @@ FIELDS = tuple(field.name for field in dataclasses.fields(SamplingState))
 
 
 def init_state(num_slots: int, vocab_size: int) -> SamplingState:
-    """A state whose every slot samples greedily and restricts nothing.
-
-    Raises:
-        InvalidConfigError: a vocabulary that the sampler's integer sums cannot hold.
-    """
-    if not 1 <= vocab_size <= MAX_VOCAB_SIZE:
-        raise InvalidConfigError(
-            f"the model's logits have {vocab_size} entries; the sampler takes 1 to {MAX_VOCAB_SIZE}"
-        )
+    """A state whose every slot samples greedily and restricts nothing."""
     empty = slot_row(
         SamplingParams(temperature=0.0),
         seed=0,

@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32, UInt32
 
-MAX_VOCAB_SIZE = 2**19 - 1
-_COARSE = 2.0**13  # weight of the likeliest token; MAX_VOCAB_SIZE times it fits 32 bits
-_TOTAL = 2.0**30
+_TOTAL = 2.0**31
 
 
 def truncate(
@@ -49,11 +47,18 @@ def _ordered(x: Float32[Array, "B V"]) -> UInt32[Array, "B V"]:
 
 
 def _weights(x: Float32[Array, "B V"]) -> UInt32[Array, "B V"]:
-    """Probabilities as integers that add up to at most 2**30, and to at least 2**24 or so."""
-    p = jnp.exp(x)
-    coarse = jnp.sum(jnp.ceil(p * _COARSE).astype(jnp.uint32), axis=-1, dtype=jnp.uint32)
-    scale = _TOTAL * _COARSE / jnp.maximum(coarse, 1).astype(jnp.float32)
-    return (p * scale[:, None]).astype(jnp.uint32)
+    """Probabilities as integers that add up to about 2**31, and surely to less than 2**32."""
+    p, V = jnp.exp(x), x.shape[-1]
+    scale = jnp.full((x.shape[0], 1), _TOTAL / V, jnp.float32)  # no p is above 1
+    for _ in range(2):  # the first brings the sum above 2**31 / V, the second close to 2**31
+        rounded = jnp.sum(_rounded(p * scale), axis=-1, keepdims=True, dtype=jnp.uint32)
+        # rounding took at most V / 2 off the true sum
+        scale = scale * (_TOTAL / (rounded.astype(jnp.float32) + V / 2))
+    return _rounded(p * scale)
+
+
+def _rounded(x: Float32[Array, "B V"]) -> UInt32[Array, "B V"]:
+    return jnp.round(x).astype(jnp.uint32)
 
 
 def _threshold(

@@ -46,7 +46,7 @@ def probabilities(logits, params: SamplingParams, prompt=(), output=(), eos=()) 
     weight = [math.exp(v - best) for v in x]
 
     if params.min_p:
-        _clear(params.min_p, weight)
+        _clear(params.min_p, [w for w in weight if w < 1])
         weight = [w if w >= params.min_p else 0.0 for w in weight]
     if params.top_k and params.top_k < len(x):
         kth = sorted(weight, reverse=True)[params.top_k - 1]

@@ -1,0 +1,59 @@
+"""Log-probabilities against NumPy, for prompts and for samples."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sampling_cases import EVERYTHING, WIDTH, Case, V, admitted, logits_of, step
+
+from rjax.sampling import token_logprobs
+
+compiled = jax.jit(token_logprobs, static_argnames="k")
+
+
+def expected_logprobs(logits: np.ndarray) -> np.ndarray:
+    x = logits.astype(np.float64)
+    return (
+        x - x.max(-1, keepdims=True) - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1))[:, None]
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**31), st.lists(st.integers(0, V - 1), min_size=3, max_size=3))
+def test_against_numpy(seed, targets):
+    logits = logits_of(seed, 3)
+    result = compiled(logits, np.array(targets), k=5)
+    logprobs = expected_logprobs(logits)
+    np.testing.assert_allclose(result.logprob, logprobs[range(3), targets], rtol=1e-5, atol=1e-6)
+    for x, target, rank in zip(logits, targets, result.rank, strict=True):
+        assert rank == 1 + sum(value > x[target] for value in x)
+    order = np.argsort(-logits, axis=-1, kind="stable")[:, :5]
+    np.testing.assert_array_equal(result.top_ids, order)
+    best = np.take_along_axis(logprobs, order, axis=-1)
+    np.testing.assert_allclose(result.top_logprobs, best, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("target", [-1, V, 2**31 - 1])
+def test_a_target_outside_the_vocabulary_has_none(target):
+    result = compiled(logits_of(0, 1), np.array([target]), k=0)
+    assert np.isneginf(result.logprob[0])
+    assert result.rank[0] == 0
+    assert result.top_ids.shape == (1, 0)
+
+
+def test_samples_report_the_raw_logits():
+    logits = logits_of(7, WIDTH)
+    case = Case(EVERYTHING, prompt=(1, 2))
+    state = admitted(dict.fromkeys(range(WIDTH), case))
+    result, _ = step(
+        logits,
+        state,
+        np.arange(WIDTH),
+        np.ones(WIDTH, np.bool_),
+        mode="full",
+        num_logprobs=3,
+    )
+    raw = compiled(logits, result.tokens, k=3)
+    for name in ("logprob", "rank", "top_ids", "top_logprobs"):
+        np.testing.assert_array_equal(getattr(result, name), getattr(raw, name))
