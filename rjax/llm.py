@@ -270,7 +270,7 @@ class LLM:
         if isinstance(given, SamplingParams):
             every = [given] * count
         else:
-            every = list(given)
+            every = list(given) if isinstance(given, Sequence) else [given]
             if not all(isinstance(params, SamplingParams) for params in every):
                 raise InvalidRequestError(
                     "sampling_params holds something other than SamplingParams; give one, or a "

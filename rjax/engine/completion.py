@@ -98,7 +98,9 @@ class Completion:
         self.token_ids.append(token_id)
         if self._logprobs is not None:
             assert logprobs is not None, "logprobs were asked for"
-            self._logprobs.append(self._logprob_entry(token_id, logprobs))
+            self._logprobs.append(
+                logprob_entry(token_id, logprobs, self._num_logprobs, self._tokenizer)
+            )
             self._cumulative += logprobs.logprob
         may_stop = len(self.token_ids) >= self._min_tokens
         if may_stop and token_id in self._eos:
@@ -161,15 +163,22 @@ class Completion:
         self.finish_reason, self.stop_reason = reason, stop
         self._output.close()
 
-    def _logprob_entry(self, token_id: int, step: StepLogprobs) -> dict[int, Logprob]:
-        limit = self._num_logprobs
-        wanted = len(step.top_ids) if limit is None or limit < 0 else limit
-        entry = {token_id: Logprob(step.logprob, step.rank, self._token_text(token_id))}
-        ids, values = step.top_ids[:wanted].tolist(), step.top_logprobs[:wanted].tolist()
-        for rank, (other, logprob) in enumerate(zip(ids, values, strict=True), start=1):
-            if other != token_id:
-                entry[other] = Logprob(logprob, rank, self._token_text(other))
-        return entry
 
-    def _token_text(self, token_id: int) -> str | None:
-        return None if self._tokenizer is None else self._tokenizer.token_text(token_id)
+def logprob_entry(
+    token_id: int, step: StepLogprobs, limit: int | None, tokenizer: Tokenizer | None
+) -> dict[int, Logprob]:
+    """What a caller sees of one position: the token itself and the ``limit`` likeliest ones.
+
+    A negative limit, or None, takes all that the step gives.
+    """
+
+    def text(token: int) -> str | None:
+        return None if tokenizer is None else tokenizer.token_text(token)
+
+    wanted = len(step.top_ids) if limit is None or limit < 0 else limit
+    entry = {token_id: Logprob(step.logprob, step.rank, text(token_id))}
+    ids, values = step.top_ids[:wanted].tolist(), step.top_logprobs[:wanted].tolist()
+    for rank, (other, logprob) in enumerate(zip(ids, values, strict=True), start=1):
+        if other != token_id:
+            entry[other] = Logprob(logprob, rank, text(other))
+    return entry

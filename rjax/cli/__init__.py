@@ -1,0 +1,1 @@
+"""Parts of the commands: arguments, prompts from files, reports, and how errors end a command."""

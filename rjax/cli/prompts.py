@@ -1,0 +1,120 @@
+"""What a command generates from: prompts of the command line, of stdin and of files."""
+
+import dataclasses
+import difflib
+import json
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rjax.cli.arguments import SAMPLING_KEYS
+from rjax.errors import InvalidRequestError
+
+_RECORD_KEYS = ("prompt", "messages", *SAMPLING_KEYS)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Task:
+    """One prompt or conversation, with sampling values of its own.
+
+    Attributes:
+        prompt: text; None for a conversation.
+        messages: of a conversation; None for a text.
+        sampling: values that win over the command line's.
+        source: where it comes from, for messages to the user, such as "questions.jsonl:3".
+        expected: the answer that is known to be right, or None.
+    """
+
+    prompt: str | None
+    messages: list[Any] | None = None
+    sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    source: str = "prompt"
+    expected: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """The text to print for it."""
+        if self.prompt is not None:
+            return self.prompt
+        last = self.messages[-1] if self.messages else None
+        return str(last.get("content")) if isinstance(last, Mapping) else ""
+
+
+def read_text(path: str, what: str) -> str:
+    """A UTF-8 file's text.
+
+    Raises:
+        InvalidRequestError: it cannot be read, in one line.
+    """
+    try:
+        return pathlib.Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(
+            f"{what} {path}: not UTF-8 text (byte {error.start}); convert it"
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidRequestError(f"{what} {path}: {reason}") from error
+
+
+def tasks_of_prompts(prompts: list[str]) -> list[Task]:
+    """Tasks of ``--prompt``; "-" stands for all of stdin, once.
+
+    Raises:
+        InvalidRequestError: an empty prompt, stdin named twice or not UTF-8.
+    """
+    if prompts.count("-") > 1:
+        raise InvalidRequestError("--prompt - is given twice; stdin can be read once")
+    found = []
+    for i, prompt in enumerate(prompts, start=1):
+        source = "stdin" if prompt == "-" else f"--prompt {i}"
+        if prompt == "-":
+            try:
+                prompt = sys.stdin.read().rstrip("\n")
+            except UnicodeDecodeError as error:
+                raise InvalidRequestError("stdin: not UTF-8 text; convert it") from error
+        if not prompt:
+            raise InvalidRequestError(f"{source} is empty; give at least one character")
+        found.append(Task(prompt, source=source))
+    return found
+
+
+def tasks_of_file(path: str) -> list[Task]:
+    """Tasks of a file: JSON objects one a line, or plain texts one a line; blank lines are skipped.
+
+    A file is JSONL when its name ends in .jsonl or .ndjson, or its first line begins with "{".
+
+    Raises:
+        InvalidRequestError: the file cannot be read, has no prompt, or a line is wrong (named as
+            file:line).
+    """
+    lines = read_text(path, "--prompts-file").splitlines()
+    filled = [(i, line) for i, line in enumerate(lines, start=1) if line.strip()]
+    if not filled:
+        raise InvalidRequestError(f"--prompts-file {path}: holds no prompt; give one a line")
+    if path.endswith((".jsonl", ".ndjson")) or filled[0][1].lstrip().startswith("{"):
+        return [_task_of_record(line, f"{path}:{i}") for i, line in filled]
+    return [Task(line, source=f"{path}:{i}") for i, line in filled]
+
+
+def _task_of_record(line: str, source: str) -> Task:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise InvalidRequestError(f"{source}: bad JSON: {reason}") from error
+    if not isinstance(record, dict):
+        raise InvalidRequestError(f'{source}: give an object such as {{"prompt": "..."}}')
+    for key in record:
+        if key not in _RECORD_KEYS:
+            near = difflib.get_close_matches(key, _RECORD_KEYS, n=1, cutoff=0)[0]
+            raise InvalidRequestError(f"{source}: unknown field {key!r}; the nearest is {near!r}")
+    prompt, messages = record.pop("prompt", None), record.pop("messages", None)
+    if (prompt is None) == (messages is None):
+        raise InvalidRequestError(f"{source}: give either prompt or messages")
+    if prompt is not None and (not isinstance(prompt, str) or not prompt):
+        raise InvalidRequestError(f"{source}: prompt must be a text that is not empty")
+    if messages is not None and (not isinstance(messages, list) or not messages):
+        raise InvalidRequestError(f"{source}: messages must be a list that is not empty")
+    return Task(prompt, messages, record, source)

@@ -1,0 +1,151 @@
+"""What a command prints: answers, then figures, for people or as JSON."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rjax.cli.prompts import Task
+from rjax.outputs import CompletionOutput, Logprob, RequestOutput
+
+
+def figures(
+    outputs: Sequence[RequestOutput], stats: Any, seconds: float, prefix_seconds: float
+) -> dict[str, Any]:
+    """Counts, speeds and memory of one run.
+
+    Args:
+        outputs: of all requests.
+        stats: of the engine, an `EngineStats`.
+        seconds: the whole run took.
+        prefix_seconds: of those, spent on reading the shared beginning before the requests.
+    """
+    read = sum(len(o.prompt_token_ids) for o in outputs if o.error is None)
+    written = sum(len(c.token_ids) for o in outputs for c in o.outputs)
+    metrics = [o.metrics for o in outputs if o.metrics is not None]
+    first = [m.time_to_first_token for m in metrics if m.time_to_first_token is not None]
+    each = [m.time_per_output_token for m in metrics if m.time_per_output_token is not None]
+    return {
+        "requests": len(outputs),
+        "seconds": seconds,
+        "prompt_tokens": read,
+        "shared_prompt_tokens": sum(o.num_cached_tokens for o in outputs),
+        "read_once": stats.kv_tokens_read < stats.kv_tokens_unshared,
+        "kv_tokens_read": stats.kv_tokens_read,
+        "kv_tokens_read_without_sharing": stats.kv_tokens_unshared,
+        "output_tokens": written,
+        "input_tokens_per_second": read / seconds,
+        "output_tokens_per_second": written / seconds,
+        "prefix_seconds": prefix_seconds,
+        "mean_time_to_first_token": prefix_seconds + sum(first) / len(first) if first else None,
+        "mean_time_per_output_token": sum(each) / len(each) if each else None,
+        "kv_bytes": stats.peak_kv_bytes,
+        "kv_bytes_without_sharing": stats.peak_kv_bytes_unshared,
+        "steps": stats.steps,
+        "preemptions": stats.preemptions,
+        "backend": stats.backend,
+        "device": stats.device,
+    }
+
+
+def figure_lines(found: dict[str, Any]) -> list[str]:
+    """The figures in words, one line each."""
+    shared = "shared and read once" if found["read_once"] else "shared, stored once"
+    first, each = found["mean_time_to_first_token"], found["mean_time_per_output_token"]
+    prefix = found["prefix_seconds"]
+    note = f" ({_seconds(prefix)} of it to read the shared beginning)" if prefix else ""
+    return [
+        f"prompt tokens: {found['prompt_tokens']:,}, of which {found['shared_prompt_tokens']:,} "
+        + shared,
+        f"speed: {found['input_tokens_per_second']:,.1f} tokens/s in, "
+        f"{found['output_tokens_per_second']:,.1f} tokens/s out",
+        f"time to first token: {_seconds(first)}" + (note if first is not None else ""),
+        f"time per output token: {_seconds(each)}",
+        f"KV memory: {_mebibytes(found['kv_bytes'])}; without sharing it would be "
+        + _mebibytes(found["kv_bytes_without_sharing"]),
+    ]
+
+
+def answer_lines(task: Task, output: RequestOutput) -> list[str]:
+    """A question and its answer or answers."""
+    lines = [f"Q: {task.shown}"]
+    if output.error is not None:
+        return [*lines, f"E: {one_line(output.error)}"]
+    for answer in output.outputs:
+        label = f"A{answer.index}: " if len(output.outputs) > 1 else "A: "
+        known = task.expected is not None
+        mark = f"   (expected: {task.expected})" if known and not as_expected(task, output) else ""
+        lines.append(label + answer.text.strip() + mark)
+    return lines
+
+
+def as_expected(task: Task, output: RequestOutput) -> bool:
+    """Whether every answer is the one known to be right."""
+    return bool(output.outputs) and all(
+        answer.text.strip() == task.expected for answer in output.outputs
+    )
+
+
+def result_record(task: Task, output: RequestOutput) -> dict[str, Any]:
+    """One request for JSON; numbers that JSON does not know become null."""
+    found: dict[str, Any] = {
+        "source": task.source,
+        "prompt": task.shown,
+        "prompt_tokens": len(output.prompt_token_ids),
+        "cached_tokens": output.num_cached_tokens,
+        "outputs": [_completion_record(completion) for completion in output.outputs],
+    }
+    if output.prompt_logprobs is not None:
+        found["prompt_logprobs"] = [_logprobs_record(entry) for entry in output.prompt_logprobs]
+    if task.expected is not None:
+        found["expected"] = task.expected
+        found["as_expected"] = as_expected(task, output)
+    if output.error is not None:
+        found["error"] = one_line(output.error)
+    return found
+
+
+def one_line(error: object) -> str:
+    """An error's message without line breaks."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _completion_record(completion: CompletionOutput) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "index": completion.index,
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+    }
+    if completion.logprobs is not None:
+        found["cumulative_logprob"] = _finite(completion.cumulative_logprob)
+        found["logprobs"] = [_logprobs_record(entry) for entry in completion.logprobs]
+    return found
+
+
+def _logprobs_record(entry: dict[int, Logprob] | None) -> list[dict[str, Any]] | None:
+    if entry is None:
+        return None
+    return [
+        {
+            "token_id": token,
+            "logprob": _finite(found.logprob),
+            "rank": found.rank,
+            "token": found.decoded_token,
+        }
+        for token, found in entry.items()
+    ]
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "none"
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.1f} ms"
+
+
+def _mebibytes(value: int) -> str:
+    return f"{value / 2**20:,.1f} MiB"
