@@ -1,0 +1,151 @@
+"""Training batches: tables with many questions each, tokenised, made by several processes.
+
+One example is a shared prefix (the system message with its table) and many branches (a question
+and its answer) that all continue the prefix and do not see each other, just as at inference.
+"""
+
+import dataclasses
+import multiprocessing
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Int
+from tokenizers import Tokenizer
+
+from models.tables.questions import Question, random_questions
+from models.tables.table import INTRODUCTIONS, Table, random_table, system_prompt
+from models.tables.tokenizer import answer_text, prefix_text, question_text
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shape:
+    """The size of one compiled training step, and the tables that fit it.
+
+    Attributes:
+        batch: examples a batch.
+        prefix: tokens kept for the system message.
+        branches: tokens kept for all branches of an example together.
+        rows: fewest and most rows of a table.
+    """
+
+    batch: int
+    prefix: int
+    branches: int
+    rows: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """What one batch is drawn from; the same plan always gives the same batch."""
+
+    seed: int
+    shape: Shape
+    held_out: bool = False
+    all_columns: float = 0.75
+    key_first: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Batch:
+    """Tokens of B examples: prefixes of P tokens and packed branches of Q tokens.
+
+    Attributes:
+        prefix: prefix tokens, padded with 0.
+        lengths: how many of them are real.
+        tokens: the branches one after another, padded with 0.
+        segments: which branch a token belongs to, from 1; 0 for padding.
+        offsets: place of a token in its branch.
+        answers: whether the next token exists and belongs to the answer.
+        questions: the branches' questions, for scoring; empty in training batches.
+    """
+
+    prefix: Int[np.ndarray, "B P"]
+    lengths: Int[np.ndarray, " B"]
+    tokens: Int[np.ndarray, "B Q"]
+    segments: Int[np.ndarray, "B Q"]
+    offsets: Int[np.ndarray, "B Q"]
+    answers: Bool[np.ndarray, "B Q"]
+    questions: tuple[tuple[Question, ...], ...] = ()
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def _fitting_table(rng: random.Random, plan: Plan, tokenizer: Tokenizer) -> tuple[Table, list[int]]:
+    rows = rng.randint(*plan.shape.rows)
+    while True:
+        table = random_table(
+            rng,
+            rows,
+            held_out=plan.held_out,
+            all_columns=plan.all_columns,
+            key_first=plan.key_first,
+        )
+        text = prefix_text(system_prompt(table, rng.choice(INTRODUCTIONS)))
+        ids = _encode(tokenizer, text)
+        if len(ids) <= plan.shape.prefix:
+            return table, ids
+        rows -= 1  # an unusually wordy table
+
+
+def make_batch(plan: Plan, tokenizer: Tokenizer, keep_questions: bool = False) -> Batch:
+    """The batch of a plan."""
+    rng = random.Random(plan.seed)
+    B, P, Q = plan.shape.batch, plan.shape.prefix, plan.shape.branches
+    prefix = np.zeros((B, P), np.int16)
+    lengths = np.zeros(B, np.int32)
+    tokens, segments, offsets = (np.zeros((B, Q), np.int16) for _ in range(3))
+    answers = np.zeros((B, Q), np.bool_)
+    kept: list[tuple[Question, ...]] = []
+    for b in range(B):
+        table, ids = _fitting_table(rng, plan, tokenizer)
+        prefix[b, : len(ids)] = ids
+        lengths[b] = len(ids)
+        at, asked = 0, []
+        while True:
+            (question,) = random_questions(rng, table, 1)
+            head = _encode(tokenizer, question_text(question.text))
+            tail = _encode(tokenizer, answer_text(question.answer))
+            end = at + len(head) + len(tail)
+            if end > Q:
+                break
+            asked.append(question)
+            tokens[b, at:end] = head + tail
+            segments[b, at:end] = len(asked)
+            offsets[b, at:end] = np.arange(end - at)
+            answers[b, at + len(head) - 1 : end - 1] = True
+            at = end
+        kept.append(tuple(asked))
+    questions = tuple(kept) if keep_questions else ()
+    return Batch(prefix, lengths, tokens, segments, offsets, answers, questions)
+
+
+_worker_tokenizer: list[Tokenizer] = []  # one a worker process, set by its initializer
+
+
+def _start_worker(path: str) -> None:
+    _worker_tokenizer[:] = [Tokenizer.from_file(path)]
+
+
+def _work(plan: Plan) -> Batch:
+    return make_batch(plan, _worker_tokenizer[0])
+
+
+def batches(plans: Sequence[Plan], tokenizer: Path, workers: int) -> Iterator[Batch]:
+    """The batches of many plans, in order; made ahead by worker processes when there are any."""
+    if workers == 0:
+        loaded = Tokenizer.from_file(str(tokenizer))
+        yield from (make_batch(plan, loaded) for plan in plans)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(workers, _start_worker, (str(tokenizer),)) as pool:
+        window = 4 * workers
+        pending = [pool.apply_async(_work, (plan,)) for plan in plans[:window]]
+        for at in range(len(plans)):
+            batch = pending[at % window].get()
+            if at + window < len(plans):
+                pending[at % window] = pool.apply_async(_work, (plans[at + window],))
+            yield batch

@@ -1,0 +1,215 @@
+"""One optimizer step, and the check of a batch's answers: the compiled part of training."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from models.config import ModelConfig
+from models.decoder import Decoder
+from models.rope import rotary_tables
+from models.tables.attention import Implementation, TreeAttention, branch_mask
+from models.tables.data import Batch
+
+Arrays = dict[str, Array]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Weights:
+    """How much each kind of token counts in the loss; each kind is averaged by itself."""
+
+    answer: float = 1.0
+    question: float = 0.05
+    table: float = 0.15
+
+
+def arrays(batch: Batch) -> dict[str, np.ndarray]:
+    """A batch's arrays, as the compiled functions take them."""
+    return {
+        f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if f.name != "questions"
+    }
+
+
+def fresh_parameters(config: ModelConfig, seed: int) -> tuple[nnx.GraphDef, Any]:
+    """Float32 parameters to start from.
+
+    Matrices are normal with variance 1 / (their inputs), those that write to the residual stream
+    divided by 2L as well; the embedding has deviation 0.02.
+    """
+    graph, state = nnx.split(Decoder(config, jnp.float32))
+    key = jax.random.key(seed)
+    filled = []
+    for at, (path, leaf) in enumerate(nnx.to_flat_state(state)):
+        name, shape = str(path[-1]), leaf.get_value().shape
+        if leaf.get_metadata("initial") != "normal":
+            filled.append((path, leaf.replace(jnp.ones(shape, jnp.float32))))
+            continue
+        if name == "embedding":
+            deviation = 0.02
+        elif name in ("output", "down"):
+            deviation = (np.prod(shape[:-1]) * 2 * config.num_layers) ** -0.5
+        else:
+            deviation = shape[0] ** -0.5
+        value = deviation * jax.random.normal(jax.random.fold_in(key, at), shape, jnp.float32)
+        filled.append((path, leaf.replace(value)))
+    return graph, nnx.from_flat_state(filled)
+
+
+def optimizer(
+    learning_rate: float, steps: int, warm_up: int = 200, decay: float = 0.4
+) -> optax.GradientTransformation:
+    """AdamW: linear warm-up, constant, linear decay to 2 % over the last ``decay`` of the steps."""
+    falling = max(1, int(steps * decay))
+    schedule = optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, learning_rate, warm_up),
+            optax.constant_schedule(learning_rate),
+            optax.linear_schedule(learning_rate, 0.02 * learning_rate, falling),
+        ],
+        [warm_up, steps - falling],
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(
+            schedule,
+            b1=0.9,
+            b2=0.98,
+            weight_decay=0.05,
+            mask=lambda tree: jax.tree.map(lambda leaf: leaf.ndim > 1, tree),
+        ),
+    )
+
+
+@jax.custom_vjp
+def _lookup(table: Float[Array, "V D"], tokens: Int[Array, " T"]) -> Float[Array, "T D"]:
+    return jnp.take(table, tokens, axis=0, mode="clip")
+
+
+def _lookup_forward(table: Array, tokens: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _lookup(table, tokens), (table, tokens)
+
+
+def _lookup_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
+    table, tokens = saved
+    # A scatter-add would sum thousands of occurrences of one token in bfloat16.
+    one_hot = jax.nn.one_hot(tokens, table.shape[0], dtype=gradient.dtype)
+    summed = jnp.einsum("TV,TD->VD", one_hot, gradient, preferred_element_type=jnp.float32)
+    return summed.astype(table.dtype), None
+
+
+_lookup.defvjp(_lookup_forward, _lookup_backward)
+
+
+def _hidden(model: Decoder, batch: Arrays, implementation: Implementation) -> Float[Array, "B X D"]:
+    """Final hidden states of prefix and branches; the model's own call but for `_lookup`."""
+    prefix, lengths = batch["prefix"].astype(jnp.int32), batch["lengths"]
+    B, P = prefix.shape
+    tokens = jnp.concatenate([prefix, batch["tokens"].astype(jnp.int32)], 1)
+    positions = jnp.concatenate(
+        [
+            jnp.broadcast_to(jnp.arange(P), (B, P)),
+            lengths[:, None] + batch["offsets"].astype(jnp.int32),
+        ],
+        1,
+    ).reshape(-1)
+    assert model.config.rope is not None
+    rotary = rotary_tables(model.config.rope, positions)
+    attention = TreeAttention(P, branch_mask(lengths, batch["segments"], P), implementation)
+    x = _lookup(model.embedding[...], tokens.reshape(-1))
+    for layer in model.layers:
+        x = layer(x, rotary, attention)
+    return model.norm(x).reshape(*tokens.shape, -1)
+
+
+def _mean(values: Array, mask: Array) -> Array:
+    return jnp.sum(values * mask) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def _loss(
+    state: Any,
+    graph: nnx.GraphDef,
+    batch: Arrays,
+    weights: Weights,
+    implementation: Implementation,
+    dtype: Any,
+) -> tuple[Array, Arrays]:
+    model: Decoder = nnx.merge(graph, jax.tree.map(lambda leaf: leaf.astype(dtype), state))
+    hidden = _hidden(model, batch, implementation)
+    P = batch["prefix"].shape[1]
+
+    def cross_entropy(hidden: Array, targets: Array) -> tuple[Array, Array]:
+        logits = model.logits(hidden.reshape(-1, hidden.shape[-1]))
+        flat = targets.reshape(-1).astype(jnp.int32)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, flat)
+        return losses.reshape(targets.shape), (logits.argmax(-1) == flat).reshape(targets.shape)
+
+    table_losses, _ = cross_entropy(hidden[:, : P - 1], batch["prefix"][:, 1:])
+    in_table = jnp.arange(1, P) < batch["lengths"][:, None]
+    segments, answers = batch["segments"][:, :-1], batch["answers"][:, :-1]
+    losses, right = cross_entropy(hidden[:, P:-1], batch["tokens"][:, 1:])
+    in_question = (segments > 0) & (segments == batch["segments"][:, 1:]) & ~answers
+    metrics = {
+        "answer": _mean(losses, answers),
+        "question": _mean(losses, in_question),
+        "table": _mean(table_losses, in_table),
+        "accuracy": _mean(right, answers),
+    }
+    loss = sum(getattr(weights, kind) * metrics[kind] for kind in ("answer", "question", "table"))
+    return jnp.asarray(loss), metrics
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trainer:
+    """The compiled functions of a training run.
+
+    Attributes:
+        graph: structure of the model.
+        transform: the optimizer.
+        implementation: of the attention.
+        dtype: in which the model computes; parameters and optimizer are float32.
+        weights: of the loss.
+    """
+
+    graph: nnx.GraphDef
+    transform: optax.GradientTransformation
+    implementation: Implementation
+    dtype: Any = jnp.bfloat16
+    weights: Weights = Weights()
+
+    def update(
+        self, state: Any, moments: optax.OptState, batch: Arrays
+    ) -> tuple[Any, optax.OptState, Arrays]:
+        """One step; to be jitted with the first two arguments donated."""
+        gradient, metrics = jax.grad(_loss, has_aux=True)(
+            state, self.graph, batch, self.weights, self.implementation, self.dtype
+        )
+        squares = [jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient)]
+        metrics["norm"] = jnp.sqrt(sum(squares))
+        updates, moments = self.transform.update(gradient, moments, state)
+        return optax.apply_updates(state, updates), moments, metrics  # pyright: ignore
+
+    def correct(self, state: Any, batch: Arrays) -> Bool[Array, "B Q"]:
+        """Which branch tokens are followed by what the model thinks likeliest.
+
+        An answer whose tokens are all correct is just the one greedy decoding gives.
+        """
+        model: Decoder = nnx.merge(
+            self.graph, jax.tree.map(lambda leaf: leaf.astype(self.dtype), state)
+        )
+        P = batch["prefix"].shape[1]
+        hidden = _hidden(model, batch, self.implementation)[:, P:]
+        logits = model.logits(hidden.reshape(-1, hidden.shape[-1]))
+        following = jnp.roll(batch["tokens"], -1, axis=1).astype(jnp.int32)
+        return logits.argmax(-1).reshape(following.shape) == following
+
+
+def compiled(function: Any, donate: tuple[int, ...], *arguments: Any) -> Any:
+    """A function compiled for the shapes of its arguments."""
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
+    return functools.partial(jax.jit, donate_argnums=donate)(function).lower(*shapes).compile()

@@ -1,0 +1,400 @@
+"""Training of the bundled model.
+
+The whole run that made the checkpoint, on one GPU with cuDNN attention:
+
+    python -m models.tables.tokenizer
+    python -m models.tables.train --implementation cudnn --out models/tables/checkpoint
+
+A run can be cut short with --minutes and continued with the same command and the same --state.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import itertools
+import json
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from tokenizers import Tokenizer
+
+from models.config import ModelConfig
+from models.decoder import Decoder
+from models.loading.config_file import config_from_dict
+from models.loading.save import save_model
+from models.tables.data import Batch, Plan, Shape, batches, make_batch
+from models.tables.decode import answer_questions
+from models.tables.questions import Question
+from models.tables.scoring import held_out_sheets, is_right, score, score_by_rows, summary
+from models.tables.step import Trainer, arrays, compiled, fresh_parameters, optimizer
+from models.tables.tokenizer import BOS, END, MAX_LENGTH, PAD
+
+HERE = Path(__file__).parent
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stage:
+    """Part of the curriculum, up to a share of the steps.
+
+    Attributes:
+        until: share of all steps at which the next stage begins.
+        shares: how often each of the run's shapes comes.
+        key_first: share of tables that begin with id and name.
+        all_columns: share of tables with all columns.
+    """
+
+    until: float
+    shares: tuple[float, ...]
+    key_first: float
+    all_columns: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Size:
+    """A model's size, the shapes it is trained with and the one it is checked with."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    shapes: tuple[Shape, ...]
+    check: Shape
+    stages: tuple[Stage, ...]
+
+
+SIZES = {
+    "full": Size(
+        hidden=384,
+        layers=8,
+        heads=6,
+        kv_heads=2,
+        head_dim=64,
+        feed_forward=1024,
+        shapes=(
+            Shape(96, 512, 1024, (3, 8)),
+            Shape(64, 1152, 1024, (5, 20)),
+            Shape(32, 2240, 1024, (18, 40)),
+        ),
+        check=Shape(32, 2240, 1024, (5, 40)),
+        stages=(
+            Stage(0.08, (1.0, 0.0, 0.0), 0.5, 0.5),
+            Stage(0.18, (0.5, 0.5, 0.0), 0.3, 0.6),
+            Stage(0.30, (0.2, 0.5, 0.3), 0.1, 0.7),
+            Stage(1.00, (0.1, 0.3, 0.6), 0.0, 0.75),
+        ),
+    ),
+    "tiny": Size(
+        hidden=128,
+        layers=4,
+        heads=4,
+        kv_heads=2,
+        head_dim=32,
+        feed_forward=256,
+        shapes=(Shape(8, 256, 256, (3, 4)),),
+        check=Shape(8, 256, 256, (3, 4)),
+        stages=(Stage(1.0, (1.0,), 1.0, 0.0),),
+    ),
+}
+
+
+def model_config(size: Size, tokenizer: Tokenizer) -> ModelConfig:
+    """The Llama configuration of a size."""
+    return config_from_dict(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": tokenizer.get_vocab_size(),
+            "hidden_size": size.hidden,
+            "intermediate_size": size.feed_forward,
+            "num_hidden_layers": size.layers,
+            "num_attention_heads": size.heads,
+            "num_key_value_heads": size.kv_heads,
+            "head_dim": size.head_dim,
+            "hidden_act": "silu",
+            "max_position_embeddings": MAX_LENGTH,
+            "rope_theta": 10000.0,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "dtype": "bfloat16",
+        }
+    )
+
+
+def plans(size: Size, steps: int, seed: int) -> list[Plan]:
+    """What every step's batch is drawn from."""
+    rng = random.Random(seed)
+    made = []
+    for step in range(steps):
+        stage = next(s for s in size.stages if step < s.until * steps)
+        (shape,) = rng.choices(size.shapes, stage.shares)
+        made.append(
+            Plan(
+                rng.getrandbits(48),
+                shape,
+                all_columns=stage.all_columns,
+                key_first=stage.key_first,
+            )
+        )
+    return made
+
+
+def teacher_forced(batch: Batch, correct: np.ndarray) -> Iterator[tuple[Question, bool]]:
+    """The questions of a batch and whether greedy decoding would answer each exactly."""
+    for b, asked in enumerate(batch.questions):
+        wrong = {int(s) for s in batch.segments[b][batch.answers[b] & ~correct[b]]}
+        for at, question in enumerate(asked, 1):
+            yield question, at not in wrong
+
+
+class Run:
+    """A training run: parameters, optimizer, compiled steps, and where they are kept."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.size = SIZES[args.size]
+        self.tokenizer = Tokenizer.from_file(str(args.tokenizer / "tokenizer.json"))
+        self.config = model_config(self.size, self.tokenizer)
+        self.graph, self.state = fresh_parameters(self.config, args.seed)
+        transform = optimizer(args.learning_rate, args.steps, min(200, args.steps // 10))
+        self.moments = transform.init(self.state)
+        self.trainer = Trainer(
+            self.graph, transform, args.implementation, jnp.dtype(args.compute_dtype)
+        )
+        self.step = 0
+        if args.state is not None and args.state.exists():
+            self._restore(args.state)
+
+    def _restore(self, path: Path) -> None:
+        leaves, tree = jax.tree.flatten((self.state, self.moments))
+        with np.load(path) as kept:
+            self.step = int(kept["step"])
+            loaded = [jnp.asarray(kept[f"leaf{at}"], leaf.dtype) for at, leaf in enumerate(leaves)]
+        self.state, self.moments = jax.tree.unflatten(tree, loaded)
+        print(f"continuing at step {self.step} from {path}", flush=True)
+
+    def keep(self, path: Path) -> None:
+        """Write everything needed to continue."""
+        leaves = jax.tree.leaves((self.state, self.moments))
+        kept = {f"leaf{at}": np.asarray(leaf) for at, leaf in enumerate(leaves)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            np.savez(file, step=np.int64(self.step), **kept)
+
+    def model(self) -> Decoder:
+        """The model as it will be loaded: in bfloat16."""
+        return nnx.merge(
+            self.graph, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), self.state)
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the Hugging Face folder."""
+        save_model(self.model(), self.config, folder)
+        for name in TOKENIZER_FILES:
+            if (self.args.tokenizer / name).resolve() != (folder / name).resolve():
+                shutil.copy(self.args.tokenizer / name, folder / name)
+        # Tools that read config.json alone need the special tokens too.
+        config = json.loads((folder / "config.json").read_text())
+        for name, token in (("bos", BOS), ("eos", END), ("pad", PAD)):
+            config[f"{name}_token_id"] = self.tokenizer.token_to_id(token)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+    def train(self) -> None:
+        """Steps until the last one, or until the time is up."""
+        args, began = self.args, time.monotonic()
+        todo = plans(self.size, args.steps, args.seed)[self.step :]
+        checks = [
+            make_batch(Plan(10**9 + i, self.size.check, held_out=True), self.tokenizer, True)
+            for i in range(args.checks)
+        ]
+        samples = {
+            shape: make_batch(Plan(0, dataclasses.replace(shape, rows=(3, 3))), self.tokenizer)
+            for shape in dict.fromkeys(plan.shape for plan in todo)
+        }
+        with concurrent.futures.ThreadPoolExecutor(4) as threads:
+            updates = {
+                shape: threads.submit(
+                    compiled,
+                    self.trainer.update,
+                    (0, 1),
+                    self.state,
+                    self.moments,
+                    arrays(sample),
+                )
+                for shape, sample in samples.items()
+            }
+            correct = threads.submit(
+                compiled, self.trainer.correct, (), self.state, arrays(checks[0])
+            )
+            source = batches(todo, args.tokenizer / "tokenizer.json", args.workers)
+            log = Log(args.log)
+            waited = 0.0
+            for plan in todo:
+                asked = time.monotonic()
+                batch = next(source)
+                waited += time.monotonic() - asked
+                update = updates[plan.shape].result()
+                self.state, self.moments, metrics = update(self.state, self.moments, arrays(batch))
+                self.step += 1
+                log.count(plan.shape)
+                last = self.step == args.steps
+                if self.step % args.log_every == 0 or last:
+                    log.line(self.step, metrics, waited)
+                    waited = 0.0
+                if self.step % args.check_every == 0 or last:
+                    self.check(checks, correct.result())
+                    log.restart()
+                if time.monotonic() - began > 60 * args.minutes:
+                    break
+            jax.block_until_ready(self.state)
+            source.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def check(self, checks: list[Batch], correct: Any) -> None:
+        """Print the exact-answer rate on held-out tables."""
+        results = itertools.chain.from_iterable(
+            teacher_forced(batch, np.asarray(correct(self.state, arrays(batch))))
+            for batch in checks
+        )
+        groups = {name: s.accuracy for name, s in score(results).items()}
+        print(
+            f"   held-out at {self.step}: "
+            + "  ".join(f"{name} {100 * value:.1f}" for name, value in groups.items()),
+            flush=True,
+        )
+
+    def evaluate(self) -> dict[str, Any]:
+        """Scores of greedy decoding on held-out tables of 5 to 40 rows."""
+        args = self.args
+        sheets = held_out_sheets(args.tables, args.questions, rows=tuple(args.rows))
+        answers: list[list[str]] = []
+        for at in range(0, len(sheets), 32):
+            part = sheets[at : at + 32]
+            answers += answer_questions(
+                self.model(),
+                self.tokenizer,
+                [sheet.system for sheet in part],
+                [[q.text for q in sheet.questions] for sheet in part],
+                implementation=args.implementation,
+                prefix_length=args.prefix_length,
+                question_length=64,
+            )
+        right = [
+            [is_right(q, a) for q, a in zip(sheet.questions, given, strict=True)]
+            for sheet, given in zip(sheets, answers, strict=True)
+        ]
+        flat = [
+            pair
+            for sheet, marks in zip(sheets, right, strict=True)
+            for pair in zip(sheet.questions, marks, strict=True)
+        ]
+        scores = score(flat) | score_by_rows(sheets, right)
+        print(summary(scores), flush=True)
+        shown = 0
+        for sheet, given, marks in zip(sheets, answers, right, strict=True):
+            for question, answer, mark in zip(sheet.questions, given, marks, strict=True):
+                if not mark and shown < args.show_wrong:
+                    shown += 1
+                    print(f"wrong ({sheet.rows} rows): {question.text}\n  want {question.answer}")
+                    print(f"  got  {answer}", flush=True)
+        return {name: s.as_json() for name, s in scores.items()}
+
+
+class Log:
+    """Prints and keeps a line of figures now and then."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin to measure speed anew."""
+        self.tokens, self.steps, self.since = 0, 0, time.monotonic()
+
+    def count(self, shape: Shape) -> None:
+        """Note one step."""
+        self.steps += 1
+        self.tokens += shape.batch * (shape.prefix + shape.branches)
+
+    def line(self, step: int, metrics: dict[str, Any], waited: float) -> None:
+        """Print the last step's figures and the speed since the last line."""
+        figures = {name: round(float(value), 4) for name, value in metrics.items()}
+        seconds = time.monotonic() - self.since
+        figures |= {
+            "step": step,
+            "tokens_per_s": round(self.tokens / seconds),
+            "steps_per_s": round(self.steps / seconds, 2),
+            "waited_s": round(waited, 2),
+        }
+        print(" ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a") as file:
+                file.write(json.dumps(figures) + "\n")
+        self.restart()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
+    p.add_argument("--tokenizer", type=Path, default=HERE / "checkpoint", help="its folder")
+    p.add_argument("--state", type=Path, help="file to continue from and to keep the run in")
+    p.add_argument("--log", type=Path, help="file for one JSON line per printed line")
+    p.add_argument("--scores", type=Path, help="file for the final scores, as JSON")
+    p.add_argument("--size", choices=SIZES, default="full")
+    p.add_argument("--steps", type=int, default=14000, help="of the whole run, all calls together")
+    p.add_argument("--minutes", type=float, default=1e9, help="stop training after so long")
+    p.add_argument("--learning-rate", type=float, default=1.6e-3)
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--workers", type=int, default=14, help="processes that make batches")
+    p.add_argument("--implementation", choices=("xla", "cudnn"), default="xla")
+    p.add_argument("--compute-dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    p.add_argument("--log-every", type=int, default=100)
+    p.add_argument("--check-every", type=int, default=500)
+    p.add_argument("--checks", type=int, default=3, help="held-out batches a check")
+    p.add_argument("--tables", type=int, default=128, help="held-out tables of the final score")
+    p.add_argument("--questions", type=int, default=32, help="questions about each of them")
+    p.add_argument("--rows", type=int, nargs=2, default=(5, 40), help="size of those tables")
+    p.add_argument("--prefix-length", type=int, default=2432, help="tokens kept for each of them")
+    p.add_argument("--show-wrong", type=int, default=12, help="wrong answers printed at the end")
+    return p
+
+
+def main() -> None:
+    """Train, save, score."""
+    args = parser().parse_args()
+    began = time.monotonic()
+    run = Run(args)
+    run.train()
+    trained = time.monotonic() - began
+    run.save(args.out)
+    if args.state is not None:
+        run.keep(args.state)
+    print(f"step {run.step} after {trained:.0f} s; checkpoint in {args.out}", flush=True)
+    if args.tables:
+        scores = run.evaluate()
+        if args.scores is not None:
+            result = {
+                "steps": run.step,
+                "seconds": round(trained),
+                "device": jax.devices()[0].device_kind,
+                "jax": jax.__version__,
+                "scores": scores,
+            }
+            args.scores.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
