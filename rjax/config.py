@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from rjax.errors import InvalidConfigError
 
@@ -134,6 +134,8 @@ class RelaySettings:
         sys_schema: template with ``{__SYS_PROMPT}`` and, after it, ``{__USR_PROMPT}``; it lays out
             system prompt and user text. Default: the one directly after the other.
         sys_prompt_file, sys_schema_file: the same from UTF-8 files; they win over the strings.
+        relay_split_tokens: attention is cut at multiples of so many tokens of a sequence, and only
+            whole cuts are shared; a multiple of the page size. None is the backend's best.
     """
 
     enable_relay_attention: RelayMode | bool = "auto"
@@ -141,12 +143,14 @@ class RelaySettings:
     sys_schema: str = _SYS + _USR
     sys_prompt_file: str | None = None
     sys_schema_file: str | None = None
+    relay_split_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.enable_relay_attention, bool):
             mode = "on" if self.enable_relay_attention else "off"
             object.__setattr__(self, "enable_relay_attention", mode)
         _choice("enable_relay_attention", self.enable_relay_attention, ("auto", "on", "off"))
+        _positive("relay_split_tokens", self.relay_split_tokens)
         for field in ("sys_prompt", "sys_schema"):
             path = getattr(self, field + "_file")
             if path is not None:
@@ -190,9 +194,14 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _positive("tensor_parallel_size", self.tensor_parallel_size)
+        split, page = self.relay.relay_split_tokens, self.cache.page_size
+        if split is not None and split % page:
+            raise InvalidConfigError(
+                f"relay_split_tokens is {split}; it must be a multiple of page_size ({page})"
+            )
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> Self:
+    def from_options(cls, options: Mapping[str, Any]) -> "EngineConfig":
         """Build from flat keyword options, as ``LLM(model, **options)`` takes them.
 
         Raises:

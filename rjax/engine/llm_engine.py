@@ -21,10 +21,11 @@ from rjax.engine.sequence import Sequence, SequenceStatus
 from rjax.engine.stats import EngineStats
 from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError
 from rjax.outputs import RequestMetrics, RequestOutput
-from rjax.sampling import SamplingParams, TokenLogprobs, sequence_seed, slot_row
+from rjax.sampling import SamplingParams, sequence_seed, slot_row
 from rjax.tokenization import Tokenizer
 from rjax.worker.backend import choose_backend
 from rjax.worker.dtype import choose_dtype
+from rjax.worker.readout import HostLogprobs, read_result
 from rjax.worker.worker import DispatchedStep, Worker
 
 _PREFIX_REQUEST = "\0shared prefix"  # no caller's id starts so
@@ -271,7 +272,7 @@ class LLMEngine:
         self._worker.admit(sequence.slot, row)
 
     def _read(self, step: DispatchedStep) -> list[RequestOutput]:
-        result = self._worker.read(step)
+        result = read_result(step.result)
         told: dict[str, Request] = {}
         row = 0
         for b, item in enumerate(step.batch):
@@ -371,12 +372,12 @@ class LLMEngine:
         stats.peak_kv_bytes_unshared = max(stats.peak_kv_bytes_unshared, unshared)
 
 
-def _at(found: TokenLogprobs, row: int) -> StepLogprobs:
+def _at(found: HostLogprobs, row: int) -> StepLogprobs:
     return StepLogprobs(
         logprob=float(found.logprob[row]),
         rank=int(found.rank[row]),
-        top_ids=np.asarray(found.top_ids[row]),
-        top_logprobs=np.asarray(found.top_logprobs[row]),
+        top_ids=found.top_ids[row],
+        top_logprobs=found.top_logprobs[row],
     )
 
 

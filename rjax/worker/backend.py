@@ -55,6 +55,6 @@ def _xla() -> Backend:
         write_kv=pallas_kernels.kv_write.xla.write_kv,
         rotate=pallas_kernels.kv_write.xla.rotate,
         tile_rows=16,
-        split_tokens=256,
+        split_tokens=128,
         cost_model=CostModel(narrow_item=1.0, narrow_token=0.05, wide_item=2.0, wide_token=0.15),
     )

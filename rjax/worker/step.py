@@ -115,9 +115,13 @@ def _prompt_logprobs(
     if not features.prompt_logprobs:
         return None
 
-    def one(row: tuple[Array, Array]) -> TokenLogprobs:
-        x, target = row
-        found = token_logprobs(model.logits(x[None]), target[None], features.num_logprobs)
-        return jax.tree.map(lambda leaf: leaf[0], found)
-
-    return jax.lax.map(one, (hidden, targets), batch_size=_PROMPT_BLOCK)
+    # Logits of a block of rows at a time: all rows' would be T x V.
+    blocks = [
+        token_logprobs(
+            model.logits(hidden[start : start + _PROMPT_BLOCK]),
+            targets[start : start + _PROMPT_BLOCK],
+            features.num_logprobs,
+        )
+        for start in range(0, hidden.shape[0], _PROMPT_BLOCK)
+    ]
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *blocks)

@@ -60,7 +60,7 @@ class Worker:
         self._vocab_size = loaded.config.vocab_size
         self._sharing = _sharing(config, backend)
         page_size = config.cache.page_size
-        unit = max(backend.split_tokens, page_size)
+        unit = config.relay.relay_split_tokens or max(backend.split_tokens, page_size)
         self.shapes = ShapeTable(
             max_num_seqs=config.scheduler.max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -103,10 +103,6 @@ class Worker:
         for leaf in jax.tree.leaves(result):
             leaf.copy_to_host_async()
         return DispatchedStep(batch, result, stats)
-
-    def read(self, step: DispatchedStep) -> StepResult:
-        """Wait for a step and bring its result to the host, as NumPy arrays."""
-        return jax.tree.map(np.asarray, step.result)
 
     def _features(self, batch: Iterable[ScheduledSequence]) -> StepFeatures:
         params = [item.sequence.params for item in batch]
