@@ -55,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     parser = OneLineParser(
         prog=f"python -m {_NAME}",
+        usage="%(prog)s [options]",
         description="Generate text. Prompts that begin alike share that beginning: its KV is "
         "stored once and, with relay attention, read once in each step.",
         epilog=_EPILOG,

@@ -1,6 +1,7 @@
 """How a command ends: at most one line on stderr and an exit status, never a traceback."""
 
 import argparse
+import difflib
 import io
 import logging
 import os
@@ -22,7 +23,14 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with status 2; the usage is a ``--help`` away."""
-        self.exit(BAD_INPUT, f"{self.prog}: error: {one_line(message)} (see --help)\n")
+        near = self._nearest(message.removeprefix("unrecognized arguments: ").split()[0])
+        hint = f"did you mean {near}? " if "unrecognized arguments: -" in message and near else ""
+        name = self.prog.split()[-1]
+        self.exit(BAD_INPUT, f"{name}: error: {one_line(message)} ({hint}see --help)\n")
+
+    def _nearest(self, flag: str) -> str | None:
+        known = [name for action in self._actions for name in action.option_strings]
+        return next(iter(difflib.get_close_matches(flag.split("=")[0], known, n=1)), None)
 
 
 def run_command(name: str, command: Callable[[], int]) -> int:

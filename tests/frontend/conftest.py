@@ -1,9 +1,10 @@
 """Fixtures: a tokenizer of each kind."""
 
 import pytest
-from tiny_tokenizers import KINDS, build
 
 from rjax.tokenization import Tokenizer
+
+from .tiny_tokenizers import KINDS, build
 
 
 @pytest.fixture(params=list(KINDS))

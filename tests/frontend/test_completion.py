@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_tokenizers import build
 
 from rjax.engine.completion import Completion, StepLogprobs
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.tokenization import OutputText, Tokenizer
+
+from .tiny_tokenizers import build
 
 QUICK = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

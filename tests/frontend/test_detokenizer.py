@@ -5,9 +5,10 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_tokenizers import build
 
 from rjax.tokenization import Detokenizer, Tokenizer
+
+from .tiny_tokenizers import build
 
 QUICK = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

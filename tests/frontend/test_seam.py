@@ -3,11 +3,12 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_tokenizers import build
 
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.tokenization import SeamTokenizer, Tokenizer
 from rjax.tokenization.seam import common_prefix
+
+from .tiny_tokenizers import build
 
 SYS, USR = "{__SYS_PROMPT}", "{__USR_PROMPT}"
 SCHEMAS = (

@@ -1,0 +1,1 @@
+"""Tests of what a user touches: text in and out, the Python API, the command."""
