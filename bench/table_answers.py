@@ -1,0 +1,165 @@
+"""Exact-answer scores of the bundled model (or another) on held-out tables with unseen names.
+
+    python -m bench.table_answers                      # through the engine, 16 tables
+    python -m bench.table_answers --answerer plain     # a plain decoding loop, no engine
+    python -m bench.table_answers --tables 128 --json bench/results/table_answers.json
+
+An answer counts when it equals the canonical one character for character; decoding is greedy.
+"""
+
+import argparse
+import json
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from tokenizers import Tokenizer
+
+from models import BUNDLED_MODEL, load_model
+from models.tables.decode import answer_questions
+from models.tables.scoring import (
+    EVALUATION_SEED,
+    Score,
+    Sheet,
+    held_out_sheets,
+    is_right,
+    score,
+    score_by_rows,
+    summary,
+)
+
+MAX_NEW_TOKENS = 120
+Answerer = Callable[[Sequence[Sheet]], list[list[str]]]
+
+
+def engine_answerer(model: Path, relay: str) -> Answerer:
+    """Answers by rjax: every question is a chat whose system message is its table."""
+    from rjax import LLM, SamplingParams
+
+    llm = LLM(str(model), enable_relay_attention=relay)  # pyright: ignore[reportArgumentType]
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_NEW_TOKENS)
+
+    def answer(sheets: Sequence[Sheet]) -> list[list[str]]:
+        chats = [
+            [
+                {"role": "system", "content": sheet.system},
+                {"role": "user", "content": question.text},
+            ]
+            for sheet in sheets
+            for question in sheet.questions
+        ]
+        texts = iter([output.outputs[0].text for output in llm.chat(chats, params)])
+        return [[next(texts) for _ in sheet.questions] for sheet in sheets]
+
+    return answer
+
+
+def plain_answerer(model: Path, group: int) -> Answerer:
+    """Answers by a loop over the model itself, for ``group`` tables at a time."""
+    loaded = load_model(model, dtype=None if on_gpu() else jnp.float32, progress=False)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+
+    def answer(sheets: Sequence[Sheet]) -> list[list[str]]:
+        answers = []
+        for at in range(0, len(sheets), group):
+            part = sheets[at : at + group]
+            answers += answer_questions(
+                loaded.model,
+                tokenizer,
+                [sheet.system for sheet in part],
+                [[question.text for question in sheet.questions] for sheet in part],
+                max_new_tokens=MAX_NEW_TOKENS,
+                implementation="cudnn" if on_gpu() else "xla",
+                prefix_length=2432,
+                question_length=64,
+            )
+        return answers
+
+    return answer
+
+
+def on_gpu() -> bool:
+    """Whether JAX computes on a GPU here."""
+    return jax.default_backend() == "gpu"
+
+
+def measure(sheets: Sequence[Sheet], answer: Answerer, show_wrong: int) -> dict[str, Score]:
+    """Ask everything and score it by kind, by kind and topic, and by table size."""
+    answers = answer(sheets)
+    right = [
+        [is_right(question, text) for question, text in zip(sheet.questions, texts, strict=True)]
+        for sheet, texts in zip(sheets, answers, strict=True)
+    ]
+    asked = [question for sheet in sheets for question in sheet.questions]
+    marks = [mark for row in right for mark in row]
+    texts = [text for row in answers for text in row]
+    wrong = [(q, t) for q, t, mark in zip(asked, texts, marks, strict=True) if not mark]
+    for question, text in wrong[:show_wrong]:
+        print(f"{question.text}\n  right: {question.answer}\n  given: {text}")
+    return score(zip(asked, marks, strict=True)) | score_by_rows(sheets, right)
+
+
+def report(scores: dict[str, Score], seconds: float, args: argparse.Namespace) -> dict[str, Any]:
+    """The scores with everything needed to repeat them."""
+    return {
+        "command": shlex.join(["python", "-m", "bench.table_answers", *sys.argv[1:]]),
+        "answerer": args.answerer,
+        "model": args.model.name if args.model != BUNDLED_MODEL else "bundled",
+        "seed": args.seed,
+        "tables": args.tables,
+        "questions_per_table": args.questions,
+        "rows": args.rows,
+        "seconds": round(seconds, 1),
+        "device": jax.devices()[0].device_kind,
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("jax", "flax", "tokenizers")},
+        "scores": {name: one.as_json() for name, one in scores.items()},
+    }
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="model folder")
+    p.add_argument("--answerer", choices=("engine", "plain"), default="engine")
+    p.add_argument("--relay", choices=("auto", "on", "off"), default="auto", help="engine only")
+    p.add_argument("--tables", type=int, default=16)
+    p.add_argument("--questions", type=int, default=16, help="questions about each table")
+    p.add_argument("--rows", type=int, nargs=2, default=[5, 40], help="fewest and most rows")
+    p.add_argument("--seed", type=int, default=EVALUATION_SEED)
+    p.add_argument("--group", type=int, default=8, help="tables at a time, plain answerer only")
+    p.add_argument("--show-wrong", type=int, default=0, help="print so many wrong answers")
+    p.add_argument("--json", type=Path, help="file for the scores")
+    return p
+
+
+def main() -> None:
+    """Measure and report."""
+    args = parser().parse_args()
+    sheets = held_out_sheets(args.tables, args.questions, rows=tuple(args.rows), seed=args.seed)
+    answer = (
+        engine_answerer(args.model, args.relay)
+        if args.answerer == "engine"
+        else plain_answerer(args.model, args.group)
+    )
+    began = time.monotonic()
+    scores = measure(sheets, answer, args.show_wrong)
+    seconds = time.monotonic() - began
+    print(summary(scores))
+    print(f"{sum(len(s.questions) for s in sheets)} questions in {seconds:.1f} s")
+    if args.json is not None:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(report(scores, seconds, args), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
