@@ -6,6 +6,9 @@ from typing import Any
 
 from models.errors import CheckpointError
 
+MAX_LAYERS = 4096
+"""More layers than any model has; a file that claims more is refused before memory is spent."""
+
 _REQUIRED = object()
 
 
@@ -32,13 +35,20 @@ class ConfigFields:
         """The field as JSON gives it, or None."""
         return self._values.get(name)
 
-    def integer(self, name: str, default: Any = _REQUIRED, minimum: int = 1) -> Any:
-        """A whole number of at least ``minimum`` and below 2**31."""
+    def integer(
+        self,
+        name: str,
+        default: Any = _REQUIRED,
+        minimum: int = 1,
+        maximum: int = 2**31 - 1,
+    ) -> Any:
+        """A whole number from ``minimum`` to ``maximum``."""
         value = self._get(name, default)
         if value is default:
             return value
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**31:
-            self._fail(name, value, f"a whole number from {minimum} to 2147483647")
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or not minimum <= value <= maximum:
+            self._fail(name, value, f"a whole number from {minimum} to {maximum}")
         return value
 
     def number(self, name: str, default: Any = _REQUIRED) -> Any:

@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 TENSOR_AXIS = "tensor"
 _CUT_LETTERS = frozenset("NKF")
@@ -26,7 +26,9 @@ def check_mesh(mesh: Mesh) -> None:
         )
 
 
-def partition_spec(letters: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+def partition_spec(
+    letters: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
+) -> PartitionSpec:
     """Cut the first of N, K or F over the axis `tensor`; V too where it divides; all else whole.
 
     Raises ValueError where N, K or F is not divisible by the number of devices on that axis.

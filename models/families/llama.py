@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from models.config import ModelConfig
-from models.config_fields import ConfigFields
+from models.config_fields import MAX_LAYERS, ConfigFields
 from models.errors import CheckpointError
 from models.families.family import Family, Piece, Weights
 from models.families.rope_fields import read_rope
@@ -35,7 +35,7 @@ def read_llama_config(
     family's class in transformers has them. ``partial_rotary`` allows partial_rotary_factor.
     """
     hidden_size = fields.integer("hidden_size")
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     num_heads = fields.integer("num_attention_heads")
     if fields.given("num_key_value_heads") or num_kv_heads is None:
         num_kv_heads = num_heads  # what null stands for

@@ -1,7 +1,7 @@
 """OPT: learned positions, LayerNorm, biases everywhere, no gate."""
 
 from models.config import ModelConfig
-from models.config_fields import ConfigFields
+from models.config_fields import MAX_LAYERS, ConfigFields
 from models.families.family import Family, Piece, Weights
 from models.families.llama import ACTIVATION_NAMES, read_dtype, whole_head_dim
 
@@ -10,7 +10,7 @@ _POSITION_OFFSET = 2  # the first rows of the position table belong to padding
 
 def _read(fields: ConfigFields) -> ModelConfig:
     hidden_size = fields.integer("hidden_size")
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     num_heads = fields.integer("num_attention_heads")
     fields.require("word_embed_proj_dim", hidden_size, "projected embeddings are not supported")
     fields.require("do_layer_norm_before", True, "norms after the residual are not supported")

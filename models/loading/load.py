@@ -2,7 +2,6 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -32,7 +31,7 @@ def load_model(
     model: str | Path,
     *,
     dtype: DTypeLike | None,
-    load_format: Literal["auto", "dummy"] = "auto",
+    load_format: str = "auto",
     revision: str | None = None,
     token: str | None = None,
     mesh: Mesh | None = None,

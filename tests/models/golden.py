@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from forward import jitted
 from safetensors.numpy import load_file
 
 import models
@@ -17,14 +16,9 @@ def compare(goldens: Path, name: str) -> None:
     """Assert that logits and greedy tokens of one case equal those that transformers wrote."""
     expected = load_file(goldens / "expected" / f"{name}.safetensors")
     loaded = models.load_model(goldens / "models" / name, dtype="float32", progress=False)
-    graph, state = nnx.split(loaded.model)
+    run = jitted(loaded.model)
 
-    @jax.jit
-    def run(state, tokens, positions):
-        model = nnx.merge(graph, state)
-        return model.logits(model(tokens, positions, models.DenseAttention()))
-
-    logits = np.asarray(run(state, expected["tokens"], expected["positions"]))
+    logits = np.asarray(run(expected["tokens"], expected["positions"])[1])
     wanted = expected["logits"]
     assert logits.shape == wanted.shape
     difference = np.abs(logits - wanted)
@@ -37,6 +31,6 @@ def compare(goldens: Path, name: str) -> None:
     positions = jnp.arange(tokens.size)
     found = []
     for last in range(prompt.size - 1, prompt.size - 1 + greedy.size):
-        found.append(int(run(state, tokens, positions)[last].argmax()))
+        found.append(int(run(tokens, positions)[1][last].argmax()))
         tokens = tokens.at[last + 1].set(found[-1])
     np.testing.assert_array_equal(found, greedy)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from forward import logits_of
 
 import models
 
@@ -21,11 +22,6 @@ TINY = {
     "rope_theta": 10000.0,
     "dtype": "bfloat16",
 }
-
-
-def logits(model: models.Decoder, tokens: jax.Array) -> jax.Array:
-    positions = jnp.arange(tokens.size)
-    return model.logits(model(tokens, positions, models.DenseAttention()))
 
 
 @pytest.mark.parametrize("shard_bytes", [10_000_000, 9_000])
@@ -46,7 +42,7 @@ def test_a_saved_model_loads_as_itself(tmp_path, changes, shard_bytes):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
     tokens = jnp.arange(17) * 5 % 96
-    np.testing.assert_array_equal(logits(model, tokens), logits(loaded.model, tokens))
+    np.testing.assert_array_equal(logits_of(model, tokens), logits_of(loaded.model, tokens))
 
 
 def test_saving_again_leaves_no_old_shards(tmp_path):
@@ -65,7 +61,8 @@ def test_runs_under_jit_with_flat_leaves():
 
     @jax.jit
     def run(leaves, tokens):
-        return logits(nnx.merge(graph, jax.tree.unflatten(tree, leaves)), tokens)
+        model = nnx.merge(graph, jax.tree.unflatten(tree, leaves))
+        return model.logits(model(tokens, jnp.arange(tokens.size), models.DenseAttention()))
 
     tokens = jnp.arange(9)
     out = run(leaves, tokens)

@@ -1,0 +1,213 @@
+"""Reading config.json: old and new spellings agree, and what cannot be used is refused clearly."""
+
+import json
+import math
+
+import pytest
+
+import models
+from models.rope import RopeConfig
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8192,
+}
+OPT = {
+    "architectures": ["OPTForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "ffn_dim": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}
+
+
+def of(architecture, **changes):
+    return {**LLAMA, "architectures": [f"{architecture}ForCausalLM"], **changes}
+
+
+def read(values):
+    return models.config_from_dict(values)
+
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 2048,
+}
+
+
+@pytest.mark.parametrize(
+    ("new", "old"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+            {"rope_theta": 5e5, "rope_scaling": None},
+        ),
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2}},
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        ),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
+            {"rope_theta": 500000, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+        ),
+        ({"dtype": "bfloat16"}, {"torch_dtype": "bfloat16"}),
+        ({"head_dim": 16}, {"head_dim": None}),
+    ],
+)
+def test_old_and_new_spellings_agree(new, old):
+    assert read(LLAMA | new) == read(LLAMA | old)
+
+
+def test_yarn_settings():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    found = read(LLAMA | {"rope_scaling": yarn}).rope
+    assert found == RopeConfig(
+        "yarn",
+        10000.0,
+        16,
+        factor=4.0,
+        original_max_position=2048,
+        attention_factor=0.1 * math.log(4) + 1,
+    )
+    deepseek = {**yarn, "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False}
+    rope = read(LLAMA | {"rope_scaling": deepseek}).rope
+    assert not rope.truncate
+    assert rope.attention_factor == pytest.approx(
+        (0.1 * math.log(4) + 1) / (0.05 * math.log(4) + 1)
+    )
+    explicit = read(LLAMA | {"rope_scaling": {**yarn, "attention_factor": 1.25}})
+    assert explicit.rope.attention_factor == 1.25
+
+
+@pytest.mark.parametrize(
+    ("values", "windows"),
+    [
+        (LLAMA, (None,) * 3),
+        (of("Mistral"), (4096,) * 3),
+        (of("Mistral", sliding_window=None), (None,) * 3),
+        (of("Mistral", sliding_window=64), (64,) * 3),
+        (of("Qwen2", sliding_window=64), (None,) * 3),
+        (
+            of("Qwen2", sliding_window=64, use_sliding_window=True, max_window_layers=1),
+            (None, 64, 64),
+        ),
+        (
+            of(
+                "Qwen3",
+                sliding_window=8,
+                use_sliding_window=True,
+                layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            ),
+            (8, None, 8),
+        ),
+        (of("Phi3"), (None,) * 3),
+        (of("Phi3", sliding_window=2047), (2047,) * 3),
+    ],
+)
+def test_sliding_windows(values, windows):
+    assert read(values).sliding_windows == windows
+
+
+def test_defaults_of_families():
+    assert read(of("Qwen3")).head_dim == 128
+    assert read(of("Qwen3")).qk_norm
+    assert read(of("Qwen2")).qkv_bias
+    assert not read(of("Qwen2")).output_bias
+    assert read({**LLAMA, "num_key_value_heads": None}).num_kv_heads == 4
+    assert read(OPT).tie_embeddings
+    assert not read(LLAMA).tie_embeddings
+    assert read(of("Phi3", partial_rotary_factor=0.5)).rope.rotary_dim == 8
+    assert read(LLAMA).dtype == "float32"
+
+
+def test_configs_are_hashable_and_frozen():
+    config = read(LLAMA)
+    assert hash(config) == hash(read(LLAMA))
+    with pytest.raises(AttributeError):
+        config.vocab_size = 1
+
+
+def test_code_of_a_checkpoint_is_never_looked_at():
+    assert read(LLAMA | {"auto_map": {"AutoModelForCausalLM": "evil.Model"}}) == read(LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, r"architectures is \[\]; known are LlamaForCausalLM, Mistral.*Qwen3ForCausalLM"),
+        (of("Gemma"), r"\['GemmaForCausalLM'\]; known are LlamaForCausalLM"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures is .* a list of texts"),
+        ({"architectures": [{}]}, "a list of texts"),
+        (LLAMA | {"vocab_size": None}, "no field 'vocab_size'"),
+        *[
+            (LLAMA | {"hidden_size": bad}, "hidden_size is .* a whole number from 1")
+            for bad in (0, -1, 2**31, 64.0, "64", True, [64], float("nan"))
+        ],
+        (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        (LLAMA | {"num_hidden_layers": 2**31 - 1}, "from 1 to 4096"),
+        (LLAMA | {"rms_norm_eps": float("inf")}, "rms_norm_eps is inf"),
+        (LLAMA | {"rms_norm_eps": -1e-6}, "rms_norm_eps"),
+        (LLAMA | {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'.*true or false"),
+        (LLAMA | {"hidden_act": "tanh"}, "hidden_act is 'tanh'.*silu"),
+        (LLAMA | {"dtype": "int8"}, "dtype is 'int8'.*bfloat16"),
+        (LLAMA | {"num_key_value_heads": 3}, "must be a multiple"),
+        (LLAMA | {"hidden_size": 66}, "without a head_dim"),
+        (LLAMA | {"quantization_config": {"bits": 4}}, "quantization_config.*unquantised"),
+        (LLAMA | {"head_dim": 15}, "rotates 15 dims.*even"),
+        (LLAMA | {"partial_rotary_factor": 0.5}, "rotates every dim"),
+        (LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic'; supported"),
+        (LLAMA | {"rope_scaling": {"rope_type": "longrope"}}, "'longrope'; supported"),
+        (LLAMA | {"rope_scaling": {"rope_type": ["x"]}}, "supported"),
+        (LLAMA | {"rope_scaling": "linear"}, "rope_scaling is 'linear'.*an object"),
+        (LLAMA | {"rope_scaling": {"type": "linear"}}, "rope_scaling has no field 'factor'"),
+        (LLAMA | {"rope_scaling": {"type": "linear", "factor": 0}}, "factor is 0"),
+        (
+            LLAMA | {"rope_scaling": {**LLAMA3, "rope_type": "llama3", "high_freq_factor": 1.0}},
+            "must be below",
+        ),
+        (of("Phi3", rope_scaling={"type": "su"}), "long-context scalings of Phi-3"),
+        (of("Qwen2", layer_types=["full_attention"]), "layer_types has 1 entries"),
+        (of("Qwen2", layer_types=["chunked_attention"] * 3), "chunked_attention"),
+        (of("Qwen2", layer_types=["sliding_attention"] * 3), "no window applies"),
+        (of("Mistral", sliding_window=0), "sliding_window is 0"),
+        (OPT | {"word_embed_proj_dim": 32}, "word_embed_proj_dim is 32; it must be 64"),
+        (OPT | {"do_layer_norm_before": False}, "do_layer_norm_before"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(values, message):
+    with pytest.raises(models.CheckpointError, match=message) as caught:
+        read(values)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "has no config.json"),
+        (b"{", "not valid JSON"),
+        (b"[1]", "holds a list"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b"[" * 200_000, "not valid JSON"),
+        (b'{"vocab_size": ' + b"9" * 5000 + b"}", "not valid JSON"),
+    ],
+)
+def test_broken_files(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(models.CheckpointError, match=message):
+        models.config_from_folder(tmp_path)
+
+
+def test_reads_a_folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert models.config_from_folder(str(tmp_path)) == read(LLAMA)

@@ -1,0 +1,138 @@
+"""Headers of safetensors files that lie."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from models.errors import CheckpointError
+from models.loading.safetensors_header import read_header
+
+F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+def file_of(path, header, data=b"\0" * 8, length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
+    return path
+
+
+def test_reads_what_the_library_writes(tmp_path):
+    path = tmp_path / "x.safetensors"
+    tensors = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": np.ones((3, 1), np.float16),
+        "scalar": np.array(2.5, np.float64),
+        "empty": np.zeros((0, 4), np.float32),
+    }
+    save_file(tensors, path, metadata={"format": "pt"})
+    entries = read_header(path)
+    assert entries.keys() == tensors.keys()
+    for name, value in tensors.items():
+        found = entries[name].read()
+        np.testing.assert_array_equal(found, value)
+        assert found.dtype == value.dtype
+    np.testing.assert_array_equal(entries["a"].read(1, 1), tensors["a"][1:])
+
+
+def test_well_formed(tmp_path):
+    assert read_header(file_of(tmp_path / "x", {"a": F32}))["a"].shape == (2,)
+
+
+def entry(**changes):
+    return {"a": F32 | changes}
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (b"[1, 2]", "not a JSON object"),
+        (b"{", "not valid JSON"),
+        (b"\xff\xff", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b'{"a": {"dtype": "F32", "shape": [' + b"9" * 5000 + b"]}}", "not valid JSON"),
+        (b'{"a": %s, "a": %s}' % ((json.dumps(F32).encode(),) * 2), "appears twice"),
+        ({"a": 3}, "type None"),
+        ({"a": None}, "type None"),
+        (entry(dtype="F33"), "type 'F33'"),
+        (entry(dtype=["F32"]), "type"),
+        (entry(shape=[-2]), "shape"),
+        (entry(shape=[2.0]), "shape"),
+        (entry(shape=[True, 2]), "shape"),
+        (entry(shape="2"), "shape"),
+        (entry(shape=[2**63]), "shape"),
+        (entry(shape=[1] * 99), "shape"),
+        (entry(shape=[3]), "8 bytes do not hold"),
+        (entry(shape=[2**40, 2**40]), "do not hold"),
+        (entry(data_offsets=[0]), "offsets"),
+        (entry(data_offsets=[8, 0]), "offsets"),
+        (entry(data_offsets=[-8, 0]), "offsets"),
+        (entry(data_offsets=[0, 2**64]), "offsets"),
+        (entry(data_offsets=[8, 16]), "leaves a gap"),
+        (entry(data_offsets=[0, 16], shape=[4]), "truncated"),
+        ({}, "followed by other data"),
+        ({"a": F32, "b": F32}, "overlaps"),
+        ({"a": F32, "b": F32 | {"shape": [1], "data_offsets": [4, 8]}}, "overlaps"),
+    ],
+)
+def test_lies_are_refused(tmp_path, header, message):
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read_header(file_of(tmp_path / "x.safetensors", header))
+    assert "x.safetensors is not a usable safetensors file" in str(caught.value)
+    assert "download it again" in str(caught.value)
+
+
+@pytest.mark.parametrize("length", [2**64 - 1, 2**63, 100_000_001, 10**6])
+def test_huge_header_length_costs_no_memory(tmp_path, length):
+    with pytest.raises(CheckpointError, match=f"claims {length} bytes"):
+        read_header(file_of(tmp_path / "x", {"a": F32}, length=length))
+
+
+def test_truncated_anywhere(tmp_path):
+    path = file_of(tmp_path / "x", {"a": F32})
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(CheckpointError):
+            read_header(path)
+
+
+def test_file_that_shrinks_between_header_and_data(tmp_path):
+    path = file_of(tmp_path / "x", {"a": F32})
+    found = read_header(path)["a"]
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(CheckpointError, match="became shorter"):
+        found.read()
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
+_ENTRY = st.fixed_dictionaries(
+    {},
+    optional={
+        "dtype": st.sampled_from(["F32", "BF16", "F4", "I64"]) | _JSON,
+        "shape": st.lists(st.integers(-1, 9), max_size=3) | _JSON,
+        "data_offsets": st.lists(st.integers(-1, 40), min_size=2, max_size=2) | _JSON,
+    },
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    header=st.dictionaries(st.text(max_size=4), _ENTRY | _JSON, max_size=4) | _JSON,
+    data=st.binary(max_size=40),
+)
+def test_any_header_is_read_or_refused(tmp_path_factory, header, data):
+    path = file_of(tmp_path_factory.mktemp("any") / "x", header, data)
+    try:
+        entries = read_header(path)
+    except CheckpointError:
+        return
+    assert sum(entry.size for entry in entries.values()) == len(data)

@@ -1,0 +1,104 @@
+"""Parameters over several devices: letters decide the cut, and logits stay the same."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jax.sharding import AbstractMesh
+
+from models.sharding import partition_spec
+
+ROOT = Path(__file__).parent.parent.parent
+GOLDENS = ROOT / "tests" / "golden"
+
+
+def mesh_of(devices):
+    return AbstractMesh((devices,), ("tensor",))
+
+
+@pytest.mark.parametrize(
+    ("letters", "shape", "spec"),
+    [
+        ("D K A H", (32, 4, 6, 8), (None, "tensor", None, None)),
+        ("K A H", (4, 6, 8), ("tensor", None, None)),
+        ("N H D", (16, 8, 32), ("tensor", None, None)),
+        ("D A F", (32, 2, 64), (None, None, "tensor")),
+        ("F D", (64, 32), ("tensor", None)),
+        ("V D", (100, 32), ("tensor", None)),
+        ("V D", (101, 32), (None, None)),
+        ("C D", (64, 32), (None, None)),
+        ("D", (32,), (None,)),
+        ("H", (8,), (None,)),
+    ],
+)
+def test_letters_decide_the_cut(letters, shape, spec):
+    assert tuple(partition_spec(letters, shape, mesh_of(4))) == spec
+    assert all(axis is None for axis in partition_spec(letters, shape, mesh_of(1)))
+
+
+def test_axes_that_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match=r"axis K .* 'D K A H' has 2 entries, which 4 devices"):
+        partition_spec("D K A H", (32, 2, 6, 8), mesh_of(4))
+
+
+_PROGRAM = """
+import sys
+from pathlib import Path
+import jax, jax.numpy as jnp, numpy as np
+from flax import nnx
+from safetensors.numpy import load_file
+import models
+
+assert jax.device_count() == 4
+
+def run(mesh, folder, tokens, positions, **options):
+    loaded = models.load_model(folder, dtype="float32", mesh=mesh, progress=False, **options)
+    graph, state = nnx.split(loaded.model)
+    @jax.jit
+    def logits(state):
+        model = nnx.merge(graph, state)
+        return model.logits(model(tokens, positions, models.DenseAttention()))
+    return np.asarray(logits(state)), loaded.model
+
+def mesh_of(n):
+    return jax.sharding.Mesh(np.array(jax.devices()[:n]), ("tensor",))
+
+goldens = Path(sys.argv[1])
+for name, n in [("phi3_g1_h96", 2), ("opt_h64_tied", 2)]:
+    expected = load_file(goldens / "expected" / f"{name}.safetensors")
+    tokens, positions = jnp.asarray(expected["tokens"]), jnp.asarray(expected["positions"])
+    for options in ({}, {"load_format": "dummy"}) if name.startswith("phi3") else ({},):
+        folder = goldens / "models" / name
+        one, _ = run(mesh_of(1), folder, tokens, positions, **options)
+        many, model = run(mesh_of(n), folder, tokens, positions, **options)
+        np.testing.assert_allclose(many, one, rtol=1e-4, atol=1e-5 * np.abs(one).max())
+        qkv = model.layers[0].attention.qkv[...]
+        assert qkv.sharding.is_equivalent_to(
+            jax.sharding.NamedSharding(mesh_of(n), jax.P(None, "tensor")), 4
+        ), qkv.sharding
+        assert qkv.addressable_shards[0].data.shape[1] * n == qkv.shape[1]
+        down = model.layers[0].mlp.down[...]
+        assert down.addressable_shards[0].data.shape[0] * n == model.config.intermediate_size
+try:
+    models.load_model(folder, dtype=None, mesh=mesh_of(4), progress=False)
+except ValueError as error:
+    assert "which 4 devices cannot share evenly" in str(error), error
+else:
+    raise AssertionError("2 heads were cut over 4 devices")
+print("same")
+"""
+
+
+def test_same_logits_on_several_devices():
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    result = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(GOLDENS)],
+        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("same\n")
