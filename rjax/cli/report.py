@@ -60,8 +60,8 @@ def figure_lines(found: dict[str, Any]) -> list[str]:
         f"{found['output_tokens_per_second']:,.1f} tokens/s out",
         f"time to first token: {_seconds(first)}" + (note if first is not None else ""),
         f"time per output token: {_seconds(each)}",
-        f"KV memory: {_mebibytes(found['kv_bytes'])}; without sharing it would be "
-        + _mebibytes(found["kv_bytes_without_sharing"]),
+        f"KV memory: {_bytes(found['kv_bytes'])}; without sharing it would be "
+        + _bytes(found["kv_bytes_without_sharing"]),
     ]
 
 
@@ -147,5 +147,9 @@ def _seconds(value: float | None) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.1f} ms"
 
 
-def _mebibytes(value: int) -> str:
-    return f"{value / 2**20:,.1f} MiB"
+def _bytes(value: int) -> str:
+    """A size in the binary unit that suits it."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if value >= size:
+            return f"{value / size:,.2f} {unit}"
+    return f"{value / 2**10:,.1f} KiB"

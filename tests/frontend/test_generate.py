@@ -85,7 +85,7 @@ def test_demo(run: Run, engine: FakeEngine) -> None:
         "time per output token",
         "KV memory",
     ]
-    assert lines[-1] == "KV memory: 1.0 MiB; without sharing it would be 3.0 MiB"
+    assert lines[-1] == "KV memory: 1.00 MiB; without sharing it would be 3.00 MiB"
     assert all("| name | age |" in prompt for prompt in prompts_seen(engine))
     assert all(params.greedy for _, params, *_ in engine.seen)
 
