@@ -14,13 +14,11 @@ from tokenizers import Tokenizer
 from models import BUNDLED_MODEL, Decoder, DenseAttention, load_model
 from models.tables import train
 from models.tables.data import Batch, Plan, Shape, make_batch
-from models.tables.decode import answer_questions
-from models.tables.scoring import held_out_sheets
 from models.tables.step import Trainer, _hidden, arrays, fresh_parameters, optimizer
 
 TOKENIZER = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
-SHAPE = Shape(batch=2, prefix=240, branches=160, rows=(3, 4))
-TINY = dataclasses.replace(train.SIZES["tiny"], hidden=64, layers=2, heads=4, head_dim=16)
+SHAPE = Shape(batch=1, prefix=240, branches=160, rows=(3, 4))
+TINY = dataclasses.replace(train.SIZES["tiny"], hidden=64, layers=1, heads=4, head_dim=16)
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +31,20 @@ def test_a_branch_has_the_hidden_states_of_its_chat_alone(batch):
     graph, state = fresh_parameters(config, seed=0)
     model: Decoder = nnx.merge(graph, state)
     hidden = _hidden(model, {k: jnp.asarray(v) for k, v in arrays(batch).items()}, "xla")
-    for b in range(SHAPE.batch):
-        length = int(batch.lengths[b])
-        for segment in (1, 2):
-            mine = batch.segments[b] == segment
-            tokens = np.concatenate([batch.prefix[b, :length], batch.tokens[b, mine]])
-            alone = model(jnp.asarray(tokens, jnp.int32), jnp.arange(len(tokens)), DenseAttention())
-            np.testing.assert_allclose(hidden[b, :length], alone[:length], atol=2e-4)
-            found = hidden[b, SHAPE.prefix :][mine]
-            np.testing.assert_allclose(found, alone[length:], atol=2e-4)
+    room = SHAPE.prefix + SHAPE.branches
+
+    @jax.jit
+    def dense(tokens):
+        return model(tokens, jnp.arange(room), DenseAttention())
+
+    length = int(batch.lengths[0])
+    for segment in (1, 2):
+        mine = batch.segments[0] == segment
+        tokens = np.concatenate([batch.prefix[0, :length], batch.tokens[0, mine]]).astype(np.int32)
+        alone = dense(np.pad(tokens, (0, room - len(tokens))))
+        np.testing.assert_allclose(hidden[0, :length], alone[:length], atol=2e-4)
+        found = hidden[0, SHAPE.prefix :][mine]
+        np.testing.assert_allclose(found, alone[length : len(tokens)], atol=2e-4)
 
 
 def test_a_step_lowers_the_loss_of_its_own_batch(batch):
@@ -54,4 +57,33 @@ def test_a_step_lowers_the_loss_of_its_own_batch(batch):
     for _ in range(8):
         state, moments, metrics = update(state, moments, arrays(batch))
         losses.append(float(metrics["answer"]))
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.slow
+def test_a_run_is_kept_continued_saved_and_loaded(tmp_path: Path):
+    def args(*more: str) -> argparse.Namespace:
+        given = "--size tiny --steps 6 --workers 0 --compute-dtype float32 --checks 1 --tables 0"
+        paths = ["--out", str(tmp_path), "--state", str(tmp_path / "state.npz")]
+        return train.parser().parse_args([*given.split(), *paths, *more])
+
+    whole = train.Run(args())
+    whole.train()
+    first = train.Run(args("--minutes", "0"))  # stops after one step
+    first.train()
+    assert first.step == 1
+    first.keep(tmp_path / "state.npz")
+    second = train.Run(args())
+    assert second.step == 1
+    second.train()
+    for one, other in zip(jax.tree.leaves(whole.state), jax.tree.leaves(second.state), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+    second.save(tmp_path)
+    loaded = load_model(tmp_path, dtype=None, progress=False)
+    for one, other in zip(
+        jax.tree.leaves(nnx.state(second.model())),
+        jax.tree.leaves(nnx.state(loaded.model)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
