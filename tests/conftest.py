@@ -7,3 +7,15 @@ jaxtyping.install_import_hook(
     ["pallas_kernels", "models", "rjax"],
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
+
+import jax  # after the hook, like everything that may import the packages
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compilation_cache(request: pytest.FixtureRequest):
+    """Engines of one test run share compiled steps; most of a CPU test's time is compiling."""
+    folder = request.config.cache.mkdir("jax")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
