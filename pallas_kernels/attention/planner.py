@@ -31,6 +31,10 @@ class CostModel:
         return wide < rows * (self.narrow_item + self.narrow_token * tokens)
 
 
+type Sharing = Literal["on", "off"] | CostModel
+"""Which runs of pages that several sequences hold are read once: all, none, or those that pay."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlanShape:
     """The fixed shapes of the plans of one compiled step.
@@ -95,7 +99,7 @@ def plan_attention(
     *,
     page_size: int,
     shape: PlanShape,
-    sharing: Literal["on", "off"] | CostModel,
+    sharing: Sharing,
 ) -> tuple[AttentionPlan, PlanStats]:
     """Plan one step's attention for A <= B live sequences packed in batch order.
 

@@ -42,7 +42,8 @@ def paged_attention(
     ]
     out = jnp.concatenate([o.reshape(-1, N, H) for o, _ in partials])
     lse = jnp.concatenate([s.reshape(-1, N) for _, s in partials])
-    out, lse = relay_fusion(out, lse, plan.merge_indptr, plan.merge_slots)
+    indptr, slots = jnp.asarray(plan.merge_indptr), jnp.asarray(plan.merge_slots)
+    out, lse = relay_fusion(out, lse, indptr, slots)
     return out.astype(q.dtype), lse
 
 
@@ -64,22 +65,17 @@ def _list_attention(
     blocks = math.ceil(items.capacity / block)
     padded = blocks * block
 
-    def fetch(field: Int[Array, " I"], start: Int[Array, ""]) -> Int[Array, " A"]:
-        grown = jnp.pad(field, (0, padded - items.capacity))
-        return jax.lax.dynamic_slice_in_dim(grown, start, block)
+    columns = (items.row_start, items.row_count, items.table_row, items.kv_start, items.kv_stop)
+    table = jnp.pad(
+        jnp.stack([jnp.asarray(column) for column in columns]),
+        ((0, 0), (0, padded - items.capacity)),
+    )
 
     def body(i, carry):
         out, lse = carry
         start = i * block
-        row_start, row_count, table_row, kv_start, kv_stop = (
-            fetch(f, start)
-            for f in (
-                items.row_start,
-                items.row_count,
-                items.table_row,
-                items.kv_start,
-                items.kv_stop,
-            )
+        row_start, row_count, table_row, kv_start, kv_stop = jax.lax.dynamic_slice_in_dim(
+            table, start, block, axis=1
         )
         rows = row_start[:, None] + jnp.arange(R)
         live_rows = jnp.arange(R) < row_count[:, None]
@@ -121,6 +117,6 @@ def _list_attention(
         jnp.empty((padded, R, N, H), jnp.float32),
         jnp.empty((padded, R, N), jnp.float32),
     )
-    live_blocks = (items.num_items + block - 1) // block
+    live_blocks = (jnp.asarray(items.num_items) + block - 1) // block
     out, lse = jax.lax.fori_loop(0, live_blocks, body, init)
     return out[: items.capacity], lse[: items.capacity]

@@ -61,8 +61,8 @@ class LLMEngine:
             devices=devices[: config.tensor_parallel_size],
         )
         on_cpu = devices[0].platform == "cpu"
-        dtype = choose_dtype(settings.dtype, self.model_config, devices[0])
-        self._backend = choose_backend(config.backend, devices[0])
+        dtype = choose_dtype(settings.dtype, self.model_config, devices[0].platform)
+        self._backend = choose_backend(config.backend, devices[0].platform)
         loaded = load_model(
             folder,
             dtype=dtype,

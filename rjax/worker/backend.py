@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 import pallas_kernels.attention.xla
 import pallas_kernels.kv_write.xla
 from pallas_kernels.attention.planner import CostModel
@@ -34,8 +32,8 @@ class Backend:
     cost_model: CostModel
 
 
-def choose_backend(name: str, device: jax.Device) -> Backend:
-    """The backend of this name; "auto" is the best one for the device.
+def choose_backend(name: str, platform: str) -> Backend:
+    """The backend of this name; "auto" is the best one for the platform ("cpu" or "gpu").
 
     Raises:
         InvalidConfigError: unknown name.

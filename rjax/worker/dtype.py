@@ -1,17 +1,16 @@
 """The dtype that weights and KV are held in."""
 
-import jax
 import jax.numpy as jnp
 
 from models import ModelConfig
 from rjax.config import DType
 
 
-def choose_dtype(wanted: DType, config: ModelConfig, device: jax.Device) -> jnp.dtype:
+def choose_dtype(wanted: DType, config: ModelConfig, platform: str) -> jnp.dtype:
     """The dtype asked for; "auto" is the checkpoint's on a GPU and float32 on a CPU.
 
     CPUs multiply float32 far faster than the 16-bit types.
     """
     if wanted != "auto":
         return jnp.dtype(wanted)
-    return jnp.dtype(jnp.float32 if device.platform == "cpu" else config.dtype)
+    return jnp.dtype(jnp.float32 if platform == "cpu" else config.dtype)

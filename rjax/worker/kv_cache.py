@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +36,7 @@ def fit_pool(
     page_size: int,
     max_model_len: int,
     max_num_seqs: int,
-    device: jax.Device,
+    memory: Mapping[str, int] | None,
     num_devices: int,
     utilization: float,
     workspace_bytes: int,
@@ -43,14 +44,15 @@ def fit_pool(
     """Size the pool by the memory that weights and a largest step leave.
 
     On a GPU: ``utilization`` of the device's memory, less what is in use, less ``workspace_bytes``.
-    On a CPU: a tenth of the free host memory. Never more than all sequences at full length need.
+    On a CPU, which has no ``memory`` statistics: a tenth of the free host memory. Never more than
+    all sequences at full length need.
 
     Raises:
         OutOfMemoryError: not even one sequence of ``max_model_len`` tokens fits.
     """
-    stats = device.memory_stats()
-    if stats and "bytes_limit" in stats:
-        budget = int(stats["bytes_limit"] * utilization) - stats["bytes_in_use"] - workspace_bytes
+    if memory and "bytes_limit" in memory:
+        budget = int(memory["bytes_limit"] * utilization) - memory["bytes_in_use"]
+        budget -= workspace_bytes
         budget *= num_devices
     else:
         budget = int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _CPU_SHARE)

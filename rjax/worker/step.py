@@ -70,30 +70,31 @@ def compile_step(
         leaves: list[Array], state: StepState, packed: Int[Array, " Z"]
     ) -> tuple[StepState, StepResult]:
         batch = layout.unpack(packed)
+        slots, targets = jnp.asarray(batch.slots), jnp.asarray(batch.targets)
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         context = PagedAttention(state.k_pages, state.v_pages, batch, backend, mesh)
         tokens = jnp.where(batch.token_slot >= 0, state.last_tokens[batch.token_slot], batch.tokens)
         hidden = model(tokens, batch.positions, context)
-        live = batch.live > 0
+        live = jnp.asarray(batch.live) > 0
         drawn, sampling = sample(
             model.logits(hidden[batch.sample_row]),
             state.sampling,
-            batch.slots,
+            slots,
             live,
             mode=features.sampling,
             num_logprobs=features.num_logprobs,
         )
-        slots = jnp.where(live, batch.slots, state.last_tokens.shape[0])
+        written = jnp.where(live, slots, state.last_tokens.shape[0])
         new_state = StepState(
             k_pages=context.k_pages,
             v_pages=context.v_pages,
             sampling=sampling,
-            last_tokens=state.last_tokens.at[slots].set(drawn.tokens, mode="drop"),
+            last_tokens=state.last_tokens.at[written].set(drawn.tokens, mode="drop"),
         )
         result = StepResult(
             tokens=drawn.tokens,
             sampled=_sampled_logprobs(drawn) if features.num_logprobs else None,
-            prompt=_prompt_logprobs(model, hidden, batch.targets, features),
+            prompt=_prompt_logprobs(model, hidden, targets, features),
         )
         return new_state, result
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from pallas_kernels.attention.planner import CostModel, PlanStats, plan_attention
+from pallas_kernels.attention.planner import PlanStats, Sharing, plan_attention
 from pallas_kernels.attention.work_list import AttentionPlan
 from rjax.engine.scheduler import ScheduledSequence
 from rjax.worker.step_shape import StepShape
@@ -47,7 +47,7 @@ class StepInput:
 
 
 def build_step_input(
-    batch: list[ScheduledSequence], shape: StepShape, sharing: CostModel | str
+    batch: list[ScheduledSequence], shape: StepShape, sharing: Sharing
 ) -> tuple[StepInput, PlanStats]:
     """Lay out a batch, in the given order, for a step of this shape."""
     S = shape.page_size
@@ -68,6 +68,7 @@ def build_step_input(
     row = 0
     for b, item in enumerate(batch):
         sequence = item.sequence
+        assert sequence.slot is not None, "only running sequences are scheduled"
         count = item.stop - item.start
         here = slice(row, row + count)
         known = sequence.tokens(item.start, min(item.stop, sequence.num_known))

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models import LoadedModel
-from pallas_kernels.attention.planner import CostModel, PlanStats
+from pallas_kernels.attention.planner import PlanStats, Sharing
 from rjax.config import EngineConfig
 from rjax.engine.scheduler import ScheduledSequence
 from rjax.sampling import SlotRow, admit, init_state, step_mode
@@ -155,7 +155,7 @@ class Worker:
             page_size=size,
             max_model_len=max_model_len,
             max_num_seqs=config.scheduler.max_num_seqs,
-            device=device,
+            memory=device.memory_stats(),
             num_devices=self._mesh.size,
             utilization=config.cache.gpu_memory_utilization,
             workspace_bytes=0 if device.platform == "cpu" else self._workspace(loaded, config),
@@ -173,6 +173,11 @@ class Worker:
         return int(analysis.temp_size_in_bytes + analysis.generated_code_size_in_bytes)
 
 
-def _sharing(config: EngineConfig, backend: Backend) -> CostModel | str:
-    mode = config.relay.mode
-    return backend.cost_model if mode == "auto" else mode
+def _sharing(config: EngineConfig, backend: Backend) -> Sharing:
+    match config.relay.mode:
+        case "auto":
+            return backend.cost_model
+        case "on":
+            return "on"
+        case "off":
+            return "off"
