@@ -6,6 +6,7 @@ from models.config_fields import ConfigFields
 from models.errors import CheckpointError
 from models.rope import RopeConfig
 
+_MAX_THETA = 1e30  # far above any model's; float32 ends at 3e38
 _KINDS = ("default", "linear", "llama3", "yarn")
 
 
@@ -28,6 +29,10 @@ def read_rope(
             "grows, which no stored key can follow"
         )
     theta = rope.number("rope_theta", None) or fields.number("rope_theta", 10000.0)
+    if not 1 < theta <= _MAX_THETA:
+        raise CheckpointError(
+            f"config.json: rope_theta is {theta}; it must be above 1 and at most {_MAX_THETA:g}"
+        )
     part = rope.number("partial_rotary_factor", None) or fields.number("partial_rotary_factor", 1.0)
     if part != 1 and not partial:
         raise CheckpointError(

@@ -19,6 +19,7 @@ _SETTINGS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 _WEIGHTS = ("*.safetensors",)
 # Sub-folders hold other formats of the same weights; consolidated files repeat them.
 _UNWANTED = ("*/*", "consolidated*")
+_MAX_NAME = 4096
 
 
 def resolve_folder(
@@ -35,16 +36,24 @@ def resolve_folder(
 
     Raises CheckpointError, in one line, where there is neither.
     """
-    path = Path(model).expanduser()
-    if path.is_dir():
+    name = str(model)
+    if not name or len(name) > _MAX_NAME:
+        raise CheckpointError(
+            f"model is a name of {len(name)} characters; give a model folder or a hub id"
+        )
+    try:
+        path = Path(model).expanduser()
+        is_folder, exists = path.is_dir(), path.exists()
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"model {name!r} cannot be looked up: {error}") from None
+    if is_folder:
         if revision is not None:
             raise CheckpointError(
                 f"{path} is a local folder, which has no revision {revision!r}; leave it out"
             )
         return path
-    if path.exists():
+    if exists:
         raise CheckpointError(f"{path} is a file; give the folder that holds config.json")
-    name = str(model)
     if isinstance(model, Path) or name.startswith(("/", ".", "~")) or name.count("/") > 1:
         raise CheckpointError(f"{name} does not exist; give a model folder or a hub id")
     try:

@@ -64,21 +64,13 @@ class TensorEntry:
 def read_header(file: Path) -> dict[str, TensorEntry]:
     """Every tensor of a safetensors file, by name.
 
-    Raises CheckpointError unless the header is well formed and its tensors fill the rest of the
-    file exactly, without gap or overlap.
+    Raises CheckpointError unless the file can be read, its header is well formed and its tensors
+    fill the rest of it exactly, without gap or overlap.
     """
-    file_size = file.stat().st_size
-    if file_size < 8:
-        raise _broken(file, f"it has {file_size} bytes, and the header alone needs 8")
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        if length > min(_MAX_HEADER_BYTES, file_size - 8):
-            raise _broken(
-                file,
-                f"its header claims {length} bytes; the file has {file_size} and the limit is "
-                f"{_MAX_HEADER_BYTES}",
-            )
-        text = stream.read(length)
+    try:
+        text, file_size = _header_text(file)
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
@@ -86,7 +78,7 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
     if not isinstance(header, dict):
         raise _broken(file, "its header is not a JSON object")
     header.pop("__metadata__", None)
-    data_start = 8 + length
+    data_start = 8 + len(text)
     entries = [_entry(file, name, value, data_start) for name, value in header.items()]
     entries.sort(key=lambda entry: (entry.offset, entry.size))
     end = data_start
@@ -99,6 +91,22 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
         state = "truncated" if end > file_size else "followed by other data"
         raise _broken(file, f"its tensors end at byte {end} of {file_size}: it is {state}")
     return {entry.name: entry for entry in entries}
+
+
+def _header_text(file: Path) -> tuple[bytes, int]:
+    """The header's bytes and the size of the whole file."""
+    with file.open("rb") as stream:
+        file_size = os.fstat(stream.fileno()).st_size
+        if file_size < 8:
+            raise _broken(file, f"it has {file_size} bytes, and the header alone needs 8")
+        (length,) = struct.unpack("<Q", stream.read(8))
+        if length > min(_MAX_HEADER_BYTES, file_size - 8):
+            raise _broken(
+                file,
+                f"its header claims {length} bytes; the file has {file_size} and the limit is "
+                f"{_MAX_HEADER_BYTES}",
+            )
+        return stream.read(length), file_size
 
 
 def _entry(file: Path, name: str, value: Any, data_start: int) -> TensorEntry:

@@ -4,9 +4,11 @@ import json
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import models
-from models.rope import RopeConfig
+from models.rope import RopeConfig, inverse_frequencies
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -163,6 +165,8 @@ def test_code_of_a_checkpoint_is_never_looked_at():
         (LLAMA | {"num_key_value_heads": 3}, "must be a multiple"),
         (LLAMA | {"hidden_size": 66}, "without a head_dim"),
         (LLAMA | {"quantization_config": {"bits": 4}}, "quantization_config.*unquantised"),
+        (LLAMA | {"rope_theta": 1}, "rope_theta is 1.0; it must be above 1"),
+        (LLAMA | {"rope_theta": 1e300}, "rope_theta"),
         (LLAMA | {"head_dim": 15}, "rotates 15 dims.*even"),
         (LLAMA | {"partial_rotary_factor": 0.5}, "rotates every dim"),
         (LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic'; supported"),
@@ -211,3 +215,44 @@ def test_broken_files(tmp_path, content, message):
 def test_reads_a_folder(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     assert models.config_from_folder(str(tmp_path)) == read(LLAMA)
+
+
+_NUMBERS = st.sampled_from([-1, 0, 1, 2, 3, 64, 2**31, 1e-9, 0.5, 1.0, 1e30, math.inf, math.nan])
+_ODD = _NUMBERS | st.none() | st.booleans() | st.text(max_size=3) | st.lists(st.none(), max_size=2)
+_ROPE = st.fixed_dictionaries(
+    {"rope_type": st.sampled_from(["default", "linear", "llama3", "yarn"])},
+    optional=dict.fromkeys(
+        [
+            "rope_theta",
+            "factor",
+            "original_max_position_embeddings",
+            "low_freq_factor",
+            "high_freq_factor",
+            "beta_fast",
+            "beta_slow",
+            "truncate",
+            "attention_factor",
+            "mscale",
+            "mscale_all_dim",
+        ],
+        _NUMBERS | _ODD,
+    ),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    architecture=st.sampled_from(["Llama", "Mistral", "Qwen2", "Qwen3", "Phi3", "OPT"]),
+    rope=_ROPE | _ODD,
+    changes=st.dictionaries(st.sampled_from([*LLAMA, *OPT, "head_dim", "sliding_window"]), _ODD),
+)
+def test_any_config_is_read_or_refused(architecture, rope, changes):
+    values = OPT | of(architecture, rope_parameters=rope) | changes
+    try:
+        config = read(values)
+    except models.CheckpointError:
+        return
+    if config.rope is not None and config.rope.rotary_dim < 1000:
+        frequencies = inverse_frequencies(config.rope)
+        assert frequencies.shape == (config.rope.rotary_dim // 2,)
+        assert all(math.isfinite(value) and value >= 0 for value in frequencies)

@@ -321,6 +321,9 @@ def test_names_that_are_no_model(folder):
         models.resolve_folder(folder / "config.json")
     with pytest.raises(models.CheckpointError, match="has no revision 'main'"):
         models.resolve_folder(folder, "main")
+    for name in ("", "x" * 5000, "~no-such-user/model", "x" * 300):
+        with pytest.raises(models.CheckpointError):
+            models.resolve_folder(name)
     with pytest.raises(models.CheckpointError, match="nor a valid hub id"):
         models.resolve_folder("no spaces/allowed")
     assert models.resolve_folder(str(folder)) == folder
