@@ -1,0 +1,127 @@
+"""The mosaic backend's entry point: checks, packing, attention kernel, relay fusion."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.attention.mosaic.kernel import (
+    TILE,
+    KernelConfig,
+    ListConfig,
+    attention_call,
+    ring_slots,
+)
+from pallas_kernels.attention.mosaic.pack import PackedPlan, pack_plan
+from pallas_kernels.attention.spec import AttentionSpec
+from pallas_kernels.attention.work_list import AttentionPlan
+from pallas_kernels.relay_fusion.mosaic import merge_in_place
+
+_H200_PROGRAMS = 132  # multiprocessors; used when lowering without a GPU
+
+
+def paged_attention(
+    q: Float[Array, "T N H"],
+    k_pages: Float[Array, "P K S H"],
+    v_pages: Float[Array, "P K S H"],
+    page_table: Int[Array, "B M"],
+    positions: Int[Array, " T"],
+    plan: AttentionPlan | PackedPlan,
+    spec: AttentionSpec,
+    *,
+    programs: int | None = None,
+    ping_pong: bool = True,
+) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
+    """Attention of packed query rows over paged KV, as the plan says; same contract as xla.
+
+    Args:
+        q: rotated queries, bfloat16 or float16.
+        k_pages, v_pages: the pool, q's dtype; S is 16, 32, 64 or a multiple of 64.
+        page_table: int32 page ids of each sequence; entries past its length are never used.
+        positions: int32 absolute position of each row; negative for padding rows.
+        plan: the work lists; pack it once a step with ``pack_plan`` where several layers use it.
+        spec: scale and mask options.
+        programs: persistent programs to launch; None for one a multiprocessor.
+        ping_pong: the consumer warpgroups of wide items take turns on the tensor cores.
+
+    Returns:
+        Output in q's dtype and natural-log LSE in float32; 0 and -inf for rows that see nothing.
+
+    Raises:
+        ValueError: a shape or dtype the kernel does not take.
+    """
+    T, N, H = q.shape
+    K, S = k_pages.shape[1:3]
+    packed = plan if isinstance(plan, PackedPlan) else pack_plan(plan, positions)
+    _check(q, k_pages, v_pages, page_table, positions, packed, spec)
+    cfg = KernelConfig(
+        lists=_list_configs(packed, N // K),
+        scale=spec.scale,
+        sliding_window=spec.sliding_window,
+        programs=programs or _multiprocessors(),
+        ring=ring_slots(H, k_pages.dtype.itemsize),
+        ping_pong=ping_pong,
+    )
+    return _launch(cfg, packed, page_table, positions, q, k_pages, v_pages)
+
+
+# Compiled as a function of its own: a model's layers then share one trace and one lowering.
+@functools.partial(jax.jit, static_argnums=0)
+def _launch(cfg: KernelConfig, packed: PackedPlan, page_table, positions, q, k_pages, v_pages):
+    out, lse, part, part_lse = attention_call(
+        cfg, packed, page_table, positions, q, k_pages, v_pages
+    )
+    return merge_in_place(out, lse, part, part_lse, packed.merge_indptr)
+
+
+def _list_configs(packed: PackedPlan, group: int) -> tuple[ListConfig, ...]:
+    configs, item, slot = [], 0, 0
+    for rows, capacity in zip(packed.tile_rows, packed.capacities, strict=True):
+        wide = rows * group > TILE
+        configs.append(ListConfig(rows, capacity, item, slot, wide))
+        item += capacity
+        slot += capacity * rows
+    return tuple(configs)
+
+
+def _multiprocessors() -> int:
+    device = jax.devices()[0]
+    return device.core_count if device.platform == "gpu" else _H200_PROGRAMS
+
+
+def _check(q, k_pages, v_pages, page_table, positions, packed: PackedPlan, spec) -> None:
+    T, N, H = q.shape
+    P, K, S, _ = k_pages.shape
+    if q.dtype not in (jnp.bfloat16, jnp.float16):
+        raise ValueError(f"q is {q.dtype}; the mosaic backend takes bfloat16 or float16")
+    if k_pages.dtype != q.dtype or v_pages.dtype != q.dtype:
+        raise ValueError(
+            f"pages are {k_pages.dtype} and {v_pages.dtype}; they must have q's dtype {q.dtype}"
+        )
+    if v_pages.shape != k_pages.shape:
+        raise ValueError(f"v_pages is {v_pages.shape}, k_pages {k_pages.shape}; they must be equal")
+    if k_pages.shape[3] != H or H not in (64, 128):
+        raise ValueError(
+            f"head dim is {H} for q and {k_pages.shape[3]} for the pages; "
+            "the mosaic backend takes 64 and 128"
+        )
+    if N % K:
+        raise ValueError(f"{N} query heads do not divide into {K} KV heads")
+    if S not in (16, 32) and S % TILE:
+        raise ValueError(f"pages of {S} tokens; the mosaic backend takes 16, 32 or multiples of 64")
+    if not spec.scale > 0:
+        raise ValueError(f"scale is {spec.scale}; the mosaic backend needs a positive one")
+    if positions.shape[0] != T or packed.merge_indptr.shape[0] != T + 1:
+        raise ValueError(
+            f"{T} query rows, {positions.shape[0]} positions, a plan for "
+            f"{packed.merge_indptr.shape[0] - 1} rows; they must agree"
+        )
+    for rows in packed.tile_rows:
+        half = -(-rows // 2) if rows * (N // K) > TILE else rows
+        if half * (N // K) > TILE:
+            raise ValueError(
+                f"a work list of {rows} rows an item and {N // K} heads a group is "
+                f"{rows * (N // K)} matrix rows; the mosaic backend takes at most {2 * TILE}, "
+                f"with whole groups in each half"
+            )

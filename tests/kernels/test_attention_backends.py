@@ -1,0 +1,104 @@
+"""One suite for every attention backend: against float32 attention, with NaN wherever unused."""
+
+import functools
+
+import batches
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.attention import mosaic, xla
+from pallas_kernels.attention.reference import paged_attention_reference
+from pallas_kernels.attention.spec import AttentionSpec
+
+BACKENDS = [
+    pytest.param((xla.paged_attention, jnp.float32, 2e-5), id="xla"),
+    pytest.param(
+        (mosaic.paged_attention, jnp.bfloat16, 8e-3), id="mosaic", marks=pytest.mark.gpu
+    ),
+]
+BATCHES = {"decode": batches.DECODE, "relay": batches.RELAY, "chunks": batches.CHUNKS}
+# (N, K, H, S, tile_rows, split)
+SHAPES = [
+    (8, 8, 64, 64, 32, 64),
+    (6, 2, 128, 32, 16, 128),
+    (8, 2, 64, 16, 16, 64),
+    (8, 2, 128, 64, 32, 128),
+    (14, 2, 64, 64, 9, 64),
+    (16, 2, 128, 64, 16, 192),
+    (16, 1, 64, 128, 4, 128),
+    (9, 3, 128, 64, 8, 64),
+]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    if request.node.get_closest_marker("gpu") and jax.default_backend() != "gpu":
+        pytest.skip("needs an NVIDIA GPU")
+    return request.param
+
+
+def check(backend, name, shape, spec, sharing="on"):
+    attention, dtype, tolerance = backend
+    N, K, H, S, tile_rows, split = shape
+    a = batches.make_arrays(
+        BATCHES[name],
+        N=N,
+        K=K,
+        H=H,
+        S=S,
+        tile_rows=tile_rows,
+        split=split,
+        sharing=sharing,
+        dtype=dtype,
+    )
+    run = jax.jit(functools.partial(attention, spec=spec))
+    args = (a.q, a.k_pages, a.v_pages, a.page_table, a.positions, a.plan)
+    out, lse = run(*args)
+    want, want_lse = paged_attention_reference(
+        a.q, a.k_pages, a.v_pages, a.row_table, a.positions, spec
+    )
+    assert out.dtype == a.q.dtype
+    assert lse.dtype == jnp.float32
+    error = jnp.linalg.norm(out.astype(jnp.float32) - want) / jnp.linalg.norm(want)
+    assert float(error) < tolerance
+    np.testing.assert_allclose(lse, want_lse, atol=2e-3 if dtype == jnp.bfloat16 else 2e-5)
+    padding = np.asarray(a.positions) < 0
+    assert not np.asarray(out, np.float32)[padding].any()
+    assert np.isneginf(np.asarray(lse)[padding]).all()
+    again, lse_again = run(*args)
+    np.testing.assert_array_equal(np.asarray(out, np.float32), np.asarray(again, np.float32))
+    np.testing.assert_array_equal(lse, lse_again)
+    return np.asarray(out, np.float32), np.asarray(lse)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "N{}K{}H{}S{}R{}C{}".format(*s))
+@pytest.mark.parametrize("name", BATCHES)
+def test_against_reference(backend, name, shape):
+    check(backend, name, shape, AttentionSpec(shape[2] ** -0.5))
+
+
+@pytest.mark.parametrize("window", [1, 40, 100])
+@pytest.mark.parametrize("name", BATCHES)
+def test_sliding_window(backend, name, window):
+    check(backend, name, SHAPES[3], AttentionSpec(0.1, sliding_window=window))
+
+
+@pytest.mark.parametrize("H", [80, 96])
+def test_other_head_dims(H):
+    """The plain backend takes any head dim."""
+    shape = (8, 2, H, 32, 16, 64)
+    check((xla.paged_attention, jnp.float32, 2e-5), "relay", shape, AttentionSpec(H**-0.5))
+
+
+def test_sharing_changes_no_bit(backend):
+    """Items are cut at the same boundaries with sharing on and off: a row's arithmetic is the same."""
+    spec = AttentionSpec(0.1)
+    on = check(backend, "relay", (8, 2, 128, 64, 16, 128), spec)
+    off = check(backend, "relay", (8, 2, 128, 64, 16, 128), spec, sharing="off")
+    if backend[1] == jnp.bfloat16:
+        np.testing.assert_array_equal(on[0], off[0])
+        np.testing.assert_array_equal(on[1], off[1])
+    else:  # XLA on a CPU picks its own order of summation by shape
+        np.testing.assert_allclose(on[0], off[0], atol=1e-6)

@@ -1,0 +1,64 @@
+"""Every shipped shape of the mosaic kernels lowers for CUDA on a machine without a GPU."""
+
+import functools
+
+import batches
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels.attention import mosaic
+from pallas_kernels.attention.spec import AttentionSpec
+
+
+def lower(N=8, K=2, H=128, S=64, tile_rows=16, split=128, window=None, dtype=jnp.bfloat16):
+    a = batches.make_arrays(
+        batches.RELAY,
+        N=N,
+        K=K,
+        H=H,
+        S=S,
+        tile_rows=tile_rows,
+        split=split,
+        sharing="on",
+        dtype=dtype,
+    )
+    run = functools.partial(mosaic.paged_attention, spec=AttentionSpec(0.1, window))
+    # Leaves, not the plan: the checked dataclass refuses the tracing API's stand-ins.
+    leaves, tree = jax.tree.flatten(
+        (a.q, a.k_pages, a.v_pages, a.page_table, a.positions, a.plan)
+    )
+    traced = jax.jit(lambda *leaves: run(*tree.unflatten(leaves))).trace(*leaves)
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("H", [64, 128])
+@pytest.mark.parametrize(
+    ("N", "K", "tile_rows"),
+    [(8, 8, 64), (8, 8, 128), (8, 2, 16), (8, 2, 32), (14, 2, 9), (16, 2, 16), (16, 1, 8)],
+)
+def test_group_sizes(H, N, K, tile_rows):
+    assert "mosaic_gpu" in lower(N, K, H, tile_rows=tile_rows)
+
+
+@pytest.mark.parametrize("S", [16, 32, 128])
+def test_page_sizes(S):
+    assert "mosaic_gpu" in lower(S=S, H=128)
+
+
+def test_window_and_float16():
+    assert "mosaic_gpu" in lower(window=100)
+    assert "mosaic_gpu" in lower(dtype=jnp.float16)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(dtype=jnp.float32), "bfloat16 or float16"),
+        (dict(tile_rows=64), "matrix rows"),
+        (dict(H=32), "head dim"),
+    ],
+)
+def test_refusals(change, message):
+    with pytest.raises(ValueError, match=message):
+        lower(**change)
