@@ -206,6 +206,8 @@ def _encode(
     llm: "LLM", tasks: list[Task], system: str | None, *, raw: bool
 ) -> list[dict[str, Any]]:
     """Prompt text and token ids of each task."""
+    from rjax.tokenization import encode_sharing
+
     tokenizer = llm.get_tokenizer()
     if not raw and not tokenizer.has_chat_template:
         messages = next((task.source for task in tasks if task.messages is not None), None)
@@ -227,7 +229,7 @@ def _encode(
                 texts.append(tokenizer.apply_chat_template(_conversation(task, system)))
             except InvalidRequestError as error:
                 raise InvalidRequestError(f"{task.source}: {error}") from error
-    rows = tokenizer.encode_batch(texts, add_special_tokens=raw)
+    rows = encode_sharing(tokenizer, texts, add_special_tokens=raw)
     return [
         {"prompt": text, "prompt_token_ids": row} for text, row in zip(texts, rows, strict=True)
     ]
@@ -243,7 +245,7 @@ def _conversation(task: Task, system: str | None) -> list[Any]:
 
 def _common_beginning(prompts: list[dict[str, Any]]) -> list[int]:
     """The tokens that all of several prompts begin with, at least one token short of each."""
-    from rjax.tokenization.seam import common_prefix
+    from rjax.tokenization import common_prefix
 
     if len(prompts) < 2:
         return []

@@ -13,7 +13,7 @@ from rjax.errors import InvalidRequestError
 from rjax.outputs import RequestOutput
 from rjax.prompts import Prompt, parse_prompt, split_prompts
 from rjax.sampling import RequestOutputKind, SamplingParams
-from rjax.tokenization import SeamTokenizer, Tokenizer
+from rjax.tokenization import SeamTokenizer, Tokenizer, encode_sharing
 from rjax.tokenization.seam import DEFAULT_SCHEMA
 
 
@@ -202,9 +202,7 @@ class LLM:
                 found.append(Prompt(text, None))
             except InvalidRequestError as error:
                 found.append(error)
-        found = _encode_texts(
-            found, lambda texts: tokenizer.encode_batch(texts, add_special_tokens=False)
-        )
+        found = _encode_texts(found, lambda texts: encode_sharing(tokenizer, texts, False))
         return self._run(found, sampling_params, use_tqdm, priority)
 
     def fill_prefix_kv_cache(self, shared_prefix: str | Sequence[int] | None) -> None:

@@ -2,6 +2,7 @@
 
 from rjax.tokenization.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
 from rjax.tokenization.output_text import OutputText
+from rjax.tokenization.prefix import PrefixTokenizer, common_prefix, encode_sharing
 from rjax.tokenization.seam import SeamTokenizer
 from rjax.tokenization.tokenizer import Tokenizer
 
@@ -9,7 +10,10 @@ __all__ = [
     "ByteLevelDetokenizer",
     "Detokenizer",
     "OutputText",
+    "PrefixTokenizer",
     "SeamTokenizer",
     "Tokenizer",
     "WindowDetokenizer",
+    "common_prefix",
+    "encode_sharing",
 ]

@@ -1,6 +1,7 @@
 """Tokenising a user's text after a shared prefix, exactly as the whole text would be."""
 
 from rjax.config import RelaySettings
+from rjax.tokenization.prefix import PrefixTokenizer, common_prefix
 from rjax.tokenization.tokenizer import Tokenizer
 
 _SYS, _USR = "{__SYS_PROMPT}", "{__USR_PROMPT}"
@@ -14,9 +15,8 @@ class SeamTokenizer:
     """Lays out system prompt and user text by a schema and tokenises the two as one text.
 
     ``encode(user)`` always equals tokenising the whole text: no token is dropped or doubled at the
-    seam, and the beginning token stands once, at the start. Where the prefix ends in a special
-    token at which the tokenizer splits any text, the parts are independent, so the prefix's tokens
-    are computed once and reused; everywhere else the whole text is tokenised.
+    seam, and the beginning token stands once, at the start. `PrefixTokenizer` says when the
+    prefix's tokens are computed once and when every text is tokenised whole.
 
     Args:
         tokenizer: of the model.
@@ -31,12 +31,10 @@ class SeamTokenizer:
         sys_schema: str = DEFAULT_SCHEMA,
     ) -> None:
         RelaySettings(sys_schema=sys_schema)  # checks the two places
-        self._tokenizer = tokenizer
         before, self._suffix = sys_schema.split(_USR)
         self._prefix = before.replace(_SYS, sys_prompt)
-        self._tokens = tokenizer.encode(self._prefix)
-        self._hard = self._ends_in_hard_boundary()
-        self._shared = self._tokens if self._hard else self._stable_tokens()
+        self._tokens = PrefixTokenizer(tokenizer, self._prefix)
+        self._shared = self._stable_tokens(tokenizer)
 
     @property
     def shared_prefix_text(self) -> str:
@@ -56,7 +54,7 @@ class SeamTokenizer:
     @property
     def has_hard_boundary(self) -> bool:
         """Whether the prefix's tokens cannot depend on the text that follows."""
-        return self._hard
+        return self._tokens.has_hard_boundary
 
     def text(self, user_text: str) -> str:
         """The whole prompt text of a request."""
@@ -68,55 +66,10 @@ class SeamTokenizer:
 
     def encode_batch(self, user_texts: list[str]) -> list[list[int]]:
         """`encode` for several user texts at once."""
-        if not self._hard:
-            return self._tokenizer.encode_batch([self.text(user) for user in user_texts])
-        boundary = self._tokenizer.added_tokens[self._tokens[-1]].content
-        rests = self._tokenizer.encode_batch(
-            [boundary + user + self._suffix for user in user_texts], add_special_tokens=False
-        )
-        return [self._tokens + rest[1:] for rest in rests]
+        return self._tokens.encode_batch([user + self._suffix for user in user_texts])
 
-    def _stable_tokens(self) -> list[int]:
-        wholes = self._tokenizer.encode_batch([self.text(probe) for probe in _PROBES])
-        return common_prefix(self._tokens, *wholes)
-
-    def _ends_in_hard_boundary(self) -> bool:
-        """Whether splitting right after the prefix provably changes no token.
-
-        Added tokens are cut out of the raw text, leftmost and longest first, and what lies between
-        is normalised and split piece by piece. So an added token at the very end of the prefix
-        separates the sides, unless an added token could begin in the prefix and end in the user
-        text, or the tokenizer looks at what follows (whole words only, tokens matched after
-        normalising), or it puts tokens at the end of every text.
-        """
-        tokenizer = self._tokenizer
-        last = tokenizer.added_tokens.get(self._tokens[-1]) if self._tokens else None
-        if not tokenizer.is_fast or last is None:
-            return False
-        if last.normalized or last.single_word or last.rstrip:
-            return False
-        if not last.content or not self._prefix.endswith(last.content):
-            return False
-        if len(self._prefix) < len(tokenizer.beginning):
-            return False
-        for token in tokenizer.added_tokens.values():
-            content = token.content
-            if any(self._prefix.endswith(content[:k]) for k in range(1, len(content))):
-                return False
-        alone = tokenizer.encode(last.content, add_special_tokens=False)
-        if alone != self._tokens[-1:]:
-            return False
-        # A token the tokenizer appends to every text would hide here: compare one request.
-        probe = last.content + _PROBES[0] + self._suffix
-        whole = tokenizer.encode(self.text(_PROBES[0]))
-        return whole == self._tokens + tokenizer.encode(probe, add_special_tokens=False)[1:]
-
-
-def common_prefix(first: list[int], *others: list[int]) -> list[int]:
-    """The longest beginning that all lists share."""
-    length = len(first)
-    for other in others:
-        length = min(length, len(other))
-        while first[:length] != other[:length]:
-            length = next(i for i in range(length) if first[i] != other[i])
-    return first[:length]
+    def _stable_tokens(self, tokenizer: Tokenizer) -> list[int]:
+        if self._tokens.has_hard_boundary:
+            return self._tokens.tokens
+        wholes = tokenizer.encode_batch([self.text(probe) for probe in _PROBES])
+        return common_prefix(self._tokens.tokens, *wholes)

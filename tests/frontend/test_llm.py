@@ -305,7 +305,7 @@ def test_without_tokenizer_only_token_ids() -> None:
 def test_options_are_checked_before_anything_loads() -> None:
     with pytest.raises(InvalidConfigError, match="max_num_seqs"):
         LLM(max_num_seq=3)
-    with pytest.raises(InvalidConfigError, match="load_format"):
-        LLM(load_format="pickle")
+    with pytest.raises(InvalidConfigError, match="page_size"):
+        LLM(page_size=7)
     with pytest.raises(InvalidConfigError, match="trust_remote_code"):
         LLM(trust_remote_code=True)

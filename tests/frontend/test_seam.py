@@ -5,8 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rjax.errors import InvalidConfigError, InvalidRequestError
-from rjax.tokenization import SeamTokenizer, Tokenizer
-from rjax.tokenization.seam import common_prefix
+from rjax.tokenization import SeamTokenizer, Tokenizer, common_prefix, encode_sharing
 
 from .tiny_tokenizers import build
 
@@ -75,6 +74,18 @@ def test_beginning_token_once_and_never_doubled(
     else:
         expected = in_text
     assert tokens.count(bos) == expected
+
+
+@QUICK
+@given(
+    common=TEXT, rests=st.lists(TEXT, max_size=4), special=st.booleans(), repeat=st.integers(1, 90)
+)
+def test_texts_that_begin_alike_are_tokenised_as_each_alone(
+    tokenizer: Tokenizer, common: str, rests: list[str], special: bool, repeat: int
+) -> None:
+    texts = [(common + "<|im_end|>") * repeat + rest for rest in rests]
+    found = encode_sharing(tokenizer, texts, special)
+    assert found == [tokenizer.encode(text, special) for text in texts]
 
 
 def test_fast_path_is_taken_where_it_should_be_and_nowhere_else(tokenizer: Tokenizer) -> None:
