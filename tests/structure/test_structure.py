@@ -1,4 +1,4 @@
-"""The shape of the code base, held by tests: who imports whom, how long files are, what is absent."""
+"""The shape of the code base, held by tests: imports, file lengths, what must be absent."""
 
 import ast
 import sys
