@@ -23,6 +23,7 @@ from rjax.cli.report import (
     one_line,
     result_record,
 )
+from rjax.config import CacheSettings
 from rjax.errors import InvalidRequestError, OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def _generate(arguments: argparse.Namespace) -> int:
     start = time.monotonic()
     prompts = _encode(llm, tasks, system, raw=arguments.raw)
     shared = _common_beginning(prompts)
-    prefix_seconds = _read_shared(llm, shared)
+    page_size = options.get("page_size", CacheSettings().page_size)
+    prefix_seconds = _read_shared(llm, shared) if len(shared) >= page_size else 0.0
     outputs = llm.generate(prompts, params, use_tqdm=not arguments.no_progress)
     seconds = time.monotonic() - start
     found = figures(outputs, llm.stats(), seconds, prefix_seconds)

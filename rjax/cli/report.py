@@ -49,13 +49,14 @@ def figures(
 
 def figure_lines(found: dict[str, Any]) -> list[str]:
     """The figures in words, one line each."""
-    shared = "shared and read once" if found["read_once"] else "shared, stored once"
+    shared = "shared and read once" if found["read_once"] else "stored once, read by each request"
+    count = found["shared_prompt_tokens"]
     first, each = found["mean_time_to_first_token"], found["mean_time_per_output_token"]
     prefix = found["prefix_seconds"]
     note = f" ({_seconds(prefix)} of it to read the shared beginning)" if prefix else ""
     return [
-        f"prompt tokens: {found['prompt_tokens']:,}, of which {found['shared_prompt_tokens']:,} "
-        + shared,
+        f"prompt tokens: {found['prompt_tokens']:,}, "
+        + (f"of which {count:,} {shared}" if count else "none of them shared"),
         f"speed: {found['input_tokens_per_second']:,.1f} tokens/s in, "
         f"{found['output_tokens_per_second']:,.1f} tokens/s out",
         f"time to first token: {_seconds(first)}" + (note if first is not None else ""),

@@ -17,6 +17,7 @@ class OutputText:
 
     def __init__(self, stop: Sequence[str] = (), *, include_stop: bool = False) -> None:
         self._stop = tuple(stop)
+        self._first = frozenset(s[0] for s in self._stop)
         self._include = include_stop
         self._reach = max((len(s) for s in self._stop), default=1) - 1
         self._pieces: list[str] = []
@@ -77,7 +78,9 @@ class OutputText:
 
     def _open_stop(self, tail: str) -> int:
         """Length of the longest end of tail that begins a stop string."""
-        for begin in range(len(tail)):
+        for begin, char in enumerate(tail):
+            if char not in self._first:
+                continue
             end = tail[begin:]
             if any(stop.startswith(end) for stop in self._stop if len(stop) > len(end)):
                 return len(end)

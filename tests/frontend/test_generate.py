@@ -26,7 +26,7 @@ QUESTIONS = [("How old is Ann?", "Ann is 41."), ("Where is Bo?", "Bo is in Peru.
 def demo(monkeypatch: pytest.MonkeyPatch) -> None:
     """A demo of two questions in place of the bundled one."""
     module = types.ModuleType("models.tables.demo")
-    module.demo_system_prompt = lambda: "| name | age |"  # type: ignore[attr-defined]
+    module.demo_system_prompt = lambda: "| name | age |\n" + "| Ann | 41 |\n" * 20  # type: ignore[attr-defined]
     module.demo_questions = lambda: QUESTIONS  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "models.tables.demo", module)
 
