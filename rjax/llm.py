@@ -2,15 +2,13 @@
 
 import dataclasses
 import itertools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
-
-from tqdm.auto import tqdm
 
 from rjax.config import DType, EngineConfig, RelayMode, RelaySettings
 from rjax.errors import InvalidRequestError
 from rjax.outputs import RequestOutput
+from rjax.progress import Progress
 from rjax.prompts import Prompt, parse_prompt, split_prompts
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.tokenization import SeamTokenizer, Tokenizer, encode_sharing
@@ -335,7 +333,7 @@ class LLM:
         count: int,
         use_tqdm: bool | Callable[..., Any],
     ) -> None:
-        progress = _Progress(use_tqdm, count)
+        progress = Progress(use_tqdm, count)
         progress.advance(len(done))
         try:
             while waiting:
@@ -348,46 +346,6 @@ class LLM:
                         progress.count(output)
         finally:
             progress.close()
-
-
-class _Progress:
-    """The progress bar over requests, with input and output tokens a second."""
-
-    def __init__(self, use_tqdm: bool | Callable[..., Any], total: int) -> None:
-        self._start = time.monotonic()
-        self._read = self._written = 0
-        self._bar: Any = None
-        if use_tqdm:
-            make = use_tqdm if callable(use_tqdm) else tqdm
-            self._bar = make(
-                total=total,
-                desc="Processed prompts",
-                dynamic_ncols=True,
-                postfix=self._postfix(0.0, 0.0),
-            )
-
-    def count(self, output: RequestOutput) -> None:
-        """One request more is done."""
-        self._read += len(output.prompt_token_ids)
-        self._written += sum(len(o.token_ids) for o in output.outputs)
-        if self._bar is not None:
-            seconds = max(time.monotonic() - self._start, 1e-9)
-            self._bar.postfix = self._postfix(self._read / seconds, self._written / seconds)
-        self.advance(1)
-
-    def advance(self, requests: int) -> None:
-        """Move the bar."""
-        if self._bar is not None and requests:
-            self._bar.update(requests)
-
-    def close(self) -> None:
-        """Leave the bar as it stands."""
-        if self._bar is not None:
-            self._bar.close()
-
-    @staticmethod
-    def _postfix(read: float, written: float) -> str:
-        return f"est. speed input: {read:.2f} toks/s, output: {written:.2f} toks/s"
 
 
 def _refused(

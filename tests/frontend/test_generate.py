@@ -36,7 +36,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     """The engine behind the command; answers the first demo question rightly, the second not."""
 
     def answer(prompt: str) -> str:
-        return "Ann is 41." if "Ann" in prompt else "I do not know."
+        return "Ann is 41." if "Ann" in prompt.split("user\n")[-1] else "I do not know."
 
     made = FakeEngine(build("byte_level"), answer=answer)
     made.options = {}  # type: ignore[attr-defined]
