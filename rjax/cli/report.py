@@ -53,7 +53,11 @@ def figure_lines(found: dict[str, Any]) -> list[str]:
     count = found["shared_prompt_tokens"]
     first, each = found["mean_time_to_first_token"], found["mean_time_per_output_token"]
     prefix = found["prefix_seconds"]
-    note = f" ({_seconds(prefix)} of it to read the shared beginning)" if prefix else ""
+    note = (
+        f" ({_seconds(prefix)} of it for the shared beginning, compiling included)"
+        if prefix
+        else ""
+    )
     return [
         f"prompt tokens: {found['prompt_tokens']:,}, "
         + (f"of which {count:,} {shared}" if count else "none of them shared"),
