@@ -63,7 +63,14 @@ class LLMEngine:
         )
         on_cpu = devices[0].platform == "cpu"
         dtype = choose_dtype(settings.dtype, self.model_config, devices[0].platform)
-        self._backend = choose_backend(config.backend, devices[0].platform)
+        self._backend = choose_backend(
+            config.backend,
+            platform=devices[0].platform,
+            compute_capability=_capability(devices[0]),
+            model=self.model_config,
+            dtype=dtype,
+            page_size=config.cache.page_size,
+        )
         loaded = load_model(
             folder,
             dtype=dtype,
@@ -381,6 +388,11 @@ def _at(found: HostLogprobs, row: int) -> StepLogprobs:
         top_ids=found.top_ids[row],
         top_logprobs=found.top_logprobs[row],
     )
+
+
+def _capability(device: Any) -> float | None:
+    found = getattr(device, "compute_capability", None)
+    return None if found is None else float(found)
 
 
 def _model_length(wanted: int | None, config: ModelConfig) -> int:

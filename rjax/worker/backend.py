@@ -4,10 +4,17 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+import pallas_kernels.attention.mosaic
 import pallas_kernels.attention.xla
 import pallas_kernels.kv_write.xla
+from models import ModelConfig
 from pallas_kernels.attention.planner import CostModel
 from rjax.errors import InvalidConfigError
+
+_WGMMA_ROWS = 128  # of a wide item in the mosaic kernel: two consumer warpgroups of 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -17,6 +24,7 @@ class Backend:
     Attributes:
         name: as given in the configuration.
         paged_attention, write_kv, rotate: see the functions of ``pallas_kernels``.
+        prepare: (plan, positions) to what ``paged_attention`` takes as its plan, once a step.
         tile_rows: rows of a many-row item.
         split_tokens: items are cut at multiples of this many tokens, or of a multiple of it in
             engines for very long sequences.
@@ -27,23 +35,81 @@ class Backend:
     paged_attention: Callable[..., Any]
     write_kv: Callable[..., Any]
     rotate: Callable[..., Any]
+    prepare: Callable[..., Any]
     tile_rows: int
     split_tokens: int
     cost_model: CostModel
 
 
-def choose_backend(name: str, platform: str) -> Backend:
-    """The backend of this name; "auto" is the best one for the platform ("cpu" or "gpu").
+def choose_backend(
+    name: str,
+    *,
+    platform: str,
+    compute_capability: float | None,
+    model: ModelConfig,
+    dtype: DTypeLike,
+    page_size: int,
+) -> Backend:
+    """The backend of this name; "auto" is the fastest that can run this model here.
+
+    Args:
+        name: "auto", "mosaic" or "xla".
+        platform: of the devices, "cpu" or "gpu".
+        compute_capability: of a GPU, 9.0 for Hopper.
+        model: whose shapes the kernels must take.
+        dtype: of weights and KV.
+        page_size: tokens a page.
 
     Raises:
-        InvalidConfigError: unknown name.
+        InvalidConfigError: an unknown name, or a backend that cannot run this, and why.
     """
-    backends = {"xla": _xla}
+    if name == "xla":
+        return _xla()
+    reason = _mosaic_cannot(platform, compute_capability, model, dtype, page_size)
     if name == "auto":
-        name = "xla"
-    if name not in backends:
-        raise InvalidConfigError(f"backend is {name!r}; choose one of auto, {', '.join(backends)}")
-    return backends[name]()
+        return _xla() if reason else _mosaic(model)
+    if name != "mosaic":
+        raise InvalidConfigError(f"backend is {name!r}; choose one of auto, mosaic, xla")
+    if reason:
+        raise InvalidConfigError(f"the mosaic backend cannot run this: {reason}; use backend xla")
+    return _mosaic(model)
+
+
+def _mosaic_cannot(
+    platform: str,
+    compute_capability: float | None,
+    model: ModelConfig,
+    dtype: DTypeLike,
+    page_size: int,
+) -> str | None:
+    """Why the mosaic kernels cannot serve this, or None."""
+    if platform != "gpu" or compute_capability is None or compute_capability < 9:
+        return "it needs a Hopper GPU or newer"
+    if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16):
+        return f"it takes dtype bfloat16 and float16, not {jnp.dtype(dtype).name}"
+    if model.head_dim not in (64, 128):
+        return f"it takes head dims 64 and 128, not {model.head_dim}"
+    if page_size not in (16, 32) and page_size % 64:
+        return f"it takes pages of 16, 32 and multiples of 64 tokens, not {page_size}"
+    group = model.num_heads // model.num_kv_heads
+    if group > _WGMMA_ROWS // 2:
+        return f"it takes at most {_WGMMA_ROWS // 2} query heads a KV head, not {group}"
+    return None
+
+
+def _mosaic(model: ModelConfig) -> Backend:
+    group = model.num_heads // model.num_kv_heads
+    return Backend(
+        name="mosaic",
+        paged_attention=pallas_kernels.attention.mosaic.paged_attention,
+        write_kv=pallas_kernels.kv_write.xla.write_kv,
+        rotate=pallas_kernels.kv_write.xla.rotate,
+        prepare=pallas_kernels.attention.mosaic.pack_plan,
+        tile_rows=2 * (_WGMMA_ROWS // 2 // group),
+        split_tokens=512,
+        # Both items stream pages at the same rate; a wide one keeps the tensor cores busier.
+        cost_model=CostModel(narrow_item=1.0, narrow_token=0.01, wide_item=1.2, wide_token=0.012),
+    )
 
 
 def _xla() -> Backend:
@@ -52,6 +118,7 @@ def _xla() -> Backend:
         paged_attention=pallas_kernels.attention.xla.paged_attention,
         write_kv=pallas_kernels.kv_write.xla.write_kv,
         rotate=pallas_kernels.kv_write.xla.rotate,
+        prepare=lambda plan, positions: plan,
         tile_rows=16,
         split_tokens=128,
         cost_model=CostModel(narrow_item=1.0, narrow_token=0.05, wide_item=2.0, wide_token=0.15),

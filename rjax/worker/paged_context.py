@@ -34,6 +34,7 @@ class PagedAttention:
         self.k_pages = list(k_pages)
         self.v_pages = list(v_pages)
         self._step = step
+        self._plan = backend.prepare(step.plan, step.positions)
         self._backend = backend
         self._mesh = mesh
 
@@ -52,22 +53,24 @@ class PagedAttention:
             run = jax.shard_map(
                 run,
                 mesh=self._mesh,
-                in_specs=(_HEADS, _HEADS, _HEADS, _POOL, _POOL, _WHOLE, _WHOLE),
+                in_specs=(_HEADS, _HEADS, _HEADS, _POOL, _POOL, _WHOLE, _WHOLE, _WHOLE),
                 out_specs=(_HEADS, _POOL, _POOL),
                 check_vma=False,
             )
         out, self.k_pages[layer], self.v_pages[layer] = run(
-            q, k, v, self.k_pages[layer], self.v_pages[layer], rotary, self._step
+            q, k, v, self.k_pages[layer], self.v_pages[layer], rotary, self._step, self._plan
         )
         return out
 
 
-def _attend(q, k, v, k_pages, v_pages, rotary, step, *, backend: Backend, spec: AttentionSpec):
+def _attend(
+    q, k, v, k_pages, v_pages, rotary, step, plan, *, backend: Backend, spec: AttentionSpec
+):
     if rotary is not None:
         q = backend.rotate(q, rotary.cos, rotary.sin)
         k = backend.rotate(k, rotary.cos, rotary.sin)
     k_pages, v_pages = backend.write_kv(k, v, k_pages, v_pages, step.kv_slots)
     out, _ = backend.paged_attention(
-        q, k_pages, v_pages, step.page_table, step.positions, step.plan, spec
+        q, k_pages, v_pages, step.page_table, step.positions, plan, spec
     )
     return out, k_pages, v_pages

@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from models import config_from_dict
 from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError
 from rjax.sampling import RequestOutputKind, SamplingParams
+from rjax.worker.backend import choose_backend
+from rjax.worker.readout import read_result
 
-from .tiny import LENGTH, VOCAB, make_engine, run
+from .tiny import CONFIG, LENGTH, VOCAB, make_engine, run
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
 
@@ -241,3 +244,59 @@ def test_two_devices_give_the_tokens_of_one(tiny):
     )
     one, two = done.stdout.splitlines()
     assert one == two
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"platform": "cpu", "compute_capability": None}, "Hopper"),
+        ({"compute_capability": 8.0}, "Hopper"),
+        ({"dtype": "float32"}, "float32"),
+        ({"page_size": 8}, "pages of"),
+        ({"head_dim": 80}, "head dims"),
+    ],
+)
+def test_mosaic_says_what_it_cannot_run_and_auto_then_takes_xla(change, message):
+    model = config_from_dict(CONFIG | {"head_dim": change.pop("head_dim", 64)})
+    settings = {
+        "platform": "gpu",
+        "compute_capability": 9.0,
+        "model": model,
+        "dtype": "bfloat16",
+        "page_size": 64,
+    }
+    assert choose_backend("auto", **settings | change).name == "xla"
+    with pytest.raises(InvalidConfigError, match=message):
+        choose_backend("mosaic", **settings | change)
+
+
+def test_auto_takes_mosaic_on_hopper():
+    backend = choose_backend(
+        "auto",
+        platform="gpu",
+        compute_capability=9.0,
+        model=config_from_dict(CONFIG | {"head_dim": 64}),
+        dtype="bfloat16",
+        page_size=64,
+    )
+    assert backend.name == "mosaic"
+    assert backend.tile_rows == 64  # G = 2
+
+
+def test_the_next_step_is_dispatched_before_the_last_one_is_read(tiny, monkeypatch):
+    engine = make_engine(tiny)
+    events = []
+    dispatch = engine._worker.dispatch
+
+    def spy_dispatch(batch):
+        events.append("dispatch")
+        return dispatch(batch)
+
+    def spy_read(result):
+        events.append("read")
+        return read_result(result)
+
+    monkeypatch.setattr(engine._worker, "dispatch", spy_dispatch)
+    monkeypatch.setattr("rjax.engine.llm_engine.read_result", spy_read)
+    run(engine, [("a", [1, 2], SamplingParams(temperature=0, max_tokens=4))])
+    assert events == ["dispatch", *["dispatch", "read"] * 3, "read"]
