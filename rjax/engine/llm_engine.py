@@ -244,9 +244,13 @@ class LLMEngine:
             greedy = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
             self.add_request(_PREFIX_REQUEST, tokens, greedy)
             news: list[RequestOutput] = []
-            while _PREFIX_REQUEST in self._requests:
-                news += self.step()
-            self._held_back += [n for n in news if n.request_id != _PREFIX_REQUEST]
+            try:
+                while _PREFIX_REQUEST in self._requests:
+                    news += self.step()
+            finally:
+                self.abort_request(_PREFIX_REQUEST)
+                news += self._held_back
+                self._held_back = [n for n in news if n.request_id != _PREFIX_REQUEST]
         pages = self._blocks.match(keys)
         self._blocks.acquire(pages)
         self._blocks.release(self._pinned)
@@ -412,6 +416,9 @@ def _load_tokenizer(config: EngineConfig, folder) -> Tokenizer | None:
     settings = config.model
     if settings.skip_tokenizer_init:
         return None
+    own = folder
     if settings.tokenizer is not None:
-        folder = resolve_folder(settings.tokenizer, settings.revision, settings.hf_token)
-    return Tokenizer(folder, chat_template=settings.chat_template)
+        own = resolve_folder(
+            settings.tokenizer, settings.revision, settings.hf_token, weights=False
+        )
+    return Tokenizer(own, chat_template=settings.chat_template, model_folder=folder)

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 
-from rjax.engine.completion import Completion, StepLogprobs
+from rjax.engine.completion import Completion, StepLogprobs, logprob_entry
 from rjax.engine.sequence import Sequence
 from rjax.outputs import Logprob, RequestMetrics, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
@@ -69,20 +69,3 @@ class Request:
     def wants_every_step(self) -> bool:
         """Whether its caller is told of every token, not only of the end."""
         return self.params.output_kind != RequestOutputKind.FINAL_ONLY
-
-
-def logprob_entry(
-    token_id: int, step: StepLogprobs, limit: int | None, tokenizer: Tokenizer | None
-) -> dict[int, Logprob]:
-    """What a caller sees of one position: the token itself and the ``limit`` likeliest ones."""
-
-    def text(token: int) -> str | None:
-        return None if tokenizer is None else tokenizer.token_text(token)
-
-    wanted = len(step.top_ids) if limit is None or limit < 0 else limit
-    entry = {token_id: Logprob(step.logprob, step.rank, text(token_id))}
-    ids, values = step.top_ids[:wanted].tolist(), step.top_logprobs[:wanted].tolist()
-    for rank, (other, logprob) in enumerate(zip(ids, values, strict=True), start=1):
-        if other != token_id:
-            entry[other] = Logprob(logprob, rank, text(other))
-    return entry
