@@ -84,7 +84,7 @@ class PrefixAttention:
 
     def __init__(self, B: int, implementation: Implementation = "xla") -> None:
         self.B = B
-        self.implementation = implementation
+        self.implementation: Implementation = implementation
         self.keys: list[Float[Array, "B P K H"]] = []
         self.values: list[Float[Array, "B P K H"]] = []
 

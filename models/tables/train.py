@@ -186,7 +186,7 @@ class Run:
     def keep(self, path: Path) -> None:
         """Write everything needed to continue."""
         leaves = jax.tree.leaves((self.state, self.moments))
-        kept = {f"leaf{at}": np.asarray(leaf) for at, leaf in enumerate(leaves)}
+        kept: dict[str, Any] = {f"leaf{at}": np.asarray(leaf) for at, leaf in enumerate(leaves)}
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             np.savez(file, step=np.int64(self.step), **kept)
