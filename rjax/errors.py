@@ -15,3 +15,11 @@ class InvalidConfigError(RjaxError, ValueError):
 
 class OutOfMemoryError(RjaxError):
     """The model, or the KV pool it needs, does not fit; the message says what would."""
+
+
+class OverloadedError(RjaxError):
+    """The queue is full or the server is shutting down; the same request may succeed later."""
+
+
+class EngineDeadError(RjaxError):
+    """The engine stopped on an error of its own; it has to be started anew."""

@@ -1,0 +1,311 @@
+"""An engine on a thread of its own, for asyncio: requests in, a stream of outputs out of each."""
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, Literal, Self
+
+from rjax.errors import EngineDeadError, OverloadedError
+from rjax.llm import Engine
+from rjax.outputs import RequestOutput
+from rjax.sampling import SamplingParams
+
+type Health = Literal["ready", "draining", "hung", "dead"]
+
+_IDLE_BEAT = 0.25  # seconds that an idle engine thread sleeps between two beats
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLimits:
+    """What may be accepted and not yet finished.
+
+    Attributes:
+        sequences: most sequences, running and waiting; a request with n samples counts n.
+        prompt_tokens: most prompt tokens of those requests together.
+        heartbeat_seconds: an engine thread silent for longer counts as hung. The first use of a
+            shape compiles, which is silent too.
+    """
+
+    sequences: int = 1024
+    prompt_tokens: int = 4_194_304
+    heartbeat_seconds: float = 120.0
+
+
+class RequestStream:
+    """The outputs of one accepted request, in order; the last one is finished.
+
+    Leaving the ``async with`` block before the end aborts the request and frees its pages.
+    """
+
+    def __init__(self, owner: "AsyncLLMEngine", request_id: str, sequences: int, tokens: int):
+        self.request_id = request_id
+        self.sequences = sequences
+        self.prompt_tokens = tokens
+        self.finished = False
+        self.news: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
+        self._owner = owner
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self.finished:
+            raise StopAsyncIteration
+        item = await self.news.get()
+        if isinstance(item, Exception):
+            self.finished = True
+            raise item
+        self.finished = item.finished
+        return item
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget the request; one that still runs is aborted. Closing twice does nothing."""
+        self._owner.forget(self)
+
+
+class AsyncLLMEngine:
+    """Runs an engine's steps on one thread and hands its outputs to asyncio.
+
+    All methods but the constructor belong to one event loop, the one in which `start` was awaited.
+    Nothing else may touch the engine meanwhile, except through `call`.
+
+    Args:
+        engine: ready to step.
+        limits: what may be queued.
+    """
+
+    def __init__(self, engine: Engine, limits: QueueLimits | None = None) -> None:
+        self.engine = engine
+        self.limits = limits or QueueLimits()
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._streams: dict[str, RequestStream] = {}
+        self._sequences = 0
+        self._prompt_tokens = 0
+        self._ids = itertools.count()
+        self._thread = threading.Thread(target=self._run, name="rjax-engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._beat = time.monotonic()
+        self._draining = False
+        self._error: BaseException | None = None
+
+    async def start(self) -> None:
+        """Start the engine's thread."""
+        self._loop = asyncio.get_running_loop()
+        self._beat = time.monotonic()
+        self._thread.start()
+
+    @property
+    def num_live(self) -> int:
+        """Requests accepted and not finished."""
+        return len(self._streams)
+
+    @property
+    def health(self) -> Health:
+        """What the engine thread's last sign of life says."""
+        if self._error is not None or (self._loop is not None and not self._thread.is_alive()):
+            return "dead"
+        if time.monotonic() - self._beat > self.limits.heartbeat_seconds:
+            return "hung"
+        return "draining" if self._draining else "ready"
+
+    def check_room(self, sequences: int, prompt_tokens: int) -> None:
+        """Whether so much more may be queued now.
+
+        Raises:
+            OverloadedError: not now.
+            EngineDeadError: not ever.
+        """
+        if self.health in ("dead", "hung"):
+            raise EngineDeadError(f"the engine is {self.health}; the server has to be restarted")
+        if self._draining:
+            raise OverloadedError("the server is shutting down; ask another one")
+        limits = self.limits
+        if self._sequences + sequences > limits.sequences:
+            raise OverloadedError(
+                f"the queue holds {self._sequences} sequences of at most {limits.sequences} and "
+                f"this request brings {sequences}; try again later"
+            )
+        if self._prompt_tokens + prompt_tokens > limits.prompt_tokens:
+            raise OverloadedError(
+                f"the queue holds {self._prompt_tokens} prompt tokens of at most "
+                f"{limits.prompt_tokens} and this request brings {prompt_tokens}; try again later"
+            )
+
+    async def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        **options: Any,
+    ) -> RequestStream:
+        """Hand a request to the engine; returns once the engine has taken it.
+
+        Args:
+            prompt_token_ids: the prompt.
+            params: how to sample; ``output_kind`` says what the stream's outputs hold.
+            options: further arguments of the engine's ``add_request``.
+
+        Raises:
+            InvalidRequestError: the engine refuses the request.
+            OverloadedError: the queue is full, or the server is shutting down.
+            EngineDeadError: the engine runs no more.
+        """
+        self.check_room(params.n, len(prompt_token_ids))
+        stream = RequestStream(
+            self, f"request-{next(self._ids)}", params.n, len(prompt_token_ids)
+        )
+        self._streams[stream.request_id] = stream
+        self._sequences += stream.sequences
+        self._prompt_tokens += stream.prompt_tokens
+        self._empty.clear()
+        try:
+            await self.call(
+                lambda engine: engine.add_request(
+                    stream.request_id, list(prompt_token_ids), params, **options
+                )
+            )
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, **options: Any
+    ) -> AsyncGenerator[RequestOutput]:
+        """`submit` and yield every output; closing the generator aborts the request."""
+        async with await self.submit(prompt_token_ids, params, **options) as stream:
+            async for output in stream:
+                yield output
+
+    async def call[T](self, function: Callable[[Any], T]) -> T:
+        """Run ``function(engine)`` on the engine's thread between two steps; what it raises is
+        raised here and harms nothing else.
+
+        Raises:
+            EngineDeadError: the engine runs no more.
+        """
+        if self._error is not None or self._loop is None:
+            raise EngineDeadError("the engine does not run; the server has to be restarted")
+        loop, done = self._loop, self._loop.create_future()
+
+        def settle(result: T | None, error: Exception | None) -> None:
+            if done.cancelled():
+                return
+            if error is None:
+                done.set_result(result)
+            else:
+                done.set_exception(error)
+
+        def command() -> None:
+            result, error = None, None
+            if self._error is None:
+                try:
+                    result = function(self.engine)
+                except Exception as raised:  # belongs to this caller alone
+                    error = raised
+            else:
+                error = EngineDeadError("the engine stopped; the server has to be restarted")
+            self._tell(settle, result, error)
+
+        self._inbox.put(command)
+        if self._error is not None:  # it died in between: nobody else would run the command
+            self._drop_inbox()
+        return await done
+
+    def forget(self, stream: RequestStream) -> None:
+        """Drop a stream; its request is aborted unless it has finished."""
+        if self._streams.pop(stream.request_id, None) is None:
+            return
+        self._sequences -= stream.sequences
+        self._prompt_tokens -= stream.prompt_tokens
+        if not self._streams:
+            self._empty.set()
+        if not stream.finished:
+            stream.finished = True
+            request_id = stream.request_id
+            self._inbox.put(lambda: self.engine.abort_request(request_id))
+
+    async def drain(self, seconds: float) -> bool:
+        """Accept nothing more and wait for what runs; whether all of it finished in time."""
+        self._draining = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._empty.wait(), seconds)
+        return not self._streams
+
+    async def stop(self) -> None:
+        """End the thread; what still runs is aborted."""
+        self._draining = True
+        for stream in list(self._streams.values()):
+            stream.news.put_nowait(OverloadedError("the server is shutting down"))
+        self._inbox.put(None)
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, 30.0)
+
+    def _run(self) -> None:
+        """The engine thread."""
+        try:
+            while self._take_commands():
+                if self.engine.has_unfinished_requests():
+                    outputs = self.engine.step()
+                    if outputs:
+                        self._tell(self._hand_out, outputs)
+        except BaseException as error:
+            self._error = error
+            _log.exception("the engine stopped on an error")
+            self._tell(self._fail_all)
+            self._drop_inbox()
+
+    def _take_commands(self) -> bool:
+        """Run what has come in; waits for it while there is nothing to step. False to stop."""
+        while True:
+            self._beat = time.monotonic()
+            idle = not self.engine.has_unfinished_requests()
+            try:
+                command = self._inbox.get(block=idle, timeout=_IDLE_BEAT)
+            except queue.Empty:
+                if idle:
+                    continue
+                return True
+            if command is None:
+                self._error = EngineDeadError("the engine was stopped")
+                self._drop_inbox()
+                return False
+            command()
+
+    def _drop_inbox(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                command = self._inbox.get_nowait()
+                if command is not None:
+                    with contextlib.suppress(Exception):
+                        command()
+
+    def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _hand_out(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream.news.put_nowait(output)
+
+    def _fail_all(self) -> None:
+        for stream in self._streams.values():
+            stream.news.put_nowait(EngineDeadError("the engine stopped on an error"))
+
