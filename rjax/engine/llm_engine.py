@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence as Tokens
@@ -20,6 +21,7 @@ from rjax.engine.request import Request
 from rjax.engine.scheduler import Scheduler
 from rjax.engine.sequence import Sequence, SequenceStatus
 from rjax.engine.stats import EngineStats
+from rjax.engine.token_mask import TokenMask
 from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError
 from rjax.outputs import RequestMetrics, RequestOutput
 from rjax.sampling import SamplingParams, sequence_seed, slot_row
@@ -29,6 +31,7 @@ from rjax.worker.dtype import choose_dtype
 from rjax.worker.readout import HostLogprobs, read_result
 from rjax.worker.worker import DispatchedStep, Worker
 
+_log = logging.getLogger(__name__)
 _PREFIX_REQUEST = "\0shared prefix"  # no caller's id starts so
 
 
@@ -122,6 +125,7 @@ class LLMEngine:
         *,
         prompt: str | None = None,
         priority: int = 0,
+        masks: Tokens[TokenMask] = (),
     ) -> None:
         """Queue a request.
 
@@ -131,6 +135,7 @@ class LLMEngine:
             params: how to sample; checked against this model here.
             prompt: the prompt's text, to be given back.
             priority: smaller runs first; equal ones in order of arrival.
+            masks: one for each of the n samples, restricting its tokens; none by default.
 
         Raises:
             InvalidRequestError: the request cannot be served as it is; nothing is queued.
@@ -141,6 +146,8 @@ class LLMEngine:
             raise InvalidRequestError(f"priority is {priority!r}; give a whole number")
         tokens = self._check_prompt(prompt_token_ids)
         self._check_params(params)
+        if len(masks) not in (0, params.n):
+            raise InvalidRequestError(f"{len(masks)} masks for n = {params.n}; give one a sample")
         room = self.max_model_len - len(tokens)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         arrival = next(self._arrivals)
@@ -159,6 +166,7 @@ class LLMEngine:
                 seed=sequence_seed(seed, index),
                 order=(priority, arrival),
                 hashes=hashes if index == 0 else PageHashes(self._root, self._page_size),
+                mask=masks[index] if masks else None,
             )
             for index in range(params.n)
         ]
@@ -199,6 +207,10 @@ class LLMEngine:
             self._enter(sequence)
         if schedule.scheduled:
             batch = by_shared_pages(schedule.scheduled, self._blocks)
+            for item in batch:
+                sequence = item.sequence
+                if item.samples and sequence.mask is not None and sequence.slot is not None:
+                    self._worker.restrict(sequence.slot, sequence.mask.words)
             self._count_memory()
             step = self._worker.dispatch(batch)
             self._stats.steps += 1
@@ -303,7 +315,12 @@ class LLMEngine:
             token = int(result.tokens[b])
             self._stats.output_tokens += 1
             logprobs = None if result.sampled is None else _at(result.sampled, b)
-            if self._append(request, sequence, token, logprobs) or request.wants_every_step:
+            try:
+                news = self._append(request, sequence, token, logprobs)
+            except Exception as error:  # of this request's text or mask: it alone ends
+                self._fail(request, error)
+                news = True
+            if news or request.wants_every_step:
                 told[request.request_id] = request
         outputs = []
         for request in told.values():
@@ -325,9 +342,20 @@ class LLMEngine:
         metrics.num_generated_tokens = max(metrics.num_generated_tokens, count)
         finished = request.completions[sequence.index].append(token, logprobs)
         self._scheduler.learn(sequence)
+        if sequence.mask is not None and not finished:
+            sequence.mask.accept(token)
         if finished:
             self._scheduler.finish(sequence)
         return finished
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        """End a request on an error of its own."""
+        _log.error("request %s failed", request.request_id, exc_info=error)
+        for sequence, completion in zip(request.sequences, request.completions, strict=True):
+            if sequence.status is not SequenceStatus.FINISHED:
+                self._scheduler.finish(sequence)
+            if not completion.finished:
+                completion.finish_reason = "error"
 
     def _check_prompt(self, token_ids: Tokens[Any]) -> list[int]:
         if len(token_ids) == 0:

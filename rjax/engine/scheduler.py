@@ -107,6 +107,8 @@ class Scheduler:
             pending = sequence.num_tokens - sequence.num_computed
             if pending == 0 or sequence.num_outputs >= sequence.max_tokens:
                 continue  # its last token is still in flight
+            if sequence.awaits_token:
+                continue
             if budget == 0:
                 break
             if self._grow(sequence, items):

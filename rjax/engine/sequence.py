@@ -4,6 +4,7 @@ import dataclasses
 import enum
 
 from rjax.engine.page_hash import PageHashes
+from rjax.engine.token_mask import TokenMask
 from rjax.sampling import SamplingParams
 
 
@@ -35,6 +36,7 @@ class Sequence:
         pages: page ids in order; they hold at least ``num_computed`` tokens.
         num_registered: leading pages known to the prefix cache under this sequence's keys.
         slot: row of the device's sampling state while running.
+        mask: restricts each next token; None allows all that the parameters do.
     """
 
     request_id: str
@@ -52,6 +54,7 @@ class Sequence:
     pages: list[int] = dataclasses.field(default_factory=list)
     num_registered: int = 0
     slot: int | None = None
+    mask: TokenMask | None = None
     status: SequenceStatus = SequenceStatus.WAITING
 
     @property
@@ -73,6 +76,11 @@ class Sequence:
     def reads_cache(self) -> bool:
         """Whether cached KV may stand for its prompt: not where its logits are wanted."""
         return self.index > 0 or self.params.prompt_logprobs is None
+
+    @property
+    def awaits_token(self) -> bool:
+        """Whether its next token may be sampled only once the last one is read back."""
+        return self.mask is not None and self.in_flight > 0
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Known token ids at positions [start, stop)."""

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import UInt32
 
 from models import LoadedModel
 from pallas_kernels.attention.planner import PlanStats, Sharing
 from rjax.config import EngineConfig
 from rjax.engine.scheduler import ScheduledSequence
-from rjax.sampling import SlotRow, admit, init_state, step_mode
+from rjax.sampling import SlotRow, admit, allow, init_state, step_mode
 from rjax.worker.backend import Backend
 from rjax.worker.kv_cache import PoolSize, fit_pool, make_pools, page_bytes
 from rjax.worker.step import StepResult, StepState, compile_step
@@ -89,6 +90,12 @@ class Worker:
             self._state, sampling=admit(self._state.sampling, slot, row)
         )
 
+    def restrict(self, slot: int, words: UInt32[np.ndarray, " W"]) -> None:
+        """Allow only the tokens of these bits in the slot's next samples."""
+        self._state = dataclasses.replace(
+            self._state, sampling=allow(self._state.sampling, slot, words)
+        )
+
     def dispatch(self, batch: list[ScheduledSequence]) -> DispatchedStep:
         """Start a step for this batch and return at once.
 
@@ -112,7 +119,10 @@ class Worker:
         )
         wanted = prompt or any(p.logprobs is not None for p in params)
         return StepFeatures(
-            sampling=step_mode(p.sampler_mode for p in params),
+            sampling=step_mode(
+                "full" if item.sequence.mask is not None else item.sequence.params.sampler_mode
+                for item in batch
+            ),
             num_logprobs=min(self._max_logprobs, self._vocab_size) if wanted else 0,
             prompt_logprobs=prompt,
         )

@@ -1,0 +1,75 @@
+"""A mask decides what may come next, for its own sequence only, and its errors end it alone."""
+
+import numpy as np
+import pytest
+
+from rjax.errors import InvalidRequestError
+from rjax.sampling import SamplingParams
+
+from .tiny import VOCAB, make_engine, run
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+WORDS = -(-VOCAB // 32)
+
+
+class Script:
+    """Allows the tokens of a list one after the other."""
+
+    def __init__(self, tokens: list[int], fails_after: int | None = None) -> None:
+        self.tokens, self.taken, self.fails_after = tokens, [], fails_after
+
+    @property
+    def words(self) -> np.ndarray:
+        token = self.tokens[len(self.taken)]
+        words = np.zeros(WORDS, np.uint32)
+        words[token // 32] = np.uint32(1 << token % 32)
+        return words
+
+    def accept(self, token_id: int) -> None:
+        assert token_id == self.tokens[len(self.taken)]
+        self.taken.append(token_id)
+        if self.fails_after == len(self.taken):
+            raise RuntimeError("this mask cannot go on")
+
+
+@pytest.fixture(scope="module")
+def engine(tiny):
+    return make_engine(tiny)
+
+
+def ask(engine, name, params, masks=()):
+    engine.add_request(name, PROMPT, params, masks=masks)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_mask_decides_every_token_and_no_neighbour_notices(engine, temperature):
+    params = SamplingParams(temperature=temperature, max_tokens=12, seed=3)
+    alone = run(engine, [("alone", PROMPT, params)])["alone"].outputs[0].token_ids
+    scripts = [[(i * 7 + k) % VOCAB for i in range(12)] for k in range(2)]
+    for k, tokens in enumerate(scripts):
+        ask(engine, f"masked {k}", params, [Script(tokens)])
+    done = run(engine, [("free", PROMPT, params)])
+    assert [done[f"masked {k}"].outputs[0].token_ids for k in range(2)] == scripts
+    assert done["free"].outputs[0].token_ids == alone
+    # Nothing stays in the slots.
+    assert run(engine, [("after", PROMPT, params)])["after"].outputs[0].token_ids == alone
+
+
+def test_failing_mask_ends_its_request_alone(engine):
+    params = SamplingParams(temperature=0, max_tokens=12)
+    ask(engine, "bad", params, [Script(list(range(12)), fails_after=4)])
+    done = run(engine, [("good", PROMPT, params)])
+    assert done["bad"].outputs[0].finish_reason == "error"
+    assert done["bad"].outputs[0].token_ids == [0, 1, 2, 3]
+    assert done["good"].outputs[0].finish_reason == "length"
+    engine.reset_prefix_cache()
+    assert engine.stats().kv_bytes_used == 0
+
+
+def test_each_sample_has_its_mask(engine):
+    params = SamplingParams(n=2, max_tokens=6)
+    scripts = [[1, 2, 3, 4, 5, 6], [60, 61, 62, 63, 64, 65]]
+    ask(engine, "two", params, [Script(tokens) for tokens in scripts])
+    assert [o.token_ids for o in run(engine, [])["two"].outputs] == scripts
+    with pytest.raises(InvalidRequestError, match="masks"):
+        ask(engine, "one", params, [Script([1])])
