@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from tokenizers import Tokenizer
 
 from models.tables.questions import Question, random_questions
-from models.tables.table import INTRODUCTIONS, Table, random_table, system_prompt
+from models.tables.table import INTRODUCTIONS, LINES_BEFORE_ROWS, Table, random_table, system_prompt
 from models.tables.tokenizer import answer_text, prefix_text, question_text
 
 
@@ -45,6 +45,7 @@ class Plan:
     held_out: bool = False
     all_columns: float = 0.75
     key_first: float = 0.0
+    kinds: tuple[float, float, float, float] = (0.6, 0.14, 0.13, 0.13)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class Batch:
         segments: which branch a token belongs to, from 1; 0 for padding.
         offsets: place of a token in its branch.
         answers: whether the next token exists and belongs to the answer.
+        lines: in answers about one row, the line of the prefix (newlines before it) that holds the
+            row; 0 elsewhere.
         questions: the branches' questions, for scoring; empty in training batches.
     """
 
@@ -67,6 +70,7 @@ class Batch:
     segments: Int[np.ndarray, "B Q"]
     offsets: Int[np.ndarray, "B Q"]
     answers: Bool[np.ndarray, "B Q"]
+    lines: Int[np.ndarray, "B Q"]
     questions: tuple[tuple[Question, ...], ...] = ()
 
 
@@ -97,7 +101,7 @@ def make_batch(plan: Plan, tokenizer: Tokenizer, keep_questions: bool = False) -
     B, P, Q = plan.shape.batch, plan.shape.prefix, plan.shape.branches
     prefix = np.zeros((B, P), np.int16)
     lengths = np.zeros(B, np.int32)
-    tokens, segments, offsets = (np.zeros((B, Q), np.int16) for _ in range(3))
+    tokens, segments, offsets, lines = (np.zeros((B, Q), np.int16) for _ in range(4))
     answers = np.zeros((B, Q), np.bool_)
     kept: list[tuple[Question, ...]] = []
     for b in range(B):
@@ -106,7 +110,7 @@ def make_batch(plan: Plan, tokenizer: Tokenizer, keep_questions: bool = False) -
         lengths[b] = len(ids)
         at, asked = 0, []
         while True:
-            (question,) = random_questions(rng, table, 1)
+            (question,) = random_questions(rng, table, 1, plan.kinds)
             head = _encode(tokenizer, question_text(question.text))
             tail = _encode(tokenizer, answer_text(question.answer))
             end = at + len(head) + len(tail)
@@ -117,10 +121,12 @@ def make_batch(plan: Plan, tokenizer: Tokenizer, keep_questions: bool = False) -
             segments[b, at:end] = len(asked)
             offsets[b, at:end] = np.arange(end - at)
             answers[b, at + len(head) - 1 : end - 1] = True
+            if question.row is not None:
+                lines[b, at + len(head) - 1 : end - 1] = LINES_BEFORE_ROWS + question.row
             at = end
         kept.append(tuple(asked))
     questions = tuple(kept) if keep_questions else ()
-    return Batch(prefix, lengths, tokens, segments, offsets, answers, questions)
+    return Batch(prefix, lengths, tokens, segments, offsets, answers, lines, questions)
 
 
 _worker_tokenizer: list[Tokenizer] = []  # one a worker process, set by its initializer

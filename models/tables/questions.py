@@ -24,12 +24,14 @@ class Question:
         topic: for a cell the column asked for; otherwise what is counted or compared.
         text: the question.
         answer: the answer, in the canonical wording.
+        row: the row it is about, where it is about just one.
     """
 
     kind: str
     topic: str
     text: str
     answer: str
+    row: int | None = None
 
 
 _WORDS = {
@@ -163,7 +165,7 @@ def _cell(rng: random.Random, table: Table) -> Question:
     if draw < 0.06 and "email" in table.columns:
         email = table.cell(row, "email")
         text = rng.choice(_OWNER).format(key=email)
-        return Question("cell", "name", text, f"The name of {email} is {name}.")
+        return Question("cell", "name", text, f"The name of {email} is {name}.", row)
     if draw < 0.22:
         column = rng.choice([c for c in table.columns if c != "id"])
         templates, asked, known = _ANY, rng.choice(_ID_KEYS).format(key=number), f"id {number}"
@@ -173,13 +175,14 @@ def _cell(rng: random.Random, table: Table) -> Question:
     if column in _OWN and rng.random() < 0.3:
         templates = _OWN[column]
     text = rng.choice(templates).format(word=rng.choice(_WORDS[column]), key=asked)
-    return Question("cell", column, text, f"The {column} of {known} is {table.cell(row, column)}.")
+    answer = f"The {column} of {known} is {table.cell(row, column)}."
+    return Question("cell", column, text, answer, row)
 
 
 def _row(rng: random.Random, table: Table) -> Question:
     row = rng.randrange(len(table.rows))
     text = rng.choice(_ROW).format(key=table.cell(row, "name"))
-    return Question("row", "row", text, f"Here is the row:\n{table.line(row)}")
+    return Question("row", "row", text, f"Here is the row:\n{table.line(row)}", row)
 
 
 def _listed(topic: str, text: str, title: str, found: list[str]) -> Question:

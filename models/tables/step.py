@@ -22,11 +22,19 @@ Arrays = dict[str, Array]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Weights:
-    """How much each kind of token counts in the loss; each kind is averaged by itself."""
+    """How much each part counts in the loss; each is averaged by itself.
+
+    Attributes:
+        answer, question, table: prediction of the next token in each of them.
+        row: telling the tokens of one row from other rows' (`row_losses`).
+        pointer: finding the row that an answer is about (`row_losses`).
+    """
 
     answer: float = 1.0
     question: float = 0.05
     table: float = 0.15
+    row: float = 0.2
+    pointer: float = 0.2
 
 
 def arrays(batch: Batch) -> dict[str, np.ndarray]:
@@ -106,8 +114,13 @@ def _lookup_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array
 _lookup.defvjp(_lookup_forward, _lookup_backward)
 
 
-def _hidden(model: Decoder, batch: Arrays, implementation: Implementation) -> Float[Array, "B X D"]:
-    """Final hidden states of prefix and branches; the model's own call but for `_lookup`."""
+def hidden_states(
+    model: Decoder, batch: Arrays, implementation: Implementation
+) -> tuple[Float[Array, "B X D"], list[Float[Array, "B X D"]]]:
+    """Final hidden states of prefix and branches, and the residual stream after every layer.
+
+    The model's own call but for `_lookup`.
+    """
     prefix, lengths = batch["prefix"].astype(jnp.int32), batch["lengths"]
     B, P = prefix.shape
     tokens = jnp.concatenate([prefix, batch["tokens"].astype(jnp.int32)], 1)
@@ -118,29 +131,71 @@ def _hidden(model: Decoder, batch: Arrays, implementation: Implementation) -> Fl
         ],
         1,
     ).reshape(-1)
-    assert model.config.rope is not None
-    rotary = rotary_tables(model.config.rope, positions)
+    config = model.config
+    assert config.rope is not None
+    rotary = rotary_tables(config.rope, positions)
     attention = TreeAttention(P, branch_mask(lengths, batch["segments"], P), implementation)
     x = _lookup(model.embedding[...], tokens.reshape(-1))
+    stream = []
     for layer in model.layers:
         x = layer(x, rotary, attention)
-    return model.norm(x).reshape(*tokens.shape, -1)
+        stream.append(x.reshape(*tokens.shape, -1))
+    return model.norm(x).reshape(*tokens.shape, -1), stream
+
+
+def fresh_pointers(config: ModelConfig, seed: int) -> dict[str, Array]:
+    """Projections of `row_losses`, [D, 64] each; they serve training alone."""
+    names = ("row_query", "row_key", "pointer_query", "pointer_key")
+    keys = jax.random.split(jax.random.key(seed), len(names))
+    D = config.hidden_size
+    return {
+        name: D**-0.5 * jax.random.normal(key, (D, 64), jnp.float32)
+        for name, key in zip(names, keys, strict=True)
+    }
+
+
+def row_losses(
+    pointers: dict[str, Array], stream: list[Array], batch: Arrays, newline: int
+) -> tuple[Array, Array]:
+    """Two losses that teach the middle layers which tokens share a row.
+
+    A cell that stands before the name in its row can be found only by way of something that both
+    share. Nothing in next-token prediction rewards a first step towards that, and training stalls
+    for long without it. Half way up, every table token must recognise the tokens of its own row
+    among all others; at two thirds, an answer's tokens must recognise the row they are about. Both
+    are -log of the attention that the right row gets from one dot-product attention.
+    """
+    P = batch["prefix"].shape[1]
+    is_newline = batch["prefix"] == newline
+    line = jnp.cumsum(is_newline, 1) - is_newline
+    real = jnp.arange(P) < batch["lengths"][:, None]
+
+    def attention(kind: str, at: int, queries: slice, wanted: Array) -> Array:
+        x = stream[at].astype(jnp.float32)
+        x = (x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5)).astype(
+            stream[at].dtype
+        )
+        q = jnp.einsum("BTD,DH->BTH", x[:, queries], pointers[f"{kind}_query"].astype(x.dtype))
+        k = jnp.einsum("BPD,DH->BPH", x[:, :P], pointers[f"{kind}_key"].astype(x.dtype))
+        scores = jnp.einsum("BTH,BPH->BTP", q, k, preferred_element_type=jnp.float32) / 8
+        scores = jnp.where(real[:, None], scores, -1e30)
+        right = jnp.where(wanted[..., None] == line[:, None], scores, -1e30)
+        return jax.nn.logsumexp(scores, -1) - jax.nn.logsumexp(right, -1)
+
+    L = len(stream)
+    some = slice(P % 13, P, 13)  # a thirteenth of the tokens is enough
+    rows = attention("row", L // 2 - 1, some, line[:, some])
+    pointed = attention("pointer", 2 * L // 3, slice(P, None), batch["lines"].astype(jnp.int32))
+    return _mean(rows, real[:, some]), _mean(pointed, batch["lines"] > 0)
 
 
 def _mean(values: Array, mask: Array) -> Array:
     return jnp.sum(values * mask) / jnp.maximum(jnp.sum(mask), 1)
 
 
-def _loss(
-    state: Any,
-    graph: nnx.GraphDef,
-    batch: Arrays,
-    weights: Weights,
-    implementation: Implementation,
-    dtype: Any,
-) -> tuple[Array, Arrays]:
-    model: Decoder = nnx.merge(graph, jax.tree.map(lambda leaf: leaf.astype(dtype), state))
-    hidden = _hidden(model, batch, implementation)
+def _loss(state: Any, trainer: "Trainer", batch: Arrays) -> tuple[Array, Arrays]:
+    model = trainer.model(state)
+    hidden, stream = hidden_states(model, batch, trainer.implementation)
     P = batch["prefix"].shape[1]
 
     def cross_entropy(hidden: Array, targets: Array) -> tuple[Array, Array]:
@@ -160,7 +215,11 @@ def _loss(
         "table": _mean(table_losses, in_table),
         "accuracy": _mean(right, answers),
     }
-    loss = sum(getattr(weights, kind) * metrics[kind] for kind in ("answer", "question", "table"))
+    metrics["row"], metrics["pointer"] = row_losses(
+        state["pointers"], stream, batch, trainer.newline
+    )
+    weights = dataclasses.asdict(trainer.weights)
+    loss = sum(weight * metrics[kind] for kind, weight in weights.items())
     return jnp.asarray(loss), metrics
 
 
@@ -170,6 +229,7 @@ class Trainer:
 
     Attributes:
         graph: structure of the model.
+        newline: token id of the newline that ends a row.
         transform: the optimizer.
         implementation: of the attention.
         dtype: in which the model computes; parameters and optimizer are float32.
@@ -177,18 +237,22 @@ class Trainer:
     """
 
     graph: nnx.GraphDef
+    newline: int
     transform: optax.GradientTransformation
     implementation: Implementation
     dtype: Any = jnp.bfloat16
     weights: Weights = Weights()
 
+    def model(self, state: Any) -> Decoder:
+        """The model of a training state, in the compute dtype."""
+        parameters = jax.tree.map(lambda leaf: leaf.astype(self.dtype), state["model"])
+        return nnx.merge(self.graph, parameters)
+
     def update(
         self, state: Any, moments: optax.OptState, batch: Arrays
     ) -> tuple[Any, optax.OptState, Arrays]:
         """One step; to be jitted with the first two arguments donated."""
-        gradient, metrics = jax.grad(_loss, has_aux=True)(
-            state, self.graph, batch, self.weights, self.implementation, self.dtype
-        )
+        gradient, metrics = jax.grad(_loss, has_aux=True)(state, self, batch)
         squares = [jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient)]
         metrics["norm"] = jnp.sqrt(sum(squares))
         updates, moments = self.transform.update(gradient, moments, state)
@@ -199,11 +263,9 @@ class Trainer:
 
         An answer whose tokens are all correct is just the one greedy decoding gives.
         """
-        model: Decoder = nnx.merge(
-            self.graph, jax.tree.map(lambda leaf: leaf.astype(self.dtype), state)
-        )
+        model = self.model(state)
         P = batch["prefix"].shape[1]
-        hidden = _hidden(model, batch, self.implementation)[:, P:]
+        hidden = hidden_states(model, batch, self.implementation)[0][:, P:]
         logits = model.logits(hidden.reshape(-1, hidden.shape[-1]))
         following = jnp.roll(batch["tokens"], -1, axis=1).astype(jnp.int32)
         return logits.argmax(-1).reshape(following.shape) == following

@@ -13,6 +13,7 @@ INTRODUCTIONS = (
     "This is the staff list.",
     "People:",
 )
+LINES_BEFORE_ROWS = 4  # of a system message: introduction, empty, column names, rule
 _OPTIONAL = tuple(c for c in fields.COLUMNS if c not in ("id", "name"))
 
 

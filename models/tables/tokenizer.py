@@ -20,6 +20,7 @@ BOS, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
 SPECIAL = (PAD, BOS, END, SYSTEM, USER, ASSISTANT)
 
+NEWLINE = "Ċ"  # as byte-level BPE writes it
 VOCABULARY = 4096
 MAX_LENGTH = 4096
 _PIECES = r" ?\| ?|\d|\s|[^\w\s]|_"

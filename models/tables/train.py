@@ -23,7 +23,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from tokenizers import Tokenizer
 
 from models.config import ModelConfig
@@ -34,8 +33,15 @@ from models.tables.data import Batch, Plan, Shape, batches, make_batch
 from models.tables.decode import answer_questions
 from models.tables.questions import Question
 from models.tables.scoring import held_out_sheets, is_right, score, score_by_rows, summary
-from models.tables.step import Trainer, arrays, compiled, fresh_parameters, optimizer
-from models.tables.tokenizer import BOS, END, MAX_LENGTH, PAD
+from models.tables.step import (
+    Trainer,
+    arrays,
+    compiled,
+    fresh_parameters,
+    fresh_pointers,
+    optimizer,
+)
+from models.tables.tokenizer import BOS, END, MAX_LENGTH, NEWLINE, PAD
 
 HERE = Path(__file__).parent
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -88,9 +94,9 @@ SIZES = {
         ),
         check=Shape(32, 2240, 1024, (5, 40)),
         stages=(
-            Stage(0.08, (1.0, 0.0, 0.0), 0.5, 0.5),
-            Stage(0.18, (0.5, 0.5, 0.0), 0.3, 0.6),
-            Stage(0.30, (0.2, 0.5, 0.3), 0.1, 0.7),
+            Stage(0.10, (1.0, 0.0, 0.0), 0.2, 0.5),
+            Stage(0.20, (0.5, 0.5, 0.0), 0.1, 0.6),
+            Stage(0.30, (0.2, 0.5, 0.3), 0.0, 0.7),
             Stage(1.00, (0.1, 0.3, 0.6), 0.0, 0.75),
         ),
     ),
@@ -165,11 +171,16 @@ class Run:
         self.size = SIZES[args.size]
         self.tokenizer = Tokenizer.from_file(str(args.tokenizer / "tokenizer.json"))
         self.config = model_config(self.size, self.tokenizer)
-        self.graph, self.state = fresh_parameters(self.config, args.seed)
+        self.graph, parameters = fresh_parameters(self.config, args.seed)
+        self.state = {"model": parameters, "pointers": fresh_pointers(self.config, args.seed)}
         transform = optimizer(args.learning_rate, args.steps, min(200, args.steps // 10))
         self.moments = transform.init(self.state)
         self.trainer = Trainer(
-            self.graph, transform, args.implementation, jnp.dtype(args.compute_dtype)
+            self.graph,
+            self.tokenizer.token_to_id(NEWLINE),
+            transform,
+            args.implementation,
+            jnp.dtype(args.compute_dtype),
         )
         self.step = 0
         if args.state is not None and args.state.exists():
@@ -193,9 +204,7 @@ class Run:
 
     def model(self) -> Decoder:
         """The model as it will be loaded: in bfloat16."""
-        return nnx.merge(
-            self.graph, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), self.state)
-        )
+        return dataclasses.replace(self.trainer, dtype=jnp.dtype("bfloat16")).model(self.state)
 
     def save(self, folder: Path) -> None:
         """Write the Hugging Face folder."""
@@ -354,9 +363,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--log", type=Path, help="file for one JSON line per printed line")
     p.add_argument("--scores", type=Path, help="file for the final scores, as JSON")
     p.add_argument("--size", choices=SIZES, default="full")
-    p.add_argument("--steps", type=int, default=14000, help="of the whole run, all calls together")
+    p.add_argument("--steps", type=int, default=6400, help="of the whole run, all calls together")
     p.add_argument("--minutes", type=float, default=1e9, help="stop training after so long")
-    p.add_argument("--learning-rate", type=float, default=1.6e-3)
+    p.add_argument("--learning-rate", type=float, default=1.2e-3)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--workers", type=int, default=14, help="processes that make batches")
     p.add_argument("--implementation", choices=("xla", "cudnn"), default="xla")
