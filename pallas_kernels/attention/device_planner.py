@@ -1,0 +1,185 @@
+"""The planner inside jit: page tables and lengths on the device in, a work list of fixed shape out.
+
+For loops that go on without the host. Every sequence has the same number of packed query rows, of
+which the first ``query_len`` are live; the host's planner takes ragged batches.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from pallas_kernels.attention.planner import CostModel, PlanShape, Sharing
+from pallas_kernels.attention.work_list import AttentionPlan, WorkList
+
+
+def plan_on_device(
+    page_table: Int[Array, "B M"],
+    query_len: Int[Array, " B"],
+    context_len: Int[Array, " B"],
+    *,
+    page_size: int,
+    shape: PlanShape,
+    sharing: Sharing,
+) -> AttentionPlan:
+    """Plan the attention of B sequences with Q = shape.rows / B packed query rows each.
+
+    Args:
+        page_table: page ids; two neighbours hold the same id at the same place only if all their
+            tokens up to the end of that page are equal.
+        query_len: live rows of each sequence, 0 to Q: rows b * Q + i for i < query_len[b] are the
+            last tokens of its context; the others are padding, which nothing covers.
+        context_len: tokens of each sequence, this step's included; at most ``shape.max_context``.
+        page_size: S.
+        shape: ``shape.seqs`` is B and ``shape.rows`` a multiple of it.
+        sharing: as in ``plan_attention``. Only steps of one row a sequence share; a prompt chunk
+            reads its own table, its rows in tiles.
+
+    Returns:
+        A plan that covers each visible (row, token) pair once, as the host's does.
+
+    Raises:
+        ValueError: shapes that do not fit each other.
+    """
+    B = page_table.shape[0]
+    if shape.seqs != B or shape.rows % B or shape.split_tokens % page_size:
+        raise ValueError(
+            f"a plan for {shape.seqs} sequences, {shape.rows} rows and cuts of "
+            f"{shape.split_tokens} tokens does not fit {B} sequences in pages of {page_size}; "
+            "rows must be a multiple of the sequences, and a cut a multiple of the page"
+        )
+    if shape.rows == B:
+        return _plan_decode(page_table, query_len, context_len, page_size, shape, sharing)
+    return _plan_chunks(query_len, context_len, shape)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Candidates:
+    """Every item that could be, dead ones among them, in order of the tokens they read."""
+
+    live: Bool[Array, " X"]
+    row_start: Int[Array, " X"]
+    row_count: Int[Array, " X"]
+    table_row: Int[Array, " X"]
+    kv_start: Int[Array, " X"]
+    kv_stop: Int[Array, " X"]
+
+
+def _plan_decode(page_table, query_len, context_len, page_size, shape, sharing) -> AttentionPlan:
+    """One row a sequence: neighbours that hold the same pages over a whole cut are one item."""
+    B, C, R, J = shape.seqs, shape.split_tokens, shape.tile_rows, shape.cuts
+    starts = jnp.arange(J, dtype=jnp.int32)[:, None] * C
+    row = jnp.broadcast_to(jnp.arange(B, dtype=jnp.int32), (J, B))
+    length = jnp.where(query_len > 0, context_len, 0)
+    active = length > starts
+    joined = jnp.zeros((J, B), bool)
+    if sharing != "off" and B > 1:
+        full = length >= starts + C
+        last = np.minimum((np.arange(J) + 1) * C // page_size, page_table.shape[1]) - 1
+        ids = page_table[:, last].T
+        same = full[:, 1:] & full[:, :-1] & (ids[:, 1:] == ids[:, :-1])
+        joined = joined.at[:, 1:].set(same)
+    first, stop = _groups(joined, row)
+    if isinstance(sharing, CostModel):
+        rows = stop - first
+        wide = -(-rows // R) * (sharing.wide_item + sharing.wide_token * C)
+        joined &= wide < rows * (sharing.narrow_item + sharing.narrow_token * C)
+        first, stop = _groups(joined, row)
+    shared = stop - first > 1
+    place = row - first
+    head = active & (~shared | (place % R == 0))
+    found = _Candidates(
+        live=head.ravel(),
+        row_start=row.ravel(),
+        row_count=jnp.where(shared, jnp.minimum(R, stop - row), 1).ravel(),
+        table_row=first.ravel(),
+        kv_start=jnp.broadcast_to(starts, (J, B)).ravel(),
+        kv_stop=jnp.minimum(starts + C, length).ravel(),
+    )
+    wide = shared.ravel()
+    narrow_items, narrow_at = _compact(found, ~wide, shape.narrow_capacity, 1, C)
+    wide_items, wide_at = _compact(found, wide, shape.wide_capacity, R, C)
+    owner = row - jnp.where(shared, place % R, 0) + jnp.arange(J)[:, None] * B
+    slot = jnp.where(
+        shared,
+        narrow_items.capacity + wide_at[owner] * R + row - owner % B,
+        narrow_at[owner],
+    )
+    return _merged((narrow_items, wide_items), active, slot)
+
+
+def _groups(joined: Bool[Array, "J B"], row: Int[Array, "J B"]) -> tuple[Array, Array]:
+    """First row of each row's group, and the row after its last."""
+    first = jax.lax.cummax(jnp.where(joined, 0, row), axis=1)
+    B = row.shape[1]
+    after = jnp.where(joined, B, row)  # a row that begins a group ends the one before
+    ends = jax.lax.cummin(after, axis=1, reverse=True)
+    stop = jnp.concatenate([ends[:, 1:], jnp.full_like(ends[:, :1], B)], axis=1)
+    return first, stop
+
+
+def _plan_chunks(query_len, context_len, shape: PlanShape) -> AttentionPlan:
+    """Several rows a sequence, the causal part of its context, in tiles of rows."""
+    B, C, R, J = shape.seqs, shape.split_tokens, shape.tile_rows, shape.cuts
+    Q = shape.rows // B
+    tiles = -(-Q // R)
+    cut, b, tile = jnp.meshgrid(jnp.arange(J), jnp.arange(B), jnp.arange(tiles), indexing="ij")
+    # Rows of a chunk that lie before the cut see nothing of it.
+    skip = jnp.maximum(cut * C - (context_len - query_len)[b], 0)
+    begin = jnp.maximum(tile * R, skip)
+    end = jnp.minimum((tile + 1) * R, query_len[b])
+    found = _Candidates(
+        live=(begin < end).ravel(),
+        row_start=(b * Q + begin).ravel(),
+        row_count=(end - begin).ravel(),
+        table_row=b.ravel(),
+        kv_start=(cut * C).ravel(),
+        kv_stop=jnp.minimum((cut + 1) * C, context_len[b]).ravel(),
+    )
+    everything = jnp.ones(found.live.shape, bool)
+    items, at = _compact(found, everything, J * B * tiles, R, C)
+    row = jnp.arange(shape.rows, dtype=jnp.int32)
+    owner = jnp.arange(J)[:, None] * B * tiles + (row // Q) * tiles + row % Q // R
+    seen = found.live[owner] & (row >= found.row_start[owner])
+    seen &= row < (found.row_start + found.row_count)[owner]
+    slot = at[owner] * R + row - found.row_start[owner]
+    return _merged((items,), seen, slot)
+
+
+def _compact(
+    found: _Candidates, chosen: Bool[Array, " X"], capacity: int, tile_rows: int, tile_tokens: int
+) -> tuple[WorkList, Int[Array, " X"]]:
+    """The live ones of the chosen candidates, moved to the front, and where each one went."""
+    keep = found.live & chosen
+    place = jnp.cumsum(keep, dtype=jnp.int32) - 1
+    target = jnp.where(keep, place, capacity)
+
+    def packed(field: Int[Array, " X"]) -> Int[Array, " I"]:
+        return jnp.zeros(capacity, jnp.int32).at[target].set(field.astype(jnp.int32), mode="drop")
+
+    items = WorkList(
+        row_start=packed(found.row_start),
+        row_count=packed(found.row_count),
+        table_row=packed(found.table_row),
+        kv_start=packed(found.kv_start),
+        kv_stop=packed(found.kv_stop),
+        num_items=jnp.sum(keep, dtype=jnp.int32),
+        tile_rows=tile_rows,
+        tile_tokens=tile_tokens,
+    )
+    return items, place
+
+
+def _merged(
+    lists: tuple[WorkList, ...], seen: Bool[Array, "J T"], slot: Int[Array, "J T"]
+) -> AttentionPlan:
+    """The plan of lists whose result for row t at cut j is at ``slot[j, t]`` where it was seen."""
+    count = jnp.sum(seen, axis=0, dtype=jnp.int32)
+    indptr = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(count, dtype=jnp.int32)])
+    place = indptr[:-1] + jnp.cumsum(seen, axis=0, dtype=jnp.int32) - 1
+    target = jnp.where(seen, place, seen.size)
+    slots = jnp.zeros(seen.size, jnp.int32).at[target].set(slot.astype(jnp.int32), mode="drop")
+    return AttentionPlan(lists, indptr, slots)

@@ -1,0 +1,138 @@
+"""The planner inside jit covers what the host's covers, and shares what the host's shares."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_kernels.attention.device_planner import plan_on_device
+from pallas_kernels.attention.planner import CostModel, PlanShape, plan_attention
+
+S, MAX_CONTEXT, SEQS, Q = 8, 128, 8, 6
+DECODE = PlanShape(rows=SEQS, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=3, split_tokens=16)
+CHUNKS = PlanShape(rows=SEQS * Q, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=4, split_tokens=16)
+SHARE_WIDE = CostModel(narrow_item=1, narrow_token=1, wide_item=10, wide_token=2)
+
+
+@functools.cache
+def compiled(shape, sharing):
+    return jax.jit(functools.partial(plan_on_device, page_size=S, shape=shape, sharing=sharing))
+
+
+def planned(table, queries, lengths, shape, sharing="on"):
+    plan = compiled(shape, sharing)(table, queries, lengths)
+    return jax.tree.map(np.asarray, plan)
+
+
+def page_tables(seed, lengths, forks):
+    """Tables in which sequence b shares forks[b] whole pages with its left neighbour."""
+    table = np.random.default_rng(seed).permutation(SEQS * MAX_CONTEXT // S).astype(np.int32)
+    table = table.reshape(SEQS, -1)
+    for b in range(1, SEQS):
+        shared = min(forks[b], lengths[b] // S, lengths[b - 1] // S)
+        table[b, :shared] = table[b - 1, :shared]
+    return table
+
+
+def covered(plan, table, rows):
+    """How often each (row, token) is read, and the page it is read from."""
+    times = np.zeros((rows, MAX_CONTEXT), int)
+    pages = np.full((rows, MAX_CONTEXT), -1)
+    for items in plan.lists:
+        for i in range(int(items.num_items)):
+            assert 0 < items.row_count[i] <= items.tile_rows
+            assert 0 < items.kv_stop[i] - items.kv_start[i] <= items.tile_tokens
+            assert items.kv_start[i] % S == 0
+            here = slice(items.row_start[i], items.row_start[i] + items.row_count[i])
+            tokens = np.arange(items.kv_start[i], items.kv_stop[i])
+            times[here, tokens] += 1
+            pages[here, tokens] = table[items.table_row[i], tokens // S]
+        dead = slice(int(items.num_items), None)
+        assert not items.row_count[dead].any()
+        assert not items.kv_stop[dead].any()
+    return times, pages
+
+
+def check_merge(plan):
+    """Each row merges exactly its own partial results, in the order of the tokens they read."""
+    owners, base = {}, 0
+    for items in plan.lists:
+        for i in range(int(items.num_items)):
+            for r in range(items.row_count[i]):
+                owners[base + i * items.tile_rows + r] = (items.row_start[i] + r, items.kv_start[i])
+        base += items.capacity * items.tile_rows
+    merged = {}
+    for row in range(plan.merge_indptr.size - 1):
+        slots = plan.merge_slots[plan.merge_indptr[row] : plan.merge_indptr[row + 1]].tolist()
+        starts = [owners[slot][1] for slot in slots]
+        assert starts == sorted(starts)
+        merged |= {slot: row for slot in slots}
+    assert merged == {slot: row for slot, (row, _) in owners.items()}
+
+
+batches = st.lists(
+    st.tuples(st.integers(0, MAX_CONTEXT), st.integers(0, Q), st.integers(0, 16)),
+    min_size=SEQS,
+    max_size=SEQS,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(batch=batches, sharing=st.sampled_from(["on", "off", SHARE_WIDE]), seed=st.integers(0, 9))
+def test_decode_reads_each_visible_pair_once_as_the_host_plans(batch, sharing, seed):
+    lengths, _, forks = (np.array(x, np.int32) for x in zip(*batch, strict=True))
+    table = page_tables(seed, lengths, forks)
+    live = (lengths > 0).astype(np.int32)
+    plan = planned(table, live, lengths, DECODE, sharing)
+    times, pages = covered(plan, table, SEQS)
+    for b in range(SEQS):
+        assert (times[b, : lengths[b]] == 1).all()
+        assert not times[b, lengths[b] :].any()
+        assert (pages[b, : lengths[b]] == table[b, np.arange(lengths[b]) // S]).all()
+    check_merge(plan)
+    if live.all():
+        host, _ = plan_attention(
+            table, np.arange(SEQS + 1), lengths, page_size=S, shape=DECODE, sharing=sharing
+        )
+        for own, its in zip(jax.tree.leaves(plan), jax.tree.leaves(host), strict=True):
+            np.testing.assert_array_equal(own, its)
+
+
+@settings(max_examples=100, deadline=None)
+@given(batch=batches, seed=st.integers(0, 9))
+def test_chunks_read_each_visible_pair_once(batch, seed):
+    lengths, queries, forks = (np.array(x, np.int32) for x in zip(*batch, strict=True))
+    queries = np.minimum(queries, lengths)
+    table = page_tables(seed, lengths, forks)
+    plan = planned(table, queries, lengths, CHUNKS)
+    times, pages = covered(plan, table, SEQS * Q)
+    for row in range(SEQS * Q):
+        b, i = divmod(row, Q)
+        seen = lengths[b] - queries[b] + i + 1 if i < queries[b] else 0
+        assert (times[row, :seen] == 1).all()
+        assert (pages[row, :seen] == table[b, np.arange(seen) // S]).all()
+        if i >= queries[b]:
+            assert not times[row].any()
+    check_merge(plan)
+
+
+def test_a_shared_beginning_is_read_once():
+    lengths = np.full(SEQS, 100, np.int32)
+    table = page_tables(0, lengths, np.full(SEQS, 8))
+    plan = planned(table, np.ones(SEQS, np.int32), lengths, DECODE)
+    narrow, wide = plan.lists
+    read = sum(int((items.kv_stop - items.kv_start).sum()) for items in plan.lists)
+    tiles = -(-SEQS // DECODE.tile_rows)
+    assert read == 64 * tiles + SEQS * 36
+    assert int(wide.num_items) == 64 // 16 * tiles
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    table = jnp.zeros((3, 4), jnp.int32)
+    ones = jnp.ones(3, jnp.int32)
+    with pytest.raises(ValueError, match="3 sequences in pages of 8"):
+        plan_on_device(table, ones, ones, page_size=S, shape=DECODE, sharing="on")
