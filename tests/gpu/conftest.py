@@ -1,0 +1,10 @@
+"""Every test here needs an NVIDIA GPU."""
+
+import jax
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _gpu():
+    if jax.default_backend() != "gpu":
+        pytest.skip("no GPU")

@@ -1,0 +1,65 @@
+"""The whole engine on a GPU: the bundled model answers the same by every way to the answer."""
+
+import numpy as np
+import pytest
+
+from models.tables.demo import demo_questions, demo_system_prompt
+from rjax import LLM, SamplingParams
+
+pytestmark = pytest.mark.gpu
+
+GREEDY = SamplingParams(temperature=0, max_tokens=64)
+
+
+def conversations():
+    system = {"role": "system", "content": demo_system_prompt()}
+    return [[system, {"role": "user", "content": question}] for question, _ in demo_questions()]
+
+
+def answers(**options) -> tuple[list[str], LLM]:
+    llm = LLM(use_tqdm=False, max_num_seqs=32, **options)
+    outputs = llm.chat(conversations(), GREEDY, use_tqdm=False)
+    return [output.outputs[0].text.strip() for output in outputs], llm
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """Answers of the plain float32 backend, nothing shared."""
+    found, llm = answers(backend="xla", dtype="float32", enable_relay_attention="off")
+    assert llm.stats().backend == "xla"
+    return found
+
+
+def test_the_reference_answers_the_demo(reference):
+    right = [a == want for a, (_, want) in zip(reference, demo_questions(), strict=True)]
+    assert np.mean(right) >= 0.9
+
+
+@pytest.mark.parametrize("relay", ["on", "off", "auto"])
+@pytest.mark.parametrize("backend", ["mosaic", "xla"])
+def test_relay_and_backend_leave_the_answers_alone(reference, backend, relay):
+    found, llm = answers(backend=backend, dtype="bfloat16", enable_relay_attention=relay)
+    assert llm.stats().backend == backend
+    assert found == reference
+    if relay == "on":
+        stats = llm.stats()
+        assert stats.kv_tokens_read < stats.kv_tokens_unshared
+
+
+def test_auto_takes_mosaic_and_bfloat16(reference):
+    found, llm = answers()
+    assert llm.stats().backend == "mosaic"
+    assert found == reference
+
+
+def test_relay_on_and_off_give_the_same_tokens_for_random_prompts():
+    rng = np.random.default_rng(0)
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=32, ignore_eos=True)
+    stem = rng.integers(10, 4000, 1100).tolist()
+    prompts = [[*stem, *rng.integers(10, 4000, 40).tolist()] for _ in range(24)]
+    results = []
+    for relay in ("on", "off"):
+        llm = LLM(use_tqdm=False, max_num_seqs=32, enable_relay_attention=relay)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        results.append([output.outputs[0].token_ids for output in outputs])
+    assert results[0] == results[1]
