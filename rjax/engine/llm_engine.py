@@ -8,15 +8,14 @@ from collections import deque
 from collections.abc import Sequence as Tokens
 from typing import Any, no_type_check
 
-import jax
 import numpy as np
 
-from models import BUNDLED_MODEL, ModelConfig, config_from_folder, load_model, resolve_folder
 from rjax.config import EngineConfig
 from rjax.engine.batch_order import by_shared_pages
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.completion import Completion, StepLogprobs
-from rjax.engine.page_hash import PageHashes, root_key
+from rjax.engine.page_hash import PageHashes
+from rjax.engine.parts import EngineParts, StepWorker, build_parts
 from rjax.engine.request import Request
 from rjax.engine.scheduler import Scheduler
 from rjax.engine.sequence import Sequence, SequenceStatus
@@ -25,11 +24,8 @@ from rjax.engine.token_mask import TokenMask
 from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError
 from rjax.outputs import RequestMetrics, RequestOutput
 from rjax.sampling import SamplingParams, sequence_seed, slot_row
-from rjax.tokenization import Tokenizer
-from rjax.worker.backend import choose_backend
-from rjax.worker.dtype import choose_dtype
-from rjax.worker.readout import HostLogprobs, read_result
-from rjax.worker.worker import DispatchedStep, Worker
+from rjax.worker.readout import HostLogprobs
+from rjax.worker.worker import DispatchedStep
 
 _log = logging.getLogger(__name__)
 _PREFIX_REQUEST = "\0shared prefix"  # no caller's id starts so
@@ -44,77 +40,39 @@ class LLMEngine:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        self.config = config
-        settings = config.model
-        folder = resolve_folder(
-            settings.model or BUNDLED_MODEL, settings.revision, settings.hf_token
-        )
-        self.model_config: ModelConfig = config_from_folder(folder)
-        self.max_model_len = _model_length(settings.max_model_len, self.model_config)
-        self.tokenizer = _load_tokenizer(config, folder)
-        devices = jax.devices()
-        if config.tensor_parallel_size > len(devices):
-            raise InvalidConfigError(
-                f"tensor_parallel_size is {config.tensor_parallel_size}; there are {len(devices)} "
-                "devices"
-            )
-        mesh = jax.make_mesh(
-            (config.tensor_parallel_size,),
-            ("tensor",),
-            axis_types=(jax.sharding.AxisType.Auto,),
-            devices=devices[: config.tensor_parallel_size],
-        )
-        on_cpu = devices[0].platform == "cpu"
-        dtype = choose_dtype(settings.dtype, self.model_config, devices[0].platform)
-        self._backend = choose_backend(
-            config.backend,
-            platform=devices[0].platform,
-            compute_capability=_capability(devices[0]),
-            model=self.model_config,
-            dtype=dtype,
-            page_size=config.cache.page_size,
-        )
-        loaded = load_model(
-            folder,
-            dtype=dtype,
-            load_format=settings.load_format,
-            mesh=mesh,
-            seed=settings.seed,
-            progress=config.use_tqdm,
-        )
-        budget = config.scheduler.max_num_batched_tokens or max(
-            512 if on_cpu else 2048, config.scheduler.max_num_seqs
-        )
-        self._worker = Worker(
-            loaded,
-            config,
-            backend=self._backend,
-            mesh=mesh,
-            max_model_len=self.max_model_len,
-            max_num_batched_tokens=budget,
-            growth=4 if on_cpu else 2,
-        )
+        self._start(build_parts(config))
+
+    @classmethod
+    def from_parts(cls, parts: EngineParts) -> "LLMEngine":
+        """An engine over parts that exist already."""
+        engine = cls.__new__(cls)
+        engine._start(parts)
+        return engine
+
+    def _start(self, parts: EngineParts) -> None:
+        config = self.config = parts.config
+        self.model_config = parts.model_config
+        self.max_model_len = parts.max_model_len
+        self.tokenizer = parts.tokenizer
+        self._vocab_size = parts.vocab_size
+        self._worker: StepWorker = parts.worker
         self._page_size = config.cache.page_size
         self._blocks = BlockManager(self._worker.pool.num_pages, self._page_size)
         self._check_room(0)
         self._scheduler = Scheduler(
             self._blocks,
             max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=budget,
+            max_num_batched_tokens=parts.max_num_batched_tokens,
             enable_prefix_caching=config.cache.enable_prefix_caching,
         )
-        self._root = root_key(str(folder), str(dtype))
+        self._root = parts.identity
         self._eos = self.tokenizer.eos_token_ids if self.tokenizer else frozenset[int]()
         self._requests: dict[str, Request] = {}
         self._arrivals = itertools.count()
         self._in_flight: deque[DispatchedStep] = deque()
         self._held_back: list[RequestOutput] = []
         self._pinned: list[int] = []
-        device = devices[0]
-        self._stats = EngineStats(
-            backend=self._backend.name,
-            device=f"{config.tensor_parallel_size} x {device.device_kind}",
-        )
+        self._stats = EngineStats(backend=parts.backend, device=parts.device)
 
     @no_type_check  # what users give is checked by hand, with messages for them
     def add_request(
@@ -292,12 +250,12 @@ class LLMEngine:
             prompt_token_ids=sequence.prompt_token_ids,
             output_token_ids=sequence.output_token_ids,
             eos_token_ids=self._eos,
-            vocab_size=self.model_config.vocab_size,
+            vocab_size=self._vocab_size,
         )
         self._worker.admit(sequence.slot, row)
 
     def _read(self, step: DispatchedStep) -> list[RequestOutput]:
-        result = read_result(step.result)
+        result = self._worker.read(step)
         told: dict[str, Request] = {}
         row = 0
         for b, item in enumerate(step.batch):
@@ -367,7 +325,7 @@ class LLMEngine:
                 f"(max_model_len {self.max_model_len}, less one for the output): shorten it or "
                 "raise max_model_len"
             )
-        V = self.model_config.vocab_size
+        V = self._vocab_size
         tokens = []
         for token in token_ids:
             if isinstance(token, bool) or not isinstance(token, int | np.integer):
@@ -381,7 +339,7 @@ class LLMEngine:
 
     def _check_params(self, params: SamplingParams) -> None:
         params.check_model(
-            self.model_config.vocab_size,
+            self._vocab_size,
             self.config.scheduler.max_logprobs,
             eos_token_ids=self._eos,
         )
@@ -420,33 +378,3 @@ def _at(found: HostLogprobs, row: int) -> StepLogprobs:
         top_ids=found.top_ids[row],
         top_logprobs=found.top_logprobs[row],
     )
-
-
-def _capability(device: Any) -> float | None:
-    found = getattr(device, "compute_capability", None)
-    return None if found is None else float(found)
-
-
-def _model_length(wanted: int | None, config: ModelConfig) -> int:
-    limit = config.max_position_embeddings
-    if wanted is None:
-        return limit
-    if wanted > limit:
-        raise InvalidConfigError(
-            f"max_model_len is {wanted}; the model knows positions up to {limit}: lower it"
-        )
-    if wanted < 2:
-        raise InvalidConfigError("max_model_len is 1; a prompt and an output need at least 2")
-    return wanted
-
-
-def _load_tokenizer(config: EngineConfig, folder) -> Tokenizer | None:
-    settings = config.model
-    if settings.skip_tokenizer_init:
-        return None
-    own = folder
-    if settings.tokenizer is not None:
-        own = resolve_folder(
-            settings.tokenizer, settings.revision, settings.hf_token, weights=False
-        )
-    return Tokenizer(own, chat_template=settings.chat_template, model_folder=folder)

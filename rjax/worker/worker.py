@@ -18,6 +18,7 @@ from rjax.engine.scheduler import ScheduledSequence
 from rjax.sampling import SlotRow, admit, allow, init_state, step_mode
 from rjax.worker.backend import Backend
 from rjax.worker.kv_cache import PoolSize, fit_pool, make_pools, page_bytes
+from rjax.worker.readout import StepReadout, read_result
 from rjax.worker.step import StepResult, StepState, compile_step
 from rjax.worker.step_input import PackedLayout, build_step_input
 from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape
@@ -110,6 +111,10 @@ class Worker:
         for leaf in jax.tree.leaves(result):
             leaf.copy_to_host_async()
         return DispatchedStep(batch, result, stats)
+
+    def read(self, step: DispatchedStep) -> StepReadout:
+        """Wait for a step and copy its result to the host."""
+        return read_result(step.result)
 
     def _features(self, batch: Iterable[ScheduledSequence]) -> StepFeatures:
         params = [item.sequence.params for item in batch]

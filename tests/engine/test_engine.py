@@ -12,7 +12,6 @@ from models import config_from_dict
 from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.worker.backend import choose_backend
-from rjax.worker.readout import read_result
 
 from .tiny import CONFIG, LENGTH, VOCAB, make_engine, run
 
@@ -286,17 +285,17 @@ def test_auto_takes_mosaic_on_hopper():
 def test_the_next_step_is_dispatched_before_the_last_one_is_read(tiny, monkeypatch):
     engine = make_engine(tiny)
     events = []
-    dispatch = engine._worker.dispatch
+    dispatch, read = engine._worker.dispatch, engine._worker.read
 
     def spy_dispatch(batch):
         events.append("dispatch")
         return dispatch(batch)
 
-    def spy_read(result):
+    def spy_read(step):
         events.append("read")
-        return read_result(result)
+        return read(step)
 
     monkeypatch.setattr(engine._worker, "dispatch", spy_dispatch)
-    monkeypatch.setattr("rjax.engine.llm_engine.read_result", spy_read)
+    monkeypatch.setattr(engine._worker, "read", spy_read)
     run(engine, [("a", [1, 2], SamplingParams(temperature=0, max_tokens=4))])
     assert events == ["dispatch", *["dispatch", "read"] * 3, "read"]

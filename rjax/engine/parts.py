@@ -1,0 +1,164 @@
+"""What an engine is put together from."""
+
+import dataclasses
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jaxtyping import UInt32
+
+from models import BUNDLED_MODEL, ModelConfig, config_from_folder, load_model, resolve_folder
+from rjax.config import EngineConfig
+from rjax.engine.page_hash import root_key
+from rjax.engine.scheduler import ScheduledSequence
+from rjax.errors import InvalidConfigError
+from rjax.sampling import SlotRow
+from rjax.tokenization import Tokenizer
+from rjax.worker.backend import choose_backend
+from rjax.worker.dtype import choose_dtype
+from rjax.worker.kv_cache import PoolSize
+from rjax.worker.readout import StepReadout
+from rjax.worker.worker import DispatchedStep, Worker
+
+
+class StepWorker(Protocol):
+    """What the engine needs of a worker; `rjax.worker.worker.Worker` is the one with a device."""
+
+    pool: PoolSize
+
+    def admit(self, slot: int, row: SlotRow) -> None:
+        """Fill one slot of the sampling state for a new sequence."""
+        ...
+
+    def restrict(self, slot: int, words: UInt32[np.ndarray, " W"]) -> None:
+        """Allow only the tokens of these bits in the slot's next samples."""
+        ...
+
+    def dispatch(self, batch: list[ScheduledSequence]) -> DispatchedStep:
+        """Start a step and return at once."""
+        ...
+
+    def read(self, step: DispatchedStep) -> StepReadout:
+        """Wait for a step's result."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """The parts of an engine; tests and benchmarks put in their own worker.
+
+    Attributes:
+        config: as the caller gave it.
+        worker: runs the steps.
+        vocab_size: width of the logits.
+        max_model_len: tokens of one sequence, at most.
+        max_num_batched_tokens: token budget of a step.
+        identity: first key of every chain of the prefix cache: model and dtype.
+        backend, device: names, for the statistics.
+        tokenizer: None where the engine serves token ids only.
+        model_config: None where there is no model.
+    """
+
+    config: EngineConfig
+    worker: Any  # a StepWorker; a structural check at run time would call its properties
+    vocab_size: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    identity: bytes
+    backend: str = "none"
+    device: str = "none"
+    tokenizer: Tokenizer | None = None
+    model_config: ModelConfig | None = None
+
+
+def build_parts(config: EngineConfig) -> EngineParts:
+    """Load the model and make the worker.
+
+    Raises:
+        InvalidConfigError: a setting that this model or machine cannot meet.
+        OutOfMemoryError: weights or KV pool do not fit.
+    """
+    settings = config.model
+    folder = resolve_folder(settings.model or BUNDLED_MODEL, settings.revision, settings.hf_token)
+    model_config = config_from_folder(folder)
+    max_model_len = _model_length(settings.max_model_len, model_config)
+    tokenizer = _load_tokenizer(config, folder)
+    devices = jax.devices()
+    if config.tensor_parallel_size > len(devices):
+        raise InvalidConfigError(
+            f"tensor_parallel_size is {config.tensor_parallel_size}; there are {len(devices)} "
+            "devices"
+        )
+    mesh = jax.make_mesh(
+        (config.tensor_parallel_size,),
+        ("tensor",),
+        axis_types=(jax.sharding.AxisType.Auto,),
+        devices=devices[: config.tensor_parallel_size],
+    )
+    on_cpu = devices[0].platform == "cpu"
+    dtype = choose_dtype(settings.dtype, model_config, devices[0].platform)
+    capability = getattr(devices[0], "compute_capability", None)
+    backend = choose_backend(
+        config.backend,
+        platform=devices[0].platform,
+        compute_capability=None if capability is None else float(capability),
+        model=model_config,
+        dtype=dtype,
+        page_size=config.cache.page_size,
+    )
+    loaded = load_model(
+        folder,
+        dtype=dtype,
+        load_format=settings.load_format,
+        mesh=mesh,
+        seed=settings.seed,
+        progress=config.use_tqdm,
+    )
+    budget = config.scheduler.max_num_batched_tokens or max(
+        512 if on_cpu else 2048, config.scheduler.max_num_seqs
+    )
+    return EngineParts(
+        config=config,
+        worker=Worker(
+            loaded,
+            config,
+            backend=backend,
+            mesh=mesh,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=budget,
+            growth=4 if on_cpu else 2,
+        ),
+        vocab_size=model_config.vocab_size,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=budget,
+        identity=root_key(str(folder), str(dtype)),
+        backend=backend.name,
+        device=f"{config.tensor_parallel_size} x {devices[0].device_kind}",
+        tokenizer=tokenizer,
+        model_config=model_config,
+    )
+
+
+def _model_length(wanted: int | None, config: ModelConfig) -> int:
+    limit = config.max_position_embeddings
+    if wanted is None:
+        return limit
+    if wanted > limit:
+        raise InvalidConfigError(
+            f"max_model_len is {wanted}; the model knows positions up to {limit}: lower it"
+        )
+    if wanted < 2:
+        raise InvalidConfigError("max_model_len is 1; a prompt and an output need at least 2")
+    return wanted
+
+
+def _load_tokenizer(config: EngineConfig, folder) -> Tokenizer | None:
+    settings = config.model
+    if settings.skip_tokenizer_init:
+        return None
+    own = folder
+    if settings.tokenizer is not None:
+        own = resolve_folder(
+            settings.tokenizer, settings.revision, settings.hf_token, weights=False
+        )
+    return Tokenizer(own, chat_template=settings.chat_template, model_folder=folder)
