@@ -233,7 +233,15 @@ class LLMEngine:
     def stats(self) -> EngineStats:
         """A copy of the counters, brought up to date."""
         self._count_memory()
-        return dataclasses.replace(self._stats, preemptions=self._scheduler.num_preemptions)
+        pool = self._worker.pool
+        return dataclasses.replace(
+            self._stats,
+            preemptions=self._scheduler.num_preemptions,
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            kv_bytes_total=pool.num_pages * pool.page_bytes,
+            page_bytes=pool.page_bytes,
+        )
 
     def _enter(self, sequence: Sequence) -> None:
         """A sequence got its slot: fill the slot's sampling state."""

@@ -18,7 +18,10 @@ class EngineStats:
         kv_tokens_read: tokens of KV that attention read (each layer reads so many).
         kv_tokens_unshared: the same if every sequence had read its own.
         shared_groups: groups of sequences that read a run of pages together, over all steps.
+        num_running, num_waiting: sequences now.
         kv_bytes_used: pages in use now.
+        kv_bytes_total: the whole pool.
+        page_bytes: one page.
         kv_bytes_without_sharing: what the running sequences would take if each had its own pages.
         peak_kv_bytes, peak_kv_bytes_unshared: the two at the moment of most use.
     """
@@ -33,7 +36,11 @@ class EngineStats:
     kv_tokens_read: int = 0
     kv_tokens_unshared: int = 0
     shared_groups: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
     kv_bytes_used: int = 0
+    kv_bytes_total: int = 0
+    page_bytes: int = 0
     kv_bytes_without_sharing: int = 0
     peak_kv_bytes: int = 0
     peak_kv_bytes_unshared: int = 0
