@@ -1,0 +1,137 @@
+"""Run tokens through the model and append their KV: prompts, chunks of prompts, single tokens."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.attention.device_planner import plan_on_device
+from rjax.functional.setup import Setup
+from rjax.functional.state import DecodeState
+from rjax.worker.paged_context import PagedAttention
+from rjax.worker.step_input import StepInput
+
+
+def prefill(
+    setup: Setup,
+    weights: Any,
+    state: DecodeState,
+    tokens: Int[Array, "B Q"],
+    counts: Int[Array, " B"],
+) -> tuple[DecodeState, Float[Array, "B V"]]:
+    """Append the first ``counts[b]`` of row b's tokens to it.
+
+    Call it again to go on, so that a long prompt may come in chunks. A row whose count is 0 stays
+    as it is, and its logits mean nothing.
+
+    Args:
+        weights: pytree as ``prepare`` gives it.
+        tokens: token ids, padded at the right with anything.
+        counts: 0 to Q.
+
+    Returns:
+        The state, and float32 logits of what follows each row's last token. A row that its pages,
+        the pool or ``max_context`` leave no room for stays as it is and gets logits of NaN.
+    """
+    return _extend(setup, weights, state, tokens, counts)
+
+
+def decode(
+    setup: Setup,
+    weights: Any,
+    state: DecodeState,
+    tokens: Int[Array, " B"],
+    live: Bool[Array, " B"] | None = None,
+) -> tuple[DecodeState, Float[Array, "B V"]]:
+    """Append one token to each live row; see ``prefill``. KV that rows share is read once."""
+    B = tokens.shape[0]
+    counts = jnp.ones(B, jnp.int32) if live is None else live.astype(jnp.int32)
+    return _extend(setup, weights, state, tokens[:, None], counts)
+
+
+def _extend(
+    setup: Setup,
+    weights: Any,
+    state: DecodeState,
+    tokens: Int[Array, "B Q"],
+    counts: Int[Array, " B"],
+) -> tuple[DecodeState, Float[Array, "B V"]]:
+    B, Q = tokens.shape
+    table, counts, fits, used = _take_pages(setup, state, counts)
+    lengths = state.lengths + counts
+    step = _step_input(setup, tokens, table, counts, lengths)
+    context = PagedAttention(state.k_pages, state.v_pages, step, setup.backend, setup.mesh)
+    model = nnx.merge(setup.graph, weights)
+    hidden = model(step.tokens, step.positions, context)
+    last = jnp.arange(B) * Q + jnp.maximum(counts - 1, 0)
+    logits = jnp.where(fits[:, None], model.logits(hidden[last]), jnp.nan)
+    new = DecodeState(
+        k_pages=context.k_pages,
+        v_pages=context.v_pages,
+        page_table=table,
+        lengths=lengths,
+        pages_used=used,
+    )
+    return new, logits
+
+
+def _take_pages(
+    setup: Setup, state: DecodeState, counts: Int[Array, " B"]
+) -> tuple[Int[Array, "B M"], Int[Array, " B"], Bool[Array, " B"], Int[Array, ""]]:
+    """Hand out the pages that the new tokens need.
+
+    Returns:
+        The page table, the counts (0 for rows without room), whether each row had room, and the
+        number of pages handed out so far.
+    """
+    S, P = setup.page_size, state.num_pages
+    held = -(-state.lengths // S)
+    wanted = -(-(state.lengths + counts) // S)
+    short = state.lengths + counts <= setup.max_context
+    whole = jnp.all(state.page_table < P, axis=1)  # fork marks a row without room by page P
+    need = jnp.where(short & whole, wanted - held, 0)
+    end = state.pages_used + jnp.cumsum(need, dtype=jnp.int32)
+    fits = short & whole & ((end <= P) | (need == 0))
+    column = jnp.arange(state.page_table.shape[1], dtype=jnp.int32)
+    is_new = fits[:, None] & (column >= held[:, None]) & (column < wanted[:, None])
+    table = jnp.where(is_new, (end - need - held)[:, None] + column, state.page_table)
+    used = jnp.max(jnp.where(fits & (need > 0), end, state.pages_used))
+    return table, jnp.where(fits, counts, 0), fits | (counts == 0), used
+
+
+def _step_input(
+    setup: Setup,
+    tokens: Int[Array, "B Q"],
+    table: Int[Array, "B M"],
+    counts: Int[Array, " B"],
+    lengths: Int[Array, " B"],
+) -> StepInput:
+    """The batch as the engine's attention takes it; slots and sampling are not in use here."""
+    B, Q = tokens.shape
+    S = setup.page_size
+    offset = jnp.arange(Q, dtype=jnp.int32)
+    position = (lengths - counts)[:, None] + offset
+    live = offset < counts[:, None]
+    page = jnp.take_along_axis(table, jnp.minimum(position // S, table.shape[1] - 1), axis=1)
+    plan = plan_on_device(
+        table,
+        counts,
+        lengths,
+        page_size=S,
+        shape=setup.plan_shape(B * Q, B),
+        sharing=setup.sharing,
+    )
+    nothing = jnp.zeros(B, jnp.int32)
+    return StepInput(
+        tokens=tokens.ravel(),
+        token_slot=jnp.full(B * Q, -1, jnp.int32),
+        positions=jnp.where(live, position, -1).ravel(),
+        kv_slots=jnp.where(live, page * S + position % S, -1).ravel(),
+        targets=jnp.zeros(B * Q, jnp.int32),
+        page_table=jnp.maximum(table, 0),
+        sample_row=nothing,
+        slots=nothing,
+        live=nothing,
+        plan=plan,
+    )

@@ -1,0 +1,94 @@
+"""The state of a batch of sequences: KV pages, page tables and lengths."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from rjax.functional.setup import Setup
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, slots=True)
+class DecodeState:
+    """B sequences over one pool of P pages. Donate it where it is replaced.
+
+    A page that several rows hold is full, so nobody writes to it again. Pages are handed out in
+    order and never taken back: make a new state for a new batch.
+
+    Attributes:
+        k_pages, v_pages: one pool a layer.
+        page_table: page ids of each row, -1 beyond its last page.
+        lengths: tokens of each row whose KV is written.
+        pages_used: pages handed out.
+    """
+
+    k_pages: list[Float[Array, "P K S H"]]
+    v_pages: list[Float[Array, "P K S H"]]
+    page_table: Int[Array, "B M"]
+    lengths: Int[Array, " B"]
+    pages_used: Int[Array, ""]
+
+    @property
+    def num_pages(self) -> int:
+        """P."""
+        return self.k_pages[0].shape[0]
+
+
+def pages_needed(
+    setup: Setup, *, prompts: int, prompt_tokens: int, samples: int, new_tokens: int
+) -> int:
+    """Pages that suffice for ``samples`` of each prompt, however long each turns out to be."""
+    S = setup.page_size
+    own = math.ceil((S - 1 + new_tokens) / S)
+    return prompts * (math.ceil(prompt_tokens / S) + samples * own)
+
+
+def make_state(setup: Setup, *, batch: int, num_pages: int, dtype: DTypeLike) -> DecodeState:
+    """An empty state of ``batch`` rows; KV of this dtype, which is the weights'."""
+    config = setup.config
+    shape = (num_pages, config.num_kv_heads, setup.page_size, config.head_dim)
+    return DecodeState(
+        k_pages=[jnp.zeros(shape, dtype) for _ in range(config.num_layers)],
+        v_pages=[jnp.zeros(shape, dtype) for _ in range(config.num_layers)],
+        page_table=jnp.full((batch, setup.table_pages), -1, jnp.int32),
+        lengths=jnp.zeros(batch, jnp.int32),
+        pages_used=jnp.zeros((), jnp.int32),
+    )
+
+
+def fork(setup: Setup, state: DecodeState, parents: Int[Array, " C"]) -> DecodeState:
+    """A state of C rows, row c a copy of row ``parents[c]``: n samples of a prompt, or a beam.
+
+    Full pages are shared. A page only partly filled is copied for every row, since each goes on
+    writing in it. Keep rows of one parent side by side: neighbours share their reads. A row whose
+    page does not fit the pool any more has room for nothing further; see ``prefill``.
+    """
+    S, P = setup.page_size, state.num_pages
+    lengths, table = state.lengths[parents], state.page_table[parents]
+    partial = lengths % S != 0
+    column = jnp.minimum(lengths // S, table.shape[1] - 1)
+    old = jnp.take_along_axis(table, column[:, None], axis=1)[:, 0]
+    new = state.pages_used + jnp.cumsum(partial, dtype=jnp.int32) - 1
+    fits = partial & (new < P)
+    # A row without room loses its partial page and is marked full.
+    row = jnp.arange(lengths.shape[0])
+    table = table.at[row, column].set(
+        jnp.where(fits, new, jnp.where(partial, P, table[row, column]))
+    )
+    source = jnp.where(fits, old, 0)
+    target = jnp.where(fits, new, P)
+
+    def copied(pool: Float[Array, "P K S H"]) -> Float[Array, "P K S H"]:
+        return pool.at[target].set(pool[source], mode="drop")
+
+    return DecodeState(
+        k_pages=[copied(pool) for pool in state.k_pages],
+        v_pages=[copied(pool) for pool in state.v_pages],
+        page_table=table,
+        lengths=lengths,
+        pages_used=state.pages_used + jnp.sum(fits, dtype=jnp.int32),
+    )

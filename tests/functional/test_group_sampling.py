@@ -1,0 +1,98 @@
+"""Group sampling: 64 samples for each of 8 prompts, as a reinforcement-learning trainer does it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from rjax import functional
+from tests.functional.programs import VOCAB, prepared, prompts, scored, tiny_model
+
+PROMPTS, SAMPLES, NEW = 8, 64, 12
+
+
+@functools.cache
+def rolled(sharing, **options):
+    setup, weights = prepared(sharing=sharing)
+    tokens, lengths = prompts(PROMPTS)
+    run = jax.jit(functools.partial(functional.rollout, setup, samples=SAMPLES, max_new_tokens=NEW))
+    out = run(weights, tokens, lengths, jax.random.split(jax.random.key(1), PROMPTS), end_token=7)
+    return jax.tree.map(np.asarray, out)
+
+
+def test_log_probabilities_equal_a_plain_forward_pass():
+    setup, weights = prepared()
+    tokens, lengths = prompts(PROMPTS)
+    out = rolled("on")
+    assert out.tokens.shape == (PROMPTS, SAMPLES, NEW)
+    for a in range(PROMPTS):
+        want = scored(setup, weights, tokens[a], int(lengths[a]), out.tokens[a])
+        live = out.tokens[a] >= 0
+        np.testing.assert_allclose(out.logprobs[a][live], want[live], atol=2e-5)
+        assert not out.logprobs[a][~live].any()
+
+
+def test_samples_end_at_the_end_token_and_differ():
+    out = rolled("on")
+    ended = 0
+    for tokens, length in zip(out.tokens.reshape(-1, NEW), out.lengths.reshape(-1), strict=True):
+        assert (tokens[:length] >= 0).all()
+        assert (tokens[length:] == -1).all()
+        assert 7 not in tokens[: length - 1]
+        assert length == NEW or tokens[length - 1] == 7
+        ended += length < NEW
+    assert ended > 0
+    assert len({row.tobytes() for row in out.tokens.reshape(-1, NEW)}) > PROMPTS * SAMPLES / 2
+
+
+def test_sharing_changes_no_token():
+    on, off = rolled("on"), rolled("off")
+    np.testing.assert_array_equal(on.tokens, off.tokens)
+    np.testing.assert_allclose(on.logprobs, off.logprobs, atol=1e-5)
+
+
+def test_samples_follow_the_model_s_chances():
+    setup, weights = prepared()
+    tokens, lengths = prompts(1)
+    run = jax.jit(functools.partial(functional.rollout, setup, samples=512, max_new_tokens=1))
+    out = run(weights, tokens, lengths, jax.random.split(jax.random.key(5), 1))
+    every = np.arange(VOCAB)[:, None]
+    chances = np.exp(scored(setup, weights, tokens[0], int(lengths[0]), every)[:, 0])
+    seen = np.bincount(np.asarray(out.tokens).ravel(), minlength=VOCAB) / 512
+    assert np.abs(seen - chances).max() < 0.08
+
+
+def test_a_trainer_samples_its_current_weights_without_a_recompile():
+    setup, _ = prepared()
+    model = tiny_model()
+    tokens, lengths = prompts(2)
+    keys = jax.random.split(jax.random.key(0), 2)
+    run = jax.jit(functools.partial(functional.rollout, setup, samples=3, max_new_tokens=4))
+    first = run(nnx.split(model)[1], tokens, lengths, keys)
+    model.embedding[...] = model.embedding[...] * 1.5  # a step of training
+    weights = nnx.split(model)[1]
+    second = run(weights, tokens, lengths, keys)
+    assert run._cache_size() == 1
+    assert not np.allclose(first.logprobs, second.logprobs)
+    want = scored(setup, weights, tokens[1], int(lengths[1]), np.asarray(second.tokens[1]))
+    np.testing.assert_allclose(second.logprobs[1], want, atol=2e-5)
+
+
+def test_too_long_a_rollout_is_refused():
+    setup, weights = prepared()
+    tokens, lengths = prompts(2)
+    keys = jax.random.split(jax.random.key(0), 2)
+    with pytest.raises(ValueError, match="max_context"):
+        functional.rollout(setup, weights, tokens, lengths, keys, samples=2, max_new_tokens=30)
+
+
+def test_greedy_takes_the_likeliest():
+    logits = jnp.asarray(np.random.default_rng(0).standard_normal((4, VOCAB)), jnp.float32)
+    keys = jax.random.split(jax.random.key(0), 4)
+    found = functional.sample(logits, keys, temperature=0.0, top_k=3)
+    np.testing.assert_array_equal(found.tokens, logits.argmax(-1))
+    one = functional.sample(logits, keys, temperature=5.0, top_k=1)
+    np.testing.assert_array_equal(one.tokens, logits.argmax(-1))
