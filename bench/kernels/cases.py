@@ -64,7 +64,9 @@ class Case:
         if self.share == "off":
             tokens = self.context.sum()
         rows = self.batch * self.queries
-        return float(2 * tokens * self.K * self.H * itemsize + 2 * rows * self.N * self.H * itemsize)
+        return float(
+            2 * tokens * self.K * self.H * itemsize + 2 * rows * self.N * self.H * itemsize
+        )
 
     def floor_us(self, copy_rate: float, flop_rate: float) -> float:
         """The larger of bytes at the copy rate and FLOP at the matmul rate, microseconds."""
@@ -116,13 +118,13 @@ def make_inputs(case: Case, seed: int, layers: int, dtype=jnp.bfloat16) -> Input
         cursor += shared_pages
     for b in range(case.batch):
         own = int(case.own_tokens[b])
-        pages = -(-own // S)
-        mine = ids[cursor : cursor + pages]
-        cursor += pages
+        count = -(-own // S)
+        mine = ids[cursor : cursor + count]
+        cursor += count
         table[b, :shared_pages] = prefix_ids[b * case.prefixes // case.batch]
-        table[b, shared_pages : shared_pages + pages] = mine
-        table[b, shared_pages + pages :] = ids[-1]
-        used[mine] = np.clip(own - np.arange(pages) * S, 0, S)
+        table[b, shared_pages : shared_pages + count] = mine
+        table[b, shared_pages + count :] = ids[-1]
+        used[mine] = np.clip(own - np.arange(count) * S, 0, S)
     dead = jnp.asarray(np.arange(S) >= used[:, None])[:, None, :, None]
 
     @jax.jit
@@ -137,6 +139,4 @@ def make_inputs(case: Case, seed: int, layers: int, dtype=jnp.bfloat16) -> Input
     back = np.tile(np.arange(case.queries) - case.queries, case.batch)
     positions = np.repeat(lengths, case.queries) + back
     plan = jax.tree.map(jnp.asarray, make_plan(case, table))
-    return Inputs(
-        q, pools, jnp.asarray(table), jnp.asarray(positions, jnp.int32), plan
-    )
+    return Inputs(q, pools, jnp.asarray(table), jnp.asarray(positions, jnp.int32), plan)

@@ -2,10 +2,13 @@
 
 A program merges up to 1024 numbers (several heads) of one row: it reads the row's partial results,
 which lie one after another, eight at a time so that their loads overlap, keeps a running maximum of
-the LSEs in float32 and writes the merged chunk. Bytes moved: each partial result once, the merged row
-once. Rows with exactly one partial result are skipped: attention wrote them to the output itself.
-Rows with none get output 0 and LSE -inf.
+the LSEs in float32 and writes the merged chunk. Bytes moved: each partial result once, the merged
+row once. Rows with exactly one partial result are skipped: attention wrote them to the output
+itself. Rows with none get output 0 and LSE -inf.
 """
+
+# Pallas passes a leading context to inlined functions, which its types do not say.
+# pyright: reportCallIssue=false, reportArgumentType=false
 
 import jax
 import jax.numpy as jnp
@@ -74,9 +77,7 @@ def merge_in_place(
             lane = arith.remui(mgpu.utils.thread_idx(), mgpu.c(128, i32))
             element = arith.addi(start, arith.muli(lane, mgpu.c(step, i32)))
             head = arith.divui(element, mgpu.c(H, i32))
-            value = memref.load(
-                ref_, [arith.index_cast(index, row), arith.index_cast(index, head)]
-            )
+            value = memref.load(ref_, [arith.index_cast(index, row), arith.index_cast(index, head)])
             layout = strided.to_mgpu()
             result = mgpu.FragmentedArray.splat(value, (size,), layout)
             assert all(isinstance(r.type, ir.VectorType) for r in result.registers.flat)

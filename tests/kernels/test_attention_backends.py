@@ -14,9 +14,7 @@ from pallas_kernels.attention.spec import AttentionSpec
 
 BACKENDS = [
     pytest.param((xla.paged_attention, jnp.float32, 2e-5), id="xla"),
-    pytest.param(
-        (mosaic.paged_attention, jnp.bfloat16, 8e-3), id="mosaic", marks=pytest.mark.gpu
-    ),
+    pytest.param((mosaic.paged_attention, jnp.bfloat16, 8e-3), id="mosaic", marks=pytest.mark.gpu),
 ]
 BATCHES = {"decode": batches.DECODE, "relay": batches.RELAY, "chunks": batches.CHUNKS}
 # (N, K, H, S, tile_rows, split)
@@ -93,7 +91,7 @@ def test_other_head_dims(H):
 
 
 def test_sharing_changes_no_bit(backend):
-    """Items are cut at the same boundaries with sharing on and off: a row's arithmetic is the same."""
+    """Items are cut at the same places with sharing on and off: so is a row's arithmetic."""
     spec = AttentionSpec(0.1)
     on = check(backend, "relay", (8, 2, 128, 64, 16, 128), spec)
     off = check(backend, "relay", (8, 2, 128, 64, 16, 128), spec, sharing="off")

@@ -25,9 +25,7 @@ def lower(N=8, K=2, H=128, S=64, tile_rows=16, split=128, window=None, dtype=jnp
     )
     run = functools.partial(mosaic.paged_attention, spec=AttentionSpec(0.1, window))
     # Leaves, not the plan: the checked dataclass refuses the tracing API's stand-ins.
-    leaves, tree = jax.tree.flatten(
-        (a.q, a.k_pages, a.v_pages, a.page_table, a.positions, a.plan)
-    )
+    leaves, tree = jax.tree.flatten((a.q, a.k_pages, a.v_pages, a.page_table, a.positions, a.plan))
     traced = jax.jit(lambda *leaves: run(*tree.unflatten(leaves))).trace(*leaves)
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 

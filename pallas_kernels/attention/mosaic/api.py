@@ -6,13 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention.mosaic.kernel import (
-    TILE,
-    KernelConfig,
-    ListConfig,
-    attention_call,
-    ring_slots,
-)
+from pallas_kernels.attention.mosaic.config import TILE, KernelConfig, ring_slots
+from pallas_kernels.attention.mosaic.kernel import attention_call
 from pallas_kernels.attention.mosaic.pack import PackedPlan, pack_plan
 from pallas_kernels.attention.spec import AttentionSpec
 from pallas_kernels.attention.work_list import AttentionPlan
@@ -32,6 +27,7 @@ def paged_attention(
     *,
     programs: int | None = None,
     ping_pong: bool = True,
+    early_launch: bool = True,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
     """Attention of packed query rows over paged KV, as the plan says; same contract as xla.
 
@@ -40,10 +36,11 @@ def paged_attention(
         k_pages, v_pages: the pool, q's dtype; S is 16, 32, 64 or a multiple of 64.
         page_table: int32 page ids of each sequence; entries past its length are never used.
         positions: int32 absolute position of each row; negative for padding rows.
-        plan: the work lists; pack it once a step with ``pack_plan`` where several layers use it.
+        plan: the work lists; pack it once a step with ``pack_plan`` where layers share it.
         spec: scale and mask options.
         programs: persistent programs to launch; None for one a multiprocessor.
         ping_pong: the consumer warpgroups of wide items take turns on the tensor cores.
+        early_launch: launch while the kernel before still runs, and wait for it on the device.
 
     Returns:
         Output in q's dtype and natural-log LSE in float32; 0 and -inf for rows that see nothing.
@@ -53,15 +50,15 @@ def paged_attention(
     """
     T, N, H = q.shape
     K, S = k_pages.shape[1:3]
-    packed = plan if isinstance(plan, PackedPlan) else pack_plan(plan, positions)
+    packed = plan if isinstance(plan, PackedPlan) else pack_plan(plan, positions, (N, K))
     _check(q, k_pages, v_pages, page_table, positions, packed, spec)
     cfg = KernelConfig(
-        lists=_list_configs(packed, N // K),
         scale=spec.scale,
         sliding_window=spec.sliding_window,
         programs=programs or _multiprocessors(),
         ring=ring_slots(H, k_pages.dtype.itemsize),
         ping_pong=ping_pong,
+        early_launch=early_launch,
     )
     return _launch(cfg, packed, page_table, positions, q, k_pages, v_pages)
 
@@ -73,16 +70,6 @@ def _launch(cfg: KernelConfig, packed: PackedPlan, page_table, positions, q, k_p
         cfg, packed, page_table, positions, q, k_pages, v_pages
     )
     return merge_in_place(out, lse, part, part_lse, packed.merge_indptr)
-
-
-def _list_configs(packed: PackedPlan, group: int) -> tuple[ListConfig, ...]:
-    configs, item, slot = [], 0, 0
-    for rows, capacity in zip(packed.tile_rows, packed.capacities, strict=True):
-        wide = rows * group > TILE
-        configs.append(ListConfig(rows, capacity, item, slot, wide))
-        item += capacity
-        slot += capacity * rows
-    return tuple(configs)
 
 
 def _multiprocessors() -> int:
@@ -117,11 +104,15 @@ def _check(q, k_pages, v_pages, page_table, positions, packed: PackedPlan, spec)
             f"{T} query rows, {positions.shape[0]} positions, a plan for "
             f"{packed.merge_indptr.shape[0] - 1} rows; they must agree"
         )
-    for rows in packed.tile_rows:
-        half = -(-rows // 2) if rows * (N // K) > TILE else rows
+    if packed.heads != (N, K):
+        raise ValueError(
+            f"the plan is packed for (N, K) = {packed.heads}; q and pages have ({N}, {K})"
+        )
+    for work in packed.lists:
+        half = -(-work.tile_rows // 2) if work.wide else work.tile_rows
         if half * (N // K) > TILE:
             raise ValueError(
-                f"a work list of {rows} rows an item and {N // K} heads a group is "
-                f"{rows * (N // K)} matrix rows; the mosaic backend takes at most {2 * TILE}, "
-                f"with whole groups in each half"
+                f"a work list of {work.tile_rows} rows an item and {N // K} heads a group is "
+                f"{work.tile_rows * (N // K)} matrix rows; the mosaic backend takes at most "
+                f"{2 * TILE}, with whole groups in each half"
             )

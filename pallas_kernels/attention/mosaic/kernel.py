@@ -5,13 +5,12 @@ One program (CTA) takes every ``grid``-th unit of work until none is left. A uni
     of 128 tokens that both consumer warpgroups read, each for its own 64 rows;
   - paired (an item of at most 64 matrix rows, a single sequence's included): two KV heads, KV
     steps of 64 tokens, one consumer warpgroup a head.
-Either way a step is two [64, H] tiles of K and two of V. One producer warpgroup streams them through
-a ring in shared memory and runs ahead over unit boundaries, so that memory never waits for a unit to
-end. Bytes moved: each item's K and V once (2 * tokens * K * H * 2), its queries once, and the
-results of its live rows once. Rows that are padding are computed and dropped.
+Either way a step is two [64, H] tiles of K and two of V. One producer warpgroup streams them
+through a ring in shared memory and runs ahead over unit boundaries, so that memory never waits for
+a unit to end. Bytes moved: each item's K and V once (2 * tokens * K * H * 2), its queries once, and
+the results of its live rows once. Rows that are padding are computed and dropped.
 """
 
-import dataclasses
 import math
 
 import jax
@@ -20,51 +19,29 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.attention.mosaic.stores import (
-    ROWS,
-    gather_rows,
-    store_row_scalars,
-    store_rows,
+from pallas_kernels.attention.mosaic.config import CONSUMERS, TILE, KernelConfig
+from pallas_kernels.attention.mosaic.pack import (
+    FIELDS,
+    HEAD_AND_LIST,
+    KV_START,
+    KV_STOP,
+    ROW,
+    ROWS_LIVE,
+    SLOT,
+    TABLE_ROW,
+    ListShape,
+    PackedPlan,
 )
+from pallas_kernels.attention.mosaic.softmax import attend, finish
+from pallas_kernels.attention.mosaic.stores import ROWS, gather_rows
 
-TILE = 64  # tokens of one K or V tile
-_CONSUMERS = 2
-_SMEM_BYTES = 232_448 - 2048  # what a Hopper block may take, less room for barriers
-_LOWEST = -1e30  # finite, so that rows that have seen nothing yet stay free of NaN
+# pyright: reportAbstractUsage=false
 _WGMMA = plgpu.Layout.WGMMA
-_ROW = plgpu.Layout.WGMMA.reduce(1)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ListConfig:
-    """The static part of one work list: rows an item, items that fit, first item, first slot."""
-
-    tile_rows: int
-    capacity: int
-    first_item: int
-    first_slot: int
-    wide: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class KernelConfig:
-    """Everything the compiled kernel depends on besides array shapes."""
-
-    lists: tuple[ListConfig, ...]
-    scale: float
-    sliding_window: int | None
-    programs: int
-    ring: int
-    ping_pong: bool = False
-
-
-def ring_slots(head_dim: int, itemsize: int) -> int:
-    """Slots (two tiles each) that fit in shared memory beside the queries."""
-    slot = _CONSUMERS * TILE * head_dim * itemsize
-    return (_SMEM_BYTES - slot) // slot
-
-
-def attention_call(cfg: KernelConfig, packed, page_table, positions, q, k_pages, v_pages):
+def attention_call(
+    cfg: KernelConfig, packed: PackedPlan, page_table, positions, q, k_pages, v_pages
+):
     """Launch the kernel. Returns (out [T, N, H], lse [T, N], part [X, N, H], part_lse [X, N]).
 
     Only rows with a single result are written to the first two, only the others to the last two.
@@ -74,9 +51,9 @@ def attention_call(cfg: KernelConfig, packed, page_table, positions, q, k_pages,
     entries = max(1, packed.entries)
     swizzle = plgpu.find_swizzle(H * 16)
     tiled = (plgpu.TilingTransform((8, swizzle // 2)), plgpu.SwizzleTransform(swizzle))
-    copies = _CONSUMERS * max(1, TILE // S)
+    copies = CONSUMERS * max(1, TILE // S)
     kernel = plgpu.kernel(
-        _make_body(cfg, T, N, K, S, H),
+        _make_body(cfg, packed.lists, T, N, K, S, H),
         out_type=(
             jax.ShapeDtypeStruct((T, N, H), q.dtype),
             jax.ShapeDtypeStruct((T, N), jnp.float32),
@@ -84,17 +61,17 @@ def attention_call(cfg: KernelConfig, packed, page_table, positions, q, k_pages,
             jax.ShapeDtypeStruct((entries, N), jnp.float32),
         ),
         scratch_types=dict(
-            q_smem=plgpu.SMEM((_CONSUMERS, ROWS, H), q.dtype),
-            kv_smem=plgpu.SMEM((cfg.ring, _CONSUMERS, TILE, H), k_pages.dtype, transforms=tiled),
-            q_full=plgpu.Barrier(num_barriers=_CONSUMERS),
-            q_free=plgpu.Barrier(num_arrivals=_CONSUMERS),
+            q_smem=plgpu.SMEM((CONSUMERS, ROWS, H), q.dtype),
+            kv_smem=plgpu.SMEM((cfg.ring, CONSUMERS, TILE, H), k_pages.dtype, transforms=tiled),
+            q_full=plgpu.Barrier(num_barriers=CONSUMERS),
+            q_free=plgpu.Barrier(num_arrivals=CONSUMERS),
             full=plgpu.Barrier(num_barriers=cfg.ring, num_arrivals=copies),
-            free=plgpu.Barrier(num_barriers=cfg.ring, num_arrivals=_CONSUMERS),
-            turn=plgpu.Barrier(num_arrivals=_CONSUMERS),
+            free=plgpu.Barrier(num_barriers=cfg.ring, num_arrivals=CONSUMERS),
+            turn=plgpu.Barrier(num_arrivals=CONSUMERS),
         ),
         grid=(cfg.programs,),
         grid_names=("program",),
-        num_threads=_CONSUMERS + 1,
+        num_threads=CONSUMERS + 1,
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(
             approx_math=True,
@@ -103,20 +80,29 @@ def attention_call(cfg: KernelConfig, packed, page_table, positions, q, k_pages,
         ),
     )
     q4 = q.reshape(T, K, N // K, H)
-    return kernel(
-        packed.items, packed.counts, packed.dest, page_table, positions, q4, k_pages, v_pages
-    )
+    count = packed.num_units[None]
+    return kernel(packed.units, count, packed.dest, page_table, positions, q4, k_pages, v_pages)
 
 
-def _make_body(cfg: KernelConfig, T: int, N: int, K: int, S: int, H: int):
+def _make_body(
+    cfg: KernelConfig, lists: tuple[ListShape, ...], T: int, N: int, K: int, S: int, H: int
+):
     G = N // K
-    pairs = math.ceil(K / 2)
     chunk = min(S, TILE)  # tokens of one TMA copy
     factor = cfg.scale * math.log2(math.e)
+    any_wide = any(work.wide for work in lists)
+    any_pair = any(not work.wide for work in lists)
+
+    def by_kind(is_wide, run):
+        """``run(wide)`` with a static bool: one copy of the code for each kind there is."""
+        if any_wide != any_pair:
+            return run(any_wide)
+        pl.when(is_wide)(lambda: run(True))
+        return pl.when(jnp.logical_not(is_wide))(lambda: run(False))
 
     def body(
-        items,
-        counts,
+        units,
+        num_units,
         dest,
         table,
         positions,
@@ -136,312 +122,159 @@ def _make_body(cfg: KernelConfig, T: int, N: int, K: int, S: int, H: int):
         free,
         turn,
     ):
+        """GMEM: units int32 [U, 8], num_units int32 [1], dest int32 [Y], table int32 [B, M],
+        positions int32 [T], q [T, K, G, H], pages [P, K, S, H], out [T, N, H], lse [T, N], part
+        [X, N, H], part_lse [X, N]. SMEM: q_smem [2, 64, H], kv_smem [ring, 2, 64, H]. Barriers: the
+        rest.
+        """
+        if cfg.early_launch:
+            plgpu.griddepcontrol_wait()
         wg = lax.axis_index("wg")
         program = lax.axis_index("program")
-        spans = []  # units before the end of each list, in the order they are taken
-        total = jnp.int32(0)
-        order = sorted(range(len(cfg.lists)), key=lambda i: -cfg.lists[i].tile_rows)
-        for i in order:
-            units = counts[i] * (K if cfg.lists[i].wide else pairs)
-            spans.append((i, total))
-            total = total + units
-        mine = lax.div(total - program + (cfg.programs - 1), jnp.int32(cfg.programs))
 
-        def unit(number):
-            """Decode a unit: its list's place in ``order``, item fields, first head, first slot."""
-            u = program + number * cfg.programs
-            which = jnp.int32(0)
-            item = head = slot0 = jnp.int32(0)
-            for place, (i, start) in enumerate(spans):
-                lst = cfg.lists[i]
-                heads = K if lst.wide else pairs
-                local = u - start
-                index = lax.div(local, jnp.int32(heads))
-                first_head = (local - index * heads) * (1 if lst.wide else 2)
-                here = u >= start
-                which = jnp.where(here, place, which)
-                item = jnp.where(here, lst.first_item + index, item)
-                head = jnp.where(here, first_head, head)
-                slot0 = jnp.where(here, lst.first_slot + index * lst.tile_rows, slot0)
-            return which, item, head, slot0
+        def fetch(number):
+            """A unit's record; read one unit ahead, so that nobody waits for it."""
+            place = jnp.minimum(program + number * cfg.programs, units.shape[0] - 1)
+            return tuple(units[place, field] for field in range(FIELDS))
 
-        def by_list(which, run):
-            """Run ``run(list, is_wide)`` for the unit's list: one static copy of code a list."""
-            for place, (i, _) in enumerate(spans):
-                if len(spans) == 1:
-                    run(cfg.lists[i])
-                else:
-                    pl.when(which == place)(lambda i=i: run(cfg.lists[i]))
+        def each_unit(run):
+            """``run(record, tile)`` over this program's units; ``tile`` counts ring slots used."""
+            first = fetch(jnp.int32(0))
+            mine = lax.div(num_units[0] - program + (cfg.programs - 1), jnp.int32(cfg.programs))
 
-        any_wide = any(lst.wide for lst in cfg.lists)
-        any_pair = any(not lst.wide for lst in cfg.lists)
+            def step(number, carry):
+                tile, record = carry
+                following = fetch(number + 1)
+                return run(record, tile), following
 
-        def step_tokens(which):
-            if not any_wide:
-                return jnp.int32(TILE)
-            if not any_pair:
-                return jnp.int32(2 * TILE)
-            tokens = jnp.int32(0)
-            for place, (i, _) in enumerate(spans):
-                size = 2 * TILE if cfg.lists[i].wide else TILE
-                tokens = jnp.where(which == place, size, tokens)
-            return tokens
+            lax.fori_loop(0, mine, step, (jnp.int32(0), first))
 
-        @pl.when(wg == _CONSUMERS)
+        def decode(record):
+            """(first head, is wide, rows of a wide item's first half, list, steps)."""
+            code = record[HEAD_AND_LIST]
+            head = lax.div(code, jnp.int32(len(lists)))
+            which = code - head * len(lists)
+            wide, half = jnp.bool_(any_wide), jnp.int32(0)
+            for place, work in enumerate(lists):
+                wide = jnp.where(which == place, work.wide, wide)
+                half = jnp.where(which == place, -(-work.tile_rows // 2), half)
+            tokens = jnp.where(wide, 2 * TILE, TILE)
+            steps = lax.div(record[KV_STOP] - record[KV_START] + tokens - 1, tokens)
+            return head, wide, half, which, steps
+
+        @pl.when(wg == CONSUMERS)
         def _producer():
             plgpu.set_max_registers(56, action="decrease")
 
-            def produce(number, tile):
-                which, item, head, _ = unit(number)
-                row0 = items[item, 0]
-                table_row = items[item, 2]
-                start = items[item, 3]
-                stop = items[item, 4]
-                tokens = step_tokens(which)
-                steps = lax.div(stop - start + tokens - 1, tokens)
-                last_page = lax.div(stop - 1, jnp.int32(S))
+            def produce(record, tile):
+                head, is_wide, _, which, steps = decode(record)
+                start = record[KV_START]
+                last_page = lax.div(record[KV_STOP] - 1, jnp.int32(S))
                 plgpu.barrier_wait(q_free)
 
-                def load_queries(lst):
-                    rows = -(-lst.tile_rows // 2) if lst.wide else lst.tile_rows
+                def load_queries(work: ListShape):
+                    rows = -(-work.tile_rows // 2) if work.wide else work.tile_rows
                     box = min(rows, T)
-                    for w in range(_CONSUMERS):
-                        first = row0 + (w * rows if lst.wide else 0)
-                        own = head if lst.wide else jnp.minimum(head + w, K - 1)
+                    for w in range(CONSUMERS):
+                        first = record[ROW] + (w * rows if work.wide else 0)
+                        own = head if work.wide else jnp.minimum(head + w, K - 1)
                         target = q_smem.at[w, pl.ds(0, box * G)].reshape(box, G, H)
-                        plgpu.copy_gmem_to_smem(
-                            q.at[pl.ds(first, box), own], target, q_full.at[w]
-                        )
+                        source = q.at[pl.ds(first, box), own]
+                        plgpu.copy_gmem_to_smem(source, target, q_full.at[w])
 
-                by_list(which, load_queries)
+                for place, work in enumerate(lists):
+                    if len(lists) == 1:
+                        load_queries(work)
+                    else:
+                        pl.when(which == place)(lambda work=work: load_queries(work))
 
-                def tiles(pool, slot, base, wide: bool):
+                def load_tiles(pool, slot, base, wide: bool):
                     """Two tiles into one ring slot: two runs of 64 tokens, or two heads."""
-                    for w in range(_CONSUMERS):
+                    for w in range(CONSUMERS):
                         own = head if wide else jnp.minimum(head + w, K - 1)
                         for c in range(TILE // chunk):
                             at = base + (w * TILE if wide else 0) + c * chunk
                             index = jnp.minimum(lax.div(at, jnp.int32(S)), last_page)
-                            page = table[table_row, index]
+                            page = table[record[TABLE_ROW], index]
                             if chunk == S:
                                 source = pool.at[page, own]
                             else:
                                 offset = pl.multiple_of(lax.rem(at, jnp.int32(S)), chunk)
                                 source = pool.at[page, own, pl.ds(offset, chunk)]
-                            plgpu.copy_gmem_to_smem(
-                                source,
-                                kv_smem.at[slot, w, pl.ds(c * chunk, chunk)],
-                                full.at[slot],
-                            )
+                            target = kv_smem.at[slot, w, pl.ds(c * chunk, chunk)]
+                            plgpu.copy_gmem_to_smem(source, target, full.at[slot])
 
-                def step(i, tile, wide: bool):
-                    base = start + i * (2 * TILE if wide else TILE)
-                    for pool in (k_pages, v_pages):
-                        slot = lax.rem(tile, jnp.int32(cfg.ring))
-                        plgpu.barrier_wait(free.at[slot])
-                        tiles(pool, slot, base, wide)
-                        tile = tile + 1
-                    return tile
+                def run(wide: bool):
+                    def step(i, tile):
+                        base = start + i * (2 * TILE if wide else TILE)
+                        for pool in (k_pages, v_pages):
+                            slot = lax.rem(tile, jnp.int32(cfg.ring))
+                            plgpu.barrier_wait(free.at[slot])
+                            load_tiles(pool, slot, base, wide)
+                            tile = tile + 1
+                        return tile
 
-                if any_wide and any_pair:
-                    is_wide = tokens == 2 * TILE
+                    lax.fori_loop(0, steps, step, tile)
 
-                    @pl.when(is_wide)
-                    def _():
-                        lax.fori_loop(0, steps, lambda i, t: step(i, t, True), tile)
-
-                    @pl.when(jnp.logical_not(is_wide))
-                    def _():
-                        lax.fori_loop(0, steps, lambda i, t: step(i, t, False), tile)
-                else:
-                    lax.fori_loop(0, steps, lambda i, t: step(i, t, any_wide), tile)
+                by_kind(is_wide, run)
                 return tile + 2 * steps
 
-            lax.fori_loop(0, mine, produce, jnp.int32(0))
+            each_unit(produce)
 
-        @pl.when(wg < _CONSUMERS)
+        @pl.when(wg < CONSUMERS)
         def _consumer():
             plgpu.set_max_registers(224, action="increase")
             plgpu.barrier_arrive(q_free)
             for slot in range(cfg.ring):
                 plgpu.barrier_arrive(free.at[slot])
-            if cfg.ping_pong and any_wide:
-                pl.when(wg == 1)(lambda: _hand_over(turn))
 
-            def consume(number, tile):
-                which, item, head, slot0 = unit(number)
-                row0 = items[item, 0]
-                row_count = items[item, 1]
-                start = items[item, 3]
-                stop = items[item, 4]
-                full_stop = items[item, 5]
-                tokens = step_tokens(which)
-                steps = lax.div(stop - start + tokens - 1, tokens)
-                done = tile + 2 * steps
+            def consume(record, tile):
+                head, is_wide, half, _, steps = decode(record)
 
-                def run(lst):
-                    rows = -(-lst.tile_rows // 2) if lst.wide else lst.tile_rows
-                    shift = wg * rows if lst.wide else jnp.int32(0)
-                    live = jnp.clip(row_count - shift, 0, rows)
-                    known = jnp.maximum(live, 1)  # a tile with no live row reads its first one
-                    reach = gather_rows(positions, row0 + jnp.minimum(shift, row_count - 1), known, G)
-                    target = gather_rows(dest, slot0 + shift, known, G)
-                    size = 2 * TILE if lst.wide else TILE
+                def run(wide: bool):
+                    # The second warpgroup takes the second half of a wide item's rows, or the
+                    # second head.
+                    shift = wg * half if wide else jnp.int32(0)
+                    own_head = head if wide else head + wg
+                    rows = record[ROWS_LIVE]
+                    live = jnp.clip(rows - shift, 0, half) if wide else rows
+                    live = jnp.where(own_head < K, live, 0)
+                    known = jnp.maximum(live, 1)  # without live rows, look at the last one
+                    first = record[ROW] + jnp.minimum(shift, rows - 1)
+                    reach = gather_rows(positions, first, known, G)
+                    target = gather_rows(dest, record[SLOT] + shift, known, G)
                     plgpu.barrier_wait(q_full.at[wg])
                     queries = plgpu.load(q_smem.at[wg], layout=_WGMMA, optimized=False)
                     plgpu.barrier_arrive(q_free)
-                    state = _attend(
+                    state = attend(
                         cfg,
                         queries,
                         kv_smem,
                         full,
                         free,
-                        turn if lst.wide and cfg.ping_pong else None,
+                        turn if wide and cfg.ping_pong else None,
+                        wg,
                         factor,
                         # A wide step is two tiles for both warpgroups, a paired one a tile each.
-                        (jnp.int32(0), jnp.int32(1)) if lst.wide else (wg,),
+                        (jnp.int32(0), jnp.int32(1)) if wide else (wg,),
                         tile,
-                        start,
                         steps,
-                        stop,
-                        full_stop,
+                        record,
                         reach,
-                        size,
                     )
-                    _finish(
+                    finish(
                         state,
-                        out,
-                        lse,
-                        part,
-                        part_lse,
+                        (out, lse, part, part_lse),
                         target,
-                        row0 + shift,
-                        head if lst.wide else head + wg,
-                        live if lst.wide else jnp.where(head + wg < K, live, 0),
+                        record[ROW] + shift,
+                        own_head * G,
+                        live,
                         G,
                     )
 
-                by_list(which, run)
-                return done
+                by_kind(is_wide, run)
+                return tile + 2 * steps
 
-            lax.fori_loop(0, mine, consume, jnp.int32(0))
-            if cfg.ping_pong and any_wide:
-                pl.when(wg == 0)(lambda: _hand_over(turn))
+            each_unit(consume)
 
     return body
-
-
-def _hand_over(turn):
-    plgpu.barrier_arrive(turn)
-    plgpu.barrier_wait(turn)
-
-
-def _attend(
-    cfg, queries, kv_smem, full, free, turn, factor, halves, tile, start, steps, stop, full_stop,
-    reach, size,
-):
-    """Online softmax over the unit's steps. Returns (acc [64, H], top [64], total [64]), float32.
-
-    queries: [64, H] registers. kv_smem: [ring, 2, 64, H]. ``top`` is in units of log2.
-    """
-    H = queries.shape[1]
-    ring = jnp.int32(cfg.ring)
-    limit = jnp.minimum(reach + 1, stop)
-    columns = plgpu.broadcasted_iota(jnp.int32, (ROWS, TILE), 1, layout=_WGMMA)
-
-    def step(i, carry, masked: bool):
-        acc, top, total = carry
-        k_slot = lax.rem(tile + 2 * i, ring)
-        v_slot = lax.rem(tile + 2 * i + 1, ring)
-        plgpu.barrier_wait(full.at[k_slot])
-
-        def scores_of(*refs):
-            for ref, half in zip(refs, halves, strict=True):
-                plgpu.wgmma(ref, queries, kv_smem.at[k_slot, half].transpose((1, 0)))
-            if turn is not None:
-                _hand_over(turn)
-            return tuple(ref[...] for ref in refs)
-
-        scores = pl.run_scoped(
-            scores_of, *(plgpu.ACC((ROWS, TILE), jnp.float32) for _ in halves)
-        )
-        plgpu.barrier_arrive(free.at[k_slot])
-        if masked:
-            scores = tuple(
-                _mask(s, columns, start + i * size + n * TILE, limit, reach, cfg.sliding_window)
-                for n, s in enumerate(scores)
-            )
-        peak = top
-        for s in scores:
-            peak = jnp.maximum(peak, s.max(axis=1) * factor)
-        fade = jnp.exp2(top - peak)
-        wide_peak = lax.broadcast_in_dim(peak, (ROWS, TILE), [0])
-        weights = tuple(jnp.exp2(s * factor - wide_peak) for s in scores)
-        total = total * fade
-        acc = acc * lax.broadcast_in_dim(fade, (ROWS, H), [0])
-        weights16 = tuple(w.astype(kv_smem.dtype) for w in weights)
-        for w in weights:
-            total = total + w.sum(axis=1)
-        if turn is not None:
-            acc, total, peak, weights16 = lax.optimization_barrier(
-                (acc, total, peak, weights16)
-            )
-            plgpu.barrier_arrive(turn)
-        plgpu.barrier_wait(full.at[v_slot])
-        if turn is not None:
-            plgpu.barrier_wait(turn)
-        if masked:
-            for n, half in enumerate(halves):
-                _clear_tail(kv_smem, v_slot, half, stop - (start + i * size + n * TILE))
-
-        def weigh(ref):
-            for w, half in zip(weights16, halves, strict=True):
-                plgpu.wgmma(ref, w, kv_smem.at[v_slot, half])
-
-        acc = pl.run_state(weigh)(plgpu.ACC.init(acc))
-        plgpu.barrier_arrive(free.at[v_slot])
-        return acc, peak, total
-
-    carry = (
-        plgpu.layout_cast(jnp.zeros((ROWS, H), jnp.float32), _WGMMA),
-        plgpu.layout_cast(jnp.full((ROWS,), _LOWEST, jnp.float32), _ROW),
-        plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), _ROW),
-    )
-    plain = jnp.int32(0)
-    if cfg.sliding_window is None:
-        plain = lax.div(jnp.maximum(full_stop - start, 0), jnp.int32(size))
-        carry = lax.fori_loop(0, plain, lambda i, c: step(i, c, False), carry)
-    return lax.fori_loop(plain, steps, lambda i, c: step(i, c, True), carry)
-
-
-def _mask(scores, columns, first, limit, reach, window):
-    """-inf where the key at ``first + column`` is not below the row's limit, or left its window."""
-    wide = lambda x: lax.broadcast_in_dim(x, scores.shape, [0])  # noqa: E731
-    seen = columns < wide(limit - first)
-    if window is not None:
-        seen = seen & (columns > wide(reach - window - first))
-    return jnp.where(seen, scores, -jnp.inf)
-
-
-def _clear_tail(kv_smem, slot, half, used):
-    """Zero the V rows from ``used`` on: what lies there may be NaN, and 0 * NaN is NaN."""
-
-    @pl.when(used < TILE)
-    def _():
-        tile = kv_smem.at[slot, half]
-        value = plgpu.layout_cast(tile[...], _WGMMA)
-        rows = plgpu.broadcasted_iota(jnp.int32, value.shape, 0, layout=_WGMMA)
-        tile[...] = jnp.where(rows < used, value, jnp.zeros_like(value))
-        plgpu.commit_smem()
-
-
-def _finish(state, out, lse, part, part_lse, target, row0, head, live, G: int):
-    acc, top, total = state
-    empty = total == 0
-    inverse = jnp.where(empty, 0.0, 1.0 / jnp.where(empty, 1.0, total))
-    value = (acc * lax.broadcast_in_dim(inverse, acc.shape, [0])).astype(out.dtype)
-    log_sum = jnp.log(jnp.where(empty, 1.0, total)) + top * math.log(2.0)
-    log_sum = jnp.where(empty, -jnp.inf, log_sum)
-    # A head group starts at head * G of the N heads.
-    store_rows(out, part, value, target, row0, head * G, live, G)
-    store_row_scalars(lse, part_lse, log_sum, target, row0, head * G, live, G)

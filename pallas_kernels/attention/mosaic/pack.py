@@ -6,82 +6,131 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from pallas_kernels.attention.mosaic.config import TILE
 from pallas_kernels.attention.work_list import AttentionPlan, WorkList
 
-FIELDS = 8  # one 32-byte sector an item: row, rows, table row, KV from, KV to, all-visible to, 0, 0
+FIELDS = 8  # one 32-byte sector a unit
+ROW, ROWS_LIVE, TABLE_ROW, KV_START, KV_STOP, ALL_VISIBLE, SLOT, HEAD_AND_LIST = range(FIELDS)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ListShape:
+    """The static part of one work list: rows an item, and whether an item fills two warpgroups."""
+
+    tile_rows: int
+    wide: bool
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PackedPlan:
-    """A plan as the kernels read it: built once a step, however many layers use it.
+    """A plan as the kernels read it, for N query and K KV heads: built once a step, used by every
+    layer.
 
     Attributes:
-        items: the lists one after another, FIELDS numbers an item.
-        counts: live items of each list.
+        units: work in the order it is taken: (first row, live rows, table row, first KV token, end
+            of KV tokens, end of the KV tokens that all rows see, first slot, head * lists + list).
+            Units at ``num_units`` and beyond have no live rows.
+        num_units: live units.
         dest: where the result of each slot (item, row) goes: a merge entry, or -1 for the only
             result of its row, which goes straight to the output.
         merge_indptr: first merge entry of each row, and the end.
         entries: merge entries there is room for.
-        tile_rows, capacities: of each list.
+        lists: of the plan, widest first.
+        heads: (N, K).
     """
 
-    items: Int[Array, "I 8"]
-    counts: Int[Array, " Z"]
+    units: Int[Array, "U 8"]
+    num_units: Int[Array, ""]
     dest: Int[Array, " Y"]
     merge_indptr: Int[Array, " T1"]
     entries: int = dataclasses.field(metadata={"static": True})
-    tile_rows: tuple[int, ...] = dataclasses.field(metadata={"static": True})
-    capacities: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    lists: tuple[ListShape, ...] = dataclasses.field(metadata={"static": True})
+    heads: tuple[int, int] = dataclasses.field(metadata={"static": True})
 
 
-def pack_plan(plan: AttentionPlan, positions: Int[Array, " T"]) -> PackedPlan:
-    """Concatenate the lists and turn the merge into destinations; plain XLA, fixed shapes."""
-    items = jnp.concatenate([_pack_list(work, positions) for work in plan.lists])
-    counts = jnp.stack([jnp.asarray(work.num_items) for work in plan.lists])
-    slots = sum(work.capacity * work.tile_rows for work in plan.lists)
-    indptr = jnp.asarray(plan.merge_indptr)
-    entries = jnp.arange(plan.merge_slots.shape[0], dtype=jnp.int32)
-    live = entries < indptr[-1]
-    # Rows with one result alone need no merge: mark their entry.
-    single = indptr[1:] - indptr[:-1] == 1
-    alone = jnp.zeros(entries.shape[0] + 1, bool)
-    alone = alone.at[jnp.where(single, indptr[:-1], entries.shape[0])].set(True)[:-1]
-    target = jnp.where(alone, -1, entries)
-    dest = jnp.zeros(slots, jnp.int32)
-    dest = dest.at[jnp.where(live, jnp.asarray(plan.merge_slots), slots)].set(target, mode="drop")
+def pack_plan(
+    plan: AttentionPlan, positions: Int[Array, " T"], heads: tuple[int, int]
+) -> PackedPlan:
+    """Decode the lists into units and the merge into destinations; plain XLA, fixed shapes.
+
+    A unit is one item on one KV head where the item fills more than 64 matrix rows, else on two.
+    """
+    N, K = heads
+    order = sorted(range(len(plan.lists)), key=lambda i: -plan.lists[i].tile_rows)
+    lists, blocks, counts = [], [], []
+    for place, i in enumerate(order):
+        work = plan.lists[i]
+        slot = sum(w.capacity * w.tile_rows for w in plan.lists[:i])
+        wide = work.tile_rows * (N // K) > TILE
+        per_unit = 1 if wide else 2
+        units = -(-K // per_unit)
+        lists.append(ListShape(work.tile_rows, wide))
+        blocks.append(_units(work, positions, slot, units, per_unit, place, len(order)))
+        counts.append(jnp.asarray(work.num_items, jnp.int32) * units)
+    # The live units of all lists, one after another.
+    starts = jnp.cumsum(jnp.stack([jnp.int32(0), *counts]))
+    room = sum(block.shape[0] for block in blocks)
+    place = jnp.arange(room, dtype=jnp.int32)
+    source, base = jnp.zeros_like(place), 0
+    for which, block in enumerate(blocks):
+        source = jnp.where(place >= starts[which], base + place - starts[which], source)
+        base += block.shape[0]
+    units = jnp.concatenate(blocks)[jnp.clip(source, 0, room - 1)]
+    units = jnp.where((place < starts[-1])[:, None], units, 0)
+    dest, indptr = _destinations(plan)
     return PackedPlan(
-        items=items.astype(jnp.int32),
-        counts=counts.astype(jnp.int32),
+        units=units,
+        num_units=starts[-1],
         dest=dest,
-        merge_indptr=indptr.astype(jnp.int32),
-        entries=entries.shape[0],
-        tile_rows=tuple(work.tile_rows for work in plan.lists),
-        capacities=tuple(work.capacity for work in plan.lists),
+        merge_indptr=indptr,
+        entries=plan.merge_slots.shape[0],
+        lists=tuple(lists),
+        heads=heads,
     )
 
 
-def _pack_list(work: WorkList, positions: Int[Array, " T"]) -> Int[Array, "I 8"]:
+def _units(
+    work: WorkList,
+    positions: Int[Array, " T"],
+    first_slot: int,
+    units: int,
+    heads_per_unit: int,
+    place: int,
+    lists: int,
+) -> Int[Array, "U 8"]:
+    """All units of a list, items in order, heads innermost."""
     rows = jnp.asarray(work.row_start)[:, None] + jnp.arange(work.tile_rows)
     live = jnp.arange(work.tile_rows) < jnp.asarray(work.row_count)[:, None]
-    reach = jnp.where(live, positions[jnp.where(live, rows, 0)] + 1, jnp.iinfo(jnp.int32).max)
-    full_stop = jnp.minimum(reach.min(axis=1), work.kv_stop)
-    zero = jnp.zeros_like(full_stop)
-    return jnp.stack(
-        [
-            *(
-                jnp.asarray(field, jnp.int32)
-                for field in (
-                    work.row_start,
-                    work.row_count,
-                    work.table_row,
-                    work.kv_start,
-                    work.kv_stop,
-                )
-            ),
-            full_stop,
-            zero,
-            zero,
-        ],
-        axis=1,
+    reach = positions[jnp.where(live, rows, 0)] + 1
+    # No row sees beyond the last one's position: early tiles of a prompt chunk stop there.
+    last = jnp.where(live, reach, 0).max(axis=1)
+    kv_stop = jnp.clip(last, jnp.asarray(work.kv_start), jnp.asarray(work.kv_stop))
+    all_visible = jnp.where(live, reach, jnp.iinfo(jnp.int32).max).min(axis=1)
+    item = [
+        work.row_start,
+        work.row_count,
+        work.table_row,
+        work.kv_start,
+        kv_stop,
+        jnp.minimum(all_visible, kv_stop),
+        first_slot + jnp.arange(work.capacity) * work.tile_rows,
+    ]
+    fields = jnp.stack([jnp.asarray(field, jnp.int32) for field in item], axis=1)
+    head = jnp.tile(jnp.arange(units, dtype=jnp.int32) * heads_per_unit, work.capacity)
+    return jnp.concatenate(
+        [jnp.repeat(fields, units, axis=0), (head * lists + place)[:, None]], axis=1
     )
+
+
+def _destinations(plan: AttentionPlan) -> tuple[Int[Array, " Y"], Int[Array, " T1"]]:
+    """The inverse of ``merge_slots``: each slot's merge entry, or -1 for its row's only one."""
+    slots = sum(work.capacity * work.tile_rows for work in plan.lists)
+    indptr = jnp.asarray(plan.merge_indptr, jnp.int32)
+    room = plan.merge_slots.shape[0]
+    entries = jnp.arange(room, dtype=jnp.int32)
+    single = indptr[1:] - indptr[:-1] == 1
+    alone = jnp.zeros(room + 1, bool).at[jnp.where(single, indptr[:-1], room)].set(True)
+    target = jnp.where(alone[:-1], -1, entries)
+    slot = jnp.where(entries < indptr[-1], jnp.asarray(plan.merge_slots), slots)
+    return jnp.zeros(slots, jnp.int32).at[slot].set(target, mode="drop"), indptr

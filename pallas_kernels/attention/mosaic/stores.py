@@ -1,5 +1,8 @@
 """Register-level reads and writes that Pallas has no primitive for: rows scattered by a table."""
 
+# Pallas passes a leading context to inlined functions, which its types do not say.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.mosaic import gpu as mgpu
@@ -33,9 +36,7 @@ def gather_rows(table, base, live, group: int):
             row = arith.addi(start, arith.minsi(row, last))
             return memref.load(ref, [arith.index_cast(index, row)])
 
-        return mgpu.FragmentedArray.build(
-            (ROWS,), _VECTOR.to_mgpu(), element, is_signed=True
-        )
+        return mgpu.FragmentedArray.build((ROWS,), _VECTOR.to_mgpu(), element, is_signed=True)
 
     return gather(table, base, live)
 
@@ -61,9 +62,7 @@ def store_rows(out, part, value, dest, row0, head0, live, group: int):
     def store(_, out_, part_, value_, dest_, row_, head_, live_):
         shape = value_.shape
         targets = _Targets(dest_, row_, head_, live_, group)
-        registers = list(
-            zip(value_.layout.thread_idxs(shape), value_.registers.flat, strict=True)
-        )
+        registers = list(zip(value_.layout.thread_idxs(shape), value_.registers.flat, strict=True))
         # A thread holds two rows, r and r + 8, two columns in each run of 8.
         for which in range(2):
             mine = _pick_row(registers, value_.registers.shape, which)
@@ -120,9 +119,7 @@ class _Targets:
         self._dest = list(dest.registers.flat)
         self._rows = [m for (m,) in dest.layout.thread_idxs(dest.shape)]
         assert len(self._dest) == 2
-        [self._row0], [self._head0], [self._live] = (
-            x.registers.flat for x in (row0, head0, live)
-        )
+        [self._row0], [self._head0], [self._live] = (x.registers.flat for x in (row0, head0, live))
         self._group = group
 
     def of(self, which: int):

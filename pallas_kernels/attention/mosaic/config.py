@@ -1,0 +1,33 @@
+"""The static configuration of the Mosaic attention kernel."""
+
+import dataclasses
+
+TILE = 64  # tokens of one K or V tile
+CONSUMERS = 2  # warpgroups that compute
+_SMEM_BYTES = 232_448 - 2048  # what a Hopper block may take, less room for barriers
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KernelConfig:
+    """What the compiled kernel depends on besides array shapes and the packed plan's lists.
+
+    Attributes:
+        scale, sliding_window: of AttentionSpec.
+        programs: persistent programs in the grid.
+        ring: slots of two tiles in shared memory.
+        ping_pong: consumer warpgroups of a wide unit take turns on the tensor cores.
+        early_launch: start while the kernel before still runs, and wait for it on the device.
+    """
+
+    scale: float
+    sliding_window: int | None
+    programs: int
+    ring: int
+    ping_pong: bool
+    early_launch: bool
+
+
+def ring_slots(head_dim: int, itemsize: int) -> int:
+    """Slots (two tiles each) that fit in shared memory beside the queries."""
+    slot = CONSUMERS * TILE * head_dim * itemsize
+    return (_SMEM_BYTES - slot) // slot

@@ -1,0 +1,154 @@
+"""Online softmax over the tiles of one unit, and the writing of its result."""
+
+import math
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.attention.mosaic.config import TILE, KernelConfig
+from pallas_kernels.attention.mosaic.pack import ALL_VISIBLE, KV_START, KV_STOP
+from pallas_kernels.attention.mosaic.stores import ROWS, store_row_scalars, store_rows
+
+_LOWEST = -1e30  # finite, so that rows that have seen nothing yet stay free of NaN
+_WGMMA = plgpu.Layout.WGMMA
+_ROW = plgpu.Layout.WGMMA.reduce(1)
+
+
+def hand_over(turn):
+    plgpu.barrier_arrive(turn)
+    plgpu.barrier_wait(turn)
+
+
+def attend(
+    cfg: KernelConfig,
+    queries,
+    kv_smem,
+    full,
+    free,
+    turn,
+    wg,
+    factor: float,
+    halves,
+    tile,
+    steps,
+    record,
+    reach,
+):
+    """Online softmax over the unit's steps. Returns (acc [64, H], top [64], total [64]), float32.
+
+    queries: [64, H] registers. kv_smem: [ring, 2, 64, H] SMEM, from slot ``tile`` on K and V take
+    turns. turn: the barrier of the ping-pong, or None. factor: scale * log2(e). halves: which of a
+    slot's two tiles this warpgroup reads. reach: int32 [64], each row's position. ``top`` is in
+    units of log2.
+    """
+    H = queries.shape[1]
+    ring = jnp.int32(cfg.ring)
+    size = TILE * len(halves)
+    start, stop = record[KV_START], record[KV_STOP]
+    limit = jnp.minimum(reach + 1, stop)
+    columns = plgpu.broadcasted_iota(jnp.int32, (ROWS, TILE), 1, layout=_WGMMA)
+
+    def step(i, carry, masked: bool):
+        acc, top, total = carry
+        k_slot = lax.rem(tile + 2 * i, ring)
+        v_slot = lax.rem(tile + 2 * i + 1, ring)
+        plgpu.barrier_wait(full.at[k_slot])
+
+        def scores_of(*refs):
+            for ref, half in zip(refs, halves, strict=True):
+                plgpu.wgmma(ref, queries, kv_smem.at[k_slot, half].transpose((1, 0)))
+            if turn is not None:
+                hand_over(turn)
+            return tuple(ref[...] for ref in refs)
+
+        accumulator = plgpu.WGMMAAccumulatorRef((ROWS, TILE), jnp.float32)
+        scores = pl.run_scoped(scores_of, *(accumulator for _ in halves))
+        plgpu.barrier_arrive(free.at[k_slot])
+        if masked:
+            scores = tuple(
+                _mask(s, columns, start + i * size + n * TILE, limit, reach, cfg.sliding_window)
+                for n, s in enumerate(scores)
+            )
+        peak = top
+        for s in scores:
+            peak = jnp.maximum(peak, s.max(axis=1) * factor)
+        fade = jnp.exp2(top - peak)
+        wide_peak = lax.broadcast_in_dim(peak, (ROWS, TILE), [0])
+        weights = tuple(jnp.exp2(s * factor - wide_peak) for s in scores)
+        total = total * fade
+        acc = acc * lax.broadcast_in_dim(fade, (ROWS, H), [0])
+        weights16 = tuple(w.astype(kv_smem.dtype) for w in weights)
+        for w in weights:
+            total = total + w.sum(axis=1)
+        if turn is not None:
+            acc, total, peak, weights16 = lax.optimization_barrier((acc, total, peak, weights16))
+            plgpu.barrier_arrive(turn)
+        plgpu.barrier_wait(full.at[v_slot])
+        if turn is not None:
+            plgpu.barrier_wait(turn)
+        if masked:
+            for n, half in enumerate(halves):
+                _clear_tail(kv_smem, v_slot, half, stop - (start + i * size + n * TILE))
+
+        def weigh(ref):
+            for w, half in zip(weights16, halves, strict=True):
+                plgpu.wgmma(ref, w, kv_smem.at[v_slot, half])
+
+        acc = pl.run_state(weigh)(plgpu.WGMMAAccumulatorRef.init(acc))
+        plgpu.barrier_arrive(free.at[v_slot])
+        return acc, peak, total
+
+    carry = (
+        plgpu.layout_cast(jnp.zeros((ROWS, H), jnp.float32), _WGMMA),
+        plgpu.layout_cast(jnp.full((ROWS,), _LOWEST, jnp.float32), _ROW),
+        plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), _ROW),
+    )
+    if turn is not None:  # the second warpgroup stays half a step behind the first
+        pl.when(wg == 1)(lambda: hand_over(turn))
+    plain = jnp.int32(0)
+    if cfg.sliding_window is None:
+        plain = lax.div(jnp.maximum(record[ALL_VISIBLE] - start, 0), jnp.int32(size))
+        carry = lax.fori_loop(0, plain, lambda i, c: step(i, c, False), carry)
+    carry = lax.fori_loop(plain, steps, lambda i, c: step(i, c, True), carry)
+    if turn is not None:
+        pl.when(wg == 0)(lambda: hand_over(turn))
+    return carry
+
+
+def _mask(scores, columns, first, limit, reach, window):
+    """-inf where the key at ``first + column`` is not below the row's limit, or left its window."""
+    wide = lambda x: lax.broadcast_in_dim(x, scores.shape, [0])  # noqa: E731
+    seen = columns < wide(limit - first)
+    if window is not None:
+        seen = seen & (columns > wide(reach - window - first))
+    return jnp.where(seen, scores, -jnp.inf)
+
+
+def _clear_tail(kv_smem, slot, half, used):
+    """Zero the V rows from ``used`` on: what lies there may be NaN, and 0 * NaN is NaN."""
+
+    @pl.when(used < TILE)
+    def _():
+        tile = kv_smem.at[slot, half]
+        value = plgpu.layout_cast(tile[...], _WGMMA)
+        rows = plgpu.broadcasted_iota(jnp.int32, value.shape, 0, layout=_WGMMA)
+        tile[...] = jnp.where(rows < used, value, jnp.zeros_like(value))
+        plgpu.commit_smem()
+
+
+def finish(state, targets, entry, row, head, live, G: int):
+    """Normalise and write the live rows; targets: (out, lse, part, part_lse) in GMEM.
+
+    entry: int32 [64], merge entries or -1. row, head: of matrix row 0.
+    """
+    out, lse, part, part_lse = targets
+    acc, top, total = state
+    empty = total == 0
+    inverse = jnp.where(empty, 0.0, 1.0 / jnp.where(empty, 1.0, total))
+    value = (acc * lax.broadcast_in_dim(inverse, acc.shape, [0])).astype(out.dtype)
+    log_sum = jnp.log(jnp.where(empty, 1.0, total)) + top * math.log(2.0)
+    log_sum = jnp.where(empty, -jnp.inf, log_sum)
+    store_rows(out, part, value, entry, row, head, live, G)
+    store_row_scalars(lse, part_lse, log_sum, entry, row, head, live, G)
