@@ -51,6 +51,7 @@ def paged_attention(
     T, N, H = q.shape
     K, S = k_pages.shape[1:3]
     packed = plan if isinstance(plan, PackedPlan) else pack_plan(plan, positions, (N, K))
+    assert isinstance(packed, PackedPlan)
     _check(q, k_pages, v_pages, page_table, positions, packed, spec)
     cfg = KernelConfig(
         scale=spec.scale,

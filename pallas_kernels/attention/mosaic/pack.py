@@ -50,12 +50,16 @@ class PackedPlan:
 
 
 def pack_plan(
-    plan: AttentionPlan, positions: Int[Array, " T"], heads: tuple[int, int]
-) -> PackedPlan:
+    plan: AttentionPlan, positions: Int[Array, " T"], heads: tuple[int, int] | None = None
+) -> PackedPlan | AttentionPlan:
     """Decode the lists into units and the merge into destinations; plain XLA, fixed shapes.
 
     A unit is one item on one KV head where the item fills more than 64 matrix rows, else on two.
+    ``heads`` is (N, K) of the model; without it the plan comes back as it is, and each attention
+    call packs it (inside one jit XLA computes that once for all layers).
     """
+    if heads is None:
+        return plan
     N, K = heads
     order = sorted(range(len(plan.lists)), key=lambda i: -plan.lists[i].tile_rows)
     lists, blocks, counts = [], [], []
