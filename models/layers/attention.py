@@ -41,5 +41,6 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         attended = context.attend(self.layer, q, k, v, rotary, self.spec)
-        out = jnp.einsum("TNH,NHD->TD", attended, self.output[...])
+        # As one matrix: over two axes, XLA on the CPU would copy the weights at every call.
+        out = attended.reshape(T, -1) @ self.output[...].reshape(-1, x.shape[-1])
         return out if self.output_bias is None else out + self.output_bias[...]

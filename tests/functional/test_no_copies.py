@@ -1,0 +1,118 @@
+"""What the compiler made of a step: it copies neither weights nor KV."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from models.sharding import single_device_mesh
+from pallas_kernels.attention.planner import PlanShape
+from rjax import functional
+from rjax.sampling import init_state
+from rjax.worker.backend import choose_backend
+from rjax.worker.kv_cache import make_pools
+from rjax.worker.step import StepState, compile_step
+from rjax.worker.step_input import PackedLayout
+from rjax.worker.step_shape import StepFeatures, StepShape
+from tests.functional.programs import CONFIG, prepared, prompts, tiny_model
+
+_OPERATION = re.compile(r"= (\w+)\[([\d,]*)\]\S* (copy|transpose)\(")
+PAGES = 53  # a number that no other array of these programs has as an axis
+
+
+def moved(text: str) -> list[tuple[int, ...]]:
+    """Shapes that a compiled program copies or transposes, axes of length 1 left out."""
+    return [
+        tuple(sorted(int(x) for x in dims.split(",") if x and int(x) > 1))
+        for _, dims, _ in _OPERATION.findall(text)
+    ]
+
+
+def loops(text: str) -> str:
+    """The program without its entry computation: bodies of loops and of fusions."""
+    return re.sub(r"^ENTRY .*?^}", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def aliased(text: str) -> int:
+    """Number of inputs whose memory an output takes."""
+    return len(re.findall(r"(?:may|must)-alias\)", text.split("entry_computation_layout")[0]))
+
+
+def compiled_text(step, weights, state, last) -> str:
+    """The optimised program of ``step(weights, state, last)`` with its state donated.
+
+    The state goes in flat: the type checks of a test run take no placeholders in its place.
+    """
+    leaves, treedef = jax.tree.flatten(state)
+
+    def flat(weights, leaves, last):
+        return jax.tree.leaves(step(weights, jax.tree.unflatten(treedef, leaves), last))
+
+    return jax.jit(flat, donate_argnums=1).lower(weights, leaves, last).compile().as_text()
+
+
+def forbidden(weights) -> set[tuple[int, ...]]:
+    """Shapes of matrices and pools; vectors may be copied where the compiler likes."""
+    shapes = {tuple(sorted(x.shape)) for x in jax.tree.leaves(weights) if x.ndim > 1}
+    return shapes | {tuple(sorted((PAGES, CONFIG.num_kv_heads, 8, CONFIG.head_dim)))}
+
+
+def test_the_check_sees_a_copy():
+    wide = jnp.zeros((PAGES, 2, 8, 8))
+    text = jax.jit(lambda x: x.at[3].set(1.0)).lower(wide).compile().as_text()
+    assert tuple(sorted(wide.shape)) in moved(text)
+    assert not aliased(text)
+
+
+@pytest.mark.parametrize(("rows", "seqs"), [(6, 6), (48, 6)], ids=["decode", "prompts"])
+@pytest.mark.parametrize("mode", ["greedy", "full"])
+def test_the_engine_s_step_copies_neither_weights_nor_pages(rows, seqs, mode):
+    graph, weights = nnx.split(tiny_model())
+    leaves, treedef = jax.tree.flatten(weights)
+    mesh = single_device_mesh()
+    backend = choose_backend(
+        "xla",
+        platform="cpu",
+        compute_capability=None,
+        model=CONFIG,
+        dtype=jnp.float32,
+        page_size=8,
+    )
+    plan = PlanShape(rows, seqs, 64, backend.tile_rows, 16)
+    layout = PackedLayout(StepShape(rows, seqs, 8, 8, plan))
+    step = compile_step(graph, treedef, layout, StepFeatures(mode, 0, False), backend, mesh)
+    pools = make_pools(CONFIG, PAGES, 8, jnp.dtype(jnp.float32), mesh)
+    sampling = init_state(seqs, CONFIG.vocab_size)
+    state = StepState(*pools, sampling, jnp.zeros(seqs, jnp.int32))
+    packed = jnp.zeros(layout.size, jnp.int32)
+    text = compiled_text(step, leaves, state, packed)
+    assert not set(moved(text)) & forbidden(weights)
+    assert aliased(text) >= 2 * CONFIG.num_layers + 1  # the pools and what was sampled last
+
+
+def test_a_decode_of_a_program_copies_neither_weights_nor_pages():
+    setup, weights = prepared()
+    state = functional.make_state(setup, batch=12, num_pages=PAGES, dtype=jnp.float32)
+    step = functools.partial(functional.decode, setup)
+    text = compiled_text(step, weights, state, jnp.zeros(12, jnp.int32))
+    assert not set(moved(text)) & forbidden(weights)
+    assert aliased(text) == len(jax.tree.leaves(state))
+
+
+def test_the_loop_of_a_rollout_copies_neither_weights_nor_pages():
+    setup, weights = prepared()
+    tokens, lengths = prompts(3)
+    run = functools.partial(functional.rollout, setup, samples=4, max_new_tokens=7)
+    keys = jax.random.split(jax.random.key(0), 3)
+    text = jax.jit(run).lower(weights, tokens, lengths, keys).compile().as_text()
+    pages = functional.pages_needed(
+        setup, prompts=3, prompt_tokens=tokens.shape[1], samples=4, new_tokens=7
+    )
+    assert f"[{pages},2,8,8]" in loops(text)
+    pool = tuple(sorted((pages, 2, 8, 8)))
+    assert not set(moved(loops(text))) & (forbidden(weights) | {pool})
+    # Outside the loop the weights are not copied either; the pools are, once, when rows fork.
+    assert not set(moved(text)) & forbidden(weights)
