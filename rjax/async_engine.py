@@ -44,12 +44,19 @@ class RequestStream:
     Leaving the ``async with`` block before the end aborts the request and frees its pages.
     """
 
-    def __init__(self, owner: "AsyncLLMEngine", request_id: str, sequences: int, tokens: int):
+    def __init__(
+        self,
+        owner: "AsyncLLMEngine",
+        request_id: str,
+        sequences: int,
+        tokens: int,
+        news: "asyncio.Queue[RequestOutput | Exception] | None" = None,
+    ) -> None:
         self.request_id = request_id
         self.sequences = sequences
         self.prompt_tokens = tokens
         self.finished = False
-        self.news: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
+        self.news = asyncio.Queue[RequestOutput | Exception]() if news is None else news
         self._owner = owner
 
     def __aiter__(self) -> Self:
@@ -150,6 +157,8 @@ class AsyncLLMEngine:
         self,
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
+        *,
+        news: "asyncio.Queue[RequestOutput | Exception] | None" = None,
         **options: Any,
     ) -> RequestStream:
         """Hand a request to the engine; returns once the engine has taken it.
@@ -157,6 +166,8 @@ class AsyncLLMEngine:
         Args:
             prompt_token_ids: the prompt.
             params: how to sample; ``output_kind`` says what the stream's outputs hold.
+            news: queue to put the outputs into, for a caller that reads several streams at once;
+                it sets ``finished`` of each stream itself.
             options: further arguments of the engine's ``add_request``.
 
         Raises:
@@ -166,7 +177,7 @@ class AsyncLLMEngine:
         """
         self.check_room(params.n, len(prompt_token_ids))
         stream = RequestStream(
-            self, f"request-{next(self._ids)}", params.n, len(prompt_token_ids)
+            self, f"request-{next(self._ids)}", params.n, len(prompt_token_ids), news
         )
         self._streams[stream.request_id] = stream
         self._sequences += stream.sequences
@@ -200,7 +211,7 @@ class AsyncLLMEngine:
         """
         if self._error is not None or self._loop is None:
             raise EngineDeadError("the engine does not run; the server has to be restarted")
-        loop, done = self._loop, self._loop.create_future()
+        done = self._loop.create_future()
 
         def settle(result: T | None, error: Exception | None) -> None:
             if done.cancelled():
@@ -308,4 +319,3 @@ class AsyncLLMEngine:
     def _fail_all(self) -> None:
         for stream in self._streams.values():
             stream.news.put_nowait(EngineDeadError("the engine stopped on an error"))
-

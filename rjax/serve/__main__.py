@@ -1,0 +1,191 @@
+"""The command ``python -m rjax.serve``: an OpenAI-compatible server."""
+
+import argparse
+import asyncio
+import ipaddress
+import logging
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rjax.cli.arguments import add_engine_arguments, engine_options
+from rjax.cli.errors import BAD_INPUT, OneLineParser, run_command
+from rjax.cli.prompts import read_text
+from rjax.errors import InvalidConfigError
+from rjax.serve.limits import ServeLimits, limits_table
+
+_NAME = "rjax.serve"
+_BUNDLED = "tables"
+
+_EPILOG = """\
+examples:
+  python -m rjax.serve
+      the bundled model on http://127.0.0.1:8000/v1
+  python -m rjax.serve --model ./llama --port 9000 --api-key-file keys.txt
+      your model, for those who know a key (one on each line of the file)
+  python -m rjax.serve --list-limits
+      everything that is bounded; change a limit with --limit n=8
+
+Prompts that begin alike, such as a common system message, share that beginning by themselves.
+
+exit status: 0 stopped and drained, 2 bad input
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    parser = OneLineParser(
+        prog=f"python -m {_NAME}",
+        usage="%(prog)s [options]",
+        description="Serve a model over HTTP, in the way of OpenAI's API.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    server = parser.add_argument_group("server")
+    server.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: this machine only)"
+    )
+    server.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
+    server.add_argument(
+        "--served-model-name", metavar="NAME", help="name for clients (default: the model's)"
+    )
+    server.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="accepted API keys, one a line; each is a tenant with a prefix cache of its own",
+    )
+    server.add_argument(
+        "--tool-format",
+        choices=("auto", "hermes", "llama3"),
+        default="auto",
+        help="how the model writes tool calls (default: by its chat template)",
+    )
+    server.add_argument(
+        "--drain-seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="how long accepted requests may go on after SIGTERM (default: 30)",
+    )
+    server.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="change a limit; repeatable",
+    )
+    server.add_argument("--list-limits", action="store_true", help="print the limits and stop")
+    server.add_argument("--access-log", action="store_true", help="log a line for each request")
+    add_engine_arguments(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    try:
+        arguments = build_parser().parse_args(argv)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else BAD_INPUT
+    return run_command(_NAME, lambda: _serve(arguments))
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    limits = ServeLimits.from_options(_pairs(arguments.limit))
+    if arguments.list_limits:
+        print(limits_table(limits))
+        return 0
+    if not 0 <= arguments.drain_seconds < 86400:
+        raise InvalidConfigError(
+            f"--drain-seconds is {arguments.drain_seconds}; give 0 to 86400 seconds"
+        )
+    if not 0 <= arguments.port < 65536:
+        raise InvalidConfigError(f"--port is {arguments.port}; give 0 to 65535")
+    keys = _keys(arguments.api_key_file)
+    options = engine_options(arguments)
+    if "chat_template" in arguments:
+        options["chat_template"] = read_text(arguments.chat_template, "--chat-template")
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    for name in ("jax", "uvicorn.error", "transformers"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    from rjax.serve.server import Server, bind, make_service
+
+    listener = bind(arguments.host, arguments.port)  # before the model: it may be in use
+    if not keys and not _loopback(arguments.host):
+        print(
+            f"{_NAME}: warning: anyone who reaches {arguments.host} may use this server; give "
+            "--api-key-file",
+            file=sys.stderr,
+        )
+    engine = _engine(options)
+    service = make_service(
+        engine,
+        model=arguments.served_model_name or _name(options.get("model")),
+        keys=keys,
+        limits=limits,
+        tool_format=arguments.tool_format,
+    )
+    server = Server(service, drain_seconds=arguments.drain_seconds, access_log=arguments.access_log)
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    print(f"{service.model} on http://{shown}:{port}/v1", flush=True)
+    asyncio.run(server.run_on(listener))
+    return 0
+
+
+def _engine(options: dict[str, Any]) -> Any:
+    """The engine, its first steps compiled."""
+    from rjax.config import EngineConfig
+    from rjax.engine.llm_engine import LLMEngine
+    from rjax.sampling import SamplingParams
+
+    engine = LLMEngine(EngineConfig.from_options({"use_tqdm": False, **options}))
+    if engine.tokenizer is None:
+        raise InvalidConfigError("the model has no tokenizer; a server needs one")
+    engine.add_request("warm-up", [0], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    while engine.has_unfinished_requests():
+        engine.step()
+    return engine
+
+
+def _keys(path: str | None) -> list[str]:
+    if path is None:
+        return []
+    lines = [line.strip() for line in read_text(path, "--api-key-file").splitlines()]
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise InvalidConfigError(f"--api-key-file {path!r} holds no key; write one on each line")
+    return keys
+
+
+def _pairs(given: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in given:
+        name, sign, value = text.partition("=")
+        if not sign or name in found:
+            raise InvalidConfigError(
+                f"--limit {text!r} is not of the form NAME=VALUE, or the name is there twice"
+            )
+        found[name] = value
+    return found
+
+
+def _name(model: str | None) -> str:
+    if model is None:
+        return _BUNDLED
+    path = pathlib.Path(model)
+    return path.resolve().name if path.exists() else model
+
+
+def _loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""The routes."""
+
+import asyncio
+import importlib.metadata
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from rjax.serve.answers import (
+    ChatAnswer,
+    CompletionAnswer,
+    ErrorAnswer,
+    HealthAnswer,
+    ModelCard,
+    ModelList,
+    Text,
+    Tokens,
+    Version,
+)
+from rjax.serve.auth import Tenant, authenticate
+from rjax.serve.chat import chat
+from rjax.serve.completions import complete
+from rjax.serve.errors import ApiError, install_handlers
+from rjax.serve.intake import Intake
+from rjax.serve.prompts import encode, message_prompt
+from rjax.serve.requests import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from rjax.serve.service import Service, service_of
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": text}
+    for status, text in (
+        (400, "the request cannot be served as it is"),
+        (401, "no valid API key"),
+        (404, "no such model or name"),
+        (408, "the body did not arrive in time"),
+        (413, "the body is too large"),
+        (431, "the headers are too large"),
+        (500, "the server failed"),
+        (503, "overloaded, shutting down or dead"),
+    )
+}
+_EVENTS = {
+    200: {
+        "description": "the answer, or with stream set a stream of events that each hold a chunk",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+
+_METRICS_SECONDS = 5.0  # the engine answers between two steps
+
+Caller = Annotated[Tenant, Depends(authenticate)]
+Served = Annotated[Service, Depends(service_of)]
+
+public = APIRouter()
+private = APIRouter(dependencies=[Depends(authenticate)], responses=_ERRORS)
+
+
+def build_app(service: Service) -> FastAPI:
+    """The server's app. Every route but /health asks for an API key, where there are keys."""
+    app = FastAPI(
+        title="rjax",
+        version=importlib.metadata.version("rjax"),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
+    app.state.service = service
+    app.state.keys = service.keys
+    app.include_router(public)
+    app.include_router(private)
+    install_handlers(app, service.limits.retry_after)
+    app.add_middleware(Intake, limits=service.limits)
+    return app
+
+
+@public.get("/health", responses={503: {"model": HealthAnswer}})
+async def health(service: Served) -> HealthAnswer:
+    """200 while the engine's thread gives signs of life and takes requests, otherwise 503."""
+    status = service.engine.health
+    answer = HealthAnswer(status=status)
+    if status == "ready":
+        return answer
+    return JSONResponse(answer.model_dump(), 503)  # type: ignore[return-value]
+
+
+@private.post("/v1/completions", response_model=CompletionAnswer, responses={**_ERRORS, **_EVENTS})
+async def completions(
+    body: CompletionBody, request: Request, tenant: Caller, service: Served
+) -> Response:
+    """Complete a text."""
+    return await complete(body, request, tenant, service)
+
+
+@private.post("/v1/chat/completions", response_model=ChatAnswer, responses={**_ERRORS, **_EVENTS})
+async def chat_completions(
+    body: ChatBody, request: Request, tenant: Caller, service: Served
+) -> Response:
+    """Answer a conversation."""
+    return await chat(body, request, tenant, service)
+
+
+@private.get("/v1/models")
+async def models(service: Served) -> ModelList:
+    """The model that is served."""
+    return ModelList(data=[_card(service)])
+
+
+@private.get("/v1/models/{model:path}")
+async def model(model: str, service: Served) -> ModelCard:
+    """The served model by its name."""
+    service.check_model(model)
+    return _card(service)
+
+
+@private.post("/tokenize")
+async def tokenize(body: TokenizeBody, service: Served) -> Tokens:
+    """Token ids of a text or of laid out messages."""
+    service.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "give prompt or messages, one of them")
+    if body.messages is not None:
+        options = {"add_generation_prompt": body.add_generation_prompt}
+        _, tokens = await message_prompt(body.messages, [], options, service)
+    else:
+        assert body.prompt is not None
+        special = body.add_special_tokens
+        found = await encode([body.prompt], service, "prompt", add_special_tokens=special)
+        tokens = found[0]
+    texts = None
+    if body.return_token_strs:
+        texts = [service.tokenizer.token_text(token) for token in tokens]
+    return Tokens(
+        tokens=tokens,
+        count=len(tokens),
+        max_model_len=service.max_model_len,
+        token_strs=texts,
+    )
+
+
+@private.post("/detokenize")
+async def detokenize(body: DetokenizeBody, service: Served) -> Text:
+    """Text of token ids."""
+    service.check_model(body.model)
+    if len(body.tokens) > service.max_model_len:
+        raise ApiError(
+            400,
+            f"{len(body.tokens)} tokens; give at most {service.max_model_len}",
+            param="tokens",
+        )
+    for token in body.tokens:
+        if not 0 <= token < service.tokenizer.vocab_size:
+            shown = token if abs(token) < 2**63 else "too large a number"
+            raise ApiError(
+                400,
+                f"token {shown} is none of the vocabulary's 0 to "
+                f"{service.tokenizer.vocab_size - 1}",
+                param="tokens",
+            )
+    text = await service.pool.run(
+        lambda: service.tokenizer.decode(body.tokens, skip_special_tokens=False),
+        seconds=service.limits.template_seconds,
+        task="decoding",
+    )
+    return Text(prompt=text)
+
+
+@private.get("/version")
+async def version() -> Version:
+    """The version of rjax."""
+    return Version(version=importlib.metadata.version("rjax"))
+
+
+@private.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def metrics(service: Served) -> Response:
+    """Prometheus metrics."""
+    try:
+        async with asyncio.timeout(_METRICS_SECONDS):
+            stats = await service.engine.call(lambda engine: engine.stats())
+    except TimeoutError as error:
+        raise ApiError(503, "the engine is busy with one step (compiling?)") from error
+    return Response(
+        service.metrics.exposition(stats),
+        media_type="text/plain; version=0.0.4; charset=utf-8",
+    )
+
+
+@private.get("/openapi.json", include_in_schema=False)
+async def openapi(request: Request) -> JSONResponse:
+    """The description of these routes."""
+    return JSONResponse(request.app.openapi())
+
+
+def _card(service: Service) -> ModelCard:
+    return ModelCard(id=service.model, created=service.created, max_model_len=service.max_model_len)

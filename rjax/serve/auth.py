@@ -1,0 +1,80 @@
+"""API keys: who may ask, and whose prompts may share a cache."""
+
+import dataclasses
+import hashlib
+import hmac
+import secrets
+
+from fastapi import Request
+
+from rjax.errors import InvalidConfigError
+from rjax.serve.errors import ApiError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who a request comes from.
+
+    Attributes:
+        name: for logs.
+        salt: goes into the keys of the prefix cache, so that how fast a prompt is read tells
+            nothing about another tenant's prompts; None where there are no keys.
+    """
+
+    name: str
+    salt: str | None
+
+
+class KeyRing:
+    """The accepted API keys; without any, everybody is one tenant.
+
+    Args:
+        keys: each at least 8 printable ASCII characters.
+
+    Raises:
+        InvalidConfigError: a key that is too short or cannot stand in a header.
+    """
+
+    def __init__(self, keys: list[str]) -> None:
+        secret = secrets.token_bytes(32)
+        self._tenants: list[tuple[bytes, Tenant]] = []
+        for number, key in enumerate(dict.fromkeys(keys)):
+            if not key.isascii() or not key.isprintable() or " " in key or len(key) < 8:
+                raise InvalidConfigError(
+                    f"API key {number + 1} is not acceptable; give at least 8 printable ASCII "
+                    "characters without spaces"
+                )
+            salt = hmac.new(secret, key.encode(), hashlib.sha256).hexdigest()
+            self._tenants.append((key.encode(), Tenant(f"key-{number + 1}", salt)))
+
+    @property
+    def open(self) -> bool:
+        """Whether no key is needed."""
+        return not self._tenants
+
+    def tenant(self, authorization: str | None) -> Tenant:
+        """The tenant of an ``Authorization: Bearer KEY`` header.
+
+        Every key is compared in full, in constant time, whichever matches.
+
+        Raises:
+            ApiError: 401.
+        """
+        if self.open:
+            return Tenant("anyone", None)
+        scheme, _, given = (authorization or "").partition(" ")
+        found: Tenant | None = None
+        for key, tenant in self._tenants:
+            if hmac.compare_digest(key, given.strip().encode("utf-8", "surrogateescape")):
+                found = tenant
+        if found is None or scheme.lower() != "bearer":
+            raise ApiError(
+                401, "give a valid API key: Authorization: Bearer KEY", code="invalid_api_key"
+            )
+        return found
+
+
+async def authenticate(request: Request) -> Tenant:
+    """Router dependency of every route but /health."""
+    keys: KeyRing = request.app.state.keys
+    return keys.tenant(request.headers.get("authorization"))

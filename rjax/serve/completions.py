@@ -1,0 +1,212 @@
+"""POST /v1/completions."""
+
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from rjax.outputs import CompletionOutput, RequestOutput
+from rjax.serve.answers import (
+    CompletionAnswer,
+    CompletionChoice,
+    CompletionLogprobs,
+    PromptTokensDetails,
+    Usage,
+)
+from rjax.serve.auth import Tenant
+from rjax.serve.errors import as_api_error, error_body
+from rjax.serve.logprobs import completion_logprobs, prompt_logprobs
+from rjax.serve.prompts import completion_prompts
+from rjax.serve.requests import CompletionBody
+from rjax.serve.running import EventStream, Running, unless_disconnected
+from rjax.serve.sampling import check_constrained, completion_params, constraint_of
+from rjax.serve.service import Service
+from rjax.serve.tenancy import engine_options
+
+
+async def complete(
+    body: CompletionBody, request: Request, tenant: Tenant, service: Service
+) -> Response:
+    """Answer a completion request."""
+    service.check_model(body.model)
+    params = completion_params(body, service.defaults, service.limits)
+    constraint = constraint_of(body, service.limits)
+    if constraint is not None:
+        check_constrained(params)
+    prompts = await completion_prompts(body, service)
+    running = Running(service, params)
+    answer = _Answer(body, service, params.n)
+    options = engine_options(body, tenant)
+    if body.stream:
+        await running.start(prompts, constraint, **options)
+        return EventStream(answer.events(running), running.close)
+
+    async def whole() -> list[RequestOutput]:
+        await running.start(prompts, constraint, **options)
+        return await running.finals()
+
+    try:
+        outputs = await unless_disconnected(request, whole())
+    finally:
+        running.close()
+    return JSONResponse(answer.whole(outputs).model_dump())
+
+
+class UsageCount:
+    """Adds up the tokens of a request's prompts and samples."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[int, tuple[int, int]] = {}
+        self._generated = 0
+
+    def add(self, index: int, output: RequestOutput, hidden: int = 0) -> None:
+        """Count an output: of a stream each, otherwise the last one.
+
+        Args:
+            index: of the prompt.
+            output: with tokens that were not counted before.
+            hidden: of them, not shown.
+        """
+        self._prompts[index] = (len(output.prompt_token_ids), output.num_cached_tokens)
+        self._generated += sum(len(c.token_ids) for c in output.outputs) - hidden
+
+    def usage(self) -> Usage:
+        """The sums."""
+        prompt = sum(tokens for tokens, _ in self._prompts.values())
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=self._generated,
+            total_tokens=prompt + self._generated,
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=sum(cached for _, cached in self._prompts.values())
+            ),
+        )
+
+
+class _Answer:
+    """Turns outputs into answers and chunks."""
+
+    def __init__(self, body: CompletionBody, service: Service, n: int) -> None:
+        self._body = body
+        self._service = service
+        self._n = n
+        self._head: dict[str, Any] = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": service.model,
+        }
+        self._offsets: dict[int, int] = {}
+        self._count = UsageCount()
+
+    def whole(self, outputs: list[RequestOutput]) -> CompletionAnswer:
+        """The answer, from the last output of each prompt."""
+        choices = []
+        for i, output in enumerate(outputs):
+            for completion in output.outputs:
+                choice = self._choice(i, output, completion, first=True)
+                choices.append(choice)
+            self._count.add(i, output, self._hidden(output))
+        return CompletionAnswer(**self._head, choices=choices, usage=self._count.usage())
+
+    async def events(self, running: Running) -> AsyncIterator[str]:
+        """The chunks as they come, the usage if wanted, and the end."""
+        begun: set[int] = set()
+        ended: set[int] = set()
+        try:
+            async for i, output in running.outputs():
+                self._count.add(i, output, self._hidden(output))
+                for completion in output.outputs:
+                    index = i * self._n + completion.index
+                    if index in ended:
+                        continue
+                    if completion.finish_reason is not None:
+                        ended.add(index)
+                    first = index not in begun
+                    begun.add(index)
+                    if first or completion.token_ids or completion.finish_reason is not None:
+                        choice = self._choice(i, output, completion, first=first)
+                        yield self._chunk([choice])
+            if self._body.stream_options is not None and self._body.stream_options.include_usage:
+                answer = CompletionAnswer(**self._head, choices=[], usage=self._count.usage())
+                yield answer.model_dump_json()
+            yield "[DONE]"
+        except Exception as error:
+            yield stream_error(error)
+
+    def _hidden(self, output: RequestOutput) -> int:
+        if self._body.max_tokens != 0:
+            return 0
+        return sum(len(c.token_ids) for c in output.outputs)
+
+    def _chunk(self, choices: list[CompletionChoice]) -> str:
+        answer = CompletionAnswer(**self._head, choices=choices)
+        return answer.model_dump_json(exclude={"usage"})
+
+    def _choice(
+        self, i: int, output: RequestOutput, completion: CompletionOutput, *, first: bool
+    ) -> CompletionChoice:
+        body = self._body
+        index = i * self._n + completion.index
+        echo = body.echo and first
+        hidden = body.max_tokens == 0
+        text = "" if hidden else completion.text
+        before = ""
+        if echo:
+            before = output.prompt
+            if before is None:
+                before = self._service.tokenizer.decode(
+                    output.prompt_token_ids, skip_special_tokens=False
+                )
+        return CompletionChoice(
+            index=index,
+            text=before + text,
+            logprobs=self._logprobs(index, output, completion, echo=echo, before=before),
+            finish_reason=completion.finish_reason,
+            stop_reason=None if hidden else completion.stop_reason,
+            token_ids=completion.token_ids if body.return_token_ids and not hidden else None,
+            prompt_token_ids=output.prompt_token_ids if body.return_token_ids and first else None,
+            prompt_logprobs=prompt_logprobs(output.prompt_logprobs)
+            if body.prompt_logprobs is not None and first
+            else None,
+        )
+
+    def _logprobs(
+        self,
+        index: int,
+        output: RequestOutput,
+        completion: CompletionOutput,
+        *,
+        echo: bool,
+        before: str,
+    ) -> CompletionLogprobs | None:
+        if self._body.logprobs is None or completion.logprobs is None:
+            return None
+        tokens: list[int] = []
+        entries: list[Any] = []
+        if echo and output.prompt_logprobs is not None:
+            tokens += output.prompt_token_ids
+            entries += output.prompt_logprobs
+        elif echo:
+            self._offsets[index] = len(before)
+        if self._body.max_tokens != 0:
+            tokens += completion.token_ids
+            entries += completion.logprobs
+        offset = self._offsets.get(index, 0)
+        found = completion_logprobs(tokens, entries, offset)
+        if echo and tokens and entries[0] is None:
+            found.tokens[0] = self._service.tokenizer.token_text(tokens[0])
+            size = len(found.tokens[0])
+            found.text_offset[1:] = [place + size for place in found.text_offset[1:]]
+        if found.tokens:
+            self._offsets[index] = found.text_offset[-1] + len(found.tokens[-1])
+        return found
+
+
+def stream_error(error: Exception) -> str:
+    """The event that ends a stream on an error."""
+    found = as_api_error(error)
+    return json.dumps(error_body(found.status, found.message, found.code, found.param))

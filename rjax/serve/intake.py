@@ -1,0 +1,97 @@
+"""What a request may weigh before anyone reads it: headers, body, time to arrive."""
+
+import asyncio
+
+from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rjax.serve.errors import error_body
+from rjax.serve.limits import ServeLimits
+
+
+class Intake:
+    """ASGI middleware that takes the whole body within its limits, then runs the app.
+
+    Args:
+        app: runs on requests that pass.
+        limits: ``body_bytes``, ``body_seconds``, ``headers``, ``header_bytes``.
+    """
+
+    def __init__(self, app: ASGIApp, limits: ServeLimits) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1003})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        limits = self._limits
+        headers = scope["headers"]
+        size = sum(len(name) + len(value) for name, value in headers)
+        if len(headers) > limits.headers or size > limits.header_bytes:
+            message = (
+                f"{len(headers)} headers of {size} bytes; at most {limits.headers} of "
+                f"{limits.header_bytes} bytes are read"
+            )
+            await self._refuse(431, message, scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(limits.body_seconds):
+                body = await self._read(headers, receive)
+        except TimeoutError:
+            message = f"the body did not arrive within {limits.body_seconds:g} seconds"
+            await self._refuse(408, message, scope, receive, send)
+            return
+        except ConnectionAbortedError:
+            return
+        if body is None:
+            message = f"the body is too large; at most {limits.body_bytes} bytes are read"
+            await self._refuse(413, message, scope, receive, send)
+            return
+        await self._app(scope, _replay(body, receive), send)
+
+    async def _read(self, headers: list[tuple[bytes, bytes]], receive: Receive) -> bytes | None:
+        """The body; None where it is too large."""
+        for name, value in headers:
+            # More digits than a limit can have are no size that could pass.
+            if name == b"content-length" and (
+                len(value) > 15 or not value.isdigit() or int(value) > self._limits.body_bytes
+            ):
+                return None
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ConnectionAbortedError
+            part = message.get("body", b"")
+            size += len(part)
+            if size > self._limits.body_bytes:
+                return None
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    async def _refuse(
+        self, status: int, message: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        response = JSONResponse(error_body(status, message), status, {"Connection": "close"})
+        await response(scope, receive, send)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Give the body once, then whatever comes on the connection (a disconnect)."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again

@@ -1,0 +1,101 @@
+"""Everything the server bounds, in one table."""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rjax.errors import InvalidConfigError
+
+
+def _limit(default: Any, meaning: str) -> Any:
+    return dataclasses.field(default=default, metadata={"meaning": meaning})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServeLimits:
+    """Upper bounds on what one request, or all of them, may ask of the server.
+
+    Each is checked before anything is allocated for the request. ``limits_table`` prints them with
+    their meaning; sampling values have bounds of their own in `rjax.sampling`.
+
+    Raises:
+        InvalidConfigError: a limit that is not a finite number above zero.
+    """
+
+    n: int = _limit(64, "samples of one prompt")
+    prompts: int = _limit(128, "prompts of one completion request")
+    sequences: int = _limit(256, "prompts times n of one request")
+    messages: int = _limit(1024, "messages of one chat request")
+    stop_strings: int = _limit(4, "stop strings")
+    logprobs: int = _limit(20, "alternatives at each token")
+    logit_bias: int = _limit(1024, "tokens with a bias")
+    token_ids: int = _limit(131_072, "entries of a list of token ids other than a prompt")
+    tools: int = _limit(128, "functions of one chat request")
+    name_chars: int = _limit(128, "characters in a name, a user, or a cache salt")
+    body_bytes: int = _limit(16 * 2**20, "bytes of a request body")
+    header_bytes: int = _limit(64 * 2**10, "bytes of a request's headers")
+    headers: int = _limit(100, "headers of a request")
+    body_seconds: float = _limit(30.0, "seconds for a request body to arrive")
+    schema_depth: int = _limit(32, "nesting of a JSON schema")
+    schema_bytes: int = _limit(64 * 2**10, "bytes of a JSON schema, regex, grammar or choice list")
+    choices: int = _limit(256, "alternatives of a choice")
+    grammar_seconds: float = _limit(5.0, "seconds to compile a regex, schema or grammar")
+    grammar_cache: int = _limit(128, "compiled grammars kept")
+    template_seconds: float = _limit(10.0, "seconds to lay out and tokenise a prompt")
+    text_workers: int = _limit(4, "threads that tokenise and compile")
+    queued_sequences: int = _limit(1024, "sequences accepted and not finished; more is a 503")
+    queued_tokens: int = _limit(4_194_304, "prompt tokens accepted and not finished; more is a 503")
+    retry_after: int = _limit(2, "seconds that a 503 asks a client to wait")
+    prefixes: int = _limit(64, "named prefixes")
+    connections: int = _limit(2048, "connections at once; more is a 503")
+    keep_alive_seconds: int = _limit(30, "seconds that an idle connection stays open")
+    heartbeat_seconds: float = _limit(120.0, "silence of the engine before /health is a 503")
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            whole = isinstance(field.default, int)
+            kinds = int if whole else int | float
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, kinds)
+                or not math.isfinite(value)
+                or not 0 < value < 2**40
+            ):
+                kind = "whole number" if whole else "number"
+                raise InvalidConfigError(
+                    f"the limit {field.name} is {value!r}; give a {kind} above 0 ("
+                    f"{field.metadata['meaning']}; the default is {field.default})"
+                )
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> "ServeLimits":
+        """Build from the texts of ``--limit NAME=VALUE``.
+
+        Raises:
+            InvalidConfigError: an unknown name (the message has the nearest), or no number.
+        """
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        given: dict[str, Any] = {}
+        for name, text in options.items():
+            if name not in fields:
+                near = difflib.get_close_matches(name, fields, n=1, cutoff=0)[0]
+                raise InvalidConfigError(f"unknown limit {name!r}; the nearest is {near!r}")
+            try:
+                given[name] = type(fields[name].default)(text)
+            except ValueError as error:
+                raise InvalidConfigError(
+                    f"the limit {name} is {text!r}; give a number such as {fields[name].default}"
+                ) from error
+        return cls(**given)
+
+
+def limits_table(limits: ServeLimits) -> str:
+    """The limits as a Markdown table: name, value, what it bounds."""
+    rows = [
+        f"| {field.name} | {getattr(limits, field.name):,} | {field.metadata['meaning']} |"
+        for field in dataclasses.fields(limits)
+    ]
+    return "\n".join(["| limit | value | bounds |", "| --- | --- | --- |", *rows])

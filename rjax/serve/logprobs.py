@@ -1,0 +1,89 @@
+"""Logprobs in the two shapes of OpenAI's API."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rjax.outputs import Logprob
+from rjax.serve.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+
+_LOWEST = -9999.0  # in place of -inf, which JSON cannot say
+
+
+def completion_logprobs(
+    token_ids: Sequence[int],
+    entries: "Sequence[dict[int, Logprob] | None]",
+    offset: int,
+) -> CompletionLogprobs:
+    """Logprobs of /v1/completions.
+
+    Args:
+        token_ids: of the text.
+        entries: at each of them; None for a prompt's first token.
+        offset: characters of the text before the first token.
+    """
+    found = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
+    for token, entry in zip(token_ids, entries, strict=True):
+        own = None if entry is None else entry[token]
+        text = "" if own is None else _text(own, token)
+        found.text_offset.append(offset)
+        found.tokens.append(text)
+        found.token_logprobs.append(None if own is None else _value(own))
+        top: dict[str, float] | None = None
+        if entry is not None:
+            top = {}
+            for other, logprob in entry.items():
+                name = _text(logprob, other)
+                top[name] = max(top.get(name, _LOWEST), _value(logprob))
+        found.top_logprobs.append(top)
+        offset += len(text)
+    return found
+
+
+def chat_logprobs(
+    token_ids: Sequence[int], entries: Sequence[dict[int, Logprob]], top: int
+) -> ChatLogprobs:
+    """Logprobs of /v1/chat/completions, with the ``top`` likeliest tokens at each position."""
+    content = []
+    for token, entry in zip(token_ids, entries, strict=True):
+        best = sorted(entry.items(), key=lambda item: item[1].rank)[:top]
+        own = _top(token, entry[token])
+        content.append(
+            TokenLogprob(**own.model_dump(), top_logprobs=[_top(i, found) for i, found in best])
+        )
+    return ChatLogprobs(content=content)
+
+
+def prompt_logprobs(
+    entries: "Sequence[dict[int, Logprob] | None] | None",
+) -> list[dict[str, Any] | None] | None:
+    """Logprobs of the prompt's tokens in vLLM's shape: by token id."""
+    if entries is None:
+        return None
+    return [
+        None
+        if entry is None
+        else {
+            str(token): {
+                "logprob": _value(found),
+                "rank": found.rank,
+                "decoded_token": found.decoded_token,
+            }
+            for token, found in entry.items()
+        }
+        for entry in entries
+    ]
+
+
+def _top(token: int, found: Logprob) -> TopLogprob:
+    text = _text(found, token)
+    # U+FFFD stands for a part of a character; the text's own bytes would be wrong.
+    data = None if "\ufffd" in text else list(text.encode())
+    return TopLogprob(token=text, logprob=_value(found), bytes=data)
+
+
+def _text(found: Logprob, token: int) -> str:
+    return f"token_id:{token}" if found.decoded_token is None else found.decoded_token
+
+
+def _value(found: Logprob) -> float:
+    return max(found.logprob, _LOWEST)

@@ -1,0 +1,172 @@
+"""Prometheus metrics, under vLLM's names with ``rjax:`` in front."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rjax.engine.stats import EngineStats
+from rjax.outputs import RequestOutput
+from rjax.sampling import SamplingParams
+
+_SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160),
+    640,
+)
+_TOKENS = tuple(2**i for i in range(18))
+_COUNTS = tuple(2**i for i in range(8))
+_REASONS = ("stop", "length", "abort", "error", "tool_calls")
+
+
+class Metrics:
+    """Counts finished requests and tells the engine's own figures.
+
+    Labels are the model's name and words from fixed lists: no client adds a label value.
+    """
+
+    def __init__(self, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self._model = model
+        self._engine = _EngineFigures(model)
+        self.registry.register(self._engine)
+        self._finished = Counter(
+            "rjax:request_success",
+            "Sequences finished, by why.",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        for reason in _REASONS:
+            self._finished.labels(model, reason)
+        self._rejections = Counter(
+            "rjax:admission_rejections",
+            "Requests answered with 503.",
+            ["model_name"],
+            registry=self.registry,
+        ).labels(model)
+        self._times = {
+            name: self._histogram(name, text, _SECONDS)
+            for name, text in (
+                ("time_to_first_token_seconds", "From arrival to the first token."),
+                ("request_time_per_output_token_seconds", "Mean between a request's tokens."),
+                ("e2e_request_latency_seconds", "From arrival to the last token."),
+                ("request_queue_time_seconds", "From arrival to the first step."),
+                ("request_prefill_time_seconds", "From the first step to the first token."),
+                ("request_decode_time_seconds", "From the first token to the last."),
+                ("request_inference_time_seconds", "From the first step to the last token."),
+            )
+        }
+        self._sizes = {
+            name: self._histogram(name, text, buckets)
+            for name, text, buckets in (
+                ("request_prompt_tokens", "Prompt tokens.", _TOKENS),
+                ("request_generation_tokens", "Tokens generated.", _TOKENS),
+                ("request_params_max_tokens", "max_tokens asked for.", _TOKENS),
+                ("request_params_n", "n asked for.", _COUNTS),
+            )
+        }
+
+    def rejected(self) -> None:
+        """A request was answered with 503."""
+        self._rejections.inc()
+
+    def finished(self, output: RequestOutput, params: SamplingParams, generated: int) -> None:
+        """A request ended.
+
+        Args:
+            output: its last one.
+            params: its parameters.
+            generated: tokens of all its samples.
+        """
+        for completion in output.outputs:
+            reason = completion.finish_reason
+            if reason in _REASONS:
+                self._finished.labels(self._model, reason).inc()
+        self._sizes["request_prompt_tokens"].observe(len(output.prompt_token_ids))
+        self._sizes["request_generation_tokens"].observe(generated)
+        self._sizes["request_params_n"].observe(params.n)
+        if params.max_tokens is not None:
+            self._sizes["request_params_max_tokens"].observe(params.max_tokens)
+        times = output.metrics
+        if times is None:
+            return
+        arrival, first = times.arrival_time, times.first_token_time
+        scheduled, end = times.first_scheduled_time, times.finished_time
+        for name, start, stop in (
+            ("time_to_first_token_seconds", arrival, first),
+            ("e2e_request_latency_seconds", arrival, end),
+            ("request_queue_time_seconds", arrival, scheduled),
+            ("request_prefill_time_seconds", scheduled, first),
+            ("request_decode_time_seconds", first, end),
+            ("request_inference_time_seconds", scheduled, end),
+        ):
+            if start is not None and stop is not None:
+                self._times[name].observe(stop - start)
+        if times.time_per_output_token is not None:
+            self._times["request_time_per_output_token_seconds"].observe(
+                times.time_per_output_token
+            )
+
+    def exposition(self, stats: EngineStats) -> bytes:
+        """Prometheus' text format, with the engine's figures as given."""
+        self._engine.stats = stats
+        return generate_latest(self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
+        return Histogram(
+            f"rjax:{name}", text, ["model_name"], registry=self.registry, buckets=tuple(buckets)
+        ).labels(self._model)
+
+
+class _EngineFigures(Collector):
+    """The engine's counters at the moment of a scrape."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self.stats: EngineStats | None = None
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self.stats
+        if stats is None:
+            return
+        saved = max(0, stats.kv_bytes_without_sharing - stats.kv_bytes_used)
+        for name, text, value in (
+            ("num_requests_running", "Sequences running.", stats.num_running),
+            ("num_requests_waiting", "Sequences waiting.", stats.num_waiting),
+            (
+                "kv_cache_usage_perc",
+                "Share of the KV pool in use, 0 to 1.",
+                stats.kv_bytes_used / max(stats.kv_bytes_total, 1),
+            ),
+            ("kv_bytes_used", "Bytes of KV in use.", stats.kv_bytes_used),
+            ("kv_bytes_saved", "Bytes of KV that sharing saves now.", saved),
+        ):
+            gauge = GaugeMetricFamily(f"rjax:{name}", text, labels=["model_name"])
+            gauge.add_metric([self._model], value)
+            yield gauge
+        for name, text, value in (
+            ("num_preemptions", "Times a sequence gave up its pages.", stats.preemptions),
+            ("prompt_tokens", "Prompt tokens admitted.", stats.prompt_tokens),
+            ("prompt_tokens_cached", "Prompt tokens whose KV was there.", stats.cached_tokens),
+            ("prefix_cache_queries", "Prompt tokens looked up.", stats.prompt_tokens),
+            ("prefix_cache_hits", "Prompt tokens found.", stats.cached_tokens),
+            ("generation_tokens", "Tokens generated.", stats.output_tokens),
+            ("engine_steps", "Steps dispatched.", stats.steps),
+            (
+                "kv_tokens_read",
+                "Tokens of KV that attention read, per layer.",
+                stats.kv_tokens_read,
+            ),
+            (
+                "shared_tokens_read_once",
+                "Tokens of KV that attention did not have to read again.",
+                max(0, stats.kv_tokens_unshared - stats.kv_tokens_read),
+            ),
+            ("shared_groups", "Groups that read together, over all steps.", stats.shared_groups),
+        ):
+            counter = CounterMetricFamily(f"rjax:{name}", text, labels=["model_name"])
+            counter.add_metric([self._model], value)
+            yield counter

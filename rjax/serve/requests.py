@@ -1,0 +1,203 @@
+"""The bodies of requests. A field that is not listed here is refused, never ignored."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+type Number = float | int
+
+
+class Body(BaseModel):
+    """Base of all bodies: exact types, no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(Body):
+    """What a stream adds."""
+
+    include_usage: bool = False
+
+
+class StructuredOutputs(Body):
+    """What the text must match: exactly one of these."""
+
+    json_schema: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: Annotated[str | None, Field(description="Lark or GBNF")] = None
+    json_object: bool | None = None
+
+
+class SamplingBody(Body):
+    """Fields of both completion routes; names and meaning as in `rjax.SamplingParams`."""
+
+    model: Annotated[str | None, Field(description="must be the served model's name")] = None
+    n: int | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: int | None = None
+    min_p: Number | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    logit_bias: dict[str, Number] | None = None
+    allowed_token_ids: list[int] | None = None
+    priority: Annotated[int | None, Field(description="smaller runs earlier")] = None
+    cache_salt: Annotated[
+        str | None, Field(description="only prompts with the same salt share cached KV")
+    ] = None
+    return_token_ids: Annotated[bool, Field(description="add token ids to the answer")] = False
+    structured_outputs: StructuredOutputs | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Annotated[str | None, Field(description="goes into the log, nowhere else")] = None
+
+
+class CompletionBody(SamplingBody):
+    """Body of POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: int | None = None
+    echo: bool = False
+
+
+class TextPart(Body):
+    """A part of a message; only text is read."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Body):
+    """A function that the assistant called."""
+
+    name: str
+    arguments: Annotated[str, Field(description="JSON")]
+
+
+class ToolCall(Body):
+    """One call of an assistant message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Body):
+    """One message; the last five are what the official client sends back of an answer."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    reasoning: None = None
+
+
+class Function(Body):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: Annotated[dict[str, Any] | None, Field(description="JSON schema")] = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """An entry of ``tools``."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Body):
+    """The function that must be called."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """A ``tool_choice`` that names a function."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(Body):
+    """The schema of a ``response_format``."""
+
+    name: str
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What an answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class ChatBody(SamplingBody):
+    """Body of POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, str | bool | Number | None] | None = None
+
+
+class TokenizeBody(Body):
+    """Body of POST /tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Body):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class PrefixBody(Body):
+    """Body of POST /v1/prefixes: exactly one of the three says what the prefix is."""
+
+    name: str
+    prompt: str | list[int] | None = None
+    messages: list[Message] | None = None
+    pin: Annotated[bool, Field(description="keep it in memory until it is dropped")] = True
+
+
+class PinBody(Body):
+    """Body of PATCH /v1/prefixes/{name}."""
+
+    pin: bool

@@ -1,0 +1,199 @@
+"""One HTTP request's prompts in the engine, and the ways to read their outputs."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from rjax.errors import OverloadedError
+from rjax.outputs import RequestOutput
+from rjax.sampling import SamplingParams
+from rjax.serve.errors import ApiError
+from rjax.serve.masks import Constraint
+from rjax.serve.service import Service
+
+
+class Running:
+    """The engine's streams of several prompts with the same parameters, read as one.
+
+    Args:
+        service: of the app.
+        params: of every prompt.
+    """
+
+    def __init__(self, service: Service, params: SamplingParams) -> None:
+        self._service = service
+        self._params = params
+        self._news: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
+        self._streams: dict[str, Any] = {}
+        self._generated: dict[str, int] = {}
+        self._index: dict[str, int] = {}
+
+    async def start(
+        self,
+        prompts: Sequence[tuple[str | None, list[int]]],
+        constraint: Constraint | None,
+        **options: Any,
+    ) -> None:
+        """Submit all prompts, or none.
+
+        Args:
+            prompts: text, where there is one, and token ids of each.
+            constraint: on every sample.
+            options: of the engine's ``add_request``.
+
+        Raises:
+            ApiError, InvalidRequestError, OverloadedError, EngineDeadError.
+        """
+        service, params = self._service, self._params
+        most = service.limits.sequences
+        if len(prompts) * params.n > most:
+            raise ApiError(
+                400,
+                f"{len(prompts)} prompts with n = {params.n} are {len(prompts) * params.n} "
+                f"sequences; at most {most} fit one request",
+                param="n",
+            )
+        try:
+            service.engine.check_room(
+                len(prompts) * params.n, sum(len(tokens) for _, tokens in prompts)
+            )
+            if constraint is not None:
+                masks = await service.grammars.masks(constraint, len(prompts) * params.n)
+            else:
+                masks = []
+            each = params.n if masks else 0
+            submitted = await asyncio.gather(
+                *(
+                    service.engine.submit(
+                        tokens,
+                        params,
+                        news=self._news,
+                        prompt=text,
+                        masks=masks[i * each : (i + 1) * each],
+                        **options,
+                    )
+                    for i, (text, tokens) in enumerate(prompts)
+                ),
+                return_exceptions=True,
+            )
+        except OverloadedError:
+            service.metrics.rejected()
+            raise
+        failed: BaseException | None = None
+        for i, found in enumerate(submitted):
+            if isinstance(found, BaseException):
+                failed = failed or found
+            else:
+                self._streams[found.request_id] = found
+                self._index[found.request_id] = i
+                self._generated[found.request_id] = 0
+        if failed is not None:
+            self.close()
+            if isinstance(failed, OverloadedError):
+                service.metrics.rejected()
+            raise failed
+
+    async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """Every output with the index of its prompt, as they come, to the end of all."""
+        open_streams = len(self._streams)
+        while open_streams:
+            item = await self._news.get()
+            if isinstance(item, Exception):
+                raise item
+            name = item.request_id
+            if name not in self._streams or self._streams[name].finished:
+                continue
+            self._generated[name] += sum(len(c.token_ids) for c in item.outputs)
+            if item.finished:
+                open_streams -= 1
+                self._streams[name].finished = True
+                self._streams[name].close()
+                self._service.metrics.finished(item, self._params, self._generated[name])
+            yield self._index[name], item
+
+    async def finals(self) -> list[RequestOutput]:
+        """The last output of each prompt, for requests that want no others.
+
+        Raises:
+            ApiError: 500, a sample ended on an error.
+        """
+        found: dict[int, RequestOutput] = {}
+        async for i, output in self.outputs():
+            if output.finished:
+                found[i] = output
+        for output in found.values():
+            if any(c.finish_reason == "error" for c in output.outputs):
+                raise ApiError(500, "the server failed on this request; its log says why")
+        return [found[i] for i in sorted(found)]
+
+    def close(self) -> None:
+        """Abort what still runs."""
+        for stream in self._streams.values():
+            stream.close()
+
+
+async def unless_disconnected[T](request: Request, work: Awaitable[T]) -> T:
+    """The work's result; a client that goes away cancels it.
+
+    Raises:
+        ApiError: 499, which nobody reads.
+    """
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(request.receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ApiError(499, "the client went away")
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
+
+
+class EventStream(StreamingResponse):
+    """A response of server-sent events that ends their source when the client goes away.
+
+    Args:
+        events: data of each event. It handles its own errors: the status is sent before it.
+        close: called at the end, however it comes; also where ``events`` never began.
+    """
+
+    def __init__(self, events: AsyncIterator[str], close: Callable[[], None]) -> None:
+        super().__init__(
+            events,
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
+        self._events = events
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        sending = asyncio.ensure_future(self._send(send))
+        gone = asyncio.ensure_future(_disconnect(receive))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, gone):
+                task.cancel()
+            found = await asyncio.gather(sending, gone, return_exceptions=True)
+            self._close()
+        if isinstance(found[0], Exception) and not isinstance(found[0], OSError):
+            raise found[0]
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for data in self._events:
+            body = f"data: {data}\n\n".encode()
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,206 @@
+"""From the fields of a request to SamplingParams and constraints."""
+
+import warnings
+from typing import Any
+
+from rjax.errors import InvalidRequestError
+from rjax.sampling import RequestOutputKind, SamplingParams
+from rjax.serve.errors import ApiError
+from rjax.serve.limits import ServeLimits
+from rjax.serve.masks import Constraint, choice_constraint, json_constraint, text_constraint
+from rjax.serve.requests import ChatBody, CompletionBody, SamplingBody
+
+_PASSED_ON = (
+    "n",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "max_tokens",
+    "min_tokens",
+    "prompt_logprobs",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+    "logit_bias",
+    "allowed_token_ids",
+)
+_COMPLETION_TOKENS = 16  # OpenAI's default
+
+
+def completion_params(
+    body: CompletionBody, defaults: dict[str, Any], limits: ServeLimits
+) -> SamplingParams:
+    """Parameters of /v1/completions.
+
+    ``max_tokens`` 0 is for scoring a prompt (with ``echo``): the one token that the engine must
+    sample is not shown.
+    """
+    check_limits(body, limits)
+    given = _given(body)
+    if body.logprobs is not None:
+        given["logprobs"] = _bounded("logprobs", body.logprobs, 0, limits.logprobs)
+        if body.echo:
+            given["prompt_logprobs"] = body.logprobs
+    if body.max_tokens == 0:
+        if not body.echo:
+            raise ApiError(400, "max_tokens is 0; give 1 or more, or set echo", param="max_tokens")
+        given["max_tokens"] = 1
+    return _params({"max_tokens": _COMPLETION_TOKENS, **defaults}, given, body)
+
+
+def chat_params(body: ChatBody, defaults: dict[str, Any], limits: ServeLimits) -> SamplingParams:
+    """Parameters of /v1/chat/completions; without a ``max_tokens`` the model's length is it."""
+    check_limits(body, limits)
+    given = _given(body)
+    if body.max_completion_tokens is not None:
+        if body.max_tokens not in (None, body.max_completion_tokens):
+            raise ApiError(
+                400,
+                "max_tokens and max_completion_tokens differ; give one of them",
+                param="max_completion_tokens",
+            )
+        given["max_tokens"] = body.max_completion_tokens
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs set to true", param="top_logprobs")
+    if body.logprobs:
+        given["logprobs"] = _bounded("top_logprobs", body.top_logprobs or 0, 0, limits.logprobs)
+    return _params({"max_tokens": None, **defaults}, given, body)
+
+
+def check_limits(body: SamplingBody, limits: ServeLimits) -> None:
+    """The server's own bounds; the engine's are checked by SamplingParams.
+
+    Raises:
+        ApiError: 400.
+    """
+    if body.n is not None:
+        _bounded("n", body.n, 1, limits.n)
+    if body.prompt_logprobs is not None:
+        _bounded("prompt_logprobs", body.prompt_logprobs, 0, limits.logprobs)
+    if body.priority is not None:
+        _bounded("priority", body.priority, -(2**31), 2**31 - 1)
+    for name, most in (
+        ("stop", limits.stop_strings),
+        ("stop_token_ids", limits.token_ids),
+        ("allowed_token_ids", limits.token_ids),
+        ("logit_bias", limits.logit_bias),
+    ):
+        value = getattr(body, name)
+        if value is not None and not isinstance(value, str) and len(value) > most:
+            raise ApiError(400, f"{name} has {len(value)} entries; give at most {most}", param=name)
+    for name in ("user", "cache_salt"):
+        value = getattr(body, name)
+        if value is not None and not (
+            1 <= len(value) <= limits.name_chars and value.isascii() and value.isprintable()
+        ):
+            raise ApiError(
+                400,
+                f"{name}: give 1 to {limits.name_chars} printable ASCII characters",
+                param=name,
+            )
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream set to true", param="stream_options")
+
+
+def constraint_of(body: CompletionBody | ChatBody, limits: ServeLimits) -> Constraint | None:
+    """What the request says its text must match.
+
+    Raises:
+        ApiError: 400; it says it twice, or with parameters that contradict it.
+    """
+    found: list[Constraint] = []
+    if isinstance(body, ChatBody) and body.response_format is not None:
+        found += _of_format(body, limits)
+    wanted = body.structured_outputs
+    if wanted is not None:
+        where = "structured_outputs."
+        given = len(wanted.model_fields_set)
+        if given != 1:
+            raise ApiError(
+                400,
+                "structured_outputs: give exactly one of json, regex, choice, grammar, json_object",
+                param="structured_outputs",
+            )
+        if wanted.json_schema is not None:
+            found.append(json_constraint(wanted.json_schema, limits, where + "json"))
+        elif wanted.regex is not None:
+            found.append(text_constraint("regex", wanted.regex, limits, where + "regex"))
+        elif wanted.choice is not None:
+            found.append(choice_constraint(wanted.choice, limits, where + "choice"))
+        elif wanted.grammar is not None:
+            found.append(text_constraint("grammar", wanted.grammar, limits, where + "grammar"))
+        elif wanted.json_object:
+            found.append(json_constraint({"type": "object"}, limits, where + "json_object"))
+        else:
+            raise ApiError(
+                400, "structured_outputs: its one entry is null", param="structured_outputs"
+            )
+    if len(found) > 1:
+        raise ApiError(400, "give response_format or structured_outputs, not both")
+    return found[0] if found else None
+
+
+def check_constrained(params: SamplingParams) -> None:
+    """Parameters that would forbid what a constraint demands.
+
+    Raises:
+        ApiError: 400.
+    """
+    for name in ("ignore_eos", "min_tokens", "allowed_token_ids"):
+        if getattr(params, name):
+            raise ApiError(
+                400, f"{name} contradicts structured output and forced tool calls", param=name
+            )
+
+
+def _of_format(body: ChatBody, limits: ServeLimits) -> list[Constraint]:
+    wanted = body.response_format
+    assert wanted is not None
+    param = "response_format.json_schema"
+    if (wanted.type == "json_schema") != (wanted.json_schema is not None):
+        raise ApiError(
+            400, f"response_format: json_schema goes with the type json_schema, not {wanted.type}",
+            param=param,
+        )  # fmt: skip
+    if wanted.type == "text":
+        return []
+    if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+        return [json_constraint({"type": "object"}, limits, "response_format")]
+    return [json_constraint(wanted.json_schema.schema_, limits, param)]
+
+
+def _given(body: SamplingBody) -> dict[str, Any]:
+    return {
+        name: value for name in _PASSED_ON if (value := getattr(body, name)) is not None
+    }  # fmt: skip
+
+
+def _params(defaults: dict[str, Any], given: dict[str, Any], body: SamplingBody) -> SamplingParams:
+    values = {**defaults, **given}
+    if "min_tokens" in given and "max_tokens" not in given and values["max_tokens"] is not None:
+        values["max_tokens"] = max(values["max_tokens"], given["min_tokens"])
+    kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
+    try:
+        with warnings.catch_warnings():  # a raised temperature is in no log: clients would fill it
+            warnings.simplefilter("ignore")
+            return SamplingParams.from_options({**values, "output_kind": kind})
+    except InvalidRequestError as error:
+        param = str(error).split(" ", 1)[0].split("[", 1)[0]
+        raise ApiError(400, str(error), param=param if param in given else None) from error
+
+
+def _bounded(name: str, value: int, low: int, high: int) -> int:
+    if not low <= value <= high:
+        shown = value if abs(value) < 2**63 else "too large a number"
+        raise ApiError(
+            400, f"{name} is {shown}; give a whole number from {low} to {high}", param=name
+        )
+    return value

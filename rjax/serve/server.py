@@ -1,0 +1,150 @@
+"""Runs the app: sockets, signals, the end of the process."""
+
+import asyncio
+import logging
+import socket
+import time
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from rjax.async_engine import AsyncLLMEngine, QueueLimits
+from rjax.serve.app import build_app
+from rjax.serve.auth import KeyRing
+from rjax.serve.limits import ServeLimits
+from rjax.serve.masks import Grammars
+from rjax.serve.metrics import Metrics
+from rjax.serve.service import Service
+from rjax.serve.text_pool import TextPool
+from rjax.serve.tools import choose_format
+
+_LAST_WORDS = 5  # seconds for answers that are complete to reach their clients
+_log = logging.getLogger("rjax.serve")
+
+
+def make_service(
+    engine: Any,
+    *,
+    model: str,
+    keys: list[str] | None = None,
+    limits: ServeLimits | None = None,
+    tool_format: str = "auto",
+) -> Service:
+    """Everything the routes need, around an engine with a tokenizer.
+
+    Args:
+        engine: an `rjax.engine.llm_engine.LLMEngine`; from now on only the service touches it.
+        model: name that requests give.
+        keys: API keys; none lets everybody in.
+        limits: of requests.
+        tool_format: "auto", or a name of `rjax.serve.tools.FORMATS`.
+    """
+    limits = limits or ServeLimits()
+    tokenizer = engine.tokenizer
+    assert tokenizer is not None, "a server speaks text"
+    pool = TextPool(limits.text_workers)
+    return Service(
+        engine=AsyncLLMEngine(
+            engine,
+            QueueLimits(
+                sequences=limits.queued_sequences,
+                prompt_tokens=limits.queued_tokens,
+                heartbeat_seconds=limits.heartbeat_seconds,
+            ),
+        ),
+        tokenizer=tokenizer,
+        model=model,
+        created=int(time.time()),
+        max_model_len=engine.max_model_len,
+        limits=limits,
+        keys=KeyRing(keys or []),
+        metrics=Metrics(model),
+        grammars=Grammars(tokenizer, engine.model_config.vocab_size, limits, pool),
+        pool=pool,
+        tools=choose_format(tool_format, tokenizer),
+    )
+
+
+class Server(uvicorn.Server):
+    """Serves until it is told to stop, then finishes what it accepted.
+
+    The first SIGTERM or SIGINT drains: /health turns to 503, new requests get a 503 with
+    Retry-After, and those that were accepted go on for at most ``drain_seconds``. A second signal
+    ends at once.
+
+    Args:
+        service: started and stopped with the server.
+        drain_seconds: for accepted requests.
+        access_log: a line for each request.
+    """
+
+    def __init__(
+        self, service: Service, *, drain_seconds: float = 30.0, access_log: bool = False
+    ) -> None:
+        limits = service.limits
+        super().__init__(
+            uvicorn.Config(
+                build_app(service),
+                http="h11",
+                ws="none",
+                lifespan="off",
+                access_log=access_log,
+                log_config=None,
+                server_header=False,
+                proxy_headers=False,
+                h11_max_incomplete_event_size=limits.header_bytes,
+                limit_concurrency=limits.connections,
+                timeout_keep_alive=limits.keep_alive_seconds,
+                timeout_graceful_shutdown=_LAST_WORDS,
+            )
+        )
+        self.service = service
+        self._drain_seconds = drain_seconds
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    async def run_on(self, listener: socket.socket) -> None:
+        """Serve on a bound socket until stopped."""
+        self._loop = asyncio.get_running_loop()
+        await self.service.engine.start()
+        try:
+            await self.serve(sockets=[listener])
+        finally:
+            await self.service.engine.stop()
+            self.service.pool.close()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.begin_drain)
+
+    def begin_drain(self) -> None:
+        """Drain and stop; the second time, stop at once. To be called in the server's loop."""
+        if self._draining is None:
+            self._draining = asyncio.ensure_future(self._drain())
+        else:
+            self.force_exit = True
+            self.should_exit = True
+
+    async def _drain(self) -> None:
+        engine = self.service.engine
+        _log.info("stopping: %d requests to finish", engine.num_live)
+        if not await engine.drain(self._drain_seconds):
+            _log.warning(
+                "%d requests are cut off after %g seconds", engine.num_live, self._drain_seconds
+            )
+            await engine.stop()
+        self.should_exit = True
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one.
+
+    Raises:
+        OSError: the address is in use or not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=1024)
+    listener.setblocking(False)
+    return listener

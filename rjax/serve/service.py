@@ -1,0 +1,87 @@
+"""What the routes work with, made once when the server starts."""
+
+import dataclasses
+import functools
+from typing import Any
+
+from fastapi import Request
+
+from rjax.async_engine import AsyncLLMEngine
+from rjax.serve.auth import KeyRing
+from rjax.serve.errors import ApiError
+from rjax.serve.limits import ServeLimits
+from rjax.serve.masks import Grammars
+from rjax.serve.metrics import Metrics
+from rjax.serve.text_pool import TextPool
+from rjax.serve.tools import ToolFormat
+from rjax.tokenization import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Service:
+    """One served model.
+
+    Attributes:
+        engine: on its own thread.
+        tokenizer: of the model.
+        model: the name that requests may give and answers bear.
+        created: when the server started, seconds since 1970.
+        max_model_len: most tokens of prompt and output.
+        limits, keys, metrics, grammars, pool, tools: as their types say.
+    """
+
+    engine: AsyncLLMEngine
+    tokenizer: Tokenizer
+    model: str
+    created: int
+    max_model_len: int
+    limits: ServeLimits
+    keys: KeyRing
+    metrics: Metrics
+    grammars: Grammars
+    pool: TextPool
+    tools: ToolFormat
+
+    @functools.cached_property
+    def defaults(self) -> dict[str, Any]:
+        """The checkpoint's own sampling values."""
+        return dict(self.tokenizer.generation.sampling)
+
+    @functools.cached_property
+    def longest_text(self) -> int:
+        """Characters beyond which no text can fit, were all its tokens the longest there is."""
+        longest = max(map(len, self.tokenizer.hf.get_vocab()), default=1)
+        return self.max_model_len * longest
+
+    def check_model(self, name: str | None) -> None:
+        """Whether a request's model is the one served.
+
+        Raises:
+            ApiError: 404.
+        """
+        if name is not None and name != self.model:
+            raise ApiError(
+                404,
+                f"no model {name[:100]!r} here; the one served is {self.model!r}",
+                code="model_not_found",
+                param="model",
+            )
+
+    def check_text(self, text: str, param: str) -> None:
+        """Refuse a text that cannot fit before it is tokenised.
+
+        Raises:
+            ApiError: 400.
+        """
+        if len(text) > self.longest_text:
+            raise ApiError(
+                400,
+                f"{param} has {len(text)} characters, more than {self.max_model_len} tokens can "
+                "hold; shorten it",
+                param=param,
+            )
+
+
+def service_of(request: Request) -> Service:
+    """The service of the app that the request came to."""
+    return request.app.state.service

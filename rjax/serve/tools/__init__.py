@@ -1,0 +1,15 @@
+"""Tool calls: showing functions to a model, and reading its calls."""
+
+from rjax.serve.tools.formats import FORMATS, ToolFormat, choose_format
+from rjax.serve.tools.prompt import conversation, tools_for_template
+from rjax.serve.tools.reader import Call, CallReader
+
+__all__ = [
+    "FORMATS",
+    "Call",
+    "CallReader",
+    "ToolFormat",
+    "choose_format",
+    "conversation",
+    "tools_for_template",
+]

@@ -1,0 +1,96 @@
+"""Conversations with tools as a chat template can show them."""
+
+import json
+from typing import Any
+
+from rjax.serve.requests import Message, Tool, ToolCall
+from rjax.serve.tools.formats import ToolFormat
+from rjax.tokenization import Tokenizer
+
+_INTRODUCTION = (
+    "You may call these functions, each described by a JSON schema:\n{functions}\n"
+    "To call one, answer with its name and arguments in this form and nothing else:\n{example}"
+)
+
+
+def knows_tools(tokenizer: Tokenizer) -> bool:
+    """Whether the model's chat template shows tools itself."""
+    return "tools" in str(tokenizer.hf.chat_template or "")
+
+
+def tools_for_template(tools: list[Tool], tokenizer: Tokenizer) -> list[dict[str, Any]] | None:
+    """What to hand to the template; None where the conversation itself says it."""
+    if not tools or not knows_tools(tokenizer):
+        return None
+    return [tool.model_dump(exclude_none=True) for tool in tools]
+
+
+def conversation(
+    messages: list[Message], tools: list[Tool], tokenizer: Tokenizer, fmt: ToolFormat
+) -> list[dict[str, Any]]:
+    """Messages for the template.
+
+    ``developer`` is OpenAI's newer name of ``system``, which is what templates know. Where the
+    template knows nothing of tools, they are described in the system message, calls become text of
+    the assistant and results text of the user.
+    """
+    native = knows_tools(tokenizer)
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        role = "system" if message.role == "developer" else message.role
+        entry: dict[str, Any] = {"role": role, "content": _text(message)}
+        if message.name is not None:
+            entry["name"] = message.name
+        if native:
+            if message.tool_call_id is not None:
+                entry["tool_call_id"] = message.tool_call_id
+            if message.tool_calls:
+                entry["tool_calls"] = [_native_call(call) for call in message.tool_calls]
+        elif message.tool_calls:
+            calls = fmt.separator.join(
+                fmt.call_text(call.function.name, call.function.arguments)
+                for call in message.tool_calls
+            )
+            entry["content"] = "\n".join(part for part in (entry["content"], calls) if part)
+        elif role == "tool":
+            entry = {
+                "role": "user",
+                "content": f"<tool_response>\n{entry['content']}\n</tool_response>",
+            }
+        found.append(entry)
+    if tools and not native:
+        _describe(tools, found, fmt)
+    return found
+
+
+def _text(message: Message) -> str | None:
+    if isinstance(message.content, list):
+        return "".join(part.text for part in message.content)
+    if message.content is None and not message.tool_calls:
+        return ""
+    return message.content
+
+
+def _native_call(call: ToolCall) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.function.arguments)
+    except (ValueError, RecursionError):
+        arguments = call.function.arguments  # templates print a text as it is
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
+
+
+def _describe(tools: list[Tool], messages: list[dict[str, Any]], fmt: ToolFormat) -> None:
+    functions = "\n".join(
+        json.dumps(tool.function.model_dump(exclude_none=True), ensure_ascii=False)
+        for tool in tools
+    )
+    example = fmt.call_text("function-name", "{...}")
+    text = _INTRODUCTION.format(functions=functions, example=example)
+    if messages and messages[0]["role"] == "system":
+        messages[0]["content"] = f"{messages[0]['content']}\n\n{text}"
+    else:
+        messages.insert(0, {"role": "system", "content": text})

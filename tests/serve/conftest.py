@@ -1,0 +1,31 @@
+"""Fixtures of the server tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from .running import Running, make_engine, running, write_model
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the tiny model."""
+    return write_model(tmp_path_factory.mktemp("served") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def server(folder: Path) -> Iterator[Running]:
+    """One server for all tests that leave it as it was."""
+    with running(make_engine(folder)) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    """The official client on that server."""
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60
+    ) as found:
+        yield found

@@ -1,0 +1,135 @@
+"""A server on a thread of the test run, over a tiny random model with the bundled tokenizer."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from models import BUNDLED_MODEL
+from rjax.config import EngineConfig
+from rjax.engine.llm_engine import LLMEngine
+from rjax.serve.limits import ServeLimits
+from rjax.serve.server import Server, bind, make_service
+from rjax.serve.service import Service
+
+LENGTH = 512
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": LENGTH,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+}
+OPTIONS = {
+    "load_format": "dummy",
+    "page_size": 8,
+    "num_pages": 1024,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 64,
+    "use_tqdm": False,
+    "seed": 5,
+}
+
+
+def write_model(folder: Path) -> Path:
+    """A model folder: the bundled tokenizer, a tiny configuration, no weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = Path(BUNDLED_MODEL)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, folder / name)
+    vocab = len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
+    added = len(json.loads((folder / "tokenizer.json").read_text())["added_tokens"])
+    size = -(-(vocab + added) // 64) * 64  # wider than the tokenizer, as models are
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": size}))
+    return folder
+
+
+def make_engine(folder: Path, **options: Any) -> LLMEngine:
+    """An engine over that folder."""
+    return LLMEngine(EngineConfig.from_options({"model": str(folder), **OPTIONS, **options}))
+
+
+@dataclasses.dataclass
+class Running:
+    """A server that listens.
+
+    Attributes:
+        url: without a path.
+        service: of its app.
+        server: to stop it by.
+        loop: that it runs in.
+    """
+
+    url: str
+    service: Service
+    server: Server
+    loop: asyncio.AbstractEventLoop
+
+    def call(self, function: Any) -> Any:
+        """``function(engine)`` on the engine's thread."""
+        made = self.service.engine.call(function)
+        return asyncio.run_coroutine_threadsafe(made, self.loop).result(30)
+
+    def wait_idle(self, seconds: float = 20.0) -> None:
+        """Until no request is live and the engine has nothing to do."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self.service.engine.num_live == 0 and not self.call(
+                lambda engine: engine.has_unfinished_requests()
+            ):
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"{self.service.engine.num_live} requests are still live")
+
+    def used_bytes(self) -> int:
+        """KV held by sequences, once the prefix cache is dropped."""
+
+        def used(engine: Any) -> int:
+            engine.reset_prefix_cache()
+            return engine.stats().kv_bytes_used
+
+        return self.call(used)
+
+
+@contextlib.contextmanager
+def running(
+    engine: Any, *, keys: list[str] | None = None, limits: ServeLimits | None = None, **more: Any
+) -> Iterator[Running]:
+    """A server for the length of the block, on a free port of this machine."""
+    service = make_service(engine, model="tiny", keys=keys, limits=limits, **more)
+    server = Server(service)
+    listener = bind("127.0.0.1", 0)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(
+        target=loop.run_until_complete, args=(server.run_on(listener),), daemon=True
+    )
+    thread.start()
+    end = time.monotonic() + 20
+    while not server.started:
+        assert time.monotonic() < end, "the server did not start"
+        time.sleep(0.01)
+    try:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield Running(url, service, server, loop)
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        alive = thread.is_alive()
+        if not alive:
+            loop.close()
+        assert not alive, "the server did not stop"
