@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from rjax.errors import EngineDeadError, OverloadedError
 from rjax.llm import Engine
@@ -59,7 +59,7 @@ class RequestStream:
         self.news = asyncio.Queue[RequestOutput | Exception]() if news is None else news
         self._owner = owner
 
-    def __aiter__(self) -> Self:
+    def __aiter__(self) -> "RequestStream":
         return self
 
     async def __anext__(self) -> RequestOutput:
@@ -72,7 +72,7 @@ class RequestStream:
         self.finished = item.finished
         return item
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> "RequestStream":
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -16,6 +16,10 @@ from rjax.serve.limits import ServeLimits
 from rjax.serve.text_pool import TextPool
 from rjax.tokenization import Tokenizer
 
+# One space after commas and colons and none elsewhere, as json.dumps writes: free white space lets
+# a weak model go on with it until its tokens are used up.
+_JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Constraint:
@@ -129,7 +133,9 @@ class Grammars:
         try:
             match constraint.kind:
                 case "json":
-                    grammar = make.grammar_from_json_schema(constraint.source)
+                    grammar = make.grammar_from_json_schema(
+                        constraint.source, overrides=_JSON_FORM
+                    )
                 case "regex":
                     grammar = make.grammar_from_regex(constraint.source)
                 case "grammar":

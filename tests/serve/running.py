@@ -24,7 +24,7 @@ CONFIG = {
     "model_type": "llama",
     "hidden_size": 32,
     "intermediate_size": 64,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
@@ -39,8 +39,9 @@ OPTIONS = {
     "load_format": "dummy",
     "page_size": 8,
     "num_pages": 1024,
-    "max_num_seqs": 16,
-    "max_num_batched_tokens": 64,
+    # Few shapes of steps: each is compiled once for each set of features that a test uses.
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 16,
     "use_tqdm": False,
     "seed": 5,
 }

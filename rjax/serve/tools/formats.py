@@ -55,7 +55,13 @@ class ToolFormat:
         again = f" ({_quoted(self.separator)} one)*" if several else ""
         rules.append(f"start: one{again}")
         # The object is written without free white space, which a weak model could go on with.
-        options: dict[str, Any] = {"x-guidance": {"whitespace_flexible": False}}
+        options: dict[str, Any] = {
+            "x-guidance": {
+                "whitespace_flexible": False,
+                "item_separator": ", ",
+                "key_separator": ": ",
+            }
+        }
         rules += [
             f"call_{i}: %json {json.dumps(options | schema)}" for i, schema in enumerate(schemas)
         ]
