@@ -74,13 +74,19 @@ class CacheSettings:
         page_size: tokens a page; a power of two from 8 to 256.
         gpu_memory_utilization: share of the device's memory for weights, KV and workspace together.
         num_pages: size of the pool; None profiles the memory that a largest step leaves.
-        enable_prefix_caching: keep full pages of finished sequences for later prompts.
+        enable_prefix_caching: keep pages of finished sequences for later prompts.
+        swap_space: bytes of host memory for the pages of preempted sequences; taken from the system
+            as they are used. 0 computes them again always.
+        preemption: "swap" to host memory while there is room, "recompute", or "auto": whichever a
+            cost model finds cheaper. The tokens are the same.
     """
 
     page_size: int = 64
     gpu_memory_utilization: float = 0.92
     num_pages: int | None = None
     enable_prefix_caching: bool = True
+    swap_space: int = 4 * 2**30
+    preemption: Literal["auto", "swap", "recompute"] = "auto"
 
     def __post_init__(self) -> None:
         if self.page_size not in (8, 16, 32, 64, 128, 256):
@@ -93,6 +99,11 @@ class CacheSettings:
                 "and up to 1"
             )
         _positive("num_pages", self.num_pages)
+        if not isinstance(self.swap_space, int) or not 0 <= self.swap_space < 2**63:
+            raise InvalidConfigError(
+                f"swap_space is {self.swap_space!r}; give a number of bytes, 0 or more"
+            )
+        _choice("preemption", self.preemption, ("auto", "swap", "recompute"))
 
 
 @no_type_check  # what users give is checked by hand, with messages for them

@@ -11,11 +11,12 @@ from typing import Any, no_type_check
 import numpy as np
 
 from rjax.config import EngineConfig
-from rjax.engine.batch_order import by_shared_pages
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.completion import Completion, StepLogprobs
+from rjax.engine.host_pool import HostPool
 from rjax.engine.page_hash import PageHashes
 from rjax.engine.parts import EngineParts, StepWorker, build_parts
+from rjax.engine.preemption import PreemptionCost
 from rjax.engine.request import Request
 from rjax.engine.scheduler import Scheduler
 from rjax.engine.sequence import Sequence, SequenceStatus
@@ -63,7 +64,10 @@ class LLMEngine:
             self._blocks,
             max_num_seqs=config.scheduler.max_num_seqs,
             max_num_batched_tokens=parts.max_num_batched_tokens,
+            max_pages=-(-self.max_model_len // self._page_size),
             enable_prefix_caching=config.cache.enable_prefix_caching,
+            host=HostPool(self._worker.num_host_pages),
+            cost=PreemptionCost(config.cache.preemption),
         )
         self._root = parts.identity
         self._eos = self.tokenizer.eos_token_ids if self.tokenizer else frozenset[int]()
@@ -122,12 +126,14 @@ class LLMEngine:
                 params=params,
                 max_tokens=max_tokens,
                 seed=sequence_seed(seed, index),
-                order=(priority, arrival),
+                order=(priority, arrival, index),
                 hashes=hashes if index == 0 else PageHashes(self._root, self._page_size),
                 mask=masks[index] if masks else None,
             )
             for index in range(params.n)
         ]
+        for sequence in sequences:
+            sequence.siblings = sequences
         self._requests[request_id] = Request(
             request_id=request_id,
             prompt=prompt,
@@ -161,16 +167,17 @@ class LLMEngine:
         A request with FINAL_ONLY output appears once, when it is finished.
         """
         schedule = self._scheduler.schedule()
+        if schedule.operations:
+            self._worker.move(schedule.operations)
         for sequence in schedule.admitted:
             self._enter(sequence)
         if schedule.scheduled:
-            batch = by_shared_pages(schedule.scheduled, self._blocks)
-            for item in batch:
+            for item in schedule.scheduled:
                 sequence = item.sequence
                 if item.samples and sequence.mask is not None and sequence.slot is not None:
                     self._worker.restrict(sequence.slot, sequence.mask.words)
             self._count_memory()
-            step = self._worker.dispatch(batch)
+            step = self._worker.dispatch(schedule.scheduled, self._scheduler.page_table)
             self._stats.steps += 1
             self._stats.kv_tokens_read += step.stats.kv_tokens_read
             self._stats.kv_tokens_unshared += step.stats.kv_tokens_unshared
@@ -230,6 +237,10 @@ class LLMEngine:
         """Forget the KV of finished requests; pinned and running ones stay."""
         self._blocks.forget_cached()
 
+    def pinned_pages(self) -> list[int]:
+        """Pages held by shared prefixes, once for each that holds them."""
+        return list(self._pinned)
+
     def stats(self) -> EngineStats:
         """A copy of the counters, brought up to date."""
         self._count_memory()
@@ -277,7 +288,6 @@ class LLMEngine:
                 request.take_prompt_logprobs(item.start, found)
             if not item.samples:
                 continue
-            sequence.in_flight -= 1
             token = int(result.tokens[b])
             self._stats.output_tokens += 1
             logprobs = None if result.sampled is None else _at(result.sampled, b)
@@ -300,7 +310,7 @@ class LLMEngine:
         self, request: Request, sequence: Sequence, token: int, logprobs: StepLogprobs | None
     ) -> bool:
         """Give a sequence its token; True when that finished it."""
-        sequence.output_token_ids.append(token)
+        sequence.receive(token)
         metrics = request.metrics
         if metrics.first_token_time is None:
             metrics.first_token_time = time.monotonic()

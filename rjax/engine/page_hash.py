@@ -15,19 +15,33 @@ def root_key(*parts: str) -> bytes:
     return digest.digest()
 
 
+def salted_key(root: bytes, salt: str) -> bytes:
+    """The first key of a tenant's chains: nothing under it equals anything under another salt."""
+    return hashlib.sha256(b"salt" + root + salt.encode()).digest()
+
+
 class PageHashes:
     """Keys of one token stream's full pages, computed once each, in order.
 
     Key i is SHA-256(key i-1, tokens of page i), so equal keys mean equal tokens from the start: no
     token comparison is needed, and no short hash can collide two users' prompts.
+
+    Attributes:
+        keys: of the full pages so far.
+        blocks: the tokens of each, as the bytes of an int32 array.
     """
 
-    __slots__ = ("_page_size", "_root", "keys")
+    __slots__ = ("_page_size", "_root", "blocks", "keys")
 
     def __init__(self, root: bytes, page_size: int) -> None:
         self._root = root
         self._page_size = page_size
         self.keys: list[bytes] = []
+        self.blocks: list[bytes] = []
+
+    def parent(self, page: int) -> bytes:
+        """The key that the key of this page follows; all pages before it must have one."""
+        return self.keys[page - 1] if page else self._root
 
     def extend(self, tokens: Sequence[int], start: int = 0) -> None:
         """Add the keys of full pages, ``tokens`` being the stream from position ``start`` on.
@@ -35,9 +49,20 @@ class PageHashes:
         ``start`` must be at or before the end of the last page that has a key.
         """
         S = self._page_size
-        first = len(self.keys) * S - start
-        data = np.asarray(tokens[first:], np.int64)
-        for page in range(data.size // S):
-            parent = self.keys[-1] if self.keys else self._root
-            block = data[page * S : (page + 1) * S].tobytes()
-            self.keys.append(hashlib.sha256(parent + block).digest())
+        data = block_bytes(tokens[len(self.keys) * S - start :])
+        parent = self.parent(len(self.keys))
+        for end in range(4 * S, len(data) + 1, 4 * S):
+            block = data[end - 4 * S : end]
+            parent = hashlib.sha256(parent + block).digest()
+            self.keys.append(parent)
+            self.blocks.append(block)
+
+    def copy_from(self, other: "PageHashes", pages: int) -> None:
+        """Take over the keys of another stream that begins with the same full pages."""
+        self.keys[:] = other.keys[:pages]
+        self.blocks[:] = other.blocks[:pages]
+
+
+def block_bytes(tokens: Sequence[int]) -> bytes:
+    """Tokens as the bytes of an int32 array."""
+    return np.asarray(tokens, np.int32).tobytes()

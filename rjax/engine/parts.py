@@ -5,11 +5,12 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jaxtyping import UInt32
+from jaxtyping import Int, UInt32
 
 from models import BUNDLED_MODEL, ModelConfig, config_from_folder, load_model, resolve_folder
 from rjax.config import EngineConfig
 from rjax.engine.page_hash import root_key
+from rjax.engine.page_operations import PageOperation
 from rjax.engine.scheduler import ScheduledSequence
 from rjax.errors import InvalidConfigError
 from rjax.sampling import SlotRow
@@ -25,6 +26,7 @@ class StepWorker(Protocol):
     """What the engine needs of a worker; `rjax.worker.worker.Worker` is the one with a device."""
 
     pool: PoolSize
+    num_host_pages: int
 
     def admit(self, slot: int, row: SlotRow) -> None:
         """Fill one slot of the sampling state for a new sequence."""
@@ -34,8 +36,14 @@ class StepWorker(Protocol):
         """Allow only the tokens of these bits in the slot's next samples."""
         ...
 
-    def dispatch(self, batch: list[ScheduledSequence]) -> DispatchedStep:
-        """Start a step and return at once."""
+    def move(self, operations: list[PageOperation]) -> None:
+        """Start these copies of pages, in their order, before the next step."""
+        ...
+
+    def dispatch(
+        self, batch: list[ScheduledSequence], tables: Int[np.ndarray, "slots pages"]
+    ) -> DispatchedStep:
+        """Start a step and return at once; row s of ``tables`` lists the pages of slot s."""
         ...
 
     def read(self, step: DispatchedStep) -> StepReadout:

@@ -2,30 +2,47 @@
 
 import bisect
 import dataclasses
+import heapq
+from typing import NamedTuple
 
+import numpy as np
+from jaxtyping import Int
+
+from rjax.engine.beginning import Beginning, BeginningFinder
 from rjax.engine.block_manager import BlockManager
+from rjax.engine.host_pool import HostPool
+from rjax.engine.page_hash import block_bytes
+from rjax.engine.page_operations import PageOperation, PageOperations
+from rjax.engine.preemption import PreemptionCost
 from rjax.engine.sequence import Sequence, SequenceStatus
 
+_RUNNING, _WAITING = SequenceStatus.RUNNING, SequenceStatus.WAITING
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+
+class ScheduledSequence(NamedTuple):
     """A run of tokens of one sequence: positions [start, stop) are computed in this step.
 
-    ``samples`` says whether the run reaches the sequence's end, so that a token is sampled.
+    ``samples`` says whether the run reaches the sequence's end, so that a token is sampled. The KV
+    of positions before ``stored`` is in the pages already, and is not written again.
     """
 
     sequence: Sequence
     start: int
     stop: int
     samples: bool
+    stored: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Schedule:
-    """One step: what runs, and which sequences enter the running set (their slots are new)."""
+    """One step: what runs, and which sequences enter the running set (their slots are new).
+
+    ``operations`` must be dispatched, in their order, before the step.
+    """
 
     scheduled: list[ScheduledSequence]
     admitted: list[Sequence]
+    operations: list[PageOperation] = dataclasses.field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -37,12 +54,14 @@ class Scheduler:
     """Continuous batching with chunked prefill under a token budget.
 
     Decodes come first, then prompt chunks of running sequences, then new sequences, each class in
-    order of (priority, arrival). A sequence is admitted when a slot is free and the pages of all
+    the order of ``Sequence.order``. A sequence is admitted when a slot is free and the pages of all
     its present tokens can be had; pages for further output are taken one at a time. When they run
-    out, the running sequence that is last in order gives up its pages and waits to be computed
-    again. A sequence whose next page another running one is about to compute waits for that page
-    instead of computing it twice; it can start in the very step that computes it, since a step
-    writes all KV of a layer before it reads any.
+    out, the running sequence that is last in order gives up its pages: they are copied to the host
+    or computed again, as the cost model says.
+
+    Attributes:
+        waiting, running, swapped: the queues, each in order; every live sequence is in one.
+        page_table: row s lists the pages of the sequence in slot s; what lies beyond them is stale.
     """
 
     def __init__(
@@ -51,157 +70,309 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        max_pages: int,
         enable_prefix_caching: bool,
+        host: HostPool | None = None,
+        cost: PreemptionCost | None = None,
     ) -> None:
         self.blocks = blocks
+        self.host = host or HostPool(0)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.swapped: list[Sequence] = []
+        self.cost = cost or PreemptionCost()
         self.num_preemptions = 0
+        self.num_swaps = 0
+        self.page_table: Int[np.ndarray, "slots M"] = np.zeros((max_num_seqs, max_pages), np.int32)
+        self._finder = BeginningFinder(blocks, self.host, enable_prefix_caching)
         self._budget = max_num_batched_tokens
         self._caching = enable_prefix_caching
         self._slots = list(range(max_num_seqs - 1, -1, -1))
+        self._operations = PageOperations()
 
     def add(self, sequence: Sequence) -> None:
-        """Put a new or preempted sequence into the waiting queue."""
-        sequence.status = SequenceStatus.WAITING
-        bisect.insort(self.waiting, sequence, key=lambda s: s.order)
+        """Put a new sequence into the waiting queue."""
+        self._queue(sequence, _WAITING)
 
     def schedule(self) -> Schedule:
         """Choose the next step; its tokens count as computed from now on."""
-        items: dict[Sequence, ScheduledSequence] = {}
-        budget = self._schedule_running(items, self._budget)
+        self.blocks.begin_step()
+        items: list[ScheduledSequence] = []
+        budget = self._schedule_running(items)
         admitted = self._admit(items, budget)
-        return Schedule(list(items.values()), admitted)
+        return Schedule(items, admitted, self._operations.take())
 
     def finish(self, sequence: Sequence) -> None:
-        """Take a sequence out of the engine and give its pages and slot back."""
-        if sequence.status is SequenceStatus.WAITING:
-            self.waiting.remove(sequence)
-        elif sequence.status is SequenceStatus.RUNNING:
-            self._leave(sequence)
+        """Take a sequence out of the engine and give its pages, slots and host memory back."""
+        match sequence.status:
+            case SequenceStatus.WAITING:
+                self.waiting.remove(sequence)
+            case SequenceStatus.SWAPPED:
+                self.swapped.remove(sequence)
+                self._drop_saved(sequence)
+            case SequenceStatus.RUNNING:
+                self._learn_tail(sequence, sequence.num_known)
+                self._leave(sequence)
+            case SequenceStatus.FINISHED:
+                raise AssertionError("finished twice")
         sequence.status = SequenceStatus.FINISHED
 
     def learn(self, sequence: Sequence) -> None:
-        """Offer the sequence's full pages of known tokens to the prefix cache."""
-        if not self._caching or sequence.status is not SequenceStatus.RUNNING:
+        """Offer the sequence's full pages of known tokens to the prefix tree."""
+        if not self._caching or sequence.status is not _RUNNING:
             return
         S = self.blocks.page_size
-        full = min(sequence.num_computed, sequence.num_known) // S
+        full = min(sequence.num_stored, sequence.num_known) // S
         if full <= sequence.num_registered:
             return
-        keys = sequence.hashes.keys
-        if len(keys) < full:
-            start = len(keys) * S
-            sequence.hashes.extend(sequence.tokens(start, full * S), start)
-        for page in range(sequence.num_registered, full):
-            self.blocks.register(sequence.pages[page], keys[page])
+        hashes = sequence.hashes
+        if len(hashes.keys) < full:
+            start = len(hashes.keys) * S
+            hashes.extend(sequence.tokens(start, full * S), start)
+        for n in range(sequence.num_registered, full):
+            self.blocks.register(
+                sequence.pages[n], hashes.keys[n], hashes.parent(n), hashes.blocks[n]
+            )
         sequence.num_registered = full
 
-    def _schedule_running(self, items: dict[Sequence, ScheduledSequence], budget: int) -> int:
-        decodes_first = sorted(
-            self.running, key=lambda s: (s.num_tokens - s.num_computed > 1, s.order)
-        )
-        for sequence in decodes_first:
-            if sequence.status is not SequenceStatus.RUNNING:
-                continue  # preempted for one before it
-            pending = sequence.num_tokens - sequence.num_computed
-            if pending == 0 or sequence.num_outputs >= sequence.max_tokens:
-                continue  # its last token is still in flight
-            if sequence.awaits_token:
-                continue
+    def _learn_tail(self, sequence: Sequence, known: int) -> None:
+        """Offer the tokens after its last full page, up to position ``known``."""
+        self.learn(sequence)
+        start = sequence.num_registered * self.blocks.page_size
+        stop = min(sequence.num_stored, known)
+        if self._caching and start < stop and sequence.num_registered >= sequence.num_borrowed:
+            self.blocks.register_beginning(
+                sequence.pages[sequence.num_registered],
+                sequence.hashes.parent(sequence.num_registered),
+                block_bytes(sequence.tokens(start, stop)),
+            )
+
+    def _schedule_running(self, items: list[ScheduledSequence]) -> int:
+        decodes: list[Sequence] = []
+        chunks: list[Sequence] = []
+        for sequence in self.running:
+            if sequence.num_tokens >= sequence.max_length or (
+                sequence.in_flight and sequence.mask is not None
+            ):
+                continue  # its last token, or the one that its mask needs, is still in flight
+            (decodes if sequence.num_tokens - sequence.num_computed == 1 else chunks).append(
+                sequence
+            )
+        S = self.blocks.page_size
+        short = [
+            s
+            for s in decodes
+            if s.num_tokens > s.capacity or s.num_stored < min(s.num_borrowed * S, s.num_tokens)
+        ]
+        # All room is made before anything is scheduled, so that what runs is never preempted.
+        for sequence in short:
+            if sequence.status is _RUNNING:
+                self._grow(sequence)
+        if short:
+            decodes = [s for s in decodes if s.status is _RUNNING]
+            chunks = [s for s in chunks if s.status is _RUNNING]
+        budget = self._budget
+        for sequence in decodes[:budget]:
+            start = sequence.num_computed
+            stop = sequence.num_tokens
+            items.append(ScheduledSequence(sequence, start, stop, True, sequence.num_stored))
+            sequence.num_computed = stop
+            if sequence.num_stored < stop:
+                sequence.num_stored = stop
+            if stop % S == 0:
+                self.learn(sequence)
+            sequence.in_flight += 1
+            sequence.num_tokens = stop + 1
+        budget -= min(budget, len(decodes))
+        for sequence in chunks:
             if budget == 0:
                 break
-            if self._grow(sequence, items):
-                budget -= self._take(sequence, min(pending, budget), items)
+            budget -= self._take(sequence, budget, items)
         return budget
 
-    def _admit(self, items: dict[Sequence, ScheduledSequence], budget: int) -> list[Sequence]:
+    def _admit(self, items: list[ScheduledSequence], budget: int) -> list[Sequence]:
         admitted: list[Sequence] = []
-        for sequence in list(self.waiting):
+        if budget == 0 or not self._slots:
+            return admitted
+        queues = [list(self.swapped), list(self.waiting)]
+        for sequence in heapq.merge(*queues, key=lambda s: s.order):
             if budget == 0 or not self._slots:
                 break
             if sequence.in_flight:
                 continue  # preempted; its last token is not read back yet
-            matched = self._match(sequence)
-            if matched is None:
+            beginning = self._finder.find(sequence)
+            if beginning is None:
                 continue
-            self.blocks.acquire(matched)
-            needed = self._pages_for(sequence.num_tokens) - len(matched)
-            # Room for the running ones to go on, so that it is not preempted the moment it is in.
-            reserve = len(self.running) // 4
-            room = self.blocks.num_available >= needed + reserve
-            fresh = self.blocks.allocate(needed) if room else None
-            if fresh is None:
-                self.blocks.release(matched)
+            if not self._seat(sequence, beginning):
                 break
-            self.waiting.remove(sequence)
-            sequence.status = SequenceStatus.RUNNING
-            sequence.slot = self._slots.pop()
-            sequence.pages = matched + fresh
-            sequence.num_registered = len(matched)
-            sequence.num_computed = len(matched) * self.blocks.page_size
-            if sequence.num_cached is None:
-                sequence.num_cached = sequence.num_computed
-            if self._caching:
-                self.blocks.promise(sequence.hashes.keys[len(matched) :], sequence)
-            bisect.insort(self.running, sequence, key=lambda s: s.order)
             admitted.append(sequence)
-            pending = sequence.num_tokens - sequence.num_computed
-            budget -= self._take(sequence, min(pending, budget), items)
+            budget -= self._take(sequence, budget, items)
         return admitted
 
-    def _match(self, sequence: Sequence) -> list[int] | None:
-        """Cached pages of its beginning, or None to wait for a page that is being computed.
-
-        The last token is never taken from the cache: its logits are wanted.
-        """
-        if not (self._caching and sequence.reads_cache):
-            return []
+    def _seat(self, sequence: Sequence, beginning: Beginning) -> bool:
+        """Give a sequence its pages and a slot; False where there are too few pages."""
         S = self.blocks.page_size
-        keys = sequence.hashes.keys
-        if len(keys) < sequence.num_known // S:
-            start = len(keys) * S
-            sequence.hashes.extend(sequence.tokens(start, sequence.num_known), start)
-        usable = keys[: (sequence.num_tokens - 1) // S]
-        matched = self.blocks.match(usable)
-        if len(matched) < len(usable) and self.blocks.is_promised(usable[len(matched)]):
-            return None
-        return matched
-
-    def _take(
-        self, sequence: Sequence, count: int, items: dict[Sequence, ScheduledSequence]
-    ) -> int:
-        start = sequence.num_computed
-        stop = start + count
-        sequence.num_computed = stop
-        samples = stop == sequence.num_tokens
-        items[sequence] = ScheduledSequence(sequence, start, stop, samples)
-        self.learn(sequence)
-        if samples:
-            sequence.in_flight += 1
-        return count
-
-    def _grow(self, sequence: Sequence, items: dict[Sequence, ScheduledSequence]) -> bool:
-        """Make sure that its pages hold all its tokens; False if it had to be preempted itself."""
-        missing = self._pages_for(sequence.num_tokens) - len(sequence.pages)
-        while missing > 0:
-            fresh = self.blocks.allocate(missing)
-            if fresh is not None:
-                sequence.pages += fresh
-                break
-            victim = self.running[-1]
-            self._preempt(victim, items)
-            if victim is sequence:
-                return False
+        held = beginning.pages + ([] if beginning.tail is None else [beginning.tail])
+        shared = sum(self.blocks.references(page) > 0 for page in held)
+        self.blocks.acquire(held)
+        stored = beginning.stored
+        # A borrowed page must be copied before it is written into, unless nobody else wants it.
+        copies = beginning.tail is not None and stored < sequence.num_tokens
+        needed = self._pages_for(sequence.num_tokens) - len(held) + copies
+        # Room for the running ones to go on, so that it is not preempted the moment it is in.
+        reserve = len(self.running) // 4
+        fresh = None
+        if self.blocks.num_available >= needed + reserve:
+            fresh = self.blocks.allocate(needed)
+        elif not self.running and copies and self.blocks.num_available >= needed - 1:
+            assert beginning.tail is not None
+            if self.blocks.take_over(beginning.tail):
+                copies = False
+                fresh = self.blocks.allocate(needed - 1)
+        if fresh is None:
+            self.blocks.release(held)
+            return False
+        borrowed = len(held)
+        if copies:
+            assert beginning.tail is not None
+            self._operations.copy(beginning.tail, fresh[0])
+            self.blocks.release([beginning.tail])
+            held.pop()
+        if stored < sequence.num_tokens:
+            borrowed = len(beginning.pages)
+        if beginning.slots:
+            self._operations.swap_in(beginning.slots, fresh[: len(beginning.slots)])
+        self._unqueue(sequence)
+        sequence.status = _RUNNING
+        sequence.slot = self._slots.pop()
+        sequence.pages = held + fresh
+        sequence.capacity = len(sequence.pages) * S
+        sequence.num_borrowed = borrowed
+        sequence.num_registered = len(beginning.pages)
+        sequence.num_stored = stored
+        sequence.num_computed = min(stored, sequence.num_tokens - 1)
+        self.page_table[sequence.slot, : len(sequence.pages)] = sequence.pages
+        if sequence.num_cached is None:
+            sequence.num_cached = sequence.num_computed
+            sequence.num_shared = min(shared * S, sequence.num_computed)
+        self._drop_saved(sequence)
+        if self._caching:
+            self.learn(sequence)
+            self.blocks.promise(sequence.hashes.keys[sequence.num_registered :], sequence)
+        bisect.insort(self.running, sequence, key=lambda s: s.order)
         return True
 
-    def _preempt(self, victim: Sequence, items: dict[Sequence, ScheduledSequence]) -> None:
-        # Only decodes need new pages, and they go in order, so the last in order has no turn yet.
-        assert victim not in items
+    def _take(self, sequence: Sequence, budget: int, items: list[ScheduledSequence]) -> int:
+        start = sequence.num_computed
+        stop = min(sequence.num_tokens, start + budget)
+        samples = stop == sequence.num_tokens
+        items.append(ScheduledSequence(sequence, start, stop, samples, sequence.num_stored))
+        sequence.num_computed = stop
+        sequence.num_stored = max(sequence.num_stored, stop)
+        if samples:
+            self._learn_tail(sequence, sequence.num_known)
+            sequence.sample()
+        else:
+            self.learn(sequence)
+        return stop - start
+
+    def _grow(self, sequence: Sequence) -> None:
+        """Make sure that its next token can be written; it may have to be preempted itself."""
+        S = self.blocks.page_size
+        number = sequence.num_stored // S
+        if number < sequence.num_borrowed and not self._own(sequence, number):
+            return
+        while sequence.num_tokens > sequence.capacity:
+            fresh = self._allocate_one(sequence)
+            if fresh is None:
+                return
+            assert sequence.slot is not None
+            self.page_table[sequence.slot, len(sequence.pages)] = fresh
+            sequence.pages.append(fresh)
+            sequence.capacity += S
+
+    def _own(self, sequence: Sequence, number: int) -> bool:
+        """Make a borrowed page its own by copying it; False if it was preempted for it."""
+        page = sequence.pages[number]
+        if self.blocks.num_available or not self.blocks.take_over(page):
+            fresh = self._allocate_one(sequence)
+            if fresh is None:
+                return False
+            self._operations.copy(page, fresh)
+            self.blocks.release([page])
+            assert sequence.slot is not None
+            sequence.pages[number] = fresh
+            self.page_table[sequence.slot, number] = fresh
+        sequence.num_borrowed = number
+        return True
+
+    def _allocate_one(self, sequence: Sequence) -> int | None:
+        """A page for a running sequence, taken from the last in order if there is no other; None
+        where that is the sequence itself."""
+        while True:
+            fresh = self.blocks.allocate(1)
+            if fresh is not None:
+                return fresh[0]
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return None
+
+    def _preempt(self, victim: Sequence) -> None:
+        status = SequenceStatus.SWAPPED if self._swap_out(victim) else _WAITING
+        self._learn_tail(victim, victim.num_known)
         self._leave(victim)
-        victim.num_computed = victim.num_registered = 0
+        victim.num_computed = victim.num_stored = victim.num_registered = 0
+        victim.num_borrowed = victim.capacity = 0
+        victim.num_preemptions += 1
         self.num_preemptions += 1
-        self.add(victim)
+        self._queue(victim, status)
+
+    def _swap_out(self, victim: Sequence) -> bool:
+        """Copy its pages to the host, if that is cheaper than computing them and they fit there."""
+        S = self.blocks.page_size
+        keys = victim.hashes.keys[: victim.num_registered]
+        wanted = [
+            (number, page)
+            for number, page in enumerate(victim.pages[: self._pages_for(victim.num_stored)])
+            # What others hold too stays where it is, and is found again by its key.
+            if number >= len(keys) or self.blocks.references(page) == 1
+        ]
+        tokens = min(victim.num_stored, len(wanted) * S)
+        way = self.cost.choose(
+            pages=len(wanted), tokens=tokens, has_siblings=victim.has_live_siblings
+        )
+        if way == "recompute" or self.host.num_free < len(wanted) or not wanted:
+            return False
+        pages, slots = [], []
+        for number, page in wanted:
+            key = keys[number] if number < len(keys) else None
+            slot = None if key is None else self.host.find(key)
+            if slot is not None:
+                self.host.acquire(slot)
+            else:
+                slot = self.host.allocate(key)
+                assert slot is not None
+                pages.append(page)
+                slots.append(slot)
+            victim.host_slots[number] = slot
+        victim.num_saved = victim.num_stored
+        self._operations.swap_out(pages, slots)
+        self.num_swaps += 1
+        return True
+
+    def _drop_saved(self, sequence: Sequence) -> None:
+        self.host.release(sequence.host_slots.values())
+        sequence.host_slots = {}
+        sequence.num_saved = 0
+
+    def _queue(self, sequence: Sequence, status: SequenceStatus) -> None:
+        sequence.status = status
+        queue = self.waiting if status is _WAITING else self.swapped
+        bisect.insort(queue, sequence, key=lambda s: s.order)
+
+    def _unqueue(self, sequence: Sequence) -> None:
+        (self.waiting if sequence.status is _WAITING else self.swapped).remove(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         assert sequence.slot is not None

@@ -5,7 +5,7 @@ import enum
 
 from rjax.engine.page_hash import PageHashes
 from rjax.engine.token_mask import TokenMask
-from rjax.sampling import SamplingParams
+from rjax.sampling import SamplerMode, SamplingParams
 
 
 class SequenceStatus(enum.Enum):
@@ -13,6 +13,7 @@ class SequenceStatus(enum.Enum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    SWAPPED = "swapped"
     FINISHED = "finished"
 
 
@@ -27,16 +28,31 @@ class Sequence:
         params: of the request.
         max_tokens: most output tokens, the model's length counted in.
         seed: of its random draws.
-        order: (priority, arrival): smaller goes first.
+        order: smaller goes first.
         hashes: chain keys of its full pages.
-        output_token_ids: tokens read back from the device.
-        in_flight: tokens sampled on the device and not yet read back, at most 2.
-        num_computed: leading tokens whose KV is written, or will be by the steps dispatched so far.
-        num_cached: prompt tokens taken from the prefix cache at first admission; None before it.
-        pages: page ids in order; they hold at least ``num_computed`` tokens.
-        num_registered: leading pages known to the prefix cache under this sequence's keys.
-        slot: row of the device's sampling state while running.
+        siblings: all sequences of the request, this one included; the first computes the prompt,
+            the others share its pages.
         mask: restricts each next token; None allows all that the parameters do.
+        output_token_ids: tokens read back from the device; ``receive`` adds to them.
+        in_flight: tokens sampled on the device and not yet read back, at most 2.
+        num_known: tokens whose ids the host knows.
+        num_tokens: the same and the ones in flight.
+        num_computed: leading tokens that need no further computing, by the steps dispatched so far.
+        num_stored: leading tokens whose KV is in ``pages``; may be ``num_computed`` + 1 where a
+            whole prompt was found and only its last token's logits are wanted.
+        num_cached: prompt tokens not computed, at first admission; None before it.
+        num_shared: of those, in pages that other live sequences held too.
+        num_preemptions: times that it gave up its pages.
+        pages: page ids in order; they hold at least ``num_stored`` tokens.
+        capacity: tokens that ``pages`` can hold.
+        num_borrowed: leading pages that it may not write into: others filled them.
+        num_registered: leading pages known to the prefix tree under this sequence's keys.
+        host_slots: while swapped, page number to host slot of the pages saved for it.
+        num_saved: while swapped, tokens that had been stored.
+        slot: row of the device's sampling state while running.
+        awaited: key of a page that another sequence is computing for it.
+        max_length: most tokens, prompt and output.
+        sampler_mode: the cheapest that serves it.
     """
 
     request_id: str
@@ -45,32 +61,36 @@ class Sequence:
     params: SamplingParams
     max_tokens: int
     seed: int
-    order: tuple[int, int]
+    order: tuple[int, int, int]
     hashes: PageHashes
+    siblings: list["Sequence"] = dataclasses.field(default_factory=list)
+    mask: TokenMask | None = None
     output_token_ids: list[int] = dataclasses.field(default_factory=list)
     in_flight: int = 0
+    num_known: int = 0
+    num_tokens: int = 0
     num_computed: int = 0
+    num_stored: int = 0
     num_cached: int | None = None
+    num_shared: int = 0
+    num_preemptions: int = 0
     pages: list[int] = dataclasses.field(default_factory=list)
+    capacity: int = 0
+    num_borrowed: int = 0
     num_registered: int = 0
+    host_slots: dict[int, int] = dataclasses.field(default_factory=dict)
+    num_saved: int = 0
     slot: int | None = None
-    mask: TokenMask | None = None
+    awaited: bytes | None = None
     status: SequenceStatus = SequenceStatus.WAITING
+    max_length: int = dataclasses.field(init=False)
+    sampler_mode: SamplerMode = dataclasses.field(init=False)
 
-    @property
-    def num_known(self) -> int:
-        """Tokens whose ids the host knows."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the sequence, the ones still in flight included."""
-        return self.num_known + self.in_flight
-
-    @property
-    def num_outputs(self) -> int:
-        """Output tokens, the ones still in flight included."""
-        return len(self.output_token_ids) + self.in_flight
+    def __post_init__(self) -> None:
+        self.num_known = len(self.prompt_token_ids) + len(self.output_token_ids)
+        self.num_tokens = self.num_known + self.in_flight
+        self.max_length = len(self.prompt_token_ids) + self.max_tokens
+        self.sampler_mode = "full" if self.mask is not None else self.params.sampler_mode
 
     @property
     def reads_cache(self) -> bool:
@@ -82,9 +102,32 @@ class Sequence:
         """Whether its next token may be sampled only once the last one is read back."""
         return self.mask is not None and self.in_flight > 0
 
+    @property
+    def leader(self) -> "Sequence":
+        """The sequence of its request that computes the prompt."""
+        return self.siblings[0] if self.siblings else self
+
+    @property
+    def has_live_siblings(self) -> bool:
+        """Whether another sequence of its request is unfinished."""
+        return any(s is not self and s.status is not SequenceStatus.FINISHED for s in self.siblings)
+
+    def sample(self) -> None:
+        """A step that samples its next token is scheduled."""
+        self.in_flight += 1
+        self.num_tokens += 1
+
+    def receive(self, token: int) -> None:
+        """A sampled token is read back."""
+        self.in_flight -= 1
+        self.output_token_ids.append(token)
+        self.num_known += 1
+
     def tokens(self, start: int, stop: int) -> list[int]:
         """Known token ids at positions [start, stop)."""
         P = len(self.prompt_token_ids)
         if stop <= P:
             return self.prompt_token_ids[start:stop]
-        return self.prompt_token_ids[start:] + self.output_token_ids[max(0, start - P) : stop - P]
+        if start >= P:
+            return self.output_token_ids[start - P : stop - P]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: stop - P]

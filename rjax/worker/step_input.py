@@ -26,7 +26,7 @@ class StepInput:
         token_slot: sampling slot whose last token, still on the device, is this row's; -1 for none.
         positions: of each row in its sequence; -1 for padding.
         kv_slots: where each row's K and V go, page * S + offset; -1 for padding.
-        targets: the prompt token that follows each row, for prompt logprobs; 0 where there is none.
+        targets: the prompt token that follows each row, where prompt logprobs are wanted; else 0.
         page_table: page ids of each sequence.
         sample_row: the row whose logits give each sequence's next token.
         slots: sampling slot of each sequence.
@@ -47,64 +47,105 @@ class StepInput:
 
 
 def build_step_input(
-    batch: list[ScheduledSequence], shape: StepShape, sharing: Sharing
+    batch: list[ScheduledSequence],
+    tables: Int[np.ndarray, "slots pages"],
+    shape: StepShape,
+    sharing: Sharing,
 ) -> tuple[StepInput, PlanStats]:
-    """Lay out a batch, in the given order, for a step of this shape."""
-    S = shape.page_size
-    rows = {
-        name: np.full(shape.rows, fill, np.int32)
-        for name, fill in (
-            ("tokens", 0),
-            ("token_slot", -1),
-            ("positions", -1),
-            ("kv_slots", -1),
-            ("targets", 0),
+    """Lay out a batch, in the given order, for a step of this shape.
+
+    Args:
+        batch: of running sequences.
+        tables: row s lists the pages of the sequence in slot s; entries beyond its pages are any.
+        shape: of the compiled step.
+        sharing: which shared pages are read once.
+    """
+    A, S = len(batch), shape.page_size
+    sequences = [item.sequence for item in batch]
+    start, stop, stored = (
+        np.fromiter(values, np.int32, A)
+        for values in (
+            [item.start for item in batch],
+            [item.stop for item in batch],
+            [item.stored for item in batch],
         )
-    }
-    seqs = {name: np.zeros(shape.seqs, np.int32) for name in ("sample_row", "slots", "live")}
+    )
+    slots = np.fromiter([s.slot for s in sequences], np.int32, A)
+    query_start = np.zeros(A + 1, np.int32)
+    np.cumsum(stop - start, out=query_start[1:])
+    T = int(query_start[-1])
+    of_row = np.repeat(np.arange(A), stop - start)
+    positions = np.arange(T, dtype=np.int32) + (start - query_start[:-1])[of_row]
     page_table = np.zeros((shape.seqs, shape.table_pages), np.int32)
-    query_start = np.zeros(len(batch) + 1, np.int32)
-    context_len = np.zeros(len(batch), np.int32)
-    row = 0
-    for b, item in enumerate(batch):
-        sequence = item.sequence
-        assert sequence.slot is not None, "only running sequences are scheduled"
-        count = item.stop - item.start
-        here = slice(row, row + count)
-        known = sequence.tokens(item.start, min(item.stop, sequence.num_known))
-        rows["tokens"][row : row + len(known)] = known
-        if len(known) < count:
-            # At most the very last token can be unknown: the one in flight.
-            rows["token_slot"][row + count - 1] = sequence.slot
-        positions = np.arange(item.start, item.stop, dtype=np.int32)
-        rows["positions"][here] = positions
-        pages = np.asarray(sequence.pages, np.int32)
-        page_table[b, : pages.size] = pages
-        rows["kv_slots"][here] = pages[positions // S] * S + positions % S
-        following = sequence.prompt_token_ids[item.start + 1 : item.stop + 1]
-        rows["targets"][row : row + len(following)] = following
-        row += count
-        seqs["sample_row"][b] = row - 1
-        seqs["slots"][b] = sequence.slot
-        seqs["live"][b] = item.samples
-        query_start[b + 1] = row
-        context_len[b] = item.stop
+    page_table[:A] = tables[slots]
+    kv_slots = page_table[of_row, positions // S] * S + positions % S
+    kv_slots[positions < stored[of_row]] = -1
+    tokens, token_slot = _tokens(batch, query_start, slots, shape.rows)
     plan, stats = plan_attention(
-        page_table[: len(batch)],
+        page_table[:A],
         query_start,
-        context_len,
+        stop,
         page_size=S,
         shape=shape.plan,
         sharing=sharing,
     )
-    return StepInput(**rows, page_table=page_table, **seqs, plan=plan), stats
+    step_input = StepInput(
+        tokens=tokens,
+        token_slot=token_slot,
+        positions=_padded(positions, shape.rows, -1),
+        kv_slots=_padded(kv_slots, shape.rows, -1),
+        targets=_targets(batch, query_start, shape.rows),
+        page_table=page_table,
+        sample_row=_padded(query_start[1:] - 1, shape.seqs, 0),
+        slots=_padded(slots, shape.seqs, 0),
+        live=_padded(np.fromiter([item.samples for item in batch], np.int32, A), shape.seqs, 0),
+        plan=plan,
+    )
+    return step_input, stats
+
+
+def _padded(values: np.ndarray, size: int, fill: int) -> Int[np.ndarray, " size"]:
+    out = np.full(size, fill, np.int32)
+    out[: values.size] = values
+    return out
+
+
+def _tokens(
+    batch: list[ScheduledSequence],
+    query_start: Int[np.ndarray, " A1"],
+    slots: Int[np.ndarray, " A"],
+    rows: int,
+) -> tuple[Int[np.ndarray, " T"], Int[np.ndarray, " T"]]:
+    """Token ids known to the host, and the slots of those that are still on the device: at most
+    the very last one of each sequence."""
+    tokens = np.zeros(rows, np.int32)
+    token_slot = np.full(rows, -1, np.int32)
+    unknown = np.fromiter([i.stop > i.sequence.num_known for i in batch], bool, len(batch))
+    token_slot[query_start[1:][unknown] - 1] = slots[unknown]
+    for b, item in enumerate(batch):
+        known = min(item.stop, item.sequence.num_known)
+        if item.start < known:
+            row = query_start[b]
+            tokens[row : row + known - item.start] = item.sequence.tokens(item.start, known)
+    return tokens, token_slot
+
+
+def _targets(
+    batch: list[ScheduledSequence], query_start: Int[np.ndarray, " A1"], rows: int
+) -> Int[np.ndarray, " T"]:
+    targets = np.zeros(rows, np.int32)
+    for b, item in enumerate(batch):
+        if item.sequence.params.prompt_logprobs is not None:
+            following = item.sequence.prompt_token_ids[item.start + 1 : item.stop + 1]
+            targets[query_start[b] : query_start[b] + len(following)] = following
+    return targets
 
 
 class PackedLayout:
     """Turns a StepInput of one shape into one int32 vector and, inside the step, back."""
 
     def __init__(self, shape: StepShape) -> None:
-        template, _ = build_step_input([], shape, "off")
+        template, _ = build_step_input([], np.zeros((1, shape.table_pages), np.int32), shape, "off")
         leaves, self._treedef = jax.tree.flatten(template)
         self._shapes = [leaf.shape for leaf in leaves]
         self.size = sum(leaf.size for leaf in leaves)

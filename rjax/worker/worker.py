@@ -2,27 +2,31 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import UInt32
+from jaxtyping import Int, UInt32
 
 from models import LoadedModel
 from pallas_kernels.attention.planner import PlanStats, Sharing
 from rjax.config import EngineConfig
+from rjax.engine.page_operations import PageOperation
 from rjax.engine.scheduler import ScheduledSequence
 from rjax.sampling import SlotRow, admit, allow, init_state, step_mode
 from rjax.worker.backend import Backend
+from rjax.worker.batch_order import by_shared_pages
 from rjax.worker.kv_cache import PoolSize, fit_pool, make_pools, page_bytes
+from rjax.worker.page_mover import PageMover, Pools
 from rjax.worker.readout import StepReadout, read_result
-from rjax.worker.step import StepResult, StepState, compile_step
+from rjax.worker.step import StepState, compile_step
 from rjax.worker.step_input import PackedLayout, build_step_input
 from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape
 
+_MOST_HOST_POOLS = 8  # host pages are at most so many times those of the device
 _MOST_CUTS = 32  # items of one sequence; longer sequences are cut more coarsely
 
 
@@ -32,12 +36,12 @@ class DispatchedStep:
 
     Attributes:
         batch: the sequences, in the order of the result's rows.
-        result: on the device.
+        result: a StepResult on the device, for the worker that made it to read.
         stats: what its attention reads.
     """
 
     batch: list[ScheduledSequence]
-    result: StepResult
+    result: Any
     stats: PlanStats
 
 
@@ -79,6 +83,18 @@ class Worker:
         self._steps = {}
         self.pool = self._pool_size(loaded, config, max_model_len)
         self._state = self._make_state(loaded, config, self.pool.num_pages)
+        self.num_host_pages = min(
+            config.cache.swap_space // self.pool.page_bytes,
+            _MOST_HOST_POOLS * self.pool.num_pages,
+        )
+        self._mover = PageMover(
+            num_pages=self.pool.num_pages,
+            shape=(loaded.config.num_kv_heads, page_size, loaded.config.head_dim),
+            num_pools=2 * loaded.config.num_layers,
+            num_slots=self.num_host_pages,
+            dtype=self._dtype,
+            mesh=mesh,
+        )
 
     @property
     def num_compiled(self) -> int:
@@ -97,14 +113,37 @@ class Worker:
             self._state, sampling=allow(self._state.sampling, slot, words)
         )
 
-    def dispatch(self, batch: list[ScheduledSequence]) -> DispatchedStep:
-        """Start a step for this batch and return at once.
+    def move(self, operations: list[PageOperation]) -> None:
+        """Start these copies of pages, in their order, before the next step."""
+        pools = self._mover.run(self._pools, operations)
+        self._set_pools(pools)
 
-        Sequences with common leading pages must stand side by side for their reads to be shared.
+    def read_pages(self, pages: list[int]) -> np.ndarray:
+        """The KV in these pages, [X, pools, K, S, H]."""
+        return self._mover.read(self._pools, pages)
+
+    def write_pages(self, pages: list[int], data: np.ndarray) -> None:
+        """Put KV into these pages."""
+        self._set_pools(self._mover.write(self._pools, pages, data))
+
+    def dispatch(
+        self, batch: list[ScheduledSequence], tables: Int[np.ndarray, "slots pages"]
+    ) -> DispatchedStep:
+        """Start a step and return at once.
+
+        Args:
+            batch: in any order; the step's own is that of the result.
+            tables: row s lists the pages of the sequence in slot s.
         """
-        rows = sum(item.stop - item.start for item in batch)
+        batch = by_shared_pages(
+            batch,
+            tables,
+            page_size=self.shapes.largest.page_size,
+            split_tokens=self.shapes.largest.plan.split_tokens,
+        )
+        rows = sum([item.stop - item.start for item in batch])
         shape = self.shapes.choose(rows=rows, seqs=len(batch))
-        step_input, stats = build_step_input(batch, shape, self._sharing)
+        step_input, stats = build_step_input(batch, tables, shape, self._sharing)
         features = self._features(batch)
         packed = jax.device_put(self._layout(shape).pack(step_input), self._everywhere)
         self._state, result = self._step(shape, features)(self._leaves, self._state, packed)
@@ -116,20 +155,28 @@ class Worker:
         """Wait for a step and copy its result to the host."""
         return read_result(step.result)
 
-    def _features(self, batch: Iterable[ScheduledSequence]) -> StepFeatures:
-        params = [item.sequence.params for item in batch]
+    def _features(self, batch: list[ScheduledSequence]) -> StepFeatures:
+        sequences = [item.sequence for item in batch]
         prompt = any(
-            p.prompt_logprobs is not None and item.start < len(item.sequence.prompt_token_ids)
-            for p, item in zip(params, batch, strict=True)
+            item.sequence.params.prompt_logprobs is not None
+            and item.start < len(item.sequence.prompt_token_ids)
+            for item in batch
         )
-        wanted = prompt or any(p.logprobs is not None for p in params)
+        wanted = prompt or any(s.params.logprobs is not None for s in sequences)
         return StepFeatures(
-            sampling=step_mode(
-                "full" if item.sequence.mask is not None else item.sequence.params.sampler_mode
-                for item in batch
-            ),
+            sampling=step_mode({s.sampler_mode for s in sequences}),
             num_logprobs=min(self._max_logprobs, self._vocab_size) if wanted else 0,
             prompt_logprobs=prompt,
+        )
+
+    @property
+    def _pools(self) -> Pools:
+        return [*self._state.k_pages, *self._state.v_pages]
+
+    def _set_pools(self, pools: Pools) -> None:
+        layers = len(pools) // 2
+        self._state = dataclasses.replace(
+            self._state, k_pages=pools[:layers], v_pages=pools[layers:]
         )
 
     def _layout(self, shape: StepShape) -> PackedLayout:

@@ -50,9 +50,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
         for page in fresh:
             assert all(page not in other for other in self.held.values())
             self.content.pop(page, None)
-        for page, key in zip(pages, hashes.keys, strict=False):
-            self.content[page] = key
-            self.blocks.register(page, key)
+        for n, key in enumerate(hashes.keys):
+            self.content[pages[n]] = key
+            self.blocks.register(pages[n], key, hashes.parent(n), hashes.blocks[n])
         self.count += 1
         self.held[self.count] = pages
         return self.count
@@ -111,7 +111,7 @@ def test_least_recently_used_goes_first_and_from_the_end():
     for keys in (old, new):
         pages = blocks.allocate(2)
         for page, key in zip(pages, keys, strict=True):
-            blocks.register(page, key)
+            blocks.register(page, key, b"", b"0000")
         blocks.release(pages)
     blocks.allocate(1)
     assert len(blocks.match(old)) == 1
@@ -127,7 +127,7 @@ def test_promises_end_with_the_page_or_with_the_owner():
     blocks.promise([first, second], "a")
     blocks.promise([first], "b")
     page = blocks.allocate(1)[0]
-    blocks.register(page, first)
+    blocks.register(page, first, b"r", b"0000")
     assert not blocks.is_promised(first)
     blocks.break_promises([second], "b")
     assert blocks.is_promised(second)

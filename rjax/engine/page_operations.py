@@ -1,0 +1,67 @@
+"""What is done to pages on the device before a step, in the order of the list."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(slots=True)
+class CopyPages:
+    """Copy whole pages, ``source[i]`` to ``target[i]``; all are read before any is written."""
+
+    source: list[int]
+    target: list[int]
+
+
+@dataclasses.dataclass(slots=True)
+class SwapOut:
+    """Copy pages of the device to slots of the host pool."""
+
+    pages: list[int]
+    slots: list[int]
+
+
+@dataclasses.dataclass(slots=True)
+class SwapIn:
+    """Copy slots of the host pool to pages of the device."""
+
+    slots: list[int]
+    pages: list[int]
+
+
+type PageOperation = CopyPages | SwapOut | SwapIn
+
+
+class PageOperations:
+    """Collects the operations of a step, as few and as large as their order allows."""
+
+    def __init__(self) -> None:
+        self._list: list[PageOperation] = []
+        self._written: set[int] = set()  # targets of the copy that is last in the list
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy one page."""
+        last = self._list[-1] if self._list else None
+        if isinstance(last, CopyPages) and not self._written & {source, target}:
+            last.source.append(source)
+            last.target.append(target)
+        else:
+            self._list.append(CopyPages([source], [target]))
+            self._written.clear()
+        self._written.add(target)
+
+    def swap_out(self, pages: list[int], slots: list[int]) -> None:
+        """Copy pages to host slots."""
+        last = self._list[-1] if self._list else None
+        if isinstance(last, SwapOut):
+            last.pages += pages
+            last.slots += slots
+        else:
+            self._list.append(SwapOut(list(pages), list(slots)))
+
+    def swap_in(self, slots: list[int], pages: list[int]) -> None:
+        """Copy host slots to pages."""
+        self._list.append(SwapIn(list(slots), list(pages)))
+
+    def take(self) -> list[PageOperation]:
+        """The operations so far; the next ones make a new list."""
+        taken, self._list = self._list, []
+        return taken

@@ -1,0 +1,40 @@
+"""The order of sequences in a batch: those with a common beginning side by side."""
+
+import numpy as np
+from jaxtyping import Int
+
+from rjax.engine.scheduler import ScheduledSequence
+
+
+def by_shared_pages(
+    batch: list[ScheduledSequence],
+    tables: Int[np.ndarray, "slots pages"],
+    *,
+    page_size: int,
+    split_tokens: int,
+) -> list[ScheduledSequence]:
+    """Sort a batch so that, at every cut, the sequences that hold the same pages are adjacent.
+
+    Reads are shared in whole runs of ``split_tokens``, and two sequences that hold the same page at
+    the end of a run hold the same pages before it. So the pages at the ends of runs, in order, are
+    all that need be compared: a sequence of -1 and up for each, sorted like words. Sequences that
+    share nothing keep their order.
+    """
+    if len(batch) < 3:
+        return batch  # any order has them side by side
+    stops = np.fromiter([item.stop for item in batch], np.int32, len(batch))
+    runs = int(np.partition(stops, -2)[-2]) // split_tokens  # that two sequences may share
+    if not runs:
+        return batch
+    slots = np.fromiter([item.sequence.slot for item in batch], np.int32, len(batch))
+    columns = np.arange(1, runs + 1) * (split_tokens // page_size) - 1
+    pages = tables[slots[:, None], columns]
+    pages[stops[:, None] < (columns + 1) * page_size] = -1
+    first = np.unique(pages[:, 0], return_counts=True)
+    if not (first[1][first[0] >= 0] > 1).any():
+        return batch  # nothing is shared from the start, so nothing is shared at all
+    words = (pages + 1).astype(">u4")
+    width = words.shape[1] * 4
+    data = words.tobytes()
+    keys = [data[i : i + width] for i in range(0, len(data), width)]
+    return [batch[i] for i in sorted(range(len(batch)), key=keys.__getitem__)]

@@ -1,0 +1,114 @@
+"""A worker without a device, that knows what every page should hold and checks every read.
+
+A token is a function of the tokens before it, so that any mix-up of pages changes what a sequence
+says; the KV of a position is the hash of all tokens up to it.
+"""
+
+import numpy as np
+
+from pallas_kernels.attention.planner import PlanStats
+from rjax.config import EngineConfig
+from rjax.engine.llm_engine import LLMEngine
+from rjax.engine.page_hash import root_key
+from rjax.engine.page_operations import CopyPages, SwapIn, SwapOut
+from rjax.engine.parts import EngineParts
+from rjax.worker.kv_cache import PoolSize
+from rjax.worker.readout import StepReadout
+from rjax.worker.worker import DispatchedStep
+
+
+def next_token(tokens, index: int, vocab: int) -> int:
+    """What the fake model says after these tokens in sample ``index``."""
+    return hash((tuple(tokens[-3:]), len(tokens), index)) % vocab
+
+
+class FakeWorker:
+    """Executes page operations and steps on lists; ``check`` turns the checking of reads off."""
+
+    def __init__(self, num_pages: int, page_size: int, vocab: int, num_host_pages: int = 0) -> None:
+        self.pool = PoolSize(num_pages, 1)
+        self.num_host_pages = num_host_pages
+        self.page_size = page_size
+        self.vocab = vocab
+        self.pages = [[None] * page_size for _ in range(num_pages)]
+        self.host = [[None] * page_size for _ in range(num_host_pages)]
+        self.truth = {}
+        self.moved = {CopyPages: 0, SwapOut: 0, SwapIn: 0}
+        self.computed = 0
+
+    def admit(self, slot, row) -> None:
+        assert slot >= 0
+
+    def move(self, operations) -> None:
+        for operation in operations:
+            match operation:
+                case CopyPages(source, target):
+                    assert len(set(target)) == len(target)
+                    read = [list(self.pages[page]) for page in source]
+                    for page, content in zip(target, read, strict=True):
+                        self.pages[page] = content
+                    self.moved[CopyPages] += len(target)
+                case SwapOut(pages, slots):
+                    for page, slot in zip(pages, slots, strict=True):
+                        self.host[slot] = list(self.pages[page])
+                    self.moved[SwapOut] += len(pages)
+                case SwapIn(slots, pages):
+                    for slot, page in zip(slots, pages, strict=True):
+                        self.pages[page] = list(self.host[slot])
+                    self.moved[SwapIn] += len(pages)
+
+    def dispatch(self, batch, tables):
+        S = self.page_size
+        written = set()
+        for item in batch:
+            sequence = item.sequence
+            tokens = self.truth.setdefault(sequence, list(sequence.prompt_token_ids))
+            known = sequence.tokens(0, sequence.num_known)
+            assert known == tokens[: len(known)]
+            assert list(tables[sequence.slot, : len(sequence.pages)]) == sequence.pages
+            assert item.start < item.stop <= len(tokens)
+            self.computed += item.stop - item.start
+            prefix = 0
+            for position, token in enumerate(tokens[: item.stop]):
+                prefix = hash((prefix, token))
+                if position >= max(item.start, item.stored):
+                    place = sequence.pages[position // S], position % S
+                    assert place not in written, "two sequences write one place"
+                    written.add(place)
+                    self.pages[place[0]][place[1]] = prefix
+        drawn = np.full(len(batch), -1, np.int32)
+        for b, item in enumerate(batch):
+            sequence, tokens = item.sequence, self.truth[item.sequence]
+            prefix = 0
+            for position, token in enumerate(tokens[: item.stop]):
+                prefix = hash((prefix, token))
+                found = self.pages[sequence.pages[position // S]][position % S]
+                assert found == prefix, f"position {position} holds another's KV"
+            if item.samples:
+                assert item.stop == len(tokens)
+                drawn[b] = next_token(tokens, sequence.index, self.vocab)
+                tokens.append(int(drawn[b]))
+        return DispatchedStep(list(batch), drawn, PlanStats(0, 0, 0))
+
+    def read(self, step) -> StepReadout:
+        return StepReadout(step.result, None, None)
+
+
+def fake_engine(
+    *, num_pages=12, page_size=2, vocab=2, host=8, max_model_len=16, **options
+) -> LLMEngine:
+    """An engine over a FakeWorker."""
+    config = EngineConfig.from_options(
+        {"page_size": 8, "max_num_seqs": 4, "max_num_batched_tokens": 7} | options
+    )
+    object.__setattr__(config.cache, "page_size", page_size)  # smaller than users may choose
+    return LLMEngine.from_parts(
+        EngineParts(
+            config=config,
+            worker=FakeWorker(num_pages, page_size, vocab, host),
+            vocab_size=vocab,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            identity=root_key("fake"),
+        )
+    )

@@ -1,0 +1,119 @@
+"""The engine over a fake worker under random use: every invariant after every step."""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rjax.sampling import SamplingParams
+
+from .fake_worker import fake_engine, next_token
+from .invariants import check
+
+LENGTH = 16  # most tokens of a sequence
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Requests come, step, and go over a tiny pool and a vocabulary of two tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = None
+
+    @initialize(
+        pages=st.integers(9, 16),
+        host=st.integers(0, 12),
+        preemption=st.sampled_from(["auto", "swap", "recompute"]),
+        caching=st.booleans(),
+        page_size=st.sampled_from([2, 3, 4]),
+    )
+    def start(self, pages, host, preemption, caching, page_size):
+        self.engine = fake_engine(
+            num_pages=pages,
+            host=host,
+            page_size=page_size,
+            preemption=preemption,
+            enable_prefix_caching=caching,
+        )
+        self.asked = {}
+        self.ended = {}
+        self.aborted = set()
+        self.count = 0
+        self.quiet = 0
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=LENGTH - 1),
+        n=st.integers(1, 3),
+        most=st.integers(1, 6),
+        stop=st.booleans(),
+        priority=st.integers(0, 1),
+    )
+    def add(self, prompt, n, most, stop, priority):
+        params = SamplingParams(n=n, max_tokens=most, seed=1, stop_token_ids=[1] if stop else None)
+        name = str(self.count)
+        self.count += 1
+        self.engine.add_request(name, prompt, params, priority=priority)
+        self.asked[name] = prompt, params
+
+    @precondition(lambda self: self.asked.keys() - self.ended.keys())
+    @rule(choice=st.randoms(use_true_random=False))
+    def abort(self, choice):
+        name = choice.choice(sorted(self.asked.keys() - self.ended.keys()))
+        self.engine.abort_request(name)
+        self.aborted.add(name)
+
+    @rule(count=st.integers(1, 5))
+    def step(self, count):
+        for _ in range(count):
+            before = self.engine._worker.computed
+            self.take(self.engine.step())
+            moved = self.engine._worker.computed - before
+            assert moved <= 7, "the token budget"
+            # Progress: with work to do, some step of any three computes.
+            busy = bool(self.engine._requests)
+            self.quiet = 0 if moved or not busy else self.quiet + 1
+            assert self.quiet < 3, "nothing moves"
+            check(self.engine)
+
+    @rule()
+    def forget(self):
+        self.engine.reset_prefix_cache()
+
+    @invariant()
+    def sound(self):
+        if self.engine is not None:
+            check(self.engine)
+
+    def take(self, outputs):
+        for output in outputs:
+            if output.finished:
+                assert output.request_id not in self.ended, "one final output"
+                self.ended[output.request_id] = output
+
+    def teardown(self):
+        if self.engine is None:
+            return
+        for _ in range(2000):
+            if not self.engine.has_unfinished_requests():
+                break
+            self.step(1)
+        assert self.ended.keys() == self.asked.keys(), "every request ends"
+        for name, (prompt, _) in self.asked.items():
+            for completion in self.ended[name].outputs:
+                tokens = list(prompt)
+                for token in completion.token_ids:
+                    assert token == next_token(tokens, completion.index, 2)
+                    tokens.append(token)
+                if name not in self.aborted:
+                    assert completion.finish_reason in ("stop", "length")
+        used = self.engine._blocks.counts().used
+        assert used == len(set(self.engine.pinned_pages()))
+        assert self.engine._scheduler.host.num_used == 0
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(
+    max_examples=120,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
