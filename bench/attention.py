@@ -1,0 +1,217 @@
+"""Relay attention alone: one layer, many requests that share a beginning, relay against plain.
+
+    python -m bench.attention                                   # the paper's figure, on a GPU
+    python -m bench.attention --batch 1,8 --prefix 64,512 --own 32 --heads 4,2 --head-dim 32
+
+For each number of requests, own length and prefix length: the time of one layer's decode attention
+when every request reads the prefix for itself (plain) and when it is read once (relay), from pages
+either way, and the KV memory with and without sharing. "In a graph" is many calls inside one
+compiled program, so that the device never waits for the host; "alone" is one call at a time, its
+launch included. (The stand-alone experiment of RelayAttention, Zhu et al., ACL 2024.)
+"""
+
+import argparse
+import functools
+import math
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from tqdm import tqdm
+
+from bench.ceilings import Ceilings, measure_ceilings
+from bench.command_line import command_parser, keep, numbers
+from bench.figures import lines
+from bench.kernels.cases import Case, Inputs, make_inputs
+from bench.kernels.check import errors
+from bench.kernels.timing import seconds_per_call
+from bench.records import record
+from models import config_from_dict
+from pallas_kernels.attention.spec import AttentionSpec
+from rjax.worker.backend import Backend, choose_backend
+
+COLUMNS = {
+    "batch": "requests",
+    "prefix": "prefix",
+    "own": "own tokens",
+    "plain_us": "plain, us",
+    "relay_us": "relay, us",
+    "speedup": "faster by",
+    "floor_us": "floor, us",
+    "plain_alone_us": "plain alone, us",
+    "relay_alone_us": "relay alone, us",
+    "plain_mib": "KV unshared, MiB",
+    "relay_mib": "KV shared, MiB",
+    "error": "relative error",
+}
+_DISTINCT_BYTES = 128 << 20  # KV read before the same pages come again: past any cache
+
+
+class Layer:
+    """One attention layer on this machine's best backend."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.N, self.K = options.heads
+        self.H = options.head_dim
+        self.page_size = options.page_size
+        device = jax.devices()[0]
+        self.on_gpu = device.platform == "gpu"
+        self.dtype = jnp.dtype(jnp.bfloat16 if self.on_gpu else jnp.float32)
+        capability = getattr(device, "compute_capability", None)
+        config = config_from_dict(
+            {
+                "architectures": ["LlamaForCausalLM"],
+                "model_type": "llama",
+                "hidden_size": self.N * self.H,
+                "intermediate_size": self.N * self.H,
+                "num_hidden_layers": 1,
+                "num_attention_heads": self.N,
+                "num_key_value_heads": self.K,
+                "head_dim": self.H,
+                "vocab_size": 128,
+                "max_position_embeddings": 1 << 20,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 10000.0,
+                "hidden_act": "silu",
+                "torch_dtype": self.dtype.name,
+            }
+        )
+        self.backend: Backend = choose_backend(
+            options.backend,
+            platform=device.platform,
+            compute_capability=None if capability is None else float(capability),
+            model=config,
+            dtype=self.dtype,
+            page_size=self.page_size,
+        )
+        self.spec = AttentionSpec(scale=self.H**-0.5)
+
+    def case(self, batch: int, prefix: int, own: int, *, share: bool) -> Case:
+        split = max(self.page_size, self.backend.split_tokens)
+        return Case(
+            f"{batch}; {prefix}; {own}",
+            batch,
+            prefix,
+            own,
+            N=self.N,
+            K=self.K,
+            H=self.H,
+            S=self.page_size,
+            share="on" if share else "off",
+            tile_rows=self.backend.tile_rows,
+            split=split,
+        )
+
+    def times(self, case: Case) -> tuple[float, float, float]:
+        """Seconds of a call inside a graph and of a call alone, and the relative error."""
+        floor = case.bytes(self.dtype.itemsize)
+        layers = max(1, min(8, math.ceil(_DISTINCT_BYTES / floor))) if self.on_gpu else 1
+        inputs = make_inputs(case, 0, layers, self.dtype)
+        plan = jax.jit(self.backend.prepare)(inputs.plan, inputs.positions)
+        attend = functools.partial(self.backend.paged_attention, spec=self.spec)
+        args = (inputs.page_table, inputs.positions, plan)
+        one = jax.jit(attend)
+        out, lse = one(inputs.q, *inputs.pools[0], *args)
+        relative, _ = errors(case, inputs, out, lse, self.spec)
+        return self._in_a_graph(attend, inputs, args), self._alone(one, inputs, args), relative
+
+    def _in_a_graph(self, attend, inputs: Inputs, args) -> float:
+        length = 24 if self.on_gpu else 2
+
+        @jax.jit
+        def chain(q, pools, *args):
+            # Each call's output is the next one's query: they run in order.
+            for i in range(length):
+                q, _ = attend(q, *pools[i % len(pools)], *args)
+            return q
+
+        run = functools.partial(chain, inputs.q, inputs.pools, *args)
+        return seconds_per_call(run, repeats=3, rounds=3) / length
+
+    def _alone(self, one, inputs: Inputs, args) -> float:
+        took = []
+        for _ in range(20 if self.on_gpu else 3):
+            start = time.perf_counter()
+            jax.block_until_ready(one(inputs.q, *inputs.pools[0], *args))
+            took.append(time.perf_counter() - start)
+        return statistics.median(took)
+
+
+def measure(layer: Layer, batch: int, prefix: int, own: int, ceilings: Ceilings) -> dict[str, Any]:
+    """One point: plain and relay."""
+    shared, unshared = (layer.case(batch, prefix, own, share=share) for share in (True, False))
+    relay, relay_alone, relay_error = layer.times(shared)
+    plain, plain_alone, plain_error = layer.times(unshared)
+    token = 2 * layer.K * layer.H * layer.dtype.itemsize / 2**20
+    return {
+        "batch": batch,
+        "prefix": prefix,
+        "own": own,
+        "plain_us": 1e6 * plain,
+        "relay_us": 1e6 * relay,
+        "speedup": plain / relay,
+        "floor_us": 1e6 * ceilings.seconds(shared.bytes(layer.dtype.itemsize), shared.flops()),
+        "plain_alone_us": 1e6 * plain_alone,
+        "relay_alone_us": 1e6 * relay_alone,
+        "plain_mib": token * batch * (prefix + own),
+        "relay_mib": token * (prefix + batch * own),
+        "error": max(relay_error, plain_error),
+    }
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Time over prefix length at the most requests, relay and plain, for each own length."""
+    rows = found["rows"]
+    most = max(row["batch"] for row in rows)
+    series = {}
+    for own in sorted({row["own"] for row in rows}):
+        here = [row for row in rows if row["batch"] == most and row["own"] == own]
+        series[f"plain, own {own}"] = [(r["prefix"], r["plain_us"]) for r in here]
+        series[f"relay, own {own}"] = [(r["prefix"], r["relay_us"]) for r in here]
+    title = f"Attention of one layer, {most} requests, {found['environment']['device']}"
+    lines(path, series, title=title, x="tokens of the shared prefix", y="microseconds", log="xy")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = command_parser("bench.attention", __doc__)
+    p.add_argument("--batch", type=numbers, default=[1, 8, 32, 64, 128], help="numbers of requests")
+    p.add_argument("--prefix", type=numbers, default=[64, 256, 1024, 4096, 16384])
+    p.add_argument("--own", type=numbers, default=[128, 256], help="further tokens of each request")
+    p.add_argument("--heads", type=numbers, default=[32, 8], help="query heads, KV heads")
+    p.add_argument("--head-dim", type=int, default=128)
+    p.add_argument("--page-size", type=int, default=64, help="prefixes are multiples of it")
+    p.add_argument("--backend", default="auto", help="auto, mosaic or xla")
+    p.add_argument("--png", type=Path, help="file for the picture")
+    return p
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print, keep, draw."""
+    options = parser().parse_args(arguments)
+    if any(prefix % options.page_size for prefix in options.prefix):
+        raise SystemExit(f"prefix lengths must be multiples of the page size, {options.page_size}")
+    layer, ceilings = Layer(options), measure_ceilings()
+    points = [(b, s, o) for o in options.own for b in options.batch for s in options.prefix]
+    rows = [
+        measure(layer, *point, ceilings)
+        for point in tqdm(points, desc="attention", disable=options.quiet)
+    ]
+    found = record(
+        "bench.attention",
+        rows,
+        vars(options),
+        backend=layer.backend.name,
+        copy_bytes_per_s=ceilings.copy,
+        matmul_flop_per_s=ceilings.matmul,
+    )
+    keep(found, COLUMNS, options.json, "attention")
+    if options.png is not None:
+        draw(found, options.png)
+
+
+if __name__ == "__main__":
+    main()

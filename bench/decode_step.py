@@ -1,0 +1,278 @@
+"""One whole decode step of the engine, timed on the device beside the least time it can take.
+
+    python -m bench.decode_step                       # the table: H200, about three minutes
+    python -m bench.decode_step --only qwen2.5-0.5b   # one model's rows
+    python -m bench.decode_step --growth              # 64 rows, a prefix growing to 32768 tokens
+    python -m bench.decode_step --model tiny --batch 4 --shared 64 --own 16   # any shape, any CPU
+
+The step is the one the engine runs: embedding, layers, attention over pages, logits, sampling, KV
+written in place. Weights are random. The floor is, summed over the stages, the larger of bytes at
+the rate of a copy and FLOP at the rate of a matrix product, both timed in the same run; weights and
+distinct KV are counted once, everything but products and attention as free.
+"""
+
+import argparse
+import dataclasses
+import re
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array
+from tqdm import tqdm
+
+from bench.ceilings import Ceilings, measure_ceilings
+from bench.command_line import command_parser, keep
+from bench.kernels.timing import seconds_per_call
+from bench.model_shapes import SHAPES
+from bench.records import record
+from bench.step_floor import DecodeCase, floor_seconds
+from models import ModelConfig, config_from_dict, init_model
+from models.sharding import single_device_mesh
+from pallas_kernels.attention.planner import PlanShape, Sharing, plan_attention
+from rjax.sampling import SamplerMode, init_state
+from rjax.worker.backend import Backend, choose_backend
+from rjax.worker.step import StepState, compile_step
+from rjax.worker.step_input import PackedLayout, StepInput
+from rjax.worker.step_shape import StepFeatures, StepShape
+
+COLUMNS = {
+    "model": "model shapes",
+    "batch": "rows",
+    "shared": "shared tokens",
+    "own": "own tokens",
+    "relay": "relay",
+    "step_ms": "step, ms",
+    "floor_ms": "floor, ms",
+    "ratio": "step / floor",
+    "reach_ratio": "reach",
+    "reach_ms": "reach, ms",
+    "kernels": "kernels a step",
+    "compile_s": "compile, s",
+}
+
+
+_STARTED = re.compile(r" (?:fusion|custom-call|dot|copy|sort|scatter|gather|convolution)\(")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table; ``reach_*`` is what is asked for on an H200."""
+
+    model: str
+    case: DecodeCase
+    reach_ratio: float | None = None
+    reach_ms: float | None = None
+
+
+TABLE = (
+    Row("llama-3-8b", DecodeCase(64, 2048, 256), 1.25),
+    Row("llama-3-8b", DecodeCase(1, 0, 1024), 1.15),
+    Row("llama-3-8b", DecodeCase(64, 0, 1024), 1.20),
+    Row("llama-3-8b", DecodeCase(256, 8192, 256), 1.35),
+    Row("qwen2.5-3b", DecodeCase(64, 1656, 128), 1.30),
+    Row("qwen2.5-0.5b", DecodeCase(16, 512, 128), None, 0.55),
+)
+GROWTH = tuple(
+    Row("llama-3-8b", DecodeCase(64, shared, 256)) for shared in (0, 2048, 8192, 16384, 32768)
+)
+
+
+class Bench:
+    """A model with random weights, and steps over it."""
+
+    def __init__(self, name: str, *, backend: str, page_size: int, relay: str, mode: Any):
+        self.config: ModelConfig = config_from_dict(SHAPES[name])
+        self.page_size, self.relay = page_size, relay
+        self.mode: SamplerMode = mode
+        self.mesh = single_device_mesh()
+        device = self.mesh.devices.flat[0]
+        capability = getattr(device, "compute_capability", None)
+        self.dtype = jnp.dtype(self.config.dtype if device.platform == "gpu" else "float32")
+        self.backend: Backend = choose_backend(
+            backend,
+            platform=device.platform,
+            compute_capability=None if capability is None else float(capability),
+            model=self.config,
+            dtype=self.dtype,
+            page_size=page_size,
+        )
+        self.graph, weights = nnx.split(init_model(self.config, dtype=self.dtype))
+        self.leaves, self.treedef = jax.tree.flatten(weights)
+
+    def compiled(self, case: DecodeCase) -> tuple[Any, StepState, Array]:
+        """The step's compiled program, a state with random KV, and its packed input."""
+        shape = self._shape(case)
+        layout = PackedLayout(shape)
+        features = StepFeatures(self.mode, 0, False)
+        step: Any = compile_step(
+            self.graph, self.treedef, layout, features, self.backend, self.mesh
+        )
+        batch = self._input(case, shape)
+        state = self._state(case.batch, int(batch.page_table.max()) + 1)
+        packed = jnp.asarray(layout.pack(batch))
+        return step.lower(self.leaves, state, packed).compile(), state, packed
+
+    def _shape(self, case: DecodeCase) -> StepShape:
+        longest = case.context
+        unit = max(self.backend.split_tokens, self.page_size)
+        split = unit * -(-longest // (32 * unit))
+        plan = PlanShape(case.batch, case.batch, longest, self.backend.tile_rows, split)
+        pages = -(-longest // self.page_size)
+        return StepShape(case.batch, case.batch, pages, self.page_size, plan)
+
+    def _input(self, case: DecodeCase, shape: StepShape) -> StepInput:
+        """Whole pages of the shared tokens stand in every table; what is left over is own."""
+        B, S = case.batch, self.page_size
+        common = case.shared // S
+        own = shape.table_pages - common
+        ids = np.random.default_rng(0).permutation(common + B * own).astype(np.int32)
+        table = np.concatenate(
+            [np.tile(ids[:common], (B, 1)), ids[common:].reshape(B, own)], axis=1
+        )
+        modes: dict[str, Sharing] = {"on": "on", "off": "off", "auto": self.backend.cost_model}
+        context = np.full(B, case.context, np.int32)
+        plan, _ = plan_attention(
+            table,
+            np.arange(B + 1, dtype=np.int32),
+            context,
+            page_size=S,
+            shape=shape.plan,
+            sharing=modes[self.relay],
+        )
+        last, every = context - 1, np.arange(B, dtype=np.int32)
+        return StepInput(
+            tokens=np.zeros(B, np.int32),
+            token_slot=every,
+            positions=last,
+            kv_slots=table[every, last // S] * S + last % S,
+            targets=np.zeros(B, np.int32),
+            page_table=table,
+            sample_row=every,
+            slots=every,
+            live=np.ones(B, np.int32),
+            plan=plan,
+        )
+
+    def _state(self, rows: int, pages: int) -> StepState:
+        config, V = self.config, self.config.vocab_size
+        shape = (pages, config.num_kv_heads, self.page_size, config.head_dim)
+        draw = jax.jit(lambda key: jax.random.normal(key, shape, self.dtype))
+        pools = [draw(key) for key in jax.random.split(jax.random.key(1), 2 * config.num_layers)]
+        tokens = jax.random.randint(jax.random.key(2), (rows,), 0, V, jnp.int32)
+        L = config.num_layers
+        return StepState(pools[:L], pools[L:], init_state(rows, V), tokens)
+
+    def measure(self, row: Row, ceilings: Ceilings) -> dict[str, Any]:
+        """Compile, run and time one row of the table."""
+        case = row.case
+        floor = floor_seconds(self.config, case, self.dtype.itemsize, ceilings)
+        start = time.perf_counter()
+        compiled, state, packed = self.compiled(case)
+        compile_s = time.perf_counter() - start
+        box = [state]
+        del state
+
+        def run() -> Array:
+            box[0], result = compiled(self.leaves, box[0], packed)
+            return result.tokens
+
+        repeats = max(2, min(40, round(0.05 / floor)))
+        seconds = seconds_per_call(run, repeats)
+        return {
+            "model": row.model,
+            "batch": case.batch,
+            "shared": case.shared,
+            "own": case.own,
+            "relay": self.relay,
+            "step_ms": 1e3 * seconds,
+            "floor_ms": 1e3 * floor,
+            "ratio": seconds / floor,
+            "reach_ratio": row.reach_ratio,
+            "reach_ms": row.reach_ms,
+            "kernels": _kernels(compiled.as_text()),
+            "compile_s": compile_s,
+            "temporary_bytes": int(compiled.memory_analysis().temp_size_in_bytes),
+        }
+
+
+def _kernels(hlo: str) -> int:
+    """Operations of the optimised program that the device starts; loops count once."""
+    inside = set(re.findall(r"calls=(%[\w.-]+)", hlo))
+    count, counted = 0, True
+    for line in hlo.splitlines():
+        if line.endswith("{") and not line.startswith(" "):
+            name = line.removeprefix("ENTRY ").split(" ", 1)[0]
+            counted = name not in inside
+        elif counted:
+            count += bool(_STARTED.search(line))
+    return count
+
+
+def measure_all(rows: tuple[Row, ...], options: argparse.Namespace) -> dict[str, Any]:
+    """Every row, one model at a time in memory."""
+    ceilings = measure_ceilings()
+    found, backend = [], options.backend
+    names = list(dict.fromkeys(row.model for row in rows))
+    with tqdm(total=len(rows), desc="decode step", disable=options.quiet) as bar:
+        for name in names:
+            bench = Bench(
+                name,
+                backend=options.backend,
+                page_size=options.page_size,
+                relay=options.relay,
+                mode=options.mode,
+            )
+            for row in rows:
+                if row.model == name:
+                    found.append(bench.measure(row, ceilings))
+                    bar.update()
+            backend = bench.backend.name
+            del bench
+    return record(
+        "bench.decode_step",
+        found,
+        vars(options),
+        backend=backend,
+        copy_bytes_per_s=ceilings.copy,
+        matmul_flop_per_s=ceilings.matmul,
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = command_parser("bench.decode_step", __doc__)
+    p.add_argument("--only", default="", help="rows of the table whose model name contains this")
+    p.add_argument("--growth", action="store_true", help="the growing prefix in place of the table")
+    p.add_argument("--model", choices=sorted(SHAPES), help="one row of your own, with the next 3")
+    p.add_argument("--batch", type=int, default=4, help="rows")
+    p.add_argument("--shared", type=int, default=64, help="tokens that all rows share")
+    p.add_argument("--own", type=int, default=16, help="further tokens of each row")
+    p.add_argument("--relay", choices=("auto", "on", "off"), default="auto")
+    p.add_argument("--mode", choices=("greedy", "random", "full"), default="greedy", help="sampler")
+    p.add_argument("--backend", default="auto", help="auto, mosaic or xla")
+    p.add_argument("--page-size", type=int, default=64, help="tokens a page")
+    return p
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print, keep."""
+    options = parser().parse_args(arguments)
+    if options.model is not None:
+        case = DecodeCase(options.batch, options.shared, options.own)
+        rows: tuple[Row, ...] = (Row(options.model, case),)
+    else:
+        rows = tuple(r for r in (GROWTH if options.growth else TABLE) if options.only in r.model)
+    if not rows:
+        raise SystemExit(f"no row of the table has a model named like {options.only!r}")
+    found = measure_all(rows, options)
+    copy, matmul = found["copy_bytes_per_s"] / 1e12, found["matmul_flop_per_s"] / 1e12
+    print(f"copy {copy:.3g} TB/s, bf16 {matmul:.3g} TFLOP/s")
+    keep(found, COLUMNS, options.json, "decode_step_growth" if options.growth else "decode_step")
+
+
+if __name__ == "__main__":
+    main()

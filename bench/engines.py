@@ -1,0 +1,55 @@
+"""The engines that benchmarks run: a model folder, the bundled model, or shapes alone."""
+
+import argparse
+import contextlib
+import gc
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.model_shapes import SHAPES, write_folder
+
+
+def add_engine_options(p: argparse.ArgumentParser) -> None:
+    """Which model, and how much of it runs at once."""
+    p.add_argument("--model", help="model folder or hub id; default: the bundled model")
+    p.add_argument("--shapes", choices=sorted(SHAPES), help="a model's shapes, random weights")
+    p.add_argument("--max-num-seqs", type=int, default=64, help="sequences running at once")
+    p.add_argument("--max-num-batched-tokens", type=int, help="token budget of a step")
+    p.add_argument("--num-pages", type=int, help="KV pages; default: what the memory holds")
+    p.add_argument("--page-size", type=int, default=64, help="tokens a page")
+    p.add_argument("--backend", default="auto", help="attention kernels: auto, mosaic or xla")
+    p.add_argument("--seed", type=int, default=0, help="of weights, prompts and sampling")
+
+
+def model_name(options: argparse.Namespace) -> str:
+    """As shown in tables; a local path is shown by its last part."""
+    return options.shapes or (Path(options.model).name if options.model else "bundled")
+
+
+@contextlib.contextmanager
+def running_llm(options: argparse.Namespace, *, relay: str, max_model_len: int) -> Iterator[Any]:
+    """An LLM for the length of a with-block; its memory is free afterwards."""
+    from rjax import LLM
+
+    given: dict[str, Any] = {
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+        "num_pages": options.num_pages,
+        "page_size": options.page_size,
+        "backend": options.backend,
+        "seed": options.seed,
+        "use_tqdm": not options.quiet,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        model = options.model
+        if options.shapes is not None:
+            model = str(write_folder(options.shapes, Path(folder) / options.shapes))
+            given |= {"load_format": "dummy", "skip_tokenizer_init": True}
+        llm = LLM(model, enable_relay_attention=relay, max_model_len=max_model_len, **given)  # pyright: ignore[reportArgumentType]
+        try:
+            yield llm
+        finally:
+            del llm
+            gc.collect()

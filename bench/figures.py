@@ -1,0 +1,92 @@
+"""Pictures of results, all in one style."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # draws files; needs no screen
+
+import matplotlib.pyplot as plt
+
+_STYLE: Any = {
+    "figure.figsize": (6.4, 3.8),
+    "figure.dpi": 110,
+    "figure.constrained_layout.use": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#dddddd",
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4,
+}
+# Told apart by people who see few colours, and in print (Okabe and Ito's set).
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+Points = Sequence[tuple[float, float]]
+
+
+def lines(
+    path: Path,
+    series: Mapping[str, Points],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    log: str = "",
+) -> None:
+    """A line for each series; ``log`` names the logarithmic axes: "", "x", "y" or "xy"."""
+    with plt.rc_context(_STYLE):
+        figure, axes = plt.subplots()
+        for i, (name, points) in enumerate(series.items()):
+            xs, ys = zip(*sorted(points), strict=True)
+            axes.plot(xs, ys, marker="o", label=name, color=_COLOURS[i % len(_COLOURS)])
+        if "x" in log:
+            axes.set_xscale("symlog" if _has_zero(series) else "log", base=2)
+        if "y" in log:
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
+        _finish(figure, axes, path, title, x, y)
+
+
+def bars(
+    path: Path, groups: Mapping[str, Mapping[str, float]], *, title: str, x: str, y: str
+) -> None:
+    """Groups of bars: group name to series name to height."""
+    names = list(dict.fromkeys(name for group in groups.values() for name in group))
+    width = 0.8 / max(1, len(names))
+    with plt.rc_context(_STYLE):
+        figure, axes = plt.subplots()
+        for i, name in enumerate(names):
+            heights = [group.get(name, float("nan")) for group in groups.values()]
+            places = [g + (i - (len(names) - 1) / 2) * width for g in range(len(groups))]
+            axes.bar(places, heights, width, label=name, color=_COLOURS[i % len(_COLOURS)])
+        axes.set_xticks(range(len(groups)), list(groups))
+        _finish(figure, axes, path, title, x, y)
+
+
+def _finish(figure, axes, path: Path, title: str, x: str, y: str) -> None:
+    axes.set_title(title)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # No date and no version in the file: the same numbers give the same bytes.
+    figure.savefig(path, metadata={"Software": None})
+    plt.close(figure)
+
+
+def _has_zero(series: Mapping[str, Points]) -> bool:
+    return any(x <= 0 for points in series.values() for x, _ in points)

@@ -1,0 +1,128 @@
+"""How long a request waits: first token, each further token, the whole answer.
+
+    python -m bench.latency --shapes llama-3-8b                 # on a GPU
+    python -m bench.latency --shapes tiny --batch 1,4 --prefix 0,64 --input 16 --output 8 --rounds 2
+
+For each number of requests that arrive together and each length of their shared prefix: the middle
+and the 99th percentile over all requests of several rounds. "Cold" is a round that has to read
+the prefix; the others find it cached. Shapes are compiled before the clock starts.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from bench.command_line import command_parser, keep, numbers
+from bench.engines import add_engine_options, model_name, running_llm
+from bench.figures import lines
+from bench.records import record
+from bench.throughput import run_once
+from bench.workload import synthetic
+
+COLUMNS = {
+    "model": "model",
+    "batch": "requests",
+    "prefix": "prefix",
+    "input": "input",
+    "output": "output",
+    "cold_first_ms": "cold first token, ms",
+    "first_ms": "first token, ms",
+    "first_p99_ms": "99th, ms",
+    "each_ms": "each token, ms",
+    "each_p99_ms": "99th, ms",
+    "whole_ms": "whole answer, ms",
+}
+
+
+def measure(options: argparse.Namespace, llm: Any, batch: int, prefix: int) -> dict[str, Any]:
+    """One point over several rounds."""
+
+    def answered(seed: int, shared_seed: int) -> list[Any]:
+        shared = synthetic(
+            1, prefix=prefix, own=0, output=0, vocab_size=vocab_size, seed=shared_seed
+        )[0].prompt
+        own = synthetic(
+            batch,
+            prefix=0,
+            own=options.input,
+            output=options.output,
+            vocab_size=vocab_size,
+            seed=seed,
+        )
+        for request in own:
+            request.prompt[:0] = shared
+        return [o.metrics for o in run_once(llm, own, True)[0]]
+
+    vocab_size = llm.engine.model_config.vocab_size
+    answered(1, 1)  # compiles
+    answered(2, 1)
+    cold = answered(3, options.seed + 2)
+    warm = [m for i in range(options.rounds) for m in answered(4 + i, options.seed + 2)]
+    first = 1e3 * np.array([m.time_to_first_token for m in warm])
+    each = 1e3 * np.array([m.time_per_output_token or 0.0 for m in warm])
+    return {
+        "model": model_name(options),
+        "batch": batch,
+        "prefix": prefix,
+        "input": options.input,
+        "output": options.output,
+        "cold_first_ms": float(np.median([1e3 * m.time_to_first_token for m in cold])),
+        "first_ms": float(np.median(first)),
+        "first_p99_ms": float(np.percentile(first, 99)),
+        "each_ms": float(np.median(each)),
+        "each_p99_ms": float(np.percentile(each, 99)),
+        "whole_ms": float(1e3 * np.median([m.e2e for m in warm])),
+    }
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Time of each further token over prefix length, a line for each number of requests."""
+    rows = found["rows"]
+    series = {
+        f"{batch} requests": [(r["prefix"], r["each_ms"]) for r in rows if r["batch"] == batch]
+        for batch in dict.fromkeys(r["batch"] for r in rows)
+    }
+    title = f"{rows[0]['model']}, {found['environment']['device']}"
+    lines(path, series, title=title, x="tokens of the shared prefix", y="ms a token", log="x")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = command_parser("bench.latency", __doc__)
+    add_engine_options(p)
+    p.add_argument(
+        "--batch", type=numbers, default=[1, 8, 64], help="requests that arrive together"
+    )
+    p.add_argument("--prefix", type=numbers, default=[0, 2048, 8192], help="tokens they share")
+    p.add_argument("--input", type=int, default=128, help="further prompt tokens of each")
+    p.add_argument("--output", type=int, default=64, help="tokens generated for each")
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--relay", choices=("auto", "on", "off"), default="auto")
+    p.add_argument("--png", type=Path, help="file for the picture")
+    return p
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print, keep, draw."""
+    options = parser().parse_args(arguments)
+    if max(options.batch) > options.max_num_seqs:
+        raise SystemExit(f"--max-num-seqs ({options.max_num_seqs}) is below the largest --batch")
+    longest = max(options.prefix) + options.input + options.output
+    points = [(b, s) for b in options.batch for s in options.prefix]
+    with running_llm(options, relay=options.relay, max_model_len=longest) as llm:
+        rows = [
+            measure(options, llm, *point)
+            for point in tqdm(points, desc="latency", disable=options.quiet)
+        ]
+        backend = llm.stats().backend
+    found = record("bench.latency", rows, vars(options), backend=backend)
+    keep(found, COLUMNS, options.json, "latency")
+    if options.png is not None:
+        draw(found, options.png)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Results on disk: one JSON form for every benchmark, with all that is needed to repeat it."""
+
+import datetime
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+RESULTS: Path = Path(__file__).parent / "results"
+"""Folder of the kept results."""
+
+_NOT_SETTINGS = ("json", "png", "quiet")  # where the result goes, not what it is
+_PACKAGES = ("jax", "jaxlib", "flax", "transformers", "torch", "triton")
+
+
+def environment() -> dict[str, Any]:
+    """What the benchmark ran on and with."""
+    device = jax.devices()[0]
+    return {
+        "device": device.device_kind if device.platform != "cpu" else f"CPU ({platform.machine()})",
+        "devices": jax.device_count(),
+        "driver": getattr(device.client, "platform_version", "").splitlines()[0],
+        "python": platform.python_version(),
+        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def command(module: str) -> str:
+    """The command line that runs this again."""
+    return shlex.join(["python", "-m", module, *sys.argv[1:]])
+
+
+def record(
+    module: str,
+    rows: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    **more: Any,
+) -> dict[str, Any]:
+    """A result: ``rows`` are what was measured, one mapping for each point."""
+    return {
+        "benchmark": module,
+        "command": command(module),
+        "environment": environment(),
+        "settings": {k: _plain(v) for k, v in settings.items() if k not in _NOT_SETTINGS},
+        **more,
+        "rows": [dict(row) for row in rows],
+    }
+
+
+def save(path: Path, found: Mapping[str, Any]) -> None:
+    """Write a record; the folder is made where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a record.
+
+    Raises:
+        ValueError: the file is not a record of these benchmarks.
+    """
+    found = json.loads(path.read_text(encoding="utf-8"))
+    missing = {"benchmark", "command", "environment", "rows"} - set(found)
+    if missing:
+        raise ValueError(f"{path} is no benchmark record: it lacks {', '.join(sorted(missing))}")
+    return found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(x) for x in value]
+    return str(value)

@@ -1,0 +1,200 @@
+"""Tokens per second of the engine, end to end, with a shared prefix.
+
+    python -m bench.throughput --shapes llama-3-8b               # on a GPU
+    python -m bench.throughput --shapes tiny --requests 8 --prefix 64 --input 16 --output 8
+    python -m bench.throughput --file sharegpt.json --requests 200 --prefix 0
+    python -m bench.throughput --shapes llama-3-8b --requests 64 --input 512 --output 1  # prefill
+
+All requests arrive at once; each has the shared prefix, its own input, and generates its output to
+the full length. Every compiled step is run once before the clock starts, and the prefix cache is
+then emptied, so that reading the prefix is part of the time. ``--relay`` names modes to compare.
+"""
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.ceilings import Ceilings, measure_ceilings
+from bench.command_line import command_parser, keep
+from bench.engines import add_engine_options, model_name, running_llm
+from bench.figures import bars
+from bench.records import record
+from bench.workload import Request, from_file, synthetic
+from models import ModelConfig
+
+COLUMNS = {
+    "model": "model",
+    "relay": "relay",
+    "requests": "requests",
+    "running": "at once",
+    "prefix": "prefix",
+    "input": "input",
+    "output": "output",
+    "output_per_s": "output tokens/s",
+    "total_per_s": "all tokens/s",
+    "first_s": "first token, s",
+    "each_ms": "each token, ms",
+    "matmul_share": "of matmul rate",
+    "kv_gib": "KV, GiB",
+    "kv_unshared_gib": "unshared, GiB",
+    "seconds": "seconds",
+}
+
+
+def useful_flops(config: ModelConfig, computed: int, outputs: int) -> float:
+    """FLOP of the matrix products for so many computed tokens; logits only where sampled."""
+    D, H = config.hidden_size, config.head_dim
+    heads = 2 * config.num_heads + 2 * config.num_kv_heads
+    layer = D * heads * H + (2 + config.gated_mlp) * D * config.intermediate_size
+    return 2.0 * computed * config.num_layers * layer + 2.0 * outputs * D * config.vocab_size
+
+
+def run_once(llm: Any, requests: list[Request], quiet: bool) -> tuple[list[Any], float]:
+    """Generate for all requests; the outputs and the seconds it took."""
+    from rjax import SamplingParams
+
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=r.output_tokens, ignore_eos=True)
+        for r in requests
+    ]
+    start = time.perf_counter()
+    outputs = llm.generate([r.prompt for r in requests], params, use_tqdm=not quiet)
+    return outputs, time.perf_counter() - start
+
+
+def measure(
+    options: argparse.Namespace, relay: str, ceilings: Ceilings
+) -> tuple[dict[str, Any], str]:
+    """One engine, one mode; the row and the attention backend."""
+    longest = options.max_model_len or options.prefix + options.input + options.output
+    with running_llm(options, relay=relay, max_model_len=longest) as llm:
+        config = llm.engine.model_config
+        requests = _requests(options, llm, config.vocab_size, longest)
+        # Other prompts of the same lengths: every shape compiles, nothing useful is cached.
+        warm = synthetic(
+            min(len(requests), 2 * options.max_num_seqs),
+            prefix=options.prefix,
+            own=options.input,
+            output=min(options.output, 4),
+            vocab_size=config.vocab_size,
+            seed=options.seed + 1,
+        )
+        for count in dict.fromkeys([*_falling(len(warm))]):
+            run_once(llm, warm[:count], True)
+        llm.reset_prefix_cache()
+        before = llm.stats()
+        outputs, seconds = run_once(llm, requests, options.quiet)
+        after = llm.stats()
+    written = sum(len(o.outputs[0].token_ids) for o in outputs)
+    read = sum(len(o.prompt_token_ids) for o in outputs)
+    cached = after.cached_tokens - before.cached_tokens
+    computed = read - cached + written - len(outputs)
+    each = [o.metrics.time_per_output_token for o in outputs]
+    each = [x for x in each if x is not None]
+    row = {
+        "model": model_name(options),
+        "relay": relay,
+        "requests": len(requests),
+        "running": options.max_num_seqs,
+        "prefix": options.prefix,
+        "input": options.input if options.file is None else None,
+        "output": options.output if options.file is None else None,
+        "seconds": seconds,
+        "output_per_s": written / seconds,
+        "total_per_s": (read + written) / seconds,
+        "first_s": statistics.mean(o.metrics.time_to_first_token for o in outputs),
+        "each_ms": 1e3 * statistics.mean(each) if each else None,
+        "computed_tokens": computed,
+        "cached_tokens": cached,
+        "matmul_share": useful_flops(config, computed, written) / seconds / ceilings.matmul,
+        "kv_gib": after.peak_kv_bytes / 2**30,
+        "kv_unshared_gib": after.peak_kv_bytes_unshared / 2**30,
+        "steps": after.steps - before.steps,
+    }
+    return row, after.backend
+
+
+def _falling(count: int) -> list[int]:
+    """count, count / 2, ..., 1: so many sequences at once meet every size of step."""
+    sizes = [count]
+    while sizes[-1] > 1:
+        sizes.append(sizes[-1] // 2)
+    return sizes
+
+
+def _requests(
+    options: argparse.Namespace, llm: Any, vocab_size: int, longest: int
+) -> list[Request]:
+    prefix = synthetic(
+        1, prefix=options.prefix, own=0, output=0, vocab_size=vocab_size, seed=options.seed
+    )[0].prompt
+    if options.file is not None:
+        tokenizer = llm.get_tokenizer()
+        return from_file(
+            options.file,
+            lambda text: tokenizer.encode_batch([text])[0],
+            count=options.requests,
+            prefix=prefix,
+            longest=longest,
+            seed=options.seed,
+        )
+    return synthetic(
+        options.requests,
+        prefix=options.prefix,
+        own=options.input,
+        output=options.output,
+        vocab_size=vocab_size,
+        seed=options.seed,
+    )
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Output tokens a second by relay mode."""
+    groups = {row["relay"]: {"output tokens/s": row["output_per_s"]} for row in found["rows"]}
+    row = found["rows"][0]
+    title = f"{row['model']}, {row['requests']} requests, prefix {row['prefix']}"
+    bars(path, groups, title=title, x="relay attention", y="output tokens a second")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = command_parser("bench.throughput", __doc__)
+    add_engine_options(p)
+    p.add_argument("--requests", type=int, default=512)
+    p.add_argument("--prefix", type=int, default=2048, help="tokens that all requests share")
+    p.add_argument("--input", type=int, default=128, help="further prompt tokens of each")
+    p.add_argument("--output", type=int, default=256, help="tokens generated for each")
+    p.add_argument("--file", type=Path, help="ShareGPT JSON or JSON lines, in place of random ids")
+    p.add_argument("--max-model-len", type=int, help="with --file: most tokens of a request")
+    p.add_argument("--relay", default="auto,off", help="modes to compare: auto, on, off")
+    p.add_argument("--png", type=Path, help="file for the picture")
+    p.add_argument("--name", default="throughput", help="name of the kept result")
+    return p
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print, keep, draw."""
+    options = parser().parse_args(arguments)
+    if options.file is not None and options.max_model_len is None:
+        raise SystemExit("--file needs --max-model-len, the most tokens of a request")
+    ceilings = measure_ceilings()
+    rows, backend = [], ""
+    for relay in options.relay.split(","):
+        row, backend = measure(options, relay, ceilings)
+        rows.append(row)
+    found = record(
+        "bench.throughput",
+        rows,
+        vars(options),
+        backend=backend,
+        matmul_flop_per_s=ceilings.matmul,
+    )
+    keep(found, COLUMNS, options.json, options.name)
+    if options.png is not None:
+        draw(found, options.png)
+
+
+if __name__ == "__main__":
+    main()
