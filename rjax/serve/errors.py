@@ -22,6 +22,7 @@ _TYPES = {
     431: "invalid_request_error",
     503: "service_unavailable_error",
 }
+_NO_PLACE = frozenset(("body", "str", "int", "float", "bool", "NamedTool", "TextPart"))
 _LONGEST = 1000  # characters of a message; what a client sent may be quoted in it
 
 
@@ -115,9 +116,12 @@ def install_handlers(app: FastAPI, retry_after: int) -> None:
 
 
 def _of_validation(error: RequestValidationError) -> ApiError:
-    first = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part != "body"]
-    param = ".".join(place) or None
+    # Of a union's errors the deepest is that of the form which was meant.
+    first = max(
+        error.errors(), key=lambda e: (e["type"] == "extra_forbidden", len(e["loc"]), e["type"])
+    )
+    place = [str(part) for part in first["loc"] if part not in _NO_PLACE and "[" not in str(part)]
+    param = ".".join(place)[:100] or None
     if first["type"] == "extra_forbidden":
         return ApiError(
             400,

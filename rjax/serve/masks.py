@@ -133,9 +133,7 @@ class Grammars:
         try:
             match constraint.kind:
                 case "json":
-                    grammar = make.grammar_from_json_schema(
-                        constraint.source, overrides=_JSON_FORM
-                    )
+                    grammar = make.grammar_from_json_schema(constraint.source, overrides=_JSON_FORM)
                 case "regex":
                     grammar = make.grammar_from_regex(constraint.source)
                 case "grammar":

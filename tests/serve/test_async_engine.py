@@ -154,7 +154,9 @@ def test_cancelled_while_submitting_aborts():
     drive(test)
 
 
-@pytest.mark.parametrize(("prompt", "error"), [([13], InvalidRequestError), ([14], ArithmeticError)])
+@pytest.mark.parametrize(
+    ("prompt", "error"), [([13], InvalidRequestError), ([14], ArithmeticError)]
+)
 def test_refused_request_harms_no_other(prompt, error):
     async def test(engine, inner):
         good = asyncio.ensure_future(collect(engine, [1], tokens(50)))

@@ -1,0 +1,108 @@
+"""API keys on every route but /health; tenants learn nothing of one another's prompts."""
+
+import hmac
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+
+from rjax.errors import InvalidConfigError
+from rjax.serve import auth
+from rjax.serve.auth import KeyRing
+from rjax.serve.tenancy import cache_salt
+
+from .running import Running, make_engine, running
+
+KEYS = ["first-key-1234", "second-key-5678"]
+
+
+@pytest.fixture(scope="module")
+def guarded(folder) -> Iterator[Running]:
+    with running(make_engine(folder), keys=KEYS) as found:
+        yield found
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_every_route_but_health_asks_for_a_key(guarded: Running):
+    paths = guarded.server.config.app.openapi()["paths"]  # type: ignore[union-attr]
+    asked = 0
+    for path, methods in {**paths, "/openapi.json": {"get": {}}}.items():
+        for method in methods:
+            url = guarded.url + path.replace("{model}", "tiny").replace("{name}", "x")
+            for headers in ({}, bearer("wrong-key-0000"), {"Authorization": KEYS[0]}, bearer("x")):
+                found = httpx2.request(method.upper(), url, headers=headers, timeout=30)
+                if path == "/health":
+                    assert found.status_code == 200
+                else:
+                    assert found.status_code == 401, (path, method, headers)
+                    assert found.json()["error"]["code"] == "invalid_api_key"
+                    asked += 1
+    assert asked >= 4 * 9
+    for path in ("/docs", "/redoc"):
+        assert httpx2.get(guarded.url + path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path", ["//v1/models", "/health/../v1/models", "/v1/models/", "/V1/MODELS"]
+)
+def test_no_spelling_of_a_path_goes_around(guarded: Running, path):
+    found = httpx2.get(guarded.url + path, headers={"Host": "evil/health?"})
+    assert found.status_code in (401, 404, 400, 307)
+    assert "tiny" not in found.text
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_opens(guarded: Running, key):
+    assert httpx2.get(guarded.url + "/v1/models", headers=bearer(key)).status_code == 200
+    lower = {"Authorization": f"bearer {key}"}
+    assert httpx2.get(guarded.url + "/v1/models", headers=lower).status_code == 200
+
+
+def test_keys_are_compared_in_constant_time_and_all_of_them(monkeypatch):
+    seen = []
+
+    def compare(a, b):
+        seen.append(a)
+        return hmac.compare_digest(a, b)
+
+    class Spy:
+        compare_digest = staticmethod(compare)
+
+    ring = KeyRing(KEYS)
+    monkeypatch.setattr(auth, "hmac", Spy)
+    assert ring.tenant(f"Bearer {KEYS[0]}").name == "key-1"
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("key", ["", "short", "with space 1", "ünicode-key", "line\nbreak-key"])
+def test_unusable_keys_are_refused(key):
+    with pytest.raises(InvalidConfigError):
+        KeyRing([key])
+
+
+def test_tenants_have_salts_of_their_own():
+    ring = KeyRing(KEYS)
+    first, second = (ring.tenant(f"Bearer {key}") for key in KEYS)
+    salts = {
+        cache_salt(tenant, wanted) for tenant in (first, second) for wanted in (None, "a", "b")
+    }
+    assert len(salts) == 6
+    # Nobody can spell another's salt.
+    assert cache_salt(first, second.salt) not in salts
+    assert cache_salt(KeyRing([]).tenant(None), None) is None
+
+
+def test_one_tenants_prompt_is_not_cached_for_another(guarded: Running):
+    def cached(key: str) -> int:
+        body = {"prompt": "A secret that only one of them knows. " * 5, "max_tokens": 1}
+        found = httpx2.post(
+            guarded.url + "/v1/completions", json=body, headers=bearer(key), timeout=60
+        )
+        return found.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert cached(KEYS[0]) == 0
+    assert cached(KEYS[0]) >= 16
+    assert cached(KEYS[1]) == 0

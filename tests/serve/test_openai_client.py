@@ -1,0 +1,366 @@
+"""The official client drives every feature: sync, async, streaming."""
+
+import asyncio
+import json
+import math
+
+import openai
+import pytest
+
+from .running import Running
+
+HI = [{"role": "user", "content": "Who lives in Peru?"}]
+GREEDY = {"model": "tiny", "temperature": 0}
+
+
+def text_of(stream) -> str:
+    return "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
+
+
+def test_models(client):
+    assert [m.id for m in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").max_model_len == 512
+    with pytest.raises(openai.NotFoundError, match="tiny"):
+        client.models.retrieve("other")
+
+
+def test_chat_stream_is_the_answer_in_pieces(client):
+    whole = client.chat.completions.create(messages=HI, max_tokens=12, **GREEDY)
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage.completion_tokens == 12
+    assert whole.usage.total_tokens == 12 + whole.usage.prompt_tokens
+    chunks = list(
+        client.chat.completions.create(
+            messages=HI,
+            max_completion_tokens=12,
+            stream=True,
+            stream_options={"include_usage": True},
+            **GREEDY,
+        )
+    )
+    assert text_of(chunks) == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+    assert all(c.usage is None for c in chunks[:-1])
+    assert chunks[-1].usage.completion_tokens == 12
+    assert len({c.id for c in chunks}) == 1
+
+
+def test_completion_stream_is_the_answer_in_pieces(client):
+    prompts = ["Who lives in Peru?", "How old is Ann?"]
+    args = {"prompt": prompts, "max_tokens": 9, "seed": 3, "n": 2, "temperature": 0.9}
+    whole = client.completions.create(model="tiny", **args)
+    assert [c.index for c in whole.choices] == [0, 1, 2, 3]
+    texts = {c.index: "" for c in whole.choices}
+    for chunk in client.completions.create(model="tiny", stream=True, **args):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == {c.index: c.text for c in whole.choices}
+    assert whole.usage.completion_tokens == 4 * 9
+
+
+def test_same_seed_same_text(client):
+    def ask(seed: int) -> str:
+        args = {"model": "tiny", "messages": HI, "max_tokens": 16, "temperature": 1, "seed": seed}
+        return client.chat.completions.create(**args).choices[0].message.content
+
+    assert ask(1) == ask(1)
+    assert ask(1) != ask(2)
+
+
+def test_async_client_runs_many_at_once(server: Running):
+    async def whole() -> list[str]:
+        base = f"{server.url}/v1"
+        async with openai.AsyncOpenAI(base_url=base, api_key="none", max_retries=0) as client:
+
+            async def one(i: int) -> str:
+                stream = await client.chat.completions.create(
+                    messages=[{"role": "user", "content": f"question {i % 3}"}],
+                    max_tokens=10,
+                    stream=True,
+                    **GREEDY,
+                )
+                return "".join([c.choices[0].delta.content or "" async for c in stream])
+
+            return await asyncio.gather(*(one(i) for i in range(12)))
+
+    found = asyncio.run(whole())
+    assert all(found[i] == found[i % 3] for i in range(12))
+
+
+def test_shared_system_message_is_found_by_itself(client):
+    system = {"role": "system", "content": "You know a table of people. " * 8}
+    counts = []
+    for question in ("Who?", "Where?", "When?"):
+        messages = [system, {"role": "user", "content": question}]
+        usage = client.chat.completions.create(messages=messages, max_tokens=2, **GREEDY).usage
+        counts.append(usage.prompt_tokens_details.cached_tokens)
+        assert usage.prompt_tokens > 16
+    assert min(counts[1:]) >= 16
+    assert counts[0] < counts[1]
+
+
+def test_chat_logprobs(client):
+    found = client.chat.completions.create(
+        messages=HI, max_tokens=4, logprobs=True, top_logprobs=3, **GREEDY
+    )
+    content = found.choices[0].logprobs.content
+    assert len(content) == 4
+    for token in content:
+        assert len(token.top_logprobs) == 3
+        values = [t.logprob for t in token.top_logprobs]
+        assert values == sorted(values, reverse=True)
+        assert token.logprob == values[0]  # greedy
+        assert token.bytes is None or bytes(token.bytes).decode() == token.token
+    chunks = client.chat.completions.create(
+        messages=HI, max_tokens=4, logprobs=True, top_logprobs=3, stream=True, **GREEDY
+    )
+    streamed = [
+        t.logprob
+        for c in chunks
+        if c.choices and c.choices[0].logprobs
+        for t in c.choices[0].logprobs.content
+    ]
+    assert streamed == [t.logprob for t in content]
+
+
+def test_completion_logprobs_and_echo_score_a_prompt(client):
+    prompt = "Who lives in Peru?"
+    args = {"prompt": prompt, "echo": True, "logprobs": 2, **GREEDY}
+    scored = client.completions.create(max_tokens=0, **args)
+    longer = client.completions.create(max_tokens=3, **args)
+    assert scored.choices[0].text == prompt
+    assert longer.choices[0].text.startswith(prompt)
+    assert scored.usage.completion_tokens == 0
+    one, more = scored.choices[0].logprobs, longer.choices[0].logprobs
+    assert len(more.tokens) == len(one.tokens) + 3 == scored.usage.prompt_tokens + 3
+    assert more.token_logprobs[: len(one.tokens)] == one.token_logprobs
+    assert one.token_logprobs[0] is None
+    assert all(math.isfinite(x) and x < 0 for x in one.token_logprobs[1:])
+    assert "".join(one.tokens[1:]) == prompt
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings_and_stop_reason(client, stream):
+    whole = client.completions.create(prompt="a", max_tokens=12, **GREEDY).choices[0].text
+    stop = whole[5:8]
+    args = {"prompt": "a", "max_tokens": 12, "stop": [stop], **GREEDY}
+    if stream:
+        chunks = list(client.completions.create(stream=True, **args))
+        text = "".join(c.choices[0].text for c in chunks)
+        last = chunks[-1].choices[0]
+    else:
+        last = client.completions.create(**args).choices[0]
+        text = last.text
+    assert text == whole[: whole.index(stop)]
+    assert last.finish_reason == "stop"
+    assert last.stop_reason == stop
+    kept = client.completions.create(extra_body={"include_stop_str_in_output": True}, **args)
+    assert kept.choices[0].text == whole[: whole.index(stop)] + stop
+
+
+def test_penalties_and_bias_act(client):
+    args = {"prompt": "a", "max_tokens": 8, **GREEDY}
+    plain = client.completions.create(**args).choices[0].text
+    biased = client.completions.create(logit_bias={"77": 100}, **args).choices[0].text
+    penalised = client.completions.create(
+        logit_bias={"77": 9}, frequency_penalty=2, presence_penalty=2, **args
+    )
+    assert biased != plain
+    assert biased == biased[: len(biased) // 8] * 8
+    assert penalised.choices[0].text != biased
+
+
+def test_extensions(client, server: Running):
+    extra = {
+        "top_k": 1,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "stop_token_ids": [9],
+        "ignore_eos": True,
+        "min_tokens": 6,
+        "allowed_token_ids": list(range(40, 80)),
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+        "return_token_ids": True,
+        "prompt_logprobs": 1,
+        "priority": 3,
+        "cache_salt": "tea",
+    }
+    found = client.completions.create(
+        model="tiny", prompt=[5, 6, 7], max_tokens=6, temperature=0.7, seed=1, extra_body=extra
+    ).choices[0]
+    assert found.prompt_token_ids == [5, 6, 7]
+    assert len(found.token_ids) == 6
+    assert set(found.token_ids) <= set(range(40, 80))
+    assert found.prompt_logprobs[0] is None
+    assert len(found.prompt_logprobs) == 3
+
+
+def test_minimum_tokens_and_cache_salt_keep_apart(client):
+    def cached(salt: str) -> int:
+        found = client.completions.create(
+            prompt="A long beginning that is shared. " * 6,
+            max_tokens=1,
+            extra_body={"cache_salt": salt},
+            **GREEDY,
+        )
+        return found.usage.prompt_tokens_details.cached_tokens
+
+    assert cached("one") == 0
+    assert cached("one") >= 16
+    assert cached("two") == 0
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 120}, "ok": {"type": "boolean"}},
+    "required": ["age", "ok"],
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_json_schema(client, stream):
+    args = {
+        "model": "tiny",
+        "messages": HI,
+        "max_tokens": 60,
+        "temperature": 1.5,
+        "seed": 4,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "person", "schema": SCHEMA, "strict": True},
+        },
+    }
+    if stream:
+        text = text_of(client.chat.completions.create(stream=True, **args))
+    else:
+        text = client.chat.completions.create(**args).choices[0].message.content
+    found = json.loads(text)
+    assert set(found) == {"age", "ok"}
+    assert 0 <= found["age"] <= 120
+
+
+def test_parsed_answers(client):
+    import pydantic
+
+    class Person(pydantic.BaseModel):
+        age: int
+        ok: bool
+
+    found = client.chat.completions.parse(
+        model="tiny", messages=HI, max_tokens=100, response_format=Person, temperature=0
+    )
+    assert isinstance(found.choices[0].message.parsed, Person)
+
+
+@pytest.mark.parametrize(
+    ("structured", "check"),
+    [
+        ({"regex": "[a-f]{3}-[0-9]{2}"}, lambda t: len(t) == 6 and t[3] == "-"),
+        ({"choice": ["red", "green \"x\"", "blue"]}, lambda t: t in ("red", "green \"x\"", "blue")),
+        ({"grammar": 'start: "a" ("b" | "c") "d"'}, lambda t: t in ("abd", "acd")),
+        ({"grammar": 'root ::= "x" ("y" | "z")'}, lambda t: t in ("xy", "xz")),
+        ({"json": SCHEMA}, lambda t: set(json.loads(t)) == {"age", "ok"}),
+    ],
+    ids=["regex", "choice", "lark", "gbnf", "json"],
+)  # fmt: skip
+def test_structured_outputs(client, structured, check):
+    found = client.completions.create(
+        model="tiny",
+        prompt="say",
+        max_tokens=60,
+        n=2,
+        temperature=1.2,
+        seed=11,
+        extra_body={"structured_outputs": structured},
+    )
+    for choice in found.choices:
+        assert choice.finish_reason == "stop", choice
+        assert check(choice.text), choice.text
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "finds people",
+            "parameters": {
+                "type": "object",
+                "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}},
+                "required": ["age"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("find", "count")
+]
+NAMED = {"type": "function", "function": {"name": "count"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_forced_tool_call_and_its_result(client, choice, stream):
+    args = {
+        "model": "tiny",
+        "messages": HI,
+        "tools": TOOLS,
+        "tool_choice": choice,
+        "max_tokens": 80,
+        "temperature": 1,
+        "seed": 2,
+        "parallel_tool_calls": False,
+    }
+    if stream:
+        with client.chat.completions.stream(**args) as events:
+            message = events.get_final_completion().choices[0].message
+    else:
+        found = client.chat.completions.create(**args).choices[0]
+        assert found.finish_reason == "tool_calls"
+        message = found.message
+    [call] = message.tool_calls
+    assert call.function.name in (["count"] if choice is NAMED else ["find", "count"])
+    assert 0 <= json.loads(call.function.arguments)["age"] <= 99
+    answer = [
+        *HI,
+        message.model_dump(exclude={"parsed"}) if not stream else {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": call.id, "type": "function",
+                 "function": {"name": call.function.name, "arguments": call.function.arguments}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": call.id, "content": "7"},
+    ]  # fmt: skip
+    final = client.chat.completions.create(messages=answer, tools=TOOLS, max_tokens=4, **GREEDY)
+    assert final.choices[0].message.content
+
+
+def test_errors_are_the_clients_own_kinds(client):
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="other", messages=HI)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tiny", messages=HI, temperature=9)
+    assert caught.value.param == "temperature"
+    assert caught.value.code == "invalid_request_error"
+    with pytest.raises(openai.BadRequestError, match="best_of"):
+        client.completions.create(model="tiny", prompt="a", best_of=2)
+    with pytest.raises(openai.BadRequestError, match=r"text"):
+        image = {"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}
+        client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": [image]}]
+        )
+
+
+def test_text_parts_and_developer_messages(client):
+    parts = [{"type": "text", "text": "Who lives "}, {"type": "text", "text": "in Peru?"}]
+    messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
+    plain = [{"role": "system", "content": "be brief"}, *HI]
+    one, two = (
+        client.chat.completions.create(messages=m, max_tokens=4, **GREEDY)
+        for m in (messages, plain)
+    )
+    assert one.choices[0].message.content == two.choices[0].message.content

@@ -1,0 +1,111 @@
+"""kill -TERM under load: what was accepted is answered in full, what comes later gets a 503."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import httpx2
+import pytest
+
+BODY = {
+    "prompt": "Who lives in Peru?",
+    "max_tokens": 150,
+    "ignore_eos": True,
+    "temperature": 1,
+    "stream": True,
+}
+
+
+@pytest.fixture
+def process(folder):
+    command = [
+        *(sys.executable, "-m", "rjax.serve", "--model", str(folder), "--load-format", "dummy"),
+        *("--port", "0", "--page-size", "8", "--num-pages", "512", "--max-num-seqs", "4"),
+        *("--max-num-batched-tokens", "16", "--drain-seconds", "60"),
+    ]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert started.stdout is not None
+        line = started.stdout.readline()
+        assert "http://127.0.0.1:" in line
+        yield started, line.split(" on ")[1].strip().removesuffix("/v1")
+    finally:
+        started.kill()
+        started.wait(20)
+        started.stdout.close()
+
+
+def stream(url: str, found: list, accepted: threading.Semaphore) -> None:
+    """One client; adds what it got: (status, tokens, finished)."""
+    tokens, finished = 0, False
+    with httpx2.stream("POST", url + "/v1/completions", json=BODY, timeout=90) as answer:
+        if answer.status_code == 200:
+            accepted.release()
+        for line in answer.iter_lines():
+            if line == "data: [DONE]":
+                finished = True
+            elif line.startswith("data: {"):
+                choices = json.loads(line[6:]).get("choices")
+                tokens += bool(choices) and choices[0]["finish_reason"] is None
+        found.append((answer.status_code, tokens, finished))
+
+
+def test_drain_loses_nothing_that_was_accepted(process):
+    started, url = process
+    found: list = []
+    accepted = threading.Semaphore(0)
+    clients = [threading.Thread(target=stream, args=(url, found, accepted)) for _ in range(8)]
+    for client in clients:
+        client.start()
+    for _ in clients:
+        assert accepted.acquire(timeout=60)
+    os.kill(started.pid, signal.SIGTERM)
+    refused = 0
+    end = time.monotonic() + 10
+    while time.monotonic() < end and not refused:
+        try:
+            health = httpx2.get(url + "/health", timeout=5)
+            late = httpx2.post(url + "/v1/completions", json=BODY | {"stream": False}, timeout=90)
+        except httpx2.TransportError:
+            break  # it has finished and gone
+        if health.status_code == 503:
+            assert health.json() == {"status": "draining"}
+            assert late.status_code == 503
+            assert late.headers["retry-after"]
+            refused += 1
+    for client in clients:
+        client.join(60)
+    assert len(found) == 8
+    assert all(status == 200 and finished for status, _, finished in found)
+    assert all(tokens >= 149 for _, tokens, _ in found)
+    assert started.wait(30) == 0
+
+
+def test_second_signal_ends_at_once(process):
+    started, url = process
+    found: list = []
+    accepted = threading.Semaphore(0)
+
+    def client() -> None:
+        try:
+            stream(url, found, accepted)
+        except httpx2.TransportError:
+            found.append("cut")
+
+    threads = [threading.Thread(target=client) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    assert accepted.acquire(timeout=60)
+    start = time.monotonic()
+    os.kill(started.pid, signal.SIGTERM)
+    time.sleep(0.1)
+    os.kill(started.pid, signal.SIGTERM)
+    assert started.wait(20) == 0
+    assert time.monotonic() - start < 15
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()

@@ -1,0 +1,95 @@
+"""Clients that connect, stream and vanish: afterwards every page is free and health is green."""
+
+import json
+import random
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+
+from .running import Running
+
+
+def vanish(server: Running, seed: int) -> str:
+    """One client that goes away at some moment of its request; says which."""
+    draw = random.Random(seed)
+    body = {
+        "prompt": "Who lives in Peru? " * draw.randint(1, 8),
+        "max_tokens": draw.choice([1, 20, 400]),
+        "ignore_eos": True,
+        "temperature": 1,
+        "n": draw.choice([1, 1, 3]),
+        "stream": draw.random() < 0.7,
+    }
+    if draw.random() < 0.2:
+        body["structured_outputs"] = {"regex": "[a-z]{300}"}
+        del body["ignore_eos"]
+    if draw.random() < 0.1:
+        body["temperature"] = 17  # refused
+    content = json.dumps(body).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\n\r\n"
+    ).encode()
+    moment = draw.choice(["connect", "head", "body", "first", "some", "end", "end"])
+    with socket.create_connection((host, int(port)), timeout=60) as link:
+        if moment == "connect":
+            return moment
+        link.sendall(head + content[: len(content) // 2])
+        if moment == "head":
+            return moment
+        link.sendall(content[len(content) // 2 :])
+        if moment == "body":
+            time.sleep(draw.random() * 0.2)
+            return moment
+        if moment in ("first", "some"):
+            link.settimeout(20)
+            for _ in range(1 if moment == "first" else draw.randint(2, 6)):
+                if not link.recv(300):
+                    break
+            if draw.random() < 0.5:  # a reset in place of a goodbye
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            return moment
+        link.settimeout(60)
+        data = b""
+        while not (data.endswith(b"0\r\n\r\n") or (b"\r\n\r\n" in data and b"chunked" not in data)):
+            more = link.recv(65536)
+            if not more:
+                break
+            data += more
+        return moment
+
+
+@pytest.mark.parametrize("clients", [50, pytest.param(500, marks=pytest.mark.slow)])
+def test_vanishing_clients_leave_nothing(server: Running, clients):
+    body = {"prompt": "Who lives in Peru?", "max_tokens": 8, "temperature": 0}
+    before = httpx2.post(server.url + "/v1/completions", json=body, timeout=60).json()["choices"]
+    server.wait_idle()
+    assert server.used_bytes() == 0
+    with ThreadPoolExecutor(min(clients, 100)) as pool:
+        moments = list(pool.map(lambda seed: vanish(server, seed), range(clients)))
+    assert len(set(moments)) == 6
+    server.wait_idle(120)
+    assert server.used_bytes() == 0
+    assert httpx2.get(server.url + "/health").json() == {"status": "ready"}
+    stats = server.call(lambda engine: engine.stats())
+    assert (stats.num_running, stats.num_waiting) == (0, 0)
+    after = httpx2.post(server.url + "/v1/completions", json=body, timeout=60).json()["choices"]
+    assert after == before
+
+
+def test_a_gone_client_frees_its_pages_at_once(server: Running):
+    body = {"prompt": "a", "max_tokens": 500, "stream": True, "ignore_eos": True, "temperature": 1}
+    with httpx2.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
+        next(answer.iter_lines())
+        assert server.service.engine.num_live == 1
+    server.wait_idle(5)
+    assert server.used_bytes() == 0
+    # Without a stream there is nobody to write to: the server has to listen.
+    with pytest.raises(httpx2.ReadTimeout):
+        httpx2.post(server.url + "/v1/completions", json=body | {"stream": False}, timeout=0.15)
+    server.wait_idle(5)
+    assert server.used_bytes() == 0
