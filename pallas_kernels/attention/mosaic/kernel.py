@@ -132,15 +132,23 @@ def _make_body(
         wg = lax.axis_index("wg")
         program = lax.axis_index("program")
 
+        mine = lax.div(num_units[0] - program + (cfg.programs - 1), jnp.int32(cfg.programs))
+
         def fetch(number):
-            """A unit's record; read one unit ahead, so that nobody waits for it."""
+            """A unit's record; read one unit ahead, so that nobody waits for it.
+
+            Wide units compute, paired ones wait for memory: every second program takes its units
+            backwards, so that the two kinds run side by side.
+            """
+            if any_wide and any_pair:
+                number = jnp.where(lax.rem(program, 2) == 1, mine - 1 - number, number)
+                number = jnp.maximum(number, 0)
             place = jnp.minimum(program + number * cfg.programs, units.shape[0] - 1)
             return tuple(units[place, field] for field in range(FIELDS))
 
         def each_unit(run):
             """``run(record, tile)`` over this program's units; ``tile`` counts ring slots used."""
             first = fetch(jnp.int32(0))
-            mine = lax.div(num_units[0] - program + (cfg.programs - 1), jnp.int32(cfg.programs))
 
             def step(number, carry):
                 tile, record = carry
