@@ -79,6 +79,7 @@ class CacheSettings:
             as they are used. 0 computes them again always.
         preemption: "swap" to host memory while there is room, "recompute", or "auto": whichever a
             cost model finds cheaper. The tokens are the same.
+        prefix_files: files of ``save_prefix`` to load at the start, under the names they hold.
     """
 
     page_size: int = 64
@@ -87,6 +88,7 @@ class CacheSettings:
     enable_prefix_caching: bool = True
     swap_space: int = 4 * 2**30
     preemption: Literal["auto", "swap", "recompute"] = "auto"
+    prefix_files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.page_size not in (8, 16, 32, 64, 128, 256):
@@ -116,16 +118,20 @@ class SchedulerSettings:
         max_num_batched_tokens: token budget of a step; decodes first, prompt chunks fill the rest.
             None is 2048 on a GPU and 512 on a CPU.
         max_logprobs: most alternatives a request may ask for at each position.
+        priority_patience: a request of priority p goes before the requests of priority p + 1 among
+            the next so many arrivals, and not before later ones: none waits for ever.
     """
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     max_logprobs: int = 20
+    priority_patience: int = 1024
 
     def __post_init__(self) -> None:
         _positive("max_num_seqs", self.max_num_seqs)
         _positive("max_num_batched_tokens", self.max_num_batched_tokens)
         _positive("max_logprobs", self.max_logprobs)
+        _positive("priority_patience", self.priority_patience)
         if (
             self.max_num_batched_tokens is not None
             and self.max_num_batched_tokens < self.max_num_seqs

@@ -61,6 +61,10 @@ class RequestMetrics:
     finished_time: float | None = None
     num_generated_tokens: int = 0
     """Tokens of the longest sequence; with n > 1 the sequences are generated side by side."""
+    num_preemptions: int = 0
+    """Times that its sequences gave up their pages."""
+    num_shared_tokens: int = 0
+    """Tokens that its sequences found in pages which other live sequences held, at their start."""
 
     @property
     def time_to_first_token(self) -> float | None:

@@ -1,12 +1,14 @@
 """The engine: requests in, outputs out, one step at a time."""
 
 import dataclasses
+import heapq
 import itertools
 import logging
+import pathlib
 import time
 from collections import deque
 from collections.abc import Sequence as Tokens
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import numpy as np
 
@@ -14,10 +16,13 @@ from rjax.config import EngineConfig
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.completion import Completion, StepLogprobs
 from rjax.engine.host_pool import HostPool
-from rjax.engine.page_hash import PageHashes
+from rjax.engine.page_hash import PageHashes, salted_key
 from rjax.engine.parts import EngineParts, StepWorker, build_parts
 from rjax.engine.preemption import PreemptionCost
+from rjax.engine.prefix_file import PrefixOrigin, load_prefix_file, save_prefix_file
+from rjax.engine.prefix_forest import NamedPrefix, PrefixForest
 from rjax.engine.request import Request
+from rjax.engine.request_checks import RequestChecks
 from rjax.engine.scheduler import Scheduler
 from rjax.engine.sequence import Sequence, SequenceStatus
 from rjax.engine.stats import EngineStats
@@ -29,7 +34,7 @@ from rjax.worker.readout import HostLogprobs
 from rjax.worker.worker import DispatchedStep
 
 _log = logging.getLogger(__name__)
-_PREFIX_REQUEST = "\0shared prefix"  # no caller's id starts so
+_PREFIX_REQUEST = _SHARED_PREFIX = "\0shared prefix"  # no caller's id or name starts so
 
 
 class LLMEngine:
@@ -71,12 +76,22 @@ class LLMEngine:
         )
         self._root = parts.identity
         self._eos = self.tokenizer.eos_token_ids if self.tokenizer else frozenset[int]()
+        self._checks = RequestChecks(
+            vocab_size=parts.vocab_size,
+            max_model_len=parts.max_model_len,
+            max_logprobs=config.scheduler.max_logprobs,
+            eos_token_ids=self._eos,
+            has_tokenizer=self.tokenizer is not None,
+        )
         self._requests: dict[str, Request] = {}
         self._arrivals = itertools.count()
         self._in_flight: deque[DispatchedStep] = deque()
         self._held_back: list[RequestOutput] = []
-        self._pinned: list[int] = []
+        self._forest = PrefixForest(self._blocks, -(-self.max_model_len // self._page_size))
+        self._deadlines: list[tuple[float, str]] = []
         self._stats = EngineStats(backend=parts.backend, device=parts.device)
+        for path in config.cache.prefix_files:
+            self.load_prefix(path)
 
     @no_type_check  # what users give is checked by hand, with messages for them
     def add_request(
@@ -88,6 +103,9 @@ class LLMEngine:
         prompt: str | None = None,
         priority: int = 0,
         masks: Tokens[TokenMask] = (),
+        prefix: str | None = None,
+        cache_salt: str | None = None,
+        timeout: float | None = None,
     ) -> None:
         """Queue a request.
 
@@ -96,18 +114,28 @@ class LLMEngine:
             prompt_token_ids: at least one, at most ``max_model_len`` - 1.
             params: how to sample; checked against this model here.
             prompt: the prompt's text, to be given back.
-            priority: smaller runs first; equal ones in order of arrival.
+            priority: smaller runs first; equal ones in order of arrival. A step of one goes before
+                ``priority_patience`` earlier arrivals, so that no request waits for ever.
             masks: one for each of the n samples, restricting its tokens; none by default.
+            prefix: a named prefix whose tokens are put in front of the prompt's.
+            cache_salt: 1 to 128 characters; KV is shared only with requests of the same salt. None
+                takes that of the named prefix, if there is one.
+            timeout: seconds from now after which the request is aborted.
 
         Raises:
             InvalidRequestError: the request cannot be served as it is; nothing is queued.
         """
         if request_id in self._requests:
             raise InvalidRequestError(f"request id {request_id!r} is in use; choose another")
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise InvalidRequestError(f"priority is {priority!r}; give a whole number")
-        tokens = self._check_prompt(prompt_token_ids)
-        self._check_params(params)
+        self._checks.priority(priority)
+        deadline = None if timeout is None else time.monotonic() + self._checks.timeout(timeout)
+        if prefix is not None:
+            named = self._forest.get(prefix)
+            prompt_token_ids = [*named.token_ids, *prompt_token_ids]
+            cache_salt = named.cache_salt if cache_salt is None else cache_salt
+        root = self._salted_root(cache_salt)
+        tokens = self._checks.prompt(prompt_token_ids)
+        self._checks.params(params)
         if len(masks) not in (0, params.n):
             raise InvalidRequestError(f"{len(masks)} masks for n = {params.n}; give one a sample")
         room = self.max_model_len - len(tokens)
@@ -117,7 +145,7 @@ class LLMEngine:
         if seed is None:
             drawn = np.random.SeedSequence([self.config.model.seed, arrival])
             seed = int(drawn.generate_state(1, np.uint64)[0])
-        hashes = PageHashes(self._root, self._page_size)
+        rank = arrival + priority * self.config.scheduler.priority_patience
         sequences = [
             Sequence(
                 request_id=request_id,
@@ -126,8 +154,8 @@ class LLMEngine:
                 params=params,
                 max_tokens=max_tokens,
                 seed=sequence_seed(seed, index),
-                order=(priority, arrival, index),
-                hashes=hashes if index == 0 else PageHashes(self._root, self._page_size),
+                order=(rank, arrival, index),
+                hashes=PageHashes(root, self._page_size),
                 mask=masks[index] if masks else None,
             )
             for index in range(params.n)
@@ -153,7 +181,10 @@ class LLMEngine:
             metrics=RequestMetrics(arrival_time=time.monotonic()),
             tokenizer=self.tokenizer,
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            deadline=deadline,
         )
+        if deadline is not None:
+            heapq.heappush(self._deadlines, (deadline, request_id))
         for sequence in sequences:
             self._scheduler.add(sequence)
 
@@ -166,9 +197,12 @@ class LLMEngine:
 
         A request with FINAL_ONLY output appears once, when it is finished.
         """
+        self._end_late_ones()
         schedule = self._scheduler.schedule()
         if schedule.operations:
             self._worker.move(schedule.operations)
+            for operation in schedule.operations:
+                self._stats.count(operation)
         for sequence in schedule.admitted:
             self._enter(sequence)
         if schedule.scheduled:
@@ -203,35 +237,77 @@ class LLMEngine:
     def set_shared_prefix(self, token_ids: Tokens[int]) -> None:
         """Compute the KV of a beginning that prompts will share, and keep it until the next call.
 
-        Whole pages of it are kept; nothing is compiled anew. An empty list only drops the last one.
+        An empty list only drops the last one. Errors are those of ``add_prefix``.
+        """
+        if len(token_ids):
+            self._add_prefix(_SHARED_PREFIX, token_ids, None)
+        else:
+            self._forest.drop(_SHARED_PREFIX, missing_ok=True)
+
+    @no_type_check  # what users give is checked by hand, with messages for them
+    def add_prefix(
+        self, name: str, token_ids: Tokens[int], *, cache_salt: str | None = None
+    ) -> None:
+        """Compute the KV of a beginning and keep it under a name, until it is dropped or replaced.
+
+        Any number of prefixes live at once; one that begins like another shares its pages. A
+        request is served from them by beginning with the same tokens, or by naming the prefix.
+        Nothing is compiled anew.
+
+        Args:
+            name: 1 to 256 characters; a name in use gets the new tokens.
+            token_ids: of the prefix.
+            cache_salt: only requests with the same salt find it.
 
         Raises:
-            InvalidRequestError: too long, or ids out of range.
+            InvalidRequestError: a bad name or salt, too many tokens, or ids out of range.
+            InvalidConfigError: the engine was made without a prefix cache.
             OutOfMemoryError: what is left of the pool would not hold a sequence of full length.
         """
-        if not self.config.cache.enable_prefix_caching:
-            raise InvalidConfigError("a shared prefix needs enable_prefix_caching=True")
-        keys: list[bytes] = []
-        if len(token_ids):
-            tokens = self._check_prompt(token_ids)
-            self._check_room(len(tokens) // self._page_size)
-            hashes = PageHashes(self._root, self._page_size)
-            hashes.extend(tokens)
-            keys = hashes.keys
-            greedy = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
-            self.add_request(_PREFIX_REQUEST, tokens, greedy)
-            news: list[RequestOutput] = []
-            try:
-                while _PREFIX_REQUEST in self._requests:
-                    news += self.step()
-            finally:
-                self.abort_request(_PREFIX_REQUEST)
-                news += self._held_back
-                self._held_back = [n for n in news if n.request_id != _PREFIX_REQUEST]
-        pages = self._blocks.match(keys)
-        self._blocks.acquire(pages)
-        self._blocks.release(self._pinned)
-        self._pinned = pages
+        if not isinstance(name, str) or not 1 <= len(name) <= 256 or name == _SHARED_PREFIX:
+            raise InvalidRequestError(f"prefix name is {name!r}; give 1 to 256 characters")
+        self._add_prefix(name, token_ids, cache_salt)
+
+    def drop_prefix(self, name: str) -> None:
+        """Let go of a named prefix; its pages may be evicted from now on.
+
+        Raises:
+            InvalidRequestError: there is none of this name.
+        """
+        self._forest.drop(name)
+
+    def prefixes(self) -> list[NamedPrefix]:
+        """The named prefixes, in the order of their adding."""
+        return [prefix for prefix in self._forest.names() if prefix.name != _SHARED_PREFIX]
+
+    def save_prefix(self, name: str, path: str | pathlib.Path) -> None:
+        """Write a named prefix's tokens and KV to a safetensors file.
+
+        Raises:
+            InvalidRequestError: there is none of this name.
+        """
+        prefix = self._forest.get(name)
+        kv = self._worker.read_pages(list(prefix.pages))
+        save_prefix_file(path, name, np.asarray(prefix.token_ids), kv, self._origin)
+
+    def load_prefix(
+        self, path: str | pathlib.Path, name: str | None = None, *, cache_salt: str | None = None
+    ) -> NamedPrefix:
+        """Keep a prefix that ``save_prefix`` wrote, computing nothing; errors as in ``add_prefix``.
+
+        Raises:
+            InvalidConfigError: the file is of another model, dtype or page size, or is none.
+        """
+        origin = self._origin
+        saved, token_ids, kv = load_prefix_file(path, origin, np.dtype(self._worker.kv_dtype))
+        name = name or saved
+        tokens, hashes = self._check_prefix(name, token_ids, cache_salt)
+        expected = -(-len(tokens) // self._page_size), *self._worker.page_shape
+        if kv.shape != expected:
+            raise InvalidConfigError(f"{path} holds KV of shape {kv.shape}, not {expected}")
+        fresh = self._forest.place(name, tokens, hashes, cache_salt)
+        self._worker.write_pages(fresh, kv[len(kv) - len(fresh) :])
+        return self._forest.get(name)
 
     def reset_prefix_cache(self) -> None:
         """Forget the KV of finished requests; pinned and running ones stay."""
@@ -239,7 +315,7 @@ class LLMEngine:
 
     def pinned_pages(self) -> list[int]:
         """Pages held by shared prefixes, once for each that holds them."""
-        return list(self._pinned)
+        return self._forest.pages()
 
     def stats(self) -> EngineStats:
         """A copy of the counters, brought up to date."""
@@ -248,20 +324,73 @@ class LLMEngine:
         return dataclasses.replace(
             self._stats,
             preemptions=self._scheduler.num_preemptions,
+            swaps=self._scheduler.num_swaps,
+            num_swapped=len(self._scheduler.swapped),
+            host_bytes_used=self._scheduler.host.num_used * pool.page_bytes,
+            kv_bytes_cached=self._blocks.counts().cached * pool.page_bytes,
+            kv_bytes_pinned=len(set(self._forest.pages())) * pool.page_bytes,
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
             kv_bytes_total=pool.num_pages * pool.page_bytes,
             page_bytes=pool.page_bytes,
         )
 
+    @property
+    def _origin(self) -> PrefixOrigin:
+        kind = np.dtype(self._worker.kv_dtype).name
+        return PrefixOrigin(self._worker.fingerprint(), kind, self._page_size)
+
+    @no_type_check
+    def _check_prefix(
+        self, name: str, token_ids: Tokens[int], salt: str | None
+    ) -> tuple[list[int], PageHashes]:
+        if not self.config.cache.enable_prefix_caching:
+            raise InvalidConfigError("a shared prefix needs enable_prefix_caching=True")
+        tokens = self._checks.prompt(token_ids)
+        hashes = PageHashes(self._salted_root(salt), self._page_size)
+        hashes.extend(tokens)
+        self._forest.check_room(hashes, len(tokens), name)
+        return tokens, hashes
+
+    @no_type_check
+    def _add_prefix(self, name: str, token_ids: Tokens[int], salt: str | None) -> None:
+        tokens, hashes = self._check_prefix(name, token_ids, salt)
+        greedy = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+        self.add_request(_PREFIX_REQUEST, tokens, greedy, cache_salt=salt)
+        news: list[RequestOutput] = []
+        try:
+            while _PREFIX_REQUEST in self._requests:
+                news += self.step()
+        finally:
+            self.abort_request(_PREFIX_REQUEST)
+            news += self._held_back
+            self._held_back = [n for n in news if n.request_id != _PREFIX_REQUEST]
+        self._forest.pin(name, tokens, salt, self._forest.find(tokens, hashes))
+
+    @no_type_check
+    def _salted_root(self, salt: str | None) -> bytes:
+        if salt is None:
+            return self._root
+        return salted_key(self._root, self._checks.salt(salt))
+
+    def _end_late_ones(self) -> None:
+        """Abort the requests whose time is up."""
+        now = time.monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, request_id = heapq.heappop(self._deadlines)
+            request = self._requests.get(request_id)
+            if request is not None and request.deadline == deadline:
+                self.abort_request(request_id)
+
     def _enter(self, sequence: Sequence) -> None:
         """A sequence got its slot: fill the slot's sampling state."""
         request = self._requests[sequence.request_id]
         if request.metrics.first_scheduled_time is None:
             request.metrics.first_scheduled_time = time.monotonic()
-        if not sequence.output_token_ids:
+        if not sequence.num_preemptions:
             self._stats.prompt_tokens += len(sequence.prompt_token_ids)
             self._stats.cached_tokens += sequence.num_cached or 0
+            self._stats.shared_tokens += sequence.num_shared
         assert sequence.slot is not None
         row = slot_row(
             sequence.params,
@@ -332,40 +461,6 @@ class LLMEngine:
                 self._scheduler.finish(sequence)
             if not completion.finished:
                 completion.finish_reason = "error"
-
-    def _check_prompt(self, token_ids: Tokens[Any]) -> list[int]:
-        if len(token_ids) == 0:
-            raise InvalidRequestError("the prompt is empty; give at least one token")
-        limit = self.max_model_len - 1
-        if len(token_ids) > limit:
-            raise InvalidRequestError(
-                f"the prompt has {len(token_ids)} tokens; at most {limit} fit "
-                f"(max_model_len {self.max_model_len}, less one for the output): shorten it or "
-                "raise max_model_len"
-            )
-        V = self._vocab_size
-        tokens = []
-        for token in token_ids:
-            if isinstance(token, bool) or not isinstance(token, int | np.integer):
-                raise InvalidRequestError(f"{token!r} is not a token id; give whole numbers")
-            if not 0 <= token < V:
-                raise InvalidRequestError(
-                    f"token id {token} is outside the model's vocabulary; ids are 0 to {V - 1}"
-                )
-            tokens.append(int(token))
-        return tokens
-
-    def _check_params(self, params: SamplingParams) -> None:
-        params.check_model(
-            self._vocab_size,
-            self.config.scheduler.max_logprobs,
-            eos_token_ids=self._eos,
-        )
-        if params.stop_strings and self.tokenizer is None:
-            raise InvalidRequestError(
-                "stop strings need a tokenizer, and this engine was made without one; use "
-                "stop_token_ids"
-            )
 
     def _check_room(self, pinned: int) -> None:
         """Whether one sequence of full length fits beside so many pinned pages."""

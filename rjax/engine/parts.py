@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, UInt32
 
@@ -27,6 +28,28 @@ class StepWorker(Protocol):
 
     pool: PoolSize
     num_host_pages: int
+
+    @property
+    def kv_dtype(self) -> jnp.dtype:
+        """Of the KV pool."""
+        ...
+
+    @property
+    def page_shape(self) -> tuple[int, ...]:
+        """Of one page as ``read_pages`` gives it: (pools, K, S, H)."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Names the model by its configuration and weights."""
+        ...
+
+    def read_pages(self, pages: list[int]) -> np.ndarray:
+        """The KV in these pages, [X, pools, K, S, H]."""
+        ...
+
+    def write_pages(self, pages: list[int], data: np.ndarray) -> None:
+        """Put KV into these pages."""
+        ...
 
     def admit(self, slot: int, row: SlotRow) -> None:
         """Fill one slot of the sampling state for a new sequence."""

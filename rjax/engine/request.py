@@ -19,6 +19,7 @@ class Request:
         prompt: text as given, or None.
         params: validated.
         sequences, completions: the engine's and the caller's side of each of the n samples.
+        deadline: moment of ``time.monotonic`` at which it is aborted, or None.
         prompt_logprobs: one entry a prompt token as they come; None unless asked for.
     """
 
@@ -30,6 +31,7 @@ class Request:
     metrics: RequestMetrics
     tokenizer: Tokenizer | None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    deadline: float | None = None
 
     @property
     def finished(self) -> bool:
@@ -54,6 +56,8 @@ class Request:
         """The output now, as ``params.output_kind`` wants it."""
         if self.finished and self.metrics.finished_time is None:
             self.metrics.finished_time = time.monotonic()
+        self.metrics.num_preemptions = sum(s.num_preemptions for s in self.sequences)
+        self.metrics.num_shared_tokens = sum(s.num_shared for s in self.sequences)
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from rjax.engine.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
+
 
 @dataclasses.dataclass(slots=True)
 class EngineStats:
@@ -14,13 +16,19 @@ class EngineStats:
         prompt_tokens: of all sequences admitted.
         cached_tokens: of those, taken from the prefix cache.
         output_tokens: read back.
+        shared_tokens: of those, in pages that other live sequences held too.
         preemptions: times a sequence gave up its pages.
+        swaps: of those, times that its pages went to host memory.
+        pages_copied, pages_swapped_out, pages_swapped_in: moved on or from or to the device.
         kv_tokens_read: tokens of KV that attention read (each layer reads so many).
         kv_tokens_unshared: the same if every sequence had read its own.
         shared_groups: groups of sequences that read a run of pages together, over all steps.
-        num_running, num_waiting: sequences now.
+        num_running, num_waiting, num_swapped: sequences now.
         kv_bytes_used: pages in use now.
+        kv_bytes_cached: pages that nobody uses and that can serve a later prompt.
+        kv_bytes_pinned: pages of shared prefixes that are kept, part of those in use.
         kv_bytes_total: the whole pool.
+        host_bytes_used: pages of swapped sequences in host memory.
         page_bytes: one page.
         kv_bytes_without_sharing: what the running sequences would take if each had its own pages.
         peak_kv_bytes, peak_kv_bytes_unshared: the two at the moment of most use.
@@ -32,15 +40,45 @@ class EngineStats:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    shared_tokens: int = 0
     preemptions: int = 0
+    swaps: int = 0
+    pages_copied: int = 0
+    pages_swapped_out: int = 0
+    pages_swapped_in: int = 0
     kv_tokens_read: int = 0
     kv_tokens_unshared: int = 0
     shared_groups: int = 0
     num_running: int = 0
     num_waiting: int = 0
+    num_swapped: int = 0
     kv_bytes_used: int = 0
+    kv_bytes_cached: int = 0
+    kv_bytes_pinned: int = 0
     kv_bytes_total: int = 0
+    host_bytes_used: int = 0
     page_bytes: int = 0
     kv_bytes_without_sharing: int = 0
     peak_kv_bytes: int = 0
     peak_kv_bytes_unshared: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of prompt tokens that were not computed; 0 before the first."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def read_share(self) -> float:
+        """KV tokens read, of what reading each sequence's own would be; 1 before the first."""
+        unshared = self.kv_tokens_unshared
+        return self.kv_tokens_read / unshared if unshared else 1.0
+
+    def count(self, operation: PageOperation) -> None:
+        """Add a page operation to the counters."""
+        match operation:
+            case CopyPages(_, target):
+                self.pages_copied += len(target)
+            case SwapOut(pages, _):
+                self.pages_swapped_out += len(pages)
+            case SwapIn(_, pages):
+                self.pages_swapped_in += len(pages)

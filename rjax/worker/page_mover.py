@@ -62,6 +62,11 @@ class PageMover:
         self._sharding = NamedSharding(mesh, PartitionSpec(None, None, "tensor", None, None))
         self._pending: list[tuple[list[int], Array]] = []
 
+    @property
+    def page_shape(self) -> tuple[int, ...]:
+        """Of one page in all pools, (pools, K, S, H)."""
+        return self._shape
+
     def run(self, pools: Pools, operations: list[PageOperation]) -> Pools:
         """Dispatch the operations; ``pools`` is donated where they write."""
         for operation in operations:

@@ -1,6 +1,7 @@
 """The worker: weights, pools and compiled steps on one mesh of devices."""
 
 import dataclasses
+import hashlib
 import math
 from typing import Any
 
@@ -27,6 +28,7 @@ from rjax.worker.step_input import PackedLayout, build_step_input
 from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape
 
 _MOST_HOST_POOLS = 8  # host pages are at most so many times those of the device
+_SAMPLED = 64  # values of each weight in the model's fingerprint
 _MOST_CUTS = 32  # items of one sequence; longer sequences are cut more coarsely
 
 
@@ -63,6 +65,7 @@ class Worker:
         self._mesh = mesh
         self._everywhere = NamedSharding(mesh, PartitionSpec())
         self._max_logprobs = config.scheduler.max_logprobs
+        self._model_config = loaded.config
         self._vocab_size = loaded.config.vocab_size
         self._sharing: Sharing = _sharing(config, backend)
         page_size = config.cache.page_size
@@ -117,6 +120,24 @@ class Worker:
         """Start these copies of pages, in their order, before the next step."""
         pools = self._mover.run(self._pools, operations)
         self._set_pools(pools)
+
+    @property
+    def kv_dtype(self) -> jnp.dtype:
+        """Of the KV pool."""
+        return self._dtype
+
+    @property
+    def page_shape(self) -> tuple[int, ...]:
+        """Of one page as ``read_pages`` gives it: (pools, K, S, H)."""
+        return self._mover.page_shape
+
+    def fingerprint(self) -> str:
+        """Names the model by its configuration and a sample of every weight."""
+        digest = hashlib.sha256(repr(self._model_config).encode())
+        for leaf in self._leaves:
+            step = max(1, leaf.size // _SAMPLED)
+            digest.update(np.asarray(jnp.ravel(leaf)[::step]).tobytes())
+        return digest.hexdigest()
 
     def read_pages(self, pages: list[int]) -> np.ndarray:
         """The KV in these pages, [X, pools, K, S, H]."""

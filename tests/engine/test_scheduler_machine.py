@@ -1,9 +1,12 @@
 """The engine over a fake worker under random use: every invariant after every step."""
 
+import contextlib
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from rjax.errors import OutOfMemoryError
 from rjax.sampling import SamplingParams
 
 from .fake_worker import fake_engine, next_token
@@ -20,7 +23,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine = None
 
     @initialize(
-        pages=st.integers(9, 16),
+        pages=st.integers(8, 20),
         host=st.integers(0, 12),
         preemption=st.sampled_from(["auto", "swap", "recompute"]),
         caching=st.booleans(),
@@ -73,6 +76,21 @@ class EngineMachine(RuleBasedStateMachine):
             self.quiet = 0 if moved or not busy else self.quiet + 1
             assert self.quiet < 3, "nothing moves"
             check(self.engine)
+
+    @precondition(lambda self: self.engine.config.cache.enable_prefix_caching)
+    @rule(
+        name=st.sampled_from(["a", "b"]),
+        prefix=st.lists(st.integers(0, 1), min_size=1, max_size=8),
+        salt=st.sampled_from([None, "x"]),
+    )
+    def pin(self, name, prefix, salt):
+        with contextlib.suppress(OutOfMemoryError):
+            self.engine.add_prefix(name, prefix, cache_salt=salt)
+
+    @precondition(lambda self: self.engine.prefixes())
+    @rule()
+    def drop(self):
+        self.engine.drop_prefix(self.engine.prefixes()[0].name)
 
     @rule()
     def forget(self):

@@ -1,0 +1,87 @@
+"""What a request must be for this engine to take it."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, no_type_check
+
+import numpy as np
+
+from rjax.errors import InvalidRequestError
+from rjax.sampling import SamplingParams
+
+_SALT_CHARS = 128
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RequestChecks:
+    """Checks of what users give, each an InvalidRequestError that says what would be right.
+
+    Attributes:
+        vocab_size, max_model_len, max_logprobs: of the engine.
+        eos_token_ids: that end a sequence.
+        has_tokenizer: whether it serves text.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    max_logprobs: int
+    eos_token_ids: frozenset[int]
+    has_tokenizer: bool
+
+    @no_type_check
+    def prompt(self, token_ids: Sequence[Any]) -> list[int]:
+        """The prompt as plain whole numbers of the vocabulary, with room for one token more."""
+        if len(token_ids) == 0:
+            raise InvalidRequestError("the prompt is empty; give at least one token")
+        limit = self.max_model_len - 1
+        if len(token_ids) > limit:
+            raise InvalidRequestError(
+                f"the prompt has {len(token_ids)} tokens; at most {limit} fit "
+                f"(max_model_len {self.max_model_len}, less one for the output): shorten it or "
+                "raise max_model_len"
+            )
+        tokens = []
+        for token in token_ids:
+            if isinstance(token, bool) or not isinstance(token, int | np.integer):
+                raise InvalidRequestError(f"{token!r} is not a token id; give whole numbers")
+            if not 0 <= token < self.vocab_size:
+                raise InvalidRequestError(
+                    f"token id {token} is outside the model's vocabulary; ids are 0 to "
+                    f"{self.vocab_size - 1}"
+                )
+            tokens.append(int(token))
+        return tokens
+
+    def params(self, params: SamplingParams) -> None:
+        """The sampling parameters against the model."""
+        params.check_model(self.vocab_size, self.max_logprobs, eos_token_ids=self.eos_token_ids)
+        if params.stop_strings and not self.has_tokenizer:
+            raise InvalidRequestError(
+                "stop strings need a tokenizer, and this engine was made without one; use "
+                "stop_token_ids"
+            )
+
+    @no_type_check
+    def priority(self, priority: int) -> int:
+        """A whole number."""
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidRequestError(f"priority is {priority!r}; give a whole number")
+        return priority
+
+    @no_type_check
+    def timeout(self, timeout: float) -> float:
+        """A positive number of seconds."""
+        number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        if not number or not math.isfinite(timeout) or timeout <= 0:
+            raise InvalidRequestError(f"timeout is {timeout!r}; give seconds above 0, or None")
+        return float(timeout)
+
+    @no_type_check
+    def salt(self, salt: str) -> str:
+        """A short text."""
+        if not isinstance(salt, str) or not 1 <= len(salt) <= _SALT_CHARS:
+            raise InvalidRequestError(
+                f"cache_salt is {salt!r:.200}; give a text of 1 to {_SALT_CHARS} characters"
+            )
+        return salt
