@@ -192,6 +192,23 @@ class Text(BaseModel):
     prompt: str
 
 
+class PrefixCard(BaseModel):
+    """A named prefix."""
+
+    name: str
+    object: Literal["prefix"] = "prefix"
+    num_tokens: int
+    pinned: bool
+    created: int
+
+
+class PrefixList(BaseModel):
+    """Answer of GET /v1/prefixes."""
+
+    object: Literal["list"] = "list"
+    data: list[PrefixCard]
+
+
 class Version(BaseModel):
     """Answer of /version."""
 

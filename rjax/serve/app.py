@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
+from rjax.serve import prefixes
 from rjax.serve.answers import (
     ChatAnswer,
     CompletionAnswer,
@@ -14,6 +15,8 @@ from rjax.serve.answers import (
     HealthAnswer,
     ModelCard,
     ModelList,
+    PrefixCard,
+    PrefixList,
     Text,
     Tokens,
     Version,
@@ -24,7 +27,14 @@ from rjax.serve.completions import complete
 from rjax.serve.errors import ApiError, install_handlers
 from rjax.serve.intake import Intake
 from rjax.serve.prompts import encode, message_prompt
-from rjax.serve.requests import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from rjax.serve.requests import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    PinBody,
+    PrefixBody,
+    TokenizeBody,
+)
 from rjax.serve.service import Service, service_of
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -33,6 +43,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         (400, "the request cannot be served as it is"),
         (401, "no valid API key"),
         (404, "no such model or name"),
+        (409, "too much is held already"),
         (408, "the body did not arrive in time"),
         (413, "the body is too large"),
         (431, "the headers are too large"),
@@ -163,6 +174,36 @@ async def detokenize(body: DetokenizeBody, service: Served) -> Text:
         task="decoding",
     )
     return Text(prompt=text)
+
+
+@private.post("/v1/prefixes")
+async def register_prefix(body: PrefixBody, tenant: Caller, service: Served) -> PrefixCard:
+    """Compute a beginning that prompts will share, and keep it under a name."""
+    return await prefixes.register(body, tenant, service)
+
+
+@private.get("/v1/prefixes")
+async def list_prefixes(tenant: Caller, service: Served) -> PrefixList:
+    """The caller's named prefixes."""
+    return prefixes.listing(tenant, service)
+
+
+@private.get("/v1/prefixes/{name}")
+async def find_prefix(name: str, tenant: Caller, service: Served) -> PrefixCard:
+    """One named prefix."""
+    return prefixes.find(name, tenant, service).card()
+
+
+@private.patch("/v1/prefixes/{name}")
+async def pin_prefix(name: str, body: PinBody, tenant: Caller, service: Served) -> PrefixCard:
+    """Pin a named prefix, or let the memory go when something else needs it."""
+    return await prefixes.pin(name, body.pin, tenant, service)
+
+
+@private.delete("/v1/prefixes/{name}")
+async def drop_prefix(name: str, tenant: Caller, service: Served) -> PrefixCard:
+    """Forget a named prefix."""
+    return await prefixes.drop(name, tenant, service)
 
 
 @private.get("/version")

@@ -52,7 +52,7 @@ async def chat(body: ChatBody, request: Request, tenant: Tenant, service: Servic
     prompt = await chat_prompt(body, tools, service)
     running = Running(service, params)
     answer = _Answer(body, service, params, tools)
-    options = engine_options(body, tenant)
+    options = engine_options(body, tenant, service.limits)
     if body.stream:
         await running.start([prompt], constraint, **options)
         return EventStream(answer.events(running), running.close)

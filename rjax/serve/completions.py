@@ -10,6 +10,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from rjax.outputs import CompletionOutput, RequestOutput
+from rjax.serve import prefixes
 from rjax.serve.answers import (
     CompletionAnswer,
     CompletionChoice,
@@ -38,9 +39,13 @@ async def complete(
     if constraint is not None:
         check_constrained(params)
     prompts = await completion_prompts(body, service)
+    if body.prefix is not None:
+        # Its text is not known where it came as tokens, so echo decodes the whole.
+        tokens = prefixes.find(body.prefix, tenant, service).token_ids
+        prompts = [(None, tokens + own) for _, own in prompts]
     running = Running(service, params)
     answer = _Answer(body, service, params.n)
-    options = engine_options(body, tenant)
+    options = engine_options(body, tenant, service.limits)
     if body.stream:
         await running.start(prompts, constraint, **options)
         return EventStream(answer.events(running), running.close)

@@ -68,7 +68,7 @@ def as_api_error(error: Exception) -> ApiError:
         case OverloadedError():
             return ApiError(503, str(error), code="overloaded")
         case OutOfMemoryError():
-            return ApiError(400, str(error), code="out_of_memory")
+            return ApiError(409, str(error), code="out_of_memory")
         case EngineDeadError():
             return ApiError(503, "the engine has stopped", code="engine_dead")
     _log.error("a request failed", exc_info=error)

@@ -18,7 +18,7 @@ from rjax.tokenization import Tokenizer
 
 # One space after commas and colons and none elsewhere, as json.dumps writes: free white space lets
 # a weak model go on with it until its tokens are used up.
-_JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_JSON_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

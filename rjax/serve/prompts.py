@@ -36,7 +36,12 @@ async def completion_prompts(body: CompletionBody, service: Service) -> list[Tok
         raise ApiError(400, "a prompt is empty; give at least one token", param="prompt")
     if isinstance(prompts[0], str):
         texts = cast(list[str], prompts)
-        return list(zip(texts, await encode(texts, service, "prompt"), strict=True))
+        # After a prefix no second beginning token may follow.
+        special = body.prefix is None
+        rows = await encode(texts, service, "prompt", add_special_tokens=special)
+        if not all(rows):
+            raise ApiError(400, "a prompt has no token; give another text", param="prompt")
+        return list(zip(texts, rows, strict=True))
     return [(None, tokens) for tokens in prompts]
 
 

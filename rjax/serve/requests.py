@@ -68,6 +68,9 @@ class CompletionBody(SamplingBody):
     """Body of POST /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
+    prefix: Annotated[
+        str | None, Field(description="a named prefix whose tokens stand before each prompt's")
+    ] = None
     logprobs: int | None = None
     echo: bool = False
 
@@ -194,6 +197,9 @@ class PrefixBody(Body):
     name: str
     prompt: str | list[int] | None = None
     messages: list[Message] | None = None
+    cache_salt: Annotated[
+        str | None, Field(description="that of the requests which are to find it")
+    ] = None
     pin: Annotated[bool, Field(description="keep it in memory until it is dropped")] = True
 
 

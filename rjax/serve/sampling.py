@@ -97,17 +97,23 @@ def check_limits(body: SamplingBody, limits: ServeLimits) -> None:
         if value is not None and not isinstance(value, str) and len(value) > most:
             raise ApiError(400, f"{name} has {len(value)} entries; give at most {most}", param=name)
     for name in ("user", "cache_salt"):
-        value = getattr(body, name)
-        if value is not None and not (
-            1 <= len(value) <= limits.name_chars and value.isascii() and value.isprintable()
-        ):
-            raise ApiError(
-                400,
-                f"{name}: give 1 to {limits.name_chars} printable ASCII characters",
-                param=name,
-            )
+        check_word(name, getattr(body, name), limits)
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream set to true", param="stream_options")
+
+
+def check_word(name: str, value: str | None, limits: ServeLimits) -> None:
+    """Whether a user or a cache salt is short and plain.
+
+    Raises:
+        ApiError: 400.
+    """
+    if value is not None and not (
+        1 <= len(value) <= limits.name_chars and value.isascii() and value.isprintable()
+    ):
+        raise ApiError(
+            400, f"{name}: give 1 to {limits.name_chars} printable ASCII characters", param=name
+        )
 
 
 def constraint_of(body: CompletionBody | ChatBody, limits: ServeLimits) -> Constraint | None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 
@@ -16,6 +16,9 @@ from rjax.serve.text_pool import TextPool
 from rjax.serve.tools import ToolFormat
 from rjax.tokenization import Tokenizer
 
+if TYPE_CHECKING:
+    from rjax.serve.prefixes import NamedPrefix
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Service:
@@ -27,6 +30,7 @@ class Service:
         model: the name that requests may give and answers bear.
         created: when the server started, seconds since 1970.
         max_model_len: most tokens of prompt and output.
+        prefixes: by tenant and name.
         limits, keys, metrics, grammars, pool, tools: as their types say.
     """
 
@@ -41,6 +45,7 @@ class Service:
     grammars: Grammars
     pool: TextPool
     tools: ToolFormat
+    prefixes: "dict[str, dict[str, NamedPrefix]]" = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:

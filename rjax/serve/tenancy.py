@@ -4,16 +4,22 @@ import hashlib
 from typing import Any
 
 from rjax.serve.auth import Tenant
+from rjax.serve.limits import ServeLimits
 from rjax.serve.requests import SamplingBody
 
 
-def engine_options(body: SamplingBody, tenant: Tenant) -> dict[str, Any]:
+def engine_options(body: SamplingBody, tenant: Tenant, limits: ServeLimits) -> dict[str, Any]:
     """Options of the engine's ``add_request``."""
-    options: dict[str, Any] = {"priority": body.priority or 0}
+    options: dict[str, Any] = {"priority": body.priority or 0, "timeout": limits.request_seconds}
     salt = cache_salt(tenant, body.cache_salt)
     if salt is not None:
         options["cache_salt"] = salt
     return options
+
+
+def engine_prefix_name(tenant: Tenant, name: str) -> str:
+    """The engine's name of a tenant's prefix."""
+    return f"{tenant.name}/{name}"
 
 
 def cache_salt(tenant: Tenant, wanted: str | None) -> str | None:

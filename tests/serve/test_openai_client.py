@@ -214,10 +214,13 @@ def test_minimum_tokens_and_cache_salt_keep_apart(client):
 
 SCHEMA = {
     "type": "object",
-    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 120}, "ok": {"type": "boolean"}},
+    "properties": {
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "ok": {"type": "boolean"},
+    },
     "required": ["age", "ok"],
     "additionalProperties": False,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -348,8 +351,8 @@ def test_errors_are_the_clients_own_kinds(client):
     assert caught.value.code == "invalid_request_error"
     with pytest.raises(openai.BadRequestError, match="best_of"):
         client.completions.create(model="tiny", prompt="a", best_of=2)
+    image = {"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}
     with pytest.raises(openai.BadRequestError, match=r"text"):
-        image = {"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}
         client.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": [image]}]
         )

@@ -1,5 +1,6 @@
 """Reading tool calls, whole and in pieces."""
 
+import itertools
 import json
 
 import pytest
@@ -69,7 +70,7 @@ def test_pieces_do_not_matter(parts, data):
     text = "".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     edges = [0, *cuts, len(text)]
-    pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
     whole = read("hermes", [text])
     found = read("hermes", pieces)
     assert found[1] == whole[1]
