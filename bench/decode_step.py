@@ -84,14 +84,24 @@ GROWTH = tuple(
 class Bench:
     """A model with random weights, and steps over it."""
 
-    def __init__(self, name: str, *, backend: str, page_size: int, relay: str, mode: Any):
-        self.config: ModelConfig = config_from_dict(SHAPES[name])
+    def __init__(
+        self,
+        config: dict[str, Any],
+        *,
+        backend: str,
+        page_size: int,
+        relay: str,
+        mode: Any,
+        dtype: str | None = None,
+    ) -> None:
+        self.config: ModelConfig = config_from_dict(config)
         self.page_size, self.relay = page_size, relay
         self.mode: SamplerMode = mode
         self.mesh = single_device_mesh()
         device = self.mesh.devices.flat[0]
         capability = getattr(device, "compute_capability", None)
-        self.dtype = jnp.dtype(self.config.dtype if device.platform == "gpu" else "float32")
+        natural = self.config.dtype if device.platform == "gpu" else "float32"
+        self.dtype = jnp.dtype(dtype or natural)
         self.backend: Backend = choose_backend(
             backend,
             platform=device.platform,
@@ -220,7 +230,7 @@ def measure_all(rows: tuple[Row, ...], options: argparse.Namespace) -> dict[str,
     with tqdm(total=len(rows), desc="decode step", disable=options.quiet) as bar:
         for name in names:
             bench = Bench(
-                name,
+                SHAPES[name],
                 backend=options.backend,
                 page_size=options.page_size,
                 relay=options.relay,

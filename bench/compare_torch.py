@@ -1,0 +1,178 @@
+"""The same weights in rjax and in torch: logits compared first, then speed and memory.
+
+    python -m bench.compare_torch --shapes qwen2.5-0.5b                # on a GPU
+    python -m bench.compare_torch --shapes tiny --batch 1,4 --prefix 0,64 --own 16 --steps 8
+    python -m bench.compare_torch --model FOLDER --methods hand,generate,compiled,continuous
+
+Both load one folder of weights (random ones where only shapes are named) and get the same prompts:
+``prefix`` tokens that all rows share and ``own`` tokens of each. Torch runs as transformers'
+``generate`` with a static cache ("generate", and "compiled" with torch.compile), as its continuous
+batching ("continuous"), and as a decode step written by hand with SDPA in a CUDA graph ("hand").
+rjax runs as its engine, host and all, and as the bare jitted step. Each half is a process of its
+own, so neither holds the other's memory; ``--torch-python`` names another interpreter for torch's.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.command_line import command_parser, numbers
+from bench.figures import lines
+from bench.model_shapes import SHAPES, write_folder
+from bench.records import RESULTS, command, save
+from bench.tables import text
+
+COLUMNS = {
+    "system": "system",
+    "batch": "rows",
+    "prefix": "prefix",
+    "own": "own",
+    "step_ms": "step, ms",
+    "tokens_per_s": "tokens/s",
+    "memory_gib": "memory, GiB",
+    "floor_ms": "floor, ms",
+    "failed": "did not run",
+}
+_ROOT = Path(__file__).parents[1]
+_TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 1e-2}
+
+
+def relative_error(a: np.ndarray, b: np.ndarray) -> float:
+    """Norm of the difference over the norm of b; NaN never passes a comparison with it."""
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """Make the weights, run both halves, compare their logits, and put the rows together.
+
+    Raises:
+        SystemExit: a half failed, or the logits differ by more than their precision explains.
+    """
+    folder = scratch / "model"
+    if options.shapes is not None:
+        write_folder(options.shapes, folder)
+    else:
+        folder = Path(options.model).resolve()
+    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    task = {
+        "folder": str(folder),
+        "model": options.shapes or folder.name,
+        "dtype": options.dtype,
+        "seed": options.seed,
+        "vocab_size": vocab_size,
+        "points": [(b, s) for b in options.batch for s in options.prefix],
+        "own": options.own,
+        "steps": options.steps,
+        "check_tokens": 48,
+        "methods": options.methods.split(","),
+        "relay": options.relay.split(","),
+        "backend": options.backend,
+        "page_size": options.page_size,
+    }
+    task |= {
+        name: str(scratch / f"{name}.npy") for name in ("logits", "hand_logits", "rjax_logits")
+    }
+    task |= {name: str(scratch / f"{name}.json") for name in ("torch_out", "rjax_out")}
+    path = scratch / "task.json"
+    path.write_text(json.dumps(task))
+    torch_side = [options.torch_python, str(Path(__file__).parent / "torch_side.py")]
+    if options.shapes is not None:
+        _run([*torch_side, "make", str(path)], {})
+    _run([sys.executable, "-m", "bench.rjax_side", str(path)], {"PYTHONPATH": str(_ROOT)})
+    _run([*torch_side, "measure", str(path)], {})
+    logits = {name: np.load(task[name]) for name in ("logits", "hand_logits", "rjax_logits")}
+    errors = {
+        name: relative_error(logits[name], logits["logits"])
+        for name in ("hand_logits", "rjax_logits")
+    }
+    same = float((logits["rjax_logits"].argmax(-1) == logits["logits"].argmax(-1)).mean())
+    print(
+        f"logits against torch's forward: rjax {errors['rjax_logits']:.1e}, "
+        f"torch by hand {errors['hand_logits']:.1e}; likeliest token equal in {same:.0%} of rows"
+    )
+    if not all(error <= _TOLERANCE[options.dtype] for error in errors.values()):
+        raise SystemExit(
+            f"the logits differ by more than {_TOLERANCE[options.dtype]:.0e}, which "
+            f"{options.dtype} does not explain; the times would compare different models"
+        )
+    ours, theirs = (json.loads(Path(task[name]).read_text()) for name in ("rjax_out", "torch_out"))
+    environment = ours["environment"]
+    environment["versions"]["torch"] = theirs["torch"]
+    return {
+        "benchmark": "bench.compare_torch",
+        "command": command("bench.compare_torch"),
+        "environment": environment,
+        "settings": {key: task[key] for key in ("model", "dtype", "seed", "own", "steps")},
+        "logits": {"relative_error": errors, "same_likeliest": same},
+        "rows": ours["rows"] + theirs["rows"],
+    }
+
+
+def _run(arguments: list[str], extra: dict[str, str]) -> None:
+    # The halves must not inherit each other's paths: they may be different Pythons.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | extra
+    if "PYTHONPATH" in extra and "PYTHONPATH" in os.environ:
+        environment["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]
+    done = subprocess.run(arguments, env=environment, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments[:3])} failed with {done.returncode}; see above")
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Step time over prefix length at the most rows, a line for each system."""
+    rows = [row for row in found["rows"] if "step_ms" in row]
+    most = max(row["batch"] for row in rows)
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row["batch"] == most:
+            series.setdefault(row["system"], []).append((row["prefix"], row["step_ms"]))
+    title = f"{found['settings']['model']}, {most} rows, {found['environment']['device']}"
+    lines(path, series, title=title, x="tokens of the shared prefix", y="ms a step", log="xy")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = command_parser("bench.compare_torch", __doc__)
+    which = p.add_mutually_exclusive_group(required=True)
+    which.add_argument("--shapes", choices=sorted(SHAPES), help="a model's shapes, random weights")
+    which.add_argument("--model", help="a model folder of the Llama or Qwen2 kind")
+    p.add_argument("--batch", type=numbers, default=[1, 16, 64], help="rows")
+    p.add_argument("--prefix", type=numbers, default=[0, 512, 2048, 8192], help="shared tokens")
+    p.add_argument("--own", type=int, default=128, help="further tokens of each row")
+    p.add_argument("--steps", type=int, default=32, help="decode steps of a timed run")
+    p.add_argument("--methods", default="hand,generate", help="of torch; see above")
+    p.add_argument("--relay", default="auto,off", help="modes of rjax's engine")
+    p.add_argument("--dtype", choices=sorted(_TOLERANCE), default="bfloat16")
+    p.add_argument("--backend", default="auto", help="rjax's attention kernels")
+    p.add_argument("--page-size", type=int, default=64)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--torch-python", default=sys.executable, help="interpreter that has torch")
+    p.add_argument("--png", type=Path, help="file for the picture")
+    return p
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Compare, print, keep, draw."""
+    options = parser().parse_args(arguments)
+    with tempfile.TemporaryDirectory() as scratch:
+        found = compare(options, Path(scratch))
+    print(found["environment"]["device"])
+    print(text(found["rows"], COLUMNS))
+    target = options.json
+    if target is None and not found["environment"]["device"].startswith("CPU"):
+        target = RESULTS / "compare_torch.json"
+    if target is not None:
+        save(target, found)
+    if options.png is not None:
+        draw(found, options.png)
+
+
+if __name__ == "__main__":
+    main()

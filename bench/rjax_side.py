@@ -1,0 +1,135 @@
+"""The rjax half of bench.compare_torch; runs in a process of its own, so that memory is its own.
+
+python -m bench.rjax_side TASK.json
+"""
+
+import functools
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bench.ceilings import measure_ceilings
+from bench.decode_step import Bench, Row
+from bench.records import environment
+from bench.step_floor import DecodeCase
+from bench.throughput import run_once
+from bench.workload import Request
+from models import load_model
+from rjax import functional
+
+
+def prompts(task: dict[str, Any], batch: int, prefix: int) -> list[list[int]]:
+    """The same token ids as the other half draws."""
+    rng = np.random.default_rng(task["seed"])
+    shared = rng.integers(0, task["vocab_size"], prefix).tolist()
+    own = rng.integers(0, task["vocab_size"], (batch, task["own"])).tolist()
+    return [shared + row for row in own]
+
+
+def check_logits(task: dict[str, Any]) -> None:
+    """Logits of the check prompts, through pages, for the parent to compare."""
+    loaded = load_model(task["folder"], dtype=task["dtype"], progress=False)
+    rows = jnp.asarray(prompts(task, 4, task["check_tokens"]), jnp.int32)
+    setup, weights = functional.prepare(
+        loaded.model, max_context=rows.shape[1], page_size=16, backend=task["backend"]
+    )
+    pages = 4 * -(-rows.shape[1] // 16)
+    state = functional.make_state(setup, batch=4, num_pages=pages, dtype=task["dtype"])
+    run = jax.jit(functools.partial(functional.prefill, setup))
+    counts = jnp.full(4, rows.shape[1], jnp.int32)
+    np.save(task["rjax_logits"], np.asarray(run(weights, state, rows, counts)[1]))
+
+
+def engine_rows(task: dict[str, Any], relay: str) -> list[dict[str, Any]]:
+    """Every point through one engine: milliseconds a step as a request sees them."""
+    from rjax import LLM
+
+    points, size = task["points"], task["page_size"]
+    longest = max(prefix for _, prefix in points) + task["own"] + task["steps"] + 1
+    own_pages = -(-(task["own"] + task["steps"] + 1) // size) + 1
+    most = max(batch for batch, _ in points)
+    needed = max(-(-prefix // size) + batch * own_pages for batch, prefix in points)
+    llm = LLM(
+        task["folder"],
+        dtype=task["dtype"],
+        backend=task["backend"],
+        enable_relay_attention=relay,  # pyright: ignore[reportArgumentType]
+        max_model_len=longest,
+        max_num_seqs=most,
+        page_size=size,
+        num_pages=max(needed, -(-longest // size)) + 8,
+        skip_tokenizer_init=True,
+        use_tqdm=False,
+    )
+    rows = []
+    for batch, prefix in points:
+        requests = [Request(p, task["steps"] + 1) for p in prompts(task, batch, prefix)]
+        run_once(llm, requests, True)  # compiles
+        times = []
+        for _ in range(3):
+            outputs, _ = run_once(llm, requests, True)
+            times += [o.metrics.time_per_output_token for o in outputs]
+        seconds = statistics.median(times)
+        row = {
+            "system": f"rjax, engine, relay {relay}",
+            "batch": batch,
+            "prefix": prefix,
+            "own": task["own"],
+            "step_ms": 1e3 * seconds,
+            "tokens_per_s": batch / seconds,
+        }
+        memory = jax.devices()[0].memory_stats()
+        if memory and "peak_bytes_in_use" in memory:
+            row["memory_gib"] = memory["peak_bytes_in_use"] / 2**30
+        rows.append(row)
+        print(row, file=sys.stderr, flush=True)
+    return rows
+
+
+def step_rows(task: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every point as the bare jitted step on the device."""
+    ceilings = measure_ceilings()
+    bench = Bench(
+        json.loads((Path(task["folder"]) / "config.json").read_text()),
+        backend=task["backend"],
+        page_size=task["page_size"],
+        relay="auto",
+        mode="greedy",
+        dtype=task["dtype"],
+    )
+    rows = []
+    for batch, prefix in task["points"]:
+        case = DecodeCase(batch, prefix, task["own"])
+        found = bench.measure(Row(task["model"], case), ceilings)
+        rows.append(
+            {
+                "system": "rjax, bare step",
+                "batch": batch,
+                "prefix": prefix,
+                "own": task["own"],
+                "step_ms": found["step_ms"],
+                "tokens_per_s": 1e3 * batch / found["step_ms"],
+                "floor_ms": found["floor_ms"],
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Everything the task asks of rjax."""
+    task = json.loads(Path(sys.argv[1]).read_text())
+    check_logits(task)
+    rows = step_rows(task)
+    for relay in task["relay"]:
+        rows += engine_rows(task, relay)
+    Path(task["rjax_out"]).write_text(json.dumps({"rows": rows, "environment": environment()}))
+
+
+if __name__ == "__main__":
+    main()
