@@ -1,10 +1,10 @@
 """Relay fusion on Hopper: merge each row's partial results where they lie, in one launch.
 
 A program merges up to 1024 numbers (several heads) of one row: it reads the row's partial results,
-which lie one after another, eight at a time so that their loads overlap, keeps a running maximum of
-the LSEs in float32 and writes the merged chunk. Bytes moved: each partial result once, the merged
-row once. Rows with exactly one partial result are skipped: attention wrote them to the output
-itself. Rows with none get output 0 and LSE -inf.
+which lie one after another, several at a time so that their loads overlap, keeps a running maximum
+of the LSEs in float32 and writes the merged chunk. Bytes moved: each partial result once, the
+merged row once. Rows with exactly one partial result are skipped: attention wrote them to the
+output itself. Rows with none get output 0 and LSE -inf.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 
 _THREADS = 128
 _WIDEST = 8  # elements a thread at most: 16 bytes of bf16
-_BATCH = 8  # partial results whose loads are in flight together
+_MOST_AT_ONCE = 16  # partial results whose loads are in flight together
 _LOWEST = -1e30
 _SCALAR = plgpu.Layout.WG_SPLAT(())
 
@@ -62,6 +62,9 @@ def merge_in_place(
         step //= 2
     size = step * _THREADS  # numbers a program merges; the last program overlaps its neighbour
     entries = part.shape[0]
+    at_once = _MOST_AT_ONCE
+    while at_once > 2 and at_once // 2 * T >= entries:  # no row has more than the plan has cuts
+        at_once //= 2
     strided = plgpu.Layout.WG_STRIDED((size,), vec_size=step)
 
     def head_values(ref, entry, first):
@@ -96,9 +99,9 @@ def merge_in_place(
         def _():
             def batch(i, carry):
                 acc, top, total = carry
-                base = begin + i * _BATCH
+                base = begin + i * at_once
                 values, logs = [], []
-                for j in range(_BATCH):
+                for j in range(at_once):
                     entry = jnp.minimum(base + j, end - 1)
                     log = head_values(lses, entry, first)
                     logs.append(jnp.where(base + j < end, log, -jnp.inf))
@@ -117,7 +120,7 @@ def merge_in_place(
 
             zero = plgpu.layout_cast(jnp.zeros((size,), jnp.float32), strided)
             lowest = plgpu.layout_cast(jnp.full((size,), _LOWEST, jnp.float32), strided)
-            batches = lax.div(end - begin + _BATCH - 1, jnp.int32(_BATCH))
+            batches = lax.div(end - begin + at_once - 1, jnp.int32(at_once))
             acc, top, total = lax.fori_loop(0, batches, batch, (zero, lowest, zero))
             empty = total == 0
             safe = jnp.where(empty, 1.0, total)
