@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections import OrderedDict
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import llguidance
 import llguidance.hf
@@ -40,6 +40,8 @@ class GrammarMask:
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
         self._words = np.zeros((1, -(-vocab_size // 32)), np.int32)
+        self.failure: str | None = None
+        """Why the grammar could not go on, if it could not."""
         self._fill()
 
     @property
@@ -54,13 +56,17 @@ class GrammarMask:
             ValueError: the matcher cannot go on.
         """
         if not self._matcher.consume_token(token_id):
-            raise ValueError(f"the grammar cannot go on: {self._matcher.get_error()}")
+            self._fail("the grammar cannot go on")
         self._fill()
 
     def _fill(self) -> None:
         llguidance.numpy.fill_next_token_bitmask(self._matcher, self._words)
         if self._matcher.is_error() or not self._words.any():
-            raise ValueError(f"no token fits the grammar: {self._matcher.get_error()}")
+            self._fail("no token fits the grammar")
+
+    def _fail(self, message: str) -> NoReturn:
+        self.failure = f"{message}: {_brief(self._matcher.get_error())}"
+        raise ValueError(self.failure)
 
 
 class Grammars:

@@ -12,7 +12,7 @@ from rjax.errors import OverloadedError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams
 from rjax.serve.errors import ApiError
-from rjax.serve.masks import Constraint
+from rjax.serve.masks import Constraint, GrammarMask
 from rjax.serve.service import Service
 
 
@@ -31,6 +31,7 @@ class Running:
         self._streams: dict[str, Any] = {}
         self._generated: dict[str, int] = {}
         self._index: dict[str, int] = {}
+        self._masks: list[GrammarMask] = []
 
     async def start(
         self,
@@ -62,9 +63,9 @@ class Running:
                 len(prompts) * params.n, sum(len(tokens) for _, tokens in prompts)
             )
             if constraint is not None:
-                masks = await service.grammars.masks(constraint, len(prompts) * params.n)
-            else:
-                masks = []
+                count = len(prompts) * params.n
+                self._masks = await service.grammars.masks(constraint, count)
+            masks = self._masks
             each = params.n if masks else 0
             submitted = await asyncio.gather(
                 *(
@@ -98,7 +99,11 @@ class Running:
             raise failed
 
     async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
-        """Every output with the index of its prompt, as they come, to the end of all."""
+        """Every output with the index of its prompt, as they come, to the end of all.
+
+        Raises:
+            ApiError: a sample ended on an error: 400 where its grammar is to blame, otherwise 500.
+        """
         open_streams = len(self._streams)
         while open_streams:
             item = await self._news.get()
@@ -113,22 +118,23 @@ class Running:
                 self._streams[name].finished = True
                 self._streams[name].close()
                 self._service.metrics.finished(item, self._params, self._generated[name])
+            if any(c.finish_reason == "error" for c in item.outputs):
+                raise self._failure()
             yield self._index[name], item
 
     async def finals(self) -> list[RequestOutput]:
-        """The last output of each prompt, for requests that want no others.
-
-        Raises:
-            ApiError: 500, a sample ended on an error.
-        """
+        """The last output of each prompt, for requests that want no others."""
         found: dict[int, RequestOutput] = {}
         async for i, output in self.outputs():
             if output.finished:
                 found[i] = output
-        for output in found.values():
-            if any(c.finish_reason == "error" for c in output.outputs):
-                raise ApiError(500, "the server failed on this request; its log says why")
         return [found[i] for i in sorted(found)]
+
+    def _failure(self) -> ApiError:
+        for mask in self._masks:
+            if mask.failure is not None:
+                return ApiError(400, f"{mask.failure}; make it simpler", code="grammar_failed")
+        return ApiError(500, "the server failed on this request; its log says why")
 
     def close(self) -> None:
         """Abort what still runs."""
