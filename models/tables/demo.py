@@ -30,14 +30,14 @@ def demo_questions() -> list[tuple[str, str]]:
     table = demo_table()
     cells: dict[str, Question] = {}
     while len(cells) < 12:
-        (question,) = random_questions(rng, table, 1, (1.0, 0.0, 0.0, 0.0))
+        (question,) = random_questions(rng, table, 1, (1.0, 0.0, 0.0, 0.0, 0.0))
         cells.setdefault(question.text, question)
     rest = [
         random_questions(rng, table, count, weights)
         for count, weights in (
-            (1, (0.0, 1.0, 0.0, 0.0)),
-            (1, (0.0, 0.0, 1.0, 0.0)),
-            (2, (0.0, 0.0, 0.0, 1.0)),
+            (1, (0.0, 1.0, 0.0, 0.0, 0.0)),
+            (1, (0.0, 0.0, 1.0, 0.0, 0.0)),
+            (2, (0.0, 0.0, 0.0, 1.0, 0.0)),
         )
     ]
     return [(q.text, q.answer) for q in [*cells.values(), *(q for part in rest for q in part)]]

@@ -7,9 +7,12 @@ than could be written down.
 
 import random
 import zlib
+from collections.abc import Callable
 
 from models.tables.words import words
 
+_REAL = 0.3  # share of real-looking names; less in the smaller pool, or every table had namesakes
+_REAL_HELD_OUT = 0.1
 HELD_OUT = 8  # one name part in this many is kept for evaluation
 
 FIRST = words("first_names")
@@ -34,24 +37,26 @@ def syllables(rng: random.Random, count: int) -> str:
     )
 
 
-def _first(rng: random.Random) -> str:
-    if rng.random() < 0.3:
+def _first(rng: random.Random, real: float) -> str:
+    if rng.random() < real:
         return rng.choice(FIRST)
     return syllables(rng, 2 if rng.random() < 0.88 else 3).capitalize()
 
 
-def _last(rng: random.Random) -> str:
-    draw = rng.random()
-    if draw < 0.3:
+def _last(rng: random.Random, real: float) -> str:
+    if rng.random() < real:
         return rng.choice(LAST)
-    if draw < 0.65:
+    if rng.random() < 0.5:
         return (syllables(rng, 1) + rng.choice(_SURNAME_ENDINGS)).capitalize()
     return syllables(rng, 2).capitalize()
 
 
-def _from_pool(draw, rng: random.Random, held_out: bool) -> str:
+def _from_pool(
+    draw: Callable[[random.Random, float], str], rng: random.Random, held_out: bool
+) -> str:
+    real = _REAL_HELD_OUT if held_out else _REAL
     while True:
-        part = draw(rng)
+        part = draw(rng, real)
         if len(part) >= 3 and is_held_out(part) == held_out:
             return part
 

@@ -1,6 +1,7 @@
 """Questions about a table, in varied wordings, with one canonical answer each.
 
-Kinds: ``cell`` (a cell by name or id, or a name by email), ``row``, ``count``, ``comparison``.
+Kinds: ``cell`` (a cell by the person's name), ``row``, ``count``, ``comparison``, and ``lookup`` (a
+cell by id, or a name by email).
 Two-step questions (counts, comparisons) have answers that name what was looked up before they
 conclude, which is also what makes them learnable.
 """
@@ -11,7 +12,8 @@ from collections.abc import Callable
 
 from models.tables.table import Table
 
-KINDS = ("cell", "row", "count", "comparison")
+KINDS = ("cell", "row", "count", "comparison", "lookup")
+Weights = tuple[float, float, float, float, float]  # in the order of KINDS
 MAX_LISTED = 6  # a count's answer lists at most so many people
 
 
@@ -160,23 +162,38 @@ _YOUNGEST = ("Who is the youngest person?", "Who is the youngest?", "Which perso
 
 def _cell(rng: random.Random, table: Table) -> Question:
     row = rng.randrange(len(table.rows))
-    name, number = table.cell(row, "name"), table.cell(row, "id")
-    draw = rng.random()
-    if draw < 0.06 and "email" in table.columns:
-        email = table.cell(row, "email")
+    name = table.cell(row, "name")
+    column = rng.choice([c for c in table.columns if c != "name"])
+    return _asked(rng, "cell", column, _ANY + _BY_NAME, name, name, table, row)
+
+
+def _lookup(rng: random.Random, table: Table) -> Question:
+    row = rng.randrange(len(table.rows))
+    if rng.random() < 0.25 and "email" in table.columns:
+        name, email = table.cell(row, "name"), table.cell(row, "email")
         text = rng.choice(_OWNER).format(key=email)
-        return Question("cell", "name", text, f"The name of {email} is {name}.", row)
-    if draw < 0.22:
-        column = rng.choice([c for c in table.columns if c != "id"])
-        templates, asked, known = _ANY, rng.choice(_ID_KEYS).format(key=number), f"id {number}"
-    else:
-        column = rng.choice([c for c in table.columns if c != "name"])
-        templates, asked, known = _ANY + _BY_NAME, name, name
+        return Question("lookup", "name", text, f"The name of {email} is {name}.", row)
+    number = table.cell(row, "id")
+    column = rng.choice([c for c in table.columns if c != "id"])
+    key = rng.choice(_ID_KEYS).format(key=number)
+    return _asked(rng, "lookup", column, _ANY, key, f"id {number}", table, row)
+
+
+def _asked(
+    rng: random.Random,
+    kind: str,
+    column: str,
+    templates: tuple[str, ...],
+    key: str,
+    known: str,
+    table: Table,
+    row: int,
+) -> Question:
     if column in _OWN and rng.random() < 0.3:
         templates = _OWN[column]
-    text = rng.choice(templates).format(word=rng.choice(_WORDS[column]), key=asked)
+    text = rng.choice(templates).format(word=rng.choice(_WORDS[column]), key=key)
     answer = f"The {column} of {known} is {table.cell(row, column)}."
-    return Question("cell", column, text, answer, row)
+    return Question(kind, column, text, answer, row)
 
 
 def _row(rng: random.Random, table: Table) -> Question:
@@ -276,6 +293,8 @@ def random_question(rng: random.Random, table: Table, kind: str) -> Question | N
     """One question of a kind, or None when this draw has none (no such column, no clear answer)."""
     if kind == "cell":
         return _cell(rng, table)
+    if kind == "lookup":
+        return _lookup(rng, table)
     if kind == "row":
         return _row(rng, table)
     if kind not in KINDS:
@@ -288,7 +307,7 @@ def random_questions(
     rng: random.Random,
     table: Table,
     count: int,
-    weights: tuple[float, float, float, float] = (0.7, 0.06, 0.12, 0.12),
+    weights: Weights = (0.6, 0.06, 0.12, 0.12, 0.1),
 ) -> list[Question]:
     """So many questions about a table, their kinds drawn with the weights (order of ``KINDS``)."""
     questions: list[Question] = []

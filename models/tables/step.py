@@ -16,6 +16,7 @@ from models.decoder import Decoder
 from models.rope import rotary_tables
 from models.tables.attention import Implementation, TreeAttention, branch_mask
 from models.tables.data import Batch
+from models.tables.rows import mean, row_losses
 
 Arrays = dict[str, Array]
 
@@ -143,56 +144,6 @@ def hidden_states(
     return model.norm(x).reshape(*tokens.shape, -1), stream
 
 
-def fresh_pointers(config: ModelConfig, seed: int) -> dict[str, Array]:
-    """Projections of `row_losses`, [D, 64] each; they serve training alone."""
-    names = ("row_query", "row_key", "pointer_query", "pointer_key")
-    keys = jax.random.split(jax.random.key(seed), len(names))
-    D = config.hidden_size
-    return {
-        name: D**-0.5 * jax.random.normal(key, (D, 64), jnp.float32)
-        for name, key in zip(names, keys, strict=True)
-    }
-
-
-def row_losses(
-    pointers: dict[str, Array], stream: list[Array], batch: Arrays, newline: int
-) -> tuple[Array, Array]:
-    """Two losses that teach the middle layers which tokens share a row.
-
-    A cell that stands before the name in its row can be found only by way of something that both
-    share. Nothing in next-token prediction rewards a first step towards that, and training stalls
-    for long without it. Half way up, every table token must recognise the tokens of its own row
-    among all others; at two thirds, an answer's tokens must recognise the row they are about. Both
-    are -log of the attention that the right row gets from one dot-product attention.
-    """
-    P = batch["prefix"].shape[1]
-    is_newline = batch["prefix"] == newline
-    line = jnp.cumsum(is_newline, 1) - is_newline
-    real = jnp.arange(P) < batch["lengths"][:, None]
-
-    def attention(kind: str, at: int, queries: slice, wanted: Array) -> Array:
-        x = stream[at].astype(jnp.float32)
-        x = (x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5)).astype(
-            stream[at].dtype
-        )
-        q = jnp.einsum("BTD,DH->BTH", x[:, queries], pointers[f"{kind}_query"].astype(x.dtype))
-        k = jnp.einsum("BPD,DH->BPH", x[:, :P], pointers[f"{kind}_key"].astype(x.dtype))
-        scores = jnp.einsum("BTH,BPH->BTP", q, k, preferred_element_type=jnp.float32) / 8
-        scores = jnp.where(real[:, None], scores, -1e30)
-        right = jnp.where(wanted[..., None] == line[:, None], scores, -1e30)
-        return jax.nn.logsumexp(scores, -1) - jax.nn.logsumexp(right, -1)
-
-    L = len(stream)
-    some = slice(P % 13, P, 13)  # a thirteenth of the tokens is enough
-    rows = attention("row", L // 2 - 1, some, line[:, some])
-    pointed = attention("pointer", 2 * L // 3, slice(P, None), batch["lines"].astype(jnp.int32))
-    return _mean(rows, real[:, some]), _mean(pointed, batch["lines"] > 0)
-
-
-def _mean(values: Array, mask: Array) -> Array:
-    return jnp.sum(values * mask) / jnp.maximum(jnp.sum(mask), 1)
-
-
 def _loss(state: Any, trainer: "Trainer", batch: Arrays) -> tuple[Array, Arrays]:
     model = trainer.model(state)
     hidden, stream = hidden_states(model, batch, trainer.implementation)
@@ -210,10 +161,10 @@ def _loss(state: Any, trainer: "Trainer", batch: Arrays) -> tuple[Array, Arrays]
     losses, right = cross_entropy(hidden[:, P:-1], batch["tokens"][:, 1:])
     in_question = (segments > 0) & (segments == batch["segments"][:, 1:]) & ~answers
     metrics = {
-        "answer": _mean(losses, answers),
-        "question": _mean(losses, in_question),
-        "table": _mean(table_losses, in_table),
-        "accuracy": _mean(right, answers),
+        "answer": mean(losses, answers),
+        "question": mean(losses, in_question),
+        "table": mean(table_losses, in_table),
+        "accuracy": mean(right, answers),
     }
     metrics["row"], metrics["pointer"] = row_losses(
         state["pointers"], stream, batch, trainer.newline

@@ -71,14 +71,16 @@ def random_table(
     # Few distinct countries and occupations a table, so that counting finds more than one.
     countries = rng.sample(fields.COUNTRIES, rng.randint(3, 20))
     occupations = rng.sample(fields.OCCUPATIONS, rng.randint(3, 20))
+    namesakes = rng.choice((0.0, 0.05, 0.1, 0.2))  # half a name must not be enough
     ids: set[str] = set()
     people: set[tuple[str, str]] = set()
     emails: set[str] = set()
     lines = []
     while len(lines) < rows:
         first, last = names.first_name(rng, held_out), names.surname(rng, held_out)
-        if people and rng.random() < 0.06:  # namesakes, so that half a name is not enough
-            last = lines[-1]["name"].split()[1]
+        if people and rng.random() < namesakes:
+            other = rng.choice(lines)["name"].split()
+            first, last = (other[0], last) if rng.random() < 0.5 else (first, other[1])
         number, email = fields.random_id(rng), fields.random_email(rng, first, last)
         if number in ids or (first, last) in people or email in emails:
             continue

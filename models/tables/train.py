@@ -23,24 +23,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from tokenizers import Tokenizer
 
 from models.config import ModelConfig
 from models.decoder import Decoder
 from models.loading.config_file import config_from_dict
+from models.loading.load import load_model
 from models.loading.save import save_model
 from models.tables.data import Batch, Plan, Shape, batches, make_batch
 from models.tables.decode import answer_questions
 from models.tables.questions import Question
+from models.tables.rows import fresh_pointers
 from models.tables.scoring import held_out_sheets, is_right, score, score_by_rows, summary
-from models.tables.step import (
-    Trainer,
-    arrays,
-    compiled,
-    fresh_parameters,
-    fresh_pointers,
-    optimizer,
-)
+from models.tables.step import Trainer, Weights, arrays, compiled, fresh_parameters, optimizer
 from models.tables.tokenizer import BOS, END, MAX_LENGTH, NEWLINE, PAD
 
 HERE = Path(__file__).parent
@@ -137,12 +133,14 @@ def model_config(size: Size, tokenizer: Tokenizer) -> ModelConfig:
     )
 
 
-def plans(size: Size, steps: int, seed: int) -> list[Plan]:
-    """What every step's batch is drawn from."""
+def plans(size: Size, steps: int, seed: int, curriculum: bool) -> list[Plan]:
+    """What every step's batch is drawn from; without curriculum, as in its last stage."""
     rng = random.Random(seed)
     made = []
     for step in range(steps):
-        stage = next(s for s in size.stages if step < s.until * steps)
+        stage = size.stages[-1]
+        if curriculum:
+            stage = next(s for s in size.stages if step < s.until * steps)
         (shape,) = rng.choices(size.shapes, stage.shares)
         made.append(
             Plan(
@@ -172,15 +170,21 @@ class Run:
         self.tokenizer = Tokenizer.from_file(str(args.tokenizer / "tokenizer.json"))
         self.config = model_config(self.size, self.tokenizer)
         self.graph, parameters = fresh_parameters(self.config, args.seed)
+        if args.start_from is not None:
+            loaded = load_model(args.start_from, dtype=jnp.float32, progress=False)
+            parameters = nnx.state(loaded.model)
         self.state = {"model": parameters, "pointers": fresh_pointers(self.config, args.seed)}
-        transform = optimizer(args.learning_rate, args.steps, min(200, args.steps // 10))
+        transform = optimizer(
+            args.learning_rate, args.steps, min(200, args.steps // 10), args.decay
+        )
         self.moments = transform.init(self.state)
         self.trainer = Trainer(
             self.graph,
-            self.tokenizer.token_to_id(NEWLINE),
+            self.tokenizer.get_vocab()[NEWLINE],
             transform,
             args.implementation,
             jnp.dtype(args.compute_dtype),
+            Weights(row=args.row_weight, pointer=args.pointer_weight),
         )
         self.step = 0
         if args.state is not None and args.state.exists():
@@ -221,7 +225,7 @@ class Run:
     def train(self) -> None:
         """Steps until the last one, or until the time is up."""
         args, began = self.args, time.monotonic()
-        todo = plans(self.size, args.steps, args.seed)[self.step :]
+        todo = plans(self.size, args.steps, args.seed, args.start_from is None)[self.step :]
         checks = [
             make_batch(Plan(10**9 + i, self.size.check, held_out=True), self.tokenizer, True)
             for i in range(args.checks)
@@ -362,10 +366,16 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--state", type=Path, help="file to continue from and to keep the run in")
     p.add_argument("--log", type=Path, help="file for one JSON line per printed line")
     p.add_argument("--scores", type=Path, help="file for the final scores, as JSON")
+    p.add_argument(
+        "--start-from", type=Path, help="checkpoint to start from, without the curriculum"
+    )
     p.add_argument("--size", choices=SIZES, default="full")
     p.add_argument("--steps", type=int, default=6400, help="of the whole run, all calls together")
     p.add_argument("--minutes", type=float, default=1e9, help="stop training after so long")
     p.add_argument("--learning-rate", type=float, default=1.2e-3)
+    p.add_argument("--decay", type=float, default=0.4, help="share of steps with falling rate")
+    p.add_argument("--row-weight", type=float, default=0.2, help="of that part of the loss")
+    p.add_argument("--pointer-weight", type=float, default=0.2, help="likewise")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--workers", type=int, default=14, help="processes that make batches")
     p.add_argument("--implementation", choices=("xla", "cudnn"), default="xla")

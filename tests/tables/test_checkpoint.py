@@ -43,7 +43,7 @@ def test_its_files_agree_on_the_special_tokens(tokenizer):
 
 
 def test_it_answers_about_small_held_out_tables(loaded, tokenizer):
-    sheets = held_out_sheets(3, 6, rows=(5, 9), weights=(1.0, 0.0, 0.0, 0.0))
+    sheets = held_out_sheets(3, 6, rows=(5, 9), weights=(1.0, 0.0, 0.0, 0.0, 0.0))
     answers = answer_questions(
         loaded.model,
         tokenizer,

@@ -69,7 +69,7 @@ def answered_anew(table: Table, question: Question) -> str:
     if question.kind == "row":
         (name,) = [n for n in rows if n in question.text]
         return f"Here is the row:\n| {' | '.join(rows[name].values())} |"
-    if question.kind == "cell":
+    if question.kind in ("cell", "lookup"):
         column, key = re.match(r"The (\w+) of (.+) is ", answer).groups()  # pyright: ignore
         assert key.removeprefix("id ") in question.text
         (row,) = [r for r in rows.values() if key.removeprefix("id ") in r.values()]

@@ -1,0 +1,58 @@
+"""Extra losses that teach the middle layers which tokens share a row; training alone has them."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from models.config import ModelConfig
+
+
+def mean(values: Array, mask: Array) -> Array:
+    """Mean of the values where the mask is true; 0 where it is nowhere."""
+    return jnp.sum(values * mask) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def fresh_pointers(config: ModelConfig, seed: int) -> dict[str, Array]:
+    """Projections of `row_losses`, [D, 64] each; they serve training alone."""
+    names = ("row_query", "row_key", "pointer_query", "pointer_key")
+    keys = jax.random.split(jax.random.key(seed), len(names))
+    D = config.hidden_size
+    return {
+        name: D**-0.5 * jax.random.normal(key, (D, 64), jnp.float32)
+        for name, key in zip(names, keys, strict=True)
+    }
+
+
+def row_losses(
+    pointers: dict[str, Array], stream: list[Array], batch: dict[str, Array], newline: int
+) -> tuple[Array, Array]:
+    """Two losses that teach the middle layers which tokens share a row.
+
+    A cell that stands before the name in its row can be found only by way of something that both
+    share. Nothing in next-token prediction rewards a first step towards that, and training stalls
+    for long without it. Half way up, every table token must recognise the tokens of its own row
+    among all others; at two thirds, an answer's tokens must recognise the row they are about. Both
+    are -log of the attention that the right row gets from one dot-product attention.
+    """
+    P = batch["prefix"].shape[1]
+    is_newline = batch["prefix"] == newline
+    line = jnp.cumsum(is_newline, 1) - is_newline
+    real = jnp.arange(P) < batch["lengths"][:, None]
+
+    def attention(kind: str, at: int, queries: slice, wanted: Array) -> Array:
+        x = stream[at].astype(jnp.float32)
+        x = (x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5)).astype(
+            stream[at].dtype
+        )
+        q = jnp.einsum("BTD,DH->BTH", x[:, queries], pointers[f"{kind}_query"].astype(x.dtype))
+        k = jnp.einsum("BPD,DH->BPH", x[:, :P], pointers[f"{kind}_key"].astype(x.dtype))
+        scores = jnp.einsum("BTH,BPH->BTP", q, k, preferred_element_type=jnp.float32) / 8
+        scores = jnp.where(real[:, None], scores, -1e30)
+        right = jnp.where(wanted[..., None] == line[:, None], scores, -1e30)
+        return jax.nn.logsumexp(scores, -1) - jax.nn.logsumexp(right, -1)
+
+    L = len(stream)
+    some = slice(P % 13, P, 13)  # a thirteenth of the tokens is enough
+    rows = attention("row", L // 2 - 1, some, line[:, some])
+    pointed = attention("pointer", 2 * L // 3, slice(P, None), batch["lines"].astype(jnp.int32))
+    return mean(rows, real[:, some]), mean(pointed, batch["lines"] > 0)
