@@ -160,7 +160,7 @@ def plan_attention(
     )
     narrow = _work_list(spans.select(spans.row_count == 1), shape.narrow_capacity, 1, C)
     wide = _work_list(spans.select(spans.row_count > 1).tiled(R), shape.wide_capacity, R, C)
-    indptr, slots = _merge((narrow, wide), shape)
+    indptr, slots = _merge((narrow, wide), shape, cuts)
     sizes = (stop - first) * (spans.kv_stop - spans.kv_start)
     stats = PlanStats(
         kv_tokens_read=int((spans.kv_stop - spans.kv_start).sum()),
@@ -232,24 +232,24 @@ def _work_list(spans: _Spans, capacity: int, tile_rows: int, tile_tokens: int) -
 
 
 def _merge(
-    lists: tuple[WorkList, ...], shape: PlanShape
+    lists: tuple[WorkList, ...], shape: PlanShape, cuts: int
 ) -> tuple[Int[np.ndarray, " T1"], Int[np.ndarray, " X"]]:
     """Partial results of each row, in order of the tokens they cover."""
-    rows, slots, order = [], [], []
+    # At most one item covers a row at a cut: a table of slots by row and cut is sorted by itself.
+    table = np.full((shape.rows, cuts), -1, np.int32)
     base = 0
     for items in lists:
-        count = np.asarray(items.row_count)
-        total = int(count.sum())
-        item = np.repeat(np.arange(items.capacity), count)
-        offset = np.arange(total) - np.repeat(count.cumsum() - count, count)
-        rows.append(np.asarray(items.row_start)[item] + offset)
-        slots.append(base + item * items.tile_rows + offset)
-        order.append(np.asarray(items.kv_start)[item])
+        count = np.asarray(items.row_count)[: int(items.num_items)]
+        item = np.repeat(np.arange(count.size, dtype=np.int32), count)
+        offset = np.arange(item.size, dtype=np.int32) - (count.cumsum() - count)[item]
+        row = np.asarray(items.row_start)[item] + offset
+        cut = np.asarray(items.kv_start)[item] // shape.split_tokens
+        table[row, cut] = base + item * items.tile_rows + offset
         base += items.capacity * items.tile_rows
-    row, slot, kv = np.concatenate(rows), np.concatenate(slots), np.concatenate(order)
-    by_row = np.lexsort((kv, row))
+    found = table >= 0
     indptr = np.zeros(shape.rows + 1, np.int32)
-    indptr[1:] = np.bincount(row, minlength=shape.rows).cumsum()
+    found.sum(1).cumsum(out=indptr[1:], dtype=np.int32)
     merged = np.zeros(shape.merge_capacity, np.int32)
-    merged[: row.size] = slot[by_row]
+    slots = table[found]
+    merged[: slots.size] = slots
     return indptr, merged

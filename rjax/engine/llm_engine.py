@@ -14,7 +14,7 @@ import numpy as np
 
 from rjax.config import EngineConfig
 from rjax.engine.block_manager import BlockManager
-from rjax.engine.completion import Completion, StepLogprobs
+from rjax.engine.completion import StepLogprobs
 from rjax.engine.host_pool import HostPool
 from rjax.engine.page_hash import PageHashes, salted_key
 from rjax.engine.parts import EngineParts, StepWorker, build_parts
@@ -28,7 +28,7 @@ from rjax.engine.sequence import Sequence, SequenceStatus
 from rjax.engine.stats import EngineStats
 from rjax.engine.token_mask import TokenMask
 from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError
-from rjax.outputs import RequestMetrics, RequestOutput
+from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams, sequence_seed, slot_row
 from rjax.worker.readout import HostLogprobs
 from rjax.worker.worker import DispatchedStep
@@ -72,7 +72,9 @@ class LLMEngine:
             max_pages=-(-self.max_model_len // self._page_size),
             enable_prefix_caching=config.cache.enable_prefix_caching,
             host=HostPool(self._worker.num_host_pages),
-            cost=PreemptionCost(config.cache.preemption),
+            cost=PreemptionCost(
+                config.cache.preemption, page_seconds=self._worker.measure_page_seconds()
+            ),
         )
         self._root = parts.identity
         self._eos = self.tokenizer.eos_token_ids if self.tokenizer else frozenset[int]()
@@ -88,6 +90,8 @@ class LLMEngine:
         self._in_flight: deque[DispatchedStep] = deque()
         self._held_back: list[RequestOutput] = []
         self._forest = PrefixForest(self._blocks, -(-self.max_model_len // self._page_size))
+        self._budget = parts.max_num_batched_tokens
+        self._last_read: float | None = None
         self._deadlines: list[tuple[float, str]] = []
         self._stats = EngineStats(backend=parts.backend, device=parts.device)
         for path in config.cache.prefix_files:
@@ -141,11 +145,11 @@ class LLMEngine:
         room = self.max_model_len - len(tokens)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         arrival = next(self._arrivals)
+        rank = arrival + priority * self.config.scheduler.priority_patience
         seed = params.seed
         if seed is None:
             drawn = np.random.SeedSequence([self.config.model.seed, arrival])
             seed = int(drawn.generate_state(1, np.uint64)[0])
-        rank = arrival + priority * self.config.scheduler.priority_patience
         sequences = [
             Sequence(
                 request_id=request_id,
@@ -162,26 +166,8 @@ class LLMEngine:
         ]
         for sequence in sequences:
             sequence.siblings = sequences
-        self._requests[request_id] = Request(
-            request_id=request_id,
-            prompt=prompt,
-            params=params,
-            sequences=sequences,
-            completions=[
-                Completion(
-                    index,
-                    params,
-                    tokenizer=self.tokenizer,
-                    eos_token_ids=self._eos,
-                    max_tokens=max_tokens,
-                    prompt_token_ids=tokens,
-                )
-                for index in range(params.n)
-            ],
-            metrics=RequestMetrics(arrival_time=time.monotonic()),
-            tokenizer=self.tokenizer,
-            prompt_logprobs=None if params.prompt_logprobs is None else [None],
-            deadline=deadline,
+        self._requests[request_id] = Request.start(
+            sequences, prompt=prompt, tokenizer=self.tokenizer, eos=self._eos, deadline=deadline
         )
         if deadline is not None:
             heapq.heappush(self._deadlines, (deadline, request_id))
@@ -402,8 +388,17 @@ class LLMEngine:
         )
         self._worker.admit(sequence.slot, row)
 
+    def _time_step(self, step: DispatchedStep) -> None:
+        """Learn from a step full of tokens what a token costs; the one before it must have ended
+        while it was waiting, or the time between the two is not its own."""
+        now = time.monotonic()
+        if self._last_read is not None and 2 * step.num_tokens > self._budget:
+            self._scheduler.cost.observe(step.num_tokens, now - self._last_read)
+        self._last_read = now if self._in_flight else None
+
     def _read(self, step: DispatchedStep) -> list[RequestOutput]:
         result = self._worker.read(step)
+        self._time_step(step)
         told: dict[str, Request] = {}
         row = 0
         for b, item in enumerate(step.batch):

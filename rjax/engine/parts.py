@@ -43,6 +43,10 @@ class StepWorker(Protocol):
         """Names the model by its configuration and weights."""
         ...
 
+    def measure_page_seconds(self) -> float:
+        """Time to bring one page to the device or back."""
+        ...
+
     def read_pages(self, pages: list[int]) -> np.ndarray:
         """The KV in these pages, [X, pools, K, S, H]."""
         ...

@@ -33,10 +33,45 @@ class Request:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     deadline: float | None = None
 
+    @classmethod
+    def start(
+        cls,
+        sequences: list[Sequence],
+        *,
+        prompt: str | None,
+        tokenizer: Tokenizer | None,
+        eos: frozenset[int],
+        deadline: float | None,
+    ) -> "Request":
+        """A request of these sequences, which arrives now."""
+        first = sequences[0]
+        completions = [
+            Completion(
+                sequence.index,
+                sequence.params,
+                tokenizer=tokenizer,
+                eos_token_ids=eos,
+                max_tokens=sequence.max_tokens,
+                prompt_token_ids=sequence.prompt_token_ids,
+            )
+            for sequence in sequences
+        ]
+        return cls(
+            request_id=first.request_id,
+            prompt=prompt,
+            params=first.params,
+            sequences=sequences,
+            completions=completions,
+            metrics=RequestMetrics(arrival_time=time.monotonic()),
+            tokenizer=tokenizer,
+            prompt_logprobs=None if first.params.prompt_logprobs is None else [None],
+            deadline=deadline,
+        )
+
     @property
     def finished(self) -> bool:
         """Whether all its sequences are."""
-        return all(completion.finished for completion in self.completions)
+        return all([completion.finished for completion in self.completions])
 
     def take_prompt_logprobs(self, start: int, found: list[StepLogprobs]) -> None:
         """Add the logprobs of the prompt tokens that follow positions ``start``, ``start`` + 1, ...
@@ -54,17 +89,18 @@ class Request:
 
     def snapshot(self) -> RequestOutput:
         """The output now, as ``params.output_kind`` wants it."""
-        if self.finished and self.metrics.finished_time is None:
+        finished = self.finished
+        if finished and self.metrics.finished_time is None:
             self.metrics.finished_time = time.monotonic()
-        self.metrics.num_preemptions = sum(s.num_preemptions for s in self.sequences)
-        self.metrics.num_shared_tokens = sum(s.num_shared for s in self.sequences)
+            self.metrics.num_preemptions = sum(s.num_preemptions for s in self.sequences)
+            self.metrics.num_shared_tokens = sum(s.num_shared for s in self.sequences)
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.sequences[0].prompt_token_ids,
             prompt_logprobs=self.prompt_logprobs,
             outputs=[c.snapshot(self.params.output_kind) for c in self.completions],
-            finished=self.finished,
+            finished=finished,
             metrics=self.metrics,
             num_cached_tokens=self.sequences[0].num_cached or 0,
         )

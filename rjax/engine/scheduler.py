@@ -148,22 +148,23 @@ class Scheduler:
             )
 
     def _schedule_running(self, items: list[ScheduledSequence]) -> int:
+        S = self.blocks.page_size
         decodes: list[Sequence] = []
         chunks: list[Sequence] = []
+        short: list[Sequence] = []
         for sequence in self.running:
-            if sequence.num_tokens >= sequence.max_length or (
-                sequence.in_flight and sequence.mask is not None
-            ):
+            tokens = sequence.num_tokens
+            if tokens >= sequence.max_length or (sequence.mask is not None and sequence.in_flight):
                 continue  # its last token, or the one that its mask needs, is still in flight
-            (decodes if sequence.num_tokens - sequence.num_computed == 1 else chunks).append(
-                sequence
-            )
-        S = self.blocks.page_size
-        short = [
-            s
-            for s in decodes
-            if s.num_tokens > s.capacity or s.num_stored < min(s.num_borrowed * S, s.num_tokens)
-        ]
+            if tokens - sequence.num_computed > 1:
+                chunks.append(sequence)
+                continue
+            decodes.append(sequence)
+            stored = sequence.num_stored
+            if tokens > sequence.capacity or (
+                stored < sequence.num_borrowed * S and stored < tokens
+            ):
+                short.append(sequence)
         # All room is made before anything is scheduled, so that what runs is never preempted.
         for sequence in short:
             if sequence.status is _RUNNING:
@@ -173,11 +174,11 @@ class Scheduler:
             chunks = [s for s in chunks if s.status is _RUNNING]
         budget = self._budget
         for sequence in decodes[:budget]:
-            start = sequence.num_computed
             stop = sequence.num_tokens
-            items.append(ScheduledSequence(sequence, start, stop, True, sequence.num_stored))
+            stored = sequence.num_stored
+            items.append(ScheduledSequence(sequence, sequence.num_computed, stop, True, stored))
             sequence.num_computed = stop
-            if sequence.num_stored < stop:
+            if stored < stop:
                 sequence.num_stored = stop
             if stop % S == 0:
                 self.learn(sequence)

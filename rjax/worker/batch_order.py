@@ -17,8 +17,7 @@ def by_shared_pages(
 
     Reads are shared in whole runs of ``split_tokens``, and two sequences that hold the same page at
     the end of a run hold the same pages before it. So the pages at the ends of runs, in order, are
-    all that need be compared: a sequence of -1 and up for each, sorted like words. Sequences that
-    share nothing keep their order.
+    all that need be compared, as far as any two sequences have one in common.
     """
     if len(batch) < 3:
         return batch  # any order has them side by side
@@ -30,11 +29,16 @@ def by_shared_pages(
     columns = np.arange(1, runs + 1) * (split_tokens // page_size) - 1
     pages = tables[slots[:, None], columns]
     pages[stops[:, None] < (columns + 1) * page_size] = -1
-    first = np.unique(pages[:, 0], return_counts=True)
-    if not (first[1][first[0] >= 0] > 1).any():
+    shared = 0
+    while shared < runs and _has_twins(pages[:, shared]):
+        shared += 1
+    if not shared:
         return batch  # nothing is shared from the start, so nothing is shared at all
-    words = (pages + 1).astype(">u4")
-    width = words.shape[1] * 4
-    data = words.tobytes()
-    keys = [data[i : i + width] for i in range(0, len(data), width)]
-    return [batch[i] for i in sorted(range(len(batch)), key=keys.__getitem__)]
+    order = np.lexsort(pages[:, :shared].T[::-1])
+    return [batch[i] for i in order.tolist()]
+
+
+def _has_twins(column: Int[np.ndarray, " A"]) -> bool:
+    """Whether a page stands there twice."""
+    column = np.sort(column)
+    return bool(((column[1:] == column[:-1]) & (column[1:] >= 0)).any())

@@ -80,7 +80,7 @@ def build_step_input(
     page_table[:A] = tables[slots]
     kv_slots = page_table[of_row, positions // S] * S + positions % S
     kv_slots[positions < stored[of_row]] = -1
-    tokens, token_slot = _tokens(batch, query_start, slots, shape.rows)
+    tokens, token_slot = _tokens(batch, start, stop, query_start, slots, shape.rows)
     plan, stats = plan_attention(
         page_table[:A],
         query_start,
@@ -112,6 +112,8 @@ def _padded(values: np.ndarray, size: int, fill: int) -> Int[np.ndarray, " size"
 
 def _tokens(
     batch: list[ScheduledSequence],
+    start: Int[np.ndarray, " A"],
+    stop: Int[np.ndarray, " A"],
     query_start: Int[np.ndarray, " A1"],
     slots: Int[np.ndarray, " A"],
     rows: int,
@@ -120,13 +122,13 @@ def _tokens(
     the very last one of each sequence."""
     tokens = np.zeros(rows, np.int32)
     token_slot = np.full(rows, -1, np.int32)
-    unknown = np.fromiter([i.stop > i.sequence.num_known for i in batch], bool, len(batch))
+    known = np.fromiter([item.sequence.num_known for item in batch], np.int32, len(batch))
+    unknown = stop > known
     token_slot[query_start[1:][unknown] - 1] = slots[unknown]
-    for b, item in enumerate(batch):
-        known = min(item.stop, item.sequence.num_known)
-        if item.start < known:
-            row = query_start[b]
-            tokens[row : row + known - item.start] = item.sequence.tokens(item.start, known)
+    for b in np.flatnonzero(start < known):
+        item, row = batch[b], query_start[b]
+        ids = item.sequence.tokens(item.start, min(item.stop, item.sequence.num_known))
+        tokens[row : row + len(ids)] = ids
     return tokens, token_slot
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import math
+import time
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ from rjax.worker.step_input import PackedLayout, build_step_input
 from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape
 
 _MOST_HOST_POOLS = 8  # host pages are at most so many times those of the device
+_TIMED_PAGES = 8
 _SAMPLED = 64  # values of each weight in the model's fingerprint
 _MOST_CUTS = 32  # items of one sequence; longer sequences are cut more coarsely
 
@@ -40,11 +42,13 @@ class DispatchedStep:
         batch: the sequences, in the order of the result's rows.
         result: a StepResult on the device, for the worker that made it to read.
         stats: what its attention reads.
+        num_tokens: rows computed.
     """
 
     batch: list[ScheduledSequence]
     result: Any
     stats: PlanStats
+    num_tokens: int
 
 
 class Worker:
@@ -139,6 +143,13 @@ class Worker:
             digest.update(np.asarray(jnp.ravel(leaf)[::step]).tobytes())
         return digest.hexdigest()
 
+    def measure_page_seconds(self) -> float:
+        """Time to bring one page to the device or back, as this machine does it now."""
+        block = np.zeros((_TIMED_PAGES, *self.page_shape), self._dtype)
+        start = time.perf_counter()
+        np.asarray(jax.device_put(block, self._everywhere).block_until_ready())
+        return (time.perf_counter() - start) / (2 * _TIMED_PAGES)
+
     def read_pages(self, pages: list[int]) -> np.ndarray:
         """The KV in these pages, [X, pools, K, S, H]."""
         return self._mover.read(self._pools, pages)
@@ -170,7 +181,7 @@ class Worker:
         self._state, result = self._step(shape, features)(self._leaves, self._state, packed)
         for leaf in jax.tree.leaves(result):
             leaf.copy_to_host_async()
-        return DispatchedStep(batch, result, stats)
+        return DispatchedStep(batch, result, stats, rows)
 
     def read(self, step: DispatchedStep) -> StepReadout:
         """Wait for a step and copy its result to the host."""

@@ -39,6 +39,10 @@ class FakeWorker:
     def admit(self, slot, row) -> None:
         assert slot >= 0
 
+    def measure_page_seconds(self) -> float:
+        """Some time."""
+        return 1e-4
+
     def move(self, operations) -> None:
         for operation in operations:
             match operation:
@@ -88,7 +92,7 @@ class FakeWorker:
                 assert item.stop == len(tokens)
                 drawn[b] = next_token(tokens, sequence.index, self.vocab)
                 tokens.append(int(drawn[b]))
-        return DispatchedStep(list(batch), drawn, PlanStats(0, 0, 0))
+        return DispatchedStep(list(batch), drawn, PlanStats(0, 0, 0), 1)
 
     def read(self, step) -> StepReadout:
         return StepReadout(step.result, None, None)

@@ -1,0 +1,221 @@
+"""Host time of a step, without a device: ``python -m bench.scheduler``.
+
+An engine with a pool of 100,000 pages, all of them in use or cached, decodes 8 to 1024 sequences
+over a worker that does everything but run the step: scheduling, batch order, step input, attention
+plan, packing; then the reading of tokens. Sequences share a system prompt of 1024 tokens. Times are
+medians over steps of the processor time of the engine's thread; the growth is against the row
+before. Writes ``bench/results/scheduler.json``.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import statistics
+import time
+
+import jax
+import numpy as np
+
+from pallas_kernels.attention.planner import CostModel
+from rjax.config import EngineConfig
+from rjax.engine.block_manager import BlockManager
+from rjax.engine.llm_engine import LLMEngine
+from rjax.engine.page_hash import PageHashes, root_key
+from rjax.engine.parts import EngineParts
+from rjax.sampling import SamplingParams
+from rjax.worker.batch_order import by_shared_pages
+from rjax.worker.kv_cache import PoolSize
+from rjax.worker.readout import StepReadout
+from rjax.worker.step_input import PackedLayout, build_step_input
+from rjax.worker.step_shape import ShapeTable
+from rjax.worker.worker import DispatchedStep
+
+PAGES, PAGE_SIZE, LENGTH, BUDGET, SPLIT = 100_000, 64, 8192, 8192, 512
+SYSTEM, OWN = 1024, 512
+RESULT = pathlib.Path(__file__).parent / "results" / "scheduler.json"
+
+
+class HostOnlyWorker:
+    """Packs every step as for a GPU and runs none; every token it gives is 1."""
+
+    num_host_pages = 0
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.pool = PoolSize(PAGES, 1)
+        self.shapes = ShapeTable(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=BUDGET,
+            max_model_len=LENGTH,
+            page_size=PAGE_SIZE,
+            tile_rows=32,
+            split_tokens=SPLIT,
+            growth=2,
+        )
+        self.seconds = dict.fromkeys(("order", "input", "pack"), 0.0)
+        self._layouts = {}
+        self._cost = CostModel(narrow_item=1.0, narrow_token=0.01, wide_item=1.2, wide_token=0.012)
+
+    def admit(self, slot, row) -> None:
+        """Nothing: there is no sampling state."""
+
+    def measure_page_seconds(self) -> float:
+        """Some time."""
+        return 1e-4
+
+    def move(self, operations) -> None:
+        """Nothing: there are no pages."""
+
+    def dispatch(self, batch, tables) -> DispatchedStep:
+        """Do the host's part of a step."""
+        clock = [time.thread_time()]
+        batch = by_shared_pages(batch, tables, page_size=PAGE_SIZE, split_tokens=SPLIT)
+        clock.append(time.thread_time())
+        rows = sum([item.stop - item.start for item in batch])
+        shape = self.shapes.choose(rows=rows, seqs=len(batch))
+        step_input, stats = build_step_input(batch, tables, shape, self._cost)
+        clock.append(time.thread_time())
+        if shape not in self._layouts:
+            self._layouts[shape] = PackedLayout(shape)
+        self._layouts[shape].pack(step_input)
+        clock.append(time.thread_time())
+        for name, start, stop in zip(self.seconds, clock, clock[1:], strict=False):
+            self.seconds[name] = stop - start
+        return DispatchedStep(batch, np.ones(len(batch), np.int32), stats, rows)
+
+    def read(self, step) -> StepReadout:
+        """Tokens for all."""
+        return StepReadout(step.result, None, None)
+
+
+def make_engine(num_seqs: int) -> LLMEngine:
+    """An engine whose pool is full of cached pages."""
+    config = EngineConfig.from_options(
+        {"max_num_seqs": num_seqs, "max_num_batched_tokens": BUDGET, "page_size": PAGE_SIZE}
+    )
+    engine = LLMEngine.from_parts(
+        EngineParts(
+            config=config,
+            worker=HostOnlyWorker(num_seqs),
+            vocab_size=128,
+            max_model_len=LENGTH,
+            max_num_batched_tokens=BUDGET,
+            identity=root_key("bench"),
+        )
+    )
+    one = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+    rng = np.random.default_rng(0)
+    for i in range(PAGES * PAGE_SIZE // (LENGTH - 1) + 1):
+        engine.add_request(f"fill{i}", rng.integers(0, 128, LENGTH - 1).tolist(), one)
+    finish(engine)
+    assert engine._blocks.counts().free < 2 * LENGTH // PAGE_SIZE
+    return engine
+
+
+def finish(engine: LLMEngine) -> None:
+    """Run everything to its end."""
+    while engine.has_unfinished_requests():
+        engine.step()
+
+
+def measure_steps(engine: LLMEngine, num_seqs: int, steps: int) -> dict[str, float]:
+    """Median milliseconds of the parts of a decode step of ``num_seqs`` sequences."""
+    rng = np.random.default_rng(1)
+    system = rng.integers(0, 128, SYSTEM).tolist()
+    params = SamplingParams(temperature=0, max_tokens=4096, ignore_eos=True, detokenize=False)
+    for i in range(num_seqs):
+        own = rng.integers(0, 128, OWN + int(rng.integers(0, 64))).tolist()
+        engine.add_request(str(i), system + own, params)
+    scheduler, worker = engine._scheduler, engine._worker
+    assert isinstance(worker, HostOnlyWorker)
+    while len(scheduler.running) < num_seqs or any(
+        s.num_tokens - s.num_computed > 1 for s in scheduler.running
+    ):
+        engine.step()
+    spent: list[float] = []
+    schedule = scheduler.schedule
+
+    def timed():
+        start = time.thread_time()
+        result = schedule()
+        spent.append(time.thread_time() - start)
+        return result
+
+    scheduler.schedule = timed
+    rows = []
+    for _ in range(steps):
+        start = time.thread_time()
+        engine.step()
+        whole = time.thread_time() - start
+        row = {"schedule": spent[-1], **worker.seconds}
+        rows.append({**row, "prepare": sum(row.values()), "step": whole})
+    scheduler.schedule = schedule
+    for i in range(num_seqs):
+        engine.abort_request(str(i))
+    finish(engine)
+    return {name: 1e3 * statistics.median(row[name] for row in rows) for name in rows[0]}
+
+
+def measure_lookup(tokens: int, repeats: int = 7) -> float:
+    """Median milliseconds to find a cached prompt of so many tokens, hashing it included."""
+    blocks = BlockManager(PAGES, PAGE_SIZE)
+    stream = np.random.default_rng(2).integers(0, 128, tokens).tolist()
+    hashes = PageHashes(b"root", PAGE_SIZE)
+    hashes.extend(stream)
+    pages = blocks.allocate(len(hashes.keys))
+    assert pages is not None
+    for n, page in enumerate(pages):
+        blocks.register(page, hashes.keys[n], hashes.parent(n), hashes.blocks[n])
+    times = []
+    for _ in range(repeats):
+        start = time.thread_time()
+        fresh = PageHashes(b"root", PAGE_SIZE)
+        fresh.extend(stream)
+        found = blocks.match(fresh.keys)
+        times.append(time.thread_time() - start)
+        assert found == pages
+    return 1e3 * statistics.median(times)
+
+
+def main() -> None:
+    """Measure, print a table and write it as JSON."""
+    parser = argparse.ArgumentParser(description="Host time of a step, without a device.")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--seqs", type=int, nargs="+", default=[8, 64, 256, 1024])
+    parser.add_argument("--output", type=pathlib.Path, default=RESULT)
+    options = parser.parse_args()
+    engine = make_engine(max(options.seqs))
+    steps = {n: measure_steps(engine, n, options.steps) for n in options.seqs}
+    lookups = {n: measure_lookup(n) for n in (1000, 10_000, 100_000)}
+    columns = list(next(iter(steps.values())))
+    print(f"{'sequences':>9}", *(f"{c + ' ms':>12}" for c in columns), f"{'growth':>8}")
+    before = None
+    for n, row in steps.items():
+        growth = "" if before is None else f"{row['prepare'] / before[1] / (n / before[0]):8.2f}"
+        print(f"{n:9}", *(f"{row[c]:12.3f}" for c in columns), growth)
+        before = n, row["prepare"]
+    for n, found in lookups.items():
+        print(f"look-up of {n:7,} tokens: {found:7.3f} ms")
+    record = {
+        "command": "python -m bench.scheduler",
+        "pages": PAGES,
+        "page_size": PAGE_SIZE,
+        "max_model_len": LENGTH,
+        "split_tokens": SPLIT,
+        "shared_tokens": SYSTEM,
+        "own_tokens": OWN,
+        "steps": {str(n): row for n, row in steps.items()},
+        "lookup_ms": {str(n): found for n, found in lookups.items()},
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "jax": jax.__version__,
+        "processor": platform.processor() or platform.machine(),
+        "cpus": os.cpu_count(),
+    }
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
