@@ -1,0 +1,1 @@
+"""A chat in the terminal; ``python -m rjax.chat`` starts it."""

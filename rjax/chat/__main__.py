@@ -1,0 +1,135 @@
+"""The command ``python -m rjax.chat``."""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Sequence
+
+from rjax.chat.answers import Answerer, LocalAnswerer, RemoteAnswerer
+from rjax.chat.session import Session
+from rjax.cli.arguments import (
+    ENGINE_KEYS,
+    add_engine_arguments,
+    add_sampling_arguments,
+    engine_options,
+    sampling_options,
+)
+from rjax.cli.errors import BAD_INPUT, OneLineParser, run_command
+from rjax.cli.prompts import read_text
+from rjax.errors import InvalidConfigError
+from rjax.sampling import SamplingParams
+
+_NAME = "rjax.chat"
+_NOT_HERE = ("n", "logprobs", "prompt_logprobs", "detokenize")
+
+_EPILOG = """\
+examples:
+  python -m rjax.chat
+      the bundled model, with a table of people as its system message
+  python -m rjax.chat --model ./llama --system "Be brief."
+  python -m rjax.chat --url http://127.0.0.1:8000/v1 --api-key-file key.txt
+      a server that speaks OpenAI's API
+  printf 'Who lives in Peru?\\nHow old is she?\\n' | python -m rjax.chat
+      one question a line
+
+exit status: 0 done, 2 bad input
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    parser = OneLineParser(
+        prog=f"python -m {_NAME}",
+        usage="%(prog)s [options]",
+        description="Chat in the terminal with a model of this machine or of a server; /help "
+        "lists the commands.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    chat = parser.add_argument_group("chat")
+    chat.add_argument("--url", help="a server; --model is then the name that it knows")
+    chat.add_argument("--api-key-file", metavar="FILE", help="file with the server's API key")
+    system = chat.add_mutually_exclusive_group()
+    system.add_argument("--system", metavar="TEXT", help="the system message")
+    system.add_argument("--system-file", metavar="FILE", help="the same from a UTF-8 file")
+    chat.add_argument("--no-stats", action="store_true", help="no figures after each answer")
+    add_engine_arguments(parser)
+    add_sampling_arguments(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    try:
+        arguments = build_parser().parse_args(argv)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else BAD_INPUT
+    return run_command(_NAME, lambda: _chat(arguments))
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    sampling = sampling_options(arguments)
+    for name in _NOT_HERE:
+        if name in sampling:
+            raise InvalidConfigError(f"--{name.replace('_', '-').lstrip('-')} has no use in a chat")
+    SamplingParams.from_options(sampling)
+    system = _system(arguments)
+    answerer = _answerer(arguments, sampling)
+    session = Session(answerer, system, show_stats=not arguments.no_stats)
+    interactive = sys.stdin.isatty()
+    if interactive:
+        with contextlib.suppress(ImportError):
+            import readline  # line editing and history for input()
+
+            del readline
+        print(f"{answerer.name}. /help lists the commands, Ctrl-D leaves.", file=sys.stderr)
+    while True:
+        try:
+            line = input("> ") if interactive else sys.stdin.readline()
+        except EOFError:
+            print(file=sys.stderr)
+            return 0
+        except KeyboardInterrupt:
+            print("\n(Ctrl-D or /exit leaves)", file=sys.stderr)
+            continue
+        if (not line and not interactive) or not session.take(line):
+            return 0
+
+
+def _system(arguments: argparse.Namespace) -> str | None:
+    if arguments.system_file is not None:
+        return read_text(arguments.system_file, "--system-file")
+    if arguments.system is not None:
+        return arguments.system
+    if arguments.url is None and "model" not in arguments:
+        from models.tables.demo import demo_system_prompt
+
+        return demo_system_prompt()
+    return None
+
+
+def _answerer(arguments: argparse.Namespace, sampling: dict) -> Answerer:
+    if arguments.url is not None:
+        given = [key for key in ENGINE_KEYS if key in arguments and key not in ("model", "seed")]
+        if given:
+            name = given[0].replace("_", "-")
+            raise InvalidConfigError(f"--{name} is the server's business; leave it out with --url")
+        key = None
+        if arguments.api_key_file is not None:
+            key = read_text(arguments.api_key_file, "--api-key-file").strip()
+        return RemoteAnswerer(arguments.url, vars(arguments).get("model"), key, sampling)
+    if arguments.api_key_file is not None:
+        raise InvalidConfigError("--api-key-file goes with --url")
+    options = engine_options(arguments)
+    if "chat_template" in arguments:
+        options["chat_template"] = read_text(arguments.chat_template, "--chat-template")
+    from rjax.config import EngineConfig
+    from rjax.engine.llm_engine import LLMEngine
+
+    engine = LLMEngine(EngineConfig.from_options({"use_tqdm": sys.stderr.isatty(), **options}))
+    return LocalAnswerer(engine, options.get("model") or "tables", sampling)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+"""Where answers come from: a model in this process, or a server."""
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import signal
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from rjax.errors import InvalidConfigError, InvalidRequestError, RjaxError
+from rjax.sampling import RequestOutputKind, SamplingParams
+
+type Messages = Sequence[Mapping[str, str]]
+
+
+class ServerError(RjaxError):
+    """The server refused or broke off."""
+
+
+@dataclasses.dataclass(slots=True)
+class AnswerStats:
+    """What one answer took: tokens, and seconds from the question on."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    tokens: int = 0
+    first: float | None = None
+    seconds: float = 0.0
+    stopped: bool = False
+
+    def line(self) -> str:
+        """One line for people."""
+        parts = [f"{self.tokens} tokens"]
+        if self.first is not None and self.tokens > 1 and self.seconds > self.first:
+            parts.append(f"{(self.tokens - 1) / (self.seconds - self.first):.1f} tokens/s")
+        if self.first is not None:
+            parts.append(f"first after {self.first * 1000:.0f} ms")
+        if self.prompt_tokens:
+            parts.append(f"prompt {self.prompt_tokens}, {self.cached_tokens} cached")
+        return ", ".join(parts)
+
+
+class Answerer(Protocol):
+    """Answers conversations one at a time."""
+
+    name: str
+
+    def answer(self, messages: Messages, stats: AnswerStats) -> Iterator[str]:
+        """The pieces of the answer as they come; ``stats`` is filled in.
+
+        Ctrl-C ends the answer early, with ``stats.stopped`` set.
+
+        Raises:
+            RjaxError: the conversation cannot be answered.
+        """
+        ...
+
+
+class LocalAnswerer:
+    """A model in this process.
+
+    Args:
+        engine: with a tokenizer that has a chat template.
+        name: of the model.
+        sampling: values that win over the model's own.
+    """
+
+    def __init__(self, engine: Any, name: str, sampling: Mapping[str, Any]) -> None:
+        tokenizer = engine.tokenizer
+        if tokenizer is None or not tokenizer.has_chat_template:
+            raise InvalidConfigError(
+                "the model has no chat template; give one with --chat-template"
+            )
+        self.name = name
+        self._engine = engine
+        self._tokenizer = tokenizer
+        values = {"max_tokens": None, **tokenizer.generation.sampling, **sampling}
+        self._params = SamplingParams.from_options(
+            {**values, "output_kind": RequestOutputKind.DELTA}
+        )
+        self._number = 0
+
+    def answer(self, messages: Messages, stats: AnswerStats) -> Iterator[str]:
+        """The pieces of the answer."""
+        start = time.monotonic()
+        text = self._tokenizer.apply_chat_template(list(messages))
+        tokens = self._tokenizer.encode(text, add_special_tokens=False)
+        self._number += 1
+        name = f"answer-{self._number}"
+        # A step must not be interrupted half way, so that Ctrl-C only asks for the end.
+        with _interrupts() as asked:
+            self._engine.add_request(name, tokens, self._params)
+            try:
+                finished = False
+                while not finished and not asked:
+                    for output in self._engine.step():
+                        if output.request_id != name:
+                            continue
+                        [completion] = output.outputs
+                        if completion.token_ids and stats.first is None:
+                            stats.first = time.monotonic() - start
+                        stats.prompt_tokens = len(tokens)
+                        stats.cached_tokens = output.num_cached_tokens
+                        stats.tokens += len(completion.token_ids)
+                        stats.seconds = time.monotonic() - start
+                        finished = output.finished
+                        yield completion.text
+                stats.stopped = not finished
+            finally:
+                self._engine.abort_request(name)
+                while self._engine.has_unfinished_requests():
+                    self._engine.step()
+
+
+class RemoteAnswerer:
+    """A server that speaks OpenAI's API.
+
+    Args:
+        url: with or without ``/v1`` at its end.
+        model: name; None takes the server's first.
+        key: API key, or None.
+        sampling: fields of the requests.
+
+    Raises:
+        InvalidConfigError: no such URL.
+        ServerError: no such server.
+    """
+
+    def __init__(
+        self, url: str, model: str | None, key: str | None, sampling: Mapping[str, Any]
+    ) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidConfigError(f"--url is {url!r}; give one such as http://127.0.0.1:8000/v1")
+        self._parts = parts
+        path = parts.path.rstrip("/")
+        self._base = path if path.endswith("/v1") else path + "/v1"
+        self._headers = {"Content-Type": "application/json"}
+        if key is not None:
+            self._headers["Authorization"] = f"Bearer {key}"
+        self._sampling = dict(sampling)
+        self.name = model or self._first_model()
+
+    def answer(self, messages: Messages, stats: AnswerStats) -> Iterator[str]:
+        """The pieces of the answer."""
+        body = {
+            **self._sampling,
+            "model": self.name,
+            "messages": list(messages),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        start = time.monotonic()
+        with contextlib.closing(self._connect()) as link:
+            try:
+                response = self._ask(link, "POST", "/chat/completions", body)
+                for event in _events(response):
+                    if "error" in event:
+                        raise ServerError(str(event["error"].get("message", event["error"])))
+                    usage = event.get("usage") or {}
+                    if usage:
+                        details = usage.get("prompt_tokens_details") or {}
+                        stats.prompt_tokens = usage.get("prompt_tokens", 0)
+                        stats.cached_tokens = details.get("cached_tokens") or 0
+                        stats.tokens = usage.get("completion_tokens", stats.tokens)
+                    for choice in event.get("choices") or ():
+                        text = (choice.get("delta") or {}).get("content")
+                        if text:
+                            if stats.first is None:
+                                stats.first = time.monotonic() - start
+                            stats.tokens += not usage
+                            stats.seconds = time.monotonic() - start
+                            yield text
+            except KeyboardInterrupt:
+                stats.stopped = True
+            except (OSError, http.client.HTTPException) as error:
+                raise ServerError(f"the server broke off: {error}") from error
+
+    def _first_model(self) -> str:
+        with contextlib.closing(self._connect()) as link:
+            try:
+                found = json.loads(self._ask(link, "GET", "/models", None).read())
+                return found["data"][0]["id"]
+            except (OSError, http.client.HTTPException) as error:
+                raise ServerError(f"no server at {self._parts.geturl()}: {error}") from error
+            except (ValueError, LookupError, TypeError) as error:
+                raise ServerError("the server lists no models; give --model") from error
+
+    def _connect(self) -> http.client.HTTPConnection:
+        secure = self._parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        host = self._parts.hostname
+        assert host is not None
+        return kind(host, self._parts.port, timeout=600)
+
+    def _ask(
+        self, link: http.client.HTTPConnection, method: str, path: str, body: Any
+    ) -> http.client.HTTPResponse:
+        content = None if body is None else json.dumps(body).encode()
+        link.request(method, self._base + path, content, self._headers)
+        response = link.getresponse()
+        if response.status != 200:
+            text = response.read(10_000).decode("utf-8", "replace")
+            try:
+                text = json.loads(text)["error"]["message"]
+            except (ValueError, LookupError, TypeError):
+                text = text.strip() or response.reason
+            if response.status == 400:
+                raise InvalidRequestError(text)
+            raise ServerError(f"the server answered {response.status}: {text}")
+        return response
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The JSON of a stream's events."""
+    for line in response:
+        if line.startswith(b"data:"):
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                return
+            found = json.loads(data)
+            if isinstance(found, dict):
+                yield found
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[list[bool]]:
+    """Turn Ctrl-C into an entry of a list for the length of the block."""
+    asked: list[bool] = []
+    before = signal.signal(signal.SIGINT, lambda *_: asked.append(True))
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,153 @@
+"""The conversation, and the commands that begin with a slash."""
+
+import json
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+from rjax.chat.answers import Answerer, AnswerStats
+from rjax.errors import RjaxError
+
+_HELP = """\
+/reset         forget the conversation; the system message stays
+/system TEXT   set the system message and forget the conversation; without TEXT, show it
+/undo          take back the last question and its answer
+/save FILE     write the conversation as JSON
+/stats         show or hide figures after each answer
+/help          this
+/exit          leave (also Ctrl-D)
+Ctrl-C stops an answer; what came of it stays in the conversation."""
+
+
+class Session:
+    """One conversation in a terminal.
+
+    Args:
+        answerer: answers.
+        system: the system message, or None.
+        out: where answers go.
+        notes: where all else goes.
+        show_stats: whether figures follow each answer.
+    """
+
+    def __init__(
+        self,
+        answerer: Answerer,
+        system: str | None = None,
+        *,
+        out: TextIO | None = None,
+        notes: TextIO | None = None,
+        show_stats: bool = True,
+    ) -> None:
+        self.messages: list[dict[str, str]] = []
+        self._answerer = answerer
+        self._system = system
+        self._out = out or sys.stdout
+        self._notes = notes or sys.stderr
+        self._show_stats = show_stats
+        self._commands: dict[str, Callable[[str], bool]] = {
+            "/reset": self._reset,
+            "/system": self._set_system,
+            "/undo": self._undo,
+            "/save": self._save,
+            "/stats": self._stats,
+            "/help": self._help,
+            "/exit": lambda _: False,
+            "/quit": lambda _: False,
+        }
+
+    @property
+    def conversation(self) -> list[dict[str, str]]:
+        """The system message, where there is one, and all messages since."""
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        return [*system, *self.messages]
+
+    def take(self, line: str) -> bool:
+        """Do what one line says; False to leave."""
+        text = line.strip()
+        if not text:
+            return True
+        if text.startswith("/"):
+            name, _, rest = text.partition(" ")
+            command = self._commands.get(name)
+            if command is None:
+                self._note(f"there is no {name}; /help lists the commands")
+                return True
+            return command(rest.strip())
+        self._ask(text)
+        return True
+
+    def _ask(self, question: str) -> None:
+        self.messages.append({"role": "user", "content": question})
+        stats = AnswerStats()
+        pieces: list[str] = []
+        try:
+            for piece in self._answerer.answer(self.conversation, stats):
+                pieces.append(piece)
+                self._out.write(piece)
+                self._out.flush()
+        except RjaxError as error:
+            self._end_line(pieces)
+            self._note(f"error: {error}")
+            if not pieces:
+                self.messages.pop()  # as if it had not been asked
+                return
+        except KeyboardInterrupt:
+            stats.stopped = True
+        self._end_line(pieces)
+        self.messages.append({"role": "assistant", "content": "".join(pieces)})
+        if stats.stopped:
+            self._note("stopped")
+        if self._show_stats:
+            self._note(f"({stats.line()})")
+
+    def _end_line(self, pieces: list[str]) -> None:
+        if pieces:
+            self._out.write("\n")
+            self._out.flush()
+
+    def _reset(self, _: str) -> bool:
+        self.messages.clear()
+        self._note("the conversation is forgotten")
+        return True
+
+    def _set_system(self, text: str) -> bool:
+        if not text:
+            self._note(self._system or "there is no system message")
+            return True
+        self._system = text
+        return self._reset("")
+
+    def _undo(self, _: str) -> bool:
+        if not self.messages:
+            self._note("there is nothing to take back")
+        while self.messages and self.messages.pop()["role"] != "user":
+            pass
+        return True
+
+    def _save(self, path: str) -> bool:
+        if not path:
+            self._note("name a file: /save FILE")
+            return True
+        record = {"model": self._answerer.name, "messages": self.conversation}
+        try:
+            text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
+            pathlib.Path(path).expanduser().write_text(text, encoding="utf-8")
+            self._note(f"saved {len(self.conversation)} messages in {path}")
+        except (OSError, ValueError) as error:
+            self._note(f"error: not saved: {error}")
+        return True
+
+    def _stats(self, _: str) -> bool:
+        self._show_stats = not self._show_stats
+        self._note(f"figures are {'shown' if self._show_stats else 'hidden'}")
+        return True
+
+    def _help(self, _: str) -> bool:
+        self._note(_HELP)
+        return True
+
+    def _note(self, text: str) -> None:
+        dim = self._notes.isatty()
+        print(f"\x1b[2m{text}\x1b[0m" if dim else text, file=self._notes, flush=True)
