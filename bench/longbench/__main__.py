@@ -1,0 +1,150 @@
+"""Answers and scores on LongBench-format files, with relay attention on and off.
+
+    python -m bench.longbench                                   # the sample, the bundled model
+    python -m bench.longbench --data FOLDER --model MODEL --chat --relay auto,off
+    python -m bench.longbench --data FOLDER --tasks hotpotqa,qasper --limit 50
+
+FOLDER holds one NAME.jsonl for each data set: lines with ``context``, ``input`` and ``answers``.
+Questions about one document share its KV, so put them in one file. Decoding is greedy. Documents
+too long for the model lose their middle. Predictions are kept under --predictions.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from bench.command_line import command_parser, keep
+from bench.engines import add_engine_options, model_name, running_llm
+from bench.longbench.examples import Example, parts, read_examples, shortened
+from bench.longbench.tasks import Task, score, task_of
+from bench.records import record
+
+SAMPLE: Path = Path(__file__).parents[1] / "data"
+"""Folder of the sample."""
+
+COLUMNS = {
+    "task": "task",
+    "relay": "relay",
+    "examples": "examples",
+    "metric": "metric",
+    "score": "score",
+    "f1": "F1",
+    "rouge_l": "ROUGE-L",
+    "exact": "exact",
+    "shared_tokens": "tokens read from shared pages",
+    "tokens_per_s": "output tokens/s",
+    "same": "same as first mode",
+}
+_MARGIN = 64  # tokens for what a chat template adds
+
+
+def predict(
+    llm: Any, task: Task, examples: list[Example], *, chat: bool, longest: int
+) -> tuple[list[Any], float]:
+    """The engine's outputs for all examples, and the seconds they took."""
+    from rjax import SamplingParams
+
+    tokenizer = llm.get_tokenizer()
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode_batch([text])[0]
+
+    prompts = []
+    for example in examples:
+        shared, question = parts(task, example)
+        room = longest - task.new_tokens - len(encode(question) if question else []) - _MARGIN
+        prompts.append((shortened(shared, room, encode, tokenizer.decode), question))
+    params = SamplingParams(temperature=0.0, max_tokens=task.new_tokens)
+    start = time.perf_counter()
+    if chat:
+        messages = [
+            [{"role": "system", "content": shared}, {"role": "user", "content": question}]
+            for shared, question in prompts
+        ]
+        outputs = llm.chat(messages, params, use_tqdm=False)
+    else:
+        outputs = llm.generate([a + b for a, b in prompts], params, use_tqdm=False)
+    return outputs, time.perf_counter() - start
+
+
+def measure(
+    options: argparse.Namespace, name: str, relay: str, examples: list[Example], llm: Any
+) -> tuple[dict[str, Any], list[str]]:
+    """One task in one mode: its row and its predictions."""
+    task = task_of(name)
+    llm.reset_prefix_cache()
+    outputs, seconds = predict(
+        llm, task, examples, chat=options.chat, longest=options.max_model_len
+    )
+    texts = [output.outputs[0].text for output in outputs]
+    found = [
+        score(task, text, example.answers, example.all_classes)
+        for text, example in zip(texts, examples, strict=True)
+    ]
+    written = sum(len(output.outputs[0].token_ids) for output in outputs)
+    means = {key: 100 * statistics.mean(row[key] for row in found) for key in found[0]}
+    row = {
+        "model": model_name(options),
+        "task": name,
+        "relay": relay,
+        "examples": len(examples),
+        "metric": task.metric,
+        **means,
+        "shared_tokens": sum(output.num_cached_tokens for output in outputs),
+        "tokens_per_s": written / seconds,
+    }
+    return row, texts
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = command_parser("bench.longbench", __doc__)
+    add_engine_options(p)
+    p.add_argument("--data", type=Path, default=SAMPLE, help="folder of NAME.jsonl files")
+    p.add_argument("--tasks", help="names, comma-separated; default: every file of the folder")
+    p.add_argument("--limit", type=int, help="examples of each task")
+    p.add_argument("--chat", action="store_true", help="document as system message, then question")
+    p.add_argument("--relay", default="auto,off", help="modes to compare: auto, on, off")
+    p.add_argument("--max-model-len", type=int, default=4096, help="tokens of prompt and answer")
+    p.add_argument("--predictions", type=Path, help="folder for the predictions")
+    return p
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Answer, score, print, keep."""
+    options = parser().parse_args(arguments)
+    if options.model is None and options.shapes is None:
+        options.chat = True  # the bundled model knows no other form
+    names = options.tasks.split(",") if options.tasks else None
+    files = sorted(options.data.glob("*.jsonl"))
+    files = [path for path in files if names is None or path.stem in names]
+    if not files:
+        raise SystemExit(f"{options.data} holds no .jsonl file of these tasks")
+    data = {path.stem: read_examples(path, options.limit) for path in files}
+    rows, texts, backend = [], {}, ""
+    for relay in options.relay.split(","):
+        with running_llm(options, relay=relay, max_model_len=options.max_model_len) as llm:
+            for name, examples in tqdm(data.items(), desc=relay, disable=options.quiet):
+                row, predicted = measure(options, name, relay, examples, llm)
+                first = texts.setdefault(name, predicted)
+                rows.append(row | {"same": first == predicted})
+                if options.predictions is not None:
+                    _write_predictions(options.predictions / f"{name}-{relay}.jsonl", predicted)
+            backend = llm.stats().backend
+    found = record("bench.longbench", rows, vars(options) | {"data": None}, backend=backend)
+    keep(found, COLUMNS, options.json, "longbench")
+
+
+def _write_predictions(path: Path, texts: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps({"pred": text}, ensure_ascii=False) for text in texts)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
