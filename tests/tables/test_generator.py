@@ -127,7 +127,7 @@ def test_the_demo_fits_its_table():
     assert len({text for text, _ in questions}) == 16
     for text, answer in questions:
         keys = [c for row in table.rows for c in row if c in text]
-        assert keys or "older than" in text or "est" in text or "many" in text, text
+        assert keys or "people" in answer, text
         assert answer[-1] in ".|"
 
 
