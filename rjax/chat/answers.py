@@ -8,7 +8,7 @@ import signal
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rjax.errors import InvalidConfigError, InvalidRequestError, RjaxError
 from rjax.sampling import RequestOutputKind, SamplingParams
@@ -43,6 +43,7 @@ class AnswerStats:
         return ", ".join(parts)
 
 
+@runtime_checkable
 class Answerer(Protocol):
     """Answers conversations one at a time."""
 

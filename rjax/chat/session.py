@@ -1,10 +1,11 @@
 """The conversation, and the commands that begin with a slash."""
 
+import io
 import json
 import pathlib
 import sys
 from collections.abc import Callable
-from typing import TextIO
+from typing import Any
 
 from rjax.chat.answers import Answerer, AnswerStats
 from rjax.errors import RjaxError
@@ -36,15 +37,15 @@ class Session:
         answerer: Answerer,
         system: str | None = None,
         *,
-        out: TextIO | None = None,
-        notes: TextIO | None = None,
+        out: io.TextIOBase | None = None,
+        notes: io.TextIOBase | None = None,
         show_stats: bool = True,
     ) -> None:
         self.messages: list[dict[str, str]] = []
         self._answerer = answerer
         self._system = system
-        self._out = out or sys.stdout
-        self._notes = notes or sys.stderr
+        self._out: Any = out or sys.stdout
+        self._notes: Any = notes or sys.stderr
         self._show_stats = show_stats
         self._commands: dict[str, Callable[[str], bool]] = {
             "/reset": self._reset,

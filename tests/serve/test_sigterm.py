@@ -21,13 +21,16 @@ BODY = {
 
 
 @pytest.fixture
-def process(folder):
+def process(folder, request):
+    cache = str(request.config.cache.mkdir("jax"))  # what other tests compiled
     command = [
         *(sys.executable, "-m", "rjax.serve", "--model", str(folder), "--load-format", "dummy"),
         *("--port", "0", "--page-size", "8", "--num-pages", "512", "--max-num-seqs", "4"),
         *("--max-num-batched-tokens", "16", "--drain-seconds", "60"),
     ]
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": cache}
+    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert started.stdout is not None
         line = started.stdout.readline()

@@ -1,0 +1,74 @@
+"""The load test: its arrivals, its figures, and a sweep against a server."""
+
+import json
+import math
+import statistics
+
+import pytest
+
+from bench import serve
+from bench.serve_client import Measured
+from bench.serve_report import row
+from bench.serve_workload import Workload
+
+from .running import Running
+
+
+def test_arrivals_are_poisson_and_repeatable():
+    workload = Workload(model="m", seed=3)
+    times = workload.arrivals(0, 5000, 10.0)
+    assert times == workload.arrivals(0, 5000, 10.0) != workload.arrivals(1, 5000, 10.0)
+    gaps = [b - a for a, b in zip(times, times[1:], strict=False)]  # noqa: RUF007
+    assert statistics.mean(gaps) == pytest.approx(0.1, rel=0.05)
+    assert statistics.stdev(gaps) == pytest.approx(0.1, rel=0.1)  # exponential
+    assert workload.arrivals(0, 3, math.inf) == [0.0] * 3
+
+
+def test_prompts_share_beginnings_and_nothing_else():
+    workload = Workload(model="m", prefixes=2, prefix_words=50, suffix_words=8)
+    prompts = [b["prompt"] for b in workload.bodies(0, 40) + workload.bodies(1, 40)]
+    assert len(set(prompts)) == 80
+    assert len({p.split("\n")[0] for p in prompts}) == 2
+    warmed = {b["prompt"].split("\n")[0] for b in workload.warm_up()}
+    assert warmed == {p.split("\n")[0] for p in prompts}
+
+
+def test_figures_of_a_known_run():
+    done = [
+        Measured(first=0.1 * i, last=0.1 * i + 0.9, end=2.0, tokens=10, prompt_tokens=8,
+                 cached_tokens=4, sent=0.0, done=10.0)
+        for i in range(1, 11)
+    ] + [Measured(error="503: full", sent=1.0, done=1.1)]  # fmt: skip
+    found = row(5.0, done, (500.0, 100.001))
+    assert (found["completed"], found["failed"]) == (10, 1)
+    assert found["errors"] == ["503: full"]
+    assert found["ttft_ms_p50"] == pytest.approx(550)
+    assert found["ttft_ms_p99"] == pytest.approx(991)
+    assert found["tpot_ms_p50"] == pytest.approx(100)
+    assert found["requests_per_s"] == pytest.approx(1.0)
+    assert found["tokens_per_s"] == pytest.approx(10.0)
+    assert found["goodput"] == pytest.approx(0.5)
+    assert found["cached_share"] == 0.5
+    assert row(1.0, [], (1.0, 1.0))["ttft_ms_p50"] is None
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_sweep_against_a_server(server: Running, tmp_path, chat, capsys):
+    argv = ["--url", server.url + "/v1", "--rates", "20,inf", "--requests", "6"]
+    argv += ["--prefix-words", "60", "--suffix-words", "4", "--max-tokens", "6", "--prefixes", "2"]
+    argv += ["--json", str(tmp_path / "a.json"), "--png", str(tmp_path / "a.png")]
+    assert serve.main(argv + ["--chat"] * chat) == 0
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert [r["rate"] for r in found["rows"]] == [20.0, "inf"]
+    for measured in found["rows"]:
+        assert measured["completed"] == 6
+        assert measured["output_tokens"] == 36
+        assert measured["cached_share"] > 0.5
+        assert 0 < measured["ttft_ms_p50"] <= measured["e2e_ms_p99"]
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert "TTFT p50" in capsys.readouterr().out
+
+
+def test_no_server_is_one_line(capsys):
+    assert serve.main(["--url", "http://127.0.0.1:1/v1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

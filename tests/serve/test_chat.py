@@ -1,0 +1,189 @@
+"""The terminal chat: commands, Ctrl-C, a local model and a server give the same answers."""
+
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rjax.chat.__main__ import main
+from rjax.chat.answers import AnswerStats, LocalAnswerer, RemoteAnswerer
+from rjax.chat.session import Session
+from rjax.errors import InvalidConfigError, InvalidRequestError
+
+from .running import OPTIONS, Running, make_engine
+
+GREEDY = {"temperature": 0, "max_tokens": 8}
+HI = [{"role": "user", "content": "Who lives in Peru?"}]
+
+
+class Echo:
+    """Answers with the question, or fails or stops when told to."""
+
+    name = "echo"
+
+    def answer(self, messages, stats: AnswerStats) -> Iterator[str]:
+        text = messages[-1]["content"]
+        if text == "fail":
+            raise InvalidRequestError("cannot say")
+        for count, word in enumerate(text.split()):
+            stats.tokens = count + 1
+            if word == "^C":
+                raise KeyboardInterrupt
+            yield word + " "
+
+
+def session(**more) -> tuple[Session, io.StringIO, io.StringIO]:
+    out, notes = io.StringIO(), io.StringIO()
+    return Session(Echo(), out=out, notes=notes, **more), out, notes
+
+
+def test_commands(tmp_path):
+    chat, out, notes = session(system="be kind")
+    for line in ("one two", "", "  ", "three"):
+        assert chat.take(line)
+    assert out.getvalue() == "one two \nthree \n"
+    assert [m["role"] for m in chat.conversation] == ["system", *["user", "assistant"] * 2]
+    chat.take("/undo")
+    assert [m["content"] for m in chat.messages] == ["one two", "one two "]
+    chat.take(f"/save {tmp_path / 'c.json'}")
+    saved = json.loads((tmp_path / "c.json").read_text())
+    assert saved == {"model": "echo", "messages": chat.conversation}
+    chat.take("/system be brief")
+    assert chat.conversation == [{"role": "system", "content": "be brief"}]
+    chat.take("four")
+    chat.take("/reset")
+    assert chat.conversation == [{"role": "system", "content": "be brief"}]
+    for line in ("/nothing", "/help", "/save", f"/save {tmp_path}/no/such/dir", "/undo", "/system"):
+        assert chat.take(line)
+    assert not chat.take("/exit")
+    assert "no /nothing" in notes.getvalue()
+    assert "not saved" in notes.getvalue()
+
+
+def test_statistics_can_be_hidden():
+    chat, _, notes = session()
+    chat.take("one")
+    assert "1 tokens" in notes.getvalue()
+    chat.take("/stats")
+    before = notes.getvalue()
+    chat.take("two")
+    assert notes.getvalue() == before
+
+
+def test_stopped_answer_stays_and_failed_question_goes():
+    chat, out, notes = session()
+    chat.take("one two ^C three")
+    assert out.getvalue() == "one two \n"
+    assert chat.messages[-1] == {"role": "assistant", "content": "one two "}
+    assert "stopped" in notes.getvalue()
+    chat.take("fail")
+    assert "cannot say" in notes.getvalue()
+    assert len(chat.messages) == 2
+    chat.take("on")
+    assert len(chat.messages) == 4
+
+
+def whole(answerer, messages=HI) -> tuple[str, AnswerStats]:
+    stats = AnswerStats()
+    return "".join(answerer.answer(messages, stats)), stats
+
+
+@pytest.fixture(scope="module")
+def local(folder) -> LocalAnswerer:
+    return LocalAnswerer(make_engine(folder), "tiny", GREEDY)
+
+
+def test_local_and_remote_agree(server: Running, local):
+    remote = RemoteAnswerer(server.url, None, None, GREEDY)
+    assert remote.name == "tiny"
+    mine, its = whole(local), whole(remote)
+    assert mine[0] == its[0] != ""
+    for _, stats in (mine, its):
+        assert stats.tokens == 8
+        assert stats.prompt_tokens > 4
+        assert 0 < stats.first <= stats.seconds
+        assert not stats.stopped
+
+
+def interrupt_after(seconds: float) -> threading.Thread:
+    def interrupt() -> None:
+        time.sleep(seconds)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("where", ["local", "remote"])
+def test_ctrl_c_stops_the_answer_and_frees_it(server: Running, folder, where):
+    endless = {"temperature": 1, "max_tokens": 490, "ignore_eos": True, "seed": 1}
+    if where == "local":
+        answerer = LocalAnswerer(make_engine(folder), "tiny", endless)
+    else:
+        answerer = RemoteAnswerer(server.url, "tiny", None, endless)
+    stats = AnswerStats()
+    pieces = []
+    thread = None
+    for piece in answerer.answer(HI, stats):
+        pieces.append(piece)
+        if thread is None:
+            thread = interrupt_after(0.02)
+    thread.join()
+    assert stats.stopped
+    assert 0 < len(pieces) < 490
+    if where == "local":
+        assert not answerer._engine.has_unfinished_requests()
+    else:
+        server.wait_idle()
+    assert whole(answerer)[1].tokens == 490  # and the next answer is whole
+
+
+def test_errors_of_a_conversation_are_told(server: Running, local):
+    long = [{"role": "user", "content": "a b c d " * 400}]
+    with pytest.raises(InvalidRequestError):
+        whole(local, long)
+    with pytest.raises(InvalidRequestError):
+        whole(RemoteAnswerer(server.url, "tiny", None, GREEDY), long)
+    assert whole(local)[1].tokens == 8
+
+
+@pytest.mark.parametrize("argv", [
+    ["--url", "ftp://x"],
+    ["--url", "127.0.0.1:8000"],
+    ["--url", "http://127.0.0.1:1/v1"],
+    ["--url", "http://127.0.0.1:1/v1", "--num-pages", "3"],
+    ["--api-key-file", "/no/such/file"],
+    ["--temperature", "9"],
+    ["-n", "2"],
+    ["--logprobs", "2"],
+    ["--system", "a", "--system-file", "b"],
+])  # fmt: skip
+def test_bad_input_is_one_line(argv, capsys):
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+
+
+def test_bad_url_is_no_config():
+    with pytest.raises(InvalidConfigError):
+        RemoteAnswerer("nothing", None, None, {})
+
+
+def test_command_answers_a_line_each(folder, monkeypatch, capsys):
+    argv = ["--model", str(folder), "--temperature", "0"]
+    for name in ("load_format", "page_size", "num_pages", "max_num_seqs", "max_num_batched_tokens"):
+        argv += ["--" + name.replace("_", "-"), str(OPTIONS[name])]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Who?\n/system\nWhere?\n/exit\nnever\n"))
+    assert main([*argv, "--max-tokens", "4", "--system", "be kind"]) == 0
+    out, err = capsys.readouterr()
+    assert out
+    assert "be kind" in err
+    assert err.count("(4 tokens") == 2
