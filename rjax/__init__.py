@@ -5,20 +5,21 @@ so that ``import rjax`` alone stays quick.
 """
 
 import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rjax.beam_search import BeamSearchParams
     from rjax.config import EngineConfig
     from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError, RjaxError
     from rjax.llm import LLM
     from rjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
     from rjax.sampling import RequestOutputKind, SamplingParams
 
-__version__ = importlib.metadata.version("rjax")
+__version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
     "InvalidConfigError",
@@ -34,6 +35,7 @@ __all__ = [
 
 _HOME = {
     "LLM": "rjax.llm",
+    "BeamSearchParams": "rjax.beam_search",
     "EngineConfig": "rjax.config",
     "SamplingParams": "rjax.sampling",
     "RequestOutputKind": "rjax.sampling",

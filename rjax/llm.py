@@ -3,8 +3,10 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
+from rjax.beam_search import BeamSearchParams, run_beam_search
 from rjax.config import DType, EngineConfig, RelayMode, RelaySettings
 from rjax.errors import InvalidRequestError
 from rjax.outputs import RequestOutput
@@ -125,6 +127,7 @@ class LLM:
         self.engine = engine
         self._schema = relay.sys_schema
         self._seam: SeamTokenizer | None = None
+        self._seams: dict[str, SeamTokenizer] = {}
         self._ids = itertools.count()
         if relay.sys_prompt is not None:
             self.fill_prefix_kv_cache(relay.sys_prompt)
@@ -136,6 +139,9 @@ class LLM:
         *,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
+        prefix: str | None = None,
+        cache_salt: str | None = None,
+        timeout: float | None = None,
     ) -> list[RequestOutput]:
         """Complete each prompt.
 
@@ -145,6 +151,10 @@ class LLM:
             sampling_params: for all, or a list with one for each; None takes the model's defaults.
             use_tqdm: show a progress bar; a callable is used in tqdm's place.
             priority: one per prompt; lower runs earlier.
+            prefix: name of a beginning (`add_prefix`) to put before every prompt, in place of a
+                configured system prompt.
+            cache_salt: KV is shared only with requests of the same salt, up to 128 characters.
+            timeout: seconds after which what is not finished ends with ``finish_reason`` "abort".
 
         Returns:
             One output per prompt, in their order. A prompt of several that cannot be served has
@@ -154,8 +164,18 @@ class LLM:
             InvalidRequestError: the only prompt cannot be served, or the arguments do not fit
                 each other. All prompts are checked before any runs.
         """
-        items = split_prompts(prompts)
-        return self._run(self._encode(items), sampling_params, use_tqdm, priority)
+        found = self._encode(split_prompts(prompts), prefix)
+        named = [p for p in self._named_engine.prefixes() if p.name == prefix] if prefix else []
+        if prefix and prefix not in self._seams:
+            found = [
+                p if isinstance(p, InvalidRequestError) else _after(named[0].token_ids, p)
+                for p in found
+            ]
+        if named and cache_salt is None:
+            cache_salt = named[0].cache_salt
+        given = {"cache_salt": cache_salt, "timeout": timeout}
+        more = {key: value for key, value in given.items() if value is not None}
+        return self._run(found, sampling_params, use_tqdm, priority, more)
 
     def chat(
         self,
@@ -223,6 +243,68 @@ class LLM:
             assert prompt.token_ids is not None
             self.engine.set_shared_prefix(prompt.token_ids)
 
+    def add_prefix(
+        self, name: str, prefix: str | Sequence[int], *, cache_salt: str | None = None
+    ) -> None:
+        """Compute the KV of a beginning and keep it under a name; any number live at once.
+
+        Args:
+            name: for ``generate(..., prefix=name)``; a name in use gets the new beginning. Prompts
+                that begin with the same tokens are served from it without naming it.
+            prefix: a text, laid out before the prompt's by ``sys_schema`` and tokenised with it as
+                one; or token ids, which are put in front of the prompt's.
+            cache_salt: only requests with the same salt find it.
+
+        Raises:
+            InvalidRequestError, InvalidConfigError, OutOfMemoryError: as the engine's `add_prefix`.
+        """
+        if isinstance(prefix, str):
+            seam = SeamTokenizer(self.get_tokenizer(), prefix, self._schema)
+            self._named_engine.add_prefix(name, seam.shared_prefix_tokens, cache_salt=cache_salt)
+            self._seams[name] = seam
+        else:
+            self._named_engine.add_prefix(name, list(prefix), cache_salt=cache_salt)
+            self._seams.pop(name, None)
+
+    def drop_prefix(self, name: str) -> None:
+        """Let go of a named beginning.
+
+        Raises:
+            InvalidRequestError: there is none of this name.
+        """
+        self._named_engine.drop_prefix(name)
+        self._seams.pop(name, None)
+
+    def prefixes(self) -> list[str]:
+        """Names of the beginnings that are kept."""
+        return [prefix.name for prefix in self._named_engine.prefixes()]
+
+    def beam_search(
+        self, prompts: Any, params: BeamSearchParams | None = None
+    ) -> list[RequestOutput]:
+        """The likeliest continuations of each prompt, best first, by beam search.
+
+        Args:
+            prompts: as in `generate`; a configured system prompt is put before texts.
+            params: of the search.
+
+        Raises:
+            InvalidRequestError: a prompt cannot be served, or the engine cannot search so.
+        """
+        found = self._encode(split_prompts(prompts))
+        rows = []
+        for prompt in found:
+            if isinstance(prompt, InvalidRequestError):
+                raise prompt
+            assert prompt.token_ids is not None
+            rows.append(prompt.token_ids)
+        name = f"beams{next(self._ids)}"
+        outputs = run_beam_search(self.engine, rows, params or BeamSearchParams(), name)
+        for prompt, output in zip(found, outputs, strict=True):
+            assert isinstance(prompt, Prompt)
+            output.prompt = prompt.text
+        return outputs
+
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer.
 
@@ -248,7 +330,20 @@ class LLM:
         """The engine's counters and memory figures."""
         return self.engine.stats()
 
-    def _encode(self, items: Sequence[Any]) -> "list[Prompt | InvalidRequestError]":
+    @property
+    def _named_engine(self) -> Any:
+        """The engine as one with named prefixes, which not every `Engine` need have."""
+        return self.engine
+
+    def _encode(
+        self, items: Sequence[Any], prefix: str | None = None
+    ) -> "list[Prompt | InvalidRequestError]":
+        seam = self._seam
+        if prefix is not None:
+            seam = self._seams.get(prefix)
+            if prefix not in self.prefixes():
+                known = ", ".join(map(repr, self.prefixes())) or "none"
+                raise InvalidRequestError(f"no prefix is named {prefix!r}; there are: {known}")
         found: list[Prompt | InvalidRequestError] = []
         for item in items:
             try:
@@ -256,7 +351,7 @@ class LLM:
             except InvalidRequestError as error:
                 found.append(error)
         if any(isinstance(p, Prompt) and p.token_ids is None for p in found):
-            encode = self._seam.encode_batch if self._seam else self.get_tokenizer().encode_batch
+            encode = seam.encode_batch if seam else self.get_tokenizer().encode_batch
             return _encode_texts(found, encode)
         return found
 
@@ -291,6 +386,7 @@ class LLM:
         sampling_params: Any,
         use_tqdm: bool | Callable[..., Any],
         priority: Sequence[int] | None,
+        more: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[RequestOutput]:
         count = len(prompts)
         every = self._params(sampling_params, count)
@@ -313,6 +409,7 @@ class LLM:
                         params,
                         prompt=prompt.text,
                         priority=0 if priority is None else priority[i],
+                        **more,
                     )
                     waiting.add(name)
                 except InvalidRequestError as error:
@@ -355,6 +452,11 @@ def _refused(
     named = InvalidRequestError(f"prompt {index}: {error}")
     named.__cause__ = error
     return RequestOutput(name, known.text, known.token_ids or [], finished=True, error=named)
+
+
+def _after(prefix: Sequence[int], prompt: Prompt) -> Prompt:
+    assert prompt.token_ids is not None
+    return Prompt(prompt.text, [*prefix, *prompt.token_ids])
 
 
 def _encode_texts(

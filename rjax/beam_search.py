@@ -1,0 +1,228 @@
+"""Beam search over the engine: each round asks for one token of every beam.
+
+A beam is a request of one token, so it is batched with all others; it finds its parent's pages in
+the prefix tree, shares them, and copies the last one when it first writes into it. The search is
+that of transformers' ``generate(num_beams=...)``, its early stopping included.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, no_type_check
+
+from rjax.errors import InvalidRequestError
+from rjax.outputs import CompletionOutput, RequestOutput
+from rjax.sampling import SamplingParams
+
+type EarlyStopping = bool | Literal["never"]
+
+_MOST_BEAMS = 64
+
+
+@no_type_check  # what users give is checked by hand, with messages for them
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchParams:
+    """How to search; checked when made.
+
+    Attributes:
+        beam_width: beams kept, and sequences returned; 1 to 64. ``max_logprobs`` of the engine must
+            be at least (1 + number of ending tokens) times this, and at least twice this.
+        max_tokens: most tokens to generate.
+        length_penalty: scores are divided by the length to this power; above 0 favours long
+            sequences, below 0 short ones.
+        early_stopping: True ends when ``beam_width`` sequences have ended; False when the best
+            running beam, at its present length, is no better than the worst of them; "never" when
+            no running beam can become better.
+        ignore_eos: the model's end-of-sequence tokens end no beam.
+        stop_token_ids: further tokens that end a beam; at most 8.
+
+    Raises:
+        InvalidRequestError: a value of the wrong type or out of range.
+    """
+
+    beam_width: int = 4
+    max_tokens: int = 16
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+    ignore_eos: bool = False
+    stop_token_ids: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        for name, most in (("beam_width", _MOST_BEAMS), ("max_tokens", 2**31 - 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+                raise InvalidRequestError(f"{name} is {value!r}; give a whole number, 1 to {most}")
+        penalty = self.length_penalty
+        number = isinstance(penalty, int | float) and not isinstance(penalty, bool)
+        if not number or not math.isfinite(penalty) or abs(penalty) > 10:
+            raise InvalidRequestError(f"length_penalty is {penalty!r}; give a number, -10 to 10")
+        if self.early_stopping not in (True, False, "never"):
+            raise InvalidRequestError(
+                f"early_stopping is {self.early_stopping!r}; choose True, False or 'never'"
+            )
+        ends = tuple(self.stop_token_ids)
+        whole = all(isinstance(e, int) and not isinstance(e, bool) and e >= 0 for e in ends)
+        if not whole or len(ends) > 8:
+            raise InvalidRequestError(
+                f"stop_token_ids is {self.stop_token_ids!r}; give at most 8 token ids"
+            )
+        object.__setattr__(self, "stop_token_ids", ends)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Beam:
+    """Tokens generated so far and the sum of their log-probabilities."""
+
+    tokens: tuple[int, ...]
+    total: float
+
+
+class BeamSearch:
+    """The search of one prompt, fed with the likeliest next tokens of each running beam.
+
+    Args:
+        params: of the search.
+        ends: tokens that end a beam.
+
+    Attributes:
+        running: the beams to continue, best first; empty when the search is over.
+        finished: (score, beam), best first, at most ``beam_width``.
+    """
+
+    def __init__(self, params: BeamSearchParams, ends: frozenset[int]) -> None:
+        self.running = [Beam((), 0.0)]
+        self.finished: list[tuple[float, Beam]] = []
+        self._params = params
+        self._ends = ends
+
+    @property
+    def num_candidates(self) -> int:
+        """Next tokens looked at: enough that ``beam_width`` of them end no beam."""
+        return max(2, 1 + len(self._ends)) * self._params.beam_width
+
+    def advance(self, found: Sequence[dict[int, float]]) -> None:
+        """Take the log-probabilities of the likeliest next tokens of each running beam."""
+        width = self._params.beam_width
+        grown = [
+            Beam((*beam.tokens, token), beam.total + logprob)
+            for beam, tokens in zip(self.running, found, strict=True)
+            for token, logprob in tokens.items()
+        ]
+        grown.sort(key=lambda beam: -beam.total)
+        grown = grown[: self.num_candidates]
+        length = len(self.running[0].tokens) + 1
+        last = length >= self._params.max_tokens
+        ended = [last or beam.tokens[-1] in self._ends for beam in grown]
+        # An ended beam counts only among the best: it may not win by being short of rivals.
+        new = [b for b, end in zip(grown[:width], ended, strict=False) if end]
+        if not (self._is_full and self._params.early_stopping is True):
+            scored = [(beam.total / length**self._params.length_penalty, beam) for beam in new]
+            self.finished = sorted([*self.finished, *scored], key=lambda pair: -pair[0])[:width]
+        running = [b for b, end in zip(grown, ended, strict=True) if not end][:width]
+        self.running = running if running and self._may_improve(running[0], length) else []
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.finished) == self._params.beam_width
+
+    def _may_improve(self, best: Beam, length: int) -> bool:
+        if not self._is_full:
+            return True
+        if self._params.early_stopping is True:
+            return False
+        penalty = self._params.length_penalty
+        if self._params.early_stopping == "never" and penalty > 0:
+            length = self._params.max_tokens
+        return best.total / length**penalty > self.finished[-1][0]
+
+
+def run_beam_search(
+    engine: Any, prompts: Sequence[Sequence[int]], params: BeamSearchParams, name: str
+) -> list[RequestOutput]:
+    """Search for every prompt at once.
+
+    Args:
+        engine: an ``LLMEngine`` that nobody else steps meanwhile.
+        prompts: token ids.
+        params: of the search.
+        name: beginning of the request ids, unused otherwise.
+
+    Returns:
+        One output a prompt; its ``outputs`` are the beams, best first, with the sum of their
+        log-probabilities as ``cumulative_logprob``.
+
+    Raises:
+        InvalidRequestError: the engine cannot search so; nothing is left running.
+    """
+    eos = engine.tokenizer.eos_token_ids if engine.tokenizer and not params.ignore_eos else ()
+    ends = frozenset((*eos, *params.stop_token_ids))
+    searches = [BeamSearch(params, ends) for _ in prompts]
+    wanted = searches[0].num_candidates if searches else 0
+    most = engine.config.scheduler.max_logprobs
+    if wanted > most:
+        raise InvalidRequestError(
+            f"beam_width {params.beam_width} with {len(ends)} ending tokens looks at {wanted} next "
+            f"tokens; the engine gives {most}: raise max_logprobs or lower beam_width"
+        )
+    for prompt in prompts:
+        if len(prompt) + params.max_tokens > engine.max_model_len:
+            raise InvalidRequestError(
+                f"a prompt of {len(prompt)} tokens and {params.max_tokens} new ones exceed "
+                f"max_model_len {engine.max_model_len}: shorten it or lower max_tokens"
+            )
+    ask = SamplingParams(
+        temperature=0, max_tokens=1, logprobs=wanted, ignore_eos=True, detokenize=False
+    )
+    waiting: dict[str, tuple[int, int]] = {}
+    answers: list[dict[int, dict[int, float]]] = [{} for _ in prompts]
+
+    def start(i: int) -> None:
+        for b, beam in enumerate(searches[i].running):
+            request_id = f"{name}-{i}-{len(beam.tokens)}-{b}"
+            engine.add_request(request_id, [*prompts[i], *beam.tokens], ask)
+            waiting[request_id] = i, b
+
+    cached: dict[int, int] = {}
+    try:
+        for i in range(len(prompts)):
+            start(i)
+        while waiting:
+            for output in engine.step():
+                place = waiting.pop(output.request_id, None) if output.finished else None
+                if place is None:
+                    continue
+                i, b = place
+                cached.setdefault(i, output.num_cached_tokens)
+                entries = output.outputs[0].logprobs[0].items()
+                answers[i][b] = {token: entry.logprob for token, entry in entries}
+                if len(answers[i]) == len(searches[i].running):
+                    searches[i].advance([answers[i][n] for n in range(len(answers[i]))])
+                    answers[i] = {}
+                    start(i)
+    finally:
+        for request_id in waiting:
+            engine.abort_request(request_id)
+    return [
+        RequestOutput(
+            request_id=f"{name}-{i}",
+            prompt=None,
+            prompt_token_ids=list(prompt),
+            outputs=_outputs(search, ends, engine.tokenizer),
+            finished=True,
+            num_cached_tokens=cached[i],
+        )
+        for i, (prompt, search) in enumerate(zip(prompts, searches, strict=True))
+    ]
+
+
+def _outputs(search: BeamSearch, ends: frozenset[int], tokenizer: Any) -> list[CompletionOutput]:
+    return [
+        CompletionOutput(
+            index=index,
+            text="" if tokenizer is None else tokenizer.decode(beam.tokens),
+            token_ids=list(beam.tokens),
+            cumulative_logprob=beam.total,
+            finish_reason="stop" if beam.tokens[-1] in ends else "length",
+        )
+        for index, (_, beam) in enumerate(search.finished)
+    ]
