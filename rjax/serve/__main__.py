@@ -107,7 +107,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     if "chat_template" in arguments:
         options["chat_template"] = read_text(arguments.chat_template, "--chat-template")
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    for name in ("jax", "uvicorn.error", "transformers"):
+    quiet = ["jax", "uvicorn.error", "transformers"]
+    if not arguments.access_log:
+        quiet.append("rjax.serve.requests")
+    for name in quiet:
         logging.getLogger(name).setLevel(logging.WARNING)
     from rjax.serve.server import Server, bind, make_service
 

@@ -81,7 +81,7 @@ def build_app(service: Service) -> FastAPI:
     app.include_router(public)
     app.include_router(private)
     install_handlers(app, service.limits.retry_after)
-    app.add_middleware(Intake, limits=service.limits)
+    app.add_middleware(Intake, limits=service.limits, keys=service.keys)
     return app
 
 
@@ -233,7 +233,18 @@ async def metrics(service: Served) -> Response:
 @private.get("/openapi.json", include_in_schema=False)
 async def openapi(request: Request) -> JSONResponse:
     """The description of these routes."""
-    return JSONResponse(request.app.openapi())
+    return JSONResponse(_description(request.app))
+
+
+def _description(app: FastAPI) -> dict[str, Any]:
+    """The app's schema without the 422 that FastAPI adds: bad bodies get a 400 here."""
+    found = app.openapi()
+    for methods in found["paths"].values():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        found["components"]["schemas"].pop(name, None)
+    return found
 
 
 def _card(service: Service) -> ModelCard:

@@ -2,24 +2,30 @@
 
 import asyncio
 
-from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rjax.serve.errors import error_body
+from rjax.serve.auth import KeyRing
+from rjax.serve.errors import ApiError, error_response
 from rjax.serve.limits import ServeLimits
 
 
 class Intake:
     """ASGI middleware that takes the whole body within its limits, then runs the app.
 
+    Without a valid key no body is read, but for /health, which has none. The routes ask for the key
+    again: this check saves work, that one guards.
+
     Args:
         app: runs on requests that pass.
-        limits: ``body_bytes``, ``body_seconds``, ``headers``, ``header_bytes``.
+        limits: ``body_bytes``, ``body_seconds``, ``headers``, ``header_bytes``, ``connections``.
+        keys: of the server.
     """
 
-    def __init__(self, app: ASGIApp, limits: ServeLimits) -> None:
+    def __init__(self, app: ASGIApp, limits: ServeLimits, keys: KeyRing) -> None:
         self._app = app
         self._limits = limits
+        self._keys = keys
+        self._active = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -29,6 +35,17 @@ class Intake:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._active >= self._limits.connections:
+            message = f"{self._active} requests are under way; try again later"
+            await self._refuse(ApiError(503, message, code="overloaded"), scope, receive, send)
+            return
+        self._active += 1
+        try:
+            await self._admit(scope, receive, send)
+        finally:
+            self._active -= 1
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         limits = self._limits
         headers = scope["headers"]
         size = sum(len(name) + len(value) for name, value in headers)
@@ -37,20 +54,27 @@ class Intake:
                 f"{len(headers)} headers of {size} bytes; at most {limits.headers} of "
                 f"{limits.header_bytes} bytes are read"
             )
-            await self._refuse(431, message, scope, receive, send)
+            await self._refuse(ApiError(431, message), scope, receive, send)
             return
+        if scope["path"] != "/health":
+            given = next((v.decode("latin-1") for k, v in headers if k == b"authorization"), None)
+            try:
+                self._keys.tenant(given)
+            except ApiError as error:
+                await self._refuse(error, scope, receive, send)
+                return
         try:
             async with asyncio.timeout(limits.body_seconds):
                 body = await self._read(headers, receive)
         except TimeoutError:
             message = f"the body did not arrive within {limits.body_seconds:g} seconds"
-            await self._refuse(408, message, scope, receive, send)
+            await self._refuse(ApiError(408, message), scope, receive, send)
             return
         except ConnectionAbortedError:
             return
         if body is None:
             message = f"the body is too large; at most {limits.body_bytes} bytes are read"
-            await self._refuse(413, message, scope, receive, send)
+            await self._refuse(ApiError(413, message), scope, receive, send)
             return
         await self._app(scope, _replay(body, receive), send)
 
@@ -76,10 +100,9 @@ class Intake:
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    async def _refuse(
-        self, status: int, message: str, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        response = JSONResponse(error_body(status, message), status, {"Connection": "close"})
+    async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        response = error_response(error, self._limits.retry_after)
+        response.headers["Connection"] = "close"  # what is left of the body is not read
         await response(scope, receive, send)
 
 

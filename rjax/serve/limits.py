@@ -50,7 +50,7 @@ class ServeLimits:
     queued_tokens: int = _limit(4_194_304, "prompt tokens accepted and not finished; more is a 503")
     retry_after: int = _limit(2, "seconds that a 503 asks a client to wait")
     prefixes: int = _limit(64, "named prefixes of one API key")
-    connections: int = _limit(2048, "connections at once; more is a 503")
+    connections: int = _limit(2048, "requests under way at once; more is a 503")
     keep_alive_seconds: int = _limit(30, "seconds that an idle connection stays open")
     heartbeat_seconds: float = _limit(120.0, "silence of the engine before /health is a 503")
 

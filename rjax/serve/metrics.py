@@ -70,6 +70,10 @@ class Metrics:
         """A request was answered with 503."""
         self._rejections.inc()
 
+    def aborted(self, sequences: int) -> None:
+        """A client went away, or another prompt of its request failed."""
+        self._finished.labels(self._model, "abort").inc(sequences)
+
     def finished(self, output: RequestOutput, params: SamplingParams, generated: int) -> None:
         """A request ended.
 

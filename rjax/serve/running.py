@@ -67,36 +67,32 @@ class Running:
                 self._masks = await service.grammars.masks(constraint, count)
             masks = self._masks
             each = params.n if masks else 0
-            submitted = await asyncio.gather(
-                *(
-                    service.engine.submit(
-                        tokens,
-                        params,
-                        news=self._news,
-                        prompt=text,
-                        masks=masks[i * each : (i + 1) * each],
-                        **options,
-                    )
-                    for i, (text, tokens) in enumerate(prompts)
-                ),
+
+            async def submit(i: int, text: str | None, tokens: list[int]) -> None:
+                stream = await service.engine.submit(
+                    tokens,
+                    params,
+                    news=self._news,
+                    prompt=text,
+                    masks=masks[i * each : (i + 1) * each],
+                    **options,
+                )
+                self._streams[stream.request_id] = stream
+                self._index[stream.request_id] = i
+                self._generated[stream.request_id] = 0
+
+            found = await asyncio.gather(
+                *(submit(i, text, tokens) for i, (text, tokens) in enumerate(prompts)),
                 return_exceptions=True,
             )
-        except OverloadedError:
-            service.metrics.rejected()
-            raise
-        failed: BaseException | None = None
-        for i, found in enumerate(submitted):
-            if isinstance(found, BaseException):
-                failed = failed or found
-            else:
-                self._streams[found.request_id] = found
-                self._index[found.request_id] = i
-                self._generated[found.request_id] = 0
-        if failed is not None:
+            for failed in found:
+                if failed is not None:
+                    raise failed
+        except BaseException as error:
             self.close()
-            if isinstance(failed, OverloadedError):
+            if isinstance(error, OverloadedError):
                 service.metrics.rejected()
-            raise failed
+            raise
 
     async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """Every output with the index of its prompt, as they come, to the end of all.
@@ -139,6 +135,8 @@ class Running:
     def close(self) -> None:
         """Abort what still runs."""
         for stream in self._streams.values():
+            if not stream.finished:
+                self._service.metrics.aborted(self._params.n)
             stream.close()
 
 

@@ -94,7 +94,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 h11_max_incomplete_event_size=limits.header_bytes,
-                limit_concurrency=limits.connections,
+                limit_concurrency=2 * limits.connections,  # idle ones and those the app refuses
                 timeout_keep_alive=limits.keep_alive_seconds,
                 timeout_graceful_shutdown=_LAST_WORDS,
             )

@@ -1,15 +1,19 @@
 """What of a request goes to the engine besides prompt and sampling."""
 
 import hashlib
+import logging
 from typing import Any
 
 from rjax.serve.auth import Tenant
 from rjax.serve.limits import ServeLimits
 from rjax.serve.requests import SamplingBody
 
+_log = logging.getLogger("rjax.serve.requests")
+
 
 def engine_options(body: SamplingBody, tenant: Tenant, limits: ServeLimits) -> dict[str, Any]:
-    """Options of the engine's ``add_request``."""
+    """Options of the engine's ``add_request``; the request is logged."""
+    _log.info("%s, user %s", tenant.name, body.user or "-")
     options: dict[str, Any] = {"priority": body.priority or 0, "timeout": limits.request_seconds}
     salt = cache_salt(tenant, body.cache_salt)
     if salt is not None:

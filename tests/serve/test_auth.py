@@ -41,8 +41,12 @@ def test_every_route_but_health_asks_for_a_key(guarded: Running):
                     assert found.json()["error"]["code"] == "invalid_api_key"
                     asked += 1
     assert asked >= 4 * 9
+    # Nor is a stranger's body read.
+    for content in (b"{", b"x" * 10_000_000):
+        assert httpx2.post(guarded.url + "/v1/completions", content=content).status_code == 401
     for path in ("/docs", "/redoc"):
-        assert httpx2.get(guarded.url + path).status_code == 404
+        assert httpx2.get(guarded.url + path).status_code == 401
+        assert httpx2.get(guarded.url + path, headers=bearer(KEYS[0])).status_code == 404
 
 
 @pytest.mark.parametrize(
