@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from rjax.sampling.params import SamplingParams
 _Host = np.ndarray | Array  # NumPy when made, traced inside ``admit``
 
 
+@no_type_check  # JAX rebuilds it with descriptions of arrays for leaves
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
 class SamplingState:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from rjax.worker.step_shape import StepFeatures
 _PROMPT_BLOCK = 64  # prompt rows whose logits are held at once
 
 
+@no_type_check  # JAX rebuilds it with descriptions of arrays for leaves
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepState:

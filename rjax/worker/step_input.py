@@ -15,6 +15,8 @@ from rjax.worker.step_shape import StepShape
 
 type IntArray = Array | np.ndarray
 
+_ALIGNMENT = 64  # int32s: a GPU kernel may read a slice in place, and wants it at 256 bytes
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -150,18 +152,21 @@ class PackedLayout:
         template, _ = build_step_input([], np.zeros((1, shape.table_pages), np.int32), shape, "off")
         leaves, self._treedef = jax.tree.flatten(template)
         self._shapes = [leaf.shape for leaf in leaves]
-        self.size = sum(leaf.size for leaf in leaves)
+        ends = np.cumsum([-(-leaf.size // _ALIGNMENT) * _ALIGNMENT for leaf in leaves])
+        self._starts = [0, *ends[:-1].tolist()]
+        self.size = int(ends[-1])
 
     def pack(self, step_input: StepInput) -> Int[np.ndarray, " Z"]:
-        """All leaves one after the other."""
-        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(step_input)])
+        """All leaves one after the other, each at an aligned place."""
+        packed = np.zeros(self.size, np.int32)
+        for start, leaf in zip(self._starts, jax.tree.leaves(step_input), strict=True):
+            packed[start : start + leaf.size] = np.ravel(leaf)
+        return packed
 
     def unpack(self, packed: Int[Array, " Z"]) -> StepInput:
         """The StepInput again, as slices of the device array."""
         leaves: list[Any] = []
-        start = 0
-        for shape in self._shapes:
+        for start, shape in zip(self._starts, self._shapes, strict=True):
             size = int(np.prod(shape))
             leaves.append(jnp.reshape(packed[start : start + size], shape))
-            start += size
         return jax.tree.unflatten(self._treedef, leaves)

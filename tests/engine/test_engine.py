@@ -255,7 +255,7 @@ def test_two_devices_give_the_tokens_of_one(tiny):
         ({"head_dim": 80}, "head dims"),
     ],
 )
-def test_mosaic_says_what_it_cannot_run_and_auto_then_takes_xla(change, message):
+def test_mosaic_says_what_it_cannot_run(change, message):
     model = config_from_dict(CONFIG | {"head_dim": change.pop("head_dim", 64)})
     settings = {
         "platform": "gpu",
@@ -269,9 +269,9 @@ def test_mosaic_says_what_it_cannot_run_and_auto_then_takes_xla(change, message)
         choose_backend("mosaic", **settings | change)
 
 
-def test_auto_takes_mosaic_on_hopper():
+def test_mosaic_is_taken_by_name_on_hopper():
     backend = choose_backend(
-        "auto",
+        "mosaic",
         platform="gpu",
         compute_capability=9.0,
         model=config_from_dict(CONFIG | {"head_dim": 64}),

@@ -46,12 +46,6 @@ def test_relay_and_backend_leave_the_answers_alone(reference, backend, relay):
         assert stats.kv_tokens_read < stats.kv_tokens_unshared
 
 
-def test_auto_takes_mosaic_and_bfloat16(reference):
-    found, llm = answers()
-    assert llm.stats().backend == "mosaic"
-    assert found == reference
-
-
 def test_relay_on_and_off_give_the_same_tokens_for_random_prompts():
     rng = np.random.default_rng(0)
     params = SamplingParams(temperature=0.7, seed=3, max_tokens=32, ignore_eos=True)
