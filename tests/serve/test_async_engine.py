@@ -241,13 +241,15 @@ def test_full_queue_refuses_and_recovers():
 
 def test_drain_waits_then_gives_up():
     async def test(engine, inner):
+        inner.gate.clear()
         short = asyncio.ensure_future(collect(engine, [1], tokens(200)))
-        await until(lambda: engine.num_live == 1)
+        await until(lambda: bool(inner.live))
         draining = asyncio.ensure_future(engine.drain(10))
         await asyncio.sleep(0)
         assert engine.health == "draining"
         with pytest.raises(OverloadedError, match="shutting down"):
             await engine.submit([1], tokens(1))
+        inner.gate.set()
         assert await draining
         assert await short == list(range(200))
 

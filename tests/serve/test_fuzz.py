@@ -27,7 +27,7 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-@pytest.mark.parametrize("examples", [12, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.slow)])
 def test_every_route(server: Running, mode, examples):
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     tried: dict[str, int] = {}
