@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from tqdm import tqdm
 
 from bench.ceilings import Ceilings, measure_ceilings
 from bench.command_line import command_parser, keep
+from bench.figures import lines
 from bench.kernels.timing import seconds_per_call
 from bench.model_shapes import SHAPES
 from bench.records import record
@@ -250,6 +252,17 @@ def measure_all(rows: tuple[Row, ...], options: argparse.Namespace) -> dict[str,
         copy_bytes_per_s=ceilings.copy,
         matmul_flop_per_s=ceilings.matmul,
     )
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Step and floor over the length of the shared prefix."""
+    rows = found["rows"]
+    series = {
+        name: [(row["shared"], row[key]) for row in rows]
+        for name, key in (("step", "step_ms"), ("floor", "floor_ms"))
+    }
+    title = f"{rows[0]['model']}, {rows[0]['batch']} rows, {found['environment']['device']}"
+    lines(path, series, title=title, x="tokens of the shared prefix", y="ms a step")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -15,7 +15,15 @@ import jax
 RESULTS: Path = Path(__file__).parent / "results"
 """Folder of the kept results."""
 
-_NOT_SETTINGS = ("json", "png", "quiet")  # where the result goes, not what it is
+_NOT_SETTINGS = (
+    "json",
+    "png",
+    "quiet",
+    "data",
+    "file",
+    "predictions",
+)  # where the result goes, not what it is
+_OF_THIS_MACHINE = ("--torch-python", "--data", "--file", "--predictions")
 _PACKAGES = ("jax", "jaxlib", "flax", "transformers", "torch", "triton")
 
 
@@ -33,8 +41,13 @@ def environment() -> dict[str, Any]:
 
 
 def command(module: str) -> str:
-    """The command line that runs this again."""
-    return shlex.join(["python", "-m", module, *sys.argv[1:]])
+    """The command line that runs this again, without what only this machine knows."""
+    given = list(sys.argv[1:])
+    for option in _OF_THIS_MACHINE:
+        if option in given:
+            at = given.index(option)
+            del given[at : at + 2]
+    return shlex.join(["python", "-m", module, *given])
 
 
 def record(

@@ -38,7 +38,8 @@ class Stage:
 def stages(config: ModelConfig, case: DecodeCase, itemsize: int) -> list[Stage]:
     """The products and the attention of one step; all else is counted as free.
 
-    Weights are read once. KV of the shared tokens is read once for all rows.
+    Weights are read once. KV of the shared tokens is read once for all rows; it and the rows' own
+    KV are two stages, since the one is a product of matrices and the other is not.
     """
     D, F, V, L = (
         config.hidden_size,
@@ -52,15 +53,14 @@ def stages(config: ModelConfig, case: DecodeCase, itemsize: int) -> list[Stage]:
         moved = itemsize * (inner * outer + B * (inner + outer))
         return Stage(name, layers * moved, layers * 2 * B * inner * outer)
 
-    tokens = case.shared + B * case.own
-    attention = Stage(
-        "attention",
-        L * itemsize * (2 * tokens * K * H + 2 * B * N * H),
-        L * 4 * B * N * H * case.context,
-    )
+    def attention(name: str, tokens: int, seen: int) -> Stage:
+        moved = itemsize * 2 * tokens * K * H
+        return Stage(name, L * moved, L * 4 * B * N * H * seen)
+
     return [
         product("qkv", D, (N + 2 * K) * H),
-        attention,
+        attention("attention to the shared tokens", case.shared, case.shared),
+        attention("attention to the own tokens", B * case.own, case.own),
         product("output", N * H, D),
         product("gate and up" if config.gated_mlp else "up", D, (1 + config.gated_mlp) * F),
         product("down", F, D),

@@ -86,6 +86,9 @@ class Continuous:
         self.model, self.steps = model, task["steps"]
 
     def seconds(self, rows: list[list[int]]) -> float:
+        if not ON_GPU:
+            raise RuntimeError("transformers' continuous batching needs a GPU")
+
         def run(count: int) -> None:
             config = GenerationConfig(
                 max_new_tokens=count, do_sample=False, eos_token_id=-1, pad_token_id=0

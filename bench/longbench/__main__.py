@@ -136,7 +136,7 @@ def main(arguments: list[str] | None = None) -> None:
                 if options.predictions is not None:
                     _write_predictions(options.predictions / f"{name}-{relay}.jsonl", predicted)
             backend = llm.stats().backend
-    found = record("bench.longbench", rows, vars(options) | {"data": None}, backend=backend)
+    found = record("bench.longbench", rows, vars(options), backend=backend)
     keep(found, COLUMNS, options.json, "longbench")
 
 

@@ -1,0 +1,239 @@
+"""Makes bench/README.md and its pictures from the kept results under bench/results/.
+
+    python -m bench.report            # write
+    python -m bench.report --check    # fail where the README is not what the results give
+
+Nothing in a table or a picture is typed by hand.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench import attention, compare_torch, decode_step, latency, throughput
+from bench.longbench import __main__ as longbench
+from bench.records import RESULTS
+from bench.tables import markdown
+
+README: Path = Path(__file__).parent / "README.md"
+"""The page that this module writes."""
+
+_INTRODUCTION = """\
+# Benchmarks
+
+This page is made by `python -m bench.report` from the results kept in `results/`; each table names
+the command that made it, and every command explains itself with `--help`. Seeds are fixed. On a GPU
+a benchmark keeps its result by itself; elsewhere `--json FILE` does. `python -m bench.suite` runs
+all of them in one go.
+
+| command | what it measures |
+| --- | --- |
+| `python -m bench.decode_step` | the engine's whole decode step beside the least time it can take |
+| `python -m bench.attention` | one layer's attention, relay against plain, over prefix lengths |
+| `python -m bench.kernels` | the attention kernels, each checked before it is timed |
+| `python -m bench.throughput` | tokens per second end to end |
+| `python -m bench.latency` | first token, each further token, whole answer |
+| `python -m bench.compare_torch` | the same weights in torch, logits compared first |
+| `python -m bench.longbench` | answers and scores on LongBench-format files, relay on and off |
+| `python -m bench.table_answers` | exact answers of the bundled model about unseen tables |
+| `python -m bench.scheduler` | the host's part of a step |
+
+What a floor is: the larger of bytes at the rate of a copy on the device and FLOP at the rate of a
+matrix product, both timed in the same run, weights and distinct KV counted once.
+"""
+
+Record = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Section:
+    """How the results of one benchmark are shown.
+
+    Attributes:
+        heading: of its part of the page.
+        table: a record to Markdown.
+        draw: a record and a path to a picture; None for no picture.
+    """
+
+    heading: str
+    table: Callable[[Record], str]
+    draw: Callable[[Any, Path], None] | None = None
+
+
+def _rows(columns: Mapping[str, str]) -> Callable[[Record], str]:
+    def table(found: Record) -> str:
+        rows = found["rows"]
+        used = {k: v for k, v in columns.items() if any(row.get(k) is not None for row in rows)}
+        return markdown(rows, used)
+
+    return table
+
+
+def _kernels(found: Record) -> str:
+    rows = [row | {"ratio": row["us"] / row["floor_us"]} for row in found["results"]]
+    columns = {
+        "case": "case",
+        "variant": "cut",
+        "us": "us",
+        "floor_us": "floor, us",
+        "ratio": "time / floor",
+        "target_us": "to reach, us",
+        "relative_error": "relative error",
+    }
+    return markdown(rows, columns)
+
+
+def _table_answers(found: Record) -> str:
+    rows = [{"kind": name, **scores} for name, scores in found["scores"].items()]
+    return markdown(rows, {key: key for key in dict.fromkeys(k for row in rows for k in row)})
+
+
+def _scheduler(found: Record) -> str:
+    rows = [{"running": int(count), **times} for count, times in found["steps"].items()]
+    columns = {key: f"{key}, ms" for key in rows[0] if key != "running"}
+    return markdown(rows, {"running": "running sequences"} | columns)
+
+
+SECTIONS: dict[str, Section] = {
+    "decode_step": Section("One decode step", _rows(decode_step.COLUMNS)),
+    "decode_step_growth": Section("A growing prefix", _rows(decode_step.COLUMNS), decode_step.draw),
+    "attention": Section("Attention alone", _rows(attention.COLUMNS), attention.draw),
+    "kernels": Section("Kernels", _kernels),
+    "throughput": Section("Throughput", _rows(throughput.COLUMNS), throughput.draw),
+    "prefill": Section("Prefill", _rows(throughput.COLUMNS)),
+    "latency": Section("Latency", _rows(latency.COLUMNS), latency.draw),
+    "compare_torch": Section("Beside torch", _rows(compare_torch.COLUMNS), compare_torch.draw),
+    "longbench": Section("Long documents", _rows(longbench.COLUMNS)),
+    "table_answers": Section("The bundled model's answers", _table_answers),
+    "scheduler": Section("The host's part of a step", _scheduler),
+}
+
+
+def section_of(stem: str) -> Section | None:
+    """The section of a result file; "NAME_cpu" and the like go with "NAME"."""
+    while stem not in SECTIONS:
+        stem, _, tail = stem.rpartition("_")
+        if not tail or not stem:
+            return None
+    return SECTIONS[stem]
+
+
+def where(found: Record) -> str:
+    """On what and with what a result was measured."""
+    environment = found.get("environment", found)
+    versions = environment.get("versions") or {
+        name: environment[name] for name in ("jax", "jaxlib") if name in environment
+    }
+    parts = [
+        environment.get("device"),
+        f"{found['backend']} attention" if "backend" in found else None,
+        ", ".join(f"{name} {number}" for name, number in versions.items()),
+        environment.get("date"),
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def render(results: Path = RESULTS) -> str:
+    """The whole page."""
+    pages = [_INTRODUCTION]
+    for section in SECTIONS.values():
+        files = [p for p in sorted(results.glob("*.json")) if section_of(p.stem) is section]
+        if not files:
+            continue
+        pages.append(f"## {section.heading}\n")
+        for path in files:
+            pages.append(_shown(path, section))
+    others = [p for p in sorted(results.glob("*.json")) if section_of(p.stem) is None]
+    if others:
+        pages.append("## Other results\n")
+        pages += [f"- [{path.name}](results/{path.name})" for path in others]
+        pages.append("")
+    ratio = _engine_over_step(results)
+    if ratio:
+        pages.append(ratio)
+    return "\n".join(pages).rstrip() + "\n"
+
+
+def _shown(path: Path, section: Section) -> str:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    lines = [f"`{found['command']}`", "", f"{where(found)}.", "", section.table(found), ""]
+    if section.draw is not None and _picture(path).exists():
+        lines += [f"![{section.heading}](results/{_picture(path).name})", ""]
+    return "\n".join(lines)
+
+
+def _engine_over_step(results: Path) -> str | None:
+    """Engine against bare step, where both were measured on the same shapes."""
+    step, whole = results / "decode_step.json", results / "throughput.json"
+    if not (step.exists() and whole.exists()):
+        return None
+    rows = []
+    steps = json.loads(step.read_text())["rows"]
+    for run in json.loads(whole.read_text())["rows"]:
+        own = run["input"] + run["output"] // 2 if run["input"] is not None else None
+        for row in steps:
+            shape = (row["model"], row["batch"], row["shared"], row["own"])
+            if shape == (run["model"], run["running"], run["prefix"], own):
+                bare = 1e3 * row["batch"] / row["step_ms"]
+                rows.append(
+                    {
+                        "model": run["model"],
+                        "relay": run["relay"],
+                        "engine": run["output_per_s"],
+                        "bare": bare,
+                        "share": run["output_per_s"] / bare,
+                    }
+                )
+    if not rows:
+        return None
+    columns = {
+        "model": "model",
+        "relay": "relay",
+        "engine": "engine, tokens/s",
+        "bare": "rows / bare step, tokens/s",
+        "share": "share",
+    }
+    heading = "## The engine against its bare step\n\nAt the middle of an answer's length.\n\n"
+    return heading + markdown(rows, columns) + "\n"
+
+
+def draw_all(results: Path = RESULTS) -> None:
+    """The picture of every result that has one."""
+    for path in sorted(results.glob("*.json")):
+        section = section_of(path.stem)
+        if section is not None and section.draw is not None:
+            section.draw(json.loads(path.read_text(encoding="utf-8")), _picture(path))
+
+
+def _picture(path: Path) -> Path:
+    return path.with_suffix(".png")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(
+        prog="python -m bench.report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("--check", action="store_true", help="write nothing; fail where it differs")
+    return p
+
+
+def main() -> int:
+    """Write the page, or check it."""
+    if parser().parse_args().check:
+        same = README.exists() and README.read_text(encoding="utf-8") == render()
+        print("up to date" if same else "README.md is out of date: run python -m bench.report")
+        return 0 if same else 1
+    draw_all()
+    README.write_text(render(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

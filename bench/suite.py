@@ -1,0 +1,84 @@
+"""Runs the benchmarks that make bench/README.md, one after another, and then makes it.
+
+    python -m bench.suite              # on a GPU, about 12 minutes
+    python -m bench.suite --list       # only say what would run
+    python -m bench.suite --only decode_step,throughput --seconds 300
+
+Each is a process with a time limit of its own, so that one that fails or hangs costs no other.
+"""
+
+import argparse
+import shlex
+import subprocess
+import sys
+import time
+
+COMMANDS: dict[str, tuple[str, int]] = {
+    "decode_step": ("bench.decode_step", 240),
+    "decode_step_growth": ("bench.decode_step --growth", 120),
+    "attention": ("bench.attention", 180),
+    "throughput": ("bench.throughput --shapes llama-3-8b", 240),
+    "prefill": (
+        "bench.throughput --shapes llama-3-8b --requests 64 --input 512 --output 1 "
+        "--max-num-batched-tokens 8192 --relay auto --name prefill",
+        120,
+    ),
+    "latency": ("bench.latency --shapes llama-3-8b", 180),
+    "compare_torch": (
+        "bench.compare_torch --shapes qwen2.5-0.5b --methods hand,generate,compiled,continuous",
+        420,
+    ),
+    "longbench": ("bench.longbench --json bench/results/longbench.json", 120),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(
+        prog="python -m bench.suite",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("--only", help=f"of {', '.join(COMMANDS)}; default: all")
+    p.add_argument("--seconds", type=float, help="stop starting anything after so long")
+    p.add_argument("--list", action="store_true", help="print the commands and stop")
+    return p
+
+
+def main() -> int:
+    """Run, and say at the end what failed."""
+    options = parser().parse_args()
+    names = options.only.split(",") if options.only else list(COMMANDS)
+    unknown = [name for name in names if name not in COMMANDS]
+    if unknown:
+        parser().error(f"{', '.join(unknown)}: choose of {', '.join(COMMANDS)}")
+    failed, start = [], time.monotonic()
+    for name in names:
+        line, limit = COMMANDS[name]
+        print(f"python -m {line}", flush=True)
+        if options.list:
+            continue
+        if options.seconds is not None:
+            limit = min(limit, options.seconds - (time.monotonic() - start))
+        if limit <= 0 or not _run(line, limit):
+            failed.append(name)
+    if options.list:
+        return 0
+    _run("bench.report", 60)
+    if failed:
+        print("failed or out of time: " + ", ".join(failed), file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _run(line: str, limit: float) -> bool:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", *shlex.split(line)], timeout=limit, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

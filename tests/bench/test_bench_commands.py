@@ -1,0 +1,143 @@
+"""Every benchmark runs at a small size on a CPU, keeps a record, and draws it."""
+
+import json
+
+import pytest
+
+from bench import attention, compare_torch, decode_step, latency, report, suite, throughput
+from bench.ceilings import Ceilings
+from bench.longbench import __main__ as longbench
+from bench.model_shapes import SHAPES
+from bench.records import load
+from bench.step_floor import DecodeCase, floor_seconds, stages
+from bench.tables import markdown, text
+from bench.workload import from_file, synthetic
+from models import config_from_dict
+
+UNEXPLAINED = {"prefix", "head_dim", "requests", "rounds", "relay", "page_size"}  # plain by name
+
+
+def test_the_floor_of_a_step_is_its_weights_and_kv_once():
+    config = config_from_dict(SHAPES["llama-3-8b"])
+    found = stages(config, DecodeCase(64, 2048, 256), 2)
+    weights = 2 * (32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336) + 4096 * 128256)
+    kv = 2 * 32 * 2 * 8 * 128 * (2048 + 64 * 256)
+    assert weights + kv < sum(s.moved for s in found) < 1.02 * (weights + kv)
+    ceilings = Ceilings(4.3e12, 790e12)
+    floor = floor_seconds(config, DecodeCase(64, 2048, 256), 2, ceilings)
+    assert floor == pytest.approx(4.1e-3, rel=0.02)
+    # With many rows products are bound by arithmetic, and the floor is more than the bytes'.
+    many = DecodeCase(256, 8192, 256)
+    assert floor_seconds(config, many, 2, ceilings) == pytest.approx(8.1e-3, rel=0.05)
+
+
+def test_decode_step(tmp_path, capsys):
+    path = tmp_path / "step.json"
+    given = ["--model=tiny", "--batch=3", "--shared=130", "--own=7", "--quiet", f"--json={path}"]
+    decode_step.main(given)
+    (row,) = load(path)["rows"]
+    assert row["step_ms"] > 0
+    assert row["kernels"] > 0
+    assert row["ratio"] == pytest.approx(row["step_ms"] / row["floor_ms"])
+    assert "step / floor" in capsys.readouterr().out
+    decode_step.draw(load(path), tmp_path / "step.png")
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_attention(tmp_path):
+    path, png = tmp_path / "attention.json", tmp_path / "attention.png"
+    attention.main(
+        [
+            "--batch=3",
+            "--prefix=128",
+            "--own=20",
+            "--heads=2,1",
+            "--head-dim=8",
+            "--quiet",
+            f"--json={path}",
+            f"--png={png}",
+        ]
+    )
+    (row,) = load(path)["rows"]
+    assert row["error"] < 1e-5
+    assert row["plain_mib"] / row["relay_mib"] == pytest.approx(3 * 148 / (128 + 60))
+    assert png.exists()
+
+
+SMALL = ["--shapes=tiny", "--max-num-seqs=2", "--input=9", "--output=5", "--quiet"]
+
+
+def test_throughput(tmp_path):
+    path, png = tmp_path / "throughput.json", tmp_path / "throughput.png"
+    throughput.main(
+        [*SMALL, "--requests=6", "--prefix=64", "--relay=on", f"--json={path}", f"--png={png}"]
+    )
+    (row,) = load(path)["rows"]
+    assert row["relay"] == "on"
+    assert row["output_per_s"] == pytest.approx(30 / row["seconds"])
+    assert row["cached_tokens"] >= 64
+    assert png.exists()
+
+
+def test_latency(tmp_path):
+    path, png = tmp_path / "latency.json", tmp_path / "latency.png"
+    latency.main(
+        [*SMALL, "--batch=2", "--prefix=0,64", "--rounds=1", f"--json={path}", f"--png={png}"]
+    )
+    rows = load(path)["rows"]
+    assert len(rows) == 2
+    assert all(row["whole_ms"] >= row["first_ms"] > 0 for row in rows)
+    assert png.exists()
+    with pytest.raises(SystemExit, match="below the largest"):
+        latency.main([*SMALL, "--batch=8"])
+
+
+def test_requests_from_a_file(tmp_path):
+    share = tmp_path / "share.json"
+    talk = [{"from": "human", "value": "abc"}, {"from": "gpt", "value": "defgh"}]
+    share.write_text(json.dumps([{"conversations": talk}, {"conversations": talk[:1]}]))
+
+    def encode(text):
+        return [ord(c) for c in text]
+
+    settings = {"count": 5, "prefix": [1, 2], "longest": 10, "seed": 0}
+    (request,) = from_file(share, encode, **settings)
+    assert request.prompt == [1, 2, *encode("abc")]
+    assert request.output_tokens == 5
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"prompt": "a", "output_tokens": 3}\n{"prompt": "b"}\n')
+    (request,) = from_file(lines, encode, **settings)  # the other one is too long
+    assert request.output_tokens == 3
+    lines.write_text('{"text": "a"}\n')
+    with pytest.raises(ValueError, match="entry 0"):
+        from_file(lines, encode, **settings)
+    with pytest.raises(ValueError, match="no request"):
+        from_file(share, encode, **settings | {"longest": 4})
+
+
+def test_synthetic_requests_are_the_same_each_time():
+    settings = {"prefix": 5, "own": 3, "output": 2, "vocab_size": 50, "seed": 1}
+    one, two = synthetic(4, **settings), synthetic(4, **settings)
+    assert one == two
+    assert all(r.prompt[:5] == one[0].prompt[:5] for r in one)
+    assert one[0].prompt != one[1].prompt
+
+
+@pytest.mark.parametrize(
+    "module",
+    [attention, compare_torch, decode_step, latency, longbench, report, suite, throughput],
+)
+def test_help_shows_a_command_that_can_be_copied(module):
+    made = module.parser()
+    assert made.description.count("    " + made.prog) >= 2
+    assert all(action.help for action in made._actions if action.dest not in UNEXPLAINED)
+
+
+def test_tables_show_numbers_in_few_digits():
+    rows = [{"a": 1234.5, "b": 0.123456, "c": None}, {"a": 2, "b": float("nan"), "c": True}]
+    columns = {"a": "first", "b": "second", "c": "third"}
+    assert markdown(rows, columns).splitlines()[2:] == [
+        "| 1,234 | 0.123 |  |",
+        "| 2 | not a number | yes |",
+    ]
+    assert text(rows, columns).splitlines()[0].split() == ["first", "second", "third"]

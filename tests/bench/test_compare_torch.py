@@ -1,0 +1,59 @@
+"""Torch beside rjax on tiny random weights; the comparison must notice different models."""
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+
+from bench import compare_torch
+
+
+def test_an_error_is_relative_and_nan_never_passes():
+    a = np.array([3.0, 4.0])
+    assert compare_torch.relative_error(a * 1.01, a) == pytest.approx(0.01)
+    assert not compare_torch.relative_error(np.array([np.nan, 1.0]), a) <= 1.0
+
+
+def test_pictures_show_every_system(tmp_path):
+    rows = [
+        {"system": s, "batch": b, "prefix": p, "own": 8, "step_ms": 1.0 + p}
+        for s in ("x", "y")
+        for b in (1, 4)
+        for p in (0, 64)
+    ]
+    found = {
+        "settings": {"model": "tiny"},
+        "environment": {"device": "CPU"},
+        "rows": [*rows, {"system": "z", "batch": 4, "prefix": 0, "failed": "no"}],
+    }
+    compare_torch.draw(found, tmp_path / "compare.png")
+    assert (tmp_path / "compare.png").exists()
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is missing")
+def test_torch_and_rjax_agree(tmp_path):
+    path = tmp_path / "compare.json"
+    compare_torch.main(
+        [
+            "--shapes=tiny",
+            "--dtype=float32",
+            "--batch=2",
+            "--prefix=64",
+            "--own=8",
+            "--steps=4",
+            "--relay=auto",
+            "--methods=hand,generate",
+            f"--json={path}",
+        ]
+    )
+    found = json.loads(path.read_text())
+    assert found["logits"]["relative_error"]["rjax_logits"] < 1e-5
+    assert found["logits"]["same_likeliest"] == 1
+    assert {row["system"] for row in found["rows"]} == {
+        "rjax, bare step",
+        "rjax, engine, relay auto",
+        "torch, hand",
+        "torch, generate",
+    }

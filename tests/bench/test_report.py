@@ -1,0 +1,64 @@
+"""The benchmarks' page is what the kept results give."""
+
+import json
+import re
+
+import pytest
+
+from bench import report
+from bench.records import RESULTS, load
+
+
+def test_the_page_is_up_to_date():
+    assert report.README.read_text(encoding="utf-8") == report.render(), (
+        "run python -m bench.report"
+    )
+
+
+def test_the_page_shows_every_result_and_its_pictures_exist():
+    page = report.README.read_text(encoding="utf-8")
+    for path in RESULTS.glob("*.json"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        assert f"`{found['command']}`" in page or f"results/{path.name}" in page
+    for picture in re.findall(r"\]\((results/[^)]+\.png)\)", page):
+        assert (report.README.parent / picture).exists()
+
+
+def test_results_name_no_machine():
+    for path in RESULTS.glob("*.json"):
+        assert not re.search(r"/(?:work|root|tmp|home)/", path.read_text(encoding="utf-8")), path
+
+
+def test_a_changed_number_changes_the_page(tmp_path):
+    kept = {
+        "benchmark": "bench.latency",
+        "command": "python -m bench.latency",
+        "environment": {"device": "a device", "versions": {"jax": "1"}, "date": "2026-01-01"},
+        "rows": [{"model": "m", "batch": 2, "prefix": 64, "each_ms": 1.5}],
+    }
+    path = tmp_path / "latency_cpu.json"
+    path.write_text(json.dumps(kept))
+    before = report.render(tmp_path)
+    assert "| m | 2 | 64 | 1.5 |" in before
+    kept["rows"][0]["each_ms"] = 1.75
+    path.write_text(json.dumps(kept))
+    assert report.render(tmp_path) != before
+    report.draw_all(tmp_path)
+    assert "latency_cpu.png" in report.render(tmp_path)
+    (tmp_path / "other.json").write_text("{}")
+    assert "- [other.json]" in report.render(tmp_path)
+
+
+def test_engine_and_step_are_set_beside_each_other(tmp_path):
+    step = {"model": "m", "batch": 4, "shared": 64, "own": 24, "step_ms": 2.0, "floor_ms": 1.0}
+    run = {"model": "m", "relay": "on", "running": 4, "prefix": 64, "input": 16, "output": 16}
+    for name, row in (("decode_step", step), ("throughput", run | {"output_per_s": 1800.0})):
+        kept = {"command": "c", "environment": {"device": "d"}, "rows": [row]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(kept))
+    assert "| m | on | 1,800 | 2,000 | 0.9 |" in report.render(tmp_path)
+
+
+def test_a_file_that_is_no_record_is_refused(tmp_path):
+    (tmp_path / "x.json").write_text('{"rows": []}')
+    with pytest.raises(ValueError, match="lacks benchmark, command, environment"):
+        load(tmp_path / "x.json")
