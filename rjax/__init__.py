@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rjax.async_engine import AsyncLLMEngine
     from rjax.beam_search import BeamSearchParams
     from rjax.config import EngineConfig
     from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError, RjaxError
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLMEngine",
     "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
@@ -35,6 +37,7 @@ __all__ = [
 
 _HOME = {
     "LLM": "rjax.llm",
+    "AsyncLLMEngine": "rjax.async_engine",
     "BeamSearchParams": "rjax.beam_search",
     "EngineConfig": "rjax.config",
     "SamplingParams": "rjax.sampling",

@@ -77,7 +77,7 @@ class Grammars:
     by its request; its thread ends when the budget does.
 
     Args:
-        tokenizer: of the model; a fast one.
+        tokenizer: of the model; without a fast one every constraint is refused.
         vocab_size: width of the logits.
         limits: of the server.
         pool: threads to compile on.
@@ -96,8 +96,11 @@ class Grammars:
             max_grammar_size=200_000,
             verbose_errors=False,
         )
-        self._tokenizer = tokenizer
         self._llt: llguidance.LLTokenizer | None = None
+        if tokenizer.is_fast:
+            self._llt = llguidance.hf.from_tokenizer(
+                tokenizer.hf, n_vocab=vocab_size, eos_token=sorted(tokenizer.eos_token_ids)
+            )
         self._kept: OrderedDict[Constraint, llguidance.LLMatcher] = OrderedDict()
 
     async def masks(self, constraint: Constraint, count: int) -> list[GrammarMask]:
@@ -130,10 +133,8 @@ class Grammars:
 
     def _compile(self, constraint: Constraint) -> llguidance.LLMatcher:
         if self._llt is None:
-            self._llt = llguidance.hf.from_tokenizer(
-                self._tokenizer.hf,
-                n_vocab=self._vocab_size,
-                eos_token=sorted(self._tokenizer.eos_token_ids),
+            raise ApiError(
+                400, "structured output needs a fast tokenizer, which this model does not have"
             )
         make = llguidance.LLMatcher
         try:

@@ -43,6 +43,9 @@ def make_service(
     limits = limits or ServeLimits()
     tokenizer = engine.tokenizer
     assert tokenizer is not None, "a server speaks text"
+    # The first call changes a tokenizer that was saved with truncation; later ones, which run on
+    # several threads, then only read it.
+    tokenizer.encode("a")
     pool = TextPool(limits.text_workers)
     return Service(
         engine=AsyncLLMEngine(
