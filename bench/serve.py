@@ -46,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="let answers end by themselves; needed where a server does not know ignore_eos",
     )
+    p.add_argument("--warm-up", type=int, default=32, help="requests before anything is timed")
     p.add_argument("--max-concurrency", type=int, default=1024, help="requests under way at once")
     p.add_argument("--temperature", type=float, default=0.0)
     p.add_argument("--seed", type=int, default=0, help="of prompts and arrivals")
@@ -100,6 +101,14 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
             warmed = await client.ask(workload.path, body)
             if warmed.error is not None:
                 raise serve_client.ServerError(f"the first request failed: {warmed.error}")
+        extra = arguments.warm_up  # so many at once, for servers that compile by batch size
+        await serve_client.load(
+            client,
+            workload.path,
+            workload.bodies(-1, extra),
+            [0.0] * extra,
+            arguments.max_concurrency,
+        )
         rows = []
         for number, rate in enumerate(arguments.rates):
             done = await serve_client.load(

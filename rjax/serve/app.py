@@ -54,7 +54,15 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 _EVENTS = {
     200: {
         "description": "the answer, or with stream set a stream of events that each hold a chunk",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {
+            "text/event-stream": {
+                "schema": {  # of one event
+                    "type": "object",
+                    "properties": {"data": {"type": "string"}},
+                    "required": ["data"],
+                }
+            }
+        },
     }
 }
 

@@ -55,7 +55,18 @@ def test_figures_of_a_known_run():
 @pytest.mark.parametrize("chat", [False, True])
 def test_sweep_against_a_server(server: Running, tmp_path, chat, capsys):
     argv = ["--url", server.url + "/v1", "--rates", "20,inf", "--requests", "6"]
-    argv += ["--prefix-words", "60", "--suffix-words", "4", "--max-tokens", "6", "--prefixes", "2"]
+    argv += [
+        "--prefix-words",
+        "60",
+        "--suffix-words",
+        "4",
+        "--max-tokens",
+        "6",
+        "--prefixes",
+        "2",
+        "--warm-up",
+        "2",
+    ]
     argv += ["--json", str(tmp_path / "a.json"), "--png", str(tmp_path / "a.png")]
     assert serve.main(argv + ["--chat"] * chat) == 0
     found = json.loads((tmp_path / "a.json").read_text())
