@@ -179,10 +179,12 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = command_parser("bench.attention", __doc__)
     p.add_argument("--batch", type=numbers, default=[1, 8, 32, 64, 128], help="numbers of requests")
-    p.add_argument("--prefix", type=numbers, default=[64, 256, 1024, 4096, 16384])
+    p.add_argument(
+        "--prefix", type=numbers, default=[64, 256, 1024, 4096, 16384], help="tokens all share"
+    )
     p.add_argument("--own", type=numbers, default=[128, 256], help="further tokens of each request")
     p.add_argument("--heads", type=numbers, default=[32, 8], help="query heads, KV heads")
-    p.add_argument("--head-dim", type=int, default=128)
+    p.add_argument("--head-dim", type=int, default=128, help="size of a head")
     p.add_argument("--page-size", type=int, default=64, help="prefixes are multiples of it")
     p.add_argument("--backend", default="auto", help="auto, mosaic or xla")
     p.add_argument("--png", type=Path, help="file for the picture")

@@ -149,10 +149,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--steps", type=int, default=32, help="decode steps of a timed run")
     p.add_argument("--methods", default="hand,generate", help="of torch; see above")
     p.add_argument("--relay", default="auto,off", help="modes of rjax's engine")
-    p.add_argument("--dtype", choices=sorted(_TOLERANCE), default="bfloat16")
+    p.add_argument("--dtype", choices=sorted(_TOLERANCE), default="bfloat16", help="of both")
     p.add_argument("--backend", default="auto", help="rjax's attention kernels")
-    p.add_argument("--page-size", type=int, default=64)
-    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--page-size", type=int, default=64, help="tokens a page of rjax")
+    p.add_argument("--seed", type=int, default=0, help="of weights and prompts")
     p.add_argument("--torch-python", default=sys.executable, help="interpreter that has torch")
     p.add_argument("--png", type=Path, help="file for the picture")
     return p

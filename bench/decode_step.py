@@ -274,7 +274,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--batch", type=int, default=4, help="rows")
     p.add_argument("--shared", type=int, default=64, help="tokens that all rows share")
     p.add_argument("--own", type=int, default=16, help="further tokens of each row")
-    p.add_argument("--relay", choices=("auto", "on", "off"), default="auto")
+    p.add_argument("--relay", choices=("auto", "on", "off"), default="auto", help="shared reads")
     p.add_argument("--mode", choices=("greedy", "random", "full"), default="greedy", help="sampler")
     p.add_argument("--backend", default="auto", help="auto, mosaic or xla")
     p.add_argument("--page-size", type=int, default=64, help="tokens a page")

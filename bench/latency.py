@@ -99,8 +99,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--prefix", type=numbers, default=[0, 2048, 8192], help="tokens they share")
     p.add_argument("--input", type=int, default=128, help="further prompt tokens of each")
     p.add_argument("--output", type=int, default=64, help="tokens generated for each")
-    p.add_argument("--rounds", type=int, default=5)
-    p.add_argument("--relay", choices=("auto", "on", "off"), default="auto")
+    p.add_argument("--rounds", type=int, default=5, help="of each point, besides the cold one")
+    p.add_argument("--relay", choices=("auto", "on", "off"), default="auto", help="shared reads")
     p.add_argument("--png", type=Path, help="file for the picture")
     return p
 

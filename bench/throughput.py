@@ -162,7 +162,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = command_parser("bench.throughput", __doc__)
     add_engine_options(p)
-    p.add_argument("--requests", type=int, default=512)
+    p.add_argument("--requests", type=int, default=512, help="all arrive at once")
     p.add_argument("--prefix", type=int, default=2048, help="tokens that all requests share")
     p.add_argument("--input", type=int, default=128, help="further prompt tokens of each")
     p.add_argument("--output", type=int, default=256, help="tokens generated for each")

@@ -15,7 +15,7 @@ PROMPTS, SAMPLES, NEW = 8, 64, 12
 
 
 @functools.cache
-def rolled(sharing, **options):
+def rolled(sharing):
     setup, weights = prepared(sharing=sharing)
     tokens, lengths = prompts(PROMPTS)
     run = jax.jit(functools.partial(functional.rollout, setup, samples=SAMPLES, max_new_tokens=NEW))
@@ -48,10 +48,11 @@ def test_samples_end_at_the_end_token_and_differ():
     assert len({row.tobytes() for row in out.tokens.reshape(-1, NEW)}) > PROMPTS * SAMPLES / 2
 
 
-def test_sharing_changes_no_token():
-    on, off = rolled("on"), rolled("off")
-    np.testing.assert_array_equal(on.tokens, off.tokens)
-    np.testing.assert_allclose(on.logprobs, off.logprobs, atol=1e-5)
+@pytest.mark.parametrize("sharing", ["off", "auto"])
+def test_sharing_changes_no_token(sharing):
+    on, other = rolled("on"), rolled(sharing)
+    np.testing.assert_array_equal(on.tokens, other.tokens)
+    np.testing.assert_allclose(on.logprobs, other.logprobs, atol=1e-5)
 
 
 def test_samples_follow_the_model_s_chances():
