@@ -6,7 +6,7 @@
 | 2 | malicious checkpoints | tests/models (headers, odd configs, paths); no remote code |
 | 3 | regex and grammar bombs | test_bombs_do_not_hold_up_others |
 | 4 | bad schemas kill the engine, caches grow | test_limits, test_grammar_cache_is_bounded |
-| 5 | chat templates | test_limits (no template, no renderer's arguments in a request), below |
+| 5 | chat templates | test_limits (none in a request), test_slow_template_holds_up_nobody |
 | 6 | unbounded numbers | test_limits |
 | 7 | not finite or out of range | test_limits, tests/sampling; /health in test_async_engine |
 | 8 | token ids beyond the logits | test_limits, test_ids_between_tokenizer_and_logits |
@@ -93,6 +93,46 @@ def test_grammar_cache_is_bounded(folder):
             body = {**BODY, "structured_outputs": {"regex": f"[ab]{{{i + 1}}}"}}
             assert post(small, body).status_code == 200
         assert len(small.service.grammars._kept) <= 4
+
+
+def test_slow_template_holds_up_nobody(folder, monkeypatch):
+    limits = ServeLimits(template_seconds=0.3, text_workers=2)
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    with running(make_engine(folder), limits=limits) as small:
+        tokenizer = small.service.tokenizer
+        plain = tokenizer.apply_chat_template
+
+        def slow(messages, **options):
+            time.sleep(1.5)
+            return plain(messages, **options)
+
+        with monkeypatch.context() as patch, ThreadPoolExecutor(4) as pool:
+            patch.setattr(tokenizer, "apply_chat_template", slow)
+            url = small.url + "/v1/chat/completions"
+            late = [pool.submit(httpx2.post, url, json=chat, timeout=30) for _ in range(3)]
+            for found in late:
+                assert found.result().status_code == 400
+                assert found.result().json()["error"]["code"] == "too_slow"
+            assert httpx2.get(small.url + "/health").status_code == 200
+            time.sleep(1.7)
+        assert httpx2.post(url, json=chat, timeout=60).status_code == 200
+
+
+def test_dead_engine_is_unhealthy_and_says_little(folder, monkeypatch):
+    engine = make_engine(folder)
+    with running(engine) as small:
+
+        def broken():
+            raise RuntimeError("device lost at 0x7f00")
+
+        monkeypatch.setattr(engine, "step", broken)
+        found = post(small, BODY)
+        assert found.status_code == 503
+        assert "0x" not in found.text
+        assert httpx2.get(small.url + "/health").json() == {"status": "dead"}
+        assert httpx2.get(small.url + "/health").status_code == 503
+        assert post(small, BODY).status_code == 503
+        assert httpx2.get(small.url + "/metrics").status_code == 503
 
 
 def test_ids_between_tokenizer_and_logits(server: Running):

@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import time
+from pathlib import Path
 
 import httpx2
 import pytest
 
+from rjax import serve
 from rjax.errors import InvalidConfigError
 from rjax.serve.__main__ import main
 from rjax.serve.limits import ServeLimits, limits_table
@@ -206,6 +208,7 @@ def _slow():
 
 def test_limits_are_one_table(capsys: pytest.CaptureFixture[str]):
     table = limits_table(ServeLimits())
+    assert table in Path(serve.__file__).with_name("README.md").read_text("utf-8")
     names = [field.name for field in dataclasses.fields(ServeLimits)]
     assert [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]] == names
     assert main(["--list-limits", "--limit", "n=3"]) == 0

@@ -3,12 +3,21 @@
 import itertools
 import json
 
+import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rjax.serve.tools import FORMATS, CallReader
 
+from .running import make_engine, running
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["age"],
+    "additionalProperties": False,
+}
 NAMES = frozenset(("find", "count"))
 HERMES = '<tool_call>\n{"name": "find", "arguments": {"a": "</b>"}}\n</tool_call>'
 
@@ -58,6 +67,29 @@ def test_whole_and_by_character(fmt, text, content, calls):
     assert read(fmt, [text]) == expected
     if len(text) < 1000:
         assert read(fmt, list(text)) == expected
+
+
+def test_llama_calls_through_the_server(folder):
+    tool = {"type": "function", "function": {"name": "find", "parameters": SCHEMA}}
+    engine = make_engine(folder)
+    with (
+        running(engine, tool_format="llama3") as found,
+        openai.OpenAI(base_url=f"{found.url}/v1", api_key="none", max_retries=0) as client,
+        client.chat.completions.stream(
+            model="tiny",
+            messages=[{"role": "user", "content": "a"}],
+            tools=[tool],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            max_tokens=60,
+            seed=1,
+        ) as events,
+    ):
+        choice = events.get_final_completion().choices[0]
+    assert choice.finish_reason == "tool_calls"
+    [call] = choice.message.tool_calls
+    assert call.function.name == "find"
+    assert set(json.loads(call.function.arguments)) == {"age"}
 
 
 @given(
