@@ -34,18 +34,30 @@ def main() -> int:
     print(f"{device}: copy {rates[0] / 1e12:.2f} TB/s, bf16 matmul {rates[1] / 1e12:.0f} TFLOP/s")
     print(f"{'case':34s} {'variant':26s} {'us':>9s} {'floor':>9s} {'ratio':>6s} {'target':>8s}")
     results: list[Result] = []
-    failed = []
+    wrong: list[Result] = []
     pack = jax.jit(mosaic.pack_plan, static_argnums=2)
     for case in table_cases():
         if options.only not in case.name:
             continue
         variant = f"split {case.split}, rows {case.tile_rows}"
         result = run_case(case, mosaic.paged_attention, variant, rates, pack=pack)
-        results.append(result)
-        if not result.correct:
-            failed.append(case.name)
+        (results if result.correct else wrong).append(result)
         print(result.line(), flush=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+        _write(options.out, device, rates, results, wrong)
+    if wrong:
+        names = ", ".join(result.case for result in wrong)
+        print(f"wrong results, not timed: {names}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _write(
+    path: pathlib.Path,
+    device: str,
+    rates: tuple[float, float],
+    results: list[Result],
+    wrong: list[Result],
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "device": device,
         "jax": jax.__version__,
@@ -55,11 +67,9 @@ def main() -> int:
         "copy_bytes_per_s": rates[0],
         "matmul_flop_per_s": rates[1],
         "results": [dataclasses.asdict(result) for result in results],
+        "wrong": [result.case for result in wrong],
     }
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
-    if failed:
-        print("wrong results, not timed: " + ", ".join(failed), file=sys.stderr)
-    return 1 if failed else 0
+    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,15 +25,15 @@ def table_cases() -> list[Case]:
     prefix = [
         Case("prefix 256 rows, 2048", 64, 2048, 1, split=256, tile_rows=32, target_us=12),
         Case("prefix 256 rows, 8192", 64, 8192, 1, split=1024, tile_rows=32, target_us=22),
-        Case("prefix 256 rows, 32768", 64, 32768, 1, split=2048, tile_rows=32, target_us=62),
+        Case("prefix 256 rows, 32768", 64, 32768, 1, split=4096, tile_rows=32, target_us=62),
         Case("prefix 1024 rows, 32768", 256, 32768, 1, split=8192, tile_rows=32, target_us=250),
     ]
     relay = [
-        Case("relay 64; 2048; 256", 64, 2048, 256, split=256, target_us=29),
-        Case("relay 64; 8192; 256", 64, 8192, 256, split=512, tile_rows=32, target_us=37),
-        Case("relay 256; 2048; 256", 256, 2048, 256, split=256, tile_rows=32, target_us=91),
-        Case("relay 64; 32768; 128", 64, 32768, 128, split=2048, tile_rows=32, target_us=64),
-        Case("relay 8 x 8; 2048; 256", 64, 2048, 256, prefixes=8, split=256),
+        Case("relay 64; 2048; 256", 64, 2048, 256, split=256, tile_rows=32, target_us=29),
+        Case("relay 64; 8192; 256", 64, 8192, 256, split=1024, tile_rows=32, target_us=37),
+        Case("relay 256; 2048; 256", 256, 2048, 256, split=512, tile_rows=32, target_us=91),
+        Case("relay 64; 32768; 128", 64, 32768, 128, split=4096, tile_rows=32, target_us=64),
+        Case("relay 8 x 8; 2048; 256", 64, 2048, 256, prefixes=8, tile_rows=8, split=512),
         Case("one 2048; 128", 1, 2048, 128, split=128, target_us=10),
         Case("one 2048; 128 unshared", 1, 2048, 128, share="off", split=128, target_us=10),
     ]
@@ -41,7 +41,16 @@ def table_cases() -> list[Case]:
         Case("prefill 8192", 1, 0, 8192, queries=8192, split=8192, tile_rows=32, target_us=994),
     ]
     groups = [
-        Case(f"decode 64 x 2048, G {32 // k}", 64, 0, 2048, K=k, share="off", split=2048)
+        Case(
+            f"decode 64 x 2048, G {32 // k}",
+            64,
+            0,
+            2048,
+            K=k,
+            share="off",
+            split=2048,
+            tile_rows=2 * k,
+        )
         for k in (32, 4, 2)
     ]
     pages = [

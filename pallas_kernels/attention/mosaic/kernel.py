@@ -253,16 +253,13 @@ def _make_body(
                     target = gather_rows(dest, record[SLOT] + shift, known, G)
                     plgpu.barrier_wait(q_full.at[wg])
                     queries = plgpu.load(q_smem.at[wg], layout=_WGMMA, optimized=False)
-                    # Arriving does not keep the compiler from moving plain reads behind it, where
-                    # the next unit's queries would overtake them: the values must be here first.
-                    queries = lax.optimization_barrier(queries)
-                    plgpu.barrier_arrive(q_free)
                     state = attend(
                         cfg,
                         queries,
                         kv_smem,
                         full,
                         free,
+                        q_free,
                         turn if wide and cfg.ping_pong else None,
                         wg,
                         factor,

@@ -27,6 +27,7 @@ def attend(
     kv_smem,
     full,
     free,
+    q_free,
     turn,
     wg,
     factor: float,
@@ -41,7 +42,7 @@ def attend(
     queries: [64, H] registers. kv_smem: [ring, 2, 64, H] SMEM, from slot ``tile`` on K and V take
     turns. turn: the barrier of the ping-pong, or None. factor: scale * log2(e). halves: which of a
     slot's two tiles this warpgroup reads. reach: int32 [64], each row's position. ``top`` is in
-    units of log2.
+    units of log2. Gives the queries' shared memory back (``q_free``) after the first product.
     """
     H = queries.shape[1]
     ring = jnp.int32(cfg.ring)
@@ -66,6 +67,10 @@ def attend(
         accumulator = plgpu.WGMMAAccumulatorRef((ROWS, TILE), jnp.float32)
         scores = pl.run_scoped(scores_of, *(accumulator for _ in halves))
         plgpu.barrier_arrive(free.at[k_slot])
+        # Not earlier: reads of shared memory may still be under way when an arrival that follows
+        # them is seen, and the copy of the next unit's queries overtakes them. The product has
+        # used the values, so here they have been read.
+        pl.when(i == 0)(lambda: plgpu.barrier_arrive(q_free))
         if masked:
             scores = tuple(
                 _mask(s, columns, start + i * size + n * TILE, limit, reach, cfg.sliding_window)
@@ -112,6 +117,7 @@ def attend(
         plain = lax.div(jnp.maximum(record[ALL_VISIBLE] - start, 0), jnp.int32(size))
         carry = lax.fori_loop(0, plain, lambda i, c: step(i, c, False), carry)
     carry = lax.fori_loop(plain, steps, lambda i, c: step(i, c, True), carry)
+    pl.when(steps == 0)(lambda: plgpu.barrier_arrive(q_free))
     if turn is not None:
         pl.when(wg == 0)(lambda: hand_over(turn))
     return carry
