@@ -37,6 +37,7 @@ all of them in one go.
 | `python -m bench.kernels` | the attention kernels, each checked before it is timed |
 | `python -m bench.throughput` | tokens per second end to end |
 | `python -m bench.latency` | first token, each further token, whole answer |
+| `python -m bench.serve` | a running server under load |
 | `python -m bench.compare_torch` | the same weights in torch, logits compared first |
 | `python -m bench.longbench` | answers and scores on LongBench-format files, relay on and off |
 | `python -m bench.table_answers` | exact answers of the bundled model about unseen tables |
@@ -98,6 +99,18 @@ def _scheduler(found: Record) -> str:
     return markdown(rows, {"running": "running sequences"} | columns)
 
 
+def _serve(found: Record) -> str:
+    from bench.serve_report import COLUMNS  # needs the client's packages
+
+    return _rows(COLUMNS)(found)
+
+
+def _draw_serve(found: Any, path: Path) -> None:
+    from bench.serve_report import picture
+
+    picture(path, found)
+
+
 SECTIONS: dict[str, Section] = {
     "decode_step": Section("One decode step", _rows(decode_step.COLUMNS)),
     "decode_step_growth": Section("A growing prefix", _rows(decode_step.COLUMNS), decode_step.draw),
@@ -106,6 +119,7 @@ SECTIONS: dict[str, Section] = {
     "throughput": Section("Throughput", _rows(throughput.COLUMNS), throughput.draw),
     "prefill": Section("Prefill", _rows(throughput.COLUMNS)),
     "latency": Section("Latency", _rows(latency.COLUMNS), latency.draw),
+    "serve": Section("Serving", _serve, _draw_serve),
     "compare_torch": Section("Beside torch", _rows(compare_torch.COLUMNS), compare_torch.draw),
     "longbench": Section("Long documents", _rows(longbench.COLUMNS)),
     "table_answers": Section("The bundled model's answers", _table_answers),
