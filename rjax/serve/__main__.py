@@ -112,7 +112,12 @@ def _serve(arguments: argparse.Namespace) -> int:
         quiet.append("rjax.serve.requests")
     for name in quiet:
         logging.getLogger(name).setLevel(logging.WARNING)
-    from rjax.serve.server import Server, bind, make_service
+    try:
+        from rjax.serve.server import Server, bind, make_service
+    except ModuleNotFoundError as error:
+        raise InvalidConfigError(
+            f"the server needs {error.name}, which is not installed; install rjax[serve]"
+        ) from error
 
     listener = bind(arguments.host, arguments.port)  # before the model: it may be in use
     if not keys and not _loopback(arguments.host):

@@ -48,6 +48,7 @@ class Metrics:
             name: self._histogram(name, text, _SECONDS)
             for name, text in (
                 ("time_to_first_token_seconds", "From arrival to the first token."),
+                ("inter_token_latency_seconds", "Between two pieces of a streamed sequence."),
                 ("request_time_per_output_token_seconds", "Mean between a request's tokens."),
                 ("e2e_request_latency_seconds", "From arrival to the last token."),
                 ("request_queue_time_seconds", "From arrival to the first step."),
@@ -69,6 +70,10 @@ class Metrics:
     def rejected(self) -> None:
         """A request was answered with 503."""
         self._rejections.inc()
+
+    def streamed(self, seconds: float) -> None:
+        """So long after the one before it, the next token of a stream came."""
+        self._times["inter_token_latency_seconds"].observe(seconds)
 
     def aborted(self, sequences: int) -> None:
         """A client went away, or another prompt of its request failed."""

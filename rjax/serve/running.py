@@ -1,6 +1,7 @@
 """One HTTP request's prompts in the engine, and the ways to read their outputs."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from rjax.errors import OverloadedError
 from rjax.outputs import RequestOutput
-from rjax.sampling import SamplingParams
+from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.serve.errors import ApiError
 from rjax.serve.masks import Constraint, GrammarMask
 from rjax.serve.service import Service
@@ -30,6 +31,7 @@ class Running:
         self._news: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
         self._streams: dict[str, Any] = {}
         self._generated: dict[str, int] = {}
+        self._last: dict[str, float] = {}
         self._index: dict[str, int] = {}
         self._masks: list[GrammarMask] = []
 
@@ -108,7 +110,7 @@ class Running:
             name = item.request_id
             if name not in self._streams or self._streams[name].finished:
                 continue
-            self._generated[name] += sum(len(c.token_ids) for c in item.outputs)
+            self._count(name, item)
             if item.finished:
                 open_streams -= 1
                 self._streams[name].finished = True
@@ -117,6 +119,14 @@ class Running:
             if any(c.finish_reason == "error" for c in item.outputs):
                 raise self._failure()
             yield self._index[name], item
+
+    def _count(self, name: str, output: RequestOutput) -> None:
+        """Count an output's tokens, and the time since the last one of a stream."""
+        now = time.monotonic()
+        if name in self._last and self._params.output_kind is RequestOutputKind.DELTA:
+            self._service.metrics.streamed(now - self._last[name])
+        self._last[name] = now
+        self._generated[name] += sum(len(c.token_ids) for c in output.outputs)
 
     async def finals(self) -> list[RequestOutput]:
         """The last output of each prompt, for requests that want no others."""
