@@ -1,0 +1,72 @@
+"""The packed plan, proved by doing what the kernel does with it, in NumPy."""
+
+import batches
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.attention.mosaic import PackedPlan, pack_plan
+from pallas_kernels.attention.reference import paged_attention_reference
+from pallas_kernels.attention.spec import AttentionSpec
+
+
+def run_units(packed: PackedPlan, a: batches.Arrays, scale: float):
+    """Every live unit to its destination, then the merge of what has more than one result."""
+    N, K = packed.heads
+    G, (T, _, H), S = N // K, a.q.shape, a.k_pages.shape[2]
+    out, lse = np.zeros((T, N, H)), np.full((T, N), -np.inf)
+    part, part_lse = np.full((packed.entries, N, H), np.nan), np.full((packed.entries, N), np.nan)
+    units, dest = np.asarray(packed.units), np.asarray(packed.dest)
+    positions, table = np.asarray(a.positions), np.asarray(a.page_table)
+    q, k_pages, v_pages = (np.asarray(x, np.float64) for x in (a.q, a.k_pages, a.v_pages))
+    assert not units[int(packed.num_units) :].any()
+    for row, rows, sequence, start, stop, visible, slot, code in units[: int(packed.num_units)]:
+        head, which = divmod(int(code), len(packed.lists))
+        tokens = np.arange(start, stop)
+        pages, offsets = table[sequence, tokens // S], tokens % S
+        for kv_head in range(head, min(head + (1 if packed.lists[which].wide else 2), K)):
+            heads = slice(kv_head * G, (kv_head + 1) * G)
+            for r in range(rows):
+                seen = tokens <= positions[row + r]
+                assert seen[: max(visible - start, 0)].all()
+                assert seen.any()
+                keys = k_pages[pages, kv_head, offsets][seen]
+                scores = q[row + r, heads] @ keys.T * scale
+                total = np.log(np.exp(scores).sum(-1))
+                value = np.exp(scores - total[:, None]) @ v_pages[pages, kv_head, offsets][seen]
+                entry = dest[slot + r]
+                target, target_lse = (out, lse) if entry < 0 else (part, part_lse)
+                target[row + r if entry < 0 else entry, heads] = value
+                target_lse[row + r if entry < 0 else entry, heads] = total
+    indptr = np.asarray(packed.merge_indptr)
+    for t in range(T):
+        mine = slice(indptr[t], indptr[t + 1])
+        if indptr[t + 1] - indptr[t] > 1:
+            lse[t] = np.log(np.exp(part_lse[mine]).sum(0))
+            out[t] = (np.exp(part_lse[mine] - lse[t])[..., None] * part[mine]).sum(0)
+    return out, lse
+
+
+@pytest.mark.parametrize("sharing", ["on", "off"])
+@pytest.mark.parametrize("batch", [batches.DECODE, batches.RELAY, batches.CHUNKS])
+@pytest.mark.parametrize(("N", "K", "tile_rows"), [(8, 2, 32), (8, 2, 16), (9, 3, 42)])
+def test_units_and_destinations(batch, sharing, N, K, tile_rows):
+    a = batches.make_arrays(
+        batch,
+        N=N,
+        K=K,
+        H=16,
+        S=32,
+        tile_rows=tile_rows,
+        split=64,
+        sharing=sharing,
+        dtype=jnp.float32,
+    )
+    packed = pack_plan(a.plan, a.positions, (N, K))
+    assert isinstance(packed, PackedPlan)
+    out, lse = run_units(packed, a, 0.25)
+    want, want_lse = paged_attention_reference(
+        a.q, a.k_pages, a.v_pages, a.row_table, a.positions, AttentionSpec(0.25)
+    )
+    np.testing.assert_allclose(out, want, atol=1e-5)
+    np.testing.assert_allclose(lse, want_lse, atol=1e-5)
