@@ -52,7 +52,11 @@ def lines(
             xs, ys = zip(*sorted(points), strict=True)
             axes.plot(xs, ys, marker="o", label=name, color=_COLOURS[i % len(_COLOURS)])
         if "x" in log:
-            axes.set_xscale("symlog" if _has_zero(series) else "log", base=2)
+            smallest = min((x for p in series.values() for x, _ in p if x > 0), default=1)
+            # A logarithm has no zero: below the smallest value the axis is linear.
+            axes.set_xscale("symlog", base=2, linthresh=smallest)
+            ticks = sorted({x for points in series.values() for x, _ in points})
+            axes.set_xticks(ticks, [f"{x:g}" for x in ticks], minor=False)
         if "y" in log:
             axes.set_yscale("log")
         else:
@@ -86,7 +90,3 @@ def _finish(figure, axes, path: Path, title: str, x: str, y: str) -> None:
     # No date and no version in the file: the same numbers give the same bytes.
     figure.savefig(path, metadata={"Software": None})
     plt.close(figure)
-
-
-def _has_zero(series: Mapping[str, Points]) -> bool:
-    return any(x <= 0 for points in series.values() for x, _ in points)
