@@ -1,12 +1,16 @@
 """What a request may weigh before anyone reads it: headers, body, time to arrive."""
 
 import asyncio
+import contextlib
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rjax.serve.auth import KeyRing
 from rjax.serve.errors import ApiError, error_response
 from rjax.serve.limits import ServeLimits
+
+_LINGER_SECONDS = 1.0
+_LINGER_BYTES = 64 * 2**20
 
 
 class Intake:
@@ -101,9 +105,23 @@ class Intake:
                 return b"".join(parts)
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        # Closing on a client that still sends would reset the connection and lose the answer.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                await _discard(receive)
         response = error_response(error, self._limits.retry_after)
         response.headers["Connection"] = "close"  # what is left of the body is not read
         await response(scope, receive, send)
+
+
+async def _discard(receive: Receive) -> None:
+    """Take what comes of a body and keep none of it."""
+    size = 0
+    while size < _LINGER_BYTES:
+        message = await receive()
+        size += len(message.get("body", b""))
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            return
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
