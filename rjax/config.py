@@ -204,6 +204,9 @@ class EngineConfig:
         backend: attention backend; "auto" picks the best for the device at start and reports it.
         tensor_parallel_size: devices on the mesh axis ``tensor``.
         use_tqdm: progress bars for loading and compiling.
+        warmup: compile every step size at the start, not when it is first needed.
+        compilation_cache_dir: folder for compiled steps, kept between runs; None keeps none. Where
+            the process has set JAX's own ``jax_compilation_cache_dir``, that one is used.
     """
 
     model: ModelSettings = ModelSettings()
@@ -213,6 +216,8 @@ class EngineConfig:
     backend: str = "auto"
     tensor_parallel_size: int = 1
     use_tqdm: bool = True
+    warmup: bool = False
+    compilation_cache_dir: str | None = "~/.cache/rjax/compiled"
 
     def __post_init__(self) -> None:
         _positive("tensor_parallel_size", self.tensor_parallel_size)

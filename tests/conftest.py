@@ -1,15 +1,14 @@
 """Test set-up: every annotation of the packages is checked at run time, in tests only."""
 
+import jax
 import jaxtyping
+import pytest
 
 # Before any import of the packages. PEP 484's tower lets a whole number stand for a float.
 jaxtyping.install_import_hook(
     ["pallas_kernels", "models", "rjax"],
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
-
-import jax  # after the hook, like everything that may import the packages
-import pytest
 
 
 @pytest.fixture(scope="session", autouse=True)

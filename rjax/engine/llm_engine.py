@@ -94,6 +94,8 @@ class LLMEngine:
         self._last_read: float | None = None
         self._deadlines: list[tuple[float, str]] = []
         self._stats = EngineStats(backend=parts.backend, device=parts.device)
+        if config.warmup:
+            self._worker.warmup()
         for path in config.cache.prefix_files:
             self.load_prefix(path)
 
@@ -171,6 +173,9 @@ class LLMEngine:
         )
         if deadline is not None:
             heapq.heappush(self._deadlines, (deadline, request_id))
+            if len(self._deadlines) > 2 * len(self._requests) + 64:  # most have ended in time
+                live = [r for r in self._requests.values() if r.deadline is not None]
+                self._deadlines = sorted((r.deadline, r.request_id) for r in live)
         for sequence in sequences:
             self._scheduler.add(sequence)
 
@@ -294,6 +299,10 @@ class LLMEngine:
         fresh = self._forest.place(name, tokens, hashes, cache_salt)
         self._worker.write_pages(fresh, kv[len(kv) - len(fresh) :])
         return self._forest.get(name)
+
+    def warmup(self) -> None:
+        """Compile every step size now, so that no request waits for it."""
+        self._worker.warmup()
 
     def reset_prefix_cache(self) -> None:
         """Forget the KV of finished requests; pinned and running ones stay."""

@@ -17,8 +17,9 @@ from rjax.errors import InvalidConfigError
 from rjax.sampling import SlotRow
 from rjax.tokenization import Tokenizer
 from rjax.worker.backend import choose_backend
+from rjax.worker.compilation_cache import keep_compiled
 from rjax.worker.dtype import choose_dtype
-from rjax.worker.kv_cache import PoolSize
+from rjax.worker.kv_cache import PoolSize, check_weights_fit
 from rjax.worker.readout import StepReadout
 from rjax.worker.worker import DispatchedStep, Worker
 
@@ -41,6 +42,10 @@ class StepWorker(Protocol):
 
     def fingerprint(self) -> str:
         """Names the model by its configuration and weights."""
+        ...
+
+    def warmup(self) -> None:
+        """Compile every step ahead."""
         ...
 
     def measure_page_seconds(self) -> float:
@@ -113,6 +118,7 @@ def build_parts(config: EngineConfig) -> EngineParts:
         InvalidConfigError: a setting that this model or machine cannot meet.
         OutOfMemoryError: weights or KV pool do not fit.
     """
+    keep_compiled(config.compilation_cache_dir)
     settings = config.model
     folder = resolve_folder(settings.model or BUNDLED_MODEL, settings.revision, settings.hf_token)
     model_config = config_from_folder(folder)
@@ -140,6 +146,13 @@ def build_parts(config: EngineConfig) -> EngineParts:
         model=model_config,
         dtype=dtype,
         page_size=config.cache.page_size,
+    )
+    check_weights_fit(
+        folder,
+        growth=dtype.itemsize / jnp.dtype(model_config.dtype).itemsize,
+        memory=devices[0].memory_stats(),
+        num_devices=config.tensor_parallel_size,
+        utilization=config.cache.gpu_memory_utilization,
     )
     loaded = load_model(
         folder,

@@ -54,7 +54,7 @@ def choose_backend(
 
     Args:
         name: "auto", "mosaic" or "xla". "auto" is xla everywhere for now: the mosaic kernel's
-            results for some shapes differ from run to run (bench/results/kernels.json).
+            results for some shapes have differed from run to run (bench/kernels/README.md).
         platform: of the devices, "cpu" or "gpu".
         compute_capability: of a GPU, 9.0 for Hopper.
         model: whose shapes the kernels must take.

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import pathlib
 from collections.abc import Mapping
 
 import jax
@@ -13,6 +14,7 @@ from jaxtyping import Array, Float
 from models import ModelConfig
 from rjax.errors import OutOfMemoryError
 
+_MOST_SHARE = 0.98  # of a device's memory that is advised
 _CPU_SHARE = 0.1  # of the host memory that is free: a CPU engine is a guest on its machine
 
 
@@ -51,21 +53,68 @@ def fit_pool(
         OutOfMemoryError: not even one sequence of ``max_model_len`` tokens fits.
     """
     if memory and "bytes_limit" in memory:
-        budget = int(memory["bytes_limit"] * utilization) - memory["bytes_in_use"]
-        budget -= workspace_bytes
-        budget *= num_devices
+        taken = memory["bytes_in_use"] + workspace_bytes
+        budget = (int(memory["bytes_limit"] * utilization) - taken) * num_devices
     else:
+        taken = 0
         budget = int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _CPU_SHARE)
     one = math.ceil(max_model_len / page_size)
-    pages = min(budget // bytes_per_page, max_num_seqs * one)
+    pages = max(0, min(budget // bytes_per_page, max_num_seqs * one))
     if pages < one:
+        needed = one * bytes_per_page
+        remedies = []
+        if pages:
+            remedies.append(f"lower max_model_len to {pages * page_size} or less")
+        if memory and "bytes_limit" in memory:
+            share = (needed / num_devices + taken) / memory["bytes_limit"]
+            if share <= _MOST_SHARE:
+                remedies.append(f"raise gpu_memory_utilization to {math.ceil(share * 100) / 100}")
+            remedies.append("lower max_num_batched_tokens, or raise tensor_parallel_size")
+        else:
+            remedies.append("free memory, or set num_pages")
         raise OutOfMemoryError(
-            f"{max(budget, 0) / 2**20:.0f} MiB are left for KV, which holds "
-            f"{max(pages, 0) * page_size} tokens; one sequence of max_model_len = {max_model_len} "
-            f"needs {one * bytes_per_page / 2**20:.0f} MiB: lower max_model_len, or free memory, "
-            "or raise gpu_memory_utilization"
+            f"{max(budget, 0) / 2**20:.0f} MiB are left for KV, which holds {pages * page_size} "
+            f"tokens; one sequence of max_model_len = {max_model_len} needs "
+            f"{needed / 2**20:.0f} MiB: {'; '.join(remedies)}"
         )
     return PoolSize(pages, bytes_per_page)
+
+
+def check_weights_fit(
+    folder: pathlib.Path,
+    *,
+    growth: float,
+    memory: Mapping[str, int] | None,
+    num_devices: int,
+    utilization: float,
+) -> None:
+    """Refuse a model whose weights do not fit, before they are loaded.
+
+    Args:
+        folder: of the checkpoint; its safetensors files are its size.
+        growth: bytes of a value as served, of its bytes in the checkpoint.
+        memory: of one device; without it (a CPU) nothing is checked.
+        num_devices: that the weights are cut over.
+        utilization: share of the memory that may be used.
+
+    Raises:
+        OutOfMemoryError: they do not fit; the message says on how many devices they would.
+    """
+    if not memory or "bytes_limit" not in memory:
+        return
+    weights = growth * sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    room = memory["bytes_limit"] * utilization - memory["bytes_in_use"]
+    if weights > room * num_devices:
+        enough = math.ceil(weights / room) if room > 0 else 0
+        devices = 1 << (enough - 1).bit_length() if enough else 0
+        remedy = (
+            f"set tensor_parallel_size={devices}, or " if devices else "free device memory, or "
+        )
+        raise OutOfMemoryError(
+            f"the weights take {weights / 2**30:.1f} GiB and {num_devices} device(s) have "
+            f"{max(room, 0) * num_devices / 2**30:.1f} GiB to give: {remedy}, or choose a 16-bit "
+            "dtype or a smaller model"
+        )
 
 
 def make_pools(

@@ -80,6 +80,19 @@ class PageMover:
                     pools = self.write(pools, pages, self._host[slots])
         return pools
 
+    def warmup(self, pools: Pools) -> Pools:
+        """Compile the copies of every size; nothing is written."""
+        size = 1
+        while size <= _MOST_PAGES:
+            nowhere = np.full(size, self._num_pages, np.int32)
+            pools = _copy(pools, np.zeros(size, np.int32), nowhere)
+            if len(self._host):
+                block = np.zeros((size, *self._shape), self._host.dtype)
+                _gather(pools, np.zeros(size, np.int32))
+                pools = _scatter(pools, nowhere, jax.device_put(block, self._sharding))
+            size *= 2
+        return pools
+
     def read(self, pools: Pools, pages: list[int]) -> Float[np.ndarray, "X pools K S H"]:
         """The content of pages."""
         parts = [_gather(pools, _indices(part, 0)) for part in _parts(pages)]

@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int, UInt32
+from tqdm.auto import tqdm
 
 from models import LoadedModel
 from pallas_kernels.attention.planner import PlanStats, Sharing
@@ -71,6 +72,7 @@ class Worker:
         self._max_logprobs = config.scheduler.max_logprobs
         self._model_config = loaded.config
         self._vocab_size = loaded.config.vocab_size
+        self._progress = config.use_tqdm
         self._sharing: Sharing = _sharing(config, backend)
         page_size = config.cache.page_size
         unit = config.relay.relay_split_tokens or max(backend.split_tokens, page_size)
@@ -142,6 +144,23 @@ class Worker:
             step = max(1, leaf.size // _SAMPLED)
             digest.update(np.asarray(jnp.ravel(leaf)[::step]).tobytes())
         return digest.hexdigest()
+
+    def warmup(self) -> None:
+        """Compile every step size for greedy and random sampling, and the copies of pages.
+
+        What is rarer (penalties, logprobs) is compiled when it is first asked for. The steps run
+        once, on an empty batch, and change nothing.
+        """
+        features = StepFeatures("greedy", 0, False), StepFeatures("random", 0, False)
+        wanted = [(shape, wants) for shape in self.shapes.all for wants in features]
+        tables = np.zeros((1, self.shapes.largest.table_pages), np.int32)
+        for shape, wants in tqdm(wanted, desc="Compiling steps", disable=not self._progress):
+            step_input, _ = build_step_input([], tables, shape, "off")
+            packed = jax.device_put(self._layout(shape).pack(step_input), self._everywhere)
+            step = self._step(shape, wants)
+            self._state, result = step(self._leaves, self._state, packed)
+            jax.block_until_ready(result)
+        self._set_pools(self._mover.warmup(self._pools))
 
     def measure_page_seconds(self) -> float:
         """Time to bring one page to the device or back, as this machine does it now."""
