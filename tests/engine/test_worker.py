@@ -1,0 +1,92 @@
+"""The worker: compiling ahead, moving pages, refusing what does not fit."""
+
+import jax
+import numpy as np
+import pytest
+
+from rjax.engine.page_operations import CopyPages, SwapIn, SwapOut
+from rjax.errors import OutOfMemoryError
+from rjax.sampling import SamplingParams
+from rjax.worker.kv_cache import check_weights_fit, fit_pool
+
+from .tiny import make_engine, run
+
+GREEDY = SamplingParams(temperature=0, max_tokens=5)
+
+
+def test_nothing_is_compiled_after_a_warmup(tiny, capsys):
+    engine = make_engine(tiny, warmup=True, use_tqdm=True, max_num_seqs=4, num_pages=32)
+    assert "Compiling steps: 100%" in capsys.readouterr().err
+    compiled = engine._worker.num_compiled
+    assert compiled == 2 * len(engine._worker.shapes.all)
+    want = run(make_engine(tiny), [("a", [1, 2, 3], GREEDY)])["a"].outputs[0].token_ids
+    random = SamplingParams(max_tokens=3, seed=1, n=2)
+    got = run(engine, [("a", [1, 2, 3], GREEDY), ("b", list(range(50)), random)])
+    assert got["a"].outputs[0].token_ids == want
+    assert engine._worker.num_compiled == compiled
+
+
+def test_pages_come_back_as_they_went(tiny):
+    worker = make_engine(tiny, num_pages=100, swap_space=2**22)._worker
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(100, *worker.page_shape)).astype(np.float32)
+    worker.write_pages(list(range(100)), data)
+    away = rng.permutation(100)[:70].tolist()
+    back = rng.permutation(100)[:70].tolist()
+    slots = rng.permutation(worker.num_host_pages)[:70].tolist()
+    worker.move([SwapOut(away[:9], slots[:9]), CopyPages([away[0], 3], [away[1], 3])])
+    before = data.copy()
+    before[away[1]] = data[away[0]]
+    np.testing.assert_array_equal(worker.read_pages(list(range(100))), before)
+    worker.move([SwapOut(away[9:], slots[9:]), SwapIn(slots, back)])
+    want = before.copy()
+    held = np.concatenate([data[away[:9]], before[away[9:]]])
+    want[back] = held
+    np.testing.assert_array_equal(worker.read_pages(list(range(100))), want)
+
+
+def fit(**changes):
+    given = {
+        "bytes_per_page": 2**20,
+        "page_size": 64,
+        "max_model_len": 6400,
+        "max_num_seqs": 8,
+        "memory": {"bytes_limit": 1000 * 2**20, "bytes_in_use": 500 * 2**20},
+        "num_devices": 1,
+        "utilization": 0.9,
+        "workspace_bytes": 100 * 2**20,
+    }
+    return fit_pool(**(given | changes))
+
+
+def test_the_pool_takes_what_is_left():
+    assert fit().num_pages == 300
+    assert fit(num_devices=2).num_pages == 600
+    assert fit(max_num_seqs=1).num_pages == 100
+
+
+def test_a_pool_that_does_not_fit_says_what_would():
+    with pytest.raises(OutOfMemoryError, match=r"max_model_len to 19200 .*utilization to 0.95"):
+        fit(max_model_len=22400, max_num_seqs=1)
+    assert fit(max_model_len=19200).num_pages == 300
+    assert fit(max_model_len=22400, max_num_seqs=1, utilization=0.95).num_pages == 350
+    with pytest.raises(OutOfMemoryError, match="raise tensor_parallel_size") as found:
+        fit(workspace_bytes=2**30)
+    assert "max_model_len to" not in str(found.value)
+
+
+def test_weights_that_do_not_fit_are_refused_before_loading(tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(b"\0" * 1000)
+    memory = {"bytes_limit": 800, "bytes_in_use": 100}
+    options = {"growth": 2.0, "memory": memory, "utilization": 1.0}
+    with pytest.raises(OutOfMemoryError, match="tensor_parallel_size=4"):
+        check_weights_fit(tmp_path, num_devices=2, **options)
+    check_weights_fit(tmp_path, num_devices=3, **options)
+    check_weights_fit(tmp_path, num_devices=1, **(options | {"memory": None}))
+
+
+def test_compiled_steps_go_to_the_folder_that_the_process_has_set(tiny, tmp_path):
+    before = jax.config.jax_compilation_cache_dir
+    make_engine(tiny, compilation_cache_dir=str(tmp_path / "other"))
+    assert jax.config.jax_compilation_cache_dir == before
+    assert not (tmp_path / "other").exists()
