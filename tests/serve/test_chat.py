@@ -121,6 +121,15 @@ def interrupt_after(seconds: float) -> threading.Thread:
     return thread
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C as in a terminal: a test run in a shell's background has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("where", ["local", "remote"])
 def test_ctrl_c_stops_the_answer_and_frees_it(server: Running, folder, where):
     endless = {"temperature": 1, "max_tokens": 490, "ignore_eos": True, "seed": 1}
