@@ -110,7 +110,7 @@ run(engine, [("a", [1, 2], SamplingParams(temperature=0, max_tokens=2))])
 def test_compiled_steps_are_kept_on_disk(tiny, tmp_path):
     cache = tmp_path / "deep" / "compiled"
     script = _KEPT.format(tests=str(Path(__file__).parent), folder=str(tiny), cache=str(cache))
-    counts = []
+    kept = []
     for _ in range(2):
         subprocess.run(
             [sys.executable, "-c", script],
@@ -118,6 +118,7 @@ def test_compiled_steps_are_kept_on_disk(tiny, tmp_path):
             check=True,
             capture_output=True,
         )
-        counts.append(len(list(cache.glob("*-cache"))))
-    assert counts[0] > 0
-    assert counts[1] == counts[0], "the second start compiles nothing anew"
+        # Steps alone: what compiles near the least time worth keeping may be kept late.
+        kept.append({file.name for file in cache.glob("jit_step*-cache")})
+    assert kept[0]
+    assert kept[1] == kept[0], "the second start compiles no step anew"
