@@ -1,12 +1,12 @@
 """The routes."""
 
 import asyncio
-import importlib.metadata
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
+import rjax
 from rjax.serve import prefixes
 from rjax.serve.answers import (
     ChatAnswer,
@@ -79,7 +79,7 @@ def build_app(service: Service) -> FastAPI:
     """The server's app. Every route but /health asks for an API key, where there are keys."""
     app = FastAPI(
         title="rjax",
-        version=importlib.metadata.version("rjax"),
+        version=rjax.__version__,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
@@ -217,7 +217,7 @@ async def drop_prefix(name: str, tenant: Caller, service: Served) -> PrefixCard:
 @private.get("/version")
 async def version() -> Version:
     """The version of rjax."""
-    return Version(version=importlib.metadata.version("rjax"))
+    return Version(version=rjax.__version__)
 
 
 @private.get(

@@ -28,7 +28,8 @@ class Backend:
         tile_rows: rows of a many-row item.
         split_tokens: items are cut at multiples of this many tokens, or of a multiple of it in
             engines for very long sequences.
-        cost_model: decides in "auto" mode which groups share their reads.
+        cost_model: decides in "auto" mode which groups share their reads. Its figures are
+            estimates of proportions, not yet fitted to a device.
     """
 
     name: str

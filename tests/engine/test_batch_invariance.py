@@ -7,6 +7,8 @@ from rjax.sampling import SamplingParams
 
 from .tiny import VOCAB, dense_logits, make_engine, run
 
+COUNT = 200
+
 
 def random_requests(count: int, seed: int):
     """Requests of all kinds over prompts that partly share beginnings."""
@@ -36,20 +38,14 @@ def tokens(outputs):
 
 @pytest.fixture(scope="module")
 def alone(tiny):
-    """Makes the tokens of so many requests, one at a time, nothing cached."""
+    """The tokens of each request, one at a time, nothing cached."""
     engine = make_engine(tiny, enable_prefix_caching=False, enable_relay_attention="off")
-    known = {}
-
-    def answers(count: int):
-        for request in random_requests(count, 0):
-            if request[0] not in known:
-                known.update(tokens(run(engine, [request])))
-        return {f"r{i}": known[f"r{i}"] for i in range(count)}
-
+    answers = {}
+    for request in random_requests(COUNT, 0):
+        answers.update(tokens(run(engine, [request])))
     return answers
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "options",
     [
@@ -59,10 +55,10 @@ def alone(tiny):
     ],
     ids=["auto", "relay-small-chunks", "no-sharing"],
 )
-def test_many_requests_through_a_small_pool(tiny, alone, options, count):
+def test_many_requests_through_a_small_pool(tiny, alone, options):
     engine = make_engine(tiny, **options)
-    together = tokens(run(engine, random_requests(count, 0)))
-    assert together == alone(count)
+    together = tokens(run(engine, random_requests(COUNT, 0)))
+    assert together == alone
     stats = engine.stats()
     assert stats.preemptions > 0
     assert engine._blocks.counts().used == 0

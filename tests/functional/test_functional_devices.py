@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 
 _PROGRAM = """
@@ -47,7 +45,6 @@ print("equal")
 """
 
 
-@pytest.mark.slow
 def test_two_devices_give_the_tokens_of_one():
     environment = os.environ | {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
