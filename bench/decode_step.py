@@ -28,6 +28,7 @@ from tqdm import tqdm
 from bench.ceilings import Ceilings, measure_ceilings
 from bench.command_line import command_parser, keep
 from bench.figures import lines
+from bench.kernel_profile import kernel_times
 from bench.kernels.timing import seconds_per_call
 from bench.model_shapes import SHAPES
 from bench.records import record
@@ -178,8 +179,8 @@ class Bench:
         L = config.num_layers
         return StepState(pools[:L], pools[L:], init_state(rows, V), tokens)
 
-    def measure(self, row: Row, ceilings: Ceilings) -> dict[str, Any]:
-        """Compile, run and time one row of the table."""
+    def measure(self, row: Row, ceilings: Ceilings, profile: int = 0) -> dict[str, Any]:
+        """Compile, run and time one row of the table; name its ``profile`` longest kernels."""
         case = row.case
         floor = floor_seconds(self.config, case, self.dtype.itemsize, ceilings)
         start = time.perf_counter()
@@ -194,6 +195,7 @@ class Bench:
 
         repeats = max(2, min(40, round(0.05 / floor)))
         seconds = seconds_per_call(run, repeats)
+        times, busy = kernel_times(run) if profile else ([], None)
         return {
             "model": row.model,
             "batch": case.batch,
@@ -207,6 +209,8 @@ class Bench:
             "reach_ms": row.reach_ms,
             "kernels": _kernels(compiled.as_text()),
             "compile_s": compile_s,
+            "busy_ms": None if busy is None else 1e3 * busy,
+            "longest": [dataclasses.asdict(kernel) for kernel in times[:profile]],
             "temporary_bytes": int(compiled.memory_analysis().temp_size_in_bytes),
         }
 
@@ -240,7 +244,7 @@ def measure_all(rows: tuple[Row, ...], options: argparse.Namespace) -> dict[str,
             )
             for row in rows:
                 if row.model == name:
-                    found.append(bench.measure(row, ceilings))
+                    found.append(bench.measure(row, ceilings, options.profile))
                     bar.update()
             backend = bench.backend.name
             del bench
@@ -277,6 +281,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--relay", choices=("auto", "on", "off"), default="auto", help="shared reads")
     p.add_argument("--mode", choices=("greedy", "random", "full"), default="greedy", help="sampler")
     p.add_argument("--backend", default="auto", help="auto, mosaic or xla")
+    p.add_argument("--profile", type=int, default=0, help="print so many kernels of each step")
     p.add_argument("--page-size", type=int, default=64, help="tokens a page")
     return p
 
@@ -294,6 +299,11 @@ def main(arguments: list[str] | None = None) -> None:
     found = measure_all(rows, options)
     copy, matmul = found["copy_bytes_per_s"] / 1e12, found["matmul_flop_per_s"] / 1e12
     print(f"copy {copy:.3g} TB/s, bf16 {matmul:.3g} TFLOP/s")
+    for row in found["rows"]:
+        if row["longest"]:
+            print(f"{row['model']}, {row['batch']} rows: {row['busy_ms']:.3f} ms busy")
+        for kernel in row["longest"]:
+            print(f"{1e6 * kernel['seconds']:9.1f} us {kernel['count']:6.1f} x {kernel['name']}")
     keep(found, COLUMNS, options.json, "decode_step_growth" if options.growth else "decode_step")
 
 

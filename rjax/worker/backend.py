@@ -1,6 +1,7 @@
 """The attention backends, chosen once and by name when an engine starts."""
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from models import ModelConfig
 from pallas_kernels.attention.planner import CostModel
 from rjax.errors import InvalidConfigError
 
+_log = logging.getLogger("rjax")
 _WGMMA_ROWS = 128  # of a wide item in the mosaic kernel: two consumer warpgroups of 64
 
 
@@ -51,13 +53,13 @@ def choose_backend(
     dtype: DTypeLike,
     page_size: int,
 ) -> Backend:
-    """The backend of this name; "auto" is the best that is known to be right.
+    """The backend of this name; "auto" is the fastest that runs this model here.
 
     Args:
-        name: "auto", "mosaic" or "xla". "auto" is xla everywhere for now: the mosaic kernel's
-            results for some shapes have differed from run to run (bench/kernels/README.md).
+        name: "auto", "mosaic" or "xla". "auto" is mosaic where it can run and else xla; on a GPU
+            the log then says why it cannot.
         platform: of the devices, "cpu" or "gpu".
-        compute_capability: of a GPU, 9.0 for Hopper.
+        compute_capability: of a GPU; 9.0 is Hopper, whose instructions the mosaic kernels use.
         model: whose shapes the kernels must take.
         dtype: of weights and KV.
         page_size: tokens a page.
@@ -65,14 +67,14 @@ def choose_backend(
     Raises:
         InvalidConfigError: an unknown name, or a backend that cannot run this, and why.
     """
-    if name in ("auto", "xla"):
-        return _xla()
-    reason = _mosaic_cannot(platform, compute_capability, model, dtype, page_size)
-    if name != "mosaic":
+    if name not in ("auto", "mosaic", "xla"):
         raise InvalidConfigError(f"backend is {name!r}; choose one of auto, mosaic, xla")
-    if reason:
+    reason = _mosaic_cannot(platform, compute_capability, model, dtype, page_size)
+    if name == "mosaic" and reason:
         raise InvalidConfigError(f"the mosaic backend cannot run this: {reason}; use backend xla")
-    return _mosaic(model)
+    if name == "auto" and reason and platform == "gpu":
+        _log.warning("attention by the slower xla backend: the mosaic backend cannot: %s", reason)
+    return _xla() if name == "xla" or reason else _mosaic(model)
 
 
 def _mosaic_cannot(
@@ -83,8 +85,8 @@ def _mosaic_cannot(
     page_size: int,
 ) -> str | None:
     """Why the mosaic kernels cannot serve this, or None."""
-    if platform != "gpu" or compute_capability is None or compute_capability < 9:
-        return "it needs a Hopper GPU or newer"
+    if platform != "gpu" or compute_capability is None or int(compute_capability) != 9:
+        return "it needs a Hopper GPU (compute capability 9.0)"
     if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16):
         return f"it takes dtype bfloat16 and float16, not {jnp.dtype(dtype).name}"
     if model.head_dim not in (64, 128):

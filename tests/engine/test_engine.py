@@ -269,9 +269,10 @@ def test_mosaic_says_what_it_cannot_run(change, message):
         choose_backend("mosaic", **settings | change)
 
 
-def test_mosaic_is_taken_by_name_on_hopper():
+@pytest.mark.parametrize("name", ["auto", "mosaic"])
+def test_mosaic_is_taken_on_hopper(name):
     backend = choose_backend(
-        "mosaic",
+        name,
         platform="gpu",
         compute_capability=9.0,
         model=config_from_dict(CONFIG | {"head_dim": 64}),
