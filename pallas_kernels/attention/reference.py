@@ -32,6 +32,8 @@ def paged_attention_reference(
     v = jnp.where(live, v_pages[row_table].swapaxes(1, 2).reshape(shape).astype(jnp.float32), 0)
     q32 = q.astype(jnp.float32).reshape(T, K, N // K, H)
     scores = jnp.einsum("TKGH,TKCH->TKGC", q32, k, precision="highest") * spec.scale
+    if spec.soft_cap is not None:
+        scores = spec.soft_cap * jnp.tanh(scores / spec.soft_cap)
     scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
     lse = jax.nn.logsumexp(scores, axis=-1)
     weights = jnp.exp(scores - jnp.where(jnp.isneginf(lse), 0, lse)[..., None])

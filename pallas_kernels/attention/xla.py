@@ -97,6 +97,8 @@ def _list_attention(
 
         q_tile = q[rows].astype(jnp.float32).reshape(block, R, K, N // K, H)
         scores = jnp.einsum("ARKGH,AKCH->AKRGC", q_tile, gather(k_pages)) * spec.scale
+        if spec.soft_cap is not None:
+            scores = spec.soft_cap * jnp.tanh(scores / spec.soft_cap)
         scores = jnp.where(visible[:, None, :, None], scores, -jnp.inf)
         top = scores.max(-1, keepdims=True)
         top = jnp.where(jnp.isneginf(top), 0, top)

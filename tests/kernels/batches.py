@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.attention.planner import PlanShape, plan_attention
+from pallas_kernels.attention.planner import PlanShape, Sharing, plan_attention
 from pallas_kernels.attention.work_list import AttentionPlan
 
 
@@ -49,7 +49,7 @@ def make_arrays(
     S: int,
     tile_rows: int,
     split: int,
-    sharing: str,
+    sharing: Sharing,
     dtype,
     padding_rows: int = 3,
 ) -> Arrays:

@@ -90,6 +90,12 @@ def test_sliding_window(backend, name, window):
     check(backend, name, SHAPES[3], AttentionSpec(0.1, sliding_window=window))
 
 
+@pytest.mark.parametrize("name", ["relay", "chunks"])
+def test_soft_cap(backend, name):
+    """A cap well below the largest scores."""
+    check(backend, name, SHAPES[3], AttentionSpec(0.3, soft_cap=2.0))
+
+
 @pytest.mark.parametrize("H", [80, 96])
 def test_other_head_dims(H):
     """The plain backend takes any head dim."""

@@ -11,7 +11,7 @@ from pallas_kernels.attention import mosaic
 from pallas_kernels.attention.spec import AttentionSpec
 
 
-def lower(N=8, K=2, H=128, S=64, tile_rows=16, split=128, window=None, dtype=jnp.bfloat16):
+def lower(N=8, K=2, H=128, S=64, tile_rows=16, split=128, dtype=jnp.bfloat16, **options):
     a = batches.make_arrays(
         batches.RELAY,
         N=N,
@@ -23,7 +23,7 @@ def lower(N=8, K=2, H=128, S=64, tile_rows=16, split=128, window=None, dtype=jnp
         sharing="on",
         dtype=dtype,
     )
-    run = functools.partial(mosaic.paged_attention, spec=AttentionSpec(0.1, window))
+    run = functools.partial(mosaic.paged_attention, spec=AttentionSpec(0.1, **options))
     # Leaves, not the plan: the checked dataclass refuses the tracing API's stand-ins.
     leaves, tree = jax.tree.flatten((a.q, a.k_pages, a.v_pages, a.page_table, a.positions, a.plan))
     traced = jax.jit(lambda *leaves: run(*tree.unflatten(leaves))).trace(*leaves)
@@ -44,8 +44,9 @@ def test_page_sizes(S):
     assert "mosaic_gpu" in lower(S=S, H=128)
 
 
-def test_window_and_float16():
-    assert "mosaic_gpu" in lower(window=100)
+def test_options_and_float16():
+    assert "mosaic_gpu" in lower(sliding_window=100)
+    assert "mosaic_gpu" in lower(soft_cap=30.0)
     assert "mosaic_gpu" in lower(dtype=jnp.float16)
 
 

@@ -56,6 +56,7 @@ def paged_attention(
     cfg = KernelConfig(
         scale=spec.scale,
         sliding_window=spec.sliding_window,
+        soft_cap=spec.soft_cap,
         programs=programs or _multiprocessors(),
         ring=ring_slots(H, k_pages.dtype.itemsize),
         ping_pong=ping_pong,

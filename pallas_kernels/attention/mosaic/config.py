@@ -1,6 +1,7 @@
 """The static configuration of the Mosaic attention kernel."""
 
 import dataclasses
+import math
 
 TILE = 64  # tokens of one K or V tile
 CONSUMERS = 2  # warpgroups that compute
@@ -12,7 +13,7 @@ class KernelConfig:
     """What the compiled kernel depends on besides array shapes and the packed plan's lists.
 
     Attributes:
-        scale, sliding_window: of AttentionSpec.
+        scale, sliding_window, soft_cap: of AttentionSpec.
         programs: persistent programs in the grid.
         ring: slots of two tiles in shared memory.
         ping_pong: consumer warpgroups of a wide unit take turns on the tensor cores.
@@ -21,10 +22,16 @@ class KernelConfig:
 
     scale: float
     sliding_window: int | None
+    soft_cap: float | None
     programs: int
     ring: int
     ping_pong: bool
     early_launch: bool
+
+    @property
+    def log2_factor(self) -> float:
+        """What takes scores (after ``tanh`` where there is a soft cap) to powers of two."""
+        return (self.scale if self.soft_cap is None else self.soft_cap) * math.log2(math.e)
 
 
 def ring_slots(head_dim: int, itemsize: int) -> int:

@@ -11,8 +11,6 @@ a unit to end. Bytes moved: each item's K and V once (2 * tokens * K * H * 2), i
 the results of its live rows once. Rows that are padding are computed and dropped.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -89,7 +87,6 @@ def _make_body(
 ):
     G = N // K
     chunk = min(S, TILE)  # tokens of one TMA copy
-    factor = cfg.scale * math.log2(math.e)
     any_wide = any(work.wide for work in lists)
     any_pair = any(not work.wide for work in lists)
 
@@ -262,7 +259,6 @@ def _make_body(
                         q_free,
                         turn if wide and cfg.ping_pong else None,
                         wg,
-                        factor,
                         # A wide step is two tiles for both warpgroups, a paired one a tile each.
                         (jnp.int32(0), jnp.int32(1)) if wide else (wg,),
                         tile,

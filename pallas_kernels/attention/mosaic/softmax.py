@@ -30,7 +30,6 @@ def attend(
     q_free,
     turn,
     wg,
-    factor: float,
     halves,
     tile,
     steps,
@@ -40,11 +39,13 @@ def attend(
     """Online softmax over the unit's steps. Returns (acc [64, H], top [64], total [64]), float32.
 
     queries: [64, H] registers. kv_smem: [ring, 2, 64, H] SMEM, from slot ``tile`` on K and V take
-    turns. turn: the barrier of the ping-pong, or None. factor: scale * log2(e). halves: which of a
-    slot's two tiles this warpgroup reads. reach: int32 [64], each row's position. ``top`` is in
-    units of log2. Gives the queries' shared memory back (``q_free``) after the first product.
+    turns. turn: the barrier of the ping-pong, or None. halves: which of a slot's two tiles this
+    warpgroup reads. reach: int32 [64], each row's position. ``top`` is in units of log2. Gives the
+    queries' shared memory back (``q_free``) after the first product. A soft cap's tanh is the
+    GPU's own, right to 2**-11 of its value.
     """
     H = queries.shape[1]
+    factor = cfg.log2_factor
     ring = jnp.int32(cfg.ring)
     size = TILE * len(halves)
     start, stop = record[KV_START], record[KV_STOP]
@@ -71,6 +72,8 @@ def attend(
         # them is seen, and the copy of the next unit's queries overtakes them. The product has
         # used the values, so here they have been read.
         pl.when(i == 0)(lambda: plgpu.barrier_arrive(q_free))
+        if cfg.soft_cap is not None:
+            scores = tuple(jnp.tanh(s * (cfg.scale / cfg.soft_cap)) for s in scores)
         if masked:
             scores = tuple(
                 _mask(s, columns, start + i * size + n * TILE, limit, reach, cfg.sliding_window)
