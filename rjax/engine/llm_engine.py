@@ -203,10 +203,7 @@ class LLMEngine:
                     self._worker.restrict(sequence.slot, sequence.mask.words)
             self._count_memory()
             step = self._worker.dispatch(schedule.scheduled, self._scheduler.page_table)
-            self._stats.steps += 1
-            self._stats.kv_tokens_read += step.stats.kv_tokens_read
-            self._stats.kv_tokens_unshared += step.stats.kv_tokens_unshared
-            self._stats.shared_groups += step.stats.shared_groups
+            self._stats.count_step(step.num_tokens, step.stats)
             self._in_flight.append(step)
         outputs, self._held_back = self._held_back, []
         if self._in_flight and (len(self._in_flight) > 1 or not schedule.scheduled):
@@ -318,6 +315,7 @@ class LLMEngine:
         pool = self._worker.pool
         return dataclasses.replace(
             self._stats,
+            steps_by_size=dict(self._stats.steps_by_size),
             preemptions=self._scheduler.num_preemptions,
             swaps=self._scheduler.num_swaps,
             num_swapped=len(self._scheduler.swapped),

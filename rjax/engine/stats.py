@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from pallas_kernels.attention.planner import PlanStats
 from rjax.engine.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
 
 
@@ -13,6 +14,9 @@ class EngineStats:
         backend: attention backend in use.
         device: what it runs on.
         steps: steps dispatched.
+        step_tokens: tokens computed in all of them.
+        steps_by_size: steps by size: those of key i computed at most 2**i tokens and more than
+            2**(i - 1).
         prompt_tokens: of all sequences admitted.
         cached_tokens: of those, taken from the prefix cache.
         output_tokens: read back.
@@ -37,6 +41,8 @@ class EngineStats:
     backend: str
     device: str
     steps: int = 0
+    step_tokens: int = 0
+    steps_by_size: dict[int, int] = dataclasses.field(default_factory=dict)
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -72,6 +78,16 @@ class EngineStats:
         """KV tokens read, of what reading each sequence's own would be; 1 before the first."""
         unshared = self.kv_tokens_unshared
         return self.kv_tokens_read / unshared if unshared else 1.0
+
+    def count_step(self, tokens: int, plan: PlanStats) -> None:
+        """Add a step of so many tokens, whose attention reads what its plan says."""
+        self.steps += 1
+        self.step_tokens += tokens
+        size = (tokens - 1).bit_length()
+        self.steps_by_size[size] = self.steps_by_size.get(size, 0) + 1
+        self.kv_tokens_read += plan.kv_tokens_read
+        self.kv_tokens_unshared += plan.kv_tokens_unshared
+        self.shared_groups += plan.shared_groups
 
     def count(self, operation: PageOperation) -> None:
         """Add a page operation to the counters."""
