@@ -14,11 +14,16 @@ def paged_attention_reference(
     row_table: Int[Array, "T M"],
     positions: Int[Array, " T"],
     spec: AttentionSpec,
+    *,
+    alibi_slopes: Float[Array, " N"] | None = None,
+    sinks: Float[Array, " N"] | None = None,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
     """Softmax attention of each row over its own pages; returns float32 (output, natural-log LSE).
 
     ``row_table[t]`` is the page table of row t's sequence, ``positions[t]`` its absolute position.
-    A row at a negative position sees nothing: output 0 and LSE -inf.
+    A row at a negative position sees nothing: output 0 and LSE -inf. ``alibi_slopes[n]`` times (key
+    position - query position) is added to head n's scores; ``sinks[n]`` is one more score of each
+    row that sees anything, for a key whose value is 0.
     """
     K, S = k_pages.shape[1:3]
     T, N, H = q.shape
@@ -34,8 +39,15 @@ def paged_attention_reference(
     scores = jnp.einsum("TKGH,TKCH->TKGC", q32, k, precision="highest") * spec.scale
     if spec.soft_cap is not None:
         scores = spec.soft_cap * jnp.tanh(scores / spec.soft_cap)
+    if alibi_slopes is not None:
+        distance = (keys - positions[:, None]).astype(jnp.float32)
+        scores += alibi_slopes.reshape(K, N // K, 1) * distance[:, None, None]
     scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
+    if sinks is not None:
+        sink = jnp.broadcast_to(sinks.reshape(K, N // K, 1), (T, K, N // K, 1))
+        sink = jnp.where(visible.any(1)[:, None, None, None], sink, -jnp.inf)
+        scores = jnp.concatenate([scores, sink], -1)
     lse = jax.nn.logsumexp(scores, axis=-1)
     weights = jnp.exp(scores - jnp.where(jnp.isneginf(lse), 0, lse)[..., None])
-    out = jnp.einsum("TKGC,TKCH->TKGH", weights, v, precision="highest")
+    out = jnp.einsum("TKGC,TKCH->TKGH", weights[..., : keys.size], v, precision="highest")
     return out.reshape(T, N, H), lse.reshape(T, N)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.attention.options import apply_sinks, check_per_head
 from pallas_kernels.attention.spec import AttentionSpec
 from pallas_kernels.attention.work_list import AttentionPlan, WorkList
 from pallas_kernels.relay_fusion.xla import relay_fusion
@@ -21,6 +22,9 @@ def paged_attention(
     positions: Int[Array, " T"],
     plan: AttentionPlan,
     spec: AttentionSpec,
+    *,
+    alibi_slopes: Float[Array, " N"] | None = None,
+    sinks: Float[Array, " N"] | None = None,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
     """Attention of packed query rows over paged KV, as the plan says.
 
@@ -30,20 +34,31 @@ def paged_attention(
         page_table: page ids of each sequence; entries past its length are never used in the result.
         positions: absolute position of each row; negative for padding rows.
         plan: items covering each visible (row, token) pair once, and the merge of their results.
-        spec: scale and mask options.
+        spec: scale, cap and mask.
+        alibi_slopes: float32; head n's scores gain alibi_slopes[n] * (key position - query
+            position), after the soft cap (Press et al., 2022).
+        sinks: float32 logits, one a head, that join the softmax's denominator once a row (gpt-oss);
+            the LSE then counts them.
 
     Returns:
-        Output in q's dtype and natural-log LSE in float32; 0 and -inf for rows that see nothing.
+        Output in q's dtype and natural-log LSE in float32; 0 and -inf for rows that see nothing,
+        with sinks too.
+
+    Raises:
+        ValueError: an option of the wrong shape or dtype.
     """
     T, N, H = q.shape
+    check_per_head(N, alibi_slopes=alibi_slopes, sinks=sinks)
     partials = [
-        _list_attention(q, k_pages, v_pages, page_table, positions, items, spec)
+        _list_attention(q, k_pages, v_pages, page_table, positions, items, spec, alibi_slopes)
         for items in plan.lists
     ]
     out = jnp.concatenate([o.reshape(-1, N, H) for o, _ in partials])
     lse = jnp.concatenate([s.reshape(-1, N) for _, s in partials])
     indptr, slots = jnp.asarray(plan.merge_indptr), jnp.asarray(plan.merge_slots)
     out, lse = relay_fusion(out, lse, indptr, slots)
+    if sinks is not None:
+        out, lse = apply_sinks(out, lse, sinks)
     return out.astype(q.dtype), lse
 
 
@@ -55,6 +70,7 @@ def _list_attention(
     positions: Int[Array, " T"],
     items: WorkList,
     spec: AttentionSpec,
+    alibi_slopes: Float[Array, " N"] | None,
 ) -> tuple[Float[Array, "I R N H"], Float[Array, "I R N"]]:
     """Partial float32 (output, LSE) of every item; walks only the live items, a block at a time."""
     T, N, H = q.shape
@@ -99,6 +115,10 @@ def _list_attention(
         scores = jnp.einsum("ARKGH,AKCH->AKRGC", q_tile, gather(k_pages)) * spec.scale
         if spec.soft_cap is not None:
             scores = spec.soft_cap * jnp.tanh(scores / spec.soft_cap)
+        if alibi_slopes is not None:
+            distance = (k_pos[:, None] - q_pos[..., None]).astype(jnp.float32)
+            slopes = alibi_slopes.reshape(K, 1, N // K, 1)
+            scores += slopes * distance[:, None, :, None]
         scores = jnp.where(visible[:, None, :, None], scores, -jnp.inf)
         top = scores.max(-1, keepdims=True)
         top = jnp.where(jnp.isneginf(top), 0, top)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from pallas_kernels.attention import mosaic, xla
+from pallas_kernels.attention.options import check_per_head
+from pallas_kernels.attention.planner import Sharing
 from pallas_kernels.attention.reference import paged_attention_reference
 from pallas_kernels.attention.spec import AttentionSpec
 
@@ -37,7 +39,7 @@ def backend(request):
     return request.param
 
 
-def check(backend, name, shape, spec, sharing="on"):
+def check(backend, name, shape, spec, sharing: Sharing = "on", **options):
     attention, dtype, tolerance = backend
     N, K, H, S, tile_rows, split = shape
     a = batches.make_arrays(
@@ -51,11 +53,11 @@ def check(backend, name, shape, spec, sharing="on"):
         sharing=sharing,
         dtype=dtype,
     )
-    run = jax.jit(functools.partial(attention, spec=spec))
+    run = jax.jit(functools.partial(attention, spec=spec, **options))
     args = (a.q, a.k_pages, a.v_pages, a.page_table, a.positions, a.plan)
     out, lse = run(*args)
     want, want_lse = paged_attention_reference(
-        a.q, a.k_pages, a.v_pages, a.row_table, a.positions, spec
+        a.q, a.k_pages, a.v_pages, a.row_table, a.positions, spec, **options
     )
     assert out.dtype == a.q.dtype
     assert lse.dtype == jnp.float32
@@ -94,6 +96,42 @@ def test_sliding_window(backend, name, window):
 def test_soft_cap(backend, name):
     """A cap well below the largest scores."""
     check(backend, name, SHAPES[3], AttentionSpec(0.3, soft_cap=2.0))
+
+
+def alibi_slopes(N):
+    """Those of the paper for a power of two, and one head without."""
+    return jnp.asarray(2.0 ** (-8 * np.arange(1, N + 1) / N), jnp.float32).at[0].set(0)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("relay", SHAPES[3]), ("chunks", SHAPES[7])])
+def test_alibi(backend, name, shape):
+    N, H = shape[0], shape[2]
+    check(backend, name, shape, AttentionSpec(H**-0.5), alibi_slopes=alibi_slopes(N))
+
+
+def test_sinks(backend):
+    """Sinks that take nearly nothing, about half, and nearly all."""
+    sinks = jnp.linspace(-20, 20, 8, dtype=jnp.float32)
+    check(backend, "relay", SHAPES[3], AttentionSpec(0.1), sinks=sinks)
+
+
+def test_options_together(backend):
+    spec = AttentionSpec(0.3, sliding_window=70, soft_cap=5.0)
+    sinks = jnp.linspace(-3, 6, 8, dtype=jnp.float32)
+    check(backend, "chunks", SHAPES[3], spec, alibi_slopes=alibi_slopes(8), sinks=sinks)
+
+
+@pytest.mark.parametrize("attention", [xla.paged_attention, mosaic.paged_attention])
+@pytest.mark.parametrize("option", ["alibi_slopes", "sinks"])
+def test_options_of_the_wrong_kind(attention, option):
+    a = batches.make_arrays(
+        batches.DECODE, N=8, K=2, H=64, S=64, tile_rows=8, split=64, sharing="on", dtype=jnp.float16
+    )
+    args = (a.q, a.k_pages, a.v_pages, a.page_table, a.positions, a.plan, AttentionSpec(0.1))
+    with pytest.raises(ValueError, match=option):
+        attention(*args, **{option: jnp.zeros(8, jnp.float16)})
+    with pytest.raises(ValueError, match=option):
+        check_per_head(8, **{option: jnp.zeros(7)})
 
 
 @pytest.mark.parametrize("H", [80, 96])

@@ -11,7 +11,9 @@ from pallas_kernels.attention import mosaic
 from pallas_kernels.attention.spec import AttentionSpec
 
 
-def lower(N=8, K=2, H=128, S=64, tile_rows=16, split=128, dtype=jnp.bfloat16, **options):
+def lower(
+    N=8, K=2, H=128, S=64, tile_rows=16, split=128, dtype=jnp.bfloat16, per_head=(), **options
+):
     a = batches.make_arrays(
         batches.RELAY,
         N=N,
@@ -24,9 +26,10 @@ def lower(N=8, K=2, H=128, S=64, tile_rows=16, split=128, dtype=jnp.bfloat16, **
         dtype=dtype,
     )
     run = functools.partial(mosaic.paged_attention, spec=AttentionSpec(0.1, **options))
+    numbers = {name: jnp.ones(N) for name in per_head}
     # Leaves, not the plan: the checked dataclass refuses the tracing API's stand-ins.
     leaves, tree = jax.tree.flatten((a.q, a.k_pages, a.v_pages, a.page_table, a.positions, a.plan))
-    traced = jax.jit(lambda *leaves: run(*tree.unflatten(leaves))).trace(*leaves)
+    traced = jax.jit(lambda *leaves: run(*tree.unflatten(leaves), **numbers)).trace(*leaves)
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
@@ -47,6 +50,8 @@ def test_page_sizes(S):
 def test_options_and_float16():
     assert "mosaic_gpu" in lower(sliding_window=100)
     assert "mosaic_gpu" in lower(soft_cap=30.0)
+    assert "mosaic_gpu" in lower(per_head=("alibi_slopes", "sinks"))
+    assert "mosaic_gpu" in lower(soft_cap=30.0, sliding_window=9, per_head=("alibi_slopes",))
     assert "mosaic_gpu" in lower(dtype=jnp.float16)
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.mosaic.config import TILE, KernelConfig, ring_slots
 from pallas_kernels.attention.mosaic.kernel import attention_call
 from pallas_kernels.attention.mosaic.pack import PackedPlan, pack_plan
+from pallas_kernels.attention.options import apply_sinks, check_per_head
 from pallas_kernels.attention.spec import AttentionSpec
 from pallas_kernels.attention.work_list import AttentionPlan
 from pallas_kernels.relay_fusion.mosaic import merge_in_place
@@ -25,6 +26,8 @@ def paged_attention(
     plan: AttentionPlan | PackedPlan,
     spec: AttentionSpec,
     *,
+    alibi_slopes: Float[Array, " N"] | None = None,
+    sinks: Float[Array, " N"] | None = None,
     programs: int | None = None,
     ping_pong: bool = True,
     early_launch: bool = True,
@@ -37,13 +40,15 @@ def paged_attention(
         page_table: int32 page ids of each sequence; entries past its length are never used.
         positions: int32 absolute position of each row; negative for padding rows.
         plan: the work lists; pack it once a step with ``pack_plan`` where layers share it.
-        spec: scale and mask options.
+        spec: scale, cap and mask.
+        alibi_slopes, sinks: float32, one a query head, as in the xla backend.
         programs: persistent programs to launch; None for one a multiprocessor.
         ping_pong: the consumer warpgroups of wide items take turns on the tensor cores.
         early_launch: launch while the kernel before still runs, and wait for it on the device.
 
     Returns:
-        Output in q's dtype and natural-log LSE in float32; 0 and -inf for rows that see nothing.
+        Output in q's dtype and natural-log LSE in float32; 0 and -inf for rows that see nothing,
+        with sinks too.
 
     Raises:
         ValueError: a shape or dtype the kernel does not take.
@@ -53,6 +58,7 @@ def paged_attention(
     packed = plan if isinstance(plan, PackedPlan) else pack_plan(plan, positions, (N, K))
     assert isinstance(packed, PackedPlan)
     _check(q, k_pages, v_pages, page_table, positions, packed, spec)
+    check_per_head(N, alibi_slopes=alibi_slopes, sinks=sinks)
     cfg = KernelConfig(
         scale=spec.scale,
         sliding_window=spec.sliding_window,
@@ -62,16 +68,27 @@ def paged_attention(
         ping_pong=ping_pong,
         early_launch=early_launch,
     )
-    return _launch(cfg, packed, page_table, positions, q, k_pages, v_pages)
+    return _launch(cfg, packed, page_table, positions, q, k_pages, v_pages, alibi_slopes, sinks)
 
 
 # Compiled as a function of its own: a model's layers then share one trace and one lowering.
 @functools.partial(jax.jit, static_argnums=0)
-def _launch(cfg: KernelConfig, packed: PackedPlan, page_table, positions, q, k_pages, v_pages):
+def _launch(
+    cfg: KernelConfig,
+    packed: PackedPlan,
+    page_table,
+    positions,
+    q,
+    k_pages,
+    v_pages,
+    alibi_slopes,
+    sinks,
+):
     out, lse, part, part_lse = attention_call(
-        cfg, packed, page_table, positions, q, k_pages, v_pages
+        cfg, packed, page_table, positions, q, k_pages, v_pages, alibi_slopes
     )
-    return merge_in_place(out, lse, part, part_lse, packed.merge_indptr)
+    out, lse = merge_in_place(out, lse, part, part_lse, packed.merge_indptr)
+    return (out, lse) if sinks is None else apply_sinks(out, lse, sinks)
 
 
 def _multiprocessors() -> int:

@@ -29,9 +29,14 @@ class KernelConfig:
     early_launch: bool
 
     @property
+    def unit(self) -> float:
+        """One unit of the kernel's scores: of q @ k, or of ``tanh`` where there is a soft cap."""
+        return self.scale if self.soft_cap is None else self.soft_cap
+
+    @property
     def log2_factor(self) -> float:
-        """What takes scores (after ``tanh`` where there is a soft cap) to powers of two."""
-        return (self.scale if self.soft_cap is None else self.soft_cap) * math.log2(math.e)
+        """What takes the kernel's scores to powers of two."""
+        return self.unit * math.log2(math.e)
 
 
 def ring_slots(head_dim: int, itemsize: int) -> int:

@@ -17,6 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.attention.mosaic.alibi import gather_heads
 from pallas_kernels.attention.mosaic.config import CONSUMERS, TILE, KernelConfig
 from pallas_kernels.attention.mosaic.pack import (
     FIELDS,
@@ -38,9 +39,11 @@ _WGMMA = plgpu.Layout.WGMMA
 
 
 def attention_call(
-    cfg: KernelConfig, packed: PackedPlan, page_table, positions, q, k_pages, v_pages
+    cfg: KernelConfig, packed: PackedPlan, page_table, positions, q, k_pages, v_pages, slopes=None
 ):
-    """Launch the kernel. Returns (out [T, N, H], lse [T, N], part [X, N, H], part_lse [X, N]).
+    """Launch the kernel. slopes: float32 [N] of ALiBi or None.
+
+    Returns (out [T, N, H], lse [T, N], part [X, N, H], part_lse [X, N]).
 
     Only rows with a single result are written to the first two, only the others to the last two.
     """
@@ -51,7 +54,7 @@ def attention_call(
     tiled = (plgpu.TilingTransform((8, swizzle // 2)), plgpu.SwizzleTransform(swizzle))
     copies = CONSUMERS * max(1, TILE // S)
     kernel = plgpu.kernel(
-        _make_body(cfg, packed.lists, T, N, K, S, H),
+        _make_body(cfg, packed.lists, T, N, K, S, H, slopes is not None),
         out_type=(
             jax.ShapeDtypeStruct((T, N, H), q.dtype),
             jax.ShapeDtypeStruct((T, N), jnp.float32),
@@ -79,11 +82,21 @@ def attention_call(
     )
     q4 = q.reshape(T, K, N // K, H)
     count = packed.num_units[None]
-    return kernel(packed.units, count, packed.dest, page_table, positions, q4, k_pages, v_pages)
+    operands = [packed.units, count, packed.dest, page_table, positions, q4, k_pages, v_pages]
+    if slopes is not None:
+        operands.append(slopes / cfg.unit)
+    return kernel(*operands)
 
 
 def _make_body(
-    cfg: KernelConfig, lists: tuple[ListShape, ...], T: int, N: int, K: int, S: int, H: int
+    cfg: KernelConfig,
+    lists: tuple[ListShape, ...],
+    T: int,
+    N: int,
+    K: int,
+    S: int,
+    H: int,
+    has_slopes: bool,
 ):
     G = N // K
     chunk = min(S, TILE)  # tokens of one TMA copy
@@ -106,11 +119,7 @@ def _make_body(
         q,
         k_pages,
         v_pages,
-        out,
-        lse,
-        part,
-        part_lse,
-        *,
+        *rest,
         q_smem,
         kv_smem,
         q_full,
@@ -120,10 +129,12 @@ def _make_body(
         turn,
     ):
         """GMEM: units int32 [U, 8], num_units int32 [1], dest int32 [Y], table int32 [B, M],
-        positions int32 [T], q [T, K, G, H], pages [P, K, S, H], out [T, N, H], lse [T, N], part
-        [X, N, H], part_lse [X, N]. SMEM: q_smem [2, 64, H], kv_smem [ring, 2, 64, H]. Barriers: the
-        rest.
+        positions int32 [T], q [T, K, G, H], pages [P, K, S, H]; rest: slopes [N] where there are
+        any, out [T, N, H], lse [T, N], part [X, N, H], part_lse [X, N]. SMEM: q_smem [2, 64, H],
+        kv_smem [ring, 2, 64, H]. Barriers: all others.
         """
+        *slopes, out, lse, part, part_lse = rest
+        assert len(slopes) == has_slopes
         if cfg.early_launch:
             plgpu.griddepcontrol_wait()
         wg = lax.axis_index("wg")
@@ -265,6 +276,7 @@ def _make_body(
                         steps,
                         record,
                         reach,
+                        gather_heads(slopes[0], own_head * G, G) if has_slopes else None,
                     )
                     finish(
                         state,

@@ -7,6 +7,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.attention.mosaic.alibi import add_distance
 from pallas_kernels.attention.mosaic.config import TILE, KernelConfig
 from pallas_kernels.attention.mosaic.pack import ALL_VISIBLE, KV_START, KV_STOP
 from pallas_kernels.attention.mosaic.stores import ROWS, store_row_scalars, store_rows
@@ -35,14 +36,15 @@ def attend(
     steps,
     record,
     reach,
+    slopes,
 ):
     """Online softmax over the unit's steps. Returns (acc [64, H], top [64], total [64]), float32.
 
     queries: [64, H] registers. kv_smem: [ring, 2, 64, H] SMEM, from slot ``tile`` on K and V take
     turns. turn: the barrier of the ping-pong, or None. halves: which of a slot's two tiles this
-    warpgroup reads. reach: int32 [64], each row's position. ``top`` is in units of log2. Gives the
-    queries' shared memory back (``q_free``) after the first product. A soft cap's tanh is the
-    GPU's own, right to 2**-11 of its value.
+    warpgroup reads. reach: int32 [64], each row's position. slopes: float32 [64] in the kernel's
+    units, or None. ``top`` is in units of log2. Gives the queries' shared memory back (``q_free``)
+    after the first product. A soft cap's tanh is the GPU's own, right to 2**-11 of its value.
     """
     H = queries.shape[1]
     factor = cfg.log2_factor
@@ -74,6 +76,11 @@ def attend(
         pl.when(i == 0)(lambda: plgpu.barrier_arrive(q_free))
         if cfg.soft_cap is not None:
             scores = tuple(jnp.tanh(s * (cfg.scale / cfg.soft_cap)) for s in scores)
+        if slopes is not None:
+            scores = tuple(
+                add_distance(s, slopes, columns, start + i * size + n * TILE, reach)
+                for n, s in enumerate(scores)
+            )
         if masked:
             scores = tuple(
                 _mask(s, columns, start + i * size + n * TILE, limit, reach, cfg.sliding_window)
