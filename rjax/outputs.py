@@ -30,7 +30,8 @@ class CompletionOutput:
         index: 0 to n-1 within the request.
         text: the generated text; empty where the request or the engine does not detokenise.
         token_ids: the generated tokens, the one that ended the sequence included.
-        cumulative_logprob: sum over the sampled tokens; None unless logprobs were asked for.
+        cumulative_logprob: sum over the sampled tokens; None unless logprobs or ``best_of`` were
+            asked for.
         logprobs: for each token, log-probabilities by token id, the sampled token always among
             them; None unless asked for.
         finish_reason: "stop" (end-of-sequence token, stop token or stop string), "length",
@@ -98,7 +99,7 @@ class RequestOutput:
         prompt_token_ids: the tokens the model read, a configured system prompt included.
         prompt_logprobs: for each prompt token, log-probabilities by token id; None for the first,
             which nothing precedes. None as a whole unless asked for.
-        outputs: one per sequence; empty where `error` is set.
+        outputs: one per sequence, with ``best_of`` the best ones alone; empty where `error` is set.
         finished: no further output will come.
         num_cached_tokens: leading prompt tokens whose KV was already there.
         error: why a prompt of a list was refused, an `InvalidRequestError`; otherwise None.

@@ -52,6 +52,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `SamplingParams`; one that is not given keeps the model's default."""
     group = parser.add_argument_group("sampling", "defaults: the model's generation_config.json")
     _option(group, "-n", type=int, help="samples of each prompt")
+    _option(group, "--best-of", type=int, help="samples to choose the n likeliest from")
     _option(group, "--temperature", type=float, help="0 is greedy, up to 2")
     _option(group, "--top-p", type=float, help="smallest set of tokens with this probability")
     _option(group, "--top-k", type=int, help="the k likeliest tokens; 0 is off")
@@ -138,6 +139,7 @@ ENGINE_KEYS = (
 )
 SAMPLING_KEYS = (
     "n",
+    "best_of",
     "temperature",
     "top_p",
     "top_k",

@@ -74,7 +74,7 @@ class Completion:
         self._output = OutputText(params.stop_strings, include_stop=self._include_stop)
         self._num_logprobs = params.logprobs
         self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
-        self._cumulative = 0.0
+        self.cumulative_logprob = 0.0
         self._sent_tokens = 0
 
     @property
@@ -101,7 +101,7 @@ class Completion:
             self._logprobs.append(
                 logprob_entry(token_id, logprobs, self._num_logprobs, self._tokenizer)
             )
-            self._cumulative += logprobs.logprob
+            self.cumulative_logprob += logprobs.logprob
         may_stop = len(self.token_ids) >= self._min_tokens
         if may_stop and token_id in self._eos:
             self._end_by_token(token_id, None)
@@ -137,7 +137,7 @@ class Completion:
             index=self.index,
             text=self._output.take() if delta else self._output.text,
             token_ids=self.token_ids[start:],
-            cumulative_logprob=None if self._logprobs is None else self._cumulative,
+            cumulative_logprob=None if self._logprobs is None else self.cumulative_logprob,
             logprobs=None if self._logprobs is None else self._logprobs[start:],
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,

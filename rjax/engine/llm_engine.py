@@ -29,7 +29,7 @@ from rjax.engine.stats import EngineStats
 from rjax.engine.token_mask import TokenMask
 from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError
 from rjax.outputs import RequestOutput
-from rjax.sampling import SamplingParams, sequence_seed, slot_row
+from rjax.sampling import SamplingParams, slot_row
 from rjax.worker.readout import HostLogprobs
 from rjax.worker.worker import DispatchedStep
 
@@ -122,7 +122,7 @@ class LLMEngine:
             prompt: the prompt's text, to be given back.
             priority: smaller runs first; equal ones in order of arrival. A step of one goes before
                 ``priority_patience`` earlier arrivals, so that no request waits for ever.
-            masks: one for each of the n samples, restricting its tokens; none by default.
+            masks: one for each sample that is generated, restricting its tokens; none by default.
             prefix: a named prefix whose tokens are put in front of the prompt's.
             cache_salt: 1 to 128 characters; KV is shared only with requests of the same salt. None
                 takes that of the named prefix, if there is one.
@@ -142,41 +142,37 @@ class LLMEngine:
         root = self._salted_root(cache_salt)
         tokens = self._checks.prompt(prompt_token_ids)
         self._checks.params(params)
-        if len(masks) not in (0, params.n):
-            raise InvalidRequestError(f"{len(masks)} masks for n = {params.n}; give one a sample")
+        if len(masks) not in (0, params.num_sequences):
+            raise InvalidRequestError(
+                f"{len(masks)} masks for {params.num_sequences} samples; give one a sample"
+            )
         room = self.max_model_len - len(tokens)
-        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         arrival = next(self._arrivals)
-        rank = arrival + priority * self.config.scheduler.priority_patience
         seed = params.seed
         if seed is None:
             drawn = np.random.SeedSequence([self.config.model.seed, arrival])
             seed = int(drawn.generate_state(1, np.uint64)[0])
-        sequences = [
-            Sequence(
-                request_id=request_id,
-                index=index,
-                prompt_token_ids=tokens,
-                params=params,
-                max_tokens=max_tokens,
-                seed=sequence_seed(seed, index),
-                order=(rank, arrival, index),
-                hashes=PageHashes(root, self._page_size),
-                mask=masks[index] if masks else None,
-            )
-            for index in range(params.n)
-        ]
-        for sequence in sequences:
-            sequence.siblings = sequences
-        self._requests[request_id] = Request.start(
-            sequences, prompt=prompt, tokenizer=self.tokenizer, eos=self._eos, deadline=deadline
+        request = self._requests[request_id] = Request.start(
+            request_id,
+            tokens,
+            params,
+            prompt=prompt,
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            seed=seed,
+            order=(arrival + priority * self.config.scheduler.priority_patience, arrival),
+            root=root,
+            page_size=self._page_size,
+            masks=masks,
+            tokenizer=self.tokenizer,
+            eos=self._eos,
+            deadline=deadline,
         )
         if deadline is not None:
             heapq.heappush(self._deadlines, (deadline, request_id))
             if len(self._deadlines) > 2 * len(self._requests) + 64:  # most have ended in time
                 live = [r for r in self._requests.values() if r.deadline is not None]
                 self._deadlines = sorted((r.deadline, r.request_id) for r in live)
-        for sequence in sequences:
+        for sequence in request.sequences:
             self._scheduler.add(sequence)
 
     def has_unfinished_requests(self) -> bool:

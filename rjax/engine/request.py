@@ -2,11 +2,14 @@
 
 import dataclasses
 import time
+from collections.abc import Sequence as Tokens
 
 from rjax.engine.completion import Completion, StepLogprobs, logprob_entry
+from rjax.engine.page_hash import PageHashes
 from rjax.engine.sequence import Sequence
-from rjax.outputs import Logprob, RequestMetrics, RequestOutput
-from rjax.sampling import RequestOutputKind, SamplingParams
+from rjax.engine.token_mask import TokenMask
+from rjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from rjax.sampling import RequestOutputKind, SamplingParams, sequence_seed
 from rjax.tokenization import Tokenizer
 
 
@@ -18,7 +21,7 @@ class Request:
         request_id: unique among live requests.
         prompt: text as given, or None.
         params: validated.
-        sequences, completions: the engine's and the caller's side of each of the n samples.
+        sequences, completions: the engine's and the caller's side of each sample.
         deadline: moment of ``time.monotonic`` at which it is aborted, or None.
         prompt_logprobs: one entry a prompt token as they come; None unless asked for.
     """
@@ -36,35 +39,59 @@ class Request:
     @classmethod
     def start(
         cls,
-        sequences: list[Sequence],
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
         *,
         prompt: str | None,
+        max_tokens: int,
+        seed: int,
+        order: tuple[int, int],
+        root: bytes,
+        page_size: int,
+        masks: Tokens[TokenMask],
         tokenizer: Tokenizer | None,
         eos: frozenset[int],
         deadline: float | None,
     ) -> "Request":
-        """A request of these sequences, which arrives now."""
-        first = sequences[0]
+        """A request that arrives now; ``order`` is its sequences', ``root`` their first key's."""
+        each = params.each_sequence()
+        sequences = [
+            Sequence(
+                request_id=request_id,
+                index=index,
+                prompt_token_ids=prompt_token_ids,
+                params=each,
+                max_tokens=max_tokens,
+                seed=sequence_seed(seed, index),
+                order=(*order, index),
+                hashes=PageHashes(root, page_size),
+                mask=masks[index] if masks else None,
+            )
+            for index in range(params.num_sequences)
+        ]
+        for sequence in sequences:
+            sequence.siblings = sequences
         completions = [
             Completion(
-                sequence.index,
-                sequence.params,
+                index,
+                each,
                 tokenizer=tokenizer,
                 eos_token_ids=eos,
-                max_tokens=sequence.max_tokens,
-                prompt_token_ids=sequence.prompt_token_ids,
+                max_tokens=max_tokens,
+                prompt_token_ids=prompt_token_ids,
             )
-            for sequence in sequences
+            for index in range(params.num_sequences)
         ]
         return cls(
-            request_id=first.request_id,
+            request_id=request_id,
             prompt=prompt,
-            params=first.params,
+            params=params,
             sequences=sequences,
             completions=completions,
             metrics=RequestMetrics(arrival_time=time.monotonic()),
             tokenizer=tokenizer,
-            prompt_logprobs=None if first.params.prompt_logprobs is None else [None],
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
             deadline=deadline,
         )
 
@@ -99,7 +126,7 @@ class Request:
             prompt=self.prompt,
             prompt_token_ids=self.sequences[0].prompt_token_ids,
             prompt_logprobs=self.prompt_logprobs,
-            outputs=[c.snapshot(self.params.output_kind) for c in self.completions],
+            outputs=self._outputs(),
             finished=finished,
             metrics=self.metrics,
             num_cached_tokens=self.sequences[0].num_cached or 0,
@@ -109,3 +136,22 @@ class Request:
     def wants_every_step(self) -> bool:
         """Whether its caller is told of every token, not only of the end."""
         return self.params.output_kind != RequestOutputKind.FINAL_ONLY
+
+    def _outputs(self) -> list[CompletionOutput]:
+        """All its samples, or the best of them where more were asked to be generated."""
+        found = [c.snapshot(self.params.output_kind) for c in self.completions]
+        if len(found) == self.params.n:
+            return found
+        # One that was cut off has few tokens, and so a high sum, for no merit of its own.
+        whole = ("stop", "length")
+        ranks = [
+            (o.finish_reason in whole, c.cumulative_logprob)
+            for o, c in zip(found, self.completions, strict=True)
+        ]
+        best = sorted(range(len(found)), key=lambda i: ranks[i], reverse=True)[: self.params.n]
+        chosen = [found[i] for i in best]
+        for index, output in enumerate(chosen):
+            output.index = index
+            if self.params.logprobs is None:
+                output.logprobs = None
+        return chosen

@@ -36,6 +36,9 @@ class SamplingParams:
 
     Attributes:
         n: samples of the prompt, 1 to 16384; greedy requests have one.
+        best_of: samples to generate, ``n`` to 16384; those ``n`` are given back whose tokens have
+            the highest sum of log-probabilities, best first. None generates ``n``. It cannot be
+            streamed as DELTA; a CUMULATIVE output holds the best so far.
         presence_penalty: -2 to 2, taken off the logit of every token that was generated.
         frequency_penalty: -2 to 2, taken off once per time that a token was generated.
         repetition_penalty: 0.01 to 100, divides positive and multiplies negative logits of tokens
@@ -70,6 +73,7 @@ class SamplingParams:
     """
 
     n: int = 1
+    best_of: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -147,6 +151,15 @@ class SamplingParams:
             self._set("logit_bias", _checked_bias(self.logit_bias))
 
     def _check_together(self) -> None:
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequestError(
+                f"best_of is {self.best_of} and n {self.n}; give a best_of that is not below n"
+            )
+        if self.num_sequences > self.n and self.output_kind == RequestOutputKind.DELTA:
+            raise InvalidRequestError(
+                f"best_of is {self.best_of}, and which samples are the best is known at the end; "
+                "do not stream, or set best_of to n"
+            )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens is {self.min_tokens} and max_tokens {self.max_tokens}; give a "
@@ -160,10 +173,11 @@ class SamplingParams:
 
     def _normalise_temperature(self) -> None:
         if self.temperature < _GREEDY_BELOW:
-            if self.n > 1:
+            name, count = ("n", self.n) if self.n > 1 else ("best_of", self.num_sequences)
+            if count > 1:
                 raise InvalidRequestError(
-                    f"n is {self.n} with greedy sampling, which gives {self.n} times the same; set "
-                    "n to 1 or a temperature above 0"
+                    f"{name} is {count} with greedy sampling, which gives {count} times the same; "
+                    f"set {name} to 1 or a temperature above 0"
                 )
             for name, neutral in (
                 ("temperature", 0.0),
@@ -209,6 +223,18 @@ class SamplingParams:
         if isinstance(kind, str) and kind.upper() in RequestOutputKind.__members__:
             given["output_kind"] = RequestOutputKind[kind.upper()]
         return cls(**given)
+
+    @property
+    def num_sequences(self) -> int:
+        """Samples that are generated."""
+        return self.n if self.best_of is None else self.best_of
+
+    def each_sequence(self) -> "SamplingParams":
+        """The parameters of one of them: where the best are chosen, with log-probabilities."""
+        if self.num_sequences == self.n:
+            return self
+        logprobs = 0 if self.logprobs is None else self.logprobs
+        return dataclasses.replace(self, n=self.num_sequences, best_of=None, logprobs=logprobs)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -322,6 +348,7 @@ _WHOLE = {
     "min_tokens": (0, _INT32_MAX, ""),
 }
 _OPTIONAL_WHOLE = {
+    "best_of": (1, LIMITS.n, ", or None for n"),
     "seed": (0, 2**63 - 1, ", or None for a fresh one"),
     "max_tokens": (1, _INT32_MAX, ", or None for up to the model's length"),
     "logprobs": (-1, _INT32_MAX, ", or None for no log-probabilities"),
@@ -343,6 +370,6 @@ _FLAGS = (
     "include_stop_str_in_output",
 )
 _NULLABLE = frozenset(
-    {"seed", "stop", "stop_token_ids", "max_tokens", "logprobs", "prompt_logprobs"}
+    {"best_of", "seed", "stop", "stop_token_ids", "max_tokens", "logprobs", "prompt_logprobs"}
     | {"logit_bias", "allowed_token_ids"}
 )

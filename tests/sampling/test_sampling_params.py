@@ -96,10 +96,10 @@ def test_bad_value_is_refused_by_name_with_a_remedy(name, bad):
 def test_defaults_are_those_of_vllm():
     params = SamplingParams()
     expected = dict(
-        n=1, presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=1.0, temperature=1.0,
-        top_p=1.0, top_k=0, min_p=0.0, seed=None, stop=(), stop_token_ids=(), ignore_eos=False,
-        max_tokens=16, min_tokens=0, logprobs=None, prompt_logprobs=None, detokenize=True,
-        skip_special_tokens=True, spaces_between_special_tokens=True,
+        n=1, best_of=None, presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=1.0,
+        temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=None, stop=(), stop_token_ids=(),
+        ignore_eos=False, max_tokens=16, min_tokens=0, logprobs=None, prompt_logprobs=None,
+        detokenize=True, skip_special_tokens=True, spaces_between_special_tokens=True,
         include_stop_str_in_output=False, output_kind=RequestOutputKind.CUMULATIVE,
         logit_bias=None, allowed_token_ids=None,
     )  # fmt: skip
@@ -151,6 +151,12 @@ def test_tiny_temperature_is_raised_with_a_warning():
     [
         (dict(min_tokens=5, max_tokens=4), "min_tokens is 5 and max_tokens 4"),
         (dict(stop="a", detokenize=False), "detokenize"),
+        (dict(n=3, best_of=2), "best_of is 2 and n 3; give a best_of that is not below n"),
+        (dict(best_of=3, temperature=0), "best_of is 3 with greedy"),
+        (dict(best_of=2, output_kind=RequestOutputKind.DELTA), "do not stream"),
+        (dict(best_of=0), "best_of is 0; give a whole number from 1 to 16384, or None"),
+        (dict(best_of=2**31), "best_of is 2147483648"),
+        (dict(best_of=2.5), "best_of is 2.5"),
     ],
 )
 def test_contradictions(options, message):
@@ -161,10 +167,10 @@ def test_contradictions(options, message):
 def test_unknown_option_names_the_nearest():
     with pytest.raises(InvalidRequestError, match=r"'temprature'; the nearest is 'temperature'"):
         SamplingParams.from_options({"temprature": 1})
-    with pytest.raises(InvalidRequestError, match="'best_of'; the nearest is"):
-        SamplingParams.from_options({"best_of": 2})
+    with pytest.raises(InvalidRequestError, match="'best_off'; the nearest is 'best_of'"):
+        SamplingParams.from_options({"best_off": 2})
     with pytest.raises(TypeError):
-        SamplingParams(best_of=2)  # type: ignore[call-arg]
+        SamplingParams(best_off=2)  # type: ignore[call-arg]
 
 
 def test_options_in_the_forms_of_json():
