@@ -140,17 +140,19 @@ class AsyncLLMEngine:
         if self.health in ("dead", "hung"):
             raise EngineDeadError(f"the engine is {self.health}; the server has to be restarted")
         if self._draining:
-            raise OverloadedError("the server is shutting down; ask another one")
+            raise OverloadedError("the server is shutting down; ask another one", "draining")
         limits = self.limits
         if self._sequences + sequences > limits.sequences:
             raise OverloadedError(
                 f"the queue holds {self._sequences} sequences of at most {limits.sequences} and "
-                f"this request brings {sequences}; try again later"
+                f"this request brings {sequences}; try again later",
+                "queued_sequences",
             )
         if self._prompt_tokens + prompt_tokens > limits.prompt_tokens:
             raise OverloadedError(
                 f"the queue holds {self._prompt_tokens} prompt tokens of at most "
-                f"{limits.prompt_tokens} and this request brings {prompt_tokens}; try again later"
+                f"{limits.prompt_tokens} and this request brings {prompt_tokens}; try again later",
+                "queued_tokens",
             )
 
     async def submit(
@@ -261,7 +263,7 @@ class AsyncLLMEngine:
         """End the thread; what still runs is aborted."""
         self._draining = True
         for stream in list(self._streams.values()):
-            stream.news.put_nowait(OverloadedError("the server is shutting down"))
+            stream.news.put_nowait(OverloadedError("the server is shutting down", "draining"))
         self._inbox.put(None)
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, 30.0)

@@ -18,7 +18,16 @@ class OutOfMemoryError(RjaxError):
 
 
 class OverloadedError(RjaxError):
-    """The queue is full or the server is shutting down; the same request may succeed later."""
+    """The queue is full or the server is shutting down; the same request may succeed later.
+
+    Args:
+        message: for whoever asked.
+        reason: "draining", or the name of the limit; for statistics.
+    """
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class EngineDeadError(RjaxError):

@@ -89,7 +89,7 @@ def build_app(service: Service) -> FastAPI:
     app.include_router(public)
     app.include_router(private)
     install_handlers(app, service.limits.retry_after)
-    app.add_middleware(Intake, limits=service.limits, keys=service.keys)
+    app.add_middleware(Intake, limits=service.limits, keys=service.keys, metrics=service.metrics)
     return app
 
 

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rjax.serve.auth import KeyRing
 from rjax.serve.errors import ApiError, error_response
 from rjax.serve.limits import ServeLimits
+from rjax.serve.metrics import Metrics
 
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 64 * 2**20
@@ -23,12 +24,14 @@ class Intake:
         app: runs on requests that pass.
         limits: ``body_bytes``, ``body_seconds``, ``headers``, ``header_bytes``, ``connections``.
         keys: of the server.
+        metrics: count the requests that are too many.
     """
 
-    def __init__(self, app: ASGIApp, limits: ServeLimits, keys: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, limits: ServeLimits, keys: KeyRing, metrics: Metrics) -> None:
         self._app = app
         self._limits = limits
         self._keys = keys
+        self._metrics = metrics
         self._active = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,6 +43,7 @@ class Intake:
             await self._app(scope, receive, send)
             return
         if self._active >= self._limits.connections:
+            self._metrics.rejected("connections")
             message = f"{self._active} requests are under way; try again later"
             await self._refuse(ApiError(503, message, code="overloaded"), scope, receive, send)
             return

@@ -1,9 +1,20 @@
-"""Prometheus metrics, under vLLM's names with ``rjax:`` in front."""
+"""Prometheus metrics, under vLLM's names with ``rjax:`` in front.
 
-from collections.abc import Iterable
+Of vLLM's metrics those of LoRA and speculative decoding are missing, which rjax does not have, and
+those that vLLM measures only when told to: of single KV blocks (``kv_block_*``), and estimates of
+work (``estimated_*``).
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from rjax.engine.stats import EngineStats
@@ -16,19 +27,25 @@ _SECONDS = (
 )
 _TOKENS = tuple(2**i for i in range(18))
 _COUNTS = tuple(2**i for i in range(8))
-_REASONS = ("stop", "length", "abort", "error", "tool_calls")
+_REASONS = ("stop", "length", "abort", "error")
+_REJECTIONS = ("queued_sequences", "queued_tokens", "connections", "draining")
 
 
 class Metrics:
     """Counts finished requests and tells the engine's own figures.
 
-    Labels are the model's name and words from fixed lists: no client adds a label value.
+    Labels are the model's name, the cache's settings and words from fixed lists: no client adds a
+    label value.
+
+    Args:
+        model: its name.
+        cache: settings of the KV pool, for ``cache_config_info``.
     """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, cache: Mapping[str, object]) -> None:
         self.registry = CollectorRegistry()
         self._model = model
-        self._engine = _EngineFigures(model)
+        self._engine = _EngineFigures(model, cache)
         self.registry.register(self._engine)
         self._finished = Counter(
             "rjax:request_success",
@@ -40,10 +57,12 @@ class Metrics:
             self._finished.labels(model, reason)
         self._rejections = Counter(
             "rjax:admission_rejections",
-            "Requests answered with 503.",
-            ["model_name"],
+            "Requests answered with 503, by the limit that they met.",
+            ["model_name", "reason"],
             registry=self.registry,
-        ).labels(model)
+        )
+        for reason in _REJECTIONS:
+            self._rejections.labels(model, reason)
         self._times = {
             name: self._histogram(name, text, _SECONDS)
             for name, text in (
@@ -62,14 +81,20 @@ class Metrics:
             for name, text, buckets in (
                 ("request_prompt_tokens", "Prompt tokens.", _TOKENS),
                 ("request_generation_tokens", "Tokens generated.", _TOKENS),
+                (
+                    "request_max_num_generation_tokens",
+                    "Tokens of a request's longest sample.",
+                    _TOKENS,
+                ),
                 ("request_params_max_tokens", "max_tokens asked for.", _TOKENS),
                 ("request_params_n", "n asked for.", _COUNTS),
             )
         }
 
-    def rejected(self) -> None:
-        """A request was answered with 503."""
-        self._rejections.inc()
+    def rejected(self, reason: str) -> None:
+        """A request was answered with 503; the reason is a limit's name, or "draining"."""
+        assert reason in _REJECTIONS
+        self._rejections.labels(self._model, reason).inc()
 
     def streamed(self, seconds: float) -> None:
         """So long after the one before it, the next token of a stream came."""
@@ -99,6 +124,7 @@ class Metrics:
         times = output.metrics
         if times is None:
             return
+        self._sizes["request_max_num_generation_tokens"].observe(times.num_generated_tokens)
         arrival, first = times.arrival_time, times.first_token_time
         scheduled, end = times.first_scheduled_time, times.finished_time
         for name, start, stop in (
@@ -130,8 +156,9 @@ class Metrics:
 class _EngineFigures(Collector):
     """The engine's counters at the moment of a scrape."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, cache: Mapping[str, object]) -> None:
         self._model = model
+        self._cache = {name: str(value) for name, value in cache.items()}
         self.stats: EngineStats | None = None
 
     def describe(self) -> Iterable[Metric]:
@@ -179,3 +206,20 @@ class _EngineFigures(Collector):
             counter = CounterMetricFamily(f"rjax:{name}", text, labels=["model_name"])
             counter.add_metric([self._model], value)
             yield counter
+        yield self._steps(stats)
+        info = GaugeMetricFamily(
+            "rjax:cache_config_info", "The KV pool.", labels=["model_name", *self._cache]
+        )
+        info.add_metric([self._model, *self._cache.values()], 1)
+        yield info
+
+    def _steps(self, stats: EngineStats) -> Metric:
+        """The sizes of steps, as a histogram with buckets at powers of two."""
+        counts = [stats.steps_by_size.get(i, 0) for i in range(len(_TOKENS))]
+        edges = [*(f"{float(edge)}" for edge in _TOKENS), "+Inf"]
+        below = [*itertools.accumulate(counts), stats.steps]
+        found = HistogramMetricFamily(
+            "rjax:iteration_tokens_total", "Tokens computed in a step.", labels=["model_name"]
+        )
+        found.add_metric([self._model], list(zip(edges, below, strict=True)), stats.step_tokens)
+        return found

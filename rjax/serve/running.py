@@ -93,7 +93,7 @@ class Running:
         except BaseException as error:
             self.close()
             if isinstance(error, OverloadedError):
-                service.metrics.rejected()
+                service.metrics.rejected(error.reason)
             raise
 
     async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:

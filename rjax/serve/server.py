@@ -62,7 +62,7 @@ def make_service(
         max_model_len=engine.max_model_len,
         limits=limits,
         keys=KeyRing(keys or []),
-        metrics=Metrics(model),
+        metrics=Metrics(model, _cache_figures(engine)),
         grammars=Grammars(tokenizer, engine.model_config.vocab_size, limits, pool),
         pool=pool,
         tools=choose_format(tool_format, tokenizer),
@@ -97,7 +97,8 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 h11_max_incomplete_event_size=limits.header_bytes,
-                limit_concurrency=2 * limits.connections,  # idle ones and those the app refuses
+                # Room for idle connections and for those that the app refuses itself.
+                limit_concurrency=2 * limits.connections + 16,
                 timeout_keep_alive=limits.keep_alive_seconds,
                 timeout_graceful_shutdown=_LAST_WORDS,
             )
@@ -139,6 +140,19 @@ class Server(uvicorn.Server):
             )
             await engine.stop()
         self.should_exit = True
+
+
+def _cache_figures(engine: Any) -> dict[str, object]:
+    """What the KV pool is like, under vLLM's names."""
+    settings, stats = engine.config.cache, engine.stats()
+    return {
+        "block_size": settings.page_size,
+        "num_gpu_blocks": stats.kv_bytes_total // stats.page_bytes,
+        "cache_dtype": engine.config.model.dtype,
+        "enable_prefix_caching": settings.enable_prefix_caching,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "swap_space": settings.swap_space,
+    }
 
 
 def bind(host: str, port: int) -> socket.socket:
