@@ -1,9 +1,9 @@
 """Rotary embedding and the write of new K and V into pages, one launch on Hopper (Mosaic GPU).
 
-A program takes one token: it rotates its N query heads into a new array, rotates its K key heads
-straight into their page, and copies its K value heads into theirs. Each thread reads matching runs
-of both halves of a head, so that every number is read once and written once. Bytes moved per token:
-(2 N + 4 K) * H * itemsize, and the token's row of cos and sin.
+A thread takes one piece of one token's projections: matching runs of both halves of a query or key
+head, which it rotates, or one run of a value head. Queries go to a new array, keys and values
+straight into their page. Every number is read once and written once. Bytes moved per token:
+2 (N + 2 K) * H * itemsize, and the token's row of cos and sin.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -17,17 +17,15 @@ from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, memref, scf, vector
+from jaxlib.mlir.dialects import arith, memref, vector
 from jaxtyping import Array, Float, Int
 
-_THREADS = 128
-_SCALAR = plgpu.Layout.WG_SPLAT(())
+from pallas_kernels.mosaic_emit import SCALAR, THREADS, thread_index
 
 
 def rotate_and_write(
-    q: Float[Array, "T N H"],
-    k: Float[Array, "T K H"],
-    v: Float[Array, "T K H"],
+    qkv: Float[Array, "T K A H"],
+    bias: Float[Array, "K A H"] | None,
     cos: Float[Array, "T R"],
     sin: Float[Array, "T R"],
     k_pages: Float[Array, "P K S H"],
@@ -37,126 +35,172 @@ def rotate_and_write(
     """Rotate q and k, write k and v at token slots page * S + offset; negative slots write nothing.
 
     Args:
-        q, k, v: bfloat16 or float16, one dtype, that of the pages.
+        qkv: of each KV head its A - 2 queries, its key, its value; bfloat16 or float16, the dtype
+            of the pages.
+        bias: added to qkv first, in qkv's dtype, or None.
         cos, sin: float32; the first 2R of H dims are rotated, x[i] paired with x[i + R].
         k_pages, v_pages: updated in place when donated.
         slots: int32.
 
     Returns:
-        (rotated q, k_pages, v_pages). Arithmetic in float32.
+        (rotated q with N = K (A - 2), k_pages, v_pages). Arithmetic in float32.
 
     Raises:
         ValueError: dtypes that differ, or R that does not fit H.
 
     Source: rotary position embedding, Su et al., 2021.
     """
-    T, N, H = q.shape
-    _, K, S, _ = k_pages.shape
-    R = cos.shape[-1]
-    if any(x.dtype != q.dtype for x in (k, v, k_pages, v_pages)) or q.dtype.itemsize != 2:
+    T, K, A, H = qkv.shape
+    S, R = k_pages.shape[2], cos.shape[-1]
+    given = (qkv, k_pages, v_pages) if bias is None else (qkv, bias, k_pages, v_pages)
+    if any(x.dtype != qkv.dtype for x in given) or qkv.dtype.itemsize != 2:
         raise ValueError(
-            f"q, k, v and the pages are {q.dtype}, {k.dtype}, {v.dtype}, {k_pages.dtype}, "
-            f"{v_pages.dtype}; the mosaic backend needs one 16-bit dtype for all"
+            f"qkv, bias and pages are {', '.join(str(x.dtype) for x in given)}; the mosaic backend "
+            "needs one 16-bit dtype for all"
         )
     if 2 * R > H or R < 1:
         raise ValueError(f"cos and sin hold {R} frequencies; {H} dims have room for 1 to {H // 2}")
     if cos.dtype != jnp.float32 or sin.dtype != jnp.float32:
         raise ValueError(f"cos and sin are {cos.dtype} and {sin.dtype}; they must be float32")
+    sizes = _Sizes(K, A - 2, H, R, S)
 
-    def body(q_, k_, v_, cos_, sin_, slots_, k_pool, v_pool, q_out):
-        token = lax.axis_index("token")
-        refs = (q_, k_, v_, cos_, sin_, slots_, k_pool, v_pool, q_out)
+    def body(*refs):
+        """GMEM: qkv [T, K, A, H], bias [K, A, H] if any, cos, sin [T, R], slots [T], both pools
+        [P, K, S, H], out [T, N, H].
+        """
+        token, part = lax.axis_index("token"), lax.axis_index("part")
 
-        @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType() for _ in refs), _SCALAR))
-        def run(_, q_, k_, v_, cos_, sin_, slots_, k_pool, v_pool, q_out, token_):
-            [row] = token_.registers.flat
-            _Token(row, H, R, S, cos_, sin_).write(q_, k_, v_, slots_, k_pool, v_pool, q_out)
+        @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType() for _ in refs), SCALAR, SCALAR))
+        def run(_, qkv_, *rest):
+            *bias_, cos_, sin_, slots_, k_pool, v_pool, q_out, token_, part_ = rest
+            [row], [which] = token_.registers.flat, part_.registers.flat
+            reader = _Reader(row, qkv_, bias_[0] if bias_ else None, cos_, sin_, sizes)
+            _write(reader, which, slots_, k_pool, v_pool, q_out)
 
-        run(*refs, token)
+        run(*refs, token, part)
 
     k_ref, v_ref = jax.new_ref(k_pages), jax.new_ref(v_pages)
     rotated = plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((T, N, H), q.dtype),
-        grid=(T,),
-        grid_names=("token",),
+        out_type=jax.ShapeDtypeStruct((T, K * (A - 2), H), qkv.dtype),
+        grid=(T, -(-sizes.pieces // THREADS)),
+        grid_names=("token", "part"),
         compiler_params=plgpu.CompilerParams(
             unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
-    )(q, k, v, cos, sin, slots, k_ref, v_ref)
+    )(*given[:-2], cos, sin, slots, k_ref, v_ref)
     return rotated, jax.freeze(k_ref), jax.freeze(v_ref)
 
 
-class _Token:
-    """Emits the code of one program."""
+class _Sizes:
+    """How a token's projections are cut into pieces of ``run`` numbers (twice that if rotated)."""
 
-    def __init__(self, row, H: int, R: int, S: int, cos, sin):
-        self.i32, self.index = ir.IntegerType.get_signless(32), ir.IndexType.get()
-        self.row = self._index(row)
-        self.H, self.R, self.S = H, R, S
-        self.cos, self.sin = cos, sin
-        self.run = math.gcd(8, R, H - 2 * R) if H > 2 * R else math.gcd(8, R)
+    def __init__(self, K: int, G: int, H: int, R: int, S: int):
+        self.K, self.G, self.H, self.R, self.S = K, G, H, R, S
+        rest = H - 2 * R
+        self.run = math.gcd(8, R, rest) if rest else math.gcd(8, R)
+        self.per_head = R // self.run + rest // self.run  # rotated pairs, then plain runs
+        self.per_value = H // self.run
+        self.queries = K * G * self.per_head
+        self.keys = self.queries + K * self.per_head
+        self.pieces = self.keys + K * self.per_value
 
-    def write(self, q, k, v, slots, k_pool, v_pool, q_out) -> None:
-        heads_q, heads_k = q.type.shape[1], k.type.shape[1]
-        self._rotate(q, heads_q, lambda head, dim: (q_out, [self.row, head, dim]))
-        slot = memref.load(slots, [self.row])
-        zero = mgpu.c(0, self.i32)
-        with mgpu.when(arith.cmpi(arith.CmpIPredicate.sge, slot, zero)):
-            page = self._index(arith.divui(slot, mgpu.c(self.S, self.i32)))
-            offset = self._index(arith.remui(slot, mgpu.c(self.S, self.i32)))
-            self._rotate(k, heads_k, lambda head, dim: (k_pool, [page, head, offset, dim]))
-            place = lambda head, dim: (v_pool, [page, head, offset, dim])  # noqa: E731
-            self._copy(v, heads_k, 0, self.H, place)
 
-    def _index(self, value):
-        return arith.index_cast(self.index, value)
+class _Reader:
+    """Emits the reads of one token's row."""
 
-    def _each(self, heads: int, runs: int, emit) -> None:
-        """``emit(head, which run)`` for heads * runs pieces, spread over the threads."""
-        lane = arith.remui(mgpu.utils.thread_idx(), mgpu.c(_THREADS, self.i32))
-        loop = scf.ForOp(
-            self._index(lane), mgpu.c(heads * runs, self.index), mgpu.c(_THREADS, self.index)
-        )
-        with ir.InsertionPoint(loop.body):
-            piece, size = loop.induction_variable, mgpu.c(runs, self.index)
-            emit(arith.divui(piece, size), arith.remui(piece, size))
-            scf.yield_([])
+    def __init__(self, row, qkv, bias, cos, sin, sizes: _Sizes):
+        self.row, self.sizes = _index(row), sizes
+        self.qkv, self.bias, self.cos, self.sin = qkv, bias, cos, sin
 
-    def _load(self, ref, place):
-        element = ref.type.element_type
-        value = vector.load(ir.VectorType.get((self.run,), element), ref, place)
-        if isinstance(element, ir.F32Type):
+    def values(self, group, entry, dim):
+        """float32 [run] of qkv, the bias added."""
+        value = _load(self.qkv, [self.row, group, entry, dim], self.sizes.run)
+        if self.bias is None:
             return value
-        return arith.extf(ir.VectorType.get((self.run,), ir.F32Type.get()), value)
+        total = arith.addf(value, _load(self.bias, [group, entry, dim], self.sizes.run))
+        kind = ir.VectorType.get((self.sizes.run,), self.qkv.type.element_type)
+        return arith.extf(value.type, arith.truncf(kind, total))
 
-    def _store(self, value, ref, place) -> None:
-        kind = ir.VectorType.get((self.run,), ref.type.element_type)
-        vector.store(arith.truncf(kind, value), ref, place)
+    def rotated(self, group, entry, which, store) -> None:
+        """``store(dim, values)`` for the ``which``-th piece of a head."""
+        z = self.sizes
+        pairs = z.R // z.run
+        low = _times(which, z.run)
 
-    def _rotate(self, source, heads: int, target) -> None:
-        def emit(head, which):
-            low = arith.muli(which, mgpu.c(self.run, self.index))
-            high = arith.addi(low, mgpu.c(self.R, self.index))
-            a = self._load(source, [self.row, head, low])
-            b = self._load(source, [self.row, head, high])
-            cos = self._load(self.cos, [self.row, low])
-            sin = self._load(self.sin, [self.row, low])
-            first = arith.subf(arith.mulf(a, cos), arith.mulf(b, sin))
-            second = arith.addf(arith.mulf(b, cos), arith.mulf(a, sin))
-            self._store(first, *target(head, low))
-            self._store(second, *target(head, high))
+        def pair():
+            high = arith.addi(low, _const(z.R))
+            a, b = self.values(group, entry, low), self.values(group, entry, high)
+            cos = _load(self.cos, [self.row, low], z.run)
+            sin = _load(self.sin, [self.row, low], z.run)
+            store(low, arith.subf(arith.mulf(a, cos), arith.mulf(b, sin)))
+            store(high, arith.addf(arith.mulf(b, cos), arith.mulf(a, sin)))
 
-        self._each(heads, self.R // self.run, emit)
-        if self.H > 2 * self.R:
-            self._copy(source, heads, 2 * self.R, self.H, target)
+        if z.per_head == pairs:
+            pair()
+            return
+        is_pair = arith.cmpi(arith.CmpIPredicate.ult, which, _const(pairs))
+        with mgpu.when(is_pair):
+            pair()
+        with mgpu.when(arith.cmpi(arith.CmpIPredicate.uge, which, _const(pairs))):
+            dim = arith.addi(low, _const(z.R))  # the plain runs begin at 2R, after R numbers
+            store(dim, self.values(group, entry, dim))
 
-    def _copy(self, source, heads: int, begin: int, end: int, target) -> None:
-        def emit(head, which):
-            dim = arith.muli(which, mgpu.c(self.run, self.index))
-            dim = arith.addi(dim, mgpu.c(begin, self.index))
-            kind = ir.VectorType.get((self.run,), source.type.element_type)
-            ref, place = target(head, dim)
-            vector.store(vector.load(kind, source, [self.row, head, dim]), ref, place)
 
-        self._each(heads, (end - begin) // self.run, emit)
+def _write(reader: _Reader, part, slots, k_pool, v_pool, q_out) -> None:
+    z = reader.sizes
+    i32 = ir.IntegerType.get_signless(32)
+    piece = _index(arith.addi(arith.muli(part, mgpu.c(THREADS, i32)), thread_index()))
+    slot = memref.load(slots, [reader.row])
+
+    def between(first: int, end: int):
+        above = arith.cmpi(arith.CmpIPredicate.uge, piece, _const(first))
+        return arith.andi(above, arith.cmpi(arith.CmpIPredicate.ult, piece, _const(end)))
+
+    def place(first: int, per_head: int):
+        """(head, which piece of it)."""
+        local = arith.subi(piece, _const(first))
+        return arith.divui(local, _const(per_head)), arith.remui(local, _const(per_head))
+
+    with mgpu.when(between(0, z.queries)):
+        head, which = place(0, z.per_head)
+        group, entry = arith.divui(head, _const(z.G)), arith.remui(head, _const(z.G))
+        to = lambda dim, value: _store(value, q_out, [reader.row, head, dim])  # noqa: E731
+        reader.rotated(group, entry, which, to)
+    with mgpu.when(arith.cmpi(arith.CmpIPredicate.sge, slot, mgpu.c(0, i32))):
+        page = _index(arith.divui(slot, mgpu.c(z.S, i32)))
+        offset = _index(arith.remui(slot, mgpu.c(z.S, i32)))
+        with mgpu.when(between(z.queries, z.keys)):
+            key, which = place(z.queries, z.per_head)
+            to = lambda dim, value: _store(value, k_pool, [page, key, offset, dim])  # noqa: E731
+            reader.rotated(key, _const(z.G), which, to)
+        with mgpu.when(between(z.keys, z.pieces)):
+            head, which = place(z.keys, z.per_value)
+            dim = _times(which, z.run)
+            value = reader.values(head, _const(z.G + 1), dim)
+            _store(value, v_pool, [page, head, offset, dim])
+
+
+def _index(value):
+    return arith.index_cast(ir.IndexType.get(), value)
+
+
+def _const(value: int):
+    return mgpu.c(value, ir.IndexType.get())
+
+
+def _times(value, factor: int):
+    return arith.muli(value, _const(factor))
+
+
+def _load(ref, place, run: int):
+    element = ref.type.element_type
+    value = vector.load(ir.VectorType.get((run,), element), ref, place)
+    if isinstance(element, ir.F32Type):
+        return value
+    return arith.extf(ir.VectorType.get((run,), ir.F32Type.get()), value)
+
+
+def _store(value, ref, place) -> None:
+    kind = ir.VectorType.get(value.type.shape, ref.type.element_type)
+    vector.store(arith.truncf(kind, value), ref, place)

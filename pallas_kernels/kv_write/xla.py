@@ -35,3 +35,31 @@ def write_kv(
     k_pages = k_pages.at[page, :, offset].set(k.astype(k_pages.dtype), mode="drop")
     v_pages = v_pages.at[page, :, offset].set(v.astype(v_pages.dtype), mode="drop")
     return k_pages, v_pages
+
+
+def rotate_and_write(
+    qkv: Float[Array, "T K A H"],
+    bias: Float[Array, "K A H"] | None,
+    cos: Float[Array, "T R"] | None,
+    sin: Float[Array, "T R"] | None,
+    k_pages: Float[Array, "P K S H"],
+    v_pages: Float[Array, "P K S H"],
+    slots: Int[Array, " T"],
+) -> tuple[Float[Array, "T N H"], Float[Array, "P K S H"], Float[Array, "P K S H"]]:
+    """Rotate q and k, write k and v: what ``rotate`` and ``write_kv`` do, from projections.
+
+    ``qkv`` holds of each KV head its A - 2 queries, its key, its value; ``bias`` is added first.
+    Without cos and sin nothing is rotated. Returns (q with N = K (A - 2), k_pages, v_pages).
+    """
+    q, k, v = split_qkv(qkv if bias is None else qkv + bias)
+    if cos is not None and sin is not None:
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    return q, *write_kv(k, v, k_pages, v_pages, slots)
+
+
+def split_qkv(
+    qkv: Float[Array, "T K A H"],
+) -> tuple[Float[Array, "T N H"], Float[Array, "T K H"], Float[Array, "T K H"]]:
+    """(q, k, v) of projections that hold of each KV head its A - 2 queries, its key, its value."""
+    T, K, A, H = qkv.shape
+    return qkv[:, :, :-2].reshape(T, K * (A - 2), H), qkv[:, :, -2], qkv[:, :, -1]

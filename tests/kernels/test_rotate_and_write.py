@@ -7,23 +7,28 @@ import pytest
 
 from pallas_kernels.kv_write import mosaic, xla
 
-# (T, N, K, H, R, S)
-SHAPES = [(5, 32, 8, 128, 64, 64), (3, 14, 2, 64, 32, 16), (4, 8, 1, 80, 16, 32)]
+# (T, G, K, H, R, S, whether there is a bias)
+SHAPES = [
+    (5, 4, 8, 128, 64, 64, False),
+    (3, 7, 2, 64, 32, 16, True),
+    (4, 8, 1, 80, 16, 32, True),
+    (1, 1, 6, 64, 32, 64, False),
+]
 
 
 def make(shape, dtype=jnp.bfloat16):
-    T, N, K, H, R, S = shape
+    T, G, K, H, R, S, biased = shape
     rng = np.random.default_rng(3)
 
     def normal(*size, kind=dtype):
         return jnp.asarray(rng.standard_normal(size, np.float32), kind)
 
     slots = rng.permutation(6 * S)[:T].astype(np.int32)
-    slots[-1] = -1
+    if T > 1:
+        slots[-1] = -1
     return (
-        normal(T, N, H),
-        normal(T, K, H),
-        normal(T, K, H),
+        normal(T, K, G + 2, H),
+        normal(K, G + 2, H) if biased else None,
         normal(T, R, kind=jnp.float32),
         normal(T, R, kind=jnp.float32),
         normal(6, K, S, H),
@@ -37,20 +42,36 @@ def make(shape, dtype=jnp.bfloat16):
 def test_against_plain(shape):
     if jax.default_backend() != "gpu":
         pytest.skip("needs an NVIDIA GPU")
-    q, k, v, cos, sin, k_pages, v_pages, slots = args = make(shape)
-    want_q = xla.rotate(q, cos, sin)
-    want_k, want_v = xla.write_kv(xla.rotate(k, cos, sin), v, k_pages, v_pages, slots)
+    *_, k_pages, v_pages, slots = args = make(shape)
+    want_q, want_k, want_v = xla.rotate_and_write(*args)
     got_q, got_k, got_v = jax.jit(mosaic.rotate_and_write)(*args)
     for got, want in ((got_q, want_q), (got_k, want_k), (got_v, want_v)):
         np.testing.assert_allclose(
             np.asarray(got, np.float32), np.asarray(want, np.float32), rtol=1e-2, atol=1e-2
         )
     untouched = np.ones(6 * shape[5], bool)
-    untouched[np.asarray(slots)[:-1]] = False
+    untouched[np.asarray(slots)[np.asarray(slots) >= 0]] = False
     untouched = untouched.reshape(6, shape[5])
     for got, before in ((got_k, k_pages), (got_v, v_pages)):
         got, before = (np.asarray(x, np.float32).swapaxes(1, 2) for x in (got, before))
         np.testing.assert_array_equal(got[untouched], before[untouched])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_plain_is_its_parts(shape):
+    qkv, bias, cos, sin, k_pages, v_pages, slots = make(shape, jnp.float32)
+    q, new_k, new_v = xla.rotate_and_write(qkv, bias, cos, sin, k_pages, v_pages, slots)
+    whole = qkv if bias is None else qkv + bias
+    T, K, A, H = qkv.shape
+    for head in range(K * (A - 2)):
+        one = whole[:, head // (A - 2), head % (A - 2)][:, None]
+        np.testing.assert_allclose(q[:, head], xla.rotate(one, cos, sin)[:, 0], rtol=1e-6)
+    S = k_pages.shape[2]
+    for row, slot in enumerate(np.asarray(slots)):
+        if slot >= 0:
+            np.testing.assert_array_equal(new_v[slot // S, :, slot % S], whole[row, :, -1])
+    unrotated, *_ = xla.rotate_and_write(qkv, bias, None, None, k_pages, v_pages, slots)
+    np.testing.assert_array_equal(unrotated, whole[:, :, :-2].reshape(T, K * (A - 2), H))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -61,10 +82,10 @@ def test_lowers_for_cuda(shape):
 
 def test_refusals():
     args = list(make(SHAPES[0]))
-    args[1] = args[1].astype(jnp.float32)
+    args[0] = args[0].astype(jnp.float32)
     with pytest.raises(ValueError, match="16-bit"):
         mosaic.rotate_and_write(*args)
     args = list(make(SHAPES[0]))
-    args[3] = args[4] = jnp.ones((5, 65), jnp.float32)
+    args[2] = args[3] = jnp.ones((5, 65), jnp.float32)
     with pytest.raises(ValueError, match="frequencies"):
         mosaic.rotate_and_write(*args)

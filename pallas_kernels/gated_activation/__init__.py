@@ -1,0 +1,1 @@
+"""The activation between the two products of a gated feed-forward block."""

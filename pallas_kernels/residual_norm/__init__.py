@@ -1,0 +1,1 @@
+"""The residual sum and the norm of its result."""

@@ -1,0 +1,24 @@
+"""Residual sum and RMSNorm in plain JAX."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def add_rms_norm(
+    x: Float[Array, "T D"],
+    update: Float[Array, "T D"],
+    weight: Float[Array, " D"],
+    eps: float,
+    upcoming: Array | None = None,
+) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
+    """(x + update, its RMSNorm), both in x's dtype; the norm of the rounded sum, in float32.
+
+    ``upcoming`` is for backends that can fetch ahead; here XLA drops it. Source: root mean square
+    layer normalization, Zhang and Sennrich, 2019.
+    """
+    del upcoming
+    x = x + update
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)
+    return x, (y * weight.astype(jnp.float32)).astype(x.dtype)
