@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -10,10 +11,11 @@ from rjax.beam_search import BeamSearchParams, run_beam_search
 from rjax.config import DType, EngineConfig, RelayMode, RelaySettings
 from rjax.errors import InvalidRequestError
 from rjax.outputs import RequestOutput
+from rjax.prefixes import Prefixes
 from rjax.progress import Progress
-from rjax.prompts import Prompt, parse_prompt, split_prompts
+from rjax.prompts import Prompt, encode_texts, split_conversations, split_prompts
 from rjax.sampling import RequestOutputKind, SamplingParams
-from rjax.tokenization import SeamTokenizer, Tokenizer, encode_sharing
+from rjax.tokenization import Tokenizer, encode_sharing
 from rjax.tokenization.seam import DEFAULT_SCHEMA
 
 
@@ -125,9 +127,7 @@ class LLM:
 
     def _start(self, engine: Engine, relay: RelaySettings) -> None:
         self.engine = engine
-        self._schema = relay.sys_schema
-        self._seam: SeamTokenizer | None = None
-        self._seams: dict[str, SeamTokenizer] = {}
+        self._prefixes = Prefixes(engine, self.get_tokenizer, relay.sys_schema)
         self._ids = itertools.count()
         if relay.sys_prompt is not None:
             self.fill_prefix_kv_cache(relay.sys_prompt)
@@ -164,15 +164,9 @@ class LLM:
             InvalidRequestError: the only prompt cannot be served, or the arguments do not fit
                 each other. All prompts are checked before any runs.
         """
-        found = self._encode(split_prompts(prompts), prefix)
-        named = [p for p in self._named_engine.prefixes() if p.name == prefix] if prefix else []
-        if prefix and prefix not in self._seams:
-            found = [
-                p if isinstance(p, InvalidRequestError) else _after(named[0].token_ids, p)
-                for p in found
-            ]
-        if named and cache_salt is None:
-            cache_salt = named[0].cache_salt
+        found = self._prefixes.encode(split_prompts(prompts), prefix)
+        if prefix is not None and cache_salt is None:
+            cache_salt = self._prefixes.salt(prefix)
         given = {"cache_salt": cache_salt, "timeout": timeout}
         more = {key: value for key, value in given.items() if value is not None}
         return self._run(found, sampling_params, use_tqdm, priority, more)
@@ -205,7 +199,7 @@ class LLM:
         """
         tokenizer = self.get_tokenizer()
         found: list[Prompt | InvalidRequestError] = []
-        for conversation in _split_conversations(messages):
+        for conversation in split_conversations(messages):
             try:
                 text = tokenizer.apply_chat_template(
                     conversation,
@@ -220,7 +214,7 @@ class LLM:
                 found.append(Prompt(text, None))
             except InvalidRequestError as error:
                 found.append(error)
-        found = _encode_texts(found, lambda texts: encode_sharing(tokenizer, texts, False))
+        found = encode_texts(found, lambda texts: encode_sharing(tokenizer, texts, False))
         return self._run(found, sampling_params, use_tqdm, priority)
 
     def fill_prefix_kv_cache(self, shared_prefix: str | Sequence[int] | None) -> None:
@@ -231,17 +225,7 @@ class LLM:
                 ``sys_schema``. Token ids are only computed and kept, for prompts of token ids that
                 begin with them. None ends the use of a system prompt.
         """
-        if shared_prefix is None:
-            self._seam = None
-            self.engine.set_shared_prefix([])
-        elif isinstance(shared_prefix, str):
-            seam = SeamTokenizer(self.get_tokenizer(), shared_prefix, self._schema)
-            self.engine.set_shared_prefix(seam.shared_prefix_tokens)
-            self._seam = seam
-        else:
-            prompt = parse_prompt(list(shared_prefix))
-            assert prompt.token_ids is not None
-            self.engine.set_shared_prefix(prompt.token_ids)
+        self._prefixes.fill(shared_prefix)
 
     def add_prefix(
         self, name: str, prefix: str | Sequence[int], *, cache_salt: str | None = None
@@ -258,13 +242,7 @@ class LLM:
         Raises:
             InvalidRequestError, InvalidConfigError, OutOfMemoryError: as the engine's `add_prefix`.
         """
-        if isinstance(prefix, str):
-            seam = SeamTokenizer(self.get_tokenizer(), prefix, self._schema)
-            self._named_engine.add_prefix(name, seam.shared_prefix_tokens, cache_salt=cache_salt)
-            self._seams[name] = seam
-        else:
-            self._named_engine.add_prefix(name, list(prefix), cache_salt=cache_salt)
-            self._seams.pop(name, None)
+        self._prefixes.add(name, prefix, cache_salt)
 
     def drop_prefix(self, name: str) -> None:
         """Let go of a named beginning.
@@ -272,12 +250,39 @@ class LLM:
         Raises:
             InvalidRequestError: there is none of this name.
         """
-        self._named_engine.drop_prefix(name)
-        self._seams.pop(name, None)
+        self._prefixes.drop(name)
 
     def prefixes(self) -> list[str]:
         """Names of the beginnings that are kept."""
-        return [prefix.name for prefix in self._named_engine.prefixes()]
+        return self._prefixes.names()
+
+    def save_prefix(self, name: str, path: str | pathlib.Path) -> None:
+        """Write a named beginning with its KV to a safetensors file, for `load_prefix` or the
+        setting ``prefix_files`` of a later start.
+
+        Raises:
+            InvalidRequestError: there is none of this name, or the file cannot be written.
+        """
+        self._named_engine.save_prefix(name, path)
+
+    def load_prefix(
+        self, path: str | pathlib.Path, name: str | None = None, *, cache_salt: str | None = None
+    ) -> str:
+        """Keep a beginning that `save_prefix` wrote; nothing is computed.
+
+        Args:
+            path: of the file.
+            name: as in `add_prefix`; None for the one that it was saved under.
+            cache_salt: as in `add_prefix`.
+
+        Returns:
+            Its name.
+
+        Raises:
+            InvalidConfigError: the file is of another model, dtype or page size, or is none.
+            InvalidRequestError, OutOfMemoryError: as the engine's `add_prefix`.
+        """
+        return self._prefixes.load(path, name, cache_salt)
 
     def beam_search(
         self, prompts: Any, params: BeamSearchParams | None = None
@@ -291,7 +296,7 @@ class LLM:
         Raises:
             InvalidRequestError: a prompt cannot be served, or the engine cannot search so.
         """
-        found = self._encode(split_prompts(prompts))
+        found = self._prefixes.encode(split_prompts(prompts))
         rows = []
         for prompt in found:
             if isinstance(prompt, InvalidRequestError):
@@ -334,26 +339,6 @@ class LLM:
     def _named_engine(self) -> Any:
         """The engine as one with named prefixes, which not every `Engine` need have."""
         return self.engine
-
-    def _encode(
-        self, items: Sequence[Any], prefix: str | None = None
-    ) -> "list[Prompt | InvalidRequestError]":
-        seam = self._seam
-        if prefix is not None:
-            seam = self._seams.get(prefix)
-            if prefix not in self.prefixes():
-                known = ", ".join(map(repr, self.prefixes())) or "none"
-                raise InvalidRequestError(f"no prefix is named {prefix!r}; there are: {known}")
-        found: list[Prompt | InvalidRequestError] = []
-        for item in items:
-            try:
-                found.append(parse_prompt(item))
-            except InvalidRequestError as error:
-                found.append(error)
-        if any(isinstance(p, Prompt) and p.token_ids is None for p in found):
-            encode = seam.encode_batch if seam else self.get_tokenizer().encode_batch
-            return _encode_texts(found, encode)
-        return found
 
     def _params(self, given: Any, count: int) -> list[SamplingParams]:
         if given is None:
@@ -452,47 +437,3 @@ def _refused(
     named = InvalidRequestError(f"prompt {index}: {error}")
     named.__cause__ = error
     return RequestOutput(name, known.text, known.token_ids or [], finished=True, error=named)
-
-
-def _after(prefix: Sequence[int], prompt: Prompt) -> Prompt:
-    assert prompt.token_ids is not None
-    return Prompt(prompt.text, [*prefix, *prompt.token_ids])
-
-
-def _encode_texts(
-    prompts: "list[Prompt | InvalidRequestError]", encode: Callable[[list[str]], list[list[int]]]
-) -> "list[Prompt | InvalidRequestError]":
-    """Fill in the token ids of text prompts: all at once, one by one where a text is bad."""
-    texts = [p.text or "" for p in prompts if isinstance(p, Prompt) and p.token_ids is None]
-    rows: list[list[int] | InvalidRequestError] = []
-    try:
-        rows.extend(encode(texts))
-    except InvalidRequestError:
-        rows.clear()
-        for text in texts:
-            try:
-                rows.append(encode([text])[0])
-            except InvalidRequestError as error:
-                rows.append(error)
-    found = iter(rows)
-    filled: list[Prompt | InvalidRequestError] = []
-    for prompt in prompts:
-        if isinstance(prompt, Prompt) and prompt.token_ids is None:
-            row = next(found)
-            filled.append(row if isinstance(row, InvalidRequestError) else Prompt(prompt.text, row))
-        else:
-            filled.append(prompt)
-    return filled
-
-
-def _split_conversations(messages: Any) -> list[Any]:
-    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        raise InvalidRequestError(
-            f"messages is {type(messages).__name__}; give a list of "
-            '{"role": ..., "content": ...} objects, or a list of such lists'
-        )
-    if not messages:
-        raise InvalidRequestError("messages is empty; give at least one message")
-    if isinstance(messages[0], Sequence) and not isinstance(messages[0], str | bytes):
-        return list(messages)
-    return [messages]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,50 @@ def parse_prompt(prompt: Any) -> Prompt:
     if isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, bytes):
         return Prompt(None, _parse_ids(prompt))
     raise InvalidRequestError(f"a prompt is {type(prompt).__name__}; give {_FORMS}")
+
+
+def encode_texts(
+    prompts: "list[Prompt | InvalidRequestError]", encode: Callable[[list[str]], list[list[int]]]
+) -> "list[Prompt | InvalidRequestError]":
+    """Fill in the token ids of text prompts: all at once, one by one where a text is bad."""
+    texts = [p.text or "" for p in prompts if isinstance(p, Prompt) and p.token_ids is None]
+    rows: list[list[int] | InvalidRequestError] = []
+    try:
+        rows.extend(encode(texts))
+    except InvalidRequestError:
+        rows.clear()
+        for text in texts:
+            try:
+                rows.append(encode([text])[0])
+            except InvalidRequestError as error:
+                rows.append(error)
+    found = iter(rows)
+    filled: list[Prompt | InvalidRequestError] = []
+    for prompt in prompts:
+        if isinstance(prompt, Prompt) and prompt.token_ids is None:
+            row = next(found)
+            filled.append(row if isinstance(row, InvalidRequestError) else Prompt(prompt.text, row))
+        else:
+            filled.append(prompt)
+    return filled
+
+
+def split_conversations(messages: Any) -> list[Any]:
+    """The single conversations of what `LLM.chat` was given; a lone one becomes a list of one.
+
+    Raises:
+        InvalidRequestError: nothing was given, or nothing that could be conversations.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise InvalidRequestError(
+            f"messages is {type(messages).__name__}; give a list of "
+            '{"role": ..., "content": ...} objects, or a list of such lists'
+        )
+    if not messages:
+        raise InvalidRequestError("messages is empty; give at least one message")
+    if isinstance(messages[0], Sequence) and not isinstance(messages[0], str | bytes):
+        return list(messages)
+    return [messages]
 
 
 def _parse_mapping(prompt: Mapping[Any, Any]) -> Prompt:

@@ -1,7 +1,6 @@
 """The engine: requests in, outputs out, one step at a time."""
 
 import dataclasses
-import heapq
 import itertools
 import logging
 import pathlib
@@ -15,13 +14,14 @@ import numpy as np
 from rjax.config import EngineConfig
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.completion import StepLogprobs
+from rjax.engine.deadlines import Deadlines
 from rjax.engine.host_pool import HostPool
 from rjax.engine.page_hash import PageHashes, salted_key
 from rjax.engine.parts import EngineParts, StepWorker, build_parts
 from rjax.engine.preemption import PreemptionCost
-from rjax.engine.prefix_file import PrefixOrigin, load_prefix_file, save_prefix_file
+from rjax.engine.prefix_file import PrefixOrigin, SavedPrefix, load_prefix_file, save_prefix_file
 from rjax.engine.prefix_forest import NamedPrefix, PrefixForest
-from rjax.engine.request import Request
+from rjax.engine.request import Request, logprobs_at
 from rjax.engine.request_checks import RequestChecks
 from rjax.engine.scheduler import Scheduler
 from rjax.engine.sequence import Sequence, SequenceStatus
@@ -30,7 +30,6 @@ from rjax.engine.token_mask import TokenMask
 from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams, slot_row
-from rjax.worker.readout import HostLogprobs
 from rjax.worker.worker import DispatchedStep
 
 _log = logging.getLogger(__name__)
@@ -92,7 +91,7 @@ class LLMEngine:
         self._forest = PrefixForest(self._blocks, -(-self.max_model_len // self._page_size))
         self._budget = parts.max_num_batched_tokens
         self._last_read: float | None = None
-        self._deadlines: list[tuple[float, str]] = []
+        self._deadlines = Deadlines(self._requests)
         self._stats = EngineStats(backend=parts.backend, device=parts.device)
         if config.warmup:
             self._worker.warmup()
@@ -167,11 +166,7 @@ class LLMEngine:
             eos=self._eos,
             deadline=deadline,
         )
-        if deadline is not None:
-            heapq.heappush(self._deadlines, (deadline, request_id))
-            if len(self._deadlines) > 2 * len(self._requests) + 64:  # most have ended in time
-                live = [r for r in self._requests.values() if r.deadline is not None]
-                self._deadlines = sorted((r.deadline, r.request_id) for r in live)
+        self._deadlines.add(request)
         for sequence in request.sequences:
             self._scheduler.add(sequence)
 
@@ -184,7 +179,8 @@ class LLMEngine:
 
         A request with FINAL_ONLY output appears once, when it is finished.
         """
-        self._end_late_ones()
+        for request_id in self._deadlines.late():
+            self.abort_request(request_id)
         schedule = self._scheduler.schedule()
         if schedule.operations:
             self._worker.move(schedule.operations)
@@ -224,13 +220,18 @@ class LLMEngine:
         An empty list only drops the last one. Errors are those of ``add_prefix``.
         """
         if len(token_ids):
-            self._add_prefix(_SHARED_PREFIX, token_ids, None)
+            self._add_prefix(_SHARED_PREFIX, token_ids)
         else:
             self._forest.drop(_SHARED_PREFIX, missing_ok=True)
 
     @no_type_check  # what users give is checked by hand, with messages for them
     def add_prefix(
-        self, name: str, token_ids: Tokens[int], *, cache_salt: str | None = None
+        self,
+        name: str,
+        token_ids: Tokens[int],
+        *,
+        cache_salt: str | None = None,
+        text: str | None = None,
     ) -> None:
         """Compute the KV of a beginning and keep it under a name, until it is dropped or replaced.
 
@@ -242,15 +243,15 @@ class LLMEngine:
             name: 1 to 256 characters; a name in use gets the new tokens.
             token_ids: of the prefix.
             cache_salt: only requests with the same salt find it.
+            text: what the tokens were made of; kept and saved with them, and not looked at.
 
         Raises:
             InvalidRequestError: a bad name or salt, too many tokens, or ids out of range.
             InvalidConfigError: the engine was made without a prefix cache.
             OutOfMemoryError: what is left of the pool would not hold a sequence of full length.
         """
-        if not isinstance(name, str) or not 1 <= len(name) <= 256 or name == _SHARED_PREFIX:
-            raise InvalidRequestError(f"prefix name is {name!r}; give 1 to 256 characters")
-        self._add_prefix(name, token_ids, cache_salt)
+        self._checks.prefix_name(name)
+        self._add_prefix(name, token_ids, cache_salt, text)
 
     def drop_prefix(self, name: str) -> None:
         """Let go of a named prefix; its pages may be evicted from now on.
@@ -268,11 +269,12 @@ class LLMEngine:
         """Write a named prefix's tokens and KV to a safetensors file.
 
         Raises:
-            InvalidRequestError: there is none of this name.
+            InvalidRequestError: there is none of this name, or the file cannot be written.
         """
         prefix = self._forest.get(name)
         kv = self._worker.read_pages(list(prefix.pages))
-        save_prefix_file(path, name, np.asarray(prefix.token_ids), kv, self._origin)
+        saved = SavedPrefix(name, list(prefix.token_ids), kv, prefix.text)
+        save_prefix_file(path, saved, self._origin)
 
     def load_prefix(
         self, path: str | pathlib.Path, name: str | None = None, *, cache_salt: str | None = None
@@ -282,15 +284,15 @@ class LLMEngine:
         Raises:
             InvalidConfigError: the file is of another model, dtype or page size, or is none.
         """
-        origin = self._origin
-        saved, token_ids, kv = load_prefix_file(path, origin, np.dtype(self._worker.kv_dtype))
-        name = name or saved
-        tokens, hashes = self._check_prefix(name, token_ids, cache_salt)
+        saved = load_prefix_file(path, self._origin, np.dtype(self._worker.kv_dtype))
+        name = saved.name if name is None else name
+        self._checks.prefix_name(name)
+        tokens, hashes = self._check_prefix(name, saved.token_ids, cache_salt)
         expected = -(-len(tokens) // self._page_size), *self._worker.page_shape
-        if kv.shape != expected:
-            raise InvalidConfigError(f"{path} holds KV of shape {kv.shape}, not {expected}")
-        fresh = self._forest.place(name, tokens, hashes, cache_salt)
-        self._worker.write_pages(fresh, kv[len(kv) - len(fresh) :])
+        if saved.kv.shape != expected:
+            raise InvalidConfigError(f"{path} holds KV of shape {saved.kv.shape}, not {expected}")
+        fresh = self._forest.place(name, tokens, hashes, cache_salt, saved.text)
+        self._worker.write_pages(fresh, saved.kv[len(saved.kv) - len(fresh) :])
         return self._forest.get(name)
 
     def warmup(self) -> None:
@@ -342,7 +344,9 @@ class LLMEngine:
         return tokens, hashes
 
     @no_type_check
-    def _add_prefix(self, name: str, token_ids: Tokens[int], salt: str | None) -> None:
+    def _add_prefix(
+        self, name: str, token_ids: Tokens[int], salt: str | None = None, text: str | None = None
+    ) -> None:
         tokens, hashes = self._check_prefix(name, token_ids, salt)
         greedy = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
         self.add_request(_PREFIX_REQUEST, tokens, greedy, cache_salt=salt)
@@ -354,22 +358,13 @@ class LLMEngine:
             self.abort_request(_PREFIX_REQUEST)
             news += self._held_back
             self._held_back = [n for n in news if n.request_id != _PREFIX_REQUEST]
-        self._forest.pin(name, tokens, salt, self._forest.find(tokens, hashes))
+        self._forest.pin(name, tokens, salt, self._forest.find(tokens, hashes), text)
 
     @no_type_check
     def _salted_root(self, salt: str | None) -> bytes:
         if salt is None:
             return self._root
         return salted_key(self._root, self._checks.salt(salt))
-
-    def _end_late_ones(self) -> None:
-        """Abort the requests whose time is up."""
-        now = time.monotonic()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, request_id = heapq.heappop(self._deadlines)
-            request = self._requests.get(request_id)
-            if request is not None and request.deadline == deadline:
-                self.abort_request(request_id)
 
     def _enter(self, sequence: Sequence) -> None:
         """A sequence got its slot: fill the slot's sampling state."""
@@ -411,13 +406,13 @@ class LLMEngine:
                 continue
             request = self._requests[sequence.request_id]
             if request.prompt_logprobs is not None and sequence.index == 0 and result.prompt:
-                found = [_at(result.prompt, r) for r in range(first_row, row)]
+                found = [logprobs_at(result.prompt, r) for r in range(first_row, row)]
                 request.take_prompt_logprobs(item.start, found)
             if not item.samples:
                 continue
             token = int(result.tokens[b])
             self._stats.output_tokens += 1
-            logprobs = None if result.sampled is None else _at(result.sampled, b)
+            logprobs = None if result.sampled is None else logprobs_at(result.sampled, b)
             try:
                 news = self._append(request, sequence, token, logprobs)
             except Exception as error:  # of this request's text or mask: it alone ends
@@ -480,12 +475,3 @@ class LLMEngine:
         if used >= stats.peak_kv_bytes:
             stats.peak_kv_bytes = used
         stats.peak_kv_bytes_unshared = max(stats.peak_kv_bytes_unshared, unshared)
-
-
-def _at(found: HostLogprobs, row: int) -> StepLogprobs:
-    return StepLogprobs(
-        logprob=float(found.logprob[row]),
-        rank=int(found.rank[row]),
-        top_ids=found.top_ids[row],
-        top_logprobs=found.top_logprobs[row],
-    )

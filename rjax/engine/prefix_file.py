@@ -7,9 +7,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from rjax.errors import InvalidConfigError
+from rjax.errors import InvalidConfigError, InvalidRequestError
 
-_FORMAT = "rjax-prefix-1"
+_FORMAT = "rjax-prefix-2"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,29 +27,53 @@ class PrefixOrigin:
     page_size: int
 
 
-def save_prefix_file(
-    path: str | pathlib.Path, name: str, tokens: np.ndarray, kv: np.ndarray, origin: PrefixOrigin
-) -> None:
-    """Write tokens [T] and KV [X, pools, K, S, H] of a prefix's pages."""
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class SavedPrefix:
+    """What a file holds.
+
+    Attributes:
+        name: that it was saved under.
+        token_ids: of the prefix.
+        kv: of its pages, [X, pools, K, S, H].
+        text: what the tokens were made of, or None.
+    """
+
+    name: str
+    token_ids: list[int]
+    kv: np.ndarray
+    text: str | None
+
+
+def save_prefix_file(path: str | pathlib.Path, prefix: SavedPrefix, origin: PrefixOrigin) -> None:
+    """Write a prefix and what its KV depends on.
+
+    Raises:
+        InvalidRequestError: the file cannot be written.
+    """
     metadata = {
         "format": _FORMAT,
-        "name": name,
+        "name": prefix.name,
         "model": origin.model,
         "dtype": origin.dtype,
         "page_size": str(origin.page_size),
     }
+    if prefix.text is not None:
+        metadata["text"] = prefix.text
     # As bytes: safetensors knows no NumPy bfloat16.
     tensors = {
-        "tokens": np.asarray(tokens, np.int32),
-        "kv": np.ascontiguousarray(kv).view(np.uint8),
+        "tokens": np.asarray(prefix.token_ids, np.int32),
+        "kv": np.ascontiguousarray(prefix.kv).view(np.uint8),
     }
-    save_file(tensors, str(path), metadata)
+    try:
+        save_file(tensors, str(path), metadata)
+    except (OSError, SafetensorError) as error:
+        raise InvalidRequestError(f"the prefix cannot be written to {path}: {error}") from error
 
 
 def load_prefix_file(
     path: str | pathlib.Path, origin: PrefixOrigin, dtype: np.dtype
-) -> tuple[str, list[int], np.ndarray]:
-    """Name, tokens and KV of a saved prefix.
+) -> SavedPrefix:
+    """Read a saved prefix, whose KV has this dtype.
 
     Raises:
         InvalidConfigError: not such a file, or one of another model, dtype or page size.
@@ -57,16 +81,21 @@ def load_prefix_file(
     try:
         with safe_open(str(path), "numpy") as file:
             metadata = file.metadata() or {}
-            found = {"tokens", "kv"} <= set(file.keys())
-            if metadata.get("format") != _FORMAT or not found:
-                raise InvalidConfigError(f"{path} holds no prefix; give a file of save_prefix")
-            for field, wanted in dataclasses.asdict(origin).items():
-                if metadata.get(field) != str(wanted):
-                    raise InvalidConfigError(
-                        f"{path} was saved with {field} {metadata.get(field)!r}; this engine has "
-                        f"{str(wanted)!r}: save the prefix again"
-                    )
-            tokens, kv = file.get_tensor("tokens"), file.get_tensor("kv").view(dtype)
+            known = {"tokens", "kv"} & set(file.keys())
+            tensors = {name: file.get_tensor(name) for name in known}
     except (OSError, SafetensorError) as error:
         raise InvalidConfigError(f"{path} cannot be read as a prefix: {error}") from error
-    return metadata.get("name", ""), tokens.tolist(), kv
+    if metadata.get("format") != _FORMAT or len(tensors) != 2:
+        raise InvalidConfigError(f"{path} holds no prefix; give a file of save_prefix")
+    for field, wanted in dataclasses.asdict(origin).items():
+        if metadata.get(field) != str(wanted):
+            raise InvalidConfigError(
+                f"{path} was saved with {field} {metadata.get(field)!r}; this engine has "
+                f"{str(wanted)!r}: save the prefix again"
+            )
+    tokens, kv = tensors["tokens"], tensors["kv"]
+    if kv.dtype != np.uint8 or kv.ndim == 0 or kv.shape[-1] % dtype.itemsize or tokens.ndim != 1:
+        raise InvalidConfigError(f"{path} is damaged; save the prefix again")
+    return SavedPrefix(
+        metadata.get("name", ""), tokens.tolist(), kv.view(dtype), metadata.get("text")
+    )

@@ -16,12 +16,14 @@ class NamedPrefix:
         token_ids: its tokens.
         cache_salt: requests find it only under the same salt.
         pages: of the pool that hold its KV, pinned.
+        text: what its tokens were made of, for whoever lays out prompts after it; or None.
     """
 
     name: str
     token_ids: tuple[int, ...]
     cache_salt: str | None
     pages: tuple[int, ...]
+    text: str | None = None
 
 
 class PrefixForest:
@@ -85,14 +87,26 @@ class PrefixForest:
                 pages.append(found[0])
         return pages
 
-    def pin(self, name: str, tokens: list[int], salt: str | None, pages: list[int]) -> None:
+    def pin(
+        self,
+        name: str,
+        tokens: list[int],
+        salt: str | None,
+        pages: list[int],
+        text: str | None = None,
+    ) -> None:
         """Keep these pages under a name, in place of what it meant before."""
         self._blocks.acquire(pages)
         self.drop(name, missing_ok=True)
-        self._named[name] = NamedPrefix(name, tuple(tokens), salt, tuple(pages))
+        self._named[name] = NamedPrefix(name, tuple(tokens), salt, tuple(pages), text)
 
     def place(
-        self, name: str, tokens: list[int], hashes: PageHashes, salt: str | None
+        self,
+        name: str,
+        tokens: list[int],
+        hashes: PageHashes,
+        salt: str | None,
+        text: str | None = None,
     ) -> list[int]:
         """Pin a prefix whose KV comes from elsewhere.
 
@@ -117,7 +131,7 @@ class PrefixForest:
         if rest:
             parent = hashes.parent(len(hashes.keys))
             self._blocks.register_beginning(pages[-1], parent, block_bytes(rest))
-        self.pin(name, tokens, salt, pages)
+        self.pin(name, tokens, salt, pages, text)
         self._blocks.release(pages)
         return fresh
 

@@ -11,6 +11,7 @@ from rjax.engine.token_mask import TokenMask
 from rjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams, sequence_seed
 from rjax.tokenization import Tokenizer
+from rjax.worker.readout import HostLogprobs
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -155,3 +156,13 @@ class Request:
             if self.params.logprobs is None:
                 output.logprobs = None
         return chosen
+
+
+def logprobs_at(found: HostLogprobs, row: int) -> StepLogprobs:
+    """One row of what a step read."""
+    return StepLogprobs(
+        logprob=float(found.logprob[row]),
+        rank=int(found.rank[row]),
+        top_ids=found.top_ids[row],
+        top_logprobs=found.top_logprobs[row],
+    )

@@ -11,6 +11,7 @@ from rjax.errors import InvalidRequestError
 from rjax.sampling import SamplingParams
 
 _SALT_CHARS = 128
+_NAME_CHARS = 256
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,3 +86,12 @@ class RequestChecks:
                 f"cache_salt is {salt!r:.200}; give a text of 1 to {_SALT_CHARS} characters"
             )
         return salt
+
+    @no_type_check
+    def prefix_name(self, name: str) -> str:
+        """A short text that is none of the engine's own names, which begin with a zero."""
+        if not isinstance(name, str) or not 1 <= len(name) <= _NAME_CHARS or name[0] == "\0":
+            raise InvalidRequestError(
+                f"prefix name is {name!r:.300}; give 1 to {_NAME_CHARS} characters"
+            )
+        return name

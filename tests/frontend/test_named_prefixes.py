@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from rjax import LLM, BeamSearchParams, SamplingParams
-from rjax.errors import InvalidRequestError
+from rjax.errors import InvalidConfigError, InvalidRequestError
 
 from .test_real_engine import CONFIG
 from .tiny_tokenizers import KINDS, save
@@ -15,21 +17,30 @@ SYSTEM = "Name: Ann Lee, age: 41, country: Peru. "
 USERS = ["How old is Ann?", "Where is Bo?"]
 
 
+def start(folder, **options) -> LLM:
+    settings = {
+        "load_format": "dummy",
+        "page_size": 8,
+        "num_pages": 128,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 32,
+        "use_tqdm": False,
+    }
+    return LLM(str(folder), **(settings | options))
+
+
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory):
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llm")
     save(KINDS["byte_level_bos"](), folder)
     config = CONFIG | {"max_position_embeddings": 256}
     (folder / "config.json").write_text(json.dumps(config))
-    return LLM(
-        str(folder),
-        load_format="dummy",
-        page_size=8,
-        num_pages=128,
-        max_num_seqs=8,
-        max_num_batched_tokens=32,
-        use_tqdm=False,
-    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    return start(folder)
 
 
 def test_a_named_text_is_put_before_texts(llm):
@@ -72,3 +83,58 @@ def test_beams_of_texts(llm):
     assert narrow.outputs[0].token_ids == greedy.outputs[0].token_ids
     with pytest.raises(InvalidRequestError, match="token id 512"):
         llm.beam_search([[512]], params)
+
+
+def test_a_saved_prefix_serves_texts_and_ids_at_the_next_start(folder, llm, tmp_path):
+    text, ids = tmp_path / "text.safetensors", tmp_path / "ids.safetensors"
+    llm.add_prefix("table", SYSTEM, cache_salt="mine")
+    llm.add_prefix("numbers", [5, 6, 7, 8, 9, 10, 11, 12, 13])
+    llm.save_prefix("table", text)
+    llm.save_prefix("numbers", ids)
+    want = llm.generate(USERS, GREEDY, prefix="table", use_tqdm=False)
+
+    later = start(folder, prefix_files=(str(text),))
+    assert later.load_prefix(ids, "other") == "other"
+    assert later.prefixes() == ["table", "other"]
+    assert later.stats().steps == 0, "nothing is computed"
+    assert later.load_prefix(text, cache_salt="yours") == "table"
+    got = later.generate(USERS, GREEDY, prefix="table", use_tqdm=False)
+    for found, like in zip(got, want, strict=True):
+        assert found.prompt_token_ids == like.prompt_token_ids
+        assert found.outputs[0].token_ids == like.outputs[0].token_ids
+        assert found.num_cached_tokens == like.num_cached_tokens > 8
+    after = later.generate([[14]], GREEDY, prefix="other", use_tqdm=False)[0]
+    assert after.prompt_token_ids == [*range(5, 15)]
+    assert after.num_cached_tokens == 9
+    computed = llm.generate([[14]], GREEDY, prefix="numbers", use_tqdm=False)[0]
+    assert computed.outputs[0].token_ids == after.outputs[0].token_ids
+    again = tmp_path / "again.safetensors"
+    later.save_prefix("table", again)
+    first, second = load_file(text), load_file(again)
+    assert sorted(first) == sorted(second) == ["kv", "tokens"]
+    for name, found in first.items():
+        np.testing.assert_array_equal(second[name], found)
+
+    with pytest.raises(InvalidRequestError, match="no prefix is named 'none'"):
+        llm.save_prefix("none", text)
+    with pytest.raises(InvalidRequestError, match="cannot be written"):
+        llm.save_prefix("numbers", tmp_path / "nowhere" / "file")
+    with pytest.raises(InvalidRequestError, match="1 to 256"):
+        llm.load_prefix(ids, "")
+    with pytest.raises(InvalidConfigError, match="cannot be read"):
+        llm.load_prefix(tmp_path / "nothing")
+    with pytest.raises(InvalidConfigError, match="model"):
+        start(folder, seed=1, prefix_files=(str(text),))
+
+
+def test_a_saved_text_of_another_layout_is_refused(folder, llm, tmp_path):
+    path = tmp_path / "laid out"
+    llm.add_prefix("table", SYSTEM)
+    llm.save_prefix("table", path)
+    later = start(folder, sys_schema="<<{__SYS_PROMPT}>>{__USR_PROMPT}")
+    later.load_prefix(path)
+    with pytest.raises(InvalidRequestError, match="another sys_schema or tokenizer"):
+        later.generate(USERS, GREEDY, prefix="table", use_tqdm=False)
+    named = later.engine.prefixes()[0]  # a caller that makes tokens itself is served all the same
+    ids = [*named.token_ids, 9]
+    assert later.generate([ids], GREEDY, use_tqdm=False)[0].num_cached_tokens == len(ids) - 1

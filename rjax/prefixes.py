@@ -1,0 +1,128 @@
+"""The beginnings that stand before prompts: a system prompt, and any number of named ones."""
+
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rjax.errors import InvalidRequestError
+from rjax.prompts import Prompt, encode_texts, parse_prompt
+from rjax.tokenization import SeamTokenizer, Tokenizer
+
+
+class Prefixes:
+    """Keeps beginnings in an engine, and lays out and tokenises prompts after them.
+
+    A beginning given as a text is laid out before a prompt's text by the schema, and the two are
+    tokenised as one; one given as token ids is put in front of the prompt's.
+
+    Args:
+        engine: with named prefixes, where they are used; `rjax.engine.llm_engine.LLMEngine` has.
+        tokenizer: gives the engine's, or raises where it has none.
+        schema: as ``sys_schema`` of the settings.
+    """
+
+    def __init__(self, engine: Any, tokenizer: Callable[[], Tokenizer], schema: str) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._schema = schema
+        self._system: SeamTokenizer | None = None
+        self._named: dict[str, tuple[str, SeamTokenizer]] = {}
+
+    def fill(self, prefix: str | Sequence[int] | None) -> None:
+        """Replace the system prompt; see `LLM.fill_prefix_kv_cache`."""
+        if prefix is None:
+            self._system = None
+            self._engine.set_shared_prefix([])
+        elif isinstance(prefix, str):
+            seam = self._seam(prefix)
+            self._engine.set_shared_prefix(seam.shared_prefix_tokens)
+            self._system = seam
+        else:
+            prompt = parse_prompt(list(prefix))
+            assert prompt.token_ids is not None
+            self._engine.set_shared_prefix(prompt.token_ids)
+
+    def add(self, name: str, prefix: str | Sequence[int], cache_salt: str | None) -> None:
+        """Keep a beginning under a name; see `LLM.add_prefix`."""
+        if isinstance(prefix, str):
+            seam = self._seam(prefix)
+            tokens = seam.shared_prefix_tokens
+            self._engine.add_prefix(name, tokens, cache_salt=cache_salt, text=prefix)
+            self._named[name] = prefix, seam
+        else:
+            self._engine.add_prefix(name, list(prefix), cache_salt=cache_salt)
+            self._named.pop(name, None)
+
+    def load(self, path: str | pathlib.Path, name: str | None, cache_salt: str | None) -> str:
+        """Keep a saved beginning; see `LLM.load_prefix`."""
+        loaded = self._engine.load_prefix(path, name, cache_salt=cache_salt)
+        self._named.pop(loaded.name, None)
+        return loaded.name
+
+    def drop(self, name: str) -> None:
+        """Let go of a named beginning; see `LLM.drop_prefix`."""
+        self._engine.drop_prefix(name)
+        self._named.pop(name, None)
+
+    def names(self) -> list[str]:
+        """Of the beginnings that are kept, in the order of their adding."""
+        return [prefix.name for prefix in self._engine.prefixes()]
+
+    def salt(self, name: str) -> str | None:
+        """The cache salt of a named beginning.
+
+        Raises:
+            InvalidRequestError: there is none of this name.
+        """
+        return self._find(name).cache_salt
+
+    def encode(
+        self, items: Sequence[Any], name: str | None = None
+    ) -> "list[Prompt | InvalidRequestError]":
+        """Token ids of prompts in any form, laid out after a named beginning or the system prompt.
+
+        Raises:
+            InvalidRequestError: there is no beginning of this name, or it cannot stand before
+                texts; what is wrong with a single prompt stands in its place.
+        """
+        found: list[Prompt | InvalidRequestError] = []
+        for item in items:
+            try:
+                found.append(parse_prompt(item))
+            except InvalidRequestError as error:
+                found.append(error)
+        named = None if name is None else self._find(name)
+        seam = self._system if named is None else self._seam_of(named)
+        if any(isinstance(p, Prompt) and p.token_ids is None for p in found):
+            found = encode_texts(found, (seam or self._tokenizer()).encode_batch)
+        if named is None or seam is not None:
+            return found
+        return [
+            Prompt(p.text, [*named.token_ids, *(p.token_ids or [])]) if isinstance(p, Prompt) else p
+            for p in found
+        ]
+
+    def _find(self, name: str) -> Any:
+        for prefix in self._engine.prefixes():
+            if prefix.name == name:
+                return prefix
+        known = ", ".join(map(repr, self.names())) or "none"
+        raise InvalidRequestError(f"no prefix is named {name!r}; there are: {known}")
+
+    def _seam_of(self, prefix: Any) -> SeamTokenizer | None:
+        """How texts stand after a beginning; None where it is of token ids."""
+        if prefix.text is None:
+            return None
+        text, seam = self._named.get(prefix.name, (None, None))
+        if seam is None or text != prefix.text:
+            seam = self._seam(prefix.text)
+            if tuple(seam.shared_prefix_tokens) != tuple(prefix.token_ids):
+                raise InvalidRequestError(
+                    f"prefix {prefix.name!r} was saved with another sys_schema or tokenizer, which "
+                    "give its text other tokens; use those, or add and save it again"
+                )
+            self._named[prefix.name] = prefix.text, seam
+        return seam
+
+    def _seam(self, text: str) -> SeamTokenizer:
+        return SeamTokenizer(self._tokenizer(), text, self._schema)
