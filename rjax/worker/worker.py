@@ -146,12 +146,12 @@ class Worker:
         return digest.hexdigest()
 
     def warmup(self) -> None:
-        """Compile every step size for greedy and random sampling, and the copies of pages.
+        """Compile every step size in every mode of the sampler, and the copies of pages.
 
-        What is rarer (penalties, logprobs) is compiled when it is first asked for. The steps run
+        Steps with logprobs are rarer and compiled when they are first asked for. The steps run
         once, on an empty batch, and change nothing.
         """
-        features = StepFeatures("greedy", 0, False), StepFeatures("random", 0, False)
+        features = [StepFeatures(mode, 0, False) for mode in ("greedy", "random", "full")]
         wanted = [(shape, wants) for shape in self.shapes.all for wants in features]
         tables = np.zeros((1, self.shapes.largest.table_pages), np.int32)
         for shape, wants in tqdm(wanted, desc="Compiling steps", disable=not self._progress):
