@@ -24,6 +24,8 @@ examples:
       the bundled model on http://127.0.0.1:8000/v1
   python -m rjax.serve --model ./llama --port 9000 --api-key-file keys.txt
       your model, for those who know a key (one on each line of the file)
+  python -m rjax.serve --no-warmup --max-model-len 1024
+      a quick start, for trying out; first uses of a step size are slow
   python -m rjax.serve --list-limits
       everything that is bounded; change a limit with --limit n=8
 
@@ -61,6 +63,13 @@ def build_parser() -> argparse.ArgumentParser:
         choices=("auto", "hermes", "llama3"),
         default="auto",
         help="how the model writes tool calls (default: by its chat template)",
+    )
+    server.add_argument(
+        "--warmup",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compile every step size before the port opens, so that no client waits for it; what "
+        "is compiled is kept for the next start (default: on)",
     )
     server.add_argument(
         "--drain-seconds",
@@ -119,36 +128,41 @@ def _serve(arguments: argparse.Namespace) -> int:
             f"the server needs {error.name}, which is not installed; install rjax[serve]"
         ) from error
 
-    listener = bind(arguments.host, arguments.port)  # before the model: it may be in use
-    if not keys and not _loopback(arguments.host):
-        print(
-            f"{_NAME}: warning: anyone who reaches {arguments.host} may use this server; give "
-            "--api-key-file",
-            file=sys.stderr,
+    # Before the model is loaded: the address may be in use.
+    with bind(arguments.host, arguments.port) as listener:
+        if not keys and not _loopback(arguments.host):
+            print(
+                f"{_NAME}: warning: anyone who reaches {arguments.host} may use this server; give "
+                "--api-key-file",
+                file=sys.stderr,
+            )
+        engine = _engine({"warmup": arguments.warmup, **options})
+        service = make_service(
+            engine,
+            model=arguments.served_model_name or _name(options.get("model")),
+            keys=keys,
+            limits=limits,
+            tool_format=arguments.tool_format,
         )
-    engine = _engine(options)
-    service = make_service(
-        engine,
-        model=arguments.served_model_name or _name(options.get("model")),
-        keys=keys,
-        limits=limits,
-        tool_format=arguments.tool_format,
-    )
-    server = Server(service, drain_seconds=arguments.drain_seconds, access_log=arguments.access_log)
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    print(f"{service.model} on http://{shown}:{port}/v1", flush=True)
-    asyncio.run(server.run_on(listener))
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        server = Server(
+            service,
+            drain_seconds=arguments.drain_seconds,
+            access_log=arguments.access_log,
+            ready=lambda: print(f"{service.model} on http://{shown}:{port}/v1", flush=True),
+        )
+        asyncio.run(server.run_on(listener))
     return 0
 
 
 def _engine(options: dict[str, Any]) -> Any:
-    """The engine, its first steps compiled."""
+    """The engine, its first request done."""
     from rjax.config import EngineConfig
     from rjax.engine.llm_engine import LLMEngine
     from rjax.sampling import SamplingParams
 
-    engine = LLMEngine(EngineConfig.from_options({"use_tqdm": False, **options}))
+    engine = LLMEngine(EngineConfig.from_options(options))
     if engine.tokenizer is None:
         raise InvalidConfigError("the model has no tokenizer; a server needs one")
     engine.add_request("warm-up", [0], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -80,10 +81,16 @@ class Server(uvicorn.Server):
         service: started and stopped with the server.
         drain_seconds: for accepted requests.
         access_log: a line for each request.
+        ready: called when the port is open.
     """
 
     def __init__(
-        self, service: Service, *, drain_seconds: float = 30.0, access_log: bool = False
+        self,
+        service: Service,
+        *,
+        drain_seconds: float = 30.0,
+        access_log: bool = False,
+        ready: Callable[[], None] | None = None,
     ) -> None:
         limits = service.limits
         super().__init__(
@@ -105,11 +112,12 @@ class Server(uvicorn.Server):
         )
         self.service = service
         self._drain_seconds = drain_seconds
+        self._ready = ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
 
     async def run_on(self, listener: socket.socket) -> None:
-        """Serve on a bound socket until stopped."""
+        """Serve on a bound socket until stopped. Only now it begins to listen."""
         self._loop = asyncio.get_running_loop()
         await self.service.engine.start()
         try:
@@ -117,6 +125,12 @@ class Server(uvicorn.Server):
         finally:
             await self.service.engine.stop()
             self.service.pool.close()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the port."""
+        await super().startup(sockets)
+        if self._ready is not None:
+            self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal came."""
@@ -156,12 +170,18 @@ def _cache_figures(engine: Any) -> dict[str, object]:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one.
+    """A socket that does not listen yet, so that clients are refused until the server can answer;
+    port 0 takes a free one.
 
     Raises:
         OSError: the address is in use or not this machine's.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=1024)
-    listener.setblocking(False)
-    return listener
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.setblocking(False)
+        found.bind((host, port))
+    except OSError as error:
+        found.close()
+        raise OSError(error.errno, f"{host} port {port}: {error.strerror}") from None
+    return found

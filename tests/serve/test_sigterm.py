@@ -26,7 +26,7 @@ def process(folder, request):
     command = [
         *(sys.executable, "-m", "rjax.serve", "--model", str(folder), "--load-format", "dummy"),
         *("--port", "0", "--page-size", "8", "--num-pages", "512", "--max-num-seqs", "4"),
-        *("--max-num-batched-tokens", "16", "--drain-seconds", "60"),
+        *("--max-num-batched-tokens", "16", "--drain-seconds", "60", "--no-warmup"),
     ]
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": cache}
     environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"

@@ -1,0 +1,69 @@
+"""The command: when its port opens, what it compiles ahead, and what it says to wrong input."""
+
+import socket
+import subprocess
+import sys
+
+import httpx2
+import pytest
+
+from rjax.serve.__main__ import main
+from rjax.serve.server import bind
+
+
+def test_the_port_opens_when_the_server_can_answer():
+    with bind("127.0.0.1", 0) as held:
+        port = held.getsockname()[1]
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+        held.listen()
+        with pytest.raises(OSError, match=f"port {port}"):
+            bind("127.0.0.1", port)
+
+
+@pytest.mark.slow
+def test_steps_are_compiled_before_the_port_opens(folder, tmp_path):
+    command = [
+        *(sys.executable, "-m", "rjax.serve", "--model", str(folder), "--load-format", "dummy"),
+        *("--port", "0", "--num-pages", "64", "--page-size", "8", "--max-num-seqs", "2"),
+        *("--max-num-batched-tokens", "8", "--drain-seconds", "1"),
+    ]
+    log = tmp_path / "stderr"
+    with log.open("w") as errors, subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=errors, text=True
+    ) as started:  # fmt: skip
+        assert started.stdout is not None
+        line = started.stdout.readline()
+        assert "Compiling steps: 100%" in log.read_text()
+        url = line.split(" on ")[1].strip()
+        assert httpx2.get(url.removesuffix("/v1") + "/health").json() == {"status": "ready"}
+        started.terminate()
+        assert started.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--port", "70000"], "--port is 70000; give 0 to 65535"),
+        (["--port", "x"], "invalid int value"),
+        (["--drain-seconds", "-1"], "give 0 to 86400 seconds"),
+        (["--drain-seconds", "nan"], "give 0 to 86400 seconds"),
+        (["--limit", "n"], "NAME=VALUE"),
+        (["--limit", "n=0"], "above 0"),
+        (["--limit", "m=1"], "nearest"),
+        (["--api-key-file", "/nowhere"], "/nowhere"),
+        (["--chat-template", "/nowhere"], "/nowhere"),
+        (["--host", "192.0.2.1", "--port", "0"], "192.0.2.1 port 0"),
+        (["--model", "/nowhere"], "/nowhere"),
+        (["--tool-format", "x"], "hermes"),
+        (["--drain-second", "3"], "did you mean --drain-seconds?"),
+        (["--page-size", "7"], "page_size is 7"),
+        (["--num-pages", "1", "--no-warmup"], "raise num_pages"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_input_is_one_line(given, said, capsys):
+    assert main([*given]) == 2
+    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("rjax.serve: error: ")]
+    assert len(lines) == 1
+    assert said in lines[0]
