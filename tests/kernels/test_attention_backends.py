@@ -134,11 +134,20 @@ def test_options_of_the_wrong_kind(attention, option):
         check_per_head(8, **{option: jnp.zeros(7)})
 
 
-@pytest.mark.parametrize("H", [80, 96])
-def test_other_head_dims(H):
-    """The plain backend takes any head dim."""
-    shape = (8, 2, H, 32, 16, 64)
-    check((xla.paged_attention, jnp.float32, 2e-5), "relay", shape, AttentionSpec(H**-0.5))
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("relay", (9, 3, 80, 32, 42, 64)),
+        ("decode", (4, 4, 96, 64, 8, 64)),
+        ("chunks", (8, 2, 112, 64, 32, 64)),
+        ("relay", (8, 2, 192, 64, 32, 128)),
+        ("relay", (8, 2, 256, 16, 16, 64)),
+        ("chunks", (8, 2, 256, 64, 32, 128)),
+    ],
+)
+def test_other_head_dims(backend, name, shape):
+    """On mosaic: narrow swizzles for 80, 96 and 112, queries in shared memory for 192 and 256."""
+    check(backend, name, shape, AttentionSpec(shape[2] ** -0.5))
 
 
 def test_sharing_changes_no_bit(backend):

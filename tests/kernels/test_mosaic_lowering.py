@@ -42,6 +42,15 @@ def test_group_sizes(H, N, K, tile_rows):
     assert "mosaic_gpu" in lower(N, K, H, tile_rows=tile_rows)
 
 
+@pytest.mark.parametrize("H", [80, 96, 112, 192, 256])
+@pytest.mark.parametrize(
+    ("N", "K", "tile_rows"), [(4, 4, 1), (8, 8, 128), (9, 3, 42), (8, 2, 16), (14, 2, 18)]
+)
+def test_other_head_dims(H, N, K, tile_rows):
+    """Groups of 1, 3 and 7 are where the queries of an item are no whole 128 bytes."""
+    assert "mosaic_gpu" in lower(N, K, H, tile_rows=tile_rows)
+
+
 @pytest.mark.parametrize("S", [16, 32, 128])
 def test_page_sizes(S):
     assert "mosaic_gpu" in lower(S=S, H=128)
@@ -51,6 +60,7 @@ def test_options_and_float16():
     assert "mosaic_gpu" in lower(sliding_window=100)
     assert "mosaic_gpu" in lower(soft_cap=30.0)
     assert "mosaic_gpu" in lower(per_head=("alibi_slopes", "sinks"))
+    assert "mosaic_gpu" in lower(H=256, tile_rows=32, dtype=jnp.float16, soft_cap=50.0)
     assert "mosaic_gpu" in lower(soft_cap=30.0, sliding_window=9, per_head=("alibi_slopes",))
     assert "mosaic_gpu" in lower(dtype=jnp.float16)
 

@@ -10,7 +10,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref
 
-from pallas_kernels.attention.mosaic.stores import ROWS
+from pallas_kernels.attention.mosaic.config import ROWS
 
 _SCALAR = plgpu.Layout.WG_SPLAT(())
 _VECTOR = plgpu.Layout.WGMMA.reduce(1)

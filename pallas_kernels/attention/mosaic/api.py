@@ -6,7 +6,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention.mosaic.config import TILE, KernelConfig, ring_slots
+from pallas_kernels.attention.mosaic.config import (
+    HEAD_DIMS,
+    ROWS,
+    TILE,
+    KernelConfig,
+    query_box,
+    ring_slots,
+)
 from pallas_kernels.attention.mosaic.kernel import attention_call
 from pallas_kernels.attention.mosaic.pack import PackedPlan, pack_plan
 from pallas_kernels.attention.options import apply_sinks, check_per_head
@@ -59,12 +66,15 @@ def paged_attention(
     assert isinstance(packed, PackedPlan)
     _check(q, k_pages, v_pages, page_table, positions, packed, spec)
     check_per_head(N, alibi_slopes=alibi_slopes, sinks=sinks)
+    boxes = (query_box(min(work.half_rows, T), N // K, H) for work in packed.lists)
+    query_rows = max(ROWS, max(boxes) * (N // K))
     cfg = KernelConfig(
         scale=spec.scale,
         sliding_window=spec.sliding_window,
         soft_cap=spec.soft_cap,
         programs=programs or _multiprocessors(),
-        ring=ring_slots(H, k_pages.dtype.itemsize),
+        query_rows=query_rows,
+        ring=ring_slots(H, query_rows),
         ping_pong=ping_pong,
         early_launch=early_launch,
     )
@@ -107,10 +117,10 @@ def _check(q, k_pages, v_pages, page_table, positions, packed: PackedPlan, spec)
         )
     if v_pages.shape != k_pages.shape:
         raise ValueError(f"v_pages is {v_pages.shape}, k_pages {k_pages.shape}; they must be equal")
-    if k_pages.shape[3] != H or H not in (64, 128):
+    if k_pages.shape[3] != H or H not in HEAD_DIMS:
         raise ValueError(
             f"head dim is {H} for q and {k_pages.shape[3]} for the pages; "
-            "the mosaic backend takes 64 and 128"
+            f"the mosaic backend takes {', '.join(map(str, HEAD_DIMS))}"
         )
     if N % K:
         raise ValueError(f"{N} query heads do not divide into {K} KV heads")
@@ -128,10 +138,9 @@ def _check(q, k_pages, v_pages, page_table, positions, packed: PackedPlan, spec)
             f"the plan is packed for (N, K) = {packed.heads}; q and pages have ({N}, {K})"
         )
     for work in packed.lists:
-        half = -(-work.tile_rows // 2) if work.wide else work.tile_rows
-        if half * (N // K) > TILE:
+        if work.half_rows * (N // K) > ROWS:
             raise ValueError(
                 f"a work list of {work.tile_rows} rows an item and {N // K} heads a group is "
                 f"{work.tile_rows * (N // K)} matrix rows; the mosaic backend takes at most "
-                f"{2 * TILE}, with whole groups in each half"
+                f"{2 * ROWS}, with whole groups in each half"
             )

@@ -4,6 +4,8 @@ import dataclasses
 import math
 
 TILE = 64  # tokens of one K or V tile
+ROWS = 64  # rows of one warpgroup's matrix product
+HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
 CONSUMERS = 2  # warpgroups that compute
 _SMEM_BYTES = 232_448 - 2048  # what a Hopper block may take, less room for barriers
 
@@ -14,6 +16,7 @@ class KernelConfig:
 
     Attributes:
         scale, sliding_window, soft_cap: of AttentionSpec.
+        query_rows: matrix rows there is room for in shared memory, for each warpgroup.
         programs: persistent programs in the grid.
         ring: slots of two tiles in shared memory.
         ping_pong: consumer warpgroups of a wide unit take turns on the tensor cores.
@@ -23,6 +26,7 @@ class KernelConfig:
     scale: float
     sliding_window: int | None
     soft_cap: float | None
+    query_rows: int
     programs: int
     ring: int
     ping_pong: bool
@@ -39,7 +43,18 @@ class KernelConfig:
         return self.unit * math.log2(math.e)
 
 
-def ring_slots(head_dim: int, itemsize: int) -> int:
-    """Slots (two tiles each) that fit in shared memory beside the queries."""
-    slot = CONSUMERS * TILE * head_dim * itemsize
-    return (_SMEM_BYTES - slot) // slot
+def queries_in_registers(head_dim: int) -> bool:
+    """Whether a warpgroup's registers hold its queries beside its accumulator."""
+    return head_dim <= 128
+
+
+def query_box(rows: int, group: int, head_dim: int) -> int:
+    """Rows that one copy of queries takes, at least ``rows``: copies are of whole 128 bytes."""
+    unit = 128 // math.gcd(128, group * head_dim * 2)
+    return -(-rows // unit) * unit
+
+
+def ring_slots(head_dim: int, query_rows: int) -> int:
+    """Slots (two tiles each) that fit in shared memory beside the queries, at 2 bytes a number."""
+    row = CONSUMERS * head_dim * 2
+    return (_SMEM_BYTES - row * query_rows) // (row * TILE)

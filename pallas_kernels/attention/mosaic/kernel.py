@@ -18,7 +18,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.attention.mosaic.alibi import gather_heads
-from pallas_kernels.attention.mosaic.config import CONSUMERS, TILE, KernelConfig
+from pallas_kernels.attention.mosaic.config import (
+    CONSUMERS,
+    ROWS,
+    TILE,
+    KernelConfig,
+    queries_in_registers,
+    query_box,
+)
 from pallas_kernels.attention.mosaic.pack import (
     FIELDS,
     HEAD_AND_LIST,
@@ -32,7 +39,7 @@ from pallas_kernels.attention.mosaic.pack import (
     PackedPlan,
 )
 from pallas_kernels.attention.mosaic.softmax import attend, finish
-from pallas_kernels.attention.mosaic.stores import ROWS, gather_rows
+from pallas_kernels.attention.mosaic.stores import gather_rows
 
 # pyright: reportAbstractUsage=false
 _WGMMA = plgpu.Layout.WGMMA
@@ -52,6 +59,9 @@ def attention_call(
     entries = max(1, packed.entries)
     swizzle = plgpu.find_swizzle(H * 16)
     tiled = (plgpu.TilingTransform((8, swizzle // 2)), plgpu.SwizzleTransform(swizzle))
+    q_smem = plgpu.SMEM((CONSUMERS, cfg.query_rows, H), q.dtype)
+    if not queries_in_registers(H):
+        q_smem = plgpu.RefUnion(q_smem, plgpu.SMEM(q_smem.shape, q.dtype, transforms=tiled))
     copies = CONSUMERS * max(1, TILE // S)
     kernel = plgpu.kernel(
         _make_body(cfg, packed.lists, T, N, K, S, H, slopes is not None),
@@ -62,7 +72,7 @@ def attention_call(
             jax.ShapeDtypeStruct((entries, N), jnp.float32),
         ),
         scratch_types=dict(
-            q_smem=plgpu.SMEM((CONSUMERS, ROWS, H), q.dtype),
+            q_smem=q_smem,
             kv_smem=plgpu.SMEM((cfg.ring, CONSUMERS, TILE, H), k_pages.dtype, transforms=tiled),
             q_full=plgpu.Barrier(num_barriers=CONSUMERS),
             q_free=plgpu.Barrier(num_arrivals=CONSUMERS),
@@ -80,7 +90,10 @@ def attention_call(
             lowering_semantics=plgpu.LoweringSemantics.Lane,
         ),
     )
-    q4 = q.reshape(T, K, N // K, H)
+    # A copy takes no more rows than there are.
+    boxes = (query_box(min(work.half_rows, T), N // K, H) for work in packed.lists)
+    padding = max(0, max(boxes) - T)
+    q4 = jnp.pad(q, ((0, padding), (0, 0), (0, 0))).reshape(-1, K, N // K, H)
     count = packed.num_units[None]
     operands = [packed.units, count, packed.dest, page_table, positions, q4, k_pages, v_pages]
     if slopes is not None:
@@ -137,6 +150,7 @@ def _make_body(
         assert len(slopes) == has_slopes
         if cfg.early_launch:
             plgpu.griddepcontrol_wait()
+        plain_queries = q_smem if queries_in_registers(H) else q_smem[0]
         wg = lax.axis_index("wg")
         program = lax.axis_index("program")
 
@@ -173,7 +187,7 @@ def _make_body(
             wide, half = jnp.bool_(any_wide), jnp.int32(0)
             for place, work in enumerate(lists):
                 wide = jnp.where(which == place, work.wide, wide)
-                half = jnp.where(which == place, -(-work.tile_rows // 2), half)
+                half = jnp.where(which == place, work.half_rows, half)
             tokens = jnp.where(wide, 2 * TILE, TILE)
             steps = lax.div(record[KV_STOP] - record[KV_START] + tokens - 1, tokens)
             return head, wide, half, which, steps
@@ -189,12 +203,11 @@ def _make_body(
                 plgpu.barrier_wait(q_free)
 
                 def load_queries(work: ListShape):
-                    rows = -(-work.tile_rows // 2) if work.wide else work.tile_rows
-                    box = min(rows, T)
+                    box = query_box(min(work.half_rows, T), G, H)
                     for w in range(CONSUMERS):
-                        first = record[ROW] + (w * rows if work.wide else 0)
+                        first = record[ROW] + (w * work.half_rows if work.wide else 0)
                         own = head if work.wide else jnp.minimum(head + w, K - 1)
-                        target = q_smem.at[w, pl.ds(0, box * G)].reshape(box, G, H)
+                        target = plain_queries.at[w, pl.ds(0, box * G)].reshape(box, G, H)
                         source = q.at[pl.ds(first, box), own]
                         plgpu.copy_gmem_to_smem(source, target, q_full.at[w])
 
@@ -260,7 +273,15 @@ def _make_body(
                     reach = gather_rows(positions, first, known, G)
                     target = gather_rows(dest, record[SLOT] + shift, known, G)
                     plgpu.barrier_wait(q_full.at[wg])
-                    queries = plgpu.load(q_smem.at[wg], layout=_WGMMA, optimized=False)
+                    queries = plgpu.load(
+                        plain_queries.at[wg, pl.ds(0, ROWS)], layout=_WGMMA, optimized=False
+                    )
+                    if not queries_in_registers(H):
+                        # The same memory, as the tensor cores read it.
+                        plgpu.commit_smem()
+                        q_smem[1].at[wg][...] = queries
+                        plgpu.commit_smem()
+                        queries = q_smem[1].at[wg]
                     state = attend(
                         cfg,
                         queries,

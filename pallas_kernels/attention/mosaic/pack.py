@@ -20,6 +20,11 @@ class ListShape:
     tile_rows: int
     wide: bool
 
+    @property
+    def half_rows(self) -> int:
+        """Rows of an item that one warpgroup takes."""
+        return -(-self.tile_rows // 2) if self.wide else self.tile_rows
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.attention.mosaic.alibi import add_distance
-from pallas_kernels.attention.mosaic.config import TILE, KernelConfig
+from pallas_kernels.attention.mosaic.config import ROWS, TILE, KernelConfig, queries_in_registers
 from pallas_kernels.attention.mosaic.pack import ALL_VISIBLE, KV_START, KV_STOP
-from pallas_kernels.attention.mosaic.stores import ROWS, store_row_scalars, store_rows
+from pallas_kernels.attention.mosaic.stores import store_row_scalars, store_rows
 
 _LOWEST = -1e30  # finite, so that rows that have seen nothing yet stay free of NaN
 _WGMMA = plgpu.Layout.WGMMA
@@ -40,51 +40,66 @@ def attend(
 ):
     """Online softmax over the unit's steps. Returns (acc [64, H], top [64], total [64]), float32.
 
-    queries: [64, H] registers. kv_smem: [ring, 2, 64, H] SMEM, from slot ``tile`` on K and V take
+    queries: [64, H] in registers or SMEM; from SMEM, registers being short then, a step's tiles
+    come one after the other. kv_smem: [ring, 2, 64, H] SMEM, from slot ``tile`` on K and V take
     turns. turn: the barrier of the ping-pong, or None. halves: which of a slot's two tiles this
     warpgroup reads. reach: int32 [64], each row's position. slopes: float32 [64] in the kernel's
     units, or None. ``top`` is in units of log2. Gives the queries' shared memory back (``q_free``)
-    after the first product. A soft cap's tanh is the GPU's own, right to 2**-11 of its value.
+    when it has been read. A soft cap's tanh is the GPU's own, right to 2**-11 of its value.
     """
     H = queries.shape[1]
     factor = cfg.log2_factor
     ring = jnp.int32(cfg.ring)
     size = TILE * len(halves)
+    in_registers = queries_in_registers(H)
+    tiles = tuple(enumerate(halves))
+    parts = (tiles,) if in_registers else tuple((tile,) for tile in tiles)
     start, stop = record[KV_START], record[KV_STOP]
     limit = jnp.minimum(reach + 1, stop)
     columns = plgpu.broadcasted_iota(jnp.int32, (ROWS, TILE), 1, layout=_WGMMA)
 
     def step(i, carry, masked: bool):
+        for part in parts:
+            carry = attend_part(i, carry, masked, part)
+        return carry
+
+    def attend_part(i, carry, masked: bool, part):
+        """Some of the step's tiles: (place in the step, half of the slot) of each."""
         acc, top, total = carry
+        is_first, is_last = part is parts[0], part is parts[-1]
         k_slot = lax.rem(tile + 2 * i, ring)
         v_slot = lax.rem(tile + 2 * i + 1, ring)
-        plgpu.barrier_wait(full.at[k_slot])
+        firsts = tuple(start + i * size + n * TILE for n, _ in part)
+        if is_first:
+            plgpu.barrier_wait(full.at[k_slot])
 
         def scores_of(*refs):
-            for ref, half in zip(refs, halves, strict=True):
+            for ref, (_, half) in zip(refs, part, strict=True):
                 plgpu.wgmma(ref, queries, kv_smem.at[k_slot, half].transpose((1, 0)))
             if turn is not None:
                 hand_over(turn)
             return tuple(ref[...] for ref in refs)
 
         accumulator = plgpu.WGMMAAccumulatorRef((ROWS, TILE), jnp.float32)
-        scores = pl.run_scoped(scores_of, *(accumulator for _ in halves))
-        plgpu.barrier_arrive(free.at[k_slot])
+        scores = pl.run_scoped(scores_of, *(accumulator for _ in part))
+        if is_last:
+            plgpu.barrier_arrive(free.at[k_slot])
         # Not earlier: reads of shared memory may still be under way when an arrival that follows
         # them is seen, and the copy of the next unit's queries overtakes them. The product has
         # used the values, so here they have been read.
-        pl.when(i == 0)(lambda: plgpu.barrier_arrive(q_free))
+        if in_registers:
+            pl.when(i == 0)(lambda: plgpu.barrier_arrive(q_free))
         if cfg.soft_cap is not None:
             scores = tuple(jnp.tanh(s * (cfg.scale / cfg.soft_cap)) for s in scores)
         if slopes is not None:
             scores = tuple(
-                add_distance(s, slopes, columns, start + i * size + n * TILE, reach)
-                for n, s in enumerate(scores)
+                add_distance(s, slopes, columns, first, reach)
+                for s, first in zip(scores, firsts, strict=True)
             )
         if masked:
             scores = tuple(
-                _mask(s, columns, start + i * size + n * TILE, limit, reach, cfg.sliding_window)
-                for n, s in enumerate(scores)
+                _mask(s, columns, first, limit, reach, cfg.sliding_window)
+                for s, first in zip(scores, firsts, strict=True)
             )
         peak = top
         for s in scores:
@@ -100,19 +115,21 @@ def attend(
         if turn is not None:
             acc, total, peak, weights16 = lax.optimization_barrier((acc, total, peak, weights16))
             plgpu.barrier_arrive(turn)
-        plgpu.barrier_wait(full.at[v_slot])
+        if is_first:
+            plgpu.barrier_wait(full.at[v_slot])
         if turn is not None:
             plgpu.barrier_wait(turn)
         if masked:
-            for n, half in enumerate(halves):
-                _clear_tail(kv_smem, v_slot, half, stop - (start + i * size + n * TILE))
+            for (_, half), first in zip(part, firsts, strict=True):
+                _clear_tail(kv_smem, v_slot, half, stop - first)
 
         def weigh(ref):
-            for w, half in zip(weights16, halves, strict=True):
+            for w, (_, half) in zip(weights16, part, strict=True):
                 plgpu.wgmma(ref, w, kv_smem.at[v_slot, half])
 
         acc = pl.run_state(weigh)(plgpu.WGMMAAccumulatorRef.init(acc))
-        plgpu.barrier_arrive(free.at[v_slot])
+        if is_last:
+            plgpu.barrier_arrive(free.at[v_slot])
         return acc, peak, total
 
     carry = (
@@ -127,7 +144,10 @@ def attend(
         plain = lax.div(jnp.maximum(record[ALL_VISIBLE] - start, 0), jnp.int32(size))
         carry = lax.fori_loop(0, plain, lambda i, c: step(i, c, False), carry)
     carry = lax.fori_loop(plain, steps, lambda i, c: step(i, c, True), carry)
-    pl.when(steps == 0)(lambda: plgpu.barrier_arrive(q_free))
+    if in_registers:
+        pl.when(steps == 0)(lambda: plgpu.barrier_arrive(q_free))
+    else:
+        plgpu.barrier_arrive(q_free)
     if turn is not None:
         pl.when(wg == 0)(lambda: hand_over(turn))
     return carry
