@@ -35,7 +35,7 @@ class PageOperations:
 
     def __init__(self) -> None:
         self._list: list[PageOperation] = []
-        self._written: set[int] = set()  # targets of the copy that is last in the list
+        self._written: set[int] = set()  # pages that the last in the list writes, if it does
 
     def copy(self, source: int, target: int) -> None:
         """Copy one page."""
@@ -59,7 +59,14 @@ class PageOperations:
 
     def swap_in(self, slots: list[int], pages: list[int]) -> None:
         """Copy host slots to pages."""
-        self._list.append(SwapIn(list(slots), list(pages)))
+        last = self._list[-1] if self._list else None
+        if isinstance(last, SwapIn) and self._written.isdisjoint(pages):
+            last.slots += slots
+            last.pages += pages
+        else:
+            self._list.append(SwapIn(list(slots), list(pages)))
+            self._written.clear()
+        self._written.update(pages)
 
     def take(self) -> list[PageOperation]:
         """The operations so far; the next ones make a new list."""

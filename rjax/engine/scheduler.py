@@ -3,6 +3,7 @@
 import bisect
 import dataclasses
 import heapq
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -56,8 +57,8 @@ class Scheduler:
     Decodes come first, then prompt chunks of running sequences, then new sequences, each class in
     the order of ``Sequence.order``. A sequence is admitted when a slot is free and the pages of all
     its present tokens can be had; pages for further output are taken one at a time. When they run
-    out, the running sequence that is last in order gives up its pages: they are copied to the host
-    or computed again, as the cost model says.
+    out, the running sequence that is last in order gives up its pages, and its siblings with it:
+    they are copied to the host or computed again, as the cost model says.
 
     Attributes:
         waiting, running, swapped: the queues, each in order; every live sequence is in one.
@@ -213,6 +214,10 @@ class Scheduler:
     def _seat(self, sequence: Sequence, beginning: Beginning) -> bool:
         """Give a sequence its pages and a slot; False where there are too few pages."""
         S = self.blocks.page_size
+        # Room for the running ones to go on, so that it is not preempted the moment it is in.
+        reserve = len(self.running) // 4
+        if self.running and self.blocks.num_available < sequence.group_pages + reserve:
+            return False
         held = beginning.pages + ([] if beginning.tail is None else [beginning.tail])
         shared = sum(self.blocks.references(page) > 0 for page in held)
         self.blocks.acquire(held)
@@ -220,8 +225,6 @@ class Scheduler:
         # A borrowed page must be copied before it is written into, unless nobody else wants it.
         copies = beginning.tail is not None and stored < sequence.num_tokens
         needed = self._pages_for(sequence.num_tokens) - len(held) + copies
-        # Room for the running ones to go on, so that it is not preempted the moment it is in.
-        reserve = len(self.running) // 4
         fresh = None
         if self.blocks.num_available >= needed + reserve:
             fresh = self.blocks.allocate(needed)
@@ -244,6 +247,9 @@ class Scheduler:
         if beginning.slots:
             self._operations.swap_in(beginning.slots, fresh[: len(beginning.slots)])
         self._unqueue(sequence)
+        if sequence.group_pages:
+            for sibling in sequence.siblings:
+                sibling.group_pages = 0
         sequence.status = _RUNNING
         sequence.slot = self._slots.pop()
         sequence.pages = held + fresh
@@ -315,9 +321,23 @@ class Scheduler:
             if fresh is not None:
                 return fresh[0]
             victim = self.running[-1]
-            self._preempt(victim)
+            if victim.is_sibling(sequence):
+                self._preempt(victim)  # a request that is too large for the pool goes on in part
+            else:
+                self._preempt_group(victim)
             if victim is sequence:
                 return None
+
+    def _preempt_group(self, victim: Sequence) -> None:
+        """Preempt the last in order with all its running siblings: what they share is given up
+        only so, and is saved once. They come back when there is room for all of them."""
+        group = list(itertools.takewhile(victim.is_sibling, reversed(self.running)))
+        before = self.blocks.num_available
+        for sequence in group:
+            self._preempt(sequence)
+        if len(group) > 1:
+            for sequence in group:
+                sequence.group_pages = self.blocks.num_available - before
 
     def _preempt(self, victim: Sequence) -> None:
         status = SequenceStatus.SWAPPED if self._swap_out(victim) else _WAITING
@@ -358,7 +378,8 @@ class Scheduler:
                 slots.append(slot)
             victim.host_slots[number] = slot
         victim.num_saved = victim.num_stored
-        self._operations.swap_out(pages, slots)
+        if pages:
+            self._operations.swap_out(pages, slots)
         self.num_swaps += 1
         return True
 

@@ -49,6 +49,7 @@ class Sequence:
         num_registered: leading pages known to the prefix tree under this sequence's keys.
         host_slots: while swapped, page number to host slot of the pages saved for it.
         num_saved: while swapped, tokens that had been stored.
+        group_pages: pages that it and its siblings gave up together; 0 once one of them is back.
         slot: row of the device's sampling state while running.
         awaited: key of a page that another sequence is computing for it.
         max_length: most tokens, prompt and output.
@@ -80,6 +81,7 @@ class Sequence:
     num_registered: int = 0
     host_slots: dict[int, int] = dataclasses.field(default_factory=dict)
     num_saved: int = 0
+    group_pages: int = 0
     slot: int | None = None
     awaited: bytes | None = None
     status: SequenceStatus = SequenceStatus.WAITING
@@ -98,11 +100,6 @@ class Sequence:
         return self.index > 0 or self.params.prompt_logprobs is None
 
     @property
-    def awaits_token(self) -> bool:
-        """Whether its next token may be sampled only once the last one is read back."""
-        return self.mask is not None and self.in_flight > 0
-
-    @property
     def leader(self) -> "Sequence":
         """The sequence of its request that computes the prompt."""
         return self.siblings[0] if self.siblings else self
@@ -111,6 +108,10 @@ class Sequence:
     def has_live_siblings(self) -> bool:
         """Whether another sequence of its request is unfinished."""
         return any(s is not self and s.status is not SequenceStatus.FINISHED for s in self.siblings)
+
+    def is_sibling(self, other: "Sequence") -> bool:
+        """Whether both are of one request; a sequence is its own sibling."""
+        return other is self or (bool(self.siblings) and other.siblings is self.siblings)
 
     def sample(self) -> None:
         """A step that samples its next token is scheduled."""
