@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.spec import AttentionSpec
+from pallas_kernels.fp8 import Scales, scales_at
 
 
 def paged_attention_reference(
@@ -17,13 +18,16 @@ def paged_attention_reference(
     *,
     alibi_slopes: Float[Array, " N"] | None = None,
     sinks: Float[Array, " N"] | None = None,
+    k_scales: Scales | None = None,
+    v_scales: Scales | None = None,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
     """Softmax attention of each row over its own pages; returns float32 (output, natural-log LSE).
 
     ``row_table[t]`` is the page table of row t's sequence, ``positions[t]`` its absolute position.
     A row at a negative position sees nothing: output 0 and LSE -inf. ``alibi_slopes[n]`` times (key
     position - query position) is added to head n's scores; ``sinks[n]`` is one more score of each
-    row that sees anything, for a key whose value is 0.
+    row that sees anything, for a key whose value is 0. Pages times their scales (``fp8``) are the
+    keys and values.
     """
     K, S = k_pages.shape[1:3]
     T, N, H = q.shape
@@ -33,8 +37,14 @@ def paged_attention_reference(
         visible &= keys > positions[:, None] - spec.sliding_window
     shape = (T, K, keys.size, H)
     live = visible[:, None, :, None]
-    k = jnp.where(live, k_pages[row_table].swapaxes(1, 2).reshape(shape).astype(jnp.float32), 0)
-    v = jnp.where(live, v_pages[row_table].swapaxes(1, 2).reshape(shape).astype(jnp.float32), 0)
+
+    def gather(pages, scales):
+        value = pages[row_table].astype(jnp.float32)
+        if scales is not None:
+            value *= scales_at(scales, row_table)[..., None, None]
+        return jnp.where(live, value.swapaxes(1, 2).reshape(shape), 0)
+
+    k, v = gather(k_pages, k_scales), gather(v_pages, v_scales)
     q32 = q.astype(jnp.float32).reshape(T, K, N // K, H)
     scores = jnp.einsum("TKGH,TKCH->TKGC", q32, k, precision="highest") * spec.scale
     if spec.soft_cap is not None:

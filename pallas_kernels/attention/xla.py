@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.options import apply_sinks, check_per_head
 from pallas_kernels.attention.spec import AttentionSpec
 from pallas_kernels.attention.work_list import AttentionPlan, WorkList
+from pallas_kernels.fp8 import Scales, check_scales, scales_at
 from pallas_kernels.relay_fusion.xla import relay_fusion
 
 _BLOCK_BYTES = 4 << 20  # gathered KV held at once; about the last-level cache of one core
@@ -25,6 +26,8 @@ def paged_attention(
     *,
     alibi_slopes: Float[Array, " N"] | None = None,
     sinks: Float[Array, " N"] | None = None,
+    k_scales: Scales | None = None,
+    v_scales: Scales | None = None,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
     """Attention of packed query rows over paged KV, as the plan says.
 
@@ -39,6 +42,8 @@ def paged_attention(
             position), after the soft cap (Press et al., 2022).
         sinks: float32 logits, one a head, that join the softmax's denominator once a row (gpt-oss);
             the LSE then counts them.
+        k_scales, v_scales: float32 [K] or [P, K]: float8_e4m3fn pages times these are the keys and
+            values; given exactly when the pages are float8_e4m3fn.
 
     Returns:
         Output in q's dtype and natural-log LSE in float32; 0 and -inf for rows that see nothing,
@@ -49,8 +54,10 @@ def paged_attention(
     """
     T, N, H = q.shape
     check_per_head(N, alibi_slopes=alibi_slopes, sinks=sinks)
+    check_scales(k_pages, v_pages, k_scales, v_scales)
+    pools = ((k_pages, k_scales), (v_pages, v_scales))
     partials = [
-        _list_attention(q, k_pages, v_pages, page_table, positions, items, spec, alibi_slopes)
+        _list_attention(q, pools, page_table, positions, items, spec, alibi_slopes)
         for items in plan.lists
     ]
     out = jnp.concatenate([o.reshape(-1, N, H) for o, _ in partials])
@@ -64,8 +71,7 @@ def paged_attention(
 
 def _list_attention(
     q: Float[Array, "T N H"],
-    k_pages: Float[Array, "P K S H"],
-    v_pages: Float[Array, "P K S H"],
+    pools: tuple[tuple[Float[Array, "P K S H"], Scales | None], ...],
     page_table: Int[Array, "B M"],
     positions: Int[Array, " T"],
     items: WorkList,
@@ -74,7 +80,8 @@ def _list_attention(
 ) -> tuple[Float[Array, "I R N H"], Float[Array, "I R N"]]:
     """Partial float32 (output, LSE) of every item; walks only the live items, a block at a time."""
     T, N, H = q.shape
-    K, S = k_pages.shape[1:3]
+    keys, values = pools
+    K, S = keys[0].shape[1:3]
     R, C = items.tile_rows, items.tile_tokens
     item_bytes = 2 * C * K * H * 4
     block = max(1, min(items.capacity, _BLOCK_BYTES // item_bytes))
@@ -107,12 +114,14 @@ def _list_attention(
         pages = page_table[table_row[:, None], page_index]
         used = (k_pos < kv_stop[:, None])[:, None, :, None]
 
-        def gather(pool):
-            run = pool[pages].swapaxes(1, 2).reshape(block, K, C, H)
-            return jnp.where(used, run.astype(jnp.float32), 0)
+        def gather(pool, scales):
+            run = pool[pages].astype(jnp.float32)
+            if scales is not None:
+                run *= scales_at(scales, pages)[..., None, None]
+            return jnp.where(used, run.swapaxes(1, 2).reshape(block, K, C, H), 0)
 
         q_tile = q[rows].astype(jnp.float32).reshape(block, R, K, N // K, H)
-        scores = jnp.einsum("ARKGH,AKCH->AKRGC", q_tile, gather(k_pages)) * spec.scale
+        scores = jnp.einsum("ARKGH,AKCH->AKRGC", q_tile, gather(*keys)) * spec.scale
         if spec.soft_cap is not None:
             scores = spec.soft_cap * jnp.tanh(scores / spec.soft_cap)
         if alibi_slopes is not None:
@@ -124,7 +133,7 @@ def _list_attention(
         top = jnp.where(jnp.isneginf(top), 0, top)
         weights = jnp.exp(scores - top)
         total = weights.sum(-1)
-        part = jnp.einsum("AKRGC,AKCH->ARKGH", weights, gather(v_pages))
+        part = jnp.einsum("AKRGC,AKCH->ARKGH", weights, gather(*values))
         safe = jnp.where(total == 0, 1, total)
         part = part / safe.transpose(0, 2, 1, 3)[..., None]
         part_lse = jnp.where(total == 0, -jnp.inf, top[..., 0] + jnp.log(safe))

@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.fp8 import Scales, check_scales, quantise
+
 
 def rotate(
     x: Float[Array, "T A H"], cos: Float[Array, "T R"], sin: Float[Array, "T R"]
@@ -24,14 +26,25 @@ def write_kv(
     k_pages: Float[Array, "P K S H"],
     v_pages: Float[Array, "P K S H"],
     slots: Int[Array, " T"],
+    *,
+    k_scales: Scales | None = None,
+    v_scales: Scales | None = None,
 ) -> tuple[Float[Array, "P K S H"], Float[Array, "P K S H"]]:
     """Put row t's K and V at token slot ``slots[t]`` = page * S + offset.
 
-    A negative slot writes nothing. In place when the pages are donated.
+    A negative slot writes nothing. In place when the pages are donated. Pages in float8_e4m3fn hold
+    numbers in units of their scales (``fp8``), which must be given, and those only: rounded to
+    nearest, saturating at 448 units. Scales of a page must not change while it holds tokens.
+
+    Raises:
+        ValueError: scales that do not go with the pages.
     """
+    check_scales(k_pages, v_pages, k_scales, v_scales)
     P, _, S, _ = k_pages.shape
     page = jnp.where(slots < 0, P, slots // S)
     offset = slots % S
+    if k_scales is not None and v_scales is not None:
+        k, v = quantise(k, k_scales, slots // S), quantise(v, v_scales, slots // S)
     k_pages = k_pages.at[page, :, offset].set(k.astype(k_pages.dtype), mode="drop")
     v_pages = v_pages.at[page, :, offset].set(v.astype(v_pages.dtype), mode="drop")
     return k_pages, v_pages
@@ -45,16 +58,20 @@ def rotate_and_write(
     k_pages: Float[Array, "P K S H"],
     v_pages: Float[Array, "P K S H"],
     slots: Int[Array, " T"],
+    *,
+    k_scales: Scales | None = None,
+    v_scales: Scales | None = None,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "P K S H"], Float[Array, "P K S H"]]:
     """Rotate q and k, write k and v: what ``rotate`` and ``write_kv`` do, from projections.
 
     ``qkv`` holds of each KV head its A - 2 queries, its key, its value; ``bias`` is added first.
-    Without cos and sin nothing is rotated. Returns (q with N = K (A - 2), k_pages, v_pages).
+    Without cos and sin nothing is rotated. Scales as in ``write_kv``. Returns (q with
+    N = K (A - 2), k_pages, v_pages).
     """
     q, k, v = split_qkv(qkv if bias is None else qkv + bias)
     if cos is not None and sin is not None:
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-    return q, *write_kv(k, v, k_pages, v_pages, slots)
+    return q, *write_kv(k, v, k_pages, v_pages, slots, k_scales=k_scales, v_scales=v_scales)
 
 
 def split_qkv(

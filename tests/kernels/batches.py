@@ -51,6 +51,7 @@ def make_arrays(
     split: int,
     sharing: Sharing,
     dtype,
+    kv_dtype=None,
     padding_rows: int = 3,
 ) -> Arrays:
     rng = np.random.default_rng(7)
@@ -93,7 +94,7 @@ def make_arrays(
 
     def pages():
         value = rng.standard_normal((total, K, S, H), np.float32)
-        return jnp.asarray(np.where(dead, np.nan, value), dtype)
+        return jnp.asarray(np.where(dead, np.nan, value), kv_dtype or dtype)
 
     return Arrays(
         q=jnp.asarray(rng.standard_normal((T, N, H), np.float32), dtype),

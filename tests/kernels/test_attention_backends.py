@@ -39,7 +39,8 @@ def backend(request):
     return request.param
 
 
-def check(backend, name, shape, spec, sharing: Sharing = "on", **options):
+def check(backend, name, shape, spec, sharing: Sharing = "on", fp8=None, **options):
+    """``fp8``: "head" or "page" for what has a scale, None for pages of the queries' dtype."""
     attention, dtype, tolerance = backend
     N, K, H, S, tile_rows, split = shape
     a = batches.make_arrays(
@@ -52,7 +53,12 @@ def check(backend, name, shape, spec, sharing: Sharing = "on", **options):
         split=split,
         sharing=sharing,
         dtype=dtype,
+        kv_dtype=fp8 and jnp.float8_e4m3fn,
     )
+    if fp8:
+        size = (K,) if fp8 == "head" else (a.k_pages.shape[0], K)
+        scales = np.random.default_rng(5).uniform(0.3, 2, (2, *size)).astype(np.float32)
+        options |= dict(k_scales=jnp.asarray(scales[0]), v_scales=jnp.asarray(scales[1]))
     run = jax.jit(functools.partial(attention, spec=spec, **options))
     args = (a.q, a.k_pages, a.v_pages, a.page_table, a.positions, a.plan)
     out, lse = run(*args)
@@ -132,6 +138,13 @@ def test_options_of_the_wrong_kind(attention, option):
         attention(*args, **{option: jnp.zeros(8, jnp.float16)})
     with pytest.raises(ValueError, match=option):
         check_per_head(8, **{option: jnp.zeros(7)})
+
+
+@pytest.mark.parametrize("scales", ["head", "page"])
+def test_fp8_pages(scales):
+    backend = (xla.paged_attention, jnp.float32, 2e-5)
+    check(backend, "relay", SHAPES[1], AttentionSpec(0.1), fp8=scales)
+    check(backend, "chunks", SHAPES[3], AttentionSpec(0.1, sliding_window=50), fp8=scales)
 
 
 @pytest.mark.parametrize(
