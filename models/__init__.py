@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from models.config import ModelConfig
-from models.context import AttentionContext, Rotary
+from models.context import HeadsContext, LayerContext, Rotary
 from models.decoder import Decoder
 from models.dense import DenseAttention
 from models.errors import CheckpointError
@@ -17,10 +17,11 @@ BUNDLED_MODEL: Path = Path(__file__).parent / "tables" / "checkpoint"
 
 __all__ = [
     "BUNDLED_MODEL",
-    "AttentionContext",
     "CheckpointError",
     "Decoder",
     "DenseAttention",
+    "HeadsContext",
+    "LayerContext",
     "LoadedModel",
     "ModelConfig",
     "Rotary",

@@ -1,12 +1,15 @@
-"""What a model asks of whoever keeps its keys and values."""
+"""What a model asks of whoever runs it and keeps its keys and values."""
 
+import abc
 import dataclasses
-from typing import Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Array, Float
 
 from pallas_kernels.attention.spec import AttentionSpec
+from pallas_kernels.gated_activation.xla import gated_silu
+from pallas_kernels.kv_write.xla import split_qkv
+from pallas_kernels.residual_norm.xla import add_rms_norm
 
 
 @jax.tree_util.register_dataclass
@@ -21,10 +24,51 @@ class Rotary:
     sin: Float[Array, "T R"]
 
 
-@runtime_checkable
-class AttentionContext(Protocol):
-    """Rotates, stores and attends for every layer; the model never sees a KV cache."""
+class LayerContext(abc.ABC):
+    """What a layer leaves to whoever runs it: keys and values, and the steps between its products.
 
+    The model never sees a KV cache. A context must give ``attend_projected``; the other methods
+    have plain forms, which a context with kernels for them replaces. ``upcoming`` are the weights
+    that the layer reads next, for kernels that can fetch ahead; it never changes a result.
+    """
+
+    @abc.abstractmethod
+    def attend_projected(
+        self,
+        layer: int,
+        qkv: Float[Array, "T K A H"],
+        bias: Float[Array, "K A H"] | None,
+        rotary: Rotary | None,
+        spec: AttentionSpec,
+        upcoming: Array,
+    ) -> Float[Array, "T N H"]:
+        """Attention output of T tokens at one layer, in the projections' dtype.
+
+        ``qkv`` holds of each KV head its A - 2 queries, its key, its value, un-rotated, and the
+        ``bias`` still to be added; ``rotary`` is None where the model has no rotary embedding. N
+        counts the queries of KV head 0 first, then those of KV head 1, and so on.
+        """
+
+    def add_rms_norm(
+        self,
+        x: Float[Array, "T D"],
+        update: Float[Array, "T D"],
+        weight: Float[Array, " D"],
+        eps: float,
+        upcoming: Array,
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
+        """(x + update, the RMSNorm of that sum)."""
+        return add_rms_norm(x, update, weight, eps, upcoming)
+
+    def gated_silu(self, h: Float[Array, "T 2 F"], upcoming: Array) -> Float[Array, "T F"]:
+        """silu(h[:, 0]) * h[:, 1]."""
+        return gated_silu(h, upcoming)
+
+
+class HeadsContext(LayerContext):
+    """A context that takes queries, keys and values apart."""
+
+    @abc.abstractmethod
     def attend(
         self,
         layer: int,
@@ -34,9 +78,18 @@ class AttentionContext(Protocol):
         rotary: Rotary | None,
         spec: AttentionSpec,
     ) -> Float[Array, "T N H"]:
-        """Attention output of T tokens at one layer, in q's dtype.
+        """Attention output of T tokens at one layer, in q's dtype; q and k come un-rotated."""
 
-        q and k come un-rotated; ``rotary`` is None where the model has no rotary embedding. N
-        counts the queries of KV head 0 first, then those of KV head 1, and so on.
-        """
-        ...
+    def attend_projected(
+        self,
+        layer: int,
+        qkv: Float[Array, "T K A H"],
+        bias: Float[Array, "K A H"] | None,
+        rotary: Rotary | None,
+        spec: AttentionSpec,
+        upcoming: Array,
+    ) -> Float[Array, "T N H"]:
+        """``attend`` from the projections."""
+        del upcoming
+        q, k, v = split_qkv(qkv if bias is None else qkv + bias)
+        return self.attend(layer, q, k, v, rotary, spec)

@@ -6,7 +6,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from models.config import ModelConfig
-from models.context import AttentionContext, Rotary
+from models.context import LayerContext, Rotary
 from models.layers.attention import Attention
 from models.layers.mlp import Mlp
 from models.layers.norm import Norm
@@ -24,10 +24,23 @@ class DecoderLayer(nnx.Module):
         self.mlp = Mlp(config, dtype)
 
     def __call__(
-        self, x: Float[Array, "T D"], rotary: Rotary | None, context: AttentionContext
-    ) -> Float[Array, "T D"]:
-        x = x + self.attention(self.attention_norm(x), rotary, context)
-        return x + self.mlp(self.mlp_norm(x))
+        self,
+        x: Float[Array, "T D"],
+        update: Float[Array, "T D"] | None,
+        rotary: Rotary | None,
+        context: LayerContext,
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
+        """(residual, what is still to be added to it), the same before and after.
+
+        So that every sum of the residual meets the norm that reads it, in one kernel.
+        """
+        if update is None:
+            h = self.attention_norm(x)
+        else:
+            x, h = self.attention_norm.add(x, update, context, self.attention.qkv[...])
+        update = self.attention(h, rotary, context)
+        x, h = self.mlp_norm.add(x, update, context, self.mlp.up[...])
+        return x, self.mlp(h, context)
 
 
 class Decoder(nnx.Module):
@@ -46,7 +59,7 @@ class Decoder(nnx.Module):
         self.head = None if config.tie_embeddings else parameter("V D", config, dtype)
 
     def __call__(
-        self, tokens: Int[Array, " T"], positions: Int[Array, " T"], context: AttentionContext
+        self, tokens: Int[Array, " T"], positions: Int[Array, " T"], context: LayerContext
     ) -> Float[Array, "T D"]:
         """Final-normed hidden states, in the parameters' dtype.
 
@@ -57,9 +70,13 @@ class Decoder(nnx.Module):
             rows = jnp.maximum(positions, 0) + self.config.position_offset
             x = x + jnp.take(self.positions[...], rows, axis=0, mode="clip")
         rotary = None if self.config.rope is None else rotary_tables(self.config.rope, positions)
+        update = None
         for layer in self.layers:
-            x = layer(x, rotary, context)
-        return self.norm(x)
+            x, update = layer(x, update, rotary, context)
+        if update is None:
+            return self.norm(x)
+        head = self.embedding if self.head is None else self.head
+        return self.norm.add(x, update, context, head[...])[1]
 
     def logits(self, hidden: Float[Array, "X D"]) -> Float[Array, "X V"]:
         """Scores of every vocabulary entry, float32."""

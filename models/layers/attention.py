@@ -1,4 +1,4 @@
-"""The attention block around an AttentionContext."""
+"""The attention block around the attention, which is the context's."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -6,7 +6,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from models.config import ModelConfig
-from models.context import AttentionContext, Rotary
+from models.context import LayerContext, Rotary
 from models.layers.norm import Norm
 from models.layers.parameter import parameter
 from pallas_kernels.attention.spec import AttentionSpec
@@ -31,16 +31,16 @@ class Attention(nnx.Module):
         self.k_norm = Norm(config, dtype, "H") if config.qk_norm else None
 
     def __call__(
-        self, x: Float[Array, "T D"], rotary: Rotary | None, context: AttentionContext
+        self, x: Float[Array, "T D"], rotary: Rotary | None, context: LayerContext
     ) -> Float[Array, "T D"]:
         qkv = jnp.einsum("TD,DKAH->TKAH", x, self.qkv[...])
-        if self.qkv_bias is not None:
-            qkv = qkv + self.qkv_bias[...]
-        T, K, A, H = qkv.shape
-        q, k, v = qkv[:, :, :-2].reshape(T, K * (A - 2), H), qkv[:, :, -2], qkv[:, :, -1]
+        bias = None if self.qkv_bias is None else self.qkv_bias[...]
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        attended = context.attend(self.layer, q, k, v, rotary, self.spec)
+            qkv, bias = qkv if bias is None else qkv + bias, None
+            q, k = self.q_norm(qkv[:, :, :-2]), self.k_norm(qkv[:, :, -2:-1])
+            qkv = jnp.concatenate([q, k, qkv[:, :, -1:]], axis=2)
+        weights = self.output[...]
+        attended = context.attend_projected(self.layer, qkv, bias, rotary, self.spec, weights)
         # As one matrix: over two axes, XLA on the CPU would copy the weights at every call.
-        out = attended.reshape(T, -1) @ self.output[...].reshape(-1, x.shape[-1])
+        out = attended.reshape(len(x), -1) @ weights.reshape(-1, x.shape[-1])
         return out if self.output_bias is None else out + self.output_bias[...]

@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from models.config import ModelConfig
+from models.context import LayerContext
 from models.layers.parameter import parameter
 
 ACTIVATIONS = {
@@ -33,12 +34,15 @@ class Mlp(nnx.Module):
         self.up_bias = parameter("A F", config, dtype, "zeros", a) if config.mlp_bias else None
         self.down_bias = parameter("D", config, dtype, "zeros") if config.mlp_bias else None
 
-    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+    def __call__(self, x: Float[Array, "T D"], context: LayerContext) -> Float[Array, "T D"]:
         h = jnp.einsum("TD,DAF->TAF", x, self.up[...])
         if self.up_bias is not None:
             h = h + self.up_bias[...]
-        hidden = ACTIVATIONS[self.activation](h[:, 0])
-        if h.shape[1] == 2:
-            hidden = hidden * h[:, 1]
+        if h.shape[1] == 2 and self.activation == "silu":
+            hidden = context.gated_silu(h, self.down[...])
+        else:
+            hidden = ACTIVATIONS[self.activation](h[:, 0])
+            if h.shape[1] == 2:
+                hidden = hidden * h[:, 1]
         out = jnp.einsum("TF,FD->TD", hidden, self.down[...])
         return out if self.down_bias is None else out + self.down_bias[...]

@@ -7,6 +7,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from models.config import ModelConfig
+from models.context import LayerContext
 from models.layers.parameter import parameter
 
 
@@ -17,6 +18,19 @@ class Norm(nnx.Module):
         self.eps = config.norm_eps
         self.weight = parameter(letter, config, dtype, "ones")
         self.bias = parameter(letter, config, dtype, "zeros") if config.layer_norm else None
+
+    def add(
+        self,
+        x: Float[Array, "T D"],
+        update: Float[Array, "T D"],
+        context: LayerContext,
+        upcoming: Array,
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
+        """(x + update, the norm of that sum); ``upcoming`` are the weights that are read next."""
+        if self.bias is None:
+            return context.add_rms_norm(x, update, self.weight[...], self.eps, upcoming)
+        x = x + update
+        return x, self(x)
 
     def __call__(self, x: Float[Array, "*A E"]) -> Float[Array, "*A E"]:
         """The normed input, in its dtype."""

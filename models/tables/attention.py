@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from models.context import Rotary
+from models.context import HeadsContext, Rotary
 from pallas_kernels.attention.spec import AttentionSpec
 from pallas_kernels.kv_write.xla import rotate
 
@@ -38,7 +38,7 @@ def _check(spec: AttentionSpec) -> None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TreeAttention:
+class TreeAttention(HeadsContext):
     """B examples at once: of each the P prefix tokens, then the Q branch tokens.
 
     The T = B * (P + Q) tokens of a call come example by example.
@@ -79,7 +79,7 @@ class TreeAttention:
         return jnp.concatenate([prefix, branches], 1).reshape(T, N, H)
 
 
-class PrefixAttention:
+class PrefixAttention(HeadsContext):
     """Causal attention of B prefixes that keeps each layer's rotated keys, and values."""
 
     def __init__(self, B: int, implementation: Implementation = "xla") -> None:
@@ -114,7 +114,7 @@ class PrefixAttention:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class BranchAttention:
+class BranchAttention(HeadsContext):
     """Attention of the branches alone, over prefixes that `PrefixAttention` has kept."""
 
     keys: list[Float[Array, "B P K H"]]

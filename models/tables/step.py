@@ -136,11 +136,12 @@ def hidden_states(
     assert config.rope is not None
     rotary = rotary_tables(config.rope, positions)
     attention = TreeAttention(P, branch_mask(lengths, batch["segments"], P), implementation)
-    x = _lookup(model.embedding[...], tokens.reshape(-1))
+    x, update = _lookup(model.embedding[...], tokens.reshape(-1)), None
     stream = []
     for layer in model.layers:
-        x = layer(x, rotary, attention)
-        stream.append(x.reshape(*tokens.shape, -1))
+        x, update = layer(x, update, rotary, attention)
+        stream.append((x + update).reshape(*tokens.shape, -1))
+    x = x if update is None else x + update
     return model.norm(x).reshape(*tokens.shape, -1), stream
 
 

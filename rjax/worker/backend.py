@@ -8,11 +8,16 @@ from typing import Any
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-import pallas_kernels.attention.mosaic
-import pallas_kernels.attention.xla
-import pallas_kernels.kv_write.xla
 from models import ModelConfig
+from pallas_kernels.attention import mosaic as attention_mosaic
+from pallas_kernels.attention import xla as attention_xla
 from pallas_kernels.attention.planner import CostModel
+from pallas_kernels.gated_activation import mosaic as activation_mosaic
+from pallas_kernels.gated_activation import xla as activation_xla
+from pallas_kernels.kv_write import mosaic as kv_write_mosaic
+from pallas_kernels.kv_write import xla as kv_write_xla
+from pallas_kernels.residual_norm import mosaic as norm_mosaic
+from pallas_kernels.residual_norm import xla as norm_xla
 from rjax.errors import InvalidConfigError
 
 _log = logging.getLogger("rjax")
@@ -25,8 +30,9 @@ class Backend:
 
     Attributes:
         name: as given in the configuration.
-        paged_attention, write_kv, rotate: see the functions of ``pallas_kernels``.
-        prepare: (plan, positions) to what ``paged_attention`` takes as its plan, once a step.
+        paged_attention, rotate_and_write, add_rms_norm, gated_silu: see ``pallas_kernels``.
+        prepare: (plan, positions, (N, K) of a device) to what ``paged_attention`` takes as its
+            plan, once a step.
         tile_rows: rows of a many-row item.
         split_tokens: items are cut at multiples of this many tokens, or of a multiple of it in
             engines for very long sequences.
@@ -36,8 +42,9 @@ class Backend:
 
     name: str
     paged_attention: Callable[..., Any]
-    write_kv: Callable[..., Any]
-    rotate: Callable[..., Any]
+    rotate_and_write: Callable[..., Any]
+    add_rms_norm: Callable[..., Any]
+    gated_silu: Callable[..., Any]
     prepare: Callable[..., Any]
     tile_rows: int
     split_tokens: int
@@ -103,10 +110,13 @@ def _mosaic(model: ModelConfig) -> Backend:
     group = model.num_heads // model.num_kv_heads
     return Backend(
         name="mosaic",
-        paged_attention=pallas_kernels.attention.mosaic.paged_attention,
-        write_kv=pallas_kernels.kv_write.xla.write_kv,
-        rotate=pallas_kernels.kv_write.xla.rotate,
-        prepare=pallas_kernels.attention.mosaic.pack_plan,
+        paged_attention=attention_mosaic.paged_attention,
+        rotate_and_write=(kv_write_xla if model.rope is None else kv_write_mosaic).rotate_and_write,
+        add_rms_norm=(norm_mosaic if model.hidden_size % 128 == 0 else norm_xla).add_rms_norm,
+        gated_silu=(
+            activation_mosaic if model.intermediate_size % 128 == 0 else activation_xla
+        ).gated_silu,
+        prepare=attention_mosaic.pack_plan,
         tile_rows=2 * (_WGMMA_ROWS // 2 // group),
         split_tokens=512,
         # Both items stream pages at the same rate; a wide one keeps the tensor cores busier.
@@ -117,10 +127,11 @@ def _mosaic(model: ModelConfig) -> Backend:
 def _xla() -> Backend:
     return Backend(
         name="xla",
-        paged_attention=pallas_kernels.attention.xla.paged_attention,
-        write_kv=pallas_kernels.kv_write.xla.write_kv,
-        rotate=pallas_kernels.kv_write.xla.rotate,
-        prepare=lambda plan, positions: plan,
+        paged_attention=attention_xla.paged_attention,
+        rotate_and_write=kv_write_xla.rotate_and_write,
+        add_rms_norm=norm_xla.add_rms_norm,
+        gated_silu=activation_xla.gated_silu,
+        prepare=lambda plan, positions, heads: plan,
         tile_rows=16,
         split_tokens=128,
         cost_model=CostModel(narrow_item=1.0, narrow_token=0.05, wide_item=2.0, wide_token=0.15),

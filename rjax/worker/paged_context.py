@@ -1,4 +1,4 @@
-"""The attention context of the engine: KV in pages, attention by work list."""
+"""The engine's layer context: KV in pages, attention by work list, the backend's kernels."""
 
 import functools
 
@@ -6,21 +6,24 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
-from models import Rotary
+from models import LayerContext, Rotary
 from pallas_kernels.attention.spec import AttentionSpec
 from rjax.worker.backend import Backend
 from rjax.worker.step_input import StepInput
 
+_PROJECTIONS = PartitionSpec(None, "tensor", None, None)
+_BIAS = PartitionSpec("tensor", None, None)
 _HEADS = PartitionSpec(None, "tensor", None)
 _POOL = PartitionSpec(None, "tensor", None, None)
 _WHOLE = PartitionSpec()
 
 
-class PagedAttention:
-    """Writes each layer's new K and V into its pages, then attends over them (an AttentionContext).
+class PagedContext(LayerContext):
+    """Writes each layer's new K and V into its pages, then attends over them.
 
     Holds the pools of all layers, [P, K, S, H] each, and replaces them as layers write; lives for
-    one trace of the step. On a mesh of several devices the kernels run under ``shard_map`` over K.
+    one trace of the step. On a mesh of several devices attention runs under ``shard_map`` over K,
+    and the steps between the products in plain JAX, where XLA splits them with the products.
     """
 
     def __init__(
@@ -34,42 +37,64 @@ class PagedAttention:
         self.k_pages = list(k_pages)
         self.v_pages = list(v_pages)
         self._step = step
-        self._plan = backend.prepare(step.plan, step.positions)
+        self._plan = None
         self._backend = backend
         self._mesh = mesh
 
-    def attend(
+    def attend_projected(
         self,
         layer: int,
-        q: Float[Array, "T N H"],
-        k: Float[Array, "T K H"],
-        v: Float[Array, "T K H"],
+        qkv: Float[Array, "T K A H"],
+        bias: Float[Array, "K A H"] | None,
         rotary: Rotary | None,
         spec: AttentionSpec,
+        upcoming: Array,
     ) -> Float[Array, "T N H"]:
-        """Rotate q and k, write k and v, attend; see ``models.AttentionContext``."""
+        """Rotate q and k, write k and v, attend; see ``models.LayerContext``."""
+        devices = self._mesh.size
+        K, A = qkv.shape[1:3]
+        if self._plan is None:  # every layer has the same heads
+            heads = (K * (A - 2) // devices, K // devices)
+            self._plan = self._backend.prepare(self._step.plan, self._step.positions, heads)
         run = functools.partial(_attend, backend=self._backend, spec=spec)
-        if self._mesh.size > 1:
+        if devices > 1:
             run = jax.shard_map(
                 run,
                 mesh=self._mesh,
-                in_specs=(_HEADS, _HEADS, _HEADS, _POOL, _POOL, _WHOLE, _WHOLE, _WHOLE),
+                in_specs=(_PROJECTIONS, _BIAS, _POOL, _POOL, _WHOLE, _WHOLE, _WHOLE),
                 out_specs=(_HEADS, _POOL, _POOL),
                 check_vma=False,
             )
         out, self.k_pages[layer], self.v_pages[layer] = run(
-            q, k, v, self.k_pages[layer], self.v_pages[layer], rotary, self._step, self._plan
+            qkv, bias, self.k_pages[layer], self.v_pages[layer], rotary, self._step, self._plan
         )
         return out
 
+    def add_rms_norm(
+        self,
+        x: Float[Array, "T D"],
+        update: Float[Array, "T D"],
+        weight: Float[Array, " D"],
+        eps: float,
+        upcoming: Array,
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
+        """(x + update, the RMSNorm of that sum)."""
+        if self._mesh.size > 1:
+            return super().add_rms_norm(x, update, weight, eps, upcoming)
+        return self._backend.add_rms_norm(x, update, weight, eps, upcoming)
 
-def _attend(
-    q, k, v, k_pages, v_pages, rotary, step, plan, *, backend: Backend, spec: AttentionSpec
-):
-    if rotary is not None:
-        q = backend.rotate(q, rotary.cos, rotary.sin)
-        k = backend.rotate(k, rotary.cos, rotary.sin)
-    k_pages, v_pages = backend.write_kv(k, v, k_pages, v_pages, step.kv_slots)
+    def gated_silu(self, h: Float[Array, "T 2 F"], upcoming: Array) -> Float[Array, "T F"]:
+        """silu(h[:, 0]) * h[:, 1]."""
+        if self._mesh.size > 1:
+            return super().gated_silu(h, upcoming)
+        return self._backend.gated_silu(h, upcoming)
+
+
+def _attend(qkv, bias, k_pages, v_pages, rotary, step, plan, *, backend: Backend, spec):
+    cos, sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
+    q, k_pages, v_pages = backend.rotate_and_write(
+        qkv, bias, cos, sin, k_pages, v_pages, step.kv_slots
+    )
     out, _ = backend.paged_attention(
         q, k_pages, v_pages, step.page_table, step.positions, plan, spec
     )

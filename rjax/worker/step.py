@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from rjax.sampling import SampleResult, SamplingState, TokenLogprobs, sample, token_logprobs
 from rjax.worker.backend import Backend
-from rjax.worker.paged_context import PagedAttention
+from rjax.worker.paged_context import PagedContext
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepFeatures
 
@@ -73,7 +73,7 @@ def compile_step(
         batch = layout.unpack(packed)
         slots, targets = jnp.asarray(batch.slots), jnp.asarray(batch.targets)
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
-        context = PagedAttention(state.k_pages, state.v_pages, batch, backend, mesh)
+        context = PagedContext(state.k_pages, state.v_pages, batch, backend, mesh)
         tokens = jnp.where(batch.token_slot >= 0, state.last_tokens[batch.token_slot], batch.tokens)
         hidden = model(tokens, batch.positions, context)
         live = jnp.asarray(batch.live) > 0
