@@ -91,10 +91,20 @@ class CalledTool(BaseModel):
     function: CalledFunction
 
 
-class CalledToolDelta(CalledTool):
-    """One call of a chunk."""
+class FunctionDelta(BaseModel):
+    """What is new of a call's function: its name at first, then what follows of its arguments."""
+
+    name: str | None = None
+    arguments: str
+
+
+class CalledToolDelta(BaseModel):
+    """What is new of one call; id, type and name are in its first chunk alone."""
 
     index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
 
 
 class AnswerMessage(BaseModel):

@@ -23,6 +23,7 @@ from rjax.serve.answers import (
     ChatLogprobs,
     Delta,
     Finish,
+    FunctionDelta,
 )
 from rjax.serve.auth import Tenant
 from rjax.serve.completions import UsageCount, stream_error
@@ -35,7 +36,7 @@ from rjax.serve.running import EventStream, Running, unless_disconnected
 from rjax.serve.sampling import chat_params, check_constrained, constraint_of
 from rjax.serve.service import Service
 from rjax.serve.tenancy import engine_options
-from rjax.serve.tools import Call, CallReader
+from rjax.serve.tools import CallPiece, CallReader, join_pieces
 
 
 async def chat(body: ChatBody, request: Request, tenant: Tenant, service: Service) -> Response:
@@ -164,8 +165,13 @@ class _Answer:
         )
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:
-        content, calls = self._read(completion.index, completion.text, ended=True)
-        made = [_called(call) for call in calls]
+        content, pieces = self._read(completion.index, completion.text, ended=True)
+        made = [
+            CalledTool(
+                id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments)
+            )
+            for call in join_pieces(pieces)
+        ]
         reason = completion.finish_reason
         assert reason is not None
         return ChatChoice(
@@ -205,20 +211,17 @@ class _Answer:
             yield stream_error(error)
 
     def _news(self, completion: CompletionOutput) -> list[str]:
-        """The chunks of one sample's news: content, then calls, then the end."""
+        """The chunks of one sample's news: content, then pieces of calls, then the end."""
         index = completion.index
         ended = completion.finish_reason is not None
-        before = self._calls(index)
-        content, calls = self._read(index, completion.text, ended=ended)
+        content, pieces = self._read(index, completion.text, ended=ended)
         chunks = []
         logprobs = self._logprobs(completion)
         tokens = completion.token_ids if self._body.return_token_ids else None
         if content or (completion.token_ids and (logprobs is not None or tokens is not None)):
             delta = Delta(content=content)
             chunks.append(self._chunk(index, delta, logprobs=logprobs, token_ids=tokens))
-        for number, call in enumerate(calls, before):
-            made = CalledToolDelta(index=number, **_called(call).model_dump())
-            chunks.append(self._chunk(index, Delta(tool_calls=[made])))
+        chunks += [self._chunk(index, Delta(tool_calls=[_news_of(piece)])) for piece in pieces]
         if ended:
             reason, stop = self._reason(completion), completion.stop_reason
             chunks.append(self._chunk(index, Delta(), finish_reason=reason, stop_reason=stop))
@@ -229,15 +232,9 @@ class _Answer:
         chunk = ChatChunk(**self._head, choices=[choice])
         return chunk.model_dump_json(exclude_none=True)
 
-    def _read(self, index: int, text: str, *, ended: bool) -> tuple[str, list[Call]]:
+    def _read(self, index: int, text: str, *, ended: bool) -> tuple[str, list[CallPiece]]:
         reader = self._readers[index]
-        if reader is None:
-            return text, []
-        content, calls = reader.feed(text)
-        if ended:
-            rest, more = reader.finish()
-            content, calls = content + rest, calls + more
-        return content, calls
+        return (text, []) if reader is None else reader.feed(text, ended=ended)
 
     def _calls(self, index: int) -> int:
         reader = self._readers[index]
@@ -255,5 +252,10 @@ class _Answer:
         return chat_logprobs(completion.token_ids, completion.logprobs, top)
 
 
-def _called(call: Call) -> CalledTool:
-    return CalledTool(id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments))
+def _news_of(piece: CallPiece) -> CalledToolDelta:
+    return CalledToolDelta(
+        index=piece.index,
+        id=piece.id,
+        type=None if piece.id is None else "function",
+        function=FunctionDelta(name=piece.name, arguments=piece.arguments),
+    )

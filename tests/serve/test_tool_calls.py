@@ -2,13 +2,15 @@
 
 import itertools
 import json
+from typing import Any
 
+import httpx2
 import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rjax.serve.tools import FORMATS, CallReader
+from rjax.serve.tools import FORMATS, CallReader, join_pieces
 
 from .running import make_engine, running
 
@@ -23,16 +25,20 @@ HERMES = '<tool_call>\n{"name": "find", "arguments": {"a": "</b>"}}\n</tool_call
 
 
 def read(fmt: str, pieces: list[str]) -> tuple[str, list[tuple[str, object]]]:
+    content, calls = read_texts(fmt, pieces)
+    return content, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+def read_texts(fmt: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     reader = CallReader(FORMATS[fmt], NAMES)
-    content, calls = "", []
-    for piece in pieces:
-        text, found = reader.feed(piece)
-        content, calls = content + text, calls + found
-    text, found = reader.finish()
-    calls += found
+    content, news = "", []
+    for i, piece in enumerate(pieces):
+        text, found = reader.feed(piece, ended=i == len(pieces) - 1)
+        content, news = content + text, news + found
+    calls = join_pieces(news)
     assert reader.num_calls == len(calls)
     assert len({call.id for call in calls}) == len(calls)
-    return content + text, [(call.name, json.loads(call.arguments)) for call in calls]
+    return content, [(call.name, call.arguments) for call in calls]
 
 
 CASES = [
@@ -56,7 +62,40 @@ CASES = [
     ),
     ("llama3", "No call.", "No call.", []),
     ("llama3", '{"name": "evil", "parameters": {}}', '{"name": "evil", "parameters": {}}', []),
-    ("llama3", '{"name": "find", "parameters": {}} and more', None, []),
+    ("llama3", '{"name": "find", "parameters": {}} and  more', "and  more", [("find", {})]),
+    ("llama3", '{"parameters": {"a": 2}, "name": "find"}', "", [("find", {"a": 2})]),
+    ("llama3", '{"type": "function", "name": "find", "parameters": {}}', "", [("find", {})]),
+    ("llama3", '{"answer": {"name": "find"}}', None, []),
+    ("llama3", '<|python_tag|>print("{")', None, []),
+    ("llama3", '{"name": "find", "parameters": "{}"}', None, []),
+    (
+        "llama3",
+        '{"name": "find", "parameters": {}}; {"name": "evil", "parameters": {}}',
+        '; {"name": "evil", "parameters": {}}',
+        [("find", {})],
+    ),
+    ("hermes", f"a {HERMES}\n b  c\n\n{HERMES} d", "a b  c\n\nd", [("find", {"a": "</b>"})] * 2),
+    (
+        "hermes",
+        '<tool_call>{"name": "find", "arguments": {"a": "</tool_call> \\" }"}} </tool_call>',
+        "",
+        [("find", {"a": '</tool_call> " }'})],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"arguments": {"a": 1}, "name": "count"}</tool_call>.',
+        ".",
+        [("count", {"a": 1})],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "find", "arguments": {"a": [{}]}, "id": "}"}</tool_call>',
+        "",
+        [("find", {"a": [{}]})],
+    ),
+    ("hermes", '<tool_call>{"name": "find", "arguments": {}</tool_call> x', "x", [("find", {})]),
+    ("hermes", '<tool_call>{"name": "find", "arguments": ', None, []),
+    ("hermes", '<tool_call>{"name": "find", "arguments": {}}</tool_c', "", [("find", {})]),
     ("llama3", "{" * 50_000, "{" * 50_000, []),
 ]
 
@@ -69,45 +108,112 @@ def test_whole_and_by_character(fmt, text, content, calls):
         assert read(fmt, list(text)) == expected
 
 
-def test_llama_calls_through_the_server(folder):
-    tool = {"type": "function", "function": {"name": "find", "parameters": SCHEMA}}
-    engine = make_engine(folder)
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_arguments_are_passed_on_as_they_come(fmt):
+    text = FORMATS[fmt].call_text("find", '{"a": [1, {"b": "}\\""}], "c": null}')
+    reader = CallReader(FORMATS[fmt], NAMES)
+    news = [reader.feed(char) for char in text]
+    assert all(content == "" for content, _ in news)
+    first, *rest = [piece for _, found in news for piece in found]
+    assert (first.index, first.name, first.arguments) == (0, "find", "")
+    assert first.id
+    assert all(piece.id is None and piece.name is None for piece in rest)
+    assert len(rest) == len('{"a": [1, {"b": "}\\""}], "c": null}')  # one for each character
+    # A call that is cut off is as long as it came.
+    assert read_texts(fmt, [text[: text.index("null") + 2]]) == (
+        "",
+        [("find", '{"a": [1, {"b": "}\\""}], "c": nu')],
+    )
+
+
+def test_prose_is_not_held_back():
+    for fmt in FORMATS:
+        reader = CallReader(FORMATS[fmt], NAMES)
+        assert [reader.feed(word)[0] for word in ("No ", "call < ", "here.")] == [
+            "No ",
+            "call < ",
+            "here.",
+        ]
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a_streamed_call_through_the_server(folder, fmt):
+    tool: Any = {"type": "function", "function": {"name": "find", "parameters": SCHEMA}}
+    body: Any = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "a"}],
+        "tools": [tool],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_tokens": 60,
+        "seed": 1,
+    }
     with (
-        running(engine, tool_format="llama3") as found,
+        running(make_engine(folder), tool_format=fmt) as found,
         openai.OpenAI(base_url=f"{found.url}/v1", api_key="none", max_retries=0) as client,
-        client.chat.completions.stream(
-            model="tiny",
-            messages=[{"role": "user", "content": "a"}],
-            tools=[tool],
-            tool_choice="required",
-            parallel_tool_calls=False,
-            max_tokens=60,
-            seed=1,
-        ) as events,
     ):
-        choice = events.get_final_completion().choices[0]
-    assert choice.finish_reason == "tool_calls"
-    [call] = choice.message.tool_calls
+        with client.chat.completions.stream(**body) as events:
+            choice = events.get_final_completion().choices[0]
+        chunks: Any = [c.choices[0] for c in client.chat.completions.create(stream=True, **body)]
+        whole: Any = client.chat.completions.create(**body).choices[0]
+    assert choice.finish_reason == whole.finish_reason == "tool_calls"
+    [call] = choice.message.tool_calls or []
     assert call.function.name == "find"
     assert set(json.loads(call.function.arguments)) == {"age"}
+    [same] = whole.message.tool_calls or []
+    assert same.function.arguments == call.function.arguments
+    assert not whole.message.content
+    first, *rest = [made for c in chunks for made in c.delta.tool_calls or ()]
+    assert (first.index, first.type, first.function.name) == (0, "function", "find")
+    assert first.id and first.function.arguments == ""
+    assert len(rest) > 1
+    assert all((r.index, r.id, r.type, r.function.name) == (0, None, None, None) for r in rest)
+    assert "".join(r.function.arguments for r in rest) == call.function.arguments
+    assert not "".join(c.delta.content or "" for c in chunks)
+    assert chunks[-1].finish_reason == "tool_calls"
 
 
-@given(
-    st.lists(
-        st.sampled_from([HERMES, "plain", "<", "<tool_call>", "\n", "</tool_call>", "{", "é"])
-    ),
-    st.data(),
+def test_a_call_cut_off_says_so(folder):
+    tool: Any = {"type": "function", "function": {"name": "find", "parameters": SCHEMA}}
+    body = {
+        "messages": [{"role": "user", "content": "a"}],
+        "tools": [tool],
+        "tool_choice": "required",
+        "seed": 1,
+    }
+    with running(make_engine(folder)) as found:
+        url = found.url + "/v1/chat/completions"
+        texts = []
+        for tokens in range(1, 60):
+            answer = httpx2.post(url, json={**body, "max_tokens": tokens}, timeout=60).json()
+            [choice] = answer["choices"]
+            texts.append(
+                [c["function"]["arguments"] for c in choice["message"]["tool_calls"] or ()]
+            )
+            if choice["finish_reason"] == "tool_calls":
+                break
+            assert choice["finish_reason"] == "length"
+    whole = texts[-1][0]
+    cut = [text for [text] in filter(None, texts)]
+    assert json.loads(whole)
+    assert len(set(cut)) > 1
+    assert all(whole.startswith(text) for text in cut)
+
+
+PARTS = (
+    *(HERMES, '{"name": "find", "parameters": {"a": "}"}}', "<|python_tag|>"),
+    *("<tool_call>", "</tool_call>", '{"name": "find", "arguments": ', '{"a": {"b": "'),
+    *("plain", "<", "\n", "{", "}", '"', "\\", ";", " ", "é"),
 )
-def test_pieces_do_not_matter(parts, data):
+
+
+@given(st.sampled_from(list(FORMATS)), st.lists(st.sampled_from(PARTS)), st.data())
+def test_pieces_do_not_matter(fmt, parts, data):
     text = "".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     edges = [0, *cuts, len(text)]
     pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
-    whole = read("hermes", [text])
-    found = read("hermes", pieces)
-    assert found[1] == whole[1]
-    # Where there are calls, line breaks between them belong to nobody.
-    assert "".join(found[0].split()) == "".join(whole[0].split())
+    assert read_texts(fmt, pieces) == read_texts(fmt, [text])
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -2,14 +2,15 @@
 
 from rjax.serve.tools.formats import FORMATS, ToolFormat, choose_format
 from rjax.serve.tools.prompt import conversation, tools_for_template
-from rjax.serve.tools.reader import Call, CallReader
+from rjax.serve.tools.reader import CallPiece, CallReader, join_pieces
 
 __all__ = [
     "FORMATS",
-    "Call",
+    "CallPiece",
     "CallReader",
     "ToolFormat",
     "choose_format",
     "conversation",
+    "join_pieces",
     "tools_for_template",
 ]

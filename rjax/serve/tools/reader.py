@@ -2,13 +2,21 @@
 
 import dataclasses
 import json
+import re
 import secrets
+from collections.abc import Callable, Iterable
 
 from rjax.serve.tools.formats import ToolFormat
 
 _DECODER = json.JSONDecoder()
 _PYTHON_TAG = "<|python_tag|>"
 _MOST_CALLS = 128
+_LONGEST_HEAD = 512  # characters before the arguments; names are shorter
+_LEAD = re.compile(rf"\s*(?:{re.escape(_PYTHON_TAG)}\s*)?")
+_HEAD = re.compile(
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?'
+    r'"name"\s*:\s*"([a-zA-Z0-9_.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -20,12 +28,29 @@ class Call:
     arguments: str
 
 
-class CallReader:
-    """Splits the text of one answer into content and calls.
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallPiece:
+    """News of one call.
 
-    Content is passed on at once, except for an end that may be the beginning of a call; a call is
+    Attributes:
+        index: of the call within its answer.
+        arguments: what follows of its arguments' JSON.
+        id, name: in the call's first piece alone.
+    """
+
+    index: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+
+
+class CallReader:
+    """Splits the text of one answer into content and calls, while it comes in.
+
+    A call begins when its function's name is known and its arguments open; from there on they are
+    passed on as the model writes them, finished or not. A call with its keys in another order is
     told when it is complete. What looks like a call and is none (broken JSON, an unknown function)
-    stays content. Only `json` reads the text.
+    stays content. White space around calls is dropped. Only `json` reads the text.
 
     Args:
         fmt: how this model writes calls.
@@ -34,81 +59,188 @@ class CallReader:
 
     def __init__(self, fmt: ToolFormat, names: frozenset[str]) -> None:
         self._format = fmt
+        self._begin, self._end = fmt.begin.strip(), fmt.end.strip()
         self._names = names
-        self._buffer = ""
+        self._buffer = ""  # text that is not told yet
+        self._lead = ""  # text before the buffer that is content if the buffer is no call
         self._searched = 0  # so much of the buffer holds no end of the call it begins with
+        # Each state takes what it can of the buffer, and returns whether another should go on.
+        self._state: Callable[[bool], bool] = self._text if fmt.anywhere else self._opening
+        self._depth = 0  # of objects and lists around the next character of a call
+        self._quoted = self._escaped = False
+        self._content: list[str] = []
+        self._pieces: list[CallPiece] = []
         self.num_calls = 0
 
-    def feed(self, text: str) -> tuple[str, list[Call]]:
-        """Take more text; return the content and the calls that are now certain."""
+    def feed(self, text: str, *, ended: bool = False) -> tuple[str, list[CallPiece]]:
+        """Take more text, the last if ``ended``; return the content and the pieces of calls that
+        are now certain."""
         self._buffer += text
-        return self._anywhere() if self._format.anywhere else ("", [])
+        while self._state(ended):
+            pass
+        found = "".join(self._content), self._pieces
+        self._content, self._pieces = [], []
+        return found
 
-    def finish(self) -> tuple[str, list[Call]]:
-        """The end of the answer: what is left."""
-        if self._format.anywhere:
-            content, calls = self._anywhere(ended=True)
-            content, self._buffer = content + self._buffer, ""
-            return content, calls
-        return self._whole()
+    def _text(self, ended: bool) -> bool:
+        """Content, up to the tag of a call."""
+        at = self._buffer.find(self._begin)
+        if at >= 0:
+            self._content.append(self._buffer[:at])
+            self._open(at + len(self._begin), self._begin)
+            return True
+        keep = 0 if ended else _open_end(self._buffer, self._begin)
+        cut = len(self._buffer) - keep
+        self._content.append(self._buffer[:cut])
+        self._buffer = self._buffer[cut:]
+        return False
 
-    def _anywhere(self, *, ended: bool = False) -> tuple[str, list[Call]]:
-        begin, end = self._format.begin.strip(), self._format.end.strip()
-        content: list[str] = []
-        calls: list[Call] = []
-        while True:
-            at = self._buffer.find(begin)
-            if at < 0:
-                keep = 0 if ended else _open_end(self._buffer, begin)
-                cut = len(self._buffer) - keep
-                content.append(self._buffer[:cut])
-                self._buffer = self._buffer[cut:]
-                break
-            stop = self._buffer.find(end, max(at, self._searched))
+    def _opening(self, ended: bool) -> bool:
+        """The beginning of an answer that is calls as a whole, or content as a whole."""
+        lead = _LEAD.match(self._buffer)
+        assert lead is not None
+        rest = self._buffer[lead.end() :]
+        if rest.startswith("{"):
+            self._open(lead.end(), lead.group())
+        elif _PYTHON_TAG.startswith(rest) and not ended:
+            return False
+        else:
+            self._state = self._prose
+        return True
+
+    def _prose(self, ended: bool) -> bool:
+        """Content to the end."""
+        self._content.append(self._buffer)
+        self._buffer = ""
+        return False
+
+    def _open(self, at: int, lead: str) -> None:
+        self._lead, self._buffer, self._searched = lead, self._buffer[at:], 0
+        self._state = self._object
+
+    def _object(self, ended: bool) -> bool:
+        """What may be a call: begin it, or wait until it is whole."""
+        start = len(self._buffer) - len(self._buffer.lstrip())
+        head = _HEAD.match(self._buffer, start, start + _LONGEST_HEAD)
+        if head and head.group(1) in self._names and self.num_calls < _MOST_CALLS:
+            if head.end() == len(self._buffer) and not ended:
+                return False
+            if self._buffer.startswith("{", head.end()):
+                self._tell(head.group(1), "")
+                self._buffer = self._buffer[head.end() :]
+                self._depth, self._quoted, self._escaped = 1, False, False
+                self._state = self._arguments
+                return True
+        return self._whole_object(ended)
+
+    def _whole_object(self, ended: bool) -> bool:
+        text = self._buffer
+        if self._end:
             # Models often end the answer in place of writing the closing tag.
+            stop = text.find(self._end, self._searched)
             if stop < 0 and not ended:
-                content.append(self._buffer[:at])
-                self._buffer = self._buffer[at:]
-                self._searched = max(0, len(self._buffer) - len(end) + 1)
-                break
-            inner = self._buffer[at + len(begin) : stop if stop >= 0 else None]
-            rest = self._buffer[stop + len(end) :] if stop >= 0 else ""
-            call = self._parse(inner)
-            if call is None:
-                content.append(self._buffer[: len(self._buffer) - len(rest)])
-            else:
-                content.append(self._buffer[:at])
-                calls.append(call)
-                self.num_calls += 1
-            self._buffer, self._searched = rest, 0
-        text = "".join(content)
-        if self.num_calls and not text.strip():
-            text = ""  # the line breaks between calls
-        return text, calls
-
-    def _whole(self) -> tuple[str, list[Call]]:
-        text = self._buffer.strip().removeprefix(_PYTHON_TAG).strip()
-        whole, self._buffer = self._buffer, ""
-        calls: list[Call] = []
-        at = 0
-        while at < len(text):
-            if text[at] != "{":
-                return whole, []
+                self._searched = max(0, len(text) - len(self._end) + 1)
+                return False
+            inner = text if stop < 0 else text[:stop]
+            self._buffer = "" if stop < 0 else text[stop + len(self._end) :]
+        elif not ended:
+            return False
+        else:
             try:
-                _, stop = _DECODER.raw_decode(text, at)
+                inner = text[: _DECODER.raw_decode(text)[1]]
             except (ValueError, RecursionError):
-                return whole, []
-            call = self._parse(text[at:stop])
-            if call is None:
-                return whole, []
-            calls.append(call)
-            at = stop
-            while at < len(text) and text[at] in "; \n\t,":
-                at += 1
-        self.num_calls = len(calls)
-        return ("", calls) if calls else (whole, [])
+                inner = text
+            self._buffer = text[len(inner) :]
+        call = self._parse(inner)
+        if call is not None:
+            self._tell(*call)
+            self._state = self._between
+        else:
+            self._content += self._lead, text[: len(text) - len(self._buffer)]
+            self._state = self._text if self._format.anywhere else self._prose
+        return True
 
-    def _parse(self, text: str) -> Call | None:
+    def _arguments(self, ended: bool) -> bool:
+        """The arguments of a call, as they come."""
+        stop = self._closing(1)
+        if self._buffer:
+            text = self._buffer[:stop]
+            self._pieces.append(CallPiece(self.num_calls - 1, text))
+            self._buffer = self._buffer[len(text) :]
+        if stop is None:
+            return False
+        self._state = self._closed
+        return True
+
+    def _closed(self, ended: bool) -> bool:
+        """What an object holds after its arguments; a missing brace is forgiven."""
+        self._buffer = self._buffer.lstrip()
+        if not self._buffer:
+            return False
+        self._state = self._members if self._buffer[0] in "},]" else self._closing_tag
+        return True
+
+    def _members(self, ended: bool) -> bool:
+        stop = self._closing(0)
+        self._buffer = "" if stop is None else self._buffer[stop:]
+        if stop is None:
+            return False
+        self._state = self._closing_tag
+        return True
+
+    def _closing_tag(self, ended: bool) -> bool:
+        self._buffer = self._buffer.lstrip()
+        if self._buffer.startswith(self._end):
+            self._buffer = self._buffer[len(self._end) :]
+        elif self._end.startswith(self._buffer):
+            if ended:
+                self._buffer = ""
+            return False
+        self._state = self._between
+        return True
+
+    def _between(self, ended: bool) -> bool:
+        """After a call: white space, and another call or content."""
+        separators = self._format.separator + " \n\t,"
+        rest = self._buffer.lstrip() if self._format.anywhere else self._buffer.lstrip(separators)
+        if not rest:
+            if ended:
+                self._buffer = ""
+            return False
+        lead = self._buffer[: len(self._buffer) - len(rest)]
+        if self._format.anywhere:
+            self._buffer, self._state = rest, self._text
+        elif rest.startswith("{"):
+            self._open(len(lead), lead)
+        else:
+            self._buffer, self._state = self._buffer.lstrip(), self._prose
+        return True
+
+    def _closing(self, floor: int) -> int | None:
+        """Where the buffer closes all objects and lists but so many; None if it does not."""
+        for i, char in enumerate(self._buffer):
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._escaped, self._quoted = char == "\\", char != '"'
+            elif char == '"':
+                self._quoted = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth <= floor:
+                    return i + 1
+        return None
+
+    def _tell(self, name: str, arguments: str) -> None:
+        """Begin a call."""
+        name_id = f"call_{secrets.token_hex(12)}"
+        self._pieces.append(CallPiece(self.num_calls, arguments, id=name_id, name=name))
+        self.num_calls += 1
+
+    def _parse(self, text: str) -> tuple[str, str] | None:
+        """Name and arguments of a whole call."""
         try:
             found = json.loads(text)
         except (ValueError, RecursionError):
@@ -121,9 +253,21 @@ class CallReader:
             return None
         if not isinstance(arguments, dict):
             return None
-        return Call(
-            f"call_{secrets.token_hex(12)}", name, json.dumps(arguments, ensure_ascii=False)
-        )
+        return name, json.dumps(arguments, ensure_ascii=False)
+
+
+def join_pieces(pieces: Iterable[CallPiece]) -> list[Call]:
+    """The calls that pieces, all there are, make up."""
+    calls: list[Call] = []
+    for piece in pieces:
+        if piece.id is not None and piece.name is not None:
+            calls.append(Call(piece.id, piece.name, piece.arguments))
+        else:
+            last = calls[piece.index]
+            calls[piece.index] = dataclasses.replace(
+                last, arguments=last.arguments + piece.arguments
+            )
+    return calls
 
 
 def _open_end(text: str, marker: str) -> int:
