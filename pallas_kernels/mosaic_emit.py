@@ -11,6 +11,9 @@ from jaxlib.mlir.dialects import arith, llvm, scf
 THREADS = 128
 """Threads of a program of one warpgroup."""
 
+MOST_ROWS = 512
+"""With more rows than this, products are bound by arithmetic and gain nothing from the cache."""
+
 SCALAR = plgpu.Layout.WG_SPLAT(())
 _CHUNK = 4096  # bytes a thread asks for at once
 

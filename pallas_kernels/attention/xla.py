@@ -28,6 +28,7 @@ def paged_attention(
     sinks: Float[Array, " N"] | None = None,
     k_scales: Scales | None = None,
     v_scales: Scales | None = None,
+    upcoming: Array | None = None,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
     """Attention of packed query rows over paged KV, as the plan says.
 
@@ -44,6 +45,7 @@ def paged_attention(
             the LSE then counts them.
         k_scales, v_scales: float32 [K] or [P, K]: float8_e4m3fn pages times these are the keys and
             values; given exactly when the pages are float8_e4m3fn.
+        upcoming: for backends that can fetch ahead; here XLA drops it.
 
     Returns:
         Output in q's dtype and natural-log LSE in float32; 0 and -inf for rows that see nothing,
@@ -52,6 +54,7 @@ def paged_attention(
     Raises:
         ValueError: an option of the wrong shape or dtype.
     """
+    del upcoming
     T, N, H = q.shape
     check_per_head(N, alibi_slopes=alibi_slopes, sinks=sinks)
     check_scales(k_pages, v_pages, k_scales, v_scales)

@@ -11,9 +11,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.mosaic_emit import THREADS, prefetch_to_l2
+from pallas_kernels.mosaic_emit import MOST_ROWS, THREADS, prefetch_to_l2
 
-_MOST_ROWS = 512  # with more, the products are bound by arithmetic and gain nothing from the cache
 _WIDEST = 8  # numbers a thread: 16 bytes
 
 
@@ -43,7 +42,7 @@ def gated_silu(
     size = vector * THREADS
     chunks = -(-F // size)  # the last one overlaps its neighbour
     strided = plgpu.Layout.WG_STRIDED((size,), vec_size=vector)
-    fetch = upcoming is not None and T <= _MOST_ROWS
+    fetch = upcoming is not None and T <= MOST_ROWS
 
     def body(h_ref, *rest):
         """GMEM: h [T, 2, F], upcoming (any shape), then out [T, F]."""

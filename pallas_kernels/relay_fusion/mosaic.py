@@ -3,7 +3,8 @@
 A program merges up to 1024 numbers (several heads) of one row: it reads the row's partial results,
 which lie one after another, several at a time so that their loads overlap, keeps a running maximum
 of the LSEs in float32 and writes the merged chunk. Bytes moved: each partial result once, the
-merged row once. Rows with exactly one partial result are skipped: attention wrote them to the
+merged row once; the start of the next product's weights is fetched into the L2 cache meanwhile.
+Rows with exactly one partial result are skipped: attention wrote them to the
 output itself. Rows with none get output 0 and LSE -inf.
 """
 
@@ -20,11 +21,11 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, vector
 from jaxtyping import Array, Float, Int
 
-_THREADS = 128
+from pallas_kernels.mosaic_emit import MOST_ROWS, SCALAR, THREADS, prefetch_to_l2
+
 _WIDEST = 8  # elements a thread at most: 16 bytes of bf16
 _MOST_AT_ONCE = 16  # partial results whose loads are in flight together
 _LOWEST = -1e30
-_SCALAR = plgpu.Layout.WG_SPLAT(())
 
 
 def merge_in_place(
@@ -33,6 +34,9 @@ def merge_in_place(
     part: Float[Array, "X N H"],
     part_lse: Float[Array, "X N"],
     merge_indptr: Int[Array, " T1"],
+    upcoming: Array | None = None,
+    *,
+    prefetch_bytes: int = 12 << 20,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
     """Fill the rows of (out, lse) that have not exactly one partial result.
 
@@ -41,6 +45,8 @@ def merge_in_place(
         part, part_lse: partial results; row t owns entries merge_indptr[t] : merge_indptr[t + 1].
             An entry with LSE -inf must hold finite numbers, and does not count.
         merge_indptr: int32.
+        upcoming: weights that the next kernel reads, to be fetched into the L2 cache, or None.
+        prefetch_bytes: of ``upcoming`` at most.
 
     Returns:
         (out, lse); float32 arithmetic, natural-log LSE.
@@ -52,15 +58,15 @@ def merge_in_place(
     """
     T, N, H = out.shape
     width = N * H
-    if H % _WIDEST or width < _THREADS:
+    if H % _WIDEST or width < THREADS:
         raise ValueError(
             f"{N} heads of {H} dims; relay fusion on mosaic needs head dims that are multiples of "
-            f"{_WIDEST} and at least {_THREADS} numbers a row"
+            f"{_WIDEST} and at least {THREADS} numbers a row"
         )
     step = _WIDEST
-    while step * _THREADS > width:
+    while step * THREADS > width:
         step //= 2
-    size = step * _THREADS  # numbers a program merges; the last program overlaps its neighbour
+    size = step * THREADS  # numbers a program merges; the last program overlaps its neighbour
     entries = part.shape[0]
     at_once = _MOST_AT_ONCE
     while at_once > 2 and at_once // 2 * T >= entries:  # no row has more than the plan has cuts
@@ -71,13 +77,13 @@ def merge_in_place(
         """part_lse[entry, head of each of the chunk's elements], float32 [size]."""
 
         @plgpu.inline_mgpu(
-            arg_types=(plgpu.RefType(), _SCALAR, _SCALAR),
+            arg_types=(plgpu.RefType(), SCALAR, SCALAR),
             return_type=plgpu.ShapeDtypeStruct((size,), jnp.float32, layout=strided),
         )
         def load(_, ref_, entry_, first_):
             index, i32 = ir.IndexType.get(), ir.IntegerType.get_signless(32)
             [row], [start] = entry_.registers.flat, first_.registers.flat
-            lane = arith.remui(mgpu.utils.thread_idx(), mgpu.c(128, i32))
+            lane = arith.remui(mgpu.utils.thread_idx(), mgpu.c(THREADS, i32))
             element = arith.addi(start, arith.muli(lane, mgpu.c(step, i32)))
             head = arith.divui(element, mgpu.c(H, i32))
             value = memref.load(ref_, [arith.index_cast(index, row), arith.index_cast(index, head)])
@@ -88,10 +94,16 @@ def merge_in_place(
 
         return load(ref, entry, first)
 
-    def body(indptr, parts, lses, out_ref, lse_ref):
+    chunks = -(-width // size)
+    ahead = () if upcoming is None or T > MOST_ROWS else (upcoming,)
+
+    def body(indptr, parts, lses, *rest):
+        *weights, out_ref, lse_ref = rest
         plgpu.griddepcontrol_wait()
-        row = lax.axis_index("row")
-        first = jnp.minimum(lax.axis_index("chunk") * size, width - size)
+        row, chunk = lax.axis_index("row"), lax.axis_index("chunk")
+        first = jnp.minimum(chunk * size, width - size)
+        for ref in weights:
+            prefetch_to_l2(ref, row * chunks + chunk, T * chunks, prefetch_bytes)
         begin = indptr[row]
         end = indptr[row + 1]
 
@@ -135,25 +147,25 @@ def merge_in_place(
     plgpu.kernel(
         body,
         out_type=(),
-        grid=(T, -(-width // size)),
+        grid=(T, chunks),
         grid_names=("row", "chunk"),
         compiler_params=plgpu.CompilerParams(
             approx_math=True,
             unsafe_no_auto_barriers=True,
             lowering_semantics=plgpu.LoweringSemantics.Lane,
         ),
-    )(merge_indptr, part.reshape(entries, width), part_lse, out_ref, lse_ref)
+    )(merge_indptr, part.reshape(entries, width), part_lse, *ahead, out_ref, lse_ref)
     return jax.freeze(out_ref).reshape(T, N, H), jax.freeze(lse_ref)
 
 
 def _store_heads(ref, value, row, first, H: int, strided, step: int):
     """ref[row, head] = value at the head's first element."""
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), strided, _SCALAR, _SCALAR))
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), strided, SCALAR, SCALAR))
     def store(_, ref_, value_, row_, first_):
         index, i32 = ir.IndexType.get(), ir.IntegerType.get_signless(32)
         [at], [start] = row_.registers.flat, first_.registers.flat
-        lane = arith.remui(mgpu.utils.thread_idx(), mgpu.c(128, i32))
+        lane = arith.remui(mgpu.utils.thread_idx(), mgpu.c(THREADS, i32))
         element = arith.addi(start, arith.muli(lane, mgpu.c(step, i32)))
         head = arith.divui(element, mgpu.c(H, i32))
         is_first = arith.cmpi(

@@ -13,9 +13,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.mosaic_emit import THREADS, prefetch_to_l2, widest_vector
+from pallas_kernels.mosaic_emit import MOST_ROWS, THREADS, prefetch_to_l2, widest_vector
 
-_MOST_ROWS = 512  # with more, the products are bound by arithmetic and gain nothing from the cache
 _LEAST_PROGRAMS = 64
 
 
@@ -49,7 +48,7 @@ def add_rms_norm(
         )
     if D % THREADS:
         raise ValueError(f"rows of {D} numbers; the mosaic backend takes multiples of {THREADS}")
-    fetch = upcoming is not None and T <= _MOST_ROWS
+    fetch = upcoming is not None and T <= MOST_ROWS
     programs = max(T, _LEAST_PROGRAMS) if fetch else T
     strided = plgpu.Layout.WG_STRIDED((D,), vec_size=widest_vector(D))
 

@@ -56,7 +56,8 @@ class PagedContext(LayerContext):
         if self._plan is None:  # every layer has the same heads
             heads = (K * (A - 2) // devices, K // devices)
             self._plan = self._backend.prepare(self._step.plan, self._step.positions, heads)
-        run = functools.partial(_attend, backend=self._backend, spec=spec)
+        ahead = upcoming if devices == 1 else None
+        run = functools.partial(_attend, backend=self._backend, spec=spec, upcoming=ahead)
         if devices > 1:
             run = jax.shard_map(
                 run,
@@ -90,12 +91,12 @@ class PagedContext(LayerContext):
         return self._backend.gated_silu(h, upcoming)
 
 
-def _attend(qkv, bias, k_pages, v_pages, rotary, step, plan, *, backend: Backend, spec):
+def _attend(qkv, bias, k_pages, v_pages, rotary, step, plan, *, backend: Backend, spec, upcoming):
     cos, sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
     q, k_pages, v_pages = backend.rotate_and_write(
         qkv, bias, cos, sin, k_pages, v_pages, step.kv_slots
     )
     out, _ = backend.paged_attention(
-        q, k_pages, v_pages, step.page_table, step.positions, plan, spec
+        q, k_pages, v_pages, step.page_table, step.positions, plan, spec, upcoming=upcoming
     )
     return out, k_pages, v_pages

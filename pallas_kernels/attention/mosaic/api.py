@@ -35,6 +35,7 @@ def paged_attention(
     *,
     alibi_slopes: Float[Array, " N"] | None = None,
     sinks: Float[Array, " N"] | None = None,
+    upcoming: Array | None = None,
     programs: int | None = None,
     ping_pong: bool = True,
     early_launch: bool = True,
@@ -49,6 +50,8 @@ def paged_attention(
         plan: the work lists; pack it once a step with ``pack_plan`` where layers share it.
         spec: scale, cap and mask.
         alibi_slopes, sinks: float32, one a query head, as in the xla backend.
+        upcoming: weights that the next kernel reads, whose start relay fusion fetches into the L2
+            cache, or None.
         programs: persistent programs to launch; None for one a multiprocessor.
         ping_pong: the consumer warpgroups of wide items take turns on the tensor cores.
         early_launch: launch while the kernel before still runs, and wait for it on the device.
@@ -78,7 +81,9 @@ def paged_attention(
         ping_pong=ping_pong,
         early_launch=early_launch,
     )
-    return _launch(cfg, packed, page_table, positions, q, k_pages, v_pages, alibi_slopes, sinks)
+    return _launch(
+        cfg, packed, page_table, positions, q, k_pages, v_pages, alibi_slopes, sinks, upcoming
+    )
 
 
 # Compiled as a function of its own: a model's layers then share one trace and one lowering.
@@ -93,11 +98,12 @@ def _launch(
     v_pages,
     alibi_slopes,
     sinks,
+    upcoming,
 ):
     out, lse, part, part_lse = attention_call(
         cfg, packed, page_table, positions, q, k_pages, v_pages, alibi_slopes
     )
-    out, lse = merge_in_place(out, lse, part, part_lse, packed.merge_indptr)
+    out, lse = merge_in_place(out, lse, part, part_lse, packed.merge_indptr, upcoming)
     return (out, lse) if sinks is None else apply_sinks(out, lse, sinks)
 
 
