@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import attention, compare_torch, decode_step, latency, throughput
+from bench import attention, compare_torch, decode_step, latency, swap, throughput
 from bench.longbench import __main__ as longbench
 from bench.records import RESULTS
 from bench.tables import markdown
@@ -42,6 +42,7 @@ all of them in one go.
 | `python -m bench.longbench` | answers and scores on LongBench-format files, relay on and off |
 | `python -m bench.table_answers` | exact answers of the bundled model about unseen tables |
 | `python -m bench.scheduler` | the host's part of a step |
+| `python -m bench.swap` | a step while pages go to host memory or come back |
 
 What a floor is: the larger of bytes at the rate of a copy on the device and FLOP at the rate of a
 matrix product, both timed in the same run, weights and distinct KV counted once.
@@ -127,6 +128,7 @@ SECTIONS: dict[str, Section] = {
     "longbench": Section("Long documents", _rows(_LONGBENCH)),
     "table_answers": Section("The bundled model's answers", _table_answers),
     "scheduler": Section("The host's part of a step", _scheduler),
+    "swap": Section("Swapping beside a step", _rows(swap.COLUMNS)),
 }
 
 

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, int]] = {
         "bench.compare_torch --shapes qwen2.5-0.5b --methods hand,generate,compiled,continuous",
         420,
     ),
+    "swap": ("bench.swap --shapes llama-3-8b", 120),
     "longbench": ("bench.longbench --json bench/results/longbench.json", 120),
 }
 

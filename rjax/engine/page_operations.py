@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(slots=True)
 class CopyPages:
-    """Copy whole pages, ``source[i]`` to ``target[i]``; all are read before any is written."""
+    """Copy whole pages, ``source[i]`` to ``target[i]``; none is read after it was written."""
 
     source: list[int]
     target: list[int]

@@ -1,0 +1,125 @@
+"""What swapping costs a decode step: pages leave for host memory, or come back, while it runs.
+
+    python -m bench.swap --shapes llama-3-8b                            # on a GPU
+    python -m bench.swap --shapes tiny --batch 2 --own 40 --pages 1,4 --steps 3
+
+An engine decodes a steady batch, and with every step so many pages are swapped out, or in, as by
+preemption; they are none of the batch's. "Alone" is the way out and back with nothing beside it,
+each step of it waited for. "Hidden" is the part of that by which the steps did not grow.
+Milliseconds, the middle over all steps; the first ones compile and do not count.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from bench.command_line import command_parser, keep, numbers
+from bench.engines import add_engine_options, model_name, running_llm
+from bench.records import record
+from rjax.engine.page_operations import SwapIn, SwapOut
+from rjax.sampling import SamplingParams
+
+COLUMNS = {
+    "model": "model",
+    "batch": "rows",
+    "own": "tokens a row",
+    "pages": "pages",
+    "mib": "MiB",
+    "step_ms": "step, ms",
+    "out_ms": "swapping out, ms",
+    "in_ms": "swapping in, ms",
+    "alone_ms": "out and in alone, ms",
+    "hidden": "hidden",
+}
+_UNCOUNTED = 3
+
+
+def measure(options: argparse.Namespace, engine: Any) -> list[dict[str, Any]]:
+    """A row for each number of pages."""
+    worker, most = engine._worker, max(options.pages)
+    _start_batch(options, engine)
+    found = engine._blocks.allocate(most)
+    if found is None or worker.num_host_pages < most:
+        raise SystemExit("no room for so many --pages beside the batch; give fewer")
+    spare: list[int] = found
+
+    def out(count: int) -> None:
+        worker.move([SwapOut(spare[:count], list(range(count)))])
+
+    def back(count: int) -> None:
+        worker.move([SwapIn(list(range(count)), spare[:count])])
+
+    def alone(count: int) -> None:
+        out(count)
+        back(count)
+        worker.read_pages(spare[:1])  # waits
+
+    def middle(action: Callable[[], Any]) -> float:
+        times = []
+        for _ in range(_UNCOUNTED + options.steps):
+            start = time.perf_counter()
+            action()
+            times.append(1e3 * (time.perf_counter() - start))
+        return statistics.median(times[_UNCOUNTED:])
+
+    rows = []
+    for count in tqdm(options.pages, desc="swap", disable=options.quiet):
+        row = {
+            "model": model_name(options),
+            "batch": options.batch,
+            "own": options.own,
+            "pages": count,
+            "mib": count * worker.pool.page_bytes / 2**20,
+            "step_ms": middle(engine.step),
+            "out_ms": middle(lambda count=count: (out(count), engine.step())),
+            "in_ms": middle(lambda count=count: (back(count), engine.step())),
+            "alone_ms": middle(lambda count=count: alone(count)),
+        }
+        grown = row["out_ms"] + row["in_ms"] - 2 * row["step_ms"]
+        rows.append(row | {"hidden": 1 - grown / row["alone_ms"]})
+    assert engine.stats().num_running == options.batch
+    return rows
+
+
+def _start_batch(options: argparse.Namespace, engine: Any) -> None:
+    """Requests that decode for as long as is measured."""
+    rng = np.random.default_rng(options.seed)
+    params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True, detokenize=False)
+    for i in range(options.batch):
+        own = rng.integers(0, engine.model_config.vocab_size, options.own).tolist()
+        engine.add_request(str(i), own, params)
+    while engine.stats().output_tokens < 2 * options.batch:
+        engine.step()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = command_parser("bench.swap", __doc__)
+    add_engine_options(p)
+    p.add_argument("--batch", type=int, default=64, help="sequences that decode")
+    p.add_argument("--own", type=int, default=1024, help="prompt tokens of each")
+    p.add_argument("--pages", type=numbers, default=[4, 16, 64], help="swapped with each step")
+    p.add_argument("--steps", type=int, default=30, help="that count, of each kind")
+    return p
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print, keep."""
+    options = parser().parse_args(arguments)
+    if options.batch > options.max_num_seqs:
+        raise SystemExit(f"--max-num-seqs ({options.max_num_seqs}) is below --batch")
+    # Three kinds of steps for each number of pages, and some in which the others start.
+    longest = options.own + 3 * len(options.pages) * (_UNCOUNTED + options.steps) + 256
+    with running_llm(options, relay="auto", max_model_len=longest) as llm:
+        rows = measure(options, llm.engine)
+        backend = llm.stats().backend
+    keep(record("bench.swap", rows, vars(options), backend=backend), COLUMNS, options.json, "swap")
+
+
+if __name__ == "__main__":
+    main()
