@@ -98,10 +98,9 @@ def test_sliding_window(backend, name, window):
     check(backend, name, SHAPES[3], AttentionSpec(0.1, sliding_window=window))
 
 
-@pytest.mark.parametrize("name", ["relay", "chunks"])
-def test_soft_cap(backend, name):
+def test_soft_cap(backend):
     """A cap well below the largest scores."""
-    check(backend, name, SHAPES[3], AttentionSpec(0.3, soft_cap=2.0))
+    check(backend, "relay", SHAPES[3], AttentionSpec(0.3, soft_cap=2.0))
 
 
 def alibi_slopes(N):
@@ -140,11 +139,15 @@ def test_options_of_the_wrong_kind(attention, option):
         check_per_head(8, **{option: jnp.zeros(7)})
 
 
-@pytest.mark.parametrize("scales", ["head", "page"])
-def test_fp8_pages(scales):
+@pytest.mark.parametrize(("name", "shape"), [("relay", SHAPES[3]), ("chunks", SHAPES[4])])
+def test_fp8_pages(backend, name, shape):
+    check(backend, name, shape, AttentionSpec(0.1), fp8="head")
+
+
+def test_fp8_pages_with_a_scale_each():
     backend = (xla.paged_attention, jnp.float32, 2e-5)
-    check(backend, "relay", SHAPES[1], AttentionSpec(0.1), fp8=scales)
-    check(backend, "chunks", SHAPES[3], AttentionSpec(0.1, sliding_window=50), fp8=scales)
+    check(backend, "relay", SHAPES[1], AttentionSpec(0.1), fp8="page")
+    check(backend, "chunks", SHAPES[3], AttentionSpec(0.1, sliding_window=50), fp8="page")
 
 
 @pytest.mark.parametrize(

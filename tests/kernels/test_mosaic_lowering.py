@@ -10,10 +10,23 @@ import pytest
 from pallas_kernels.attention import mosaic
 from pallas_kernels.attention.spec import AttentionSpec
 
+FP8 = jnp.float8_e4m3fn
+
 
 def lower(
-    N=8, K=2, H=128, S=64, tile_rows=16, split=128, dtype=jnp.bfloat16, per_head=(), **options
+    N=8,
+    K=2,
+    H=128,
+    S=64,
+    tile_rows=16,
+    split=128,
+    dtype=jnp.bfloat16,
+    per_head=(),
+    kv_dtype=None,
+    per_page=False,
+    **options,
 ):
+    """Text of the lowered call; per_head: names of options of ones; options: of AttentionSpec."""
     a = batches.make_arrays(
         batches.RELAY,
         N=N,
@@ -24,9 +37,13 @@ def lower(
         split=split,
         sharing="on",
         dtype=dtype,
+        kv_dtype=kv_dtype,
     )
     run = functools.partial(mosaic.paged_attention, spec=AttentionSpec(0.1, **options))
     numbers = {name: jnp.ones(N) for name in per_head}
+    if kv_dtype is not None:
+        size = (a.k_pages.shape[0], K) if per_page else (K,)
+        numbers |= {name: jnp.ones(size) for name in ("k_scales", "v_scales")}
     # Leaves, not the plan: the checked dataclass refuses the tracing API's stand-ins.
     leaves, tree = jax.tree.flatten((a.q, a.k_pages, a.v_pages, a.page_table, a.positions, a.plan))
     traced = jax.jit(lambda *leaves: run(*tree.unflatten(leaves), **numbers)).trace(*leaves)
@@ -65,9 +82,18 @@ def test_options_and_float16():
     assert "mosaic_gpu" in lower(dtype=jnp.float16)
 
 
+@pytest.mark.parametrize("H", [64, 128])
+def test_fp8_pages(H):
+    assert "mosaic_gpu" in lower(H=H, kv_dtype=FP8)
+    assert "mosaic_gpu" in lower(H=H, kv_dtype=FP8, tile_rows=32, S=16, dtype=jnp.float16)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (dict(kv_dtype=FP8, H=256), "head dim"),
+        (dict(kv_dtype=FP8, per_page=True), "one a KV head"),
+        (dict(kv_dtype=jnp.float8_e5m2), "both must have"),
         (dict(dtype=jnp.float32), "bfloat16 or float16"),
         (dict(tile_rows=64), "matrix rows"),
         (dict(H=32), "head dim"),

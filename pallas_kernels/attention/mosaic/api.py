@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.mosaic.config import (
+    FP8_HEAD_DIMS,
     HEAD_DIMS,
     ROWS,
     TILE,
@@ -19,6 +20,7 @@ from pallas_kernels.attention.mosaic.pack import PackedPlan, pack_plan
 from pallas_kernels.attention.options import apply_sinks, check_per_head
 from pallas_kernels.attention.spec import AttentionSpec
 from pallas_kernels.attention.work_list import AttentionPlan
+from pallas_kernels.fp8 import Scales, check_scales
 from pallas_kernels.relay_fusion.mosaic import merge_in_place
 
 _H200_PROGRAMS = 132  # multiprocessors; used when lowering without a GPU
@@ -35,6 +37,8 @@ def paged_attention(
     *,
     alibi_slopes: Float[Array, " N"] | None = None,
     sinks: Float[Array, " N"] | None = None,
+    k_scales: Scales | None = None,
+    v_scales: Scales | None = None,
     upcoming: Array | None = None,
     programs: int | None = None,
     ping_pong: bool = True,
@@ -44,12 +48,13 @@ def paged_attention(
 
     Args:
         q: rotated queries, bfloat16 or float16.
-        k_pages, v_pages: the pool, q's dtype; S is 16, 32, 64 or a multiple of 64.
+        k_pages, v_pages: the pool, q's dtype or float8_e4m3fn; S is 16, 32, 64 or a multiple of 64.
         page_table: int32 page ids of each sequence; entries past its length are never used.
         positions: int32 absolute position of each row; negative for padding rows.
         plan: the work lists; pack it once a step with ``pack_plan`` where layers share it.
         spec: scale, cap and mask.
         alibi_slopes, sinks: float32, one a query head, as in the xla backend.
+        k_scales, v_scales: float32 [K] of float8_e4m3fn pages, as in the xla backend.
         upcoming: weights that the next kernel reads, whose start relay fusion fetches into the L2
             cache, or None.
         programs: persistent programs to launch; None for one a multiprocessor.
@@ -69,6 +74,12 @@ def paged_attention(
     assert isinstance(packed, PackedPlan)
     _check(q, k_pages, v_pages, page_table, positions, packed, spec)
     check_per_head(N, alibi_slopes=alibi_slopes, sinks=sinks)
+    check_scales(k_pages, v_pages, k_scales, v_scales)
+    if any(scales is not None and scales.ndim != 1 for scales in (k_scales, v_scales)):
+        raise ValueError(
+            "k_scales and v_scales are one a page; the mosaic backend takes one a KV head, the xla "
+            "backend both"
+        )
     boxes = (query_box(min(work.half_rows, T), N // K, H) for work in packed.lists)
     query_rows = max(ROWS, max(boxes) * (N // K))
     cfg = KernelConfig(
@@ -77,12 +88,14 @@ def paged_attention(
         soft_cap=spec.soft_cap,
         programs=programs or _multiprocessors(),
         query_rows=query_rows,
-        ring=ring_slots(H, query_rows),
+        ring=ring_slots(H, query_rows, k_pages.dtype.itemsize),
         ping_pong=ping_pong,
         early_launch=early_launch,
     )
+    per_head = dict(alibi_slopes=alibi_slopes, k_scales=k_scales, v_scales=v_scales)
+    per_head = {name: value for name, value in per_head.items() if value is not None}
     return _launch(
-        cfg, packed, page_table, positions, q, k_pages, v_pages, alibi_slopes, sinks, upcoming
+        cfg, packed, page_table, positions, q, k_pages, v_pages, per_head, sinks, upcoming
     )
 
 
@@ -96,12 +109,12 @@ def _launch(
     q,
     k_pages,
     v_pages,
-    alibi_slopes,
+    per_head,
     sinks,
     upcoming,
 ):
     out, lse, part, part_lse = attention_call(
-        cfg, packed, page_table, positions, q, k_pages, v_pages, alibi_slopes
+        cfg, packed, page_table, positions, q, k_pages, v_pages, per_head
     )
     out, lse = merge_in_place(out, lse, part, part_lse, packed.merge_indptr, upcoming)
     return (out, lse) if sinks is None else apply_sinks(out, lse, sinks)
@@ -117,16 +130,18 @@ def _check(q, k_pages, v_pages, page_table, positions, packed: PackedPlan, spec)
     P, K, S, _ = k_pages.shape
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         raise ValueError(f"q is {q.dtype}; the mosaic backend takes bfloat16 or float16")
-    if k_pages.dtype != q.dtype or v_pages.dtype != q.dtype:
+    if k_pages.dtype not in (q.dtype, jnp.float8_e4m3fn) or v_pages.dtype != k_pages.dtype:
         raise ValueError(
-            f"pages are {k_pages.dtype} and {v_pages.dtype}; they must have q's dtype {q.dtype}"
+            f"pages are {k_pages.dtype} and {v_pages.dtype}; both must have q's dtype {q.dtype}, "
+            "or both float8_e4m3fn"
         )
     if v_pages.shape != k_pages.shape:
         raise ValueError(f"v_pages is {v_pages.shape}, k_pages {k_pages.shape}; they must be equal")
-    if k_pages.shape[3] != H or H not in HEAD_DIMS:
+    head_dims = HEAD_DIMS if k_pages.dtype == q.dtype else FP8_HEAD_DIMS
+    if k_pages.shape[3] != H or H not in head_dims:
         raise ValueError(
-            f"head dim is {H} for q and {k_pages.shape[3]} for the pages; "
-            f"the mosaic backend takes {', '.join(map(str, HEAD_DIMS))}"
+            f"head dim is {H} for q and {k_pages.shape[3]} for the pages; with {k_pages.dtype} "
+            f"pages the mosaic backend takes {', '.join(map(str, head_dims))}"
         )
     if N % K:
         raise ValueError(f"{N} query heads do not divide into {K} KV heads")

@@ -6,6 +6,7 @@ import math
 TILE = 64  # tokens of one K or V tile
 ROWS = 64  # rows of one warpgroup's matrix product
 HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
+FP8_HEAD_DIMS = (64, 128)
 CONSUMERS = 2  # warpgroups that compute
 _SMEM_BYTES = 232_448 - 2048  # what a Hopper block may take, less room for barriers
 
@@ -54,7 +55,9 @@ def query_box(rows: int, group: int, head_dim: int) -> int:
     return -(-rows // unit) * unit
 
 
-def ring_slots(head_dim: int, query_rows: int) -> int:
-    """Slots (two tiles each) that fit in shared memory beside the queries, at 2 bytes a number."""
-    row = CONSUMERS * head_dim * 2
-    return (_SMEM_BYTES - row * query_rows) // (row * TILE)
+def ring_slots(head_dim: int, query_rows: int, itemsize: int) -> int:
+    """Slots (two tiles each, ``itemsize`` bytes a number) that fit in shared memory beside 16-bit
+    queries and, where pages are of 8 bits, a tile of 16 bits for each warpgroup."""
+    row = CONSUMERS * head_dim
+    beside = 2 * query_rows + (2 * TILE if itemsize == 1 else 0)
+    return (_SMEM_BYTES - row * beside) // (row * TILE * itemsize)

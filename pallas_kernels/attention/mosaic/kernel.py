@@ -26,6 +26,7 @@ from pallas_kernels.attention.mosaic.config import (
     queries_in_registers,
     query_box,
 )
+from pallas_kernels.attention.mosaic.fp8 import split_queries
 from pallas_kernels.attention.mosaic.pack import (
     FIELDS,
     HEAD_AND_LIST,
@@ -46,9 +47,9 @@ _WGMMA = plgpu.Layout.WGMMA
 
 
 def attention_call(
-    cfg: KernelConfig, packed: PackedPlan, page_table, positions, q, k_pages, v_pages, slopes=None
+    cfg: KernelConfig, packed: PackedPlan, page_table, positions, q, k_pages, v_pages, per_head
 ):
-    """Launch the kernel. slopes: float32 [N] of ALiBi or None.
+    """Launch the kernel. per_head: of alibi_slopes [N], k_scales [K], v_scales [K] those there are.
 
     Returns (out [T, N, H], lse [T, N], part [X, N, H], part_lse [X, N]).
 
@@ -57,14 +58,18 @@ def attention_call(
     T, N, H = q.shape
     _, K, S, _ = k_pages.shape
     entries = max(1, packed.entries)
-    swizzle = plgpu.find_swizzle(H * 16)
-    tiled = (plgpu.TilingTransform((8, swizzle // 2)), plgpu.SwizzleTransform(swizzle))
+    fp8 = k_pages.dtype != q.dtype
+    tiled, kv_tiled = _tiled(H, 2), _tiled(H, k_pages.dtype.itemsize)
     q_smem = plgpu.SMEM((CONSUMERS, cfg.query_rows, H), q.dtype)
     if not queries_in_registers(H):
         q_smem = plgpu.RefUnion(q_smem, plgpu.SMEM(q_smem.shape, q.dtype, transforms=tiled))
+    scratch = {}
+    if fp8:
+        tiles = plgpu.SMEM((CONSUMERS, TILE, H), jnp.float16, transforms=tiled)
+        scratch = {"scratch": tiles}
     copies = CONSUMERS * max(1, TILE // S)
     kernel = plgpu.kernel(
-        _make_body(cfg, packed.lists, T, N, K, S, H, slopes is not None),
+        _make_body(cfg, packed.lists, T, N, K, S, H, tuple(per_head)),
         out_type=(
             jax.ShapeDtypeStruct((T, N, H), q.dtype),
             jax.ShapeDtypeStruct((T, N), jnp.float32),
@@ -73,13 +78,14 @@ def attention_call(
         ),
         scratch_types=dict(
             q_smem=q_smem,
-            kv_smem=plgpu.SMEM((cfg.ring, CONSUMERS, TILE, H), k_pages.dtype, transforms=tiled),
+            kv_smem=plgpu.SMEM((cfg.ring, CONSUMERS, TILE, H), k_pages.dtype, transforms=kv_tiled),
             q_full=plgpu.Barrier(num_barriers=CONSUMERS),
             q_free=plgpu.Barrier(num_arrivals=CONSUMERS),
             full=plgpu.Barrier(num_barriers=cfg.ring, num_arrivals=copies),
             free=plgpu.Barrier(num_barriers=cfg.ring, num_arrivals=CONSUMERS),
             turn=plgpu.Barrier(num_arrivals=CONSUMERS),
-        ),
+        )
+        | scratch,
         grid=(cfg.programs,),
         grid_names=("program",),
         num_threads=CONSUMERS + 1,
@@ -95,10 +101,16 @@ def attention_call(
     padding = max(0, max(boxes) - T)
     q4 = jnp.pad(q, ((0, padding), (0, 0), (0, 0))).reshape(-1, K, N // K, H)
     count = packed.num_units[None]
-    operands = [packed.units, count, packed.dest, page_table, positions, q4, k_pages, v_pages]
-    if slopes is not None:
-        operands.append(slopes / cfg.unit)
-    return kernel(*operands)
+    if "alibi_slopes" in per_head:
+        per_head = per_head | {"alibi_slopes": per_head["alibi_slopes"] / cfg.unit}
+    plan = (packed.units, count, packed.dest)
+    return kernel(*plan, page_table, positions, q4, k_pages, v_pages, *per_head.values())
+
+
+def _tiled(H: int, itemsize: int):
+    """How the tensor cores read rows of H numbers in shared memory."""
+    swizzle = plgpu.find_swizzle(H * itemsize * 8)
+    return plgpu.TilingTransform((8, swizzle // itemsize)), plgpu.SwizzleTransform(swizzle)
 
 
 def _make_body(
@@ -109,9 +121,9 @@ def _make_body(
     K: int,
     S: int,
     H: int,
-    has_slopes: bool,
+    per_head: tuple[str, ...],
 ):
-    G = N // K
+    G, fp8 = N // K, "k_scales" in per_head
     chunk = min(S, TILE)  # tokens of one TMA copy
     any_wide = any(work.wide for work in lists)
     any_pair = any(not work.wide for work in lists)
@@ -140,14 +152,15 @@ def _make_body(
         full,
         free,
         turn,
+        scratch=None,
     ):
         """GMEM: units int32 [U, 8], num_units int32 [1], dest int32 [Y], table int32 [B, M],
-        positions int32 [T], q [T, K, G, H], pages [P, K, S, H]; rest: slopes [N] where there are
-        any, out [T, N, H], lse [T, N], part [X, N, H], part_lse [X, N]. SMEM: q_smem [2, 64, H],
-        kv_smem [ring, 2, 64, H]. Barriers: all others.
+        positions int32 [T], q [T, K, G, H], pages [P, K, S, H]; rest: the arrays named in
+        per_head, out [T, N, H], lse [T, N], part [X, N, H], part_lse [X, N]. SMEM: q_smem
+        [2, 64, H], kv_smem [ring, 2, 64, H], scratch [2, 64, H]. Barriers: all others.
         """
-        *slopes, out, lse, part, part_lse = rest
-        assert len(slopes) == has_slopes
+        *numbers, out, lse, part, part_lse = rest
+        numbers = dict(zip(per_head, numbers, strict=True))
         if cfg.early_launch:
             plgpu.griddepcontrol_wait()
         plain_queries = q_smem if queries_in_registers(H) else q_smem[0]
@@ -273,15 +286,20 @@ def _make_body(
                     reach = gather_rows(positions, first, known, G)
                     target = gather_rows(dest, record[SLOT] + shift, known, G)
                     plgpu.barrier_wait(q_full.at[wg])
-                    queries = plgpu.load(
-                        plain_queries.at[wg, pl.ds(0, ROWS)], layout=_WGMMA, optimized=False
-                    )
+                    source, kv_head = plain_queries.at[wg, pl.ds(0, ROWS)], own_head
+                    units = None
+                    if fp8:
+                        kv_head = jnp.minimum(own_head, K - 1)
+                        queries, units = split_queries(source)
+                        units = units * numbers["k_scales"][kv_head]
+                    else:
+                        queries = (plgpu.load(source, layout=_WGMMA, optimized=False),)
                     if not queries_in_registers(H):
                         # The same memory, as the tensor cores read it.
                         plgpu.commit_smem()
-                        q_smem[1].at[wg][...] = queries
+                        q_smem[1].at[wg][...] = queries[0]
                         plgpu.commit_smem()
-                        queries = q_smem[1].at[wg]
+                        queries = (q_smem[1].at[wg],)
                     state = attend(
                         cfg,
                         queries,
@@ -297,7 +315,11 @@ def _make_body(
                         steps,
                         record,
                         reach,
-                        gather_heads(slopes[0], own_head * G, G) if has_slopes else None,
+                        gather_heads(numbers["alibi_slopes"], own_head * G, G)
+                        if "alibi_slopes" in numbers
+                        else None,
+                        units,
+                        None if scratch is None else scratch.at[wg],
                     )
                     finish(
                         state,
@@ -307,6 +329,7 @@ def _make_body(
                         own_head * G,
                         live,
                         G,
+                        numbers["v_scales"][kv_head] if fp8 else None,
                     )
 
                 by_kind(is_wide, run)

@@ -9,6 +9,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.attention.mosaic.alibi import add_distance
 from pallas_kernels.attention.mosaic.config import ROWS, TILE, KernelConfig, queries_in_registers
+from pallas_kernels.attention.mosaic.fp8 import widen
 from pallas_kernels.attention.mosaic.pack import ALL_VISIBLE, KV_START, KV_STOP
 from pallas_kernels.attention.mosaic.stores import store_row_scalars, store_rows
 
@@ -37,23 +38,28 @@ def attend(
     record,
     reach,
     slopes,
+    units,
+    scratch,
 ):
     """Online softmax over the unit's steps. Returns (acc [64, H], top [64], total [64]), float32.
 
-    queries: [64, H] in registers or SMEM; from SMEM, registers being short then, a step's tiles
-    come one after the other. kv_smem: [ring, 2, 64, H] SMEM, from slot ``tile`` on K and V take
-    turns. turn: the barrier of the ping-pong, or None. halves: which of a slot's two tiles this
-    warpgroup reads. reach: int32 [64], each row's position. slopes: float32 [64] in the kernel's
-    units, or None. ``top`` is in units of log2. Gives the queries' shared memory back (``q_free``)
-    when it has been read. A soft cap's tanh is the GPU's own, right to 2**-11 of its value.
+    queries: [64, H] arrays in registers or SMEM, whose products with the keys add up to scores in
+    ``units`` (float32 [64], None for 1). From SMEM, registers being short then, a step's tiles come
+    one after the other. kv_smem: [ring, 2, 64, H] SMEM, from slot ``tile`` on K and V take turns.
+    turn: the barrier of the ping-pong, or None. halves: which of a slot's two tiles this warpgroup
+    reads. reach: int32 [64], each row's position. slopes: float32 [64] in the kernel's units, or
+    None. scratch: [64, H] SMEM of this warpgroup for 8-bit values in 16 bits, or None. ``top`` is
+    in units of log2. Gives the queries' shared memory back (``q_free``) when it has been read. A
+    soft cap's tanh is the GPU's own, right to 2**-11 of its value.
     """
-    H = queries.shape[1]
+    H = kv_smem.shape[-1]
     factor = cfg.log2_factor
     ring = jnp.int32(cfg.ring)
     size = TILE * len(halves)
     in_registers = queries_in_registers(H)
     tiles = tuple(enumerate(halves))
-    parts = (tiles,) if in_registers else tuple((tile,) for tile in tiles)
+    together = in_registers and scratch is None
+    parts = (tiles,) if together else tuple((tile,) for tile in tiles)
     start, stop = record[KV_START], record[KV_STOP]
     limit = jnp.minimum(reach + 1, stop)
     columns = plgpu.broadcasted_iota(jnp.int32, (ROWS, TILE), 1, layout=_WGMMA)
@@ -75,7 +81,8 @@ def attend(
 
         def scores_of(*refs):
             for ref, (_, half) in zip(refs, part, strict=True):
-                plgpu.wgmma(ref, queries, kv_smem.at[k_slot, half].transpose((1, 0)))
+                for some in queries:
+                    plgpu.wgmma(ref, some, kv_smem.at[k_slot, half].transpose((1, 0)))
             if turn is not None:
                 hand_over(turn)
             return tuple(ref[...] for ref in refs)
@@ -89,6 +96,8 @@ def attend(
         # used the values, so here they have been read.
         if in_registers:
             pl.when(i == 0)(lambda: plgpu.barrier_arrive(q_free))
+        if units is not None:
+            scores = tuple(s * lax.broadcast_in_dim(units, s.shape, [0]) for s in scores)
         if cfg.soft_cap is not None:
             scores = tuple(jnp.tanh(s * (cfg.scale / cfg.soft_cap)) for s in scores)
         if slopes is not None:
@@ -109,7 +118,8 @@ def attend(
         weights = tuple(jnp.exp2(s * factor - wide_peak) for s in scores)
         total = total * fade
         acc = acc * lax.broadcast_in_dim(fade, (ROWS, H), [0])
-        weights16 = tuple(w.astype(kv_smem.dtype) for w in weights)
+        narrow = kv_smem.dtype if scratch is None else scratch.dtype
+        weights16 = tuple(w.astype(narrow) for w in weights)
         for w in weights:
             total = total + w.sum(axis=1)
         if turn is not None:
@@ -119,16 +129,23 @@ def attend(
             plgpu.barrier_wait(full.at[v_slot])
         if turn is not None:
             plgpu.barrier_wait(turn)
-        if masked:
-            for (_, half), first in zip(part, firsts, strict=True):
-                _clear_tail(kv_smem, v_slot, half, stop - first)
+        if scratch is None:
+            values = tuple(kv_smem.at[v_slot, half] for _, half in part)
+            if masked:
+                for value, first in zip(values, firsts, strict=True):
+                    _clear_tail(value, stop - first)
+        else:
+            [(_, half)], [first], values = part, firsts, (scratch,)
+            widen(kv_smem.at[v_slot, half], scratch, stop - first, masked)
+            if is_last:
+                plgpu.barrier_arrive(free.at[v_slot])
 
         def weigh(ref):
-            for w, (_, half) in zip(weights16, part, strict=True):
-                plgpu.wgmma(ref, w, kv_smem.at[v_slot, half])
+            for w, value in zip(weights16, values, strict=True):
+                plgpu.wgmma(ref, w, value)
 
         acc = pl.run_state(weigh)(plgpu.WGMMAAccumulatorRef.init(acc))
-        if is_last:
+        if is_last and scratch is None:
             plgpu.barrier_arrive(free.at[v_slot])
         return acc, peak, total
 
@@ -162,27 +179,29 @@ def _mask(scores, columns, first, limit, reach, window):
     return jnp.where(seen, scores, -jnp.inf)
 
 
-def _clear_tail(kv_smem, slot, half, used):
+def _clear_tail(tile, used):
     """Zero the V rows from ``used`` on: what lies there may be NaN, and 0 * NaN is NaN."""
 
     @pl.when(used < TILE)
     def _():
-        tile = kv_smem.at[slot, half]
         value = plgpu.layout_cast(tile[...], _WGMMA)
         rows = plgpu.broadcasted_iota(jnp.int32, value.shape, 0, layout=_WGMMA)
         tile[...] = jnp.where(rows < used, value, jnp.zeros_like(value))
         plgpu.commit_smem()
 
 
-def finish(state, targets, entry, row, head, live, G: int):
+def finish(state, targets, entry, row, head, live, G: int, unit=None):
     """Normalise and write the live rows; targets: (out, lse, part, part_lse) in GMEM.
 
-    entry: int32 [64], merge entries or -1. row, head: of matrix row 0.
+    entry: int32 [64], merge entries or -1. row, head: of matrix row 0. unit: of the values, a
+    float32 scalar, None for 1.
     """
     out, lse, part, part_lse = targets
     acc, top, total = state
     empty = total == 0
     inverse = jnp.where(empty, 0.0, 1.0 / jnp.where(empty, 1.0, total))
+    if unit is not None:
+        inverse = inverse * unit
     value = (acc * lax.broadcast_in_dim(inverse, acc.shape, [0])).astype(out.dtype)
     log_sum = jnp.log(jnp.where(empty, 1.0, total)) + top * math.log(2.0)
     log_sum = jnp.where(empty, -jnp.inf, log_sum)
