@@ -2,9 +2,10 @@
 
 An engine with a pool of 100,000 pages, all of them in use or cached, decodes 8 to 1024 sequences
 over a worker that does everything but run the step: scheduling, batch order, step input, attention
-plan, packing; then the reading of tokens. Sequences share a system prompt of 1024 tokens. Times are
-medians over steps of the processor time of the engine's thread; the growth is against the row
-before. Writes ``bench/results/scheduler.json``.
+plan, packing; then the reading of tokens. Sequences share a system prompt of 1024 tokens. A "step"
+is all of that where only whole outputs are wanted, as by ``LLM.generate``; "streamed" where every
+token is told of. Times are medians over steps of the processor time of the engine's thread; the
+growth is against the row before. Writes ``bench/results/scheduler.json``.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from rjax.engine.block_manager import BlockManager
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.page_hash import PageHashes, root_key
 from rjax.engine.parts import EngineParts
-from rjax.sampling import SamplingParams
+from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.worker.batch_order import by_shared_pages
 from rjax.worker.kv_cache import PoolSize
 from rjax.worker.readout import StepReadout
@@ -119,11 +120,15 @@ def finish(engine: LLMEngine) -> None:
         engine.step()
 
 
-def measure_steps(engine: LLMEngine, num_seqs: int, steps: int) -> dict[str, float]:
+def measure_steps(
+    engine: LLMEngine, num_seqs: int, steps: int, kind: RequestOutputKind
+) -> dict[str, float]:
     """Median milliseconds of the parts of a decode step of ``num_seqs`` sequences."""
     rng = np.random.default_rng(1)
     system = rng.integers(0, 128, SYSTEM).tolist()
-    params = SamplingParams(temperature=0, max_tokens=4096, ignore_eos=True, detokenize=False)
+    params = SamplingParams(
+        temperature=0, max_tokens=4096, ignore_eos=True, detokenize=False, output_kind=kind
+    )
     for i in range(num_seqs):
         own = rng.integers(0, 128, OWN + int(rng.integers(0, 64))).tolist()
         engine.add_request(str(i), system + own, params)
@@ -186,7 +191,11 @@ def main() -> None:
     parser.add_argument("--output", type=pathlib.Path, default=RESULT)
     options = parser.parse_args()
     engine = make_engine(max(options.seqs))
-    steps = {n: measure_steps(engine, n, options.steps) for n in options.seqs}
+    steps = {}
+    for n in options.seqs:
+        steps[n] = measure_steps(engine, n, options.steps, RequestOutputKind.FINAL_ONLY)
+        streamed = measure_steps(engine, n, options.steps, RequestOutputKind.DELTA)
+        steps[n]["streamed"] = streamed["step"]
     lookups = {n: measure_lookup(n) for n in (1000, 10_000, 100_000)}
     columns = list(next(iter(steps.values())))
     print(f"{'sequences':>9}", *(f"{c + ' ms':>12}" for c in columns), f"{'growth':>8}")

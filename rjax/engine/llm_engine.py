@@ -191,7 +191,7 @@ class LLMEngine:
         if schedule.scheduled:
             for item in schedule.scheduled:
                 sequence = item.sequence
-                if item.samples and sequence.mask is not None and sequence.slot is not None:
+                if sequence.mask is not None and item.samples and sequence.slot is not None:
                     self._worker.restrict(sequence.slot, sequence.mask.words)
             self._count_memory()
             step = self._worker.dispatch(schedule.scheduled, self._scheduler.page_table)
@@ -398,7 +398,9 @@ class LLMEngine:
         result = self._worker.read(step)
         self._time_step(step)
         told: dict[str, Request] = {}
-        row = 0
+        ended: set[str] = set()
+        row = received = 0
+        tokens = result.tokens.tolist()  # with padding at the end
         for b, item in enumerate(step.batch):
             sequence, first_row = item.sequence, row
             row += item.stop - item.start
@@ -410,22 +412,27 @@ class LLMEngine:
                 request.take_prompt_logprobs(item.start, found)
             if not item.samples:
                 continue
-            token = int(result.tokens[b])
-            self._stats.output_tokens += 1
-            logprobs = None if result.sampled is None else logprobs_at(result.sampled, b)
+            received += 1
+            logprobs = None
+            if result.sampled is not None and sequence.params.logprobs is not None:
+                logprobs = logprobs_at(result.sampled, b)
             try:
-                news = self._append(request, sequence, token, logprobs)
+                finished = self._append(request, sequence, tokens[b], logprobs)
             except Exception as error:  # of this request's text or mask: it alone ends
                 self._fail(request, error)
-                news = True
-            if news or request.wants_every_step:
+                finished = True
+            if finished:
+                ended.add(request.request_id)
+            if finished or request.wants_every_step:
                 told[request.request_id] = request
+        self._stats.output_tokens += received
         outputs = []
-        for request in told.values():
-            if request.finished or request.wants_every_step:
+        for name, request in told.items():
+            finished = name in ended and request.finished
+            if finished:
+                del self._requests[name]
+            if finished or request.wants_every_step:
                 outputs.append(request.snapshot())
-            if request.finished:
-                del self._requests[request.request_id]
         return outputs
 
     def _append(
@@ -433,13 +440,11 @@ class LLMEngine:
     ) -> bool:
         """Give a sequence its token; True when that finished it."""
         sequence.receive(token)
-        metrics = request.metrics
-        if metrics.first_token_time is None:
-            metrics.first_token_time = time.monotonic()
-        count = len(sequence.output_token_ids)
-        metrics.num_generated_tokens = max(metrics.num_generated_tokens, count)
+        if request.metrics.first_token_time is None:
+            request.metrics.first_token_time = time.monotonic()
         finished = request.completions[sequence.index].append(token, logprobs)
-        self._scheduler.learn(sequence)
+        if sequence.num_known % self._page_size == 0:
+            self._scheduler.learn(sequence)
         if sequence.mask is not None and not finished:
             sequence.mask.accept(token)
         if finished:

@@ -25,6 +25,7 @@ class Request:
         sequences, completions: the engine's and the caller's side of each sample.
         deadline: moment of ``time.monotonic`` at which it is aborted, or None.
         prompt_logprobs: one entry a prompt token as they come; None unless asked for.
+        wants_every_step: whether its caller is told of every token, not only of the end.
     """
 
     request_id: str
@@ -36,6 +37,10 @@ class Request:
     tokenizer: Tokenizer | None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     deadline: float | None = None
+    wants_every_step: bool = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.wants_every_step = self.params.output_kind is not RequestOutputKind.FINAL_ONLY
 
     @classmethod
     def start(
@@ -120,6 +125,7 @@ class Request:
         finished = self.finished
         if finished and self.metrics.finished_time is None:
             self.metrics.finished_time = time.monotonic()
+            self.metrics.num_generated_tokens = max(len(c.token_ids) for c in self.completions)
             self.metrics.num_preemptions = sum(s.num_preemptions for s in self.sequences)
             self.metrics.num_shared_tokens = sum(s.num_shared for s in self.sequences)
         return RequestOutput(
@@ -132,11 +138,6 @@ class Request:
             metrics=self.metrics,
             num_cached_tokens=self.sequences[0].num_cached or 0,
         )
-
-    @property
-    def wants_every_step(self) -> bool:
-        """Whether its caller is told of every token, not only of the end."""
-        return self.params.output_kind != RequestOutputKind.FINAL_ONLY
 
     def _outputs(self) -> list[CompletionOutput]:
         """All its samples, or the best of them where more were asked to be generated."""
