@@ -4,6 +4,7 @@ beginnings. Any server with OpenAI's API will do.
     python -m rjax.serve --port 8000 &
     python -m bench.serve --url http://127.0.0.1:8000/v1 --rates 1,2,4,8,inf
     python -m bench.serve --url http://127.0.0.1:8001/v1 --json other.json --png other.png
+    python -m bench.serve --url https://host/v1 --api-key-file key.txt --chat --respect-eos
 
 Each rate sends the same number of requests; their arrivals are Poisson (inf: all at once). A prompt
 is one of a few long beginnings and an end of its own, in plain words, so that every server counts
@@ -20,61 +21,84 @@ from typing import Any
 from bench import records, serve_client, serve_report
 from bench.serve_workload import Workload
 from bench.tables import text
+from rjax.cli.errors import BAD_INPUT, INTERRUPTED, OneLineParser, report_error
 
 MODULE = "bench.serve"
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    p = argparse.ArgumentParser(
+    p = OneLineParser(
         prog=f"python -m {MODULE}",
+        usage="%(prog)s --url URL [options]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    p.add_argument("--url", required=True, help="with /v1 at its end")
-    p.add_argument("--model", help="name on the server (default: its first)")
-    p.add_argument("--api-key-file", type=Path, help="file with the API key")
-    p.add_argument("--rates", type=_rates, default=_rates("1,2,4,8,inf"), help="requests a second")
-    p.add_argument("--requests", type=int, default=64, help="at each rate (default: 64)")
-    p.add_argument("--prefixes", type=int, default=1, help="different beginnings (default: 1)")
-    p.add_argument("--prefix-words", type=int, default=1024, help="words of each (default: 1024)")
-    p.add_argument("--suffix-words", type=int, default=32, help="words of each end (default: 32)")
-    p.add_argument("--max-tokens", type=int, default=64, help="tokens of each answer (default: 64)")
-    p.add_argument("--chat", action="store_true", help="chat: the beginning is the system message")
-    p.add_argument(
+    server = p.add_argument_group("server")
+    server.add_argument("--url", required=True, help="with /v1 at its end")
+    server.add_argument("--model", metavar="NAME", help="name on the server (default: its first)")
+    server.add_argument("--api-key-file", metavar="FILE", type=Path, help="file with the API key")
+    server.add_argument(
+        "--runs-on", metavar="TEXT", help="its device, which no client can know; kept in the result"
+    )
+    load = p.add_argument_group("load")
+    load.add_argument(
+        "--rates",
+        metavar="R,R,...",
+        type=_rates,
+        default=_rates("1,2,4,8,inf"),
+        help="requests a second (default: 1,2,4,8,inf)",
+    )
+    _number(load, "--requests", 64, "at each rate")
+    _number(load, "--max-concurrency", 1024, "requests under way at once")
+    _number(load, "--warm-up", 32, "requests before anything is timed", least=0)
+    prompts = p.add_argument_group("prompts and answers")
+    _number(prompts, "--prefixes", 1, "different beginnings")
+    _number(prompts, "--prefix-words", 1024, "words of each")
+    _number(prompts, "--suffix-words", 32, "words of each end")
+    _number(prompts, "--max-tokens", 64, "tokens of each answer")
+    prompts.add_argument(
+        "--chat", action="store_true", help="chat: the beginning is the system message"
+    )
+    prompts.add_argument(
         "--respect-eos",
         action="store_true",
         help="let answers end by themselves; needed where a server does not know ignore_eos",
     )
-    p.add_argument("--warm-up", type=int, default=32, help="requests before anything is timed")
-    p.add_argument("--max-concurrency", type=int, default=1024, help="requests under way at once")
-    p.add_argument("--temperature", type=float, default=0.0)
-    p.add_argument("--seed", type=int, default=0, help="of prompts and arrivals")
-    p.add_argument(
+    prompts.add_argument("--temperature", metavar="T", type=float, default=0.0, help="(default: 0)")
+    _number(prompts, "--seed", 0, "of prompts and arrivals", least=0)
+    result = p.add_argument_group("result")
+    result.add_argument(
         "--goodput",
         type=_goodput,
         default=(1000.0, 100.0),
         metavar="TTFT,TPOT",
         help="limits in milliseconds (default: 1000,100)",
     )
-    p.add_argument("--json", type=Path, help="file for the result")
-    p.add_argument("--png", type=Path, help="file for the picture")
+    result.add_argument("--json", metavar="FILE", type=Path, help="keep the result here")
+    result.add_argument("--png", metavar="FILE", type=Path, help="draw latency over load here")
     return p
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
-    arguments = build_parser().parse_args(argv)
+    """Run the command; returns its exit status: 1 where a rate had no answer, 2 for bad input."""
     try:
+        arguments = build_parser().parse_args(argv)
         found = asyncio.run(run(arguments))
+        print(text(found["rows"], serve_report.COLUMNS))
+        if arguments.json is not None:
+            records.save(arguments.json, found)
+        if arguments.png is not None:
+            serve_report.picture(arguments.png, found)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else BAD_INPUT
+    except KeyboardInterrupt:
+        report_error(MODULE, "interrupted")
+        return INTERRUPTED
     except (OSError, serve_client.ServerError) as error:
-        print(f"{MODULE}: error: {error}", file=sys.stderr)
-        return 2
-    print(text(found["rows"], serve_report.COLUMNS))
-    if arguments.json is not None:
-        records.save(arguments.json, found)
-    if arguments.png is not None:
-        serve_report.picture(arguments.png, found)
+        report_error(MODULE, error)
+        return BAD_INPUT
     return 0 if all(row["completed"] for row in found["rows"]) else 1
 
 
@@ -120,19 +144,39 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
             )
             rows.append(serve_report.row(rate, done, arguments.goodput))
             print(serve_report.line(rows[-1]), file=sys.stderr)
-    return serve_report.record(MODULE, model, rows, vars(arguments))
+    return serve_report.record(MODULE, model, rows, vars(arguments), arguments.runs_on)
+
+
+def _number(group: Any, name: str, default: int, meaning: str, least: int = 1) -> None:
+    def number(given: str) -> int:
+        if not given.isdecimal() or int(given) < least:
+            raise argparse.ArgumentTypeError(f"{given!r}: give a whole number from {least}")
+        return int(given)
+
+    group.add_argument(
+        name, metavar="N", type=number, default=default, help=f"{meaning} (default: {default})"
+    )
 
 
 def _rates(given: str) -> list[float]:
-    rates = [float(x) for x in given.split(",")]
+    rates = _numbers(given)
     if not all(rate > 0 for rate in rates):
         raise argparse.ArgumentTypeError(f"{given!r}: rates are above 0, or inf")
     return rates
 
 
 def _goodput(given: str) -> tuple[float, float]:
-    first, each = (float(x) for x in given.split(","))
-    return first, each
+    limits = _numbers(given)
+    if len(limits) != 2 or not all(limit > 0 for limit in limits):
+        raise argparse.ArgumentTypeError(f"{given!r}: give two numbers above 0, as in 1000,100")
+    return limits[0], limits[1]
+
+
+def _numbers(given: str) -> list[float]:
+    try:
+        return [float(x) for x in given.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{given!r}: give numbers with commas between") from None
 
 
 if __name__ == "__main__":

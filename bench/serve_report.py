@@ -14,6 +14,7 @@ from bench import figures
 from bench.records import command
 from bench.serve_client import Measured
 
+_NOT_SETTINGS = ("json", "png", "api_key_file", "runs_on")
 PERCENTILES = (50, 95, 99)
 COLUMNS = {
     "rate": "req/s asked",
@@ -85,16 +86,20 @@ def line(found: Mapping[str, Any]) -> str:
 
 
 def record(
-    module: str, model: str, rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
+    module: str,
+    model: str,
+    rows: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    device: str | None,
 ) -> dict[str, Any]:
-    """The result with all that is needed to repeat it. The client touches no accelerator, so what
-    the server runs on is for the reader to add."""
-    kept = {k: v for k, v in settings.items() if k not in ("json", "png", "api_key_file")}
+    """The result with all that is needed to repeat it; ``device`` is what the server runs on."""
+    kept = {k: v for k, v in settings.items() if k not in _NOT_SETTINGS}
     kept["rates"] = [row["rate"] for row in rows]
     return {
         "benchmark": module,
         "command": command(module),
         "environment": {
+            "device": device,
             "client": platform.machine(),
             "python": platform.python_version(),
             "versions": {name: version(name) for name in ("rjax", "httpx2")},

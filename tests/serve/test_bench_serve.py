@@ -1,8 +1,10 @@
 """The load test: its arrivals, its figures, and a sweep against a server."""
 
+import http.server
 import json
 import math
 import statistics
+import threading
 
 import pytest
 
@@ -67,6 +69,7 @@ def test_sweep_against_a_server(server: Running, tmp_path, chat, capsys):
         "--warm-up",
         "2",
     ]
+    argv += ["--runs-on", "a small box"]
     argv += ["--json", str(tmp_path / "a.json"), "--png", str(tmp_path / "a.png")]
     assert serve.main(argv + ["--chat"] * chat) == 0
     found = json.loads((tmp_path / "a.json").read_text())
@@ -76,10 +79,93 @@ def test_sweep_against_a_server(server: Running, tmp_path, chat, capsys):
         assert measured["output_tokens"] == 36
         assert measured["cached_share"] > 0.5
         assert 0 < measured["ttft_ms_p50"] <= measured["e2e_ms_p99"]
+    assert found["environment"]["device"] == "a small box"
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert "TTFT p50" in capsys.readouterr().out
 
 
-def test_no_server_is_one_line(capsys):
-    assert serve.main(["--url", "http://127.0.0.1:1/v1"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+class Stranger(http.server.BaseHTTPRequestHandler):
+    """Another server's way with the API: refuses what is not OpenAI's, sends remarks and nulls."""
+
+    def do_GET(self) -> None:
+        self._answer(200, "application/json", json.dumps({"data": [{"id": "other"}]}))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "ignore_eos" in body or self.headers["Authorization"] != "Bearer secret":
+            self._answer(400, "application/json", json.dumps({"error": {"message": "unknown"}}))
+            return
+        events: list[dict] = [{"choices": [{"delta": {"role": "assistant", "content": ""}}]}]
+        events += [{"choices": [{"delta": {"content": "x"}}], "usage": None}] * 3
+        events += [{"choices": [{"delta": {}, "finish_reason": "stop"}]}]
+        events += [{"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}]
+        lines = [": a remark", *(f"data: {json.dumps(e)}" for e in events), "data: [DONE]", ""]
+        self._answer(200, "text/event-stream", "\n\n".join(lines))
+
+    def _answer(self, status: int, kind: str, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_sweep_against_another_server(tmp_path, capsys):
+    (tmp_path / "key").write_text("secret\n")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        argv = ["--url", f"http://127.0.0.1:{other.server_port}/v1", "--chat", "--rates", "inf"]
+        argv += ["--requests", "3", "--api-key-file", str(tmp_path / "key")]
+        argv += ["--json", str(tmp_path / "a.json")]
+        try:
+            assert serve.main(argv) == 2
+            assert "unknown" in capsys.readouterr().err
+            assert serve.main([*argv, "--respect-eos"]) == 0
+        finally:
+            other.shutdown()
+    found = json.loads((tmp_path / "a.json").read_text())
+    [measured] = found["rows"]
+    assert (measured["completed"], measured["output_tokens"], measured["prompt_tokens"]) == (
+        3,
+        9,
+        21,
+    )
+    assert found["model"] == "other"
+    assert "secret" not in json.dumps(found)
+
+
+URL = ["--url", "http://127.0.0.1:1/v1"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "--url"),
+        (URL, "lists no model"),
+        (["--url", "nowhere/v1"], "lists no model"),
+        ([*URL, "--rates", "x"], "give numbers"),
+        ([*URL, "--rates", "1,nan"], "above 0"),
+        ([*URL, "--rates", "0"], "above 0"),
+        ([*URL, "--goodput", "1"], "1000,100"),
+        ([*URL, "--requests", "0"], "from 1"),
+        ([*URL, "--prefixes", "-1"], "from 1"),
+        ([*URL, "--api-key-file", "/nowhere"], "/nowhere"),
+        ([*URL, "--rate", "1"], "did you mean --rates?"),
+    ],
+)
+def test_wrong_input_is_one_line(argv, said, capsys):
+    assert serve.main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith("bench.serve: error: ")
+    assert said in error
+
+
+def test_a_server_without_the_route_is_one_line(server: Running, capsys):
+    assert serve.main(["--url", server.url]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "404" in error
