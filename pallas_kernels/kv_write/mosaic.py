@@ -17,9 +17,10 @@ from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, memref, vector
+from jaxlib.mlir.dialects import arith, llvm, memref, vector
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.fp8 import Scales, check_scales
 from pallas_kernels.mosaic_emit import SCALAR, THREADS, thread_index
 
 
@@ -31,51 +32,66 @@ def rotate_and_write(
     k_pages: Float[Array, "P K S H"],
     v_pages: Float[Array, "P K S H"],
     slots: Int[Array, " T"],
+    *,
+    k_scales: Scales | None = None,
+    v_scales: Scales | None = None,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "P K S H"], Float[Array, "P K S H"]]:
     """Rotate q and k, write k and v at token slots page * S + offset; negative slots write nothing.
 
     Args:
         qkv: of each KV head its A - 2 queries, its key, its value; bfloat16 or float16, the dtype
-            of the pages.
+            of the pages unless they are float8_e4m3fn.
         bias: added to qkv first, in qkv's dtype, or None.
         cos, sin: float32; the first 2R of H dims are rotated, x[i] paired with x[i + R].
         k_pages, v_pages: updated in place when donated.
         slots: int32.
+        k_scales, v_scales: float32 [K] or [P, K], with float8_e4m3fn pages only: those hold numbers
+            in units of their scales (``fp8``), rounded to nearest, saturating at 448 units.
 
     Returns:
         (rotated q with N = K (A - 2), k_pages, v_pages). Arithmetic in float32.
 
     Raises:
-        ValueError: dtypes that differ, or R that does not fit H.
+        ValueError: dtypes that differ, R that does not fit H, scales that do not fit the pages.
 
     Source: rotary position embedding, Su et al., 2021.
     """
     T, K, A, H = qkv.shape
     S, R = k_pages.shape[2], cos.shape[-1]
-    given = (qkv, k_pages, v_pages) if bias is None else (qkv, bias, k_pages, v_pages)
-    if any(x.dtype != qkv.dtype for x in given) or qkv.dtype.itemsize != 2:
+    check_scales(k_pages, v_pages, k_scales, v_scales)
+    given = (qkv,) if bias is None else (qkv, bias)
+    scales = () if k_scales is None or v_scales is None else (k_scales, v_scales)
+    same = given if scales else (*given, k_pages, v_pages)
+    if any(x.dtype != qkv.dtype for x in same) or qkv.dtype.itemsize != 2:
         raise ValueError(
-            f"qkv, bias and pages are {', '.join(str(x.dtype) for x in given)}; the mosaic backend "
-            "needs one 16-bit dtype for all"
+            f"qkv, bias and pages are {', '.join(str(x.dtype) for x in same)}; the mosaic backend "
+            "needs one 16-bit dtype for all, or pages in float8_e4m3fn"
         )
     if 2 * R > H or R < 1:
         raise ValueError(f"cos and sin hold {R} frequencies; {H} dims have room for 1 to {H // 2}")
     if cos.dtype != jnp.float32 or sin.dtype != jnp.float32:
         raise ValueError(f"cos and sin are {cos.dtype} and {sin.dtype}; they must be float32")
     sizes = _Sizes(K, A - 2, H, R, S)
+    if scales and sizes.run % 2:
+        raise ValueError(
+            f"{H} dims of which {2 * R} are rotated are no pairs; float8_e4m3fn pages need an even "
+            "number of each half"
+        )
 
     def body(*refs):
-        """GMEM: qkv [T, K, A, H], bias [K, A, H] if any, cos, sin [T, R], slots [T], both pools
-        [P, K, S, H], out [T, N, H].
+        """GMEM: qkv [T, K, A, H], bias [K, A, H] if any, cos, sin [T, R], slots [T], both
+        scales [K] or [P, K] if any, both pools [P, K, S, H], out [T, N, H].
         """
         token, part = lax.axis_index("token"), lax.axis_index("part")
 
         @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType() for _ in refs), SCALAR, SCALAR))
-        def run(_, qkv_, *rest):
-            *bias_, cos_, sin_, slots_, k_pool, v_pool, q_out, token_, part_ = rest
+        def run(_, *rest):
+            [qkv_, *bias_], rest = rest[: len(given)], rest[len(given) :]
+            cos_, sin_, slots_, *scales_, k_pool, v_pool, q_out, token_, part_ = rest
             [row], [which] = token_.registers.flat, part_.registers.flat
             reader = _Reader(row, qkv_, bias_[0] if bias_ else None, cos_, sin_, sizes)
-            _write(reader, which, slots_, k_pool, v_pool, q_out)
+            k_scale, v_scale = scales_ or (None, None)
+            _write(reader, which, slots_, (k_pool, k_scale), (v_pool, v_scale), q_out)
 
         run(*refs, token, part)
 
@@ -88,7 +104,7 @@ def rotate_and_write(
         compiler_params=plgpu.CompilerParams(
             unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
-    )(*given[:-2], cos, sin, slots, k_ref, v_ref)
+    )(*given, cos, sin, slots, *scales, k_ref, v_ref)
     return rotated, jax.freeze(k_ref), jax.freeze(v_ref)
 
 
@@ -147,7 +163,8 @@ class _Reader:
             store(dim, self.values(group, entry, dim))
 
 
-def _write(reader: _Reader, part, slots, k_pool, v_pool, q_out) -> None:
+def _write(reader: _Reader, part, slots, keys, values, q_out) -> None:
+    """keys, values: (pool, its scales or None)."""
     z = reader.sizes
     i32 = ir.IntegerType.get_signless(32)
     piece = _index(arith.addi(arith.muli(part, mgpu.c(THREADS, i32)), thread_index()))
@@ -172,13 +189,13 @@ def _write(reader: _Reader, part, slots, k_pool, v_pool, q_out) -> None:
         offset = _index(arith.remui(slot, mgpu.c(z.S, i32)))
         with mgpu.when(between(z.queries, z.keys)):
             key, which = place(z.queries, z.per_head)
-            to = lambda dim, value: _store(value, k_pool, [page, key, offset, dim])  # noqa: E731
+            to = lambda dim, value: _store_kv(value, keys, [page, key, offset, dim])  # noqa: E731
             reader.rotated(key, _const(z.G), which, to)
         with mgpu.when(between(z.keys, z.pieces)):
             head, which = place(z.keys, z.per_value)
             dim = _times(which, z.run)
             value = reader.values(head, _const(z.G + 1), dim)
-            _store(value, v_pool, [page, head, offset, dim])
+            _store_kv(value, values, [page, head, offset, dim])
 
 
 def _index(value):
@@ -204,3 +221,27 @@ def _load(ref, place, run: int):
 def _store(value, ref, place) -> None:
     kind = ir.VectorType.get(value.type.shape, ref.type.element_type)
     vector.store(arith.truncf(kind, value), ref, place)
+
+
+def _store_kv(value, pool, place) -> None:
+    """value, float32, into a page; pool: (pages, their scales or None)."""
+    pages, scales = pool
+    if scales is None:
+        _store(value, pages, place)
+        return
+    page, head, *_ = place
+    scale = memref.load(scales, [page, head] if len(scales.type.shape) == 2 else [head])
+    units = arith.divf(value, vector.broadcast(value.type, scale))
+    vector.store(_narrow(units), pages, place)
+
+
+def _narrow(value):
+    """float32 [run] to float8_e4m3fn, rounded to nearest, saturating; MLIR has no lowering."""
+    i16, [run] = ir.IntegerType.get_signless(16), value.type.shape
+    numbers = [vector.extract(value, [], ir.DenseI64ArrayAttr.get([place])) for place in range(run)]
+    pairs = [
+        llvm.inline_asm(i16, [low, high], "cvt.rn.satfinite.e4m3x2.f32 $0, $2, $1;", "=h,f,f")
+        for low, high in zip(numbers[::2], numbers[1::2], strict=True)
+    ]
+    packed = vector.from_elements(ir.VectorType.get((run // 2,), i16), pairs)
+    return vector.bitcast(ir.VectorType.get((run,), ir.Float8E4M3FNType.get()), packed)

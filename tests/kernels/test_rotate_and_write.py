@@ -80,6 +80,41 @@ def test_lowers_for_cuda(shape):
     assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
+def with_fp8_pages(shape, per_page):
+    """The arguments of ``make``, and scales."""
+    *args, k_pages, v_pages, slots = make(shape)
+    k_pages, v_pages = (x.astype(jnp.float8_e4m3fn) for x in (k_pages, v_pages))
+    size = (6, shape[2]) if per_page else (shape[2],)
+    scales = np.random.default_rng(4).uniform(0.02, 0.1, (2, *size)).astype(np.float32)
+    return (*args, k_pages, v_pages, slots), jnp.asarray(scales)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("shape", "per_page"), [(SHAPES[1], False), (SHAPES[2], True)])
+def test_fp8_pages_against_plain(shape, per_page):
+    """Plain keys are rounded to the queries' dtype first: some end one step of fp8 away."""
+    if jax.default_backend() != "gpu":
+        pytest.skip("needs an NVIDIA GPU")
+    args, (k_scales, v_scales) = with_fp8_pages(shape, per_page)
+    scales = dict(k_scales=k_scales, v_scales=v_scales)
+    want = xla.rotate_and_write(*args, **scales)
+    got = jax.jit(mosaic.rotate_and_write)(*args, **scales)
+    for pool, plain, before, share in zip(got[1:], want[1:], args[4:6], (0.1, 0.01), strict=True):
+        assert pool.dtype == jnp.float8_e4m3fn
+        pool, plain, before = (np.asarray(x, np.float32) for x in (pool, plain, before))
+        np.testing.assert_allclose(pool, plain, rtol=0.13, atol=2**-9)
+        assert (pool != plain).sum() <= share * (plain != before).sum()
+
+
+@pytest.mark.parametrize("per_page", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fp8_pages_lower_for_cuda(shape, per_page):
+    args, (k_scales, v_scales) = with_fp8_pages(shape, per_page)
+    run = lambda *args: mosaic.rotate_and_write(*args, k_scales=k_scales, v_scales=v_scales)  # noqa: E731
+    traced = jax.jit(run).trace(*args)
+    assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
 def test_refusals():
     args = list(make(SHAPES[0]))
     args[0] = args[0].astype(jnp.float32)
@@ -88,4 +123,7 @@ def test_refusals():
     args = list(make(SHAPES[0]))
     args[2] = args[3] = jnp.ones((5, 65), jnp.float32)
     with pytest.raises(ValueError, match="frequencies"):
+        mosaic.rotate_and_write(*args)
+    args, _ = with_fp8_pages(SHAPES[0], per_page=False)
+    with pytest.raises(ValueError, match="give k_scales"):
         mosaic.rotate_and_write(*args)
