@@ -1,5 +1,7 @@
 """The fused rotary and KV write against the plain functions."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +18,7 @@ SHAPES = [
 ]
 
 
-def make(shape, dtype=jnp.bfloat16):
+def make(shape, dtype=jnp.bfloat16) -> tuple[Any, ...]:
     T, G, K, H, R, S, biased = shape
     rng = np.random.default_rng(3)
 
@@ -80,7 +82,7 @@ def test_lowers_for_cuda(shape):
     assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
-def with_fp8_pages(shape, per_page):
+def with_fp8_pages(shape, per_page) -> tuple[tuple[Any, ...], jax.Array]:
     """The arguments of ``make``, and scales."""
     *args, k_pages, v_pages, slots = make(shape)
     k_pages, v_pages = (x.astype(jnp.float8_e4m3fn) for x in (k_pages, v_pages))
