@@ -1,0 +1,37 @@
+"""How often sequences under a grammar run: a mask needs the token before it."""
+
+import asyncio
+
+import pytest
+
+from rjax.sampling import SamplingParams
+from rjax.serve.limits import ServeLimits
+from rjax.serve.masks import Constraint, Grammars
+from rjax.serve.text_pool import TextPool
+
+from .running import make_engine
+
+
+@pytest.mark.parametrize(("plain", "steps_a_token"), [(0, 1), (2, 2)])
+def test_steps_of_a_masked_token(folder, plain, steps_a_token):
+    engine = make_engine(folder)
+    pool = TextPool(1)
+    try:
+        grammars = Grammars(engine.tokenizer, engine.model_config.vocab_size, ServeLimits(), pool)
+        masks = asyncio.run(grammars.masks(Constraint("regex", "[ab]{24}"), 2))
+    finally:
+        pool.close()
+    for i, mask in enumerate(masks):
+        params = SamplingParams(max_tokens=40, seed=3)  # the same tokens, so the same length
+        engine.add_request(f"masked {i}", [5, 6, 7], params, masks=[mask])
+    for i in range(plain):
+        params = SamplingParams(max_tokens=100, ignore_eos=True)
+        engine.add_request(f"plain {i}", [5, 6, 7], params)
+    ended = []
+    while len(ended) < len(masks):
+        ended += [o.outputs[0] for o in engine.step() if o.request_id.startswith("masked")]
+        ended = [o for o in ended if o.finished()]
+    assert set(ended[0].text) <= {"a", "b"}
+    assert len(ended[0].text) == 24
+    # One more step may be under way for those without a mask.
+    assert engine.stats().steps - steps_a_token * len(ended[0].token_ids) in (0, 1)
