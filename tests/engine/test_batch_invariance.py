@@ -51,7 +51,7 @@ def alone(tiny):
     [
         {"num_pages": 24},
         {"num_pages": 24, "enable_relay_attention": "on", "max_num_batched_tokens": 16},
-        {"num_pages": 28, "enable_relay_attention": "off", "enable_prefix_caching": False},
+        {"num_pages": 24, "enable_relay_attention": "off", "enable_prefix_caching": False},
     ],
     ids=["auto", "relay-small-chunks", "no-sharing"],
 )

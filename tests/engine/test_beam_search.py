@@ -16,19 +16,19 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 RECORD = json.loads((GOLDEN / "expected" / "beams.json").read_text())
 
 
-def make(name: str, **options) -> LLMEngine:
+def make(name: str) -> LLMEngine:
     settings = {
         "model": str(GOLDEN / "models" / name),
         "skip_tokenizer_init": True,
         "dtype": "float32",
         "max_model_len": 64,
         "page_size": 8,
-        "num_pages": 64,
+        "num_pages": 24,
         "max_num_seqs": 16,
         "max_num_batched_tokens": 32,
         "use_tqdm": False,
     }
-    return LLMEngine(EngineConfig.from_options(settings | options))
+    return LLMEngine(EngineConfig.from_options(settings))
 
 
 MODELS = sorted({case["model"] for case in RECORD["cases"]})
@@ -39,7 +39,7 @@ MODELS = sorted({case["model"] for case in RECORD["cases"]})
     [(MODELS[0], 5), *(pytest.param(name, 1, marks=pytest.mark.slow) for name in MODELS)],
 )
 def test_beams_are_those_of_transformers(name, stride):
-    engine = make(name, num_pages=24)
+    engine = make(name)
     for case in [case for case in RECORD["cases"] if case["model"] == name][::stride]:
         params = BeamSearchParams(
             beam_width=case["num_beams"],

@@ -108,7 +108,7 @@ def test_every_sample_has_its_mask(engine):
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_the_choice_does_not_depend_on_room(tiny, engine, preemption):
     params = dataclasses.replace(BEST, n=1, best_of=4, max_tokens=30)
-    small = make_engine(tiny, num_pages=21, preemption=preemption)
+    small = make_engine(tiny, num_pages=24, preemption=preemption)
     requests = [(str(i), [i] * 17, params) for i in range(3)]
     want, got = run(engine, requests), run(small, requests)
     assert small.stats().preemptions > 0

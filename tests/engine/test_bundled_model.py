@@ -10,7 +10,8 @@ QUESTIONS = demo_questions()[:5]
 
 
 def answers(conversations, **options):
-    llm = LLM(use_tqdm=False, max_num_seqs=8, max_num_batched_tokens=256, **options)
+    small = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 2048}
+    llm = LLM(use_tqdm=False, num_pages=64, **small, **options)
     found = []
     for batch in conversations:
         outputs = llm.chat(batch, GREEDY, use_tqdm=False)

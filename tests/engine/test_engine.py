@@ -13,6 +13,7 @@ from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryErro
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.worker.backend import choose_backend
 
+from .fake_worker import fake_engine
 from .tiny import CONFIG, LENGTH, VOCAB, make_engine, run
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
@@ -182,8 +183,8 @@ def test_streamed_parts_add_up(engine):
             assert parts == [whole[: i + 1] for i in range(9)]
 
 
-def test_priority_goes_before_arrival(tiny):
-    engine = make_engine(tiny, max_num_seqs=1, max_num_batched_tokens=16)
+def test_priority_goes_before_arrival():
+    engine = fake_engine(max_num_seqs=1, vocab=9)
     for i, priority in enumerate([5, 5, -1, 2]):
         engine.add_request(f"p{i}", [i, i], GREEDY, priority=priority)
     order = []

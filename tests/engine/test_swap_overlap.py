@@ -28,10 +28,10 @@ def arrive(monkeypatch):
 
 
 def test_only_who_wants_the_pages_waits_for_them(tiny, arrive):
-    worker = make_engine(tiny, num_pages=40, swap_space=2**22)._worker
-    data = np.random.default_rng(0).normal(size=(40, *worker.page_shape)).astype(np.float32)
+    worker = make_engine(tiny, swap_space=2**22)._worker
+    data = np.random.default_rng(0).normal(size=(64, *worker.page_shape)).astype(np.float32)
     arrive.set()
-    worker.write_pages(list(range(40)), data)
+    worker.write_pages(list(range(64)), data)
     worker.move([SwapOut([9], [9])])
     worker.move([SwapIn([9], [9])])
 
@@ -44,13 +44,13 @@ def test_only_who_wants_the_pages_waits_for_them(tiny, arrive):
     assert arrive.is_set(), "but this had to"
     want = data.copy()
     want[[0, 1, 5, 6]] = data[[2, 9, 1, 0]]
-    np.testing.assert_array_equal(worker.read_pages(list(range(40))), want)
+    np.testing.assert_array_equal(worker.read_pages(list(range(64))), want)
 
 
 def test_slots_that_are_used_again_hold_the_last(tiny, arrive):
-    worker = make_engine(tiny, num_pages=40, swap_space=2**22)._worker
-    data = np.random.default_rng(0).normal(size=(40, *worker.page_shape)).astype(np.float32)
-    worker.write_pages(list(range(40)), data)
+    worker = make_engine(tiny, swap_space=2**22)._worker
+    data = np.random.default_rng(0).normal(size=(64, *worker.page_shape)).astype(np.float32)
+    worker.write_pages(list(range(64)), data)
     worker.move([SwapOut([0, 1], [3, 4]), SwapOut([7, 8], [4, 5])])
     arrive.set()
     worker.move([SwapIn([3, 4, 5], [20, 21, 22])])
@@ -58,7 +58,7 @@ def test_slots_that_are_used_again_hold_the_last(tiny, arrive):
 
 
 def test_too_many_on_their_way_are_waited_for(tiny, arrive):
-    worker = make_engine(tiny, num_pages=40, swap_space=2**22)._worker
+    worker = make_engine(tiny, swap_space=2**22)._worker
     most = page_mover._MOST_PENDING
     worker.move([SwapOut([i], [i]) for i in range(most)])
     threading.Timer(0.2, arrive.set).start()
@@ -68,7 +68,7 @@ def test_too_many_on_their_way_are_waited_for(tiny, arrive):
 
 
 def test_an_error_on_the_way_is_not_lost(tiny, monkeypatch):
-    worker = make_engine(tiny, num_pages=40, swap_space=2**22)._worker
+    worker = make_engine(tiny, swap_space=2**22)._worker
     monkeypatch.setattr(page_mover, "_bytes_of", lambda data: 1 / 0)
     worker.move([SwapOut([0], [0])])
     with pytest.raises(ZeroDivisionError):
@@ -80,7 +80,7 @@ def test_the_others_run_on_while_a_sequence_is_swapped_out(tiny, arrive):
     params = SamplingParams(temperature=0, max_tokens=60)
     requests = [(str(i), rng.integers(0, VOCAB, 30).tolist(), params) for i in range(3)]
     want = run(make_engine(tiny), requests)
-    engine = make_engine(tiny, num_pages=22, preemption="swap")
+    engine = make_engine(tiny, num_pages=24, preemption="swap")
     for request in requests:
         engine.add_request(*request)
     victim = engine._requests["2"].sequences[0]
