@@ -52,16 +52,19 @@ async def register(body: PrefixBody, tenant: Tenant, service: Service) -> Prefix
             param="name",
         )
     check_word("cache_salt", body.cache_salt, limits)
-    own = service.prefixes.setdefault(tenant.name, {})
-    if body.name not in own and len(own) >= limits.prefixes:
-        raise ApiError(
-            409, f"there are {len(own)} prefixes already; drop one first", code="too_many_prefixes"
-        )
     tokens = await _tokens(body, service)
     salt = cache_salt(tenant, body.cache_salt)
     found = NamedPrefix(body.name, tokens, salt, body.pin, int(time.time()))
-    await _hold(found, tenant, service)
-    own[body.name] = found
+    async with service.prefix_locks[tenant.name]:
+        own = service.prefixes.setdefault(tenant.name, {})
+        if body.name not in own and len(own) >= limits.prefixes:
+            raise ApiError(
+                409,
+                f"there are {len(own)} prefixes already; drop one first",
+                code="too_many_prefixes",
+            )
+        await _hold(found, tenant, service)
+        own[body.name] = found
     return found.card()
 
 
@@ -86,21 +89,23 @@ def find(name: str, tenant: Tenant, service: Service) -> NamedPrefix:
 
 async def pin(name: str, pinned: bool, tenant: Tenant, service: Service) -> PrefixCard:
     """Pin a prefix or let go of its memory; its name stays."""
-    known = find(name, tenant, service)
-    if known.pinned != pinned:
-        known = dataclasses.replace(known, pinned=pinned)
-        await _hold(known, tenant, service)
-        service.prefixes[tenant.name][name] = known
+    async with service.prefix_locks[tenant.name]:
+        known = find(name, tenant, service)
+        if known.pinned != pinned:
+            known = dataclasses.replace(known, pinned=pinned)
+            await _hold(known, tenant, service)
+            service.prefixes[tenant.name][name] = known
     return known.card()
 
 
 async def drop(name: str, tenant: Tenant, service: Service) -> PrefixCard:
     """Forget a prefix."""
-    known = find(name, tenant, service)
-    del service.prefixes[tenant.name][name]
-    if known.pinned:
-        key = engine_prefix_name(tenant, name)
-        await service.engine.call(lambda engine: engine.drop_prefix(key))
+    async with service.prefix_locks[tenant.name]:
+        known = find(name, tenant, service)
+        del service.prefixes[tenant.name][name]
+        if known.pinned:
+            key = engine_prefix_name(tenant, name)
+            await service.engine.call(lambda engine: engine.drop_prefix(key))
     return known.card()
 
 

@@ -1,7 +1,9 @@
 """What the routes work with, made once when the server starts."""
 
+import asyncio
 import dataclasses
 import functools
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
@@ -31,6 +33,7 @@ class Service:
         created: when the server started, seconds since 1970.
         max_model_len: most tokens of prompt and output.
         prefixes: by tenant and name.
+        prefix_locks: by tenant; a tenant's prefixes change one after the other.
         limits, keys, metrics, grammars, pool, tools: as their types say.
     """
 
@@ -46,6 +49,9 @@ class Service:
     pool: TextPool
     tools: ToolFormat
     prefixes: "dict[str, dict[str, NamedPrefix]]" = dataclasses.field(default_factory=dict)
+    prefix_locks: defaultdict[str, asyncio.Lock] = dataclasses.field(
+        default_factory=lambda: defaultdict(asyncio.Lock)
+    )
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:

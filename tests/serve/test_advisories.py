@@ -2,13 +2,14 @@
 
 | # | class | held by |
 | --- | --- | --- |
-| 1 | unpickling | tests/structure (no pickle, dill, marshal, eval, exec); no socket but HTTP here |
-| 2 | malicious checkpoints | tests/models (headers, odd configs, paths); no remote code |
+| 1 | unpickling | tests/structure (no pickle, dill, marshal, eval, exec); no socket but HTTP's |
+| 2 | malicious checkpoints | tests/models (headers, odd configs, paths of shards); no remote code |
 | 3 | regex and grammar bombs | test_bombs_do_not_hold_up_others |
 | 4 | bad schemas kill the engine, caches grow | test_limits, test_grammar_cache_is_bounded |
 | 5 | chat templates | test_limits (none in a request), test_slow_template_holds_up_nobody |
 | 6 | unbounded numbers | test_limits |
-| 7 | not finite or out of range | test_limits, tests/sampling; /health in test_async_engine |
+| 7 | not finite or out of range | test_limits, test_minimum_without_a_maximum, tests/sampling |
+| 7 | health of a dead engine | test_async_engine, test_dead_engine_is_unhealthy_and_says_little |
 | 8 | token ids beyond the logits | test_limits, test_ids_between_tokenizer_and_logits |
 | 9 | state left in a slot | test_state, tests/sampling, tests/engine |
 | 10 | timing of shared prefixes | test_auth, test_prefixes (salts); SHA-256 keys in tests/engine |
@@ -133,6 +134,16 @@ def test_dead_engine_is_unhealthy_and_says_little(folder, monkeypatch):
         assert httpx2.get(small.url + "/health").status_code == 503
         assert post(small, BODY).status_code == 503
         assert httpx2.get(small.url + "/metrics").status_code == 503
+
+
+@pytest.mark.parametrize("minimum", [1, 600, 2**31 - 1])
+def test_minimum_without_a_maximum(server: Running, minimum):
+    body = {"messages": [{"role": "user", "content": "a"}], "min_tokens": minimum, "top_k": 1}
+    found = httpx2.post(server.url + "/v1/chat/completions", json=body, timeout=60)
+    assert found.status_code == 200
+    assert found.json()["usage"]["completion_tokens"] >= min(minimum, 400)
+    assert httpx2.get(server.url + "/health").json() == {"status": "ready"}
+    assert post(server, BODY).status_code == 200
 
 
 def test_ids_between_tokenizer_and_logits(server: Running):

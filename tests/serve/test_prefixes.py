@@ -1,6 +1,7 @@
 """Named prefixes: register, use, list, pin, drop; one tenant's are not another's."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
@@ -113,6 +114,17 @@ def test_bad_prefixes_are_refused(http, body):
     found = http.post("/v1/prefixes", json=body)
     assert found.status_code == 400, found.text
     assert http.get("/v1/prefixes").json()["data"] == []
+
+
+def test_their_number_is_limited_at_once_too(http):
+    def register(i: int) -> int:
+        body = {"name": f"p{i}", "prompt": f"{i} {RULES}"}
+        return http.post("/v1/prefixes", json=body).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        codes = list(pool.map(register, range(8)))
+    assert sorted(codes) == [200] * 3 + [409] * 5
+    assert len(http.get("/v1/prefixes").json()["data"]) == 3
 
 
 def test_their_number_is_limited(http):
