@@ -54,7 +54,8 @@ def paged_attention(
         plan: the work lists; pack it once a step with ``pack_plan`` where layers share it.
         spec: scale, cap and mask.
         alibi_slopes, sinks: float32, one a query head, as in the xla backend.
-        k_scales, v_scales: float32 [K] of float8_e4m3fn pages, as in the xla backend.
+        k_scales, v_scales: float32 [K] or [P, K], of float8_e4m3fn pages, as in the xla backend;
+            values times scales of pages are rounded to float16.
         upcoming: weights that the next kernel reads, whose start relay fusion fetches into the L2
             cache, or None.
         programs: persistent programs to launch; None for one a multiprocessor.
@@ -75,11 +76,6 @@ def paged_attention(
     _check(q, k_pages, v_pages, page_table, positions, packed, spec)
     check_per_head(N, alibi_slopes=alibi_slopes, sinks=sinks)
     check_scales(k_pages, v_pages, k_scales, v_scales)
-    if any(scales is not None and scales.ndim != 1 for scales in (k_scales, v_scales)):
-        raise ValueError(
-            "k_scales and v_scales are one a page; the mosaic backend takes one a KV head, the xla "
-            "backend both"
-        )
     boxes = (query_box(min(work.half_rows, T), N // K, H) for work in packed.lists)
     query_rows = max(ROWS, max(boxes) * (N // K))
     cfg = KernelConfig(
@@ -92,10 +88,10 @@ def paged_attention(
         ping_pong=ping_pong,
         early_launch=early_launch,
     )
-    per_head = dict(alibi_slopes=alibi_slopes, k_scales=k_scales, v_scales=v_scales)
-    per_head = {name: value for name, value in per_head.items() if value is not None}
+    numbers = dict(alibi_slopes=alibi_slopes, k_scales=k_scales, v_scales=v_scales)
+    numbers = {name: value for name, value in numbers.items() if value is not None}
     return _launch(
-        cfg, packed, page_table, positions, q, k_pages, v_pages, per_head, sinks, upcoming
+        cfg, packed, page_table, positions, q, k_pages, v_pages, numbers, sinks, upcoming
     )
 
 
@@ -109,12 +105,12 @@ def _launch(
     q,
     k_pages,
     v_pages,
-    per_head,
+    numbers,
     sinks,
     upcoming,
 ):
     out, lse, part, part_lse = attention_call(
-        cfg, packed, page_table, positions, q, k_pages, v_pages, per_head
+        cfg, packed, page_table, positions, q, k_pages, v_pages, numbers
     )
     out, lse = merge_in_place(out, lse, part, part_lse, packed.merge_indptr, upcoming)
     return (out, lse) if sinks is None else apply_sinks(out, lse, sinks)

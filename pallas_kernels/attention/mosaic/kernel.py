@@ -26,7 +26,7 @@ from pallas_kernels.attention.mosaic.config import (
     queries_in_registers,
     query_box,
 )
-from pallas_kernels.attention.mosaic.fp8 import split_queries
+from pallas_kernels.attention.mosaic.fp8 import ByteTiles, PageScales, split_queries
 from pallas_kernels.attention.mosaic.pack import (
     FIELDS,
     HEAD_AND_LIST,
@@ -47,9 +47,10 @@ _WGMMA = plgpu.Layout.WGMMA
 
 
 def attention_call(
-    cfg: KernelConfig, packed: PackedPlan, page_table, positions, q, k_pages, v_pages, per_head
+    cfg: KernelConfig, packed: PackedPlan, page_table, positions, q, k_pages, v_pages, numbers
 ):
-    """Launch the kernel. per_head: of alibi_slopes [N], k_scales [K], v_scales [K] those there are.
+    """Launch the kernel. numbers: of alibi_slopes [N], k_scales and v_scales [K] or [P, K]
+    those there are.
 
     Returns (out [T, N, H], lse [T, N], part [X, N, H], part_lse [X, N]).
 
@@ -69,7 +70,7 @@ def attention_call(
         scratch = {"scratch": tiles}
     copies = CONSUMERS * max(1, TILE // S)
     kernel = plgpu.kernel(
-        _make_body(cfg, packed.lists, T, N, K, S, H, tuple(per_head)),
+        _make_body(cfg, packed.lists, T, N, K, S, H, tuple(numbers)),
         out_type=(
             jax.ShapeDtypeStruct((T, N, H), q.dtype),
             jax.ShapeDtypeStruct((T, N), jnp.float32),
@@ -101,10 +102,10 @@ def attention_call(
     padding = max(0, max(boxes) - T)
     q4 = jnp.pad(q, ((0, padding), (0, 0), (0, 0))).reshape(-1, K, N // K, H)
     count = packed.num_units[None]
-    if "alibi_slopes" in per_head:
-        per_head = per_head | {"alibi_slopes": per_head["alibi_slopes"] / cfg.unit}
+    if "alibi_slopes" in numbers:
+        numbers = numbers | {"alibi_slopes": numbers["alibi_slopes"] / cfg.unit}
     plan = (packed.units, count, packed.dest)
-    return kernel(*plan, page_table, positions, q4, k_pages, v_pages, *per_head.values())
+    return kernel(*plan, page_table, positions, q4, k_pages, v_pages, *numbers.values())
 
 
 def _tiled(H: int, itemsize: int):
@@ -121,9 +122,9 @@ def _make_body(
     K: int,
     S: int,
     H: int,
-    per_head: tuple[str, ...],
+    names: tuple[str, ...],
 ):
-    G, fp8 = N // K, "k_scales" in per_head
+    G = N // K
     chunk = min(S, TILE)  # tokens of one TMA copy
     any_wide = any(work.wide for work in lists)
     any_pair = any(not work.wide for work in lists)
@@ -155,12 +156,12 @@ def _make_body(
         scratch=None,
     ):
         """GMEM: units int32 [U, 8], num_units int32 [1], dest int32 [Y], table int32 [B, M],
-        positions int32 [T], q [T, K, G, H], pages [P, K, S, H]; rest: the arrays named in
-        per_head, out [T, N, H], lse [T, N], part [X, N, H], part_lse [X, N]. SMEM: q_smem
+        positions int32 [T], q [T, K, G, H], pages [P, K, S, H]; rest: the arrays of
+        ``names``, out [T, N, H], lse [T, N], part [X, N, H], part_lse [X, N]. SMEM: q_smem
         [2, 64, H], kv_smem [ring, 2, 64, H], scratch [2, 64, H]. Barriers: all others.
         """
         *numbers, out, lse, part, part_lse = rest
-        numbers = dict(zip(per_head, numbers, strict=True))
+        numbers = dict(zip(names, numbers, strict=True))
         if cfg.early_launch:
             plgpu.griddepcontrol_wait()
         plain_queries = q_smem if queries_in_registers(H) else q_smem[0]
@@ -286,12 +287,24 @@ def _make_body(
                     reach = gather_rows(positions, first, known, G)
                     target = gather_rows(dest, record[SLOT] + shift, known, G)
                     plgpu.barrier_wait(q_full.at[wg])
-                    source, kv_head = plain_queries.at[wg, pl.ds(0, ROWS)], own_head
-                    units = None
-                    if fp8:
-                        kv_head = jnp.minimum(own_head, K - 1)
+                    source = plain_queries.at[wg, pl.ds(0, ROWS)]
+                    narrow = value_unit = None
+                    if scratch is not None:
                         queries, units = split_queries(source)
-                        units = units * numbers["k_scales"][kv_head]
+                        kv_head = jnp.minimum(own_head, K - 1)
+                        last = lax.div(record[KV_STOP] - 1, jnp.int32(S))
+                        place = (table, record[TABLE_ROW], kv_head, last, S)
+                        keys, values = (numbers[name] for name in ("k_scales", "v_scales"))
+                        if len(keys.shape) == 1:
+                            units = units * keys[kv_head]
+                        if len(values.shape) == 1:
+                            value_unit = values[kv_head]
+                        narrow = ByteTiles(
+                            units,
+                            scratch.at[wg],
+                            PageScales(keys, *place) if len(keys.shape) == 2 else None,
+                            PageScales(values, *place) if len(values.shape) == 2 else None,
+                        )
                     else:
                         queries = (plgpu.load(source, layout=_WGMMA, optimized=False),)
                     if not queries_in_registers(H):
@@ -318,8 +331,7 @@ def _make_body(
                         gather_heads(numbers["alibi_slopes"], own_head * G, G)
                         if "alibi_slopes" in numbers
                         else None,
-                        units,
-                        None if scratch is None else scratch.at[wg],
+                        narrow,
                     )
                     finish(
                         state,
@@ -329,7 +341,7 @@ def _make_body(
                         own_head * G,
                         live,
                         G,
-                        numbers["v_scales"][kv_head] if fp8 else None,
+                        value_unit,
                     )
 
                 by_kind(is_wide, run)

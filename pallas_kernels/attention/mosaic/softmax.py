@@ -9,7 +9,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.attention.mosaic.alibi import add_distance
 from pallas_kernels.attention.mosaic.config import ROWS, TILE, KernelConfig, queries_in_registers
-from pallas_kernels.attention.mosaic.fp8 import widen
+from pallas_kernels.attention.mosaic.fp8 import ByteTiles
 from pallas_kernels.attention.mosaic.pack import ALL_VISIBLE, KV_START, KV_STOP
 from pallas_kernels.attention.mosaic.stores import store_row_scalars, store_rows
 
@@ -38,19 +38,17 @@ def attend(
     record,
     reach,
     slopes,
-    units,
-    scratch,
+    narrow: ByteTiles | None,
 ):
     """Online softmax over the unit's steps. Returns (acc [64, H], top [64], total [64]), float32.
 
-    queries: [64, H] arrays in registers or SMEM, whose products with the keys add up to scores in
-    ``units`` (float32 [64], None for 1). From SMEM, registers being short then, a step's tiles come
-    one after the other. kv_smem: [ring, 2, 64, H] SMEM, from slot ``tile`` on K and V take turns.
-    turn: the barrier of the ping-pong, or None. halves: which of a slot's two tiles this warpgroup
-    reads. reach: int32 [64], each row's position. slopes: float32 [64] in the kernel's units, or
-    None. scratch: [64, H] SMEM of this warpgroup for 8-bit values in 16 bits, or None. ``top`` is
-    in units of log2. Gives the queries' shared memory back (``q_free``) when it has been read. A
-    soft cap's tanh is the GPU's own, right to 2**-11 of its value.
+    queries: [64, H] arrays in registers or SMEM, whose products with the keys add up. From SMEM,
+    registers being short then, a step's tiles come one after the other. kv_smem: [ring, 2, 64, H]
+    SMEM, from slot ``tile`` on K and V take turns. turn: the barrier of the ping-pong, or None.
+    halves: which of a slot's two tiles this warpgroup reads. reach: int32 [64], each row's
+    position. slopes: float32 [64] in the kernel's units, or None. narrow: for tiles of 8 bits.
+    ``top`` is in units of log2. Gives the queries' shared memory back (``q_free``) when it has been
+    read.
     """
     H = kv_smem.shape[-1]
     factor = cfg.log2_factor
@@ -58,7 +56,7 @@ def attend(
     size = TILE * len(halves)
     in_registers = queries_in_registers(H)
     tiles = tuple(enumerate(halves))
-    together = in_registers and scratch is None
+    together = in_registers and narrow is None
     parts = (tiles,) if together else tuple((tile,) for tile in tiles)
     start, stop = record[KV_START], record[KV_STOP]
     limit = jnp.minimum(reach + 1, stop)
@@ -96,10 +94,10 @@ def attend(
         # used the values, so here they have been read.
         if in_registers:
             pl.when(i == 0)(lambda: plgpu.barrier_arrive(q_free))
-        if units is not None:
-            scores = tuple(s * lax.broadcast_in_dim(units, s.shape, [0]) for s in scores)
+        if narrow is not None:
+            scores = tuple(narrow.scaled(s, at) for s, at in zip(scores, firsts, strict=True))
         if cfg.soft_cap is not None:
-            scores = tuple(jnp.tanh(s * (cfg.scale / cfg.soft_cap)) for s in scores)
+            scores = tuple(_tanh(s * (cfg.scale / cfg.soft_cap)) for s in scores)
         if slopes is not None:
             scores = tuple(
                 add_distance(s, slopes, columns, first, reach)
@@ -118,8 +116,8 @@ def attend(
         weights = tuple(jnp.exp2(s * factor - wide_peak) for s in scores)
         total = total * fade
         acc = acc * lax.broadcast_in_dim(fade, (ROWS, H), [0])
-        narrow = kv_smem.dtype if scratch is None else scratch.dtype
-        weights16 = tuple(w.astype(narrow) for w in weights)
+        dtype16 = kv_smem.dtype if narrow is None else narrow.scratch.dtype
+        weights16 = tuple(w.astype(dtype16) for w in weights)
         for w in weights:
             total = total + w.sum(axis=1)
         if turn is not None:
@@ -129,14 +127,14 @@ def attend(
             plgpu.barrier_wait(full.at[v_slot])
         if turn is not None:
             plgpu.barrier_wait(turn)
-        if scratch is None:
+        if narrow is None:
             values = tuple(kv_smem.at[v_slot, half] for _, half in part)
             if masked:
                 for value, first in zip(values, firsts, strict=True):
                     _clear_tail(value, stop - first)
         else:
-            [(_, half)], [first], values = part, firsts, (scratch,)
-            widen(kv_smem.at[v_slot, half], scratch, stop - first, masked)
+            [(_, half)], [first], values = part, firsts, (narrow.scratch,)
+            narrow.widen(kv_smem.at[v_slot, half], first, stop - first, masked)
             if is_last:
                 plgpu.barrier_arrive(free.at[v_slot])
 
@@ -145,7 +143,7 @@ def attend(
                 plgpu.wgmma(ref, w, value)
 
         acc = pl.run_state(weigh)(plgpu.WGMMAAccumulatorRef.init(acc))
-        if is_last and scratch is None:
+        if is_last and narrow is None:
             plgpu.barrier_arrive(free.at[v_slot])
         return acc, peak, total
 
@@ -168,6 +166,12 @@ def attend(
     if turn is not None:
         pl.when(wg == 0)(lambda: hand_over(turn))
     return carry
+
+
+def _tanh(x):
+    """Right to about 1e-6, where the GPU's own is to 2**-11: too little for a cap of 50."""
+    root = lax.rsqrt(jnp.exp2(x * (2 * math.log2(math.e))) + 1)
+    return 1 - 2 * root * root
 
 
 def _mask(scores, columns, first, limit, reach, window):
