@@ -27,6 +27,11 @@ NEIGHBOURS = [
     {"stop": ["a", "e", "i"], "include_stop_str_in_output": True},
     {"skip_special_tokens": False, "ignore_eos": True},
     {"prompt": [3, 4, 5], "seed": 5, "n": 2, "priority": -1},
+    {"logprobs": 5, "echo": True, "n": 2},
+    {"prompt_logprobs": 2, "cache_salt": "apart"},
+    {"max_tokens": 0, "echo": True, "logprobs": 0},
+    {"prompt": ["Who lives in Peru?", "Who lives in"], "structured_outputs": {"choice": ["red"]}},
+    {"temperature": 1.9, "presence_penalty": -2, "logit_bias": {"70": 5}, "min_tokens": 3},
 ]
 
 
