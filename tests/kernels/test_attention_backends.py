@@ -140,7 +140,12 @@ def test_options_of_the_wrong_kind(attention, option):
 
 @pytest.mark.parametrize(
     ("name", "shape", "fp8"),
-    [("relay", SHAPES[3], "head"), ("chunks", SHAPES[4], "page"), ("relay", SHAPES[1], "page")],
+    [
+        ("relay", SHAPES[3], "head"),
+        ("chunks", SHAPES[4], "page"),
+        ("relay", (6, 2, 96, 32, 16, 128), "page"),
+        ("relay", (8, 2, 256, 64, 32, 128), "head"),
+    ],
 )
 def test_fp8_pages(backend, name, shape, fp8):
     """On mosaic, scales of pages of 32 tokens are another way than those of 64."""

@@ -6,7 +6,7 @@ import math
 TILE = 64  # tokens of one K or V tile
 ROWS = 64  # rows of one warpgroup's matrix product
 HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
-FP8_HEAD_DIMS = (64, 128)
+FP8_HEAD_DIMS = (64, 96, 128, 192, 256)  # whole runs of 32 bytes, as the tensor cores read
 CONSUMERS = 2  # warpgroups that compute
 _SMEM_BYTES = 232_448 - 2048  # what a Hopper block may take, less room for barriers
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
@@ -122,13 +123,17 @@ class ByteTiles:
         tile: float8_e4m3fn [64, H] SMEM. On return the warpgroup has read it, and the tensor cores
         may read the scratch. Exact, but for the rounding of scales of pages to float16.
         """
-        value = plgpu.load(tile, layout=_BYTES).astype(jnp.float16)
-        if self.values is not None:
-            wide = self.values.applied(value.astype(jnp.float32), first, 0, _BYTES)
-            value = wide.astype(jnp.float16)
-        if masked:  # what lies there may be NaN, and 0 * NaN is NaN
-            rows = plgpu.broadcasted_iota(jnp.int32, value.shape, 0, layout=_BYTES)
-            value = jnp.where(rows < used, value, jnp.zeros_like(value))
         plgpu.commit_smem()  # the product before has read the scratch, in all warps
-        self.scratch[...] = value
+        H = tile.shape[1]
+        width = plgpu.find_swizzle(H * 8)  # columns at once: few registers for large head dims
+        for start in range(0, H, width):
+            columns = (slice(None), pl.ds(start, width))
+            value = plgpu.load(tile.at[columns], layout=_BYTES).astype(jnp.float16)
+            if self.values is not None:
+                wide = self.values.applied(value.astype(jnp.float32), first, 0, _BYTES)
+                value = wide.astype(jnp.float16)
+            if masked:  # what lies there may be NaN, and 0 * NaN is NaN
+                rows = plgpu.broadcasted_iota(jnp.int32, value.shape, 0, layout=_BYTES)
+                value = jnp.where(rows < used, value, jnp.zeros_like(value))
+            self.scratch.at[columns][...] = value
         plgpu.commit_smem()

@@ -63,7 +63,9 @@ def attention_call(
     tiled, kv_tiled = _tiled(H, 2), _tiled(H, k_pages.dtype.itemsize)
     q_smem = plgpu.SMEM((CONSUMERS, cfg.query_rows, H), q.dtype)
     if not queries_in_registers(H):
-        q_smem = plgpu.RefUnion(q_smem, plgpu.SMEM(q_smem.shape, q.dtype, transforms=tiled))
+        # In the tiles' dtype: one array, or the two parts for pages of 8 bits.
+        parts = (CONSUMERS, q.dtype.itemsize // k_pages.dtype.itemsize, ROWS, H)
+        q_smem = plgpu.RefUnion(q_smem, plgpu.SMEM(parts, k_pages.dtype, transforms=kv_tiled))
     scratch = {}
     if fp8:
         tiles = plgpu.SMEM((CONSUMERS, TILE, H), jnp.float16, transforms=tiled)
@@ -310,9 +312,11 @@ def _make_body(
                     if not queries_in_registers(H):
                         # The same memory, as the tensor cores read it.
                         plgpu.commit_smem()
-                        q_smem[1].at[wg][...] = queries[0]
+                        shared = tuple(q_smem[1].at[wg, i] for i in range(len(queries)))
+                        for ref, some in zip(shared, queries, strict=True):
+                            ref[...] = some
                         plgpu.commit_smem()
-                        queries = (q_smem[1].at[wg],)
+                        queries = shared
                     state = attend(
                         cfg,
                         queries,
