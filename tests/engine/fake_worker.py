@@ -13,7 +13,7 @@ from rjax.engine.page_hash import root_key
 from rjax.engine.page_operations import CopyPages, SwapIn, SwapOut
 from rjax.engine.parts import EngineParts
 from rjax.worker.kv_cache import PoolSize
-from rjax.worker.readout import StepReadout
+from rjax.worker.readout import HostLogprobs, StepReadout
 from rjax.worker.worker import DispatchedStep
 
 
@@ -95,7 +95,14 @@ class FakeWorker:
         return DispatchedStep(list(batch), drawn, PlanStats(0, 0, 0), 1)
 
     def read(self, step) -> StepReadout:
-        return StepReadout(step.result, None, None)
+        count = len(step.result)
+        logprobs = HostLogprobs(
+            logprob=np.linspace(-3, -1, count, dtype=np.float32),
+            rank=np.ones(count, np.int32),
+            top_ids=np.zeros((count, 1), np.int32),
+            top_logprobs=np.zeros((count, 1), np.float32),
+        )
+        return StepReadout(step.result, logprobs, None)
 
 
 def fake_engine(

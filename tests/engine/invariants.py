@@ -1,8 +1,10 @@
 """What must hold of the scheduler and its pages after every step."""
 
-from collections import Counter
+import hashlib
+from collections import Counter, defaultdict
 
 from rjax.engine.llm_engine import LLMEngine
+from rjax.engine.page_hash import PageHashes
 from rjax.engine.sequence import SequenceStatus
 
 
@@ -19,6 +21,8 @@ def check(engine: LLMEngine) -> None:
     owners.update(engine.pinned_pages())
     assert all(blocks.references(p) == owners[p] for p in range(counts.total))
     assert counts.used == len(owners)
+
+    _check_sharing(engine)
 
     writers = Counter(p for s in scheduler.running for p in s.pages[s.num_borrowed :])
     assert all(count == 1 for count in writers.values()), "a page has two writers"
@@ -49,3 +53,48 @@ def check(engine: LLMEngine) -> None:
         else:
             assert s.num_stored <= s.capacity == len(s.pages) * blocks.page_size
     assert all(owner in scheduler.running for owner in blocks._promised.values())
+    _check_keys(engine)
+
+
+def _check_sharing(engine: LLMEngine) -> None:
+    """What two requests hold is known to the tree, and under one salt."""
+    holders = defaultdict(set)
+    roots = defaultdict(set)
+    for s in engine._scheduler.running:
+        for page in s.pages:
+            holders[page].add(s.request_id)
+            roots[page].add(s.hashes.parent(0))
+    for prefix in engine.prefixes():
+        for page in prefix.pages:
+            holders[page].add(prefix)
+            roots[page].add(engine._salted_root(prefix.cache_salt))
+    for page, names in holders.items():
+        if len(names) > 1:
+            assert engine._blocks._index.content(page) is not None, (
+                "two requests in an unknown page"
+            )
+            assert engine.config.cache.enable_prefix_caching
+        assert len(roots[page]) == 1, "two salts in one page"
+
+
+def _check_keys(engine: LLMEngine) -> None:
+    """Chain keys are those of the tokens, computed anew; the tree's two ways agree."""
+    blocks, scheduler = engine._blocks, engine._scheduler
+    for s in [*scheduler.waiting, *scheduler.running, *scheduler.swapped]:
+        assert (
+            s.num_registered <= len(s.hashes.keys) or not engine.config.cache.enable_prefix_caching
+        )
+        fresh = PageHashes(s.hashes.parent(0), blocks.page_size)
+        fresh.extend(s.tokens(0, len(s.hashes.keys) * blocks.page_size))
+        assert s.hashes.keys == fresh.keys
+        for n in range(min(s.num_registered, len(s.pages), len(fresh.keys))):
+            content = blocks._index.content(s.pages[n])
+            if content is not None:
+                assert content.parent == fresh.parent(n)
+                assert fresh.blocks[n].startswith(content.tokens)
+    for key, page in blocks._page_of.items():
+        assert blocks._key_of[page] == key
+        content = blocks._index.content(page)
+        assert content is not None
+        assert hashlib.sha256(content.parent + content.tokens).digest() == key
+    assert len(blocks._page_of) == sum(key is not None for key in blocks._key_of)

@@ -15,6 +15,14 @@ from .invariants import check
 LENGTH = 16  # most tokens of a sequence
 
 
+def spoken(prompt, params, index):
+    """All that a sample of the fake model says."""
+    tokens = list(prompt)
+    for _ in range(params.max_tokens):
+        tokens.append(next_token(tokens, index, 2))
+    return tokens[len(prompt) :]
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Requests come, step, and go over a tiny pool and a vocabulary of two tokens."""
 
@@ -46,15 +54,23 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=LENGTH - 1),
         n=st.integers(1, 3),
+        more=st.integers(0, 2),
+        salt=st.sampled_from([None, None, "x"]),
         most=st.integers(1, 6),
         stop=st.booleans(),
         priority=st.integers(0, 1),
     )
-    def add(self, prompt, n, most, stop, priority):
-        params = SamplingParams(n=n, max_tokens=most, seed=1, stop_token_ids=[1] if stop else None)
+    def add(self, prompt, n, more, salt, most, stop, priority):
+        params = SamplingParams(
+            n=n,
+            best_of=n + more if more else None,
+            max_tokens=most,
+            seed=1,
+            stop_token_ids=[1] if stop else None,
+        )
         name = str(self.count)
         self.count += 1
-        self.engine.add_request(name, prompt, params, priority=priority)
+        self.engine.add_request(name, prompt, params, priority=priority, cache_salt=salt)
         self.asked[name] = prompt, params
 
     @precondition(lambda self: self.asked.keys() - self.ended.keys())
@@ -115,12 +131,18 @@ class EngineMachine(RuleBasedStateMachine):
                 break
             self.step(1)
         assert self.ended.keys() == self.asked.keys(), "every request ends"
-        for name, (prompt, _) in self.asked.items():
-            for completion in self.ended[name].outputs:
-                tokens = list(prompt)
-                for token in completion.token_ids:
-                    assert token == next_token(tokens, completion.index, 2)
-                    tokens.append(token)
+        for name, (prompt, params) in self.asked.items():
+            outputs = self.ended[name].outputs
+            assert len(outputs) == params.n
+            if name not in self.aborted:
+                assert self.ended[name].num_cached_tokens < len(prompt)
+            wants = [spoken(prompt, params, index) for index in range(params.num_sequences)]
+            for completion in outputs:
+                said = completion.token_ids
+                if params.best_of is None:
+                    assert said == wants[completion.index][: len(said)]
+                else:
+                    assert any(said == want[: len(said)] for want in wants)
                 if name not in self.aborted:
                     assert completion.finish_reason in ("stop", "length")
         used = self.engine._blocks.counts().used
