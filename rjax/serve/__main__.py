@@ -157,7 +157,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _engine(options: dict[str, Any]) -> Any:
-    """The engine, its first request done."""
+    """The engine, its first requests done."""
     from rjax.config import EngineConfig
     from rjax.engine.llm_engine import LLMEngine
     from rjax.sampling import SamplingParams
@@ -165,9 +165,11 @@ def _engine(options: dict[str, Any]) -> Any:
     engine = LLMEngine(EngineConfig.from_options(options))
     if engine.tokenizer is None:
         raise InvalidConfigError("the model has no tokenizer; a server needs one")
-    engine.add_request("warm-up", [0], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
-    while engine.has_unfinished_requests():
-        engine.step()
+    greedy = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    for i in range(2):  # the second finds the engine's arrays as all later ones do
+        engine.add_request(f"warm-up {i}", [0], greedy)
+        while engine.has_unfinished_requests():
+            engine.step()
     return engine
 
 
