@@ -105,15 +105,19 @@ def check_weights_fit(
     weights = growth * sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     room = memory["bytes_limit"] * utilization - memory["bytes_in_use"]
     if weights > room * num_devices:
-        enough = math.ceil(weights / room) if room > 0 else 0
-        devices = 1 << (enough - 1).bit_length() if enough else 0
-        remedy = (
-            f"set tensor_parallel_size={devices}, or " if devices else "free device memory, or "
-        )
+        share = (weights / num_devices + memory["bytes_in_use"]) / memory["bytes_limit"]
+        remedies = []
+        if share <= _MOST_SHARE:
+            remedies.append(f"raise gpu_memory_utilization above {share:.2f}")
+        if room > 0:
+            devices = 1 << (math.ceil(weights / room) - 1).bit_length()
+            remedies.append(f"set tensor_parallel_size={devices}")
+        else:
+            remedies.append("free device memory")
+        remedies.append("choose a 16-bit dtype or a smaller model")
         raise OutOfMemoryError(
             f"the weights take {weights / 2**30:.1f} GiB and {num_devices} device(s) have "
-            f"{max(room, 0) * num_devices / 2**30:.1f} GiB to give: {remedy}, or choose a 16-bit "
-            "dtype or a smaller model"
+            f"{max(room, 0) * num_devices / 2**30:.1f} GiB to give: {', or '.join(remedies)}"
         )
 
 

@@ -85,8 +85,16 @@ def test_weights_that_do_not_fit_are_refused_before_loading(tmp_path):
     (tmp_path / "a.safetensors").write_bytes(b"\0" * 1000)
     memory = {"bytes_limit": 800, "bytes_in_use": 100}
     options = {"growth": 2.0, "memory": memory, "utilization": 1.0}
-    with pytest.raises(OutOfMemoryError, match="tensor_parallel_size=4"):
+    with pytest.raises(OutOfMemoryError, match="to give: set tensor_parallel_size=4, or choose"):
         check_weights_fit(tmp_path, num_devices=2, **options)
+    low = options | {"growth": 0.5, "utilization": 0.1}
+    with pytest.raises(OutOfMemoryError) as found:
+        check_weights_fit(tmp_path, num_devices=1, **low)
+    assert str(found.value).endswith(
+        "to give: raise gpu_memory_utilization above 0.75, or free device memory, "
+        "or choose a 16-bit dtype or a smaller model"
+    )
+    check_weights_fit(tmp_path, num_devices=1, **(low | {"utilization": 0.76}))
     check_weights_fit(tmp_path, num_devices=3, **options)
     check_weights_fit(tmp_path, num_devices=1, **(options | {"memory": None}))
 
