@@ -4,7 +4,7 @@ import jax
 import pytest
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _gpu():
     if jax.default_backend() != "gpu":
         pytest.skip("no GPU")
