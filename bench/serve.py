@@ -14,6 +14,7 @@ goodput the requests per second that meet both limits of --goodput.
 
 import argparse
 import asyncio
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit status: 1 where a rate had no answer, 2 for bad input."""
     try:
         arguments = build_parser().parse_args(argv)
+        if arguments.png is not None and importlib.util.find_spec("matplotlib") is None:
+            raise serve_client.ServerError("--png needs matplotlib; install rjax[dev]")
         found = asyncio.run(run(arguments))
         print(text(found["rows"], serve_report.COLUMNS))
         if arguments.json is not None:

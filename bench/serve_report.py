@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from bench import figures
 from bench.records import command
 from bench.serve_client import Measured
 
@@ -113,6 +112,8 @@ def record(
 
 def picture(path: Path, found: Mapping[str, Any]) -> None:
     """Latency over throughput: TTFT and TPOT percentiles of each rate, one file."""
+    from bench import figures  # measuring needs no matplotlib
+
     rows = [row for row in found["rows"] if row["completed"]]
     series: dict[str, list[tuple[float, float]]] = {}
     for name, label in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT")):

@@ -18,6 +18,7 @@ from rjax.cli.errors import BAD_INPUT, OneLineParser, run_command
 from rjax.cli.prompts import read_text
 from rjax.errors import InvalidConfigError
 from rjax.sampling import SamplingParams
+from rjax.serve import BUNDLED_NAME
 
 _NAME = "rjax.chat"
 _NOT_HERE = ("n", "logprobs", "prompt_logprobs", "detokenize")
@@ -25,7 +26,7 @@ _NOT_HERE = ("n", "logprobs", "prompt_logprobs", "detokenize")
 _EPILOG = """\
 examples:
   python -m rjax.chat
-      the bundled model, with a table of people as its system message
+      the bundled model, here or on a server, with a table of people as its system message
   python -m rjax.chat --model ./llama --system "Be brief."
   python -m rjax.chat --url http://127.0.0.1:8000/v1 --api-key-file key.txt
       a server that speaks OpenAI's API
@@ -76,6 +77,11 @@ def _chat(arguments: argparse.Namespace) -> int:
     SamplingParams.from_options(sampling)
     system = _system(arguments)
     answerer = _answerer(arguments, sampling)
+    demo = system is None and "model" not in arguments and answerer.name == BUNDLED_NAME
+    if demo:
+        from models.tables.demo import demo_system_prompt
+
+        system = demo_system_prompt()
     session = Session(answerer, system, show_stats=not arguments.no_stats)
     interactive = sys.stdin.isatty()
     if interactive:
@@ -83,7 +89,8 @@ def _chat(arguments: argparse.Namespace) -> int:
             import readline  # line editing and history for input()
 
             del readline
-        print(f"{answerer.name}. /help lists the commands, Ctrl-D leaves.", file=sys.stderr)
+        about = "; /system shows the table that it is asked about" if demo else ""
+        print(f"{answerer.name}{about}. /help lists the commands, Ctrl-D leaves.", file=sys.stderr)
     while True:
         try:
             line = input("> ") if interactive else sys.stdin.readline()
@@ -100,13 +107,7 @@ def _chat(arguments: argparse.Namespace) -> int:
 def _system(arguments: argparse.Namespace) -> str | None:
     if arguments.system_file is not None:
         return read_text(arguments.system_file, "--system-file")
-    if arguments.system is not None:
-        return arguments.system
-    if arguments.url is None and "model" not in arguments:
-        from models.tables.demo import demo_system_prompt
-
-        return demo_system_prompt()
-    return None
+    return arguments.system
 
 
 def _answerer(arguments: argparse.Namespace, sampling: dict) -> Answerer:
@@ -128,7 +129,7 @@ def _answerer(arguments: argparse.Namespace, sampling: dict) -> Answerer:
     from rjax.engine.llm_engine import LLMEngine
 
     engine = LLMEngine(EngineConfig.from_options({"use_tqdm": sys.stderr.isatty(), **options}))
-    return LocalAnswerer(engine, options.get("model") or "tables", sampling)
+    return LocalAnswerer(engine, options.get("model") or BUNDLED_NAME, sampling)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ from rjax.cli.arguments import add_engine_arguments, engine_options
 from rjax.cli.errors import BAD_INPUT, OneLineParser, run_command
 from rjax.cli.prompts import read_text
 from rjax.errors import InvalidConfigError
+from rjax.serve import BUNDLED_NAME
 from rjax.serve.limits import ServeLimits, limits_table
 
 _NAME = "rjax.serve"
-_BUNDLED = "tables"
 
 _EPILOG = """\
 examples:
@@ -197,7 +197,7 @@ def _pairs(given: list[str]) -> dict[str, str]:
 
 def _name(model: str | None) -> str:
     if model is None:
-        return _BUNDLED
+        return BUNDLED_NAME
     path = pathlib.Path(model)
     return path.resolve().name if path.exists() else model
 

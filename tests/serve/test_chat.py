@@ -196,3 +196,17 @@ def test_command_answers_a_line_each(folder, monkeypatch, capsys):
     assert out
     assert "be kind" in err
     assert err.count("(4 tokens") == 2
+
+
+@pytest.mark.parametrize("name", ["tables", "tiny"])
+def test_the_bundled_model_is_given_a_table(monkeypatch, capsys, name):
+    monkeypatch.setattr(RemoteAnswerer, "_first_model", lambda self: name)
+
+    def system(*options: str) -> str:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("/system\n/exit\n"))
+        assert main(["--url", "http://127.0.0.1:1", *options]) == 0
+        return capsys.readouterr().err
+
+    assert ("| name |" in system()) == (name == "tables")
+    assert system("--system", "be kind") == "be kind\n"
+    assert system("--model", "tables") == "there is no system message\n"
