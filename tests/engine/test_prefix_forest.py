@@ -148,3 +148,43 @@ def test_saved_prefixes_are_loaded_and_checked(tiny, tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(InvalidConfigError, match="cannot be read"):
         make_engine(tiny, prefix_files=(str(path),))
+
+
+def test_a_step_reads_every_shared_run_once_whatever_else_is_in_the_batch(tiny):
+    """Nested beginnings, several side by side, and requests that share nothing."""
+    rng = np.random.default_rng(1)
+    system, first, second, other, alone = (
+        rng.integers(0, VOCAB, size).tolist() for size in (32, 16, 32, 48, 21)
+    )
+    prompts = [
+        [*system, *first, 1],
+        [*system, *first, 2, 3],
+        [*system, *second, 4],
+        [*system, *second, 5, 6, 7],
+        [*other, 8],
+        [*other, 9, 10],
+        alone,
+        [*system, 11],
+    ]
+    engine = make_engine(tiny, enable_relay_attention="on", max_num_batched_tokens=64)
+    split, steps = 16, []  # relay_split_tokens
+    dispatch = engine._worker.dispatch
+
+    def spy(batch, tables):
+        found = dispatch(batch, tables)
+        if all(item.stop - item.start == 1 for item in batch):
+            runs = {}
+            for item in batch:
+                for start in range(0, item.stop, split):
+                    stop = min(start + split, item.stop)
+                    pages = tables[item.sequence.slot, start // 8 : -(-stop // 8)]
+                    runs[start, tuple(pages)] = stop - start
+            steps.append((len(batch), found.stats.kv_tokens_read, sum(runs.values())))
+        return found
+
+    engine._worker.dispatch = spy
+    long = SamplingParams(temperature=0, max_tokens=12)
+    run(engine, [(str(i), prompt, long) for i, prompt in enumerate(prompts)])
+    assert any(rows == len(prompts) for rows, _, _ in steps)
+    for rows, read, distinct in steps:
+        assert read == distinct, rows
