@@ -312,11 +312,10 @@ def _make_body(
                     if not queries_in_registers(H):
                         # The same memory, as the tensor cores read it.
                         plgpu.commit_smem()
-                        shared = tuple(q_smem[1].at[wg, i] for i in range(len(queries)))
-                        for ref, some in zip(shared, queries, strict=True):
-                            ref[...] = some
+                        for i, some in enumerate(queries):
+                            q_smem[1].at[wg, i][...] = some
                         plgpu.commit_smem()
-                        queries = shared
+                        queries = q_smem[1]
                     state = attend(
                         cfg,
                         queries,

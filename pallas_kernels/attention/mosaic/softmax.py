@@ -42,13 +42,13 @@ def attend(
 ):
     """Online softmax over the unit's steps. Returns (acc [64, H], top [64], total [64]), float32.
 
-    queries: [64, H] arrays in registers or SMEM, whose products with the keys add up. From SMEM,
-    registers being short then, a step's tiles come one after the other. kv_smem: [ring, 2, 64, H]
-    SMEM, from slot ``tile`` on K and V take turns. turn: the barrier of the ping-pong, or None.
-    halves: which of a slot's two tiles this warpgroup reads. reach: int32 [64], each row's
-    position. slopes: float32 [64] in the kernel's units, or None. narrow: for tiles of 8 bits.
-    ``top`` is in units of log2. Gives the queries' shared memory back (``q_free``) when it has been
-    read.
+    queries: [64, H] arrays whose products with the keys add up to the scores, in registers; where
+    those are short, SMEM [2, number of them, 64, H], and a step's tiles come one after the other.
+    kv_smem: [ring, 2, 64, H] SMEM, from slot ``tile`` on K and V take turns. turn: the barrier of
+    the ping-pong, or None. halves: which of a slot's two tiles this warpgroup reads. reach: int32
+    [64], each row's position. slopes: float32 [64] in the kernel's units, or None. narrow: for
+    tiles of 8 bits. ``top`` is in units of log2. Gives the queries' shared memory back (``q_free``)
+    when it has been read.
     """
     H = kv_smem.shape[-1]
     factor = cfg.log2_factor
@@ -78,8 +78,13 @@ def attend(
             plgpu.barrier_wait(full.at[k_slot])
 
         def scores_of(*refs):
+            some_queries = queries
+            if not in_registers:
+                # Else their addresses are worked out before the loop, and fill registers.
+                own, _ = lax.optimization_barrier((wg, i))
+                some_queries = tuple(queries.at[own, n] for n in range(queries.shape[1]))
             for ref, (_, half) in zip(refs, part, strict=True):
-                for some in queries:
+                for some in some_queries:
                     plgpu.wgmma(ref, some, kv_smem.at[k_slot, half].transpose((1, 0)))
             if turn is not None:
                 hand_over(turn)
@@ -188,9 +193,13 @@ def _clear_tail(tile, used):
 
     @pl.when(used < TILE)
     def _():
-        value = plgpu.layout_cast(tile[...], _WGMMA)
-        rows = plgpu.broadcasted_iota(jnp.int32, value.shape, 0, layout=_WGMMA)
-        tile[...] = jnp.where(rows < used, value, jnp.zeros_like(value))
+        H = tile.shape[1]
+        width = H if queries_in_registers(H) else TILE  # few registers for large head dims
+        for start in range(0, H, width):
+            some = tile.at[:, pl.ds(start, width)]
+            value = plgpu.layout_cast(some[...], _WGMMA)
+            rows = plgpu.broadcasted_iota(jnp.int32, value.shape, 0, layout=_WGMMA)
+            some[...] = jnp.where(rows < used, value, jnp.zeros_like(value))
         plgpu.commit_smem()
 
 
