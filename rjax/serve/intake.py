@@ -42,7 +42,8 @@ class Intake:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if self._active >= self._limits.connections:
+        # A busy server is healthy: whoever asks for that must not take it for a dead one.
+        if self._active >= self._limits.connections and scope["path"] != "/health":
             self._metrics.rejected("connections")
             message = f"{self._active} requests are under way; try again later"
             await self._refuse(ApiError(503, message, code="overloaded"), scope, receive, send)

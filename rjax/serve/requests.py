@@ -192,7 +192,7 @@ class DetokenizeBody(Body):
 
 
 class PrefixBody(Body):
-    """Body of POST /v1/prefixes: exactly one of the three says what the prefix is."""
+    """Body of POST /v1/prefixes: prompt or messages, one of them, says what the prefix is."""
 
     name: str
     prompt: str | list[int] | None = None

@@ -114,6 +114,7 @@ def test_rejections_name_their_limit(folder):
                 refused = post(small, **BODY)  # the slow one has not begun yet
             assert refused.status_code == 503
             assert refused.headers["retry-after"]
+            assert httpx2.get(small.url + "/health").json() == {"status": "ready"}
         small.wait_idle()
         found = scrape(small)
         for reason in ("queued_sequences", "queued_tokens", "connections"):
