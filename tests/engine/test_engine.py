@@ -218,14 +218,19 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from tiny import make_engine, run
 from rjax.sampling import SamplingParams
-params = SamplingParams(temperature=0, max_tokens=8)
+params = SamplingParams(temperature=0, max_tokens=30)
 for size in (1, 2):
     engine = make_engine(
-        Path({folder!r}), tensor_parallel_size=size, enable_relay_attention="on"
+        Path({folder!r}),
+        tensor_parallel_size=size,
+        num_pages=24,
+        preemption="swap",
+        enable_relay_attention="on",
     )
     prompt = list(range(40))
-    outputs = run(engine, [(str(i), [*prompt, i], params) for i in range(3)])
-    print([outputs[str(i)].outputs[0].token_ids for i in range(3)])
+    outputs = run(engine, [(str(i), [*prompt, i], params) for i in range(6)])
+    assert engine.stats().pages_swapped_in > 0
+    print([outputs[str(i)].outputs[0].token_ids for i in range(6)])
 """
 
 
