@@ -110,7 +110,8 @@ class Layer:
         floor = case.bytes(self.dtype.itemsize)
         layers = max(1, min(8, math.ceil(_DISTINCT_BYTES / floor))) if self.on_gpu else 1
         inputs = make_inputs(case, 0, layers, self.dtype)
-        plan = jax.jit(self.backend.prepare)(inputs.plan, inputs.positions)
+        prepare = jax.jit(self.backend.prepare, static_argnums=2)
+        plan = prepare(inputs.plan, inputs.positions, (self.N, self.K))
         attend = functools.partial(self.backend.paged_attention, spec=self.spec)
         args = (inputs.page_table, inputs.positions, plan)
         one = jax.jit(attend)
