@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rjax.tokenization import Detokenizer, Tokenizer
@@ -36,6 +36,7 @@ def test_stream_equals_decoding_at_once(tokenizer: Tokenizer, text: str, prompt:
 
 @QUICK
 @given(ids=st.lists(st.integers(0, 600), max_size=30), skip=st.booleans())
+@example(ids=[174, 99], skip=False)
 @pytest.mark.parametrize("kind", ["byte_level", "straddled"])
 def test_byte_level_is_exact_for_any_tokens(kind: str, ids: list[int], skip: bool) -> None:
     tokenizer = build(kind)
@@ -44,7 +45,8 @@ def test_byte_level_is_exact_for_any_tokens(kind: str, ids: list[int], skip: boo
     whole = tokenizer.decode(ids, skip_special_tokens=skip)
     assert whole.startswith(shown)
     assert set(whole[len(shown) :]) <= {"\ufffd"}
-    assert len(whole) - len(shown) <= 1
+    # Python holds back the two first bytes of an encoded surrogate, which decode to two marks.
+    assert len(whole) - len(shown) <= 2
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "metaspace_first"])
