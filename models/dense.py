@@ -24,7 +24,7 @@ class DenseAttention(HeadsContext):
         rotary: Rotary | None,
         spec: AttentionSpec,
     ) -> Float[Array, "T N H"]:
-        """Causal (and, where the spec says so, windowed) attention; the softmax is float32."""
+        """Causal attention, windowed and capped where the spec says so; the softmax is float32."""
         del layer
         if rotary is not None:
             q = rotate(q, rotary.cos, rotary.sin)
@@ -33,11 +33,14 @@ class DenseAttention(HeadsContext):
         K = k.shape[1]
         grouped = q.reshape(T, K, N // K, H)
         scores = jnp.einsum("TKGH,SKH->KGTS", grouped, k, preferred_element_type=jnp.float32)
+        scores *= spec.scale
+        if spec.soft_cap is not None:
+            scores = spec.soft_cap * jnp.tanh(scores / spec.soft_cap)
         distance = jnp.arange(T)[:, None] - jnp.arange(T)
         visible = distance >= 0
         if spec.sliding_window is not None:
             visible &= distance < spec.sliding_window
-        weights = jax.nn.softmax(jnp.where(visible, scores * spec.scale, -jnp.inf), axis=-1)
+        weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
         out = jnp.einsum(
             "KGTS,SKH->TKGH", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
         )

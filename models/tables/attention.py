@@ -35,6 +35,8 @@ def _rotated(x: Float[Array, "T A H"], rotary: Rotary | None) -> Float[Array, "T
 def _check(spec: AttentionSpec) -> None:
     if spec.sliding_window is not None:
         raise ValueError("the bundled model has no sliding window; this attention knows none")
+    if spec.soft_cap is not None:
+        raise ValueError("the bundled model has no soft cap; this attention knows none")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

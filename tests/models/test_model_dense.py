@@ -25,8 +25,9 @@ TINY = {
 }
 
 
+@pytest.mark.parametrize("cap", [None, 0.7])
 @pytest.mark.parametrize("window", [None, 1, 5])
-def test_equals_the_paged_reference(window):
+def test_equals_the_paged_reference(window, cap):
     T, N, K, H = 19, 6, 2, 8
     keys = jax.random.split(jax.random.key(0), 3)
     q = jax.random.normal(keys[0], (T, N, H))
@@ -34,7 +35,7 @@ def test_equals_the_paged_reference(window):
     v = jax.random.normal(keys[2], (T, K, H))
     positions = jnp.arange(T)
     rotary = rotary_tables(RopeConfig("default", 10000.0, 4), positions)
-    spec = AttentionSpec(0.3, window)
+    spec = AttentionSpec(0.3, window, cap)
 
     found = models.DenseAttention().attend(0, q, k, v, rotary, spec)
 
