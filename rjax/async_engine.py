@@ -27,7 +27,7 @@ class QueueLimits:
     """What may be accepted and not yet finished.
 
     Attributes:
-        sequences: most sequences, running and waiting; a request with n samples counts n.
+        sequences: most sequences, running and waiting, every sample of a request counted.
         prompt_tokens: most prompt tokens of those requests together.
         heartbeat_seconds: an engine thread silent for longer counts as hung. The first use of a
             shape compiles, which is silent too.
@@ -177,10 +177,9 @@ class AsyncLLMEngine:
             OverloadedError: the queue is full, or the server is shutting down.
             EngineDeadError: the engine runs no more.
         """
-        self.check_room(params.n, len(prompt_token_ids))
-        stream = RequestStream(
-            self, f"request-{next(self._ids)}", params.n, len(prompt_token_ids), news
-        )
+        sequences, tokens = params.num_sequences, len(prompt_token_ids)
+        self.check_room(sequences, tokens)
+        stream = RequestStream(self, f"request-{next(self._ids)}", sequences, tokens, news)
         self._streams[stream.request_id] = stream
         self._sequences += stream.sequences
         self._prompt_tokens += stream.prompt_tokens

@@ -24,9 +24,9 @@ class ServeLimits:
         InvalidConfigError: a limit that is not a finite number above zero.
     """
 
-    n: int = _limit(64, "samples of one prompt")
+    n: int = _limit(64, "samples of one prompt, generated or given back")
     prompts: int = _limit(128, "prompts of one completion request")
-    sequences: int = _limit(256, "prompts times n of one request")
+    sequences: int = _limit(256, "prompts times samples of one request")
     messages: int = _limit(1024, "messages of one chat request")
     stop_strings: int = _limit(4, "stop strings")
     logprobs: int = _limit(20, "alternatives at each token")

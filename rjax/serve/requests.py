@@ -71,6 +71,9 @@ class CompletionBody(SamplingBody):
     prefix: Annotated[
         str | None, Field(description="a named prefix whose tokens stand before each prompt's")
     ] = None
+    best_of: Annotated[
+        int | None, Field(description="samples to generate; the n likeliest are given back")
+    ] = None
     logprobs: int | None = None
     echo: bool = False
 

@@ -52,23 +52,21 @@ class Running:
             ApiError, InvalidRequestError, OverloadedError, EngineDeadError.
         """
         service, params = self._service, self._params
-        most = service.limits.sequences
-        if len(prompts) * params.n > most:
+        most, samples = service.limits.sequences, params.num_sequences
+        count = len(prompts) * samples
+        if count > most:
             raise ApiError(
                 400,
-                f"{len(prompts)} prompts with n = {params.n} are {len(prompts) * params.n} "
-                f"sequences; at most {most} fit one request",
-                param="n",
+                f"{len(prompts)} prompts with {samples} samples each are {count} sequences; "
+                f"at most {most} fit one request",
+                param="n" if params.best_of is None else "best_of",
             )
         try:
-            service.engine.check_room(
-                len(prompts) * params.n, sum(len(tokens) for _, tokens in prompts)
-            )
+            service.engine.check_room(count, sum(len(tokens) for _, tokens in prompts))
             if constraint is not None:
-                count = len(prompts) * params.n
                 self._masks = await service.grammars.masks(constraint, count)
             masks = self._masks
-            each = params.n if masks else 0
+            each = samples if masks else 0
 
             async def submit(i: int, text: str | None, tokens: list[int]) -> None:
                 stream = await service.engine.submit(

@@ -45,6 +45,8 @@ def completion_params(
     """
     check_limits(body, limits)
     given = _given(body)
+    if body.best_of is not None:
+        given["best_of"] = _bounded("best_of", body.best_of, 1, limits.n)
     if body.logprobs is not None:
         given["logprobs"] = _bounded("logprobs", body.logprobs, 0, limits.logprobs)
         if body.echo:

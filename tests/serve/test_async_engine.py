@@ -11,7 +11,7 @@ import pytest
 from rjax.async_engine import AsyncLLMEngine, QueueLimits
 from rjax.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from rjax.outputs import CompletionOutput, RequestOutput
-from rjax.sampling import SamplingParams
+from rjax.sampling import RequestOutputKind, SamplingParams
 
 
 class CountingEngine:
@@ -230,8 +230,9 @@ def test_full_queue_refuses_and_recovers():
         with pytest.raises(OverloadedError, match="tokens"):
             engine.check_room(1, 8)
         engine.check_room(1, 7)
-        with pytest.raises(OverloadedError):
-            await engine.submit([1], tokens(2, n=2))
+        for more in ({"n": 2}, {"best_of": 2, "output_kind": RequestOutputKind.FINAL_ONLY}):
+            with pytest.raises(OverloadedError):
+                await engine.submit([1], tokens(2, **more))
         inner.gate.set()
         await asyncio.gather(*tasks)
         engine.check_room(4, 10)

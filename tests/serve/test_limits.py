@@ -37,6 +37,7 @@ def tools(count: int, name: str = "f{}") -> list:
 
 NUMBERS = {
     "n": (0, -1, 65),
+    "best_of": (0, -1, 65),
     "max_tokens": (0, -1),
     "min_tokens": (-1,),
     "temperature": (-0.1, 2.1),
@@ -212,7 +213,7 @@ def test_limits_are_one_table(capsys: pytest.CaptureFixture[str]):
     names = [field.name for field in dataclasses.fields(ServeLimits)]
     assert [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]] == names
     assert main(["--list-limits", "--limit", "n=3"]) == 0
-    assert "| n | 3 | samples of one prompt |" in capsys.readouterr().out
+    assert "| n | 3 | samples of one prompt" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(ServeLimits)])

@@ -59,6 +59,37 @@ def test_completion_stream_is_the_answer_in_pieces(client):
     assert whole.usage.completion_tokens == 4 * 9
 
 
+def test_best_of_gives_back_the_likeliest(client):
+    args = {"model": "tiny", "prompt": ["Who?", "Where?"], "max_tokens": 6, "seed": 3}
+    every = client.completions.create(n=5, logprobs=0, **args).choices
+    for count, stream in ((2, False), (5, False), (5, True)):
+        made = client.completions.create(n=count, best_of=5, stream=stream, **args)
+        texts = dict.fromkeys(range(2 * count), "")
+        for answer in made if stream else [made]:
+            for choice in answer.choices:
+                texts[choice.index] += choice.text
+        for i in range(2):
+            chances = {c.text: sum(c.logprobs.token_logprobs) for c in every[5 * i : 5 * i + 5]}
+            best = sorted(chances, key=chances.__getitem__, reverse=True)[:count]
+            found = [texts[count * i + j] for j in range(count)]
+            assert found == best if count < 5 else set(found) == set(best)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"best_of": 3, "stream": True}, "do not stream"),
+        ({"best_of": 2, "n": 3}, "not below n"),
+        ({"best_of": 2, "temperature": 0}, "greedy"),
+        ({"best_of": 40, "prompt": ["a"] * 7}, "280 sequences; at most 256"),
+    ],
+)
+def test_best_of_that_cannot_be(client, more, message):
+    with pytest.raises(openai.BadRequestError, match=message) as caught:
+        client.completions.create(**{"model": "tiny", "prompt": "a", **more})
+    assert caught.value.param == "best_of"
+
+
 def test_same_seed_same_text(client):
     def ask(seed: int) -> str:
         args = {"model": "tiny", "messages": HI, "max_tokens": 16, "temperature": 1, "seed": seed}
@@ -349,8 +380,6 @@ def test_errors_are_the_clients_own_kinds(client):
         client.chat.completions.create(model="tiny", messages=HI, temperature=9)
     assert caught.value.param == "temperature"
     assert caught.value.code == "invalid_request_error"
-    with pytest.raises(openai.BadRequestError, match="best_of"):
-        client.completions.create(model="tiny", prompt="a", best_of=2)
     image = {"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}
     with pytest.raises(openai.BadRequestError, match="image_url"):
         client.chat.completions.create(
