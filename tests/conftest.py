@@ -20,3 +20,13 @@ def _compilation_cache(request: pytest.FixtureRequest):
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_fitted_costs(tmp_path_factory):
+    """What was fitted on this machine must not decide what tests see."""
+    from rjax.worker import cost_model  # not before the import hook
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost_model, "FOLDER", str(tmp_path_factory.mktemp("cost_models")))
+        yield

@@ -14,6 +14,7 @@ from models.sharding import check_mesh, single_device_mesh
 from pallas_kernels.attention.planner import PlanShape, Sharing
 from rjax.errors import InvalidConfigError
 from rjax.worker.backend import Backend, choose_backend
+from rjax.worker.cost_model import fitted_cost_model
 
 _LEAST_CUTS, _MOST_CUTS = 8, 32  # items of one sequence at full length, as far as pages allow
 
@@ -106,16 +107,18 @@ def prepare(
         mesh = single_device_mesh()
     check_mesh(mesh)
     device = mesh.devices.flat[0]
+    dtype = jnp.result_type(*jax.tree.leaves(weights))
     capability = getattr(device, "compute_capability", None)
     chosen = choose_backend(
         backend,
         platform=device.platform,
         compute_capability=None if capability is None else float(capability),
         model=config,
-        dtype=jnp.result_type(*jax.tree.leaves(weights)),
+        dtype=dtype,
         page_size=page_size,
     )
-    modes: dict[str, Sharing] = {"on": "on", "off": "off", "auto": chosen.cost_model}
+    fitted = fitted_cost_model(chosen, config, dtype, mesh)
+    modes: dict[str, Sharing] = {"on": "on", "off": "off", "auto": fitted or chosen.cost_model}
     if sharing not in modes:
         raise InvalidConfigError(f"sharing is {sharing!r}; choose one of auto, on, off")
     if split_tokens is None:

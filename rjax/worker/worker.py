@@ -15,13 +15,14 @@ from jaxtyping import Int, UInt32
 from tqdm.auto import tqdm
 
 from models import LoadedModel
-from pallas_kernels.attention.planner import PlanStats, Sharing
+from pallas_kernels.attention.planner import CostModel, PlanStats, Sharing
 from rjax.config import EngineConfig
 from rjax.engine.page_operations import PageOperation
 from rjax.engine.scheduler import ScheduledSequence
 from rjax.sampling import SlotRow, admit, allow, init_state, step_mode
 from rjax.worker.backend import Backend
 from rjax.worker.batch_order import by_shared_pages
+from rjax.worker.cost_model import fitted_cost_model
 from rjax.worker.kv_cache import PoolSize, fit_pool, make_pools, page_bytes
 from rjax.worker.page_mover import PageMover, Pools
 from rjax.worker.readout import StepReadout, read_result
@@ -73,7 +74,6 @@ class Worker:
         self._model_config = loaded.config
         self._vocab_size = loaded.config.vocab_size
         self._progress = config.use_tqdm
-        self._sharing: Sharing = _sharing(config, backend)
         page_size = config.cache.page_size
         unit = config.relay.relay_split_tokens or max(backend.split_tokens, page_size)
         self.shapes = ShapeTable(
@@ -88,6 +88,8 @@ class Worker:
         self._graph, state = nnx.split(loaded.model)
         self._leaves, self._treedef = jax.tree.flatten(state)
         self._dtype = jnp.result_type(*(leaf.dtype for leaf in self._leaves))
+        fitted = fitted_cost_model(backend, loaded.config, self._dtype, mesh)
+        self._sharing: Sharing = _sharing(config, fitted or backend.cost_model)
         self._layouts: dict[StepShape, PackedLayout] = {}
         self._steps = {}
         self.pool = self._pool_size(loaded, config, max_model_len)
@@ -286,10 +288,10 @@ class Worker:
         return int(analysis.temp_size_in_bytes + analysis.generated_code_size_in_bytes)
 
 
-def _sharing(config: EngineConfig, backend: Backend) -> Sharing:
+def _sharing(config: EngineConfig, cost_model: CostModel) -> Sharing:
     match config.relay.mode:
         case "auto":
-            return backend.cost_model
+            return cost_model
         case "on":
             return "on"
         case "off":
