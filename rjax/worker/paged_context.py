@@ -56,18 +56,24 @@ class PagedContext(LayerContext):
         if self._plan is None:  # every layer has the same heads
             heads = (K * (A - 2) // devices, K // devices)
             self._plan = self._backend.prepare(self._step.plan, self._step.positions, heads)
-        ahead = upcoming if devices == 1 else None
-        run = functools.partial(_attend, backend=self._backend, spec=spec, upcoming=ahead)
+        run = functools.partial(_attend, backend=self._backend, spec=spec)
         if devices > 1:
             run = jax.shard_map(
                 run,
                 mesh=self._mesh,
-                in_specs=(_PROJECTIONS, _BIAS, _POOL, _POOL, _WHOLE, _WHOLE, _WHOLE),
+                in_specs=(_PROJECTIONS, _BIAS, _POOL, _POOL, _WHOLE, _WHOLE, _WHOLE, _WHOLE),
                 out_specs=(_HEADS, _POOL, _POOL),
                 check_vma=False,
             )
         out, self.k_pages[layer], self.v_pages[layer] = run(
-            qkv, bias, self.k_pages[layer], self.v_pages[layer], rotary, self._step, self._plan
+            qkv,
+            bias,
+            self.k_pages[layer],
+            self.v_pages[layer],
+            rotary,
+            self._step,
+            self._plan,
+            upcoming if devices == 1 else None,
         )
         return out
 
@@ -82,16 +88,21 @@ class PagedContext(LayerContext):
         """(x + update, the RMSNorm of that sum)."""
         if self._mesh.size > 1:
             return super().add_rms_norm(x, update, weight, eps, upcoming)
-        return self._backend.add_rms_norm(x, update, weight, eps, upcoming)
+        return _add_rms_norm(x, update, weight, upcoming, backend=self._backend, eps=eps)
 
     def gated_silu(self, h: Float[Array, "T 2 F"], upcoming: Array) -> Float[Array, "T F"]:
         """silu(h[:, 0]) * h[:, 1]."""
         if self._mesh.size > 1:
             return super().gated_silu(h, upcoming)
-        return self._backend.gated_silu(h, upcoming)
+        return _gated_silu(h, upcoming, backend=self._backend)
 
 
-def _attend(qkv, bias, k_pages, v_pages, rotary, step, plan, *, backend: Backend, spec, upcoming):
+# Each is jitted by itself, so that it is traced, lowered and (its kernels) compiled once for all
+# layers and not once for each; XLA puts it back into the step it stands in.
+
+
+@functools.partial(jax.jit, static_argnames=("backend", "spec"))
+def _attend(qkv, bias, k_pages, v_pages, rotary, step, plan, upcoming, *, backend: Backend, spec):
     cos, sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
     q, k_pages, v_pages = backend.rotate_and_write(
         qkv, bias, cos, sin, k_pages, v_pages, step.kv_slots
@@ -100,3 +111,13 @@ def _attend(qkv, bias, k_pages, v_pages, rotary, step, plan, *, backend: Backend
         q, k_pages, v_pages, step.page_table, step.positions, plan, spec, upcoming=upcoming
     )
     return out, k_pages, v_pages
+
+
+@functools.partial(jax.jit, static_argnames=("backend", "eps"))
+def _add_rms_norm(x, update, weight, upcoming, *, backend: Backend, eps: float):
+    return backend.add_rms_norm(x, update, weight, eps, upcoming)
+
+
+@functools.partial(jax.jit, static_argnames=("backend",))
+def _gated_silu(h, upcoming, *, backend: Backend):
+    return backend.gated_silu(h, upcoming)

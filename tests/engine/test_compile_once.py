@@ -1,0 +1,84 @@
+"""What is compiled of a step: each kernel once for all layers, and the same in every process."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from models import config_from_dict
+from models.decoder import Decoder
+from models.sharding import single_device_mesh
+from rjax.sampling import SamplerMode, init_state
+from rjax.worker.backend import choose_backend
+from rjax.worker.compilation_cache import keep_compiled
+from rjax.worker.step import StepState, compile_step
+from rjax.worker.step_input import PackedLayout
+from rjax.worker.step_shape import ShapeTable, StepFeatures
+
+
+def lowered(layers: int, mode: SamplerMode = "greedy") -> str:
+    """A decode step of the mosaic backend, lowered for CUDA."""
+    config = config_from_dict(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "vocab_size": 61,
+            "max_position_embeddings": 1024,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "hidden_act": "silu",
+            "torch_dtype": "bfloat16",
+        }
+    )
+    dtype = jnp.dtype(jnp.bfloat16)
+    backend = choose_backend(
+        "mosaic",
+        platform="gpu",
+        compute_capability=9.0,
+        model=config,
+        dtype=dtype,
+        page_size=64,
+    )
+    table = ShapeTable(
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        max_model_len=1024,
+        page_size=64,
+        tile_rows=backend.tile_rows,
+        split_tokens=backend.split_tokens,
+        growth=2,
+    )
+    layout = PackedLayout(table.choose(rows=4, seqs=4))
+    graph, weights = nnx.split(Decoder(config, dtype))
+    leaves, tree = jax.tree.flatten(weights)
+    pools = [jnp.zeros((20, 2, 64, 64), dtype)] * layers
+    state = StepState(pools, pools, init_state(4, 61), jnp.zeros(4, jnp.int32))
+    features = StepFeatures(mode, 0, False)
+    step: Any = compile_step(graph, tree, layout, features, backend, single_device_mesh())
+    shaped = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
+    traced = step.trace(shaped, state, jnp.zeros(layout.size, jnp.int32))
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.fixture(autouse=True)
+def kernels_named_by_content():
+    keep_compiled(None)
+
+
+def test_more_layers_bring_no_more_kernels():
+    few, many = (lowered(layers).count("mosaic_gpu_v2") for layers in (3, 6))
+    assert few == many > 3
+
+
+def test_a_step_is_the_same_whatever_was_lowered_before_it():
+    first = lowered(2)
+    lowered(1, "full")
+    assert lowered(2) == first
