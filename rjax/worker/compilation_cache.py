@@ -42,7 +42,7 @@ def _name_kernels_by_content() -> None:
     The name is part of what is compiled: with a number in it no kernel is found again that stands
     in two programs, and no program on disk by a process that lowers in another order.
     """
-    dialect: Any = mosaic_gpu.dialect
+    dialect: Any = mosaic_gpu.dialect  # pyright: ignore[reportPrivateImportUsage]
     numbered = dialect.get_or_set_dump_options
 
     def named(module: Any) -> Any:
