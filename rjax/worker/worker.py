@@ -12,7 +12,6 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int, UInt32
-from tqdm.auto import tqdm
 
 from models import LoadedModel
 from pallas_kernels.attention.planner import CostModel, PlanStats, Sharing
@@ -22,6 +21,7 @@ from rjax.engine.scheduler import ScheduledSequence
 from rjax.sampling import SlotRow, admit, allow, init_state, step_mode
 from rjax.worker.backend import Backend
 from rjax.worker.batch_order import by_shared_pages
+from rjax.worker.compile_ahead import compile_ahead
 from rjax.worker.cost_model import fitted_cost_model
 from rjax.worker.kv_cache import PoolSize, fit_pool, make_pools, page_bytes
 from rjax.worker.page_mover import PageMover, Pools
@@ -156,11 +156,19 @@ class Worker:
         features = [StepFeatures(mode, 0, False) for mode in ("greedy", "random", "full")]
         wanted = [(shape, wants) for shape in self.shapes.all for wants in features]
         tables = np.zeros((1, self.shapes.largest.table_pages), np.int32)
-        for shape, wants in tqdm(wanted, desc="Compiling steps", disable=not self._progress):
+        inputs = {}
+        for shape in self.shapes.all:
             step_input, _ = build_step_input([], tables, shape, "off")
-            packed = jax.device_put(self._layout(shape).pack(step_input), self._everywhere)
+            packed = self._layout(shape).pack(step_input)
+            inputs[shape] = jax.device_put(packed, self._everywhere)
+        lowered = (
+            self._step(shape, wants).lower(self._leaves, self._state, inputs[shape])
+            for shape, wants in wanted
+        )
+        compile_ahead(lowered, len(wanted), progress=self._progress)
+        for shape, wants in wanted:
             step = self._step(shape, wants)
-            self._state, result = step(self._leaves, self._state, packed)
+            self._state, result = step(self._leaves, self._state, inputs[shape])
             jax.block_until_ready(result)
         self._set_pools(self._mover.warmup(self._pools))
 

@@ -1,0 +1,35 @@
+"""Many programs compiled side by side."""
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+from tqdm.auto import tqdm
+
+_MOST_THREADS = 8  # of the compiler; lowering holds the interpreter's lock and keeps no more busy
+
+
+def compile_ahead(programs: Iterable[jax.stages.Lowered], count: int, *, progress: bool) -> None:
+    """Compile programs, several at a time; the jitted functions that they are of keep the results.
+
+    A program is taken from ``programs`` while others compile. XLA lets no two of them time kernels
+    on a device at once, so what it chooses is what it would choose one by one.
+
+    Args:
+        programs: lowered calls of jitted functions.
+        count: how many there are.
+        progress: show a bar.
+    """
+    threads = min(_MOST_THREADS, os.cpu_count() or 1)
+    with (
+        tqdm(total=count, desc="Compiling steps", disable=not progress) as bar,
+        ThreadPoolExecutor(threads, "rjax-compile") as pool,
+    ):
+
+        def compile_one(program: jax.stages.Lowered) -> None:
+            program.compile()
+            bar.update()
+
+        for done in [pool.submit(compile_one, program) for program in programs]:
+            done.result()
