@@ -33,6 +33,7 @@ from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape
 _MOST_HOST_POOLS = 8  # host pages are at most so many times those of the device
 _TIMED_PAGES = 8
 _SAMPLED = 64  # values of each weight in the model's fingerprint
+_PROMPT_ROWS = 512  # whose logits there is room for: several blocks of what a step holds at once
 _MOST_CUTS = 32  # items of one sequence; longer sequences are cut more coarsely
 
 
@@ -285,15 +286,19 @@ class Worker:
         )
 
     def _workspace(self, loaded: LoadedModel, config: EngineConfig) -> int:
-        """Bytes a largest step needs besides weights and pool, as its compiler says."""
+        """Bytes a largest step needs besides weights and pool, as its compiler says, and room for
+        the logprobs of prompts, with which it would be slow to compile."""
         shape = self.shapes.largest
-        features = StepFeatures("full", min(self._max_logprobs, self._vocab_size), True)
+        features = StepFeatures("full", min(self._max_logprobs, self._vocab_size), False)
         state = self._make_state(loaded, config, 1)
         packed = jax.device_put(np.zeros(self._layout(shape).size, np.int32), self._everywhere)
         compiled = self._step(shape, features).lower(self._leaves, state, packed).compile()
         del self._steps[shape, features]
         analysis = compiled.memory_analysis()
-        return int(analysis.temp_size_in_bytes + analysis.generated_code_size_in_bytes)
+        prompt_logits = _PROMPT_ROWS * self._vocab_size * np.dtype(np.float32).itemsize
+        return int(
+            analysis.temp_size_in_bytes + analysis.generated_code_size_in_bytes + prompt_logits
+        )
 
 
 def _sharing(config: EngineConfig, cost_model: CostModel) -> Sharing:
