@@ -30,7 +30,7 @@ from rjax.worker.batch_order import by_shared_pages
 from rjax.worker.kv_cache import PoolSize
 from rjax.worker.readout import StepReadout
 from rjax.worker.step_input import PackedLayout, build_step_input
-from rjax.worker.step_shape import ShapeTable
+from rjax.worker.step_shape import ShapeTable, step_features
 from rjax.worker.worker import DispatchedStep
 
 PAGES, PAGE_SIZE, LENGTH, BUDGET, SPLIT = 100_000, 64, 8192, 8192, 512
@@ -76,6 +76,7 @@ class HostOnlyWorker:
         rows = sum([item.stop - item.start for item in batch])
         shape = self.shapes.choose(rows=rows, seqs=len(batch))
         step_input, stats = build_step_input(batch, tables, shape, self._cost)
+        step_features(batch, 0)
         clock.append(time.thread_time())
         if shape not in self._layouts:
             self._layouts[shape] = PackedLayout(shape)

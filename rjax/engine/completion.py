@@ -59,7 +59,7 @@ class Completion:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self._eos = frozenset() if params.ignore_eos else eos_token_ids
-        self._stop_ids = frozenset(params.stop_ids)
+        self._ends = self._eos.union(params.stop_ids)
         self._min_tokens = params.min_tokens
         self._max_tokens = max_tokens
         self._include_stop = params.include_stop_str_in_output
@@ -95,30 +95,31 @@ class Completion:
             logprobs: at its position; needed where the parameters ask for them.
         """
         assert self.finish_reason is None, "a token after the end"
-        self.token_ids.append(token_id)
+        tokens = self.token_ids
+        tokens.append(token_id)
+        count = len(tokens)
         if self._logprobs is not None:
             assert logprobs is not None, "logprobs were asked for"
             self._logprobs.append(
                 logprob_entry(token_id, logprobs, self._num_logprobs, self._tokenizer)
             )
             self.cumulative_logprob += logprobs.logprob
-        may_stop = len(self.token_ids) >= self._min_tokens
-        if may_stop and token_id in self._eos:
-            self._end_by_token(token_id, None)
-        elif may_stop and token_id in self._stop_ids:
-            self._end_by_token(token_id, token_id)
-        else:
-            if self._detokenizer is not None:
-                new = self._detokenizer.push(token_id)
-                stop = self._output.add(new, may_stop=may_stop)
-                if stop is not None:
-                    self._finish("stop", stop)
-                    return True
-            if len(self.token_ids) >= self._max_tokens:
-                self._finish_text()
-                if self.finish_reason is None:
-                    self._finish("length", None)
-        return self.finish_reason is not None
+        may_stop = count >= self._min_tokens
+        if token_id in self._ends and may_stop:
+            self._end_by_token(token_id, None if token_id in self._eos else token_id)
+            return True
+        if self._detokenizer is not None:
+            new = self._detokenizer.push(token_id)
+            stop = self._output.add(new, may_stop=may_stop)
+            if stop is not None:
+                self._finish("stop", stop)
+                return True
+        if count < self._max_tokens:
+            return False
+        self._finish_text()
+        if self.finish_reason is None:
+            self._finish("length", None)
+        return True
 
     def abort(self) -> None:
         """End the sequence where it stands; nothing happens where it has ended."""
@@ -129,18 +130,21 @@ class Completion:
 
     def snapshot(self, kind: RequestOutputKind) -> CompletionOutput:
         """The output now: with DELTA what came since the last DELTA, otherwise everything."""
-        delta = kind == RequestOutputKind.DELTA
-        start = self._sent_tokens if delta else 0
-        if delta:
-            self._sent_tokens = len(self.token_ids)
+        if kind is RequestOutputKind.DELTA:
+            start, self._sent_tokens = self._sent_tokens, len(self.token_ids)
+            text = self._output.take()
+        else:
+            start, text = 0, self._output.text
+        logprobs = self._logprobs
+        # By place, for speed: this is made for every token of a stream.
         return CompletionOutput(
-            index=self.index,
-            text=self._output.take() if delta else self._output.text,
-            token_ids=self.token_ids[start:],
-            cumulative_logprob=None if self._logprobs is None else self.cumulative_logprob,
-            logprobs=None if self._logprobs is None else self._logprobs[start:],
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
+            self.index,
+            text,
+            self.token_ids[start:],
+            None if logprobs is None else self.cumulative_logprob,
+            None if logprobs is None else logprobs[start:],
+            self.finish_reason,
+            self.stop_reason,
         )
 
     def _end_by_token(self, token_id: int, reason: int | None) -> None:

@@ -398,19 +398,18 @@ class LLMEngine:
         result = self._worker.read(step)
         self._time_step(step)
         told: dict[str, Request] = {}
-        ended: set[str] = set()
         row = received = 0
         tokens = result.tokens.tolist()  # with padding at the end
-        for b, item in enumerate(step.batch):
-            sequence, first_row = item.sequence, row
-            row += item.stop - item.start
+        for b, (sequence, start, stop, samples, _) in enumerate(step.batch):
+            first_row = row
+            row += stop - start
             if sequence.status is SequenceStatus.FINISHED:
                 continue
             request = self._requests[sequence.request_id]
             if request.prompt_logprobs is not None and sequence.index == 0 and result.prompt:
                 found = [logprobs_at(result.prompt, r) for r in range(first_row, row)]
-                request.take_prompt_logprobs(item.start, found)
-            if not item.samples:
+                request.take_prompt_logprobs(start, found)
+            if not samples:
                 continue
             received += 1
             logprobs = None
@@ -421,18 +420,13 @@ class LLMEngine:
             except Exception as error:  # of this request's text or mask: it alone ends
                 self._fail(request, error)
                 finished = True
-            if finished:
-                ended.add(request.request_id)
-            if finished or request.wants_every_step:
-                told[request.request_id] = request
+            if request.wants_every_step or (finished and request.finished):
+                told[sequence.request_id] = request
         self._stats.output_tokens += received
-        outputs = []
-        for name, request in told.items():
-            finished = name in ended and request.finished
-            if finished:
-                del self._requests[name]
-            if finished or request.wants_every_step:
-                outputs.append(request.snapshot())
+        outputs = [request.snapshot() for request in told.values()]
+        for output in outputs:
+            if output.finished:
+                del self._requests[output.request_id]
         return outputs
 
     def _append(
@@ -474,7 +468,7 @@ class LLMEngine:
     def _count_memory(self) -> None:
         unit = self._worker.pool.page_bytes
         used = self._blocks.counts().used * unit
-        unshared = sum(len(s.pages) for s in self._scheduler.running) * unit
+        unshared = sum([len(s.pages) for s in self._scheduler.running]) * unit
         stats = self._stats
         stats.kv_bytes_used, stats.kv_bytes_without_sharing = used, unshared
         if used >= stats.peak_kv_bytes:

@@ -104,6 +104,8 @@ class Request:
     @property
     def finished(self) -> bool:
         """Whether all its sequences are."""
+        if len(self.completions) == 1:
+            return self.completions[0].finish_reason is not None
         return all([completion.finished for completion in self.completions])
 
     def take_prompt_logprobs(self, start: int, found: list[StepLogprobs]) -> None:
@@ -128,20 +130,23 @@ class Request:
             self.metrics.num_generated_tokens = max(len(c.token_ids) for c in self.completions)
             self.metrics.num_preemptions = sum(s.num_preemptions for s in self.sequences)
             self.metrics.num_shared_tokens = sum(s.num_shared for s in self.sequences)
+        first = self.sequences[0]
+        # By place, for speed: this is made for every token of a stream.
         return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.sequences[0].prompt_token_ids,
-            prompt_logprobs=self.prompt_logprobs,
-            outputs=self._outputs(),
-            finished=finished,
-            metrics=self.metrics,
-            num_cached_tokens=self.sequences[0].num_cached or 0,
+            self.request_id,
+            self.prompt,
+            first.prompt_token_ids,
+            self.prompt_logprobs,
+            self._outputs(),
+            finished,
+            self.metrics,
+            first.num_cached or 0,
         )
 
     def _outputs(self) -> list[CompletionOutput]:
         """All its samples, or the best of them where more were asked to be generated."""
-        found = [c.snapshot(self.params.output_kind) for c in self.completions]
+        kind = self.params.output_kind
+        found = [c.snapshot(kind) for c in self.completions]
         if len(found) == self.params.n:
             return found
         # One that was cut off has few tokens, and so a high sum, for no merit of its own.

@@ -54,6 +54,7 @@ class Sequence:
         awaited: key of a page that another sequence is computing for it.
         max_length: most tokens, prompt and output.
         sampler_mode: the cheapest that serves it.
+        wants_logprobs: of its tokens or of its prompt's.
     """
 
     request_id: str
@@ -87,12 +88,15 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     max_length: int = dataclasses.field(init=False)
     sampler_mode: SamplerMode = dataclasses.field(init=False)
+    wants_logprobs: bool = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.num_known = len(self.prompt_token_ids) + len(self.output_token_ids)
         self.num_tokens = self.num_known + self.in_flight
         self.max_length = len(self.prompt_token_ids) + self.max_tokens
         self.sampler_mode = "full" if self.mask is not None else self.params.sampler_mode
+        asked = self.params.logprobs, self.params.prompt_logprobs
+        self.wants_logprobs = asked != (None, None)
 
     @property
     def reads_cache(self) -> bool:

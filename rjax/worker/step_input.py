@@ -63,15 +63,8 @@ def build_step_input(
         sharing: which shared pages are read once.
     """
     A, S = len(batch), shape.page_size
-    sequences = [item.sequence for item in batch]
-    start, stop, stored = (
-        np.fromiter(values, np.int32, A)
-        for values in (
-            [item.start for item in batch],
-            [item.stop for item in batch],
-            [item.stored for item in batch],
-        )
-    )
+    sequences, *columns = zip(*batch, strict=True) if batch else [()] * 5
+    start, stop, samples, stored = (np.fromiter(column, np.int32, A) for column in columns)
     slots = np.fromiter([s.slot for s in sequences], np.int32, A)
     query_start = np.zeros(A + 1, np.int32)
     np.cumsum(stop - start, out=query_start[1:])
@@ -82,7 +75,11 @@ def build_step_input(
     page_table[:A] = tables[slots]
     kv_slots = page_table[of_row, positions // S] * S + positions % S
     kv_slots[positions < stored[of_row]] = -1
-    tokens, token_slot = _tokens(batch, start, stop, query_start, slots, shape.rows)
+    known = np.fromiter([s.num_known for s in sequences], np.int32, A)
+    unknown = stop > known  # the very last token of a sequence may still be on the device
+    token_slot = np.full(shape.rows, -1, np.int32)
+    token_slot[query_start[1:][unknown] - 1] = slots[unknown]
+    tokens, targets = _tokens(batch, np.flatnonzero(start < known), query_start, shape.rows)
     plan, stats = plan_attention(
         page_table[:A],
         query_start,
@@ -96,11 +93,11 @@ def build_step_input(
         token_slot=token_slot,
         positions=_padded(positions, shape.rows, -1),
         kv_slots=_padded(kv_slots, shape.rows, -1),
-        targets=_targets(batch, query_start, shape.rows),
+        targets=targets,
         page_table=page_table,
         sample_row=_padded(query_start[1:] - 1, shape.seqs, 0),
         slots=_padded(slots, shape.seqs, 0),
-        live=_padded(np.fromiter([item.samples for item in batch], np.int32, A), shape.seqs, 0),
+        live=_padded(samples, shape.seqs, 0),
         plan=plan,
     )
     return step_input, stats
@@ -114,35 +111,21 @@ def _padded(values: np.ndarray, size: int, fill: int) -> Int[np.ndarray, " size"
 
 def _tokens(
     batch: list[ScheduledSequence],
-    start: Int[np.ndarray, " A"],
-    stop: Int[np.ndarray, " A"],
+    told: Int[np.ndarray, " X"],
     query_start: Int[np.ndarray, " A1"],
-    slots: Int[np.ndarray, " A"],
     rows: int,
 ) -> tuple[Int[np.ndarray, " T"], Int[np.ndarray, " T"]]:
-    """Token ids known to the host, and the slots of those that are still on the device: at most
-    the very last one of each sequence."""
-    tokens = np.zeros(rows, np.int32)
-    token_slot = np.full(rows, -1, np.int32)
-    known = np.fromiter([item.sequence.num_known for item in batch], np.int32, len(batch))
-    unknown = stop > known
-    token_slot[query_start[1:][unknown] - 1] = slots[unknown]
-    for b in np.flatnonzero(start < known):
-        item, row = batch[b], query_start[b]
-        ids = item.sequence.tokens(item.start, min(item.stop, item.sequence.num_known))
+    """Token ids known to the host, which only the members ``told`` have, and the targets."""
+    tokens, targets = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+    for b in told.tolist():
+        sequence, start, stop, _, _ = batch[b]
+        row = query_start[b]
+        ids = sequence.tokens(start, min(stop, sequence.num_known))
         tokens[row : row + len(ids)] = ids
-    return tokens, token_slot
-
-
-def _targets(
-    batch: list[ScheduledSequence], query_start: Int[np.ndarray, " A1"], rows: int
-) -> Int[np.ndarray, " T"]:
-    targets = np.zeros(rows, np.int32)
-    for b, item in enumerate(batch):
-        if item.sequence.params.prompt_logprobs is not None:
-            following = item.sequence.prompt_token_ids[item.start + 1 : item.stop + 1]
-            targets[query_start[b] : query_start[b] + len(following)] = following
-    return targets
+        if sequence.params.prompt_logprobs is not None:
+            following = sequence.prompt_token_ids[start + 1 : stop + 1]
+            targets[row : row + len(following)] = following
+    return tokens, targets
 
 
 class PackedLayout:

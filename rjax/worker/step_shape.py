@@ -4,7 +4,8 @@ import dataclasses
 import math
 
 from pallas_kernels.attention.planner import PlanShape
-from rjax.sampling import SamplerMode
+from rjax.engine.scheduler import ScheduledSequence
+from rjax.sampling import SamplerMode, step_mode
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,6 +40,24 @@ class StepFeatures:
     sampling: SamplerMode
     num_logprobs: int
     prompt_logprobs: bool
+
+
+def step_features(batch: list[ScheduledSequence], num_logprobs: int) -> StepFeatures:
+    """What a batch asks of its step, whose logprobs have so many alternatives."""
+    sequences = [item.sequence for item in batch]
+    prompt = sampled = False
+    if any([s.wants_logprobs for s in sequences]):
+        sampled = any(s.params.logprobs is not None for s in sequences)
+        prompt = any(
+            item.sequence.params.prompt_logprobs is not None
+            and item.start < len(item.sequence.prompt_token_ids)
+            for item in batch
+        )
+    return StepFeatures(
+        sampling=step_mode({s.sampler_mode for s in sequences}),
+        num_logprobs=num_logprobs if prompt or sampled else 0,
+        prompt_logprobs=prompt,
+    )
 
 
 class ShapeTable:

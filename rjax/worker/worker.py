@@ -18,7 +18,7 @@ from pallas_kernels.attention.planner import CostModel, PlanStats, Sharing
 from rjax.config import EngineConfig
 from rjax.engine.page_operations import PageOperation
 from rjax.engine.scheduler import ScheduledSequence
-from rjax.sampling import SlotRow, admit, allow, init_state, step_mode
+from rjax.sampling import SlotRow, admit, allow, init_state
 from rjax.worker.backend import Backend
 from rjax.worker.batch_order import by_shared_pages
 from rjax.worker.compile_ahead import compile_ahead
@@ -28,7 +28,7 @@ from rjax.worker.page_mover import PageMover, Pools
 from rjax.worker.readout import StepReadout, read_result
 from rjax.worker.step import StepState, compile_step
 from rjax.worker.step_input import PackedLayout, build_step_input
-from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape
+from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape, step_features
 
 _MOST_HOST_POOLS = 8  # host pages are at most so many times those of the device
 _TIMED_PAGES = 8
@@ -206,7 +206,7 @@ class Worker:
         rows = sum([item.stop - item.start for item in batch])
         shape = self.shapes.choose(rows=rows, seqs=len(batch))
         step_input, stats = build_step_input(batch, tables, shape, self._sharing)
-        features = self._features(batch)
+        features = step_features(batch, min(self._max_logprobs, self._vocab_size))
         packed = jax.device_put(self._layout(shape).pack(step_input), self._everywhere)
         self._state, result = self._step(shape, features)(self._leaves, self._state, packed)
         for leaf in jax.tree.leaves(result):
@@ -216,20 +216,6 @@ class Worker:
     def read(self, step: DispatchedStep) -> StepReadout:
         """Wait for a step and copy its result to the host."""
         return read_result(step.result)
-
-    def _features(self, batch: list[ScheduledSequence]) -> StepFeatures:
-        sequences = [item.sequence for item in batch]
-        prompt = any(
-            item.sequence.params.prompt_logprobs is not None
-            and item.start < len(item.sequence.prompt_token_ids)
-            for item in batch
-        )
-        wanted = prompt or any(s.params.logprobs is not None for s in sequences)
-        return StepFeatures(
-            sampling=step_mode({s.sampler_mode for s in sequences}),
-            num_logprobs=min(self._max_logprobs, self._vocab_size) if wanted else 0,
-            prompt_logprobs=prompt,
-        )
 
     @property
     def _pools(self) -> Pools:
