@@ -122,6 +122,8 @@ def _parse_mapping(prompt: Mapping[Any, Any]) -> Prompt:
 def _parse_ids(ids: Any) -> list[int]:
     if len(ids) == 0:
         raise InvalidRequestError("the prompt is empty; give at least one token id")
+    if set(map(type, ids)) == {int}:
+        return list(ids)  # as nearly always, and many times faster than one by one
     found = []
     for i, token in enumerate(ids):
         if isinstance(token, bool | np.bool_) or not isinstance(token, int | np.integer):

@@ -42,6 +42,9 @@ class RequestChecks:
                 f"(max_model_len {self.max_model_len}, less one for the output): shorten it or "
                 "raise max_model_len"
             )
+        plain = set(map(type, token_ids)) == {int}
+        if plain and min(token_ids) >= 0 and max(token_ids) < self.vocab_size:
+            return list(token_ids)  # as nearly always, and many times faster than one by one
         tokens = []
         for token in token_ids:
             if isinstance(token, bool) or not isinstance(token, int | np.integer):
