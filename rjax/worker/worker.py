@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from pallas_kernels.attention.planner import CostModel, PlanStats, Sharing
 from rjax.config import EngineConfig
 from rjax.engine.page_operations import PageOperation
 from rjax.engine.scheduler import ScheduledSequence
-from rjax.sampling import SlotRow, admit, allow, init_state
+from rjax.sampling import SamplerMode, SlotRow, admit, allow, init_state
 from rjax.worker.backend import Backend
 from rjax.worker.batch_order import by_shared_pages
 from rjax.worker.compile_ahead import compile_ahead
@@ -148,13 +149,13 @@ class Worker:
             digest.update(np.asarray(jnp.ravel(leaf)[::step]).tobytes())
         return digest.hexdigest()
 
-    def warmup(self) -> None:
-        """Compile every step size in every mode of the sampler, and the copies of pages.
+    def warmup(self, modes: Sequence[SamplerMode] = ("greedy", "random", "full")) -> None:
+        """Compile every step size in these modes of the sampler, and the copies of pages.
 
         Steps with logprobs are rarer and compiled when they are first asked for. The steps run
         once, on an empty batch, and change nothing.
         """
-        features = [StepFeatures(mode, 0, False) for mode in ("greedy", "random", "full")]
+        features = [StepFeatures(mode, 0, False) for mode in modes]
         wanted = [(shape, wants) for shape in self.shapes.all for wants in features]
         tables = np.zeros((1, self.shapes.largest.table_pages), np.int32)
         inputs = {}
