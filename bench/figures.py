@@ -9,6 +9,7 @@ import matplotlib
 matplotlib.use("Agg")  # draws files; needs no screen
 
 import matplotlib.pyplot as plt
+from matplotlib.colors import LogNorm
 
 _STYLE: Any = {
     "figure.figsize": (6.4, 3.8),
@@ -77,6 +78,30 @@ def bars(
             places = [g + (i - (len(names) - 1) / 2) * width for g in range(len(groups))]
             axes.bar(places, heights, width, label=name, color=_COLOURS[i % len(_COLOURS)])
         axes.set_xticks(range(len(groups)), list(groups))
+        _finish(figure, axes, path, title, x, y)
+
+
+def cells(
+    path: Path, values: Mapping[tuple[float, float], float], *, title: str, x: str, y: str
+) -> None:
+    """A map of ratios: (x, y) to a factor, blue above 1 and red below, each cell with its number.
+
+    Both axes have one equal step for each value that occurs, so that powers make a logarithmic one.
+    """
+    columns = sorted({place[0] for place in values})
+    lines_up = sorted({place[1] for place in values})
+    picture = [[values.get((c, r), float("nan")) for c in columns] for r in lines_up]
+    most = max(2.0, *(max(v, 1 / v) for v in values.values() if v > 0))
+    with plt.rc_context(_STYLE | {"axes.grid": False}):
+        figure, axes = plt.subplots()
+        scale = LogNorm(1 / most, most)
+        axes.imshow(picture, norm=scale, cmap="RdBu", origin="lower", aspect="auto")
+        for (c, r), value in values.items():
+            ink = "black" if 0.2 < scale(value) < 0.8 else "white"
+            place = (columns.index(c), lines_up.index(r))
+            axes.text(*place, f"{value:.3g}", ha="center", va="center", fontsize=8, color=ink)
+        axes.set_xticks(range(len(columns)), [f"{c:g}" for c in columns])
+        axes.set_yticks(range(len(lines_up)), [f"{r:g}" for r in lines_up])
         _finish(figure, axes, path, title, x, y)
 
 

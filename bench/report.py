@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import attention, compare_torch, decode_step, latency, swap, throughput
+from bench.kernels import run_table, sweep
 from bench.longbench import __main__ as longbench
 from bench.records import RESULTS
 from bench.tables import markdown
@@ -34,7 +35,7 @@ all of them in one go.
 | --- | --- |
 | `python -m bench.decode_step` | the engine's whole decode step beside the least time it can take |
 | `python -m bench.attention` | one layer's attention, relay against plain, over prefix lengths |
-| `python -m bench.kernels` | the attention kernels, each checked before it is timed |
+| `python -m bench.kernels` | the attention kernels, checked, then timed; also a sweep |
 | `python -m bench.throughput` | tokens per second end to end |
 | `python -m bench.latency` | first token, each further token, whole answer |
 | `python -m bench.serve` | a running server under load |
@@ -75,20 +76,6 @@ def _rows(columns: Mapping[str, str]) -> Callable[[Record], str]:
     return table
 
 
-def _kernels(found: Record) -> str:
-    rows = [row | {"ratio": row["us"] / row["floor_us"]} for row in found["results"]]
-    columns = {
-        "case": "case",
-        "variant": "cut",
-        "us": "us",
-        "floor_us": "floor, us",
-        "ratio": "time / floor",
-        "target_us": "to reach, us",
-        "relative_error": "relative error",
-    }
-    return markdown(rows, columns)
-
-
 def _table_answers(found: Record) -> str:
     rows = [{"kind": name, **scores} for name, scores in found["scores"].items()]
     return markdown(rows, {key: key for key in dict.fromkeys(k for row in rows for k in row)})
@@ -119,7 +106,8 @@ SECTIONS: dict[str, Section] = {
     "decode_step": Section("One decode step", _rows(decode_step.COLUMNS)),
     "decode_step_growth": Section("A growing prefix", _rows(decode_step.COLUMNS), decode_step.draw),
     "attention": Section("Attention alone", _rows(attention.COLUMNS), attention.draw),
-    "kernels": Section("Kernels", _kernels),
+    "kernels": Section("Kernels", _rows(run_table.COLUMNS)),
+    "kernels_sweep": Section("Kernels: relay against plain", _rows(sweep.COLUMNS), sweep.draw),
     "throughput": Section("Throughput", _rows(throughput.COLUMNS), throughput.draw),
     "prefill": Section("Prefill", _rows(throughput.COLUMNS)),
     "latency": Section("Latency", _rows(latency.COLUMNS), latency.draw),

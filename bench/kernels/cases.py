@@ -1,14 +1,32 @@
 """Attention cases: batches over a paged pool, with the least time each can take."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bench.ceilings import Ceilings
 from pallas_kernels.attention.planner import PlanShape, plan_attention
+from pallas_kernels.attention.spec import AttentionSpec
 from pallas_kernels.attention.work_list import AttentionPlan
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """A time to reach: ``us``, or ``factor`` times the case's floor plus ``us``, or ``factor``
+    times what the case named ``of`` took in the same run."""
+
+    us: float = 0.0
+    factor: float = 0.0
+    of: str | None = None
+
+    def at(self, floor_us: float, took_us: Mapping[str, float]) -> float | None:
+        """Microseconds; None where the other case was not timed."""
+        base = floor_us if self.of is None else took_us.get(self.of)
+        return None if base is None else self.us + self.factor * base
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,7 +43,10 @@ class Case:
         N, K, H, S: query heads, KV heads, head dim, tokens a page.
         share: read shared runs once.
         tile_rows, split: rows of a wide item and tokens at which items are cut.
-        target_us: time to reach, None where none is set.
+        fp8: KV in float8_e4m3fn pages with a scale a head, else in the queries' dtype.
+        window, soft_cap: of the AttentionSpec.
+        sinks: with a sink a head.
+        target: what to reach on an H200, None where nothing is asked.
     """
 
     name: str
@@ -41,7 +62,15 @@ class Case:
     share: Literal["on", "off"] = "on"
     tile_rows: int = 16
     split: int = 512
-    target_us: float | None = None
+    fp8: bool = False
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: bool = False
+    target: Target | None = None
+
+    @property
+    def spec(self) -> AttentionSpec:
+        return AttentionSpec(self.H**-0.5, sliding_window=self.window, soft_cap=self.soft_cap)
 
     @property
     def own_tokens(self) -> np.ndarray:
@@ -53,35 +82,52 @@ class Case:
         return self.shared + self.own_tokens
 
     def flops(self) -> float:
-        """Multiply-adds counted twice, causal part only."""
-        lengths = self.context
-        seen = lengths * self.queries - self.queries * (self.queries - 1) / 2
+        """Multiply-adds counted twice, visible part only."""
+        back = np.arange(self.queries)[:, None]
+        seen = self.context - back
+        if self.window is not None:
+            seen = np.minimum(seen, self.window)
         return float(4 * self.N * self.H * seen.sum())
 
     def bytes(self, itemsize: int = 2) -> float:
-        """Distinct K and V, queries and output, once each."""
-        tokens = self.prefixes * self.shared * (self.share == "on") + self.own_tokens.sum()
-        if self.share == "off":
-            tokens = self.context.sum()
-        rows = self.batch * self.queries
-        return float(
-            2 * tokens * self.K * self.H * itemsize + 2 * rows * self.N * self.H * itemsize
-        )
+        """Distinct visible K and V, queries and output, once each.
 
-    def floor_us(self, copy_rate: float, flop_rate: float) -> float:
+        Args:
+            itemsize: bytes of a number of queries and output, and of the KV unless it is fp8.
+        """
+        reach = self.context if self.window is None else self.window + self.queries - 1
+        own = np.minimum(self.own_tokens, reach)
+        shared = np.clip(reach - own, 0, self.shared)
+        tokens = own.sum()
+        if self.share == "on":
+            tokens += shared.reshape(self.prefixes, -1).max(axis=1).sum()
+        else:
+            tokens += shared.sum()
+        rows = self.batch * self.queries
+        kv = 2 * tokens * self.K * self.H * (1 if self.fp8 else itemsize)
+        return float(kv + 2 * rows * self.N * self.H * itemsize)
+
+    def floor_us(self, ceilings: Ceilings, itemsize: int = 2) -> float:
         """The larger of bytes at the copy rate and FLOP at the matmul rate, microseconds."""
-        return 1e6 * max(self.bytes() / copy_rate, self.flops() / flop_rate)
+        return 1e6 * ceilings.seconds(self.bytes(itemsize), self.flops())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Inputs:
-    """Arrays of a case; ``pools`` holds several layers' pages, so that no layer stays in cache."""
+    """Arrays of a case; ``pools`` holds several layers' pages, so that no layer stays in cache, and
+    ``options`` the case's optional arguments: sinks, scales."""
 
     q: jax.Array
     pools: tuple[tuple[jax.Array, jax.Array], ...]
     page_table: jax.Array
     positions: jax.Array
     plan: AttentionPlan
+    options: dict[str, jax.Array]
+
+    @property
+    def arguments(self) -> tuple[jax.Array, ...]:
+        """Of one attention call over the first layer's pages, but for the plan and the options."""
+        return (self.q, *self.pools[0], self.page_table, self.positions)
 
 
 def make_plan(case: Case, table: np.ndarray) -> AttentionPlan:
@@ -126,11 +172,12 @@ def make_inputs(case: Case, seed: int, layers: int, dtype=jnp.bfloat16) -> Input
         table[b, shared_pages + count :] = ids[-1]
         used[mine] = np.clip(own - np.arange(count) * S, 0, S)
     dead = jnp.asarray(np.arange(S) >= used[:, None])[:, None, :, None]
+    kv_dtype = jnp.float8_e4m3fn if case.fp8 else dtype
 
     @jax.jit
     def pages(key):
-        value = jax.random.normal(key, (total, case.K, S, case.H), dtype)
-        return jnp.where(dead, jnp.asarray(jnp.nan, dtype), value)
+        value = jax.random.normal(key, (total, case.K, S, case.H), jnp.bfloat16)
+        return jnp.where(dead, jnp.nan, value).astype(kv_dtype)
 
     keys = jax.random.split(jax.random.key(seed), 2 * layers + 1)
     pools = tuple((pages(keys[2 * i]), pages(keys[2 * i + 1])) for i in range(layers))
@@ -139,4 +186,11 @@ def make_inputs(case: Case, seed: int, layers: int, dtype=jnp.bfloat16) -> Input
     back = np.tile(np.arange(case.queries) - case.queries, case.batch)
     positions = np.repeat(lengths, case.queries) + back
     plan = jax.tree.map(jnp.asarray, make_plan(case, table))
-    return Inputs(q, pools, jnp.asarray(table), jnp.asarray(positions, jnp.int32), plan)
+    options: dict[str, jax.Array] = {}
+    if case.sinks:
+        options["sinks"] = jnp.linspace(-4, 8, case.N, dtype=jnp.float32)
+    if case.fp8:
+        options["k_scales"] = jnp.linspace(0.5, 1.5, case.K, dtype=jnp.float32)
+        options["v_scales"] = jnp.linspace(1.5, 0.5, case.K, dtype=jnp.float32)
+    positions = jnp.asarray(positions, jnp.int32)
+    return Inputs(q, pools, jnp.asarray(table), positions, plan, options)

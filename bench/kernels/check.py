@@ -21,7 +21,12 @@ def errors(case: Case, inputs: Inputs, out, lse, spec: AttentionSpec, rows: int 
     for t in picked:
         b = t // case.queries
         o, s = reference(
-            inputs.q[t][None], k, v, inputs.page_table[b][None], inputs.positions[t][None]
+            inputs.q[t][None],
+            k,
+            v,
+            inputs.page_table[b][None],
+            inputs.positions[t][None],
+            **inputs.options,
         )
         want_out.append(o[0])
         want_lse.append(s[0])

@@ -28,13 +28,6 @@ def seconds_per_call(run: Callable[[], object], repeats: int, rounds: int = 5) -
     return slopes[rounds // 2]
 
 
-def copy_rate() -> float:
-    """Bytes per second of a device-to-device copy of 4 GiB, read and written both counted."""
-    x = jax.random.normal(jax.random.key(0), (1 << 31,), jnp.bfloat16)
-    copy = jax.jit(jnp.copy)
-    return 2 * x.nbytes / seconds_per_call(lambda: copy(x), 5)
-
-
 def matmul_rate(size: int = 8192) -> float:
     """FLOP per second of a bf16 matrix product on random data."""
     a = jax.random.normal(jax.random.key(0), (size, size), jnp.bfloat16)

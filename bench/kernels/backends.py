@@ -1,0 +1,55 @@
+"""The attention kernels under test, by name."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.attention import mosaic, xla
+
+NAMES = ("mosaic", "xla")
+_MATRIX_ROWS = 128  # of a wide item in the mosaic kernel
+_XLA_ROWS = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kernel:
+    """One backend.
+
+    Attributes:
+        name: as given on the command line.
+        attention: ``paged_attention`` of the backend.
+        prepare: (plan, positions, (N, K)) to what ``attention`` takes as its plan; jittable.
+        dtype: of queries and of KV that is not fp8.
+    """
+
+    name: str
+    attention: Callable[..., Any]
+    prepare: Callable[..., Any]
+    dtype: jnp.dtype
+
+    def tile_rows(self, group: int) -> int:
+        """Rows of a wide item, as the engine sets them, with ``group`` query heads a KV head."""
+        return _XLA_ROWS if self.name == "xla" else 2 * (_MATRIX_ROWS // 2 // group)
+
+
+def choose_kernel(name: str) -> Kernel:
+    """The kernel of this name; "auto" is mosaic on a Hopper GPU and else xla.
+
+    Raises:
+        ValueError: an unknown name, or mosaic without a Hopper GPU.
+    """
+    device = jax.devices()[0]
+    hopper = device.platform == "gpu" and float(device.compute_capability) // 1 == 9
+    if name == "auto":
+        name = "mosaic" if hopper else "xla"
+    if name == "mosaic":
+        if not hopper:
+            raise ValueError(f"mosaic needs a Hopper GPU, and this is {device.device_kind}")
+        return Kernel("mosaic", mosaic.paged_attention, mosaic.pack_plan, jnp.dtype(jnp.bfloat16))
+    if name == "xla":
+        dtype = jnp.dtype(jnp.bfloat16 if device.platform == "gpu" else jnp.float32)
+        return Kernel("xla", xla.paged_attention, lambda plan, positions, heads: plan, dtype)
+    raise ValueError(f"backend is {name!r}; choose one of auto, {', '.join(NAMES)}")

@@ -1,0 +1,73 @@
+"""The kernel table: every case checked, then timed beside its floor and what is to be reached."""
+
+import argparse
+import dataclasses
+from typing import Any
+
+from bench.ceilings import measure_ceilings
+from bench.kernels.backends import choose_kernel
+from bench.kernels.kept import Kept
+from bench.kernels.run_case import Result, run_case
+from bench.kernels.table import small_cases, table_cases
+
+COLUMNS = {
+    "case": "case",
+    "variant": "cut",
+    "us": "us",
+    "floor_us": "floor, us",
+    "ratio": "time / floor",
+    "target_us": "to reach, us",
+    "relative_error": "relative error",
+    "failed": "did not run",
+}
+
+
+def run_table(options: argparse.Namespace, kept: Kept) -> int:
+    """Run the cases that ``options.only`` leaves; returns how many failed or were wrong."""
+    kernel, ceilings = choose_kernel(options.backend), measure_ceilings()
+    kept.more |= {
+        "backend": kernel.name,
+        "copy_bytes_per_s": ceilings.copy,
+        "matmul_flop_per_s": ceilings.matmul,
+    }
+    print(
+        f"{kernel.name}: copy {ceilings.copy / 1e12:.3g} TB/s, "
+        f"bf16 matmul {ceilings.matmul / 1e12:.3g} TFLOP/s"
+    )
+    print(f"{'case':34s} {'cut':26s} {'us':>9s} {'floor':>9s} {'ratio':>6s} {'reach':>8s}")
+    took: dict[str, float] = {}
+    bad = 0
+    for case in small_cases() if options.small else table_cases():
+        if options.only not in case.name:
+            continue
+        try:
+            result = run_case(case, kernel, ceilings)
+        except Exception as error:  # one case must not cost the others
+            bad += 1
+            kept.add({"case": case.name, "failed": reason(error)})
+            print(f"{case.name:34s} did not run: {reason(error)}", flush=True)
+            continue
+        if case.target is not None:
+            reach = case.target.at(result.floor_us, took)
+            result = dataclasses.replace(result, target_us=reach)
+        if result.correct:
+            took[case.name] = result.us
+        bad += not result.correct
+        print(result.line(), flush=True)
+        kept.add(row(result))
+    return bad
+
+
+def row(result: Result) -> dict[str, Any]:
+    """As kept; a wrong result has no time and says so."""
+    found: dict[str, Any] = dataclasses.asdict(result)
+    found["ratio"] = result.us / result.floor_us
+    if not result.correct:
+        found |= {"us": None, "ratio": None, "failed": "wrong result"}
+    return found
+
+
+def reason(error: Exception) -> str:
+    """Kind and first line of an error."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:200]

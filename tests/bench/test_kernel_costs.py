@@ -1,0 +1,139 @@
+"""The fit of the cost model: known costs come back, and the file is where engines look."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bench.kernels import cost_model as command
+from bench.kernels.backends import Kernel
+from bench.kernels.cases import make_plan
+from models import config_from_dict
+from models.sharding import single_device_mesh
+from pallas_kernels.attention.planner import CostModel
+from rjax.worker import cost_model
+from rjax.worker.backend import choose_backend
+
+TRUE = CostModel(narrow_item=0.4, narrow_token=0.002, wide_item=0.9, wide_token=0.0035)
+LAUNCH = 5.0
+CASES = command.pairs(32, 8, 128, 64, 32, small=False)
+
+
+def timer(noise: float, model: CostModel = TRUE):
+    """Seconds that the true costs give, some of them wrong by as much as ``noise``."""
+    rng = np.random.default_rng(0)
+
+    def measure(case):
+        table = np.arange(case.batch)[:, None] * 10_000 + np.arange(case.context[0] // case.S + 1)
+        shared = case.shared // case.S
+        table[:, :shared] = table[0, :shared]
+        plan = make_plan(case, table.astype(np.int32))
+        costs = (LAUNCH, model.narrow_item, model.narrow_token, model.wide_item, model.wide_token)
+        exact = float(command.item_counts(plan) @ np.array(costs))
+        return 1e-6 * exact * (1 + noise * rng.uniform(-1, 1)), plan
+
+    return measure
+
+
+def test_exact_times_give_the_costs_back():
+    found = command.fit(CASES, timer(0))
+    for name in ("narrow_item", "narrow_token", "wide_item", "wide_token"):
+        assert getattr(found.model, name) == pytest.approx(getattr(TRUE, name), rel=1e-6)
+    assert found.launch_us == pytest.approx(LAUNCH, rel=1e-6)
+    assert found.worst_error < 1e-9
+    assert found.decisions == found.right > 3
+
+
+def test_noisy_times_give_them_nearly_and_say_how_wrong():
+    found = command.fit(CASES, timer(0.05))
+    assert found.model.narrow_token == pytest.approx(TRUE.narrow_token, rel=0.05)
+    assert found.model.wide_token == pytest.approx(TRUE.wide_token, rel=0.05)
+    assert 0.005 < found.mean_error <= found.worst_error < 0.08
+
+
+def test_a_cost_below_nothing_becomes_nothing():
+    found = command.fit(CASES, timer(0, CostModel(-0.05, 0.002, 0.9, 0.0035)))
+    assert found.model.narrow_item == 0
+    assert found.model.narrow_token == pytest.approx(0.002, rel=0.2)
+
+
+def test_costs_decide_as_the_times_do():
+    """Where reading once is dearer than reading by each, the fitted model says so."""
+    dear = CostModel(narrow_item=0.1, narrow_token=0.001, wide_item=0.5, wide_token=0.006)
+    found = command.fit(CASES, timer(0.01, dear))
+    pays = found.model.sharing_pays(np.array([2, 5, 8, 32]), 32, 2048)
+    assert pays.tolist() == [False, False, True, True]
+    assert found.right == found.decisions
+
+
+def test_the_command_keeps_a_fit_that_the_engine_finds(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cost_model, "FOLDER", str(tmp_path / "cache"))
+    path = tmp_path / "costs.json"
+    command.main(
+        [
+            "--small",
+            "--backend=xla",
+            "--heads=4,2,8",
+            "--page-size=16",
+            f"--json={path}",
+        ]
+    )
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["device"] == jax.devices()[0].device_kind
+    config = shapes(4, 2, 8)
+    backend = backend_of(config)
+    found = cost_model.fitted_cost_model(backend, config, jnp.float32, single_device_mesh())
+    assert found is not None
+    assert found.narrow_token == row["narrow_token"]
+    assert "held out" in capsys.readouterr().out
+    assert [p.suffix for p in Path(tmp_path / "cache").iterdir()] == [".json"]
+
+
+@pytest.mark.parametrize("name", ["xla", "mosaic"])
+@pytest.mark.parametrize("group", [1, 4, 7, 16])
+def test_tiles_are_those_of_the_engine(name, group):
+    kernel = Kernel(name, print, print, jnp.dtype(jnp.bfloat16))
+    backend = choose_backend(
+        name,
+        platform="gpu",
+        compute_capability=9.0,
+        model=shapes(2 * group, 2, 128),
+        dtype=jnp.bfloat16,
+        page_size=64,
+    )
+    assert kernel.tile_rows(group) == backend.tile_rows
+
+
+def backend_of(config):
+    return choose_backend(
+        "xla",
+        platform="cpu",
+        compute_capability=None,
+        model=config,
+        dtype=jnp.float32,
+        page_size=16,
+    )
+
+
+def shapes(N, K, H):
+    return config_from_dict(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": N * H,
+            "intermediate_size": 2 * N * H,
+            "num_hidden_layers": 1,
+            "num_attention_heads": N,
+            "num_key_value_heads": K,
+            "head_dim": H,
+            "vocab_size": 64,
+            "max_position_embeddings": 256,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "hidden_act": "silu",
+            "torch_dtype": "float32",
+        }
+    )
