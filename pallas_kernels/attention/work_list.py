@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
@@ -55,3 +56,20 @@ class AttentionPlan:
     lists: tuple[WorkList, ...]
     merge_indptr: Int[IntArray, " T1"]
     merge_slots: Int[IntArray, " X"]
+
+
+def merge_destinations(plan: AttentionPlan) -> tuple[Int[Array, " Y"], Int[Array, " T1"]]:
+    """The inverse of ``merge_slots``: each slot's merge entry, or -1 for its row's only one.
+
+    For kernels that write partial results in the order in which they are merged, and the only
+    result of a row to the output itself. Also returns ``merge_indptr``.
+    """
+    slots = sum(work.capacity * work.tile_rows for work in plan.lists)
+    indptr = jnp.asarray(plan.merge_indptr, jnp.int32)
+    room = plan.merge_slots.shape[0]
+    entries = jnp.arange(room, dtype=jnp.int32)
+    single = indptr[1:] - indptr[:-1] == 1
+    alone = jnp.zeros(room + 1, bool).at[jnp.where(single, indptr[:-1], room)].set(True)
+    target = jnp.where(alone[:-1], -1, entries)
+    slot = jnp.where(entries < indptr[-1], jnp.asarray(plan.merge_slots), slots)
+    return jnp.zeros(slots, jnp.int32).at[slot].set(target, mode="drop"), indptr

@@ -11,7 +11,9 @@ from jax.typing import DTypeLike
 from models import ModelConfig
 from pallas_kernels.attention import mosaic as attention_mosaic
 from pallas_kernels.attention import xla as attention_xla
+from pallas_kernels.attention.mosaic import config as mosaic_config
 from pallas_kernels.attention.planner import CostModel
+from pallas_kernels.attention.triton import config as triton_config
 from pallas_kernels.gated_activation import mosaic as activation_mosaic
 from pallas_kernels.gated_activation import xla as activation_xla
 from pallas_kernels.kv_write import mosaic as kv_write_mosaic
@@ -63,10 +65,11 @@ def choose_backend(
     """The backend of this name; "auto" is the fastest that runs this model here.
 
     Args:
-        name: "auto", "mosaic" or "xla". "auto" is mosaic where it can run and else xla; on a GPU
-            the log then says why it cannot.
+        name: "auto", "mosaic", "triton" or "xla". "auto" is mosaic where it can run, else triton
+            where it can, else xla; on a GPU the log then says why the others cannot.
         platform: of the devices, "cpu" or "gpu".
-        compute_capability: of a GPU; 9.0 is Hopper, whose instructions the mosaic kernels use.
+        compute_capability: of a GPU; 9.0 is Hopper, whose instructions the mosaic kernels use, 8.x
+            Ampere and Ada.
         model: whose shapes the kernels must take.
         dtype: of weights and KV.
         page_size: tokens a page.
@@ -74,14 +77,26 @@ def choose_backend(
     Raises:
         InvalidConfigError: an unknown name, or a backend that cannot run this, and why.
     """
-    if name not in ("auto", "mosaic", "xla"):
-        raise InvalidConfigError(f"backend is {name!r}; choose one of auto, mosaic, xla")
-    reason = _mosaic_cannot(platform, compute_capability, model, dtype, page_size)
-    if name == "mosaic" and reason:
-        raise InvalidConfigError(f"the mosaic backend cannot run this: {reason}; use backend xla")
-    if name == "auto" and reason and platform == "gpu":
-        _log.warning("attention by the slower xla backend: the mosaic backend cannot: %s", reason)
-    return _xla() if name == "xla" or reason else _mosaic(model)
+    if name not in ("auto", "mosaic", "triton", "xla"):
+        raise InvalidConfigError(f"backend is {name!r}; choose one of auto, mosaic, triton, xla")
+    if name == "xla" or (name == "auto" and platform != "gpu"):
+        return _xla()
+    no_mosaic = _mosaic_cannot(platform, compute_capability, model, dtype, page_size)
+    if name != "triton" and no_mosaic is None:
+        return _mosaic(model)
+    if name == "mosaic":
+        raise InvalidConfigError(f"the mosaic backend cannot run this: {no_mosaic}; use auto")
+    no_triton = _triton_cannot(platform, compute_capability, model, dtype)
+    if no_triton is None:
+        return _triton(model)
+    if name == "triton":
+        raise InvalidConfigError(f"the triton backend cannot run this: {no_triton}; use auto")
+    _log.warning(
+        "attention by the slower xla backend: the mosaic backend cannot: %s; triton cannot: %s",
+        no_mosaic,
+        no_triton,
+    )
+    return _xla()
 
 
 def _mosaic_cannot(
@@ -96,13 +111,41 @@ def _mosaic_cannot(
         return "it needs a Hopper GPU (compute capability 9.0)"
     if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16):
         return f"it takes dtype bfloat16 and float16, not {jnp.dtype(dtype).name}"
-    if model.head_dim not in (64, 128):
-        return f"it takes head dims 64 and 128, not {model.head_dim}"
+    if model.head_dim not in mosaic_config.HEAD_DIMS:
+        allowed = ", ".join(map(str, mosaic_config.HEAD_DIMS))
+        return f"it takes head dims {allowed}, not {model.head_dim}"
     if page_size not in (16, 32) and page_size % 64:
         return f"it takes pages of 16, 32 and multiples of 64 tokens, not {page_size}"
     group = model.num_heads // model.num_kv_heads
     if group > _WGMMA_ROWS // 2:
         return f"it takes at most {_WGMMA_ROWS // 2} query heads a KV head, not {group}"
+    return None
+
+
+def _triton_cannot(
+    platform: str,
+    compute_capability: float | None,
+    model: ModelConfig,
+    dtype: DTypeLike,
+) -> str | None:
+    """Why the Triton kernels cannot serve this, or None. They take pages of any size."""
+    if platform != "gpu" or compute_capability is None or int(compute_capability) not in (8, 9):
+        return "it needs an Ampere, Ada or Hopper GPU (compute capability 8.0 to 9.0)"
+    if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16):
+        return f"it takes dtype bfloat16 and float16, not {jnp.dtype(dtype).name}"
+    dims = triton_config.HEAD_DIMS
+    if model.head_dim not in dims:
+        return (
+            f"it takes head dims from {dims[0]} to {dims[-1]} in steps of {dims.step}, "
+            f"not {model.head_dim}"
+        )
+    group = model.num_heads // model.num_kv_heads
+    if group > triton_config.WIDE_ROWS:
+        return f"it takes at most {triton_config.WIDE_ROWS} query heads a KV head, not {group}"
+    try:
+        import jax_triton  # noqa: F401
+    except ImportError as error:
+        return f'jax-triton cannot be imported ({error}); pip install "rjax[triton]"'
     return None
 
 
@@ -120,6 +163,23 @@ def _mosaic(model: ModelConfig) -> Backend:
         tile_rows=2 * (_WGMMA_ROWS // 2 // group),
         split_tokens=512,
         # Both items stream pages at the same rate; a wide one keeps the tensor cores busier.
+        cost_model=CostModel(narrow_item=1.0, narrow_token=0.01, wide_item=1.2, wide_token=0.012),
+    )
+
+
+def _triton(model: ModelConfig) -> Backend:
+    # Imports Triton, which is not installed everywhere.
+    from pallas_kernels.attention.triton import api, pack
+
+    return Backend(
+        name="triton",
+        paged_attention=api.paged_attention,
+        rotate_and_write=kv_write_xla.rotate_and_write,
+        add_rms_norm=norm_xla.add_rms_norm,
+        gated_silu=activation_xla.gated_silu,
+        prepare=lambda plan, positions, heads: pack.pack_plan(plan, heads),
+        tile_rows=triton_config.WIDE_ROWS // (model.num_heads // model.num_kv_heads),
+        split_tokens=512,
         cost_model=CostModel(narrow_item=1.0, narrow_token=0.01, wide_item=1.2, wide_token=0.012),
     )
 

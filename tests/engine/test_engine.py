@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models import config_from_dict
 from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError
 from rjax.sampling import RequestOutputKind, SamplingParams
-from rjax.worker.backend import choose_backend
 
 from .fake_worker import fake_engine
-from .tiny import CONFIG, LENGTH, VOCAB, make_engine, run
+from .tiny import LENGTH, VOCAB, make_engine, run
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
 
@@ -249,44 +247,6 @@ def test_two_devices_give_the_tokens_of_one(tiny):
     )
     one, two = done.stdout.splitlines()
     assert one == two
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"platform": "cpu", "compute_capability": None}, "Hopper"),
-        ({"compute_capability": 8.0}, "Hopper"),
-        ({"dtype": "float32"}, "float32"),
-        ({"page_size": 8}, "pages of"),
-        ({"head_dim": 80}, "head dims"),
-    ],
-)
-def test_mosaic_says_what_it_cannot_run(change, message):
-    model = config_from_dict(CONFIG | {"head_dim": change.pop("head_dim", 64)})
-    settings = {
-        "platform": "gpu",
-        "compute_capability": 9.0,
-        "model": model,
-        "dtype": "bfloat16",
-        "page_size": 64,
-    }
-    assert choose_backend("auto", **settings | change).name == "xla"
-    with pytest.raises(InvalidConfigError, match=message):
-        choose_backend("mosaic", **settings | change)
-
-
-@pytest.mark.parametrize("name", ["auto", "mosaic"])
-def test_mosaic_is_taken_on_hopper(name):
-    backend = choose_backend(
-        name,
-        platform="gpu",
-        compute_capability=9.0,
-        model=config_from_dict(CONFIG | {"head_dim": 64}),
-        dtype="bfloat16",
-        page_size=64,
-    )
-    assert backend.name == "mosaic"
-    assert backend.tile_rows == 64  # G = 2
 
 
 def test_the_next_step_is_dispatched_before_the_last_one_is_read(tiny, monkeypatch):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from pallas_kernels.attention.mosaic.config import TILE
-from pallas_kernels.attention.work_list import AttentionPlan, WorkList
+from pallas_kernels.attention.work_list import AttentionPlan, WorkList, merge_destinations
 
 FIELDS = 8  # one 32-byte sector a unit
 ROW, ROWS_LIVE, TABLE_ROW, KV_START, KV_STOP, ALL_VISIBLE, SLOT, HEAD_AND_LIST = range(FIELDS)
@@ -87,7 +87,7 @@ def pack_plan(
         base += block.shape[0]
     units = jnp.concatenate(blocks)[jnp.clip(source, 0, room - 1)]
     units = jnp.where((place < starts[-1])[:, None], units, 0)
-    dest, indptr = _destinations(plan)
+    dest, indptr = merge_destinations(plan)
     return PackedPlan(
         units=units,
         num_units=starts[-1],
@@ -130,16 +130,3 @@ def _units(
     return jnp.concatenate(
         [jnp.repeat(fields, units, axis=0), (head * lists + place)[:, None]], axis=1
     )
-
-
-def _destinations(plan: AttentionPlan) -> tuple[Int[Array, " Y"], Int[Array, " T1"]]:
-    """The inverse of ``merge_slots``: each slot's merge entry, or -1 for its row's only one."""
-    slots = sum(work.capacity * work.tile_rows for work in plan.lists)
-    indptr = jnp.asarray(plan.merge_indptr, jnp.int32)
-    room = plan.merge_slots.shape[0]
-    entries = jnp.arange(room, dtype=jnp.int32)
-    single = indptr[1:] - indptr[:-1] == 1
-    alone = jnp.zeros(room + 1, bool).at[jnp.where(single, indptr[:-1], room)].set(True)
-    target = jnp.where(alone[:-1], -1, entries)
-    slot = jnp.where(entries < indptr[-1], jnp.asarray(plan.merge_slots), slots)
-    return jnp.zeros(slots, jnp.int32).at[slot].set(target, mode="drop"), indptr

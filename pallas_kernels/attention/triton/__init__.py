@@ -1,0 +1,1 @@
+"""Attention by work list in Triton, for Ampere, Ada and Hopper; its ``api`` needs Triton."""
