@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import gc
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ def add_engine_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--shapes", choices=sorted(SHAPES), help="a model's shapes, random weights")
     p.add_argument("--max-num-seqs", type=int, default=64, help="sequences running at once")
     p.add_argument("--max-num-batched-tokens", type=int, help="token budget of a step")
-    p.add_argument("--num-pages", type=int, help="KV pages; default: what the memory holds")
+    p.add_argument("--num-pages", type=int, help="KV pages; default: what the requests need twice")
     p.add_argument("--page-size", type=int, default=64, help="tokens a page")
     p.add_argument("--backend", default="auto", help="attention kernels: auto, mosaic or xla")
     p.add_argument("--seed", type=int, default=0, help="of weights, prompts and sampling")
@@ -28,15 +28,29 @@ def model_name(options: argparse.Namespace) -> str:
     return options.shapes or (Path(options.model).name if options.model else "bundled")
 
 
+def pool_pages(options: argparse.Namespace, own: int, prefixes: Sequence[int] = ()) -> int:
+    """Pages asked for, or for all running sequences of ``own`` tokens and the prefixes, twice.
+
+    A pool of known size spares the profile that sizes it, which compiles a step.
+    """
+    if options.num_pages is not None:
+        return options.num_pages
+    lengths = prefixes or (options.prefix,)
+    pages = sum(-(-length // options.page_size) for length in lengths)
+    return 2 * (pages + options.max_num_seqs * (-(-own // options.page_size) + 1))
+
+
 @contextlib.contextmanager
-def running_llm(options: argparse.Namespace, *, relay: str, max_model_len: int) -> Iterator[Any]:
+def running_llm(
+    options: argparse.Namespace, *, relay: str, max_model_len: int, num_pages: int | None = None
+) -> Iterator[Any]:
     """An LLM for the length of a with-block; its memory is free afterwards."""
     from rjax import LLM
 
     given: dict[str, Any] = {
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": options.max_num_batched_tokens,
-        "num_pages": options.num_pages,
+        "num_pages": options.num_pages if num_pages is None else num_pages,
         "page_size": options.page_size,
         "backend": options.backend,
         "seed": options.seed,

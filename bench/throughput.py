@@ -8,6 +8,12 @@
 All requests arrive at once; each has the shared prefix, its own input, and generates its output to
 the full length. Every compiled step is run once before the clock starts, and the prefix cache is
 then emptied, so that reading the prefix is part of the time. ``--relay`` names modes to compare.
+
+"Of bare step" is the output tokens a second over those of the engine's own decode step, timed in
+the same process at full batch and half the output: what is lost to prompts, to the beginning and
+end of the run, and to the host. The token budget of a step decides what prompts cost: up to about
+256 tokens their arithmetic hides behind the reading of the weights. TFLOP/s counts the products and
+the attention of the tokens really computed, and nothing that the prefix cache spared.
 """
 
 import argparse
@@ -16,11 +22,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.bare_step import bare_step_seconds
 from bench.ceilings import Ceilings, measure_ceilings
-from bench.command_line import command_parser, keep
-from bench.engines import add_engine_options, model_name, running_llm
+from bench.command_line import add_time_limit, command_parser, in_time, keep, save_part
+from bench.engines import add_engine_options, model_name, pool_pages, running_llm
 from bench.figures import bars
 from bench.records import record
+from bench.step_floor import DecodeCase
 from bench.workload import Request, from_file, synthetic
 from models import ModelConfig
 
@@ -36,6 +44,9 @@ COLUMNS = {
     "total_per_s": "all tokens/s",
     "first_s": "first token, s",
     "each_ms": "each token, ms",
+    "bare_ms": "bare step, ms",
+    "bare_share": "of bare step",
+    "tflop_per_s": "TFLOP/s",
     "matmul_share": "of matmul rate",
     "kv_gib": "KV, GiB",
     "kv_unshared_gib": "unshared, GiB",
@@ -43,12 +54,25 @@ COLUMNS = {
 }
 
 
-def useful_flops(config: ModelConfig, computed: int, outputs: int) -> float:
-    """FLOP of the matrix products for so many computed tokens; logits only where sampled."""
-    D, H = config.hidden_size, config.head_dim
+def useful_flops(config: ModelConfig, outputs: list[Any]) -> float:
+    """FLOP of the products and the attention of all tokens computed for these outputs.
+
+    Tokens from the prefix cache and the last token of each output are not computed; logits count
+    only where a token was sampled.
+    """
+    D, H, L = config.hidden_size, config.head_dim, config.num_layers
     heads = 2 * config.num_heads + 2 * config.num_kv_heads
     layer = D * heads * H + (2 + config.gated_mlp) * D * config.intermediate_size
-    return 2.0 * computed * config.num_layers * layer + 2.0 * outputs * D * config.vocab_size
+    computed = seen = sampled = 0
+    for output in outputs:
+        start = output.num_cached_tokens
+        written = len(output.outputs[0].token_ids)
+        stop = len(output.prompt_token_ids) + written - 1
+        computed += stop - start
+        seen += (stop * (stop + 1) - start * (start + 1)) // 2
+        sampled += written
+    products = 2.0 * computed * L * layer + 2.0 * sampled * D * config.vocab_size
+    return products + 4.0 * seen * L * config.num_heads * H
 
 
 def run_once(llm: Any, requests: list[Request], quiet: bool) -> tuple[list[Any], float]:
@@ -69,10 +93,14 @@ def measure(
 ) -> tuple[dict[str, Any], str]:
     """One engine, one mode; the row and the attention backend."""
     longest = options.max_model_len or options.prefix + options.input + options.output
-    with running_llm(options, relay=relay, max_model_len=longest) as llm:
+    own = longest - options.prefix
+    with running_llm(
+        options, relay=relay, max_model_len=longest, num_pages=pool_pages(options, own)
+    ) as llm:
         config = llm.engine.model_config
         requests = _requests(options, llm, config.vocab_size, longest)
-        # Other prompts of the same lengths: every shape compiles, nothing useful is cached.
+        llm.engine._worker.warmup(("greedy",))
+        # Other prompts of the same lengths: whatever else compiles does so, nothing is cached.
         warm = synthetic(
             min(len(requests), 2 * options.max_num_seqs),
             prefix=options.prefix,
@@ -81,18 +109,26 @@ def measure(
             vocab_size=config.vocab_size,
             seed=options.seed + 1,
         )
-        for count in dict.fromkeys([*_falling(len(warm))]):
-            run_once(llm, warm[:count], True)
-        llm.reset_prefix_cache()
-        before = llm.stats()
-        outputs, seconds = run_once(llm, requests, options.quiet)
+        run_once(llm, warm, True)
+        rounds = []
+        for _ in range(options.rounds):
+            llm.reset_prefix_cache()
+            before = llm.stats()
+            outputs, seconds = run_once(llm, requests, options.quiet)
+            rounds.append((seconds, outputs, llm.stats().steps - before.steps))
         after = llm.stats()
+        batch = min(options.max_num_seqs, len(requests))
+        case = DecodeCase(batch, options.prefix, options.input + options.output // 2)
+        bare = None
+        if options.output > 1 and options.file is None:
+            bare = bare_step_seconds(llm, case)
+    seconds, outputs, steps = sorted(rounds, key=lambda r: r[0])[len(rounds) // 2]
     written = sum(len(o.outputs[0].token_ids) for o in outputs)
     read = sum(len(o.prompt_token_ids) for o in outputs)
-    cached = after.cached_tokens - before.cached_tokens
-    computed = read - cached + written - len(outputs)
+    cached = sum(o.num_cached_tokens for o in outputs)
     each = [o.metrics.time_per_output_token for o in outputs]
     each = [x for x in each if x is not None]
+    rate = useful_flops(config, outputs) / seconds
     row = {
         "model": model_name(options),
         "relay": relay,
@@ -106,22 +142,18 @@ def measure(
         "total_per_s": (read + written) / seconds,
         "first_s": statistics.mean(o.metrics.time_to_first_token for o in outputs),
         "each_ms": 1e3 * statistics.mean(each) if each else None,
-        "computed_tokens": computed,
+        "bare_ms": None if bare is None else 1e3 * bare,
+        "bare_share": None if bare is None else written / seconds / (batch / bare),
+        "computed_tokens": read - cached + written - len(outputs),
         "cached_tokens": cached,
-        "matmul_share": useful_flops(config, computed, written) / seconds / ceilings.matmul,
+        "tflop_per_s": rate / 1e12,
+        "matmul_share": rate / ceilings.matmul,
         "kv_gib": after.peak_kv_bytes / 2**30,
         "kv_unshared_gib": after.peak_kv_bytes_unshared / 2**30,
-        "steps": after.steps - before.steps,
+        "steps": steps,
+        "all_seconds": [r[0] for r in rounds],
     }
     return row, after.backend
-
-
-def _falling(count: int) -> list[int]:
-    """count, count / 2, ..., 1: so many sequences at once meet every size of step."""
-    sizes = [count]
-    while sizes[-1] > 1:
-        sizes.append(sizes[-1] // 2)
-    return sizes
 
 
 def _requests(
@@ -169,8 +201,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--file", type=Path, help="ShareGPT JSON or JSON lines, in place of random ids")
     p.add_argument("--max-model-len", type=int, help="with --file: most tokens of a request")
     p.add_argument("--relay", default="auto,off", help="modes to compare: auto, on, off")
+    p.add_argument("--rounds", type=int, default=1, help="runs of each mode; the middle one counts")
     p.add_argument("--png", type=Path, help="file for the picture")
     p.add_argument("--name", default="throughput", help="name of the kept result")
+    add_time_limit(p)
     return p
 
 
@@ -180,17 +214,12 @@ def main(arguments: list[str] | None = None) -> None:
     if options.file is not None and options.max_model_len is None:
         raise SystemExit("--file needs --max-model-len, the most tokens of a request")
     ceilings = measure_ceilings()
-    rows, backend = [], ""
-    for relay in options.relay.split(","):
-        row, backend = measure(options, relay, ceilings)
-        rows.append(row)
-    found = record(
-        "bench.throughput",
-        rows,
-        vars(options),
-        backend=backend,
-        matmul_flop_per_s=ceilings.matmul,
-    )
+    found = record("bench.throughput", [], vars(options), matmul_flop_per_s=ceilings.matmul)
+    modes = options.relay.split(",")
+    for relay in in_time(modes, options.seconds, desc="throughput", quiet=options.quiet):
+        row, found["backend"] = measure(options, relay, ceilings)
+        found["rows"].append(row)
+        save_part(found, options.json, options.name)
     keep(found, COLUMNS, options.json, options.name)
     if options.png is not None:
         draw(found, options.png)

@@ -10,7 +10,9 @@ from tqdm.auto import tqdm
 _MOST_THREADS = 8  # of the compiler; lowering holds the interpreter's lock and keeps no more busy
 
 
-def compile_ahead(programs: Iterable[jax.stages.Lowered], count: int, *, progress: bool) -> None:
+def compile_ahead(
+    programs: Iterable[jax.stages.Lowered], count: int, *, title: str, progress: bool
+) -> None:
     """Compile programs, several at a time; the jitted functions that they are of keep the results.
 
     A program is taken from ``programs`` while others compile. XLA lets no two of them time kernels
@@ -19,11 +21,12 @@ def compile_ahead(programs: Iterable[jax.stages.Lowered], count: int, *, progres
     Args:
         programs: lowered calls of jitted functions.
         count: how many there are.
+        title: of the bar.
         progress: show a bar.
     """
     threads = min(_MOST_THREADS, os.cpu_count() or 1)
     with (
-        tqdm(total=count, desc="Compiling steps", disable=not progress) as bar,
+        tqdm(total=count, desc=title, disable=not progress) as bar,
         ThreadPoolExecutor(threads, "rjax-compile") as pool,
     ):
 

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, UInt8
 
 from rjax.engine.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
+from rjax.worker.compile_ahead import compile_ahead
 
 type Pools = list[Float[Array, "P K S H"]]
 
@@ -90,18 +91,31 @@ class PageMover:
                     pools = self._in(pools, slots, pages)
         return pools
 
-    def warmup(self, pools: Pools) -> Pools:
+    def warmup(self, pools: Pools, *, progress: bool) -> Pools:
         """Compile the copies of every size; nothing is written."""
-        size = 1
-        while size <= self._most:
-            nowhere = np.full(size, self._num_pages, np.int32)
-            pools = _copy(pools, np.zeros(size, np.int32), nowhere)
+        programs = []
+        for size in self._sizes():
+            some, nowhere = np.zeros(size, np.int32), np.full(size, self._num_pages, np.int32)
+            programs.append(_copy.lower(pools, some, nowhere))
             if len(self._host):
-                _gather(pools, np.zeros(size, np.int32))
-                block = np.zeros((size, *self._shape), self._dtype)
-                pools = _scatter(pools, nowhere, jax.device_put(block, self._sharding))
-            size *= 2
+                programs.append(_gather.lower(pools, some))
+                programs.append(_scatter.lower(pools, nowhere, self._block(size)))
+        compile_ahead(programs, len(programs), title="Compiling copies", progress=progress)
+        for size in self._sizes():
+            some, nowhere = np.zeros(size, np.int32), np.full(size, self._num_pages, np.int32)
+            pools = _copy(pools, some, nowhere)
+            if len(self._host):
+                _gather(pools, some)
+                pools = _scatter(pools, nowhere, self._block(size))
         return pools
+
+    def _sizes(self) -> list[int]:
+        """Pages of each compiled copy."""
+        return [1 << i for i in range(self._most.bit_length())]
+
+    def _block(self, size: int) -> Array:
+        """So many empty pages on the device."""
+        return jax.device_put(np.zeros((size, *self._shape), self._dtype), self._sharding)
 
     def read(self, pools: Pools, pages: list[int]) -> Float[np.ndarray, "X pools K S H"]:
         """The content of pages."""

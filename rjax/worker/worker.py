@@ -167,12 +167,12 @@ class Worker:
             self._step(shape, wants).lower(self._leaves, self._state, inputs[shape])
             for shape, wants in wanted
         )
-        compile_ahead(lowered, len(wanted), progress=self._progress)
+        compile_ahead(lowered, len(wanted), title="Compiling steps", progress=self._progress)
         for shape, wants in wanted:
             step = self._step(shape, wants)
             self._state, result = step(self._leaves, self._state, inputs[shape])
             jax.block_until_ready(result)
-        self._set_pools(self._mover.warmup(self._pools))
+        self._set_pools(self._mover.warmup(self._pools, progress=self._progress))
 
     def measure_page_seconds(self) -> float:
         """Time to bring one page to the device or back, as this machine does it now."""
