@@ -62,13 +62,17 @@ class Point:
     def case(self, kernel: Kernel, *, share: bool) -> Case:
         """With the cut that fills an H200 best for this way to read."""
         tile_rows = kernel.tile_rows(self.N // self.K)
-        if share and self.batch > 1:
+        if share and self.batch > 1 and self.prefix:
             units = math.ceil(self.batch / tile_rows) * self.K
-            split = _cut(self.prefix, max(4, round(_PROGRAMS / units)))
-            split = max(self.S, min(split, self.prefix)) if self.prefix else split
+            cuts = max(4, round(_PROGRAMS / units))
+            # A power of two, so that the prefix ends with a cut.
+            split = 1 << math.ceil(math.log2(max(_LEAST_CUT, self.prefix / cuts)))
+            split = min(split, self.prefix)
         else:
             units = math.ceil(self.batch * self.K / 2)
-            split = _cut(self.prefix + self.own, max(1, round(2 * _PROGRAMS / units)))
+            cuts = max(1, round(2 * _PROGRAMS / units))
+            page = max(self.S, 64)
+            split = page * math.ceil(max(_LEAST_CUT, (self.prefix + self.own) / cuts) / page)
         return Case(
             f"{self.batch}; {self.prefix}; {self.own}",
             self.batch,
@@ -80,13 +84,8 @@ class Point:
             S=self.S,
             share="on" if share else "off",
             tile_rows=tile_rows,
-            split=max(split, self.S),
+            split=split,
         )
-
-
-def _cut(tokens: int, cuts: int) -> int:
-    """A power of two that makes at most about so many cuts, none below the least."""
-    return max(_LEAST_CUT, 1 << math.ceil(math.log2(max(1, tokens / cuts))))
 
 
 def points() -> list[Point]:
