@@ -44,6 +44,25 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     _option(
         engine, "--gpu-memory-utilization", type=float, help="share of the device's memory to use"
     )
+    _option(
+        engine,
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        help="keep the KV of finished requests for prompts that begin alike (default: on)",
+    )
+    _option(
+        engine,
+        "--swap-space",
+        type=int,
+        metavar="BYTES",
+        help="host memory for the KV of preempted sequences (default: 4 GiB)",
+    )
+    _option(
+        engine,
+        "--preemption",
+        choices=("auto", "swap", "recompute"),
+        help="what becomes of their KV (default: auto, whichever is quicker)",
+    )
     _option(engine, "--max-logprobs", type=int, help="most alternatives --logprobs may ask for")
     _option(engine, "--tensor-parallel-size", type=int, help="devices to spread the model over")
 
@@ -133,6 +152,9 @@ ENGINE_KEYS = (
     "num_pages",
     "page_size",
     "gpu_memory_utilization",
+    "enable_prefix_caching",
+    "swap_space",
+    "preemption",
     "max_logprobs",
     "tensor_parallel_size",
     "seed",

@@ -19,8 +19,8 @@ class EngineStats:
             2**(i - 1).
         prompt_tokens: of all sequences admitted.
         cached_tokens: of those, taken from the prefix cache.
-        output_tokens: read back.
         shared_tokens: of those, in pages that other live sequences held too.
+        output_tokens: read back.
         preemptions: times a sequence gave up its pages.
         swaps: of those, times that its pages went to host memory.
         pages_copied, pages_swapped_out, pages_swapped_in: moved on or from or to the device.
@@ -45,8 +45,8 @@ class EngineStats:
     steps_by_size: dict[int, int] = dataclasses.field(default_factory=dict)
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    output_tokens: int = 0
     shared_tokens: int = 0
+    output_tokens: int = 0
     preemptions: int = 0
     swaps: int = 0
     pages_copied: int = 0

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import ipaddress
 import logging
 import pathlib
@@ -26,6 +27,8 @@ examples:
       your model, for those who know a key (one on each line of the file)
   python -m rjax.serve --no-warmup --max-model-len 1024
       a quick start, for trying out; first uses of a step size are slow
+  python -m rjax.serve --prefix-file support=support.safetensors
+      a long system prompt whose KV was computed and saved before
   python -m rjax.serve --list-limits
       everything that is bounded; change a limit with --limit n=8
 
@@ -57,6 +60,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--api-key-file",
         metavar="FILE",
         help="accepted API keys, one a line; each is a tenant with a prefix cache of its own",
+    )
+    server.add_argument(
+        "--prefix-file",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="a named prefix for every client, from a file that LLM.save_prefix wrote; repeatable",
     )
     server.add_argument(
         "--tool-format",
@@ -101,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    limits = ServeLimits.from_options(_pairs(arguments.limit))
+    limits = ServeLimits.from_options(_pairs("--limit", arguments.limit))
     if arguments.list_limits:
         print(limits_table(limits))
         return 0
@@ -122,13 +132,23 @@ def _serve(arguments: argparse.Namespace) -> int:
     for name in quiet:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
+        from rjax.serve import prefixes
+        from rjax.serve.auth import KeyRing
         from rjax.serve.server import Server, bind, make_service
     except ModuleNotFoundError as error:
         raise InvalidConfigError(
             f"the server needs {error.name}, which is not installed; install rjax[serve]"
         ) from error
 
-    # Before the model is loaded: the address may be in use.
+    # Before the model is loaded: a key or a name may be no good, or the address in use.
+    key_ring = KeyRing(keys)
+    prefix_files = _pairs("--prefix-file", arguments.prefix_file)
+    for name, path in prefix_files.items():
+        if not prefixes.good_name(name, limits) or not pathlib.Path(path).is_file():
+            raise InvalidConfigError(
+                f"--prefix-file {name}={path}: give a name of letters, digits, '.', '_' or '-', "
+                "and a file that is there"
+            )
     with bind(arguments.host, arguments.port) as listener:
         if not keys and not _loopback(arguments.host):
             print(
@@ -140,10 +160,14 @@ def _serve(arguments: argparse.Namespace) -> int:
         service = make_service(
             engine,
             model=arguments.served_model_name or _name(options.get("model")),
-            keys=keys,
+            keys=key_ring,
             limits=limits,
             tool_format=arguments.tool_format,
         )
+        prefixes.load(prefix_files, engine, service)
+        # What is there now stays, and no collection need go through it while clients wait.
+        gc.collect()
+        gc.freeze()
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         server = Server(
@@ -183,13 +207,13 @@ def _keys(path: str | None) -> list[str]:
     return keys
 
 
-def _pairs(given: list[str]) -> dict[str, str]:
+def _pairs(flag: str, given: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in given:
         name, sign, value = text.partition("=")
         if not sign or name in found:
             raise InvalidConfigError(
-                f"--limit {text!r} is not of the form NAME=VALUE, or the name is there twice"
+                f"{flag} {text!r} is not of the form NAME=VALUE, or the name is there twice"
             )
         found[name] = value
     return found

@@ -25,6 +25,9 @@ class Tenant:
     salt: str | None
 
 
+_ANYONE = Tenant("anyone", None)
+
+
 class KeyRing:
     """The accepted API keys; without any, everybody is one tenant.
 
@@ -48,6 +51,11 @@ class KeyRing:
             self._tenants.append((key.encode(), Tenant(f"key-{number + 1}", salt)))
 
     @property
+    def tenants(self) -> list[Tenant]:
+        """Everybody who may ask."""
+        return [tenant for _, tenant in self._tenants] or [_ANYONE]
+
+    @property
     def open(self) -> bool:
         """Whether no key is needed."""
         return not self._tenants
@@ -61,7 +69,7 @@ class KeyRing:
             ApiError: 401.
         """
         if self.open:
-            return Tenant("anyone", None)
+            return _ANYONE
         scheme, _, given = (authorization or "").partition(" ")
         found: Tenant | None = None
         for key, tenant in self._tenants:

@@ -132,4 +132,8 @@ def _of_validation(error: RequestValidationError) -> ApiError:
         )
     if first["type"] == "json_invalid":
         return ApiError(400, "the body is not valid JSON", code="invalid_json")
-    return ApiError(400, f"{param or 'the body'}: {first['msg']}", param=param)
+    if first["type"] == "model_attributes_type" and param is None:
+        return ApiError(400, "the body is no JSON object sent with Content-Type: application/json")
+    forms = {e["type"] for e in error.errors() if e["loc"][:-1] == first["loc"][:-1]}
+    message = "give a number" if {"int_type", "float_type"} <= forms else first["msg"]
+    return ApiError(400, f"{param or 'the body'}: {message}", param=param)

@@ -172,6 +172,7 @@ class _EngineFigures(Collector):
         for name, text, value in (
             ("num_requests_running", "Sequences running.", stats.num_running),
             ("num_requests_waiting", "Sequences waiting.", stats.num_waiting),
+            ("num_requests_swapped", "Sequences in host memory.", stats.num_swapped),
             (
                 "kv_cache_usage_perc",
                 "Share of the KV pool in use, 0 to 1.",
@@ -185,6 +186,7 @@ class _EngineFigures(Collector):
             yield gauge
         for name, text, value in (
             ("num_preemptions", "Times a sequence gave up its pages.", stats.preemptions),
+            ("num_swaps", "Of those, times that they went to host memory.", stats.swaps),
             ("prompt_tokens", "Prompt tokens admitted.", stats.prompt_tokens),
             ("prompt_tokens_cached", "Prompt tokens whose KV was there.", stats.cached_tokens),
             ("prefix_cache_queries", "Prompt tokens looked up.", stats.prompt_tokens),

@@ -2,10 +2,13 @@
 
 import dataclasses
 import time
+from collections.abc import Mapping
 
+from rjax.engine.llm_engine import LLMEngine
 from rjax.serve.answers import PrefixCard, PrefixList
 from rjax.serve.auth import Tenant
 from rjax.serve.errors import ApiError
+from rjax.serve.limits import ServeLimits
 from rjax.serve.prompts import encode, message_prompt
 from rjax.serve.requests import PrefixBody
 from rjax.serve.sampling import check_word
@@ -45,7 +48,7 @@ async def register(body: PrefixBody, tenant: Tenant, service: Service) -> Prefix
     """Compute the KV of a beginning and keep it under a name of this tenant's; a name in use gets
     the new beginning."""
     limits = service.limits
-    if not (1 <= len(body.name) <= limits.name_chars) or not _plain(body.name):
+    if not good_name(body.name, limits):
         raise ApiError(
             400,
             f"name: give 1 to {limits.name_chars} letters, digits, '.', '_' or '-'",
@@ -66,6 +69,30 @@ async def register(body: PrefixBody, tenant: Tenant, service: Service) -> Prefix
         await _hold(found, tenant, service)
         own[body.name] = found
     return found.card()
+
+
+def load(files: Mapping[str, str], engine: LLMEngine, service: Service) -> None:
+    """Keep the prefixes of these files, by name, for every tenant, before the service's
+    engine is started.
+
+    Each tenant has its own copy, as of everything that is cached: see `rjax.serve.auth.Tenant`.
+
+    Raises:
+        InvalidConfigError: a file that this model and its settings cannot use.
+        OutOfMemoryError: they are too many.
+    """
+    for name, path in files.items():
+        for tenant in service.keys.tenants:
+            key, salt = engine_prefix_name(tenant, name), cache_salt(tenant, None)
+            held = engine.load_prefix(path, key, cache_salt=salt)
+            own = service.prefixes.setdefault(tenant.name, {})
+            own[name] = NamedPrefix(name, list(held.token_ids), salt, True, service.created)
+
+
+def good_name(name: str, limits: ServeLimits) -> bool:
+    """Whether a prefix may have this name."""
+    plain = name.isascii() and all(c.isalnum() or c in "._-" for c in name)
+    return plain and 1 <= len(name) <= limits.name_chars
 
 
 def listing(tenant: Tenant, service: Service) -> PrefixList:
@@ -135,7 +162,3 @@ async def _tokens(body: PrefixBody, service: Service) -> list[int]:
     if isinstance(body.prompt, list):
         return body.prompt
     return (await encode([body.prompt], service, "prompt"))[0]
-
-
-def _plain(name: str) -> bool:
-    return name.isascii() and all(c.isalnum() or c in "._-" for c in name)

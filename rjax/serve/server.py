@@ -28,7 +28,7 @@ def make_service(
     engine: Any,
     *,
     model: str,
-    keys: list[str] | None = None,
+    keys: KeyRing | None = None,
     limits: ServeLimits | None = None,
     tool_format: str = "auto",
 ) -> Service:
@@ -37,7 +37,7 @@ def make_service(
     Args:
         engine: an `rjax.engine.llm_engine.LLMEngine`; from now on only the service touches it.
         model: name that requests give.
-        keys: API keys; none lets everybody in.
+        keys: who may ask; None lets everybody in.
         limits: of requests.
         tool_format: "auto", or a name of `rjax.serve.tools.FORMATS`.
     """
@@ -62,7 +62,7 @@ def make_service(
         created=int(time.time()),
         max_model_len=engine.max_model_len,
         limits=limits,
-        keys=KeyRing(keys or []),
+        keys=keys or KeyRing([]),
         metrics=Metrics(model, _cache_figures(engine)),
         grammars=Grammars(tokenizer, engine.model_config.vocab_size, limits, pool),
         pool=pool,

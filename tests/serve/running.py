@@ -14,6 +14,8 @@ from typing import Any
 from models import BUNDLED_MODEL
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
+from rjax.serve import prefixes
+from rjax.serve.auth import KeyRing
 from rjax.serve.limits import ServeLimits
 from rjax.serve.server import Server, bind, make_service
 from rjax.serve.service import Service
@@ -109,10 +111,16 @@ class Running:
 
 @contextlib.contextmanager
 def running(
-    engine: Any, *, keys: list[str] | None = None, limits: ServeLimits | None = None, **more: Any
+    engine: Any,
+    *,
+    keys: list[str] | None = None,
+    limits: ServeLimits | None = None,
+    prefix_files: dict[str, str] | None = None,
+    **more: Any,
 ) -> Iterator[Running]:
     """A server for the length of the block, on a free port of this machine."""
-    service = make_service(engine, model="tiny", keys=keys, limits=limits, **more)
+    service = make_service(engine, model="tiny", keys=KeyRing(keys or []), limits=limits, **more)
+    prefixes.load(prefix_files or {}, engine, service)
     server = Server(service)
     listener = bind("127.0.0.1", 0)
     loop = asyncio.new_event_loop()

@@ -41,6 +41,13 @@ def test_steps_are_compiled_before_the_port_opens(folder, tmp_path):
         assert started.wait(30) == 0
 
 
+def test_a_bad_key_is_found_before_the_model_is_loaded(tmp_path, capsys):
+    keys = tmp_path / "keys"
+    keys.write_text("sesame\n")
+    assert main(["--api-key-file", str(keys), "--model", "/nowhere"]) == 2
+    assert "API key 1 is not acceptable" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -53,6 +60,9 @@ def test_steps_are_compiled_before_the_port_opens(folder, tmp_path):
         (["--limit", "m=1"], "nearest"),
         (["--api-key-file", "/nowhere"], "/nowhere"),
         (["--chat-template", "/nowhere"], "/nowhere"),
+        (["--prefix-file", "a=/nowhere"], "a=/nowhere"),
+        (["--prefix-file", f"a b={__file__}"], "a b="),
+        (["--prefix-file", "a"], "--prefix-file 'a' is not of the form NAME=VALUE"),
         (["--host", "192.0.2.1", "--port", "0"], "192.0.2.1 port 0"),
         (["--model", "/nowhere"], "/nowhere"),
         (["--tool-format", "x"], "hermes"),

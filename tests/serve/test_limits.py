@@ -142,6 +142,17 @@ def test_bad_tokenizer_bodies_are_refused(server: Running, path, body):
     assert "error" in found.json()
 
 
+def test_messages_say_what_to_give(server: Running):
+    def said(**request) -> str:
+        found = httpx2.post(server.url + "/v1/completions", timeout=30, **request)
+        assert found.status_code == 400
+        return found.json()["error"]["message"]
+
+    assert said(json={"prompt": "a", "temperature": "warm"}) == "temperature: give a number"
+    assert "Content-Type: application/json" in said(content=b'{"prompt": "a"}')
+    assert "no JSON object" in said(json=[1])
+
+
 def test_nothing_of_that_hurt_the_engine(server: Running):
     server.wait_idle()
     assert httpx2.get(server.url + "/health").json() == {"status": "ready"}

@@ -21,7 +21,7 @@ NAMES = [
     *("request_prefill_time_seconds_count", "request_decode_time_seconds_count"),
     *("request_inference_time_seconds_count", "request_prompt_tokens_count"),
     *("request_generation_tokens_count", "request_max_num_generation_tokens_count"),
-    *("request_params_n_count", "request_params_max_tokens_count"),
+    *("request_params_n_count", "request_params_max_tokens_count", "num_requests_swapped"),
 ]
 PER_REQUEST = [
     name

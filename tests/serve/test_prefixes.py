@@ -116,6 +116,26 @@ def test_bad_prefixes_are_refused(http, body):
     assert http.get("/v1/prefixes").json()["data"] == []
 
 
+def test_saved_prefixes_are_every_tenants_from_the_start(folder, tmp_path, server: Running, http):
+    http.post("/v1/prefixes", json={"name": "rules", "prompt": RULES})
+    path = tmp_path / "rules.safetensors"
+    [name] = [p.name for p in server.call(lambda engine: engine.prefixes())]
+    server.call(lambda engine: engine.save_prefix(name, path))
+    computed = complete(http, prompt="Who?", prefix="rules")
+    with running(make_engine(folder), keys=KEYS, prefix_files={"saved": str(path)}) as later:
+        for key in KEYS:
+            with as_client(later, key) as client:
+                [card] = client.get("/v1/prefixes").json()["data"]
+                assert card["name"] == "saved"
+                found = complete(client, prompt="Who?", prefix="saved")
+                cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+                assert cached >= card["num_tokens"] - 1
+                assert found["choices"] == computed["choices"]
+                assert client.delete("/v1/prefixes/saved").is_success
+        later.wait_idle()
+        assert later.used_bytes() == 0
+
+
 def test_their_number_is_limited_at_once_too(http):
     def register(i: int) -> int:
         body = {"name": f"p{i}", "prompt": f"{i} {RULES}"}
