@@ -5,9 +5,10 @@
 
 For each number of requests, own length and prefix length: the time of one layer's decode attention
 when every request reads the prefix for itself (plain) and when it is read once (relay), from pages
-either way, and the KV memory with and without sharing. "In a graph" is many calls inside one
-compiled program, so that the device never waits for the host; "alone" is one call at a time, its
-launch included. (The stand-alone experiment of RelayAttention, Zhu et al., ACL 2024.)
+either way, and the KV memory with and without sharing. "With graphs" is a chain of calls that XLA
+replays as CUDA graphs (its command buffers), "without" the same program launched kernel by kernel;
+"alone" is one call at a time, its launch from Python and its end included. A CPU has no graphs.
+(The stand-alone experiment of RelayAttention, Zhu et al., ACL 2024.)
 """
 
 import argparse
@@ -16,14 +17,20 @@ import math
 import statistics
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from tqdm import tqdm
 
 from bench.ceilings import Ceilings, measure_ceilings
-from bench.command_line import command_parser, keep, numbers
+from bench.command_line import (
+    add_time_limit,
+    command_parser,
+    in_time,
+    keep,
+    numbers,
+    save_part,
+)
 from bench.figures import lines
 from bench.kernels.cases import Case, Inputs, make_inputs
 from bench.kernels.check import errors
@@ -31,7 +38,9 @@ from bench.kernels.timing import seconds_per_call
 from bench.records import record
 from models import config_from_dict
 from pallas_kernels.attention.spec import AttentionSpec
+from rjax.config import EngineConfig
 from rjax.worker.backend import Backend, choose_backend
+from rjax.worker.compilation_cache import keep_compiled
 
 COLUMNS = {
     "batch": "requests",
@@ -41,6 +50,8 @@ COLUMNS = {
     "relay_us": "relay, us",
     "speedup": "faster by",
     "floor_us": "floor, us",
+    "plain_launched_us": "plain without graphs, us",
+    "relay_launched_us": "relay without graphs, us",
     "plain_alone_us": "plain alone, us",
     "relay_alone_us": "relay alone, us",
     "plain_mib": "KV unshared, MiB",
@@ -48,6 +59,16 @@ COLUMNS = {
     "error": "relative error",
 }
 _DISTINCT_BYTES = 128 << 20  # KV read before the same pages come again: past any cache
+_WITHOUT_GRAPHS = {"xla_gpu_graph_min_graph_size": 1 << 30}  # no run of kernels is so long
+
+
+class Times(NamedTuple):
+    """Seconds of a call: in a chain with graphs, in one without (None on a CPU), and alone."""
+
+    graph: float
+    launched: float | None
+    alone: float
+    error: float
 
 
 class Layer:
@@ -105,32 +126,45 @@ class Layer:
             split=split,
         )
 
-    def times(self, case: Case) -> tuple[float, float, float]:
-        """Seconds of a call inside a graph and of a call alone, and the relative error."""
+    def times(self, case: Case) -> Times:
+        """Seconds of a call each way, and the relative error."""
         floor = case.bytes(self.dtype.itemsize)
         layers = max(1, min(8, math.ceil(_DISTINCT_BYTES / floor))) if self.on_gpu else 1
         inputs = make_inputs(case, 0, layers, self.dtype)
         prepare = jax.jit(self.backend.prepare, static_argnums=2)
         plan = prepare(inputs.plan, inputs.positions, (self.N, self.K))
-        attend = functools.partial(self.backend.paged_attention, spec=self.spec)
+        attend = jax.jit(functools.partial(self.backend.paged_attention, spec=self.spec))
         args = (inputs.page_table, inputs.positions, plan)
-        one = jax.jit(attend)
-        out, lse = one(inputs.q, *inputs.pools[0], *args)
+        out, lse = attend(inputs.q, *inputs.pools[0], *args)
         relative, _ = errors(case, inputs, out, lse, self.spec)
-        return self._in_a_graph(attend, inputs, args), self._alone(one, inputs, args), relative
+        chain, given = self._chain(attend, inputs, args)
+        graph = self._chained(chain.compile(), given)
+        launched = self._chained(chain.compile(_WITHOUT_GRAPHS), given) if self.on_gpu else None
+        return Times(graph, launched, self._alone(attend, inputs, args), relative)
 
-    def _in_a_graph(self, attend, inputs: Inputs, args) -> float:
-        length = 24 if self.on_gpu else 2
+    @property
+    def _length(self) -> int:
+        """Calls in a chain."""
+        return 24 if self.on_gpu else 2
+
+    def _chain(self, attend, inputs: Inputs, args) -> tuple[jax.stages.Lowered, list[jax.Array]]:
+        """The chain lowered, and what it is called with."""
+        # Flat, since the tracing API fills a plan with stand-ins for arrays, which it refuses.
+        leaves, tree = jax.tree.flatten((inputs.q, inputs.pools, args))
 
         @jax.jit
-        def chain(q, pools, *args):
+        def chain(*leaves):
+            q, pools, args = jax.tree.unflatten(tree, leaves)
             # Each call's output is the next one's query: they run in order.
-            for i in range(length):
+            for i in range(self._length):
                 q, _ = attend(q, *pools[i % len(pools)], *args)
             return q
 
-        run = functools.partial(chain, inputs.q, inputs.pools, *args)
-        return seconds_per_call(run, repeats=3, rounds=3) / length
+        return chain.lower(*leaves), leaves
+
+    def _chained(self, compiled, given: list[jax.Array]) -> float:
+        run = functools.partial(compiled, *given)
+        return seconds_per_call(run, repeats=3, rounds=3) / self._length
 
     def _alone(self, one, inputs: Inputs, args) -> float:
         took = []
@@ -144,22 +178,23 @@ class Layer:
 def measure(layer: Layer, batch: int, prefix: int, own: int, ceilings: Ceilings) -> dict[str, Any]:
     """One point: plain and relay."""
     shared, unshared = (layer.case(batch, prefix, own, share=share) for share in (True, False))
-    relay, relay_alone, relay_error = layer.times(shared)
-    plain, plain_alone, plain_error = layer.times(unshared)
+    relay, plain = layer.times(shared), layer.times(unshared)
     token = 2 * layer.K * layer.H * layer.dtype.itemsize / 2**20
     return {
         "batch": batch,
         "prefix": prefix,
         "own": own,
-        "plain_us": 1e6 * plain,
-        "relay_us": 1e6 * relay,
-        "speedup": plain / relay,
+        "plain_us": 1e6 * plain.graph,
+        "relay_us": 1e6 * relay.graph,
+        "speedup": plain.graph / relay.graph,
         "floor_us": 1e6 * ceilings.seconds(shared.bytes(layer.dtype.itemsize), shared.flops()),
-        "plain_alone_us": 1e6 * plain_alone,
-        "relay_alone_us": 1e6 * relay_alone,
+        "plain_launched_us": None if plain.launched is None else 1e6 * plain.launched,
+        "relay_launched_us": None if relay.launched is None else 1e6 * relay.launched,
+        "plain_alone_us": 1e6 * plain.alone,
+        "relay_alone_us": 1e6 * relay.alone,
         "plain_mib": token * batch * (prefix + own),
         "relay_mib": token * (prefix + batch * own),
-        "error": max(relay_error, plain_error),
+        "error": max(relay.error, plain.error),
     }
 
 
@@ -179,7 +214,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = command_parser("bench.attention", __doc__)
-    p.add_argument("--batch", type=numbers, default=[1, 8, 32, 64, 128], help="numbers of requests")
+    p.add_argument("--batch", type=numbers, default=[1, 8, 32, 128], help="numbers of requests")
     p.add_argument(
         "--prefix", type=numbers, default=[64, 256, 1024, 4096, 16384], help="tokens all share"
     )
@@ -189,6 +224,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--page-size", type=int, default=64, help="prefixes are multiples of it")
     p.add_argument("--backend", default="auto", help="auto, mosaic or xla")
     p.add_argument("--png", type=Path, help="file for the picture")
+    add_time_limit(p)
     return p
 
 
@@ -197,20 +233,22 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     if any(prefix % options.page_size for prefix in options.prefix):
         raise SystemExit(f"prefix lengths must be multiples of the page size, {options.page_size}")
+    keep_compiled(EngineConfig().compilation_cache_dir)
     layer, ceilings = Layer(options), measure_ceilings()
-    points = [(b, s, o) for o in options.own for b in options.batch for s in options.prefix]
-    rows = [
-        measure(layer, *point, ceilings)
-        for point in tqdm(points, desc="attention", disable=options.quiet)
-    ]
+    # The largest batches first: they are what the picture shows, should time run out.
+    batches = sorted(options.batch, reverse=True)
+    points = [(b, s, o) for b in batches for o in options.own for s in options.prefix]
     found = record(
         "bench.attention",
-        rows,
+        [],
         vars(options),
         backend=layer.backend.name,
         copy_bytes_per_s=ceilings.copy,
         matmul_flop_per_s=ceilings.matmul,
     )
+    for point in in_time(points, options.seconds, desc="attention", quiet=options.quiet):
+        found["rows"].append(measure(layer, *point, ceilings))
+        save_part(found, options.json, "attention")
     keep(found, COLUMNS, options.json, "attention")
     if options.png is not None:
         draw(found, options.png)

@@ -13,10 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
-from bench.command_line import command_parser, keep, numbers
-from bench.engines import add_engine_options, model_name, running_llm
+from bench.command_line import (
+    add_time_limit,
+    command_parser,
+    in_time,
+    keep,
+    numbers,
+    save_part,
+)
+from bench.engines import add_engine_options, model_name, pool_pages, running_llm
 from bench.figures import lines
 from bench.records import record
 from bench.throughput import run_once
@@ -57,8 +63,7 @@ def measure(options: argparse.Namespace, llm: Any, batch: int, prefix: int) -> d
         return [o.metrics for o in run_once(llm, own, True)[0]]
 
     vocab_size = llm.engine.model_config.vocab_size
-    answered(1, 1)  # compiles
-    answered(2, 1)
+    answered(1, 1)  # whatever still compiles does so here
     cold = answered(3, options.seed + 2)
     warm = [m for i in range(options.rounds) for m in answered(4 + i, options.seed + 2)]
     first = 1e3 * np.array([m.time_to_first_token for m in warm])
@@ -102,6 +107,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--rounds", type=int, default=5, help="of each point, besides the cold one")
     p.add_argument("--relay", choices=("auto", "on", "off"), default="auto", help="shared reads")
     p.add_argument("--png", type=Path, help="file for the picture")
+    add_time_limit(p)
     return p
 
 
@@ -110,15 +116,17 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     if max(options.batch) > options.max_num_seqs:
         raise SystemExit(f"--max-num-seqs ({options.max_num_seqs}) is below the largest --batch")
-    longest = max(options.prefix) + options.input + options.output
+    own = options.input + options.output
+    longest = max(options.prefix) + own
     points = [(b, s) for b in options.batch for s in options.prefix]
-    with running_llm(options, relay=options.relay, max_model_len=longest) as llm:
-        rows = [
-            measure(options, llm, *point)
-            for point in tqdm(points, desc="latency", disable=options.quiet)
-        ]
-        backend = llm.stats().backend
-    found = record("bench.latency", rows, vars(options), backend=backend)
+    found = record("bench.latency", [], vars(options))
+    pages = pool_pages(options, own, options.prefix)
+    with running_llm(options, relay=options.relay, max_model_len=longest, num_pages=pages) as llm:
+        llm.engine._worker.warmup(("greedy",))
+        found["backend"] = llm.stats().backend
+        for point in in_time(points, options.seconds, desc="latency", quiet=options.quiet):
+            found["rows"].append(measure(options, llm, *point))
+            save_part(found, options.json, "latency")
     keep(found, COLUMNS, options.json, "latency")
     if options.png is not None:
         draw(found, options.png)
