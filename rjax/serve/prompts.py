@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from rjax.serve.errors import ApiError
-from rjax.serve.requests import ChatBody, CompletionBody, Message, Tool
+from rjax.serve.requests import ChatBody, CompletionBody, Message, SamplingBody, Tool
 from rjax.serve.service import Service
 from rjax.serve.tools import conversation, tools_for_template
 
@@ -41,8 +41,10 @@ async def completion_prompts(body: CompletionBody, service: Service) -> list[Tok
         rows = await encode(texts, service, "prompt", add_special_tokens=special)
         if not all(rows):
             raise ApiError(400, "a prompt has no token; give another text", param="prompt")
-        return list(zip(texts, rows, strict=True))
-    return [(None, tokens) for tokens in prompts]
+        found: list[TokenPrompt] = list(zip(texts, rows, strict=True))
+    else:
+        found = [(None, tokens) for tokens in prompts]
+    return [_truncated(prompt, body) for prompt in found]
 
 
 async def encode(
@@ -81,7 +83,7 @@ async def chat_prompt(body: ChatBody, tools: list[Tool], service: Service) -> To
         "continue_final_message": body.continue_final_message,
         "chat_template_kwargs": kwargs,
     }
-    return await message_prompt(body.messages, tools, options, service)
+    return _truncated(await message_prompt(body.messages, tools, options, service), body)
 
 
 async def message_prompt(
@@ -122,3 +124,9 @@ async def message_prompt(
     if not tokens:
         raise ApiError(400, "the messages make an empty prompt", param="messages")
     return text, tokens
+
+
+def _truncated(prompt: TokenPrompt, body: SamplingBody) -> TokenPrompt:
+    """The last tokens of a prompt, as many as the request allows; their text is not known."""
+    most = body.truncate_prompt_tokens
+    return prompt if most is None or len(prompt[1]) <= most else (None, prompt[1][-most:])

@@ -58,6 +58,9 @@ class SamplingBody(Body):
         str | None, Field(description="only prompts with the same salt share cached KV")
     ] = None
     return_token_ids: Annotated[bool, Field(description="add token ids to the answer")] = False
+    truncate_prompt_tokens: Annotated[
+        int | None, Field(description="keep only so many tokens of each prompt, its last ones")
+    ] = None
     structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

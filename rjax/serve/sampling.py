@@ -87,6 +87,8 @@ def check_limits(body: SamplingBody, limits: ServeLimits) -> None:
         _bounded("n", body.n, 1, limits.n)
     if body.prompt_logprobs is not None:
         _bounded("prompt_logprobs", body.prompt_logprobs, 0, limits.logprobs)
+    if body.truncate_prompt_tokens is not None:
+        _bounded("truncate_prompt_tokens", body.truncate_prompt_tokens, 1, 2**31 - 1)
     if body.priority is not None:
         _bounded("priority", body.priority, -(2**31), 2**31 - 1)
     for name, most in (

@@ -50,6 +50,7 @@ NUMBERS = {
     "seed": (-1,),
     "prompt_logprobs": (-2, 21),
     "priority": (),
+    "truncate_prompt_tokens": (0, -1, 2**31),
 }
 CASES = [
     *((COMPLETION, name, bad) for name, values in NUMBERS.items() for bad in values),

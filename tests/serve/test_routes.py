@@ -38,6 +38,28 @@ def test_messages_are_laid_out_as_for_a_chat(server: Running):
     assert found["tokens"][: bare["count"]] == bare["tokens"]
 
 
+def test_a_prompt_is_cut_to_its_last_tokens(server: Running):
+    text = "Who lives in Peru, and who in Chile?"
+    whole = post(server, "/tokenize", prompt=text)["tokens"]
+    for given, route in (
+        ({"prompt": [text, text]}, "/v1/completions"),
+        ({"prompt": whole}, "/v1/completions"),
+        ({"messages": [{"role": "user", "content": text}]}, "/v1/chat/completions"),
+    ):
+        body = {**given, "max_tokens": 1, "return_token_ids": True, "temperature": 0}
+        long = post(server, route, **body, truncate_prompt_tokens=10**6)
+        short = post(server, route, **body, truncate_prompt_tokens=4)
+        assert short["usage"]["prompt_tokens"] == 4 * len(short["choices"])
+        for old, new in zip(long["choices"], short["choices"], strict=True):
+            tokens = (old if "prompt_token_ids" in old else long)["prompt_token_ids"]
+            found = (new if "prompt_token_ids" in new else short)["prompt_token_ids"]
+            assert found == tokens[-4:]
+    echoed = post(
+        server, "/v1/completions", prompt=text, echo=True, max_tokens=0, truncate_prompt_tokens=1
+    )
+    assert echoed["choices"][0]["text"] == "?"
+
+
 def test_what_this_is(server: Running):
     assert httpx2.get(server.url + "/version").json() == {"version": rjax.__version__}
     paths = httpx2.get(server.url + "/openapi.json").json()["paths"]
