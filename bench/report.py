@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import attention, compare_torch, decode_step, latency, swap, throughput
-from bench.kernels import run_table, sweep
+from bench.kernels import peers, run_table, sweep
 from bench.longbench import __main__ as longbench
 from bench.records import RESULTS
 from bench.tables import markdown
@@ -35,7 +35,7 @@ all of them in one go.
 | --- | --- |
 | `python -m bench.decode_step` | the engine's whole decode step beside the least time it can take |
 | `python -m bench.attention` | one layer's attention, relay against plain, over prefix lengths |
-| `python -m bench.kernels` | the attention kernels, checked, then timed; also a sweep |
+| `python -m bench.kernels` | the attention kernels, checked, then timed; also a sweep, and peers |
 | `python -m bench.throughput` | tokens per second end to end |
 | `python -m bench.latency` | first token, each further token, whole answer |
 | `python -m bench.serve` | a running server under load |
@@ -107,6 +107,7 @@ SECTIONS: dict[str, Section] = {
     "decode_step_growth": Section("A growing prefix", _rows(decode_step.COLUMNS), decode_step.draw),
     "attention": Section("Attention alone", _rows(attention.COLUMNS), attention.draw),
     "kernels": Section("Kernels", _rows(run_table.COLUMNS)),
+    "kernels_peers": Section("Kernels beside what else can be called", peers.table),
     "kernels_sweep": Section("Kernels: relay against plain", _rows(sweep.COLUMNS), sweep.draw),
     "throughput": Section("Throughput", _rows(throughput.COLUMNS), throughput.draw),
     "prefill": Section("Prefill", _rows(throughput.COLUMNS)),

@@ -2,6 +2,7 @@
 
     python -m bench.kernels                    # the table, beside floors and what is to be reached
     python -m bench.kernels --sweep            # relay against plain over batch and prefix length
+    python -m bench.kernels --peers            # beside what JAX and torch offer for the same
     python -m bench.kernels --small --backend xla
 
 A run on a GPU keeps its rows under bench/results/ as they come; ``--only`` and ``--small`` keep
@@ -18,6 +19,7 @@ import jax
 from bench.command_line import command_parser
 from bench.kernels.backends import NAMES
 from bench.kernels.kept import Kept
+from bench.kernels.peers import run_peers, run_torch
 from bench.kernels.run_table import run_table
 from bench.kernels.sweep import draw, run_sweep
 from bench.records import RESULTS
@@ -28,10 +30,12 @@ def parser() -> argparse.ArgumentParser:
     p = command_parser("bench.kernels", __doc__)
     which = p.add_mutually_exclusive_group()
     which.add_argument("--sweep", action="store_true", help="relay against plain over many shapes")
+    which.add_argument("--peers", action="store_true", help="what JAX and torch users would call")
     p.add_argument("--small", action="store_true", help="few and small cases, for a CPU")
     p.add_argument("--only", default="", help="cases whose name contains this")
     p.add_argument("--backend", default="auto", choices=("auto", *NAMES), help="of the kernels")
     p.add_argument("--seconds", type=float, default=240, help="start nothing new after so long")
+    p.add_argument("--torch-python", default=sys.executable, help="interpreter that has torch")
     p.add_argument("--png", type=Path, help="file for the map of --sweep")
     return p
 
@@ -39,15 +43,19 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run one of them; 1 where a result was wrong or a case failed."""
     options = parser().parse_args(arguments)
-    stem = "kernels_sweep" if options.sweep else "kernels"
+    # Before this process takes the device's memory.
+    torch_half = run_torch(options) if options.peers else (None, [])
+    stem = "kernels_sweep" if options.sweep else "kernels_peers" if options.peers else "kernels"
     path = options.json
     if path is None and not (options.only or options.small) and jax.default_backend() == "gpu":
         path = RESULTS / f"{stem}.json"
-    kept = Kept(path, vars(options))
+    kept = Kept(path, {k: v for k, v in vars(options).items() if k != "torch_python"})
     if options.sweep:
         bad = run_sweep(options, kept)
         if options.png is not None and kept.rows:
             draw(kept.record, options.png)
+    elif options.peers:
+        bad = run_peers(options, kept, *torch_half)
     else:
         bad = run_table(options, kept)
     return 1 if bad else 0

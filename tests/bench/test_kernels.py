@@ -11,7 +11,7 @@ import pytest
 from bench import report
 from bench.ceilings import Ceilings
 from bench.kernels import __main__ as kernels
-from bench.kernels import run_table, sweep
+from bench.kernels import peers, run_table, sweep
 from bench.kernels.backends import Kernel, choose_kernel
 from bench.kernels.cases import Case, Target, make_inputs
 from bench.kernels.kept import Kept
@@ -23,7 +23,7 @@ from bench.records import load
 @pytest.fixture(autouse=True)
 def _ceilings(monkeypatch):
     """Measuring them takes seconds."""
-    for module in (run_table, sweep):
+    for module in (run_table, sweep, peers):
         monkeypatch.setattr(module, "measure_ceilings", lambda: Ceilings(copy=4e9, matmul=1e12))
 
 
