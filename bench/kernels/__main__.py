@@ -46,6 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     # Before this process takes the device's memory.
     torch_half = run_torch(options) if options.peers else (None, [])
     stem = "kernels_sweep" if options.sweep else "kernels_peers" if options.peers else "kernels"
+    if options.backend not in ("auto", "mosaic"):
+        stem += f"_{options.backend}"
     path = options.json
     if path is None and not (options.only or options.small) and jax.default_backend() == "gpu":
         path = RESULTS / f"{stem}.json"

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.attention import mosaic, xla
+from pallas_kernels.attention.triton import config as triton_config
 
-NAMES = ("mosaic", "xla")
+NAMES = ("mosaic", "triton", "xla")
 _MATRIX_ROWS = 128  # of a wide item in the mosaic kernel
 _XLA_ROWS = 16
 
@@ -32,14 +33,21 @@ class Kernel:
 
     def tile_rows(self, group: int) -> int:
         """Rows of a wide item, as the engine sets them, with ``group`` query heads a KV head."""
-        return _XLA_ROWS if self.name == "xla" else 2 * (_MATRIX_ROWS // 2 // group)
+        match self.name:
+            case "mosaic":
+                return 2 * (_MATRIX_ROWS // 2 // group)
+            case "triton":
+                return triton_config.WIDE_ROWS // group
+            case _:
+                return _XLA_ROWS
 
 
 def choose_kernel(name: str) -> Kernel:
     """The kernel of this name; "auto" is mosaic on a Hopper GPU and else xla.
 
     Raises:
-        ValueError: an unknown name, or mosaic without a Hopper GPU.
+        ValueError: an unknown name, mosaic without a Hopper GPU, or triton without any.
+        ImportError: triton is asked for and not installed.
     """
     device = jax.devices()[0]
     hopper = device.platform == "gpu" and float(device.compute_capability) // 1 == 9
@@ -49,6 +57,15 @@ def choose_kernel(name: str) -> Kernel:
         if not hopper:
             raise ValueError(f"mosaic needs a Hopper GPU, and this is {device.device_kind}")
         return Kernel("mosaic", mosaic.paged_attention, mosaic.pack_plan, jnp.dtype(jnp.bfloat16))
+    if name == "triton":
+        if device.platform != "gpu":
+            raise ValueError(f"triton needs a GPU, and this is {device.device_kind}")
+        from pallas_kernels.attention.triton import api, pack  # not installed everywhere
+
+        def prepare(plan, positions, heads):
+            return pack.pack_plan(plan, heads)
+
+        return Kernel("triton", api.paged_attention, prepare, jnp.dtype(jnp.bfloat16))
     if name == "xla":
         dtype = jnp.dtype(jnp.bfloat16 if device.platform == "gpu" else jnp.float32)
         return Kernel("xla", xla.paged_attention, lambda plan, positions, heads: plan, dtype)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.kernels import cost_model as command
-from bench.kernels.backends import Kernel
+from bench.kernels.backends import NAMES, Kernel
 from bench.kernels.cases import make_plan
 from models import config_from_dict
 from models.sharding import single_device_mesh
@@ -92,9 +92,11 @@ def test_the_command_keeps_a_fit_that_the_engine_finds(tmp_path, monkeypatch, ca
     assert [p.suffix for p in Path(tmp_path / "cache").iterdir()] == [".json"]
 
 
-@pytest.mark.parametrize("name", ["xla", "mosaic"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("group", [1, 4, 7, 16])
 def test_tiles_are_those_of_the_engine(name, group):
+    if name == "triton":
+        pytest.importorskip("jax_triton")
     kernel = Kernel(name, print, print, jnp.dtype(jnp.bfloat16))
     backend = choose_backend(
         name,
