@@ -7,7 +7,8 @@
 Both load one folder of weights (random ones where only shapes are named) and get the same prompts:
 ``prefix`` tokens that all rows share and ``own`` tokens of each. Torch runs as transformers'
 ``generate`` with a static cache ("generate", and "compiled" with torch.compile), as its continuous
-batching ("continuous"), and as a decode step written by hand with SDPA in a CUDA graph ("hand").
+batching ("continuous"), and as a decode step written by hand in a CUDA graph: with SDPA ("hand"),
+with FlexAttention ("flex"), and with FlexAttention and the prefix read once ("shared").
 rjax runs as its engine, host and all, and as the bare jitted step. Each half is a process of its
 own, so neither holds the other's memory; ``--torch-python`` names another interpreter for torch's.
 """
@@ -18,12 +19,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.command_line import command_parser, numbers
+from bench.command_line import add_time_limit, command_parser, numbers
 from bench.figures import lines
 from bench.model_shapes import SHAPES, write_folder
 from bench.records import RESULTS, command, save
@@ -41,6 +43,7 @@ COLUMNS = {
     "failed": "did not run",
 }
 _ROOT = Path(__file__).parents[1]
+_LAST_POINT = 20.0  # seconds that are left to a point of torch's that has begun
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 1e-2}
 
 
@@ -75,6 +78,7 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "relay": options.relay.split(","),
         "backend": options.backend,
         "page_size": options.page_size,
+        "until": time.time() + (1e9 if options.seconds is None else options.seconds),
     }
     task |= {
         name: str(scratch / f"{name}.npy") for name in ("logits", "hand_logits", "rjax_logits")
@@ -86,7 +90,8 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     if options.shapes is not None:
         _run([*torch_side, "make", str(path)], {})
     _run([sys.executable, "-m", "bench.rjax_side", str(path)], {"PYTHONPATH": str(_ROOT)})
-    _run([*torch_side, "measure", str(path)], {})
+    limit = None if options.seconds is None else task["until"] - time.time() + _LAST_POINT
+    _run([*torch_side, "measure", str(path)], {}, limit)
     logits = {name: np.load(task[name]) for name in ("logits", "hand_logits", "rjax_logits")}
     errors = {
         name: relative_error(logits[name], logits["logits"])
@@ -115,12 +120,17 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     }
 
 
-def _run(arguments: list[str], extra: dict[str, str]) -> None:
+def _run(arguments: list[str], extra: dict[str, str], limit: float | None = None) -> None:
+    """Run a half to its end, or for ``limit`` seconds; what it has written by then counts."""
     # The halves must not inherit each other's paths: they may be different Pythons.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | extra
     if "PYTHONPATH" in extra and "PYTHONPATH" in os.environ:
         environment["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]
-    done = subprocess.run(arguments, env=environment, check=False)
+    try:
+        done = subprocess.run(arguments, env=environment, timeout=limit, check=False)
+    except subprocess.TimeoutExpired:
+        print(f"{' '.join(arguments[:3])} was ended after {limit:.0f} s", file=sys.stderr)
+        return
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments[:3])} failed with {done.returncode}; see above")
 
@@ -147,12 +157,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--prefix", type=numbers, default=[0, 512, 2048, 8192], help="shared tokens")
     p.add_argument("--own", type=int, default=128, help="further tokens of each row")
     p.add_argument("--steps", type=int, default=32, help="decode steps of a timed run")
-    p.add_argument("--methods", default="hand,generate", help="of torch; see above")
+    p.add_argument("--methods", default="hand,flex,shared", help="of torch; see above")
     p.add_argument("--relay", default="auto,off", help="modes of rjax's engine")
     p.add_argument("--dtype", choices=sorted(_TOLERANCE), default="bfloat16", help="of both")
     p.add_argument("--backend", default="auto", help="rjax's attention kernels")
     p.add_argument("--page-size", type=int, default=64, help="tokens a page of rjax")
     p.add_argument("--seed", type=int, default=0, help="of weights and prompts")
+    add_time_limit(p)
     p.add_argument("--torch-python", default=sys.executable, help="interpreter that has torch")
     p.add_argument("--png", type=Path, help="file for the picture")
     return p

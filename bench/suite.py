@@ -5,10 +5,13 @@
     python -m bench.suite --only decode_step,throughput --seconds 300
 
 Each is a process with a time limit of its own, so that one that fails or hangs costs no other.
+Those of many points keep each as it is measured, and begin none that they may not end in time.
 """
 
 import argparse
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -16,21 +19,25 @@ import time
 COMMANDS: dict[str, tuple[str, int]] = {
     "decode_step": ("bench.decode_step", 240),
     "decode_step_growth": ("bench.decode_step --growth", 120),
-    "attention": ("bench.attention", 180),
-    "throughput": ("bench.throughput --shapes llama-3-8b", 240),
+    "throughput": ("bench.throughput --shapes llama-3-8b --max-num-batched-tokens 256", 180),
     "prefill": (
         "bench.throughput --shapes llama-3-8b --requests 64 --input 512 --output 1 "
-        "--max-num-batched-tokens 8192 --relay auto --name prefill",
+        "--max-num-batched-tokens 8192 --relay auto --rounds 3 --name prefill",
         120,
     ),
-    "latency": ("bench.latency --shapes llama-3-8b", 180),
+    "startup": ("bench.startup --shapes llama-3-8b", 150),
     "compare_torch": (
-        "bench.compare_torch --shapes qwen2.5-0.5b --methods hand,generate,compiled,continuous",
-        420,
+        "bench.compare_torch --shapes qwen2.5-0.5b --batch 16,64 --prefix 512,2048 "
+        "--methods hand,flex,shared,continuous,generate,compiled --relay auto",
+        240,
     ),
+    "attention": ("bench.attention", 180),
+    "latency": ("bench.latency --shapes llama-3-8b", 150),
     "swap": ("bench.swap --shapes llama-3-8b", 120),
     "longbench": ("bench.longbench --json bench/results/longbench.json", 120),
 }
+_STOPS_ITSELF = ("throughput", "prefill", "compare_torch", "attention", "latency")
+_LAST_POINT = 30.0  # seconds that are left to a point that has begun
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,6 +68,8 @@ def main() -> int:
             continue
         if options.seconds is not None:
             limit = min(limit, options.seconds - (time.monotonic() - start))
+        if name in _STOPS_ITSELF:
+            line += f" --seconds {max(1.0, limit - _LAST_POINT):.0f}"
         if limit <= 0 or not _run(line, limit):
             failed.append(name)
     if options.list:
@@ -72,13 +81,14 @@ def main() -> int:
 
 
 def _run(line: str, limit: float) -> bool:
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", *shlex.split(line)], timeout=limit, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+    """Whether it ended well in time. It and what it has started end here, however they are."""
+    command = [sys.executable, "-m", *shlex.split(line)]
+    with subprocess.Popen(command, start_new_session=True) as process:
+        try:
+            return process.wait(limit) == 0
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return False
 
 
 if __name__ == "__main__":

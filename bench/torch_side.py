@@ -4,8 +4,10 @@
     python bench/torch_side.py measure TASK.json   # logits, then times
 
 Methods: "generate" is transformers' generate with a static cache, "compiled" the same with its
-forward compiled, "continuous" transformers' continuous batching, "hand" a decode step written here:
-fused projections, in-place KV, SDPA, on a GPU replayed as one CUDA graph.
+forward compiled, "continuous" transformers' continuous batching. "hand" is a decode step written
+here: fused projections, in-place KV, SDPA, on a GPU replayed as one CUDA graph; "flex" is that with
+FlexAttention, and what lies between the products compiled; "shared" stores the shared prefix once
+besides, and reads it once for all rows.
 """
 
 import json
@@ -18,10 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
+MOST_ERROR = 0.05  # of logits against the model's own forward
 
 
 def prompts(task: dict, batch: int, prefix: int) -> list[list[int]]:
@@ -62,7 +66,8 @@ class Generate:
     def __init__(self, model, task: dict, compiled: bool) -> None:
         self.model, self.steps, self.compiled = model, task["steps"], compiled
 
-    def seconds(self, rows: list[list[int]]) -> float:
+    def seconds(self, rows: list[list[int]], prefix: int) -> float:
+        del prefix
         ids = torch.tensor(rows, device=DEVICE)
 
         def run(count: int) -> None:
@@ -85,7 +90,8 @@ class Continuous:
     def __init__(self, model, task: dict) -> None:
         self.model, self.steps = model, task["steps"]
 
-    def seconds(self, rows: list[list[int]]) -> float:
+    def seconds(self, rows: list[list[int]], prefix: int) -> float:
+        del prefix
         if not ON_GPU:
             raise RuntimeError("transformers' continuous batching needs a GPU")
 
@@ -111,16 +117,70 @@ def slope(run, steps: int) -> float:
     return (long - short) / steps
 
 
+def rotated_qkv(x, weight, bias, norm, eps, cos, sin, heads: tuple[int, int, int]):
+    """Queries, keys and values of a norm's output, the first two rotated."""
+    N, K, H = heads
+    h = F.rms_norm(x, (x.shape[-1],), norm, eps)
+    qkv = F.linear(h, weight, bias).view(x.shape[0], -1, H)
+    q, k, v = qkv.split([N, K, K], dim=1)
+    q, k = (t * cos + _halves(t) * sin for t in (q, k))
+    return q, k.unsqueeze(2).contiguous(), v.unsqueeze(2).contiguous()
+
+
+def rest_of_layer(x, a, out, norm, eps, up, down):
+    """Residual after output projection and feed-forward."""
+    x = x + F.linear(a.reshape(x.shape[0], -1), out)
+    h = F.rms_norm(x, (x.shape[-1],), norm, eps)
+    gate, up = F.linear(h, up).chunk(2, dim=-1)
+    return x + F.linear(F.silu(gate) * up, down)
+
+
+def sdpa(q, shared, own):
+    """Attention of the rows of one KV head, all KV in ``own``."""
+    del shared
+    return F.scaled_dot_product_attention(q, *own)
+
+
+def flex(q, shared, own):
+    """The same by FlexAttention."""
+    del shared
+    return flex_attention(q, *own)
+
+
+def flex_shared(q, shared, own):
+    """Attention to ``shared`` for all sequences' rows at once, then to ``own``, and their merge."""
+    B, K, G, H = q.shape
+    together = q.transpose(0, 1).reshape(1, K, B * G, H)
+    first, aux = flex_attention(together, *shared, return_aux=AuxRequest(lse=True))
+    first, weight = (t.view(K, B, G, -1).transpose(0, 1) for t in (first, aux.lse))
+    second, aux = flex_attention(q, *own, return_aux=AuxRequest(lse=True))
+    part = torch.sigmoid(weight - aux.lse.unsqueeze(-1))
+    return (first * part + second * (1 - part)).to(q.dtype)
+
+
+def _halves(x):
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([-b, a], dim=-1)
+
+
 class Hand:
     """A decode step for Llama-like models as fast as torch's own operations allow."""
 
-    def __init__(self, model, task: dict) -> None:
+    def __init__(self, model, task: dict, attend=sdpa) -> None:
         config = model.config
         self.model, self.steps = model, task["steps"]
         self.N, self.K = config.num_attention_heads, config.num_key_value_heads
         self.H = getattr(config, "head_dim", None) or config.hidden_size // self.N
         self.eps = config.rms_norm_eps
         self.layers = [self._layer(layer) for layer in model.model.layers]
+        self.shares = attend is flex_shared
+        self.before, self.attend, self.after = rotated_qkv, attend, rest_of_layer
+        if ON_GPU and attend is not sdpa:
+            torch._dynamo.config.recompile_limit = 64
+            # KV is written outside of them: a compiled function might copy all of it.
+            self.before, self.attend, self.after = (
+                torch.compile(f, dynamic=False) for f in (rotated_qkv, attend, rest_of_layer)
+            )
 
     @staticmethod
     def _layer(layer) -> dict:
@@ -137,63 +197,69 @@ class Hand:
             "down": mlp.down_proj.weight,
         }
 
-    def step(self, tokens, position, pools):
-        """Logits of one token for each row, its KV written at ``position`` (a device tensor)."""
+    def step(self, tokens, position, slot, pools):
+        """Logits of one token for each row at ``position``, its KV written at ``slot`` (both are
+        device tensors; they differ where the shared tokens lie apart)."""
         B = tokens.shape[0]
         x = F.embedding(tokens, self.model.model.embed_tokens.weight)
         cos, sin = self.model.model.rotary_emb(x[:, None], position.expand(B, 1))
         cos, sin = cos[:, 0, None], sin[:, 0, None]
-        for layer, (keys, values) in zip(self.layers, pools, strict=True):
-            h = F.rms_norm(x, (x.shape[-1],), layer["norm"], self.eps)
-            qkv = F.linear(h, layer["qkv"], layer["bias"]).view(B, -1, self.H)
-            q, k, v = qkv.split([self.N, self.K, self.K], dim=1)
-            q, k = (t * cos + _halves(t) * sin for t in (q, k))
-            keys.index_copy_(2, position, k.unsqueeze(2).contiguous())
-            values.index_copy_(2, position, v.unsqueeze(2).contiguous())
+        heads = (self.N, self.K, self.H)
+        for layer, (shared, own) in zip(self.layers, pools, strict=True):
+            q, k, v = self.before(
+                x, layer["qkv"], layer["bias"], layer["norm"], self.eps, cos, sin, heads
+            )
+            own[0].index_copy_(2, slot, k)
+            own[1].index_copy_(2, slot, v)
             # A group's queries as rows against their one KV head: no head is repeated in memory.
-            q = q.reshape(B, self.K, self.N // self.K, self.H)
-            a = F.scaled_dot_product_attention(q, keys, values)
-            x = x + F.linear(a.reshape(B, -1), layer["out"])
-            h = F.rms_norm(x, (x.shape[-1],), layer["mlp_norm"], self.eps)
-            gate, up = F.linear(h, layer["up"]).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, layer["down"])
+            a = self.attend(q.reshape(B, self.K, self.N // self.K, self.H), shared, own)
+            x = self.after(
+                x, a, layer["out"], layer["mlp_norm"], self.eps, layer["up"], layer["down"]
+            )
         x = F.rms_norm(x, (x.shape[-1],), self.model.model.norm.weight, self.eps)
         return F.linear(x, self.model.lm_head.weight)
 
-    def filled(self, rows: list[list[int]]) -> list:
-        """KV of all tokens but the last, by the model's own prefill, a few rows at a time."""
+    def filled(self, rows: list[list[int]], shared: int) -> list:
+        """KV of all tokens but the last, by the model's own prefill, a few rows at a time: of each
+        layer the shared tokens' (of length 0 where they are not kept apart), and the rows' own."""
         B, length = len(rows), len(rows[0])
-        weight = self.model.lm_head.weight
-        pools = [
-            tuple(
-                torch.zeros(B, self.K, length, self.H, device=DEVICE, dtype=weight.dtype)
-                for _ in range(2)
-            )
-            for _ in self.layers
-        ]
+        dtype = self.model.lm_head.weight.dtype
+
+        def empty(rows: int, tokens: int) -> tuple:
+            shape = (rows, self.K, tokens, self.H)
+            return tuple(torch.zeros(shape, device=DEVICE, dtype=dtype) for _ in range(2))
+
+        pools = [(empty(1, shared), empty(B, length - shared)) for _ in self.layers]
         group = max(1, 32768 // length)
         for at in range(0, B, group):
             ids = torch.tensor([row[:-1] for row in rows[at : at + group]], device=DEVICE)
             cache = self.model(ids, use_cache=True, logits_to_keep=1).past_key_values
-            for (keys, values), layer in zip(pools, cache.layers, strict=True):
-                keys[at : at + group, :, : length - 1] = layer.keys
-                values[at : at + group, :, : length - 1] = layer.values
+            for (first, own), layer in zip(pools, cache.layers, strict=True):
+                for i, found in enumerate((layer.keys, layer.values)):
+                    first[i][:] = found[:1, :, :shared]
+                    own[i][at : at + group, :, : length - 1 - shared] = found[:, :, shared:]
         return pools
 
-    def logits(self, rows: list[list[int]]):
-        """Of what follows each row, by prefill and one step."""
+    def begin(self, rows: list[list[int]], prefix: int) -> tuple:
+        """Arguments of ``step`` at the end of these rows."""
+        shared = prefix if self.shares else 0
+        last = len(rows[0]) - 1
         tokens = torch.tensor([row[-1] for row in rows], device=DEVICE)
-        position = torch.tensor([len(rows[0]) - 1], device=DEVICE)
-        return self.step(tokens, position, self.filled(rows))
+        position, slot = (torch.tensor([at], device=DEVICE) for at in (last, last - shared))
+        return tokens, position, slot, self.filled(rows, shared)
 
-    def seconds(self, rows: list[list[int]]) -> float:
+    def logits(self, rows: list[list[int]], prefix: int):
+        """Of what follows each row, by prefill and one step."""
+        return self.step(*self.begin(rows, prefix))
+
+    def seconds(self, rows: list[list[int]], prefix: int) -> float:
         """A step at the full context, its token fed back into it."""
-        tokens = torch.tensor([row[-1] for row in rows], device=DEVICE)
-        position = torch.tensor([len(rows[0]) - 1], device=DEVICE)
-        pools = self.filled(rows)
+        if self.shares and not prefix:
+            raise RuntimeError("nothing is shared")
+        tokens, *where = self.begin(rows, prefix)
 
         def once() -> None:
-            tokens.copy_(self.step(tokens, position, pools).argmax(-1))
+            tokens.copy_(self.step(tokens, *where).argmax(-1))
 
         once()
         run = once
@@ -218,22 +284,19 @@ class Hand:
         return statistics.median(timed(many) for _ in range(5)) / self.steps
 
 
-def _halves(x):
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([-b, a], dim=-1)
-
-
 METHODS = {
     "generate": lambda model, task: Generate(model, task, False),
     "compiled": lambda model, task: Generate(model, task, True),
     "continuous": Continuous,
     "hand": Hand,
+    "flex": lambda model, task: Hand(model, task, flex),
+    "shared": lambda model, task: Hand(model, task, flex_shared),
 }
 
 
 @torch.no_grad()  # inference mode would not reach the threads of continuous batching
-def measure(task: dict) -> dict:
-    """Logits of the check prompts, then every method at every point."""
+def measure(task: dict) -> None:
+    """Logits of the check prompts, then every method at every point, kept as they come."""
     dtype = getattr(torch, task["dtype"])
     model: Any = AutoModelForCausalLM.from_pretrained(task["folder"], dtype=dtype)
     model = model.to(DEVICE).eval()
@@ -241,30 +304,57 @@ def measure(task: dict) -> dict:
     model.generation_config = GenerationConfig(pad_token_id=0)
     check = prompts(task, 4, task["check_tokens"])
     ids = torch.tensor(check, device=DEVICE)
-    np.save(task["logits"], model(ids).logits[:, -1].float().cpu().numpy())
-    np.save(task["hand_logits"], Hand(model, task).logits(check).float().cpu().numpy())
+    right = model(ids).logits[:, -1].float()
+    np.save(task["logits"], right.cpu().numpy())
+    hand = Hand(model, task).logits(check, task["check_tokens"])
+    np.save(task["hand_logits"], hand.float().cpu().numpy())
     rows = []
     for name in task["methods"]:
+        wrong = wrong_logits(model, task, name, check, right)
         for batch, prefix in task["points"]:
-            rows.append(point(model, task, name, batch, prefix))
-            print(f"torch {name}: {rows[-1]}", file=sys.stderr, flush=True)
-    return {"rows": rows, "torch": torch.__version__}
+            row = {"system": f"torch, {name}", "batch": batch, "prefix": prefix, "own": task["own"]}
+            if wrong is not None:
+                row["failed"] = wrong
+            elif time.time() > task["until"]:
+                row["failed"] = "left out: no time"
+            else:
+                row |= point(model, task, name, batch, prefix)
+            rows.append(row)
+            print(f"torch {name}: {row}", file=sys.stderr, flush=True)
+            found = {"rows": rows, "torch": torch.__version__}
+            Path(task["torch_out"]).write_text(json.dumps(found))
+
+
+def wrong_logits(model, task: dict, name: str, rows: list[list[int]], right) -> str | None:
+    """What is wrong with a method's logits, or None; only those written here can be asked."""
+    try:
+        method = METHODS[name](model, task)
+        if not isinstance(method, Hand) or time.time() > task["until"]:
+            return None
+        found = method.logits(rows, task["check_tokens"]).float()
+        error = float((found - right).norm() / right.norm())
+    except Exception as error:
+        return _told(error)
+    return None if error <= MOST_ERROR else f"its logits are wrong by {error:.1e}"
 
 
 def point(model, task: dict, name: str, batch: int, prefix: int) -> dict:
     """One method at one point; what keeps it from running is told in place of a time."""
-    row = {"system": f"torch, {name}", "batch": batch, "prefix": prefix, "own": task["own"]}
     if ON_GPU:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     try:
-        seconds = METHODS[name](model, task).seconds(prompts(task, batch, prefix))
+        seconds = METHODS[name](model, task).seconds(prompts(task, batch, prefix), prefix)
     except Exception as error:  # a peer that fails at one point is a finding, not an end
-        return row | {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"}
-    row |= {"step_ms": 1e3 * seconds, "tokens_per_s": batch / seconds}
+        return {"failed": _told(error)}
+    row = {"step_ms": 1e3 * seconds, "tokens_per_s": batch / seconds}
     if ON_GPU:
         row["memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
     return row
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
 
 
 def main() -> None:
@@ -274,7 +364,7 @@ def main() -> None:
     if verb == "make":
         make(task)
     else:
-        Path(task["torch_out"]).write_text(json.dumps(measure(task)))
+        measure(task)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def test_torch_and_rjax_agree(tmp_path):
             "--own=8",
             "--steps=4",
             "--relay=auto",
-            "--methods=hand,generate",
+            "--methods=hand,flex,shared,generate",
             f"--json={path}",
         ]
     )
@@ -55,5 +55,8 @@ def test_torch_and_rjax_agree(tmp_path):
         "rjax, bare step",
         "rjax, engine, relay auto",
         "torch, hand",
+        "torch, flex",
+        "torch, shared",
         "torch, generate",
     }
+    assert not [row for row in found["rows"] if "failed" in row]
