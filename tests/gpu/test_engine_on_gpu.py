@@ -36,8 +36,10 @@ def test_the_reference_answers_the_demo(reference):
 
 
 @pytest.mark.parametrize("relay", ["on", "off", "auto"])
-@pytest.mark.parametrize("backend", ["mosaic", "xla"])
+@pytest.mark.parametrize("backend", ["mosaic", "triton", "xla"])
 def test_relay_and_backend_leave_the_answers_alone(reference, backend, relay):
+    if backend == "triton":
+        pytest.importorskip("jax_triton", exc_type=ImportError)
     found, llm = answers(backend=backend, dtype="bfloat16", enable_relay_attention=relay)
     assert llm.stats().backend == backend
     assert found == reference

@@ -1,5 +1,6 @@
 """The triton backend's entry point: checks, packing, attention kernel, relay fusion."""
 
+import dataclasses
 import functools
 
 import jax
@@ -30,6 +31,7 @@ def paged_attention(
     k_scales: Scales | None = None,
     v_scales: Scales | None = None,
     upcoming: Array | None = None,
+    programs: int | None = None,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
     """Attention of packed query rows over paged KV, as the plan says; same contract as xla.
 
@@ -44,6 +46,7 @@ def paged_attention(
         k_scales, v_scales: float32 [K] or [P, K], of float8_e4m3fn pages, as in the xla backend;
             weights times scales of values are rounded to q's dtype.
         upcoming: for backends that can fetch ahead; this one does not.
+        programs: persistent programs to launch; None for a few times what the device holds at once.
 
     Returns:
         Output in q's dtype and natural-log LSE in float32; 0 and -inf for rows that see nothing,
@@ -64,10 +67,11 @@ def paged_attention(
             f"the plan is packed for {packed.merge_indptr.shape[0] - 1} rows and (N, K) = "
             f"{packed.heads}; there are {q.shape[0]} rows and ({N}, {K})"
         )
+    cut = tiling(q.shape[2])
+    if programs is not None:
+        cut = dataclasses.replace(cut, programs=programs)
     numbers = (alibi_slopes, k_scales, v_scales)
-    return _launch(
-        spec, tiling(q.shape[2]), packed, page_table, positions, q, k_pages, v_pages, numbers, sinks
-    )
+    return _launch(spec, cut, packed, page_table, positions, q, k_pages, v_pages, numbers, sinks)
 
 
 # Compiled as a function of its own: a model's layers then share one trace and one lowering.

@@ -1,0 +1,28 @@
+"""Triton kernels without a GPU: jax-triton's stand-ins, since it needs one to be imported."""
+
+import sys
+import types
+
+import pytest
+
+
+@pytest.fixture
+def stand_in_for_jax_triton(monkeypatch):
+    """Takes the function that stands for ``jax_triton.triton_call`` in this test."""
+
+    def install(triton_call) -> None:
+        module = types.ModuleType("jax_triton")
+        monkeypatch.setattr(module, "triton_call", triton_call, raising=False)
+        monkeypatch.setitem(sys.modules, "jax_triton", module)
+
+    return install
+
+
+@pytest.fixture
+def triton_interpreter(monkeypatch, stand_in_for_jax_triton):
+    """Triton's interpreter computes every launch; TRITON_INTERPRET=1 has to be set at the start."""
+    pytest.importorskip("triton")
+    import interpreted
+
+    interpreted.allow_numpy_scalars(monkeypatch)
+    stand_in_for_jax_triton(interpreted.triton_call)
