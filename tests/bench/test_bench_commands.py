@@ -4,8 +4,18 @@ import json
 
 import pytest
 
-from bench import attention, compare_torch, decode_step, latency, report, suite, throughput
+from bench import (
+    attention,
+    compare_torch,
+    decode_step,
+    latency,
+    report,
+    startup,
+    suite,
+    throughput,
+)
 from bench.ceilings import Ceilings
+from bench.command_line import in_time
 from bench.longbench import __main__ as longbench
 from bench.model_shapes import SHAPES
 from bench.records import load
@@ -74,6 +84,10 @@ def test_throughput(tmp_path):
     assert row["relay"] == "on"
     assert row["output_per_s"] == pytest.approx(30 / row["seconds"])
     assert row["cached_tokens"] >= 64
+    # Six outputs of five tokens, of which the last are not computed; all attend to 64 + 9 and more.
+    assert row["computed_tokens"] == 6 * (64 + 9 + 4) - row["cached_tokens"]
+    assert row["bare_share"] == pytest.approx(row["output_per_s"] * row["bare_ms"] / 1e3 / 2)
+    assert row["tflop_per_s"] > 0
     assert png.exists()
 
 
@@ -88,6 +102,21 @@ def test_latency(tmp_path):
     assert png.exists()
     with pytest.raises(SystemExit, match="below the largest"):
         latency.main([*SMALL, "--batch=8"])
+
+
+def test_startup(tmp_path):
+    path = tmp_path / "startup.json"
+    startup.main(["--shapes=tiny", "--prompt=5", "--max-num-seqs=2", "--quiet", f"--json={path}"])
+    empty, filled = load(path)["rows"]
+    assert empty["total_s"] > empty["weights_s"] > 0
+    assert filled["cache_hits"] >= 2  # the step, and a kind of weight at least
+    assert filled["cache_misses"] < empty["cache_misses"]
+
+
+def test_points_that_time_does_not_allow_are_left_out(capsys):
+    assert list(in_time([1, 2], None, desc="x", quiet=True)) == [1, 2]
+    assert list(in_time([1, 2], 0.0, desc="x", quiet=True)) == []
+    assert "2 of 2 points left out" in capsys.readouterr().err
 
 
 def test_requests_from_a_file(tmp_path):
@@ -123,7 +152,17 @@ def test_synthetic_requests_are_the_same_each_time():
 
 @pytest.mark.parametrize(
     "module",
-    [attention, compare_torch, decode_step, latency, longbench, report, suite, throughput],
+    [
+        attention,
+        compare_torch,
+        decode_step,
+        latency,
+        longbench,
+        report,
+        startup,
+        suite,
+        throughput,
+    ],
 )
 def test_help_shows_a_command_that_can_be_copied(module):
     made = module.parser()

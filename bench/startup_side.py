@@ -1,0 +1,99 @@
+"""One start of bench.startup, in a process of its own: python -m bench.startup_side TASK.json"""
+
+import time
+
+_BEGUN = time.time()  # before anything of weight is imported
+
+import json  # noqa: E402
+import sys  # noqa: E402
+from collections import Counter  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+_COMPILER = {
+    "/jax/core/compile/jaxpr_trace_duration": "tracing_s",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": "lowering_s",
+    "/jax/core/compile/backend_compile_duration": "compiling_s",
+}
+_CACHE = {
+    "/jax/compilation_cache/cache_hits": "cache_hits",
+    "/jax/compilation_cache/cache_misses": "cache_misses",
+}
+
+
+class Clock:
+    """Seconds of each phase; a phase within another counts for itself alone."""
+
+    def __init__(self) -> None:
+        self.phases: dict[str, float] = {}
+        self._inner = 0.0
+
+    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, its time counted under this name."""
+
+        def run(*args: Any, **options: Any) -> Any:
+            before, start = self._inner, time.perf_counter()
+            self._inner = 0.0
+            try:
+                return call(*args, **options)
+            finally:
+                whole = time.perf_counter() - start
+                self.phases[name] = self.phases.get(name, 0.0) + whole - self._inner
+                self._inner = before + whole
+
+        return run
+
+
+def main() -> None:
+    """Start an engine, make one token, and say what took how long."""
+    task = json.loads(Path(sys.argv[1]).read_text())
+    clock = Clock()
+    clock.phases["python_s"] = _BEGUN - task["launched"]
+
+    def imports() -> Any:
+        import jax
+
+        import rjax
+        import rjax.engine.llm_engine  # what LLM imports when it is made
+        import rjax.engine.parts as parts
+
+        return jax, rjax, parts
+
+    jax, rjax, parts = clock.timed("imports_s", imports)()
+    compiler: Counter[str] = Counter()
+
+    def spent(event: str, seconds: float, **_: Any) -> None:
+        if event in _COMPILER:
+            compiler[_COMPILER[event]] += seconds  # pyright: ignore[reportArgumentType]
+
+    def happened(event: str, **_: Any) -> None:
+        if event in _CACHE:
+            compiler[_CACHE[event]] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(spent)
+    jax.monitoring.register_event_listener(happened)
+    clock.timed("device_s", jax.devices)()
+    parts.load_model = clock.timed("weights_s", parts.load_model)
+    parts.Worker.warmup = clock.timed("warmup_s", parts.Worker.warmup)
+    parts.Worker = clock.timed("pool_s", parts.Worker)
+    llm = clock.timed("engine_s", rjax.LLM)(**task["options"])
+    params = rjax.SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    prompt = list(range(task["prompt"]))
+    generate = clock.timed("first_token_s", llm.generate)
+    generate([prompt], params, use_tqdm=False)
+    total = time.time() - task["launched"]
+    again = time.perf_counter()
+    llm.generate([prompt[::-1]], params, use_tqdm=False)
+    found = {
+        **clock.phases,
+        "total_s": total,
+        **compiler,
+        "next_first_token_s": time.perf_counter() - again,
+        "backend": llm.stats().backend,
+    }
+    Path(task["out"]).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
