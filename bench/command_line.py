@@ -67,7 +67,13 @@ def save_part(found: Mapping[str, Any], given: Path | None, name: str) -> None:
 def keep(
     found: Mapping[str, Any], columns: Mapping[str, str], given: Path | None, name: str
 ) -> Path | None:
-    """Print a record's rows and save it where ``target`` says."""
+    """Print a record's rows and save it where ``target`` says; without rows it is no result.
+
+    Raises:
+        SystemExit: there are no rows.
+    """
+    if not _rows(found):
+        raise SystemExit("nothing was measured in the time given")
     print(found["environment"]["device"])
     print(text(_rows(found), columns))
     path = target(given, name)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import attention, compare_torch, decode_step, latency, swap, throughput
+from bench import attention, compare_torch, decode_step, latency, startup, swap, throughput
 from bench.kernels import peers, run_table, sweep
 from bench.longbench import __main__ as longbench
 from bench.records import RESULTS
@@ -36,8 +36,9 @@ all of them in one go.
 | `python -m bench.decode_step` | the engine's whole decode step beside the least time it can take |
 | `python -m bench.attention` | one layer's attention, relay against plain, over prefix lengths |
 | `python -m bench.kernels` | the attention kernels, checked, then timed; also a sweep, and peers |
-| `python -m bench.throughput` | tokens per second end to end |
+| `python -m bench.throughput` | tokens per second end to end, beside the engine's own bare step |
 | `python -m bench.latency` | first token, each further token, whole answer |
+| `python -m bench.startup` | from launch to first token, with and without a compile cache |
 | `python -m bench.serve` | a running server under load |
 | `python -m bench.compare_torch` | the same weights in torch, logits compared first |
 | `python -m bench.longbench` | answers and scores on LongBench-format files, relay on and off |
@@ -111,6 +112,7 @@ SECTIONS: dict[str, Section] = {
     "kernels_sweep": Section("Kernels: relay against plain", _rows(sweep.COLUMNS), sweep.draw),
     "throughput": Section("Throughput", _rows(throughput.COLUMNS), throughput.draw),
     "prefill": Section("Prefill", _rows(throughput.COLUMNS)),
+    "startup": Section("Start-up", _rows(startup.COLUMNS)),
     "latency": Section("Latency", _rows(latency.COLUMNS), latency.draw),
     "serve": Section("Serving", _serve, _draw_serve),
     "compare_torch": Section("Beside torch", _rows(compare_torch.COLUMNS), compare_torch.draw),
@@ -160,9 +162,6 @@ def render(results: Path = RESULTS) -> str:
         pages.append("## Other results\n")
         pages += [f"- [{path.name}](results/{path.name})" for path in others]
         pages.append("")
-    ratio = _engine_over_step(results)
-    if ratio:
-        pages.append(ratio)
     return "\n".join(pages).rstrip() + "\n"
 
 
@@ -172,41 +171,6 @@ def _shown(path: Path, section: Section) -> str:
     if section.draw is not None and _picture(path).exists():
         lines += [f"![{section.heading}](results/{_picture(path).name})", ""]
     return "\n".join(lines)
-
-
-def _engine_over_step(results: Path) -> str | None:
-    """Engine against bare step, where both were measured on the same shapes."""
-    step, whole = results / "decode_step.json", results / "throughput.json"
-    if not (step.exists() and whole.exists()):
-        return None
-    rows = []
-    steps = json.loads(step.read_text())["rows"]
-    for run in json.loads(whole.read_text())["rows"]:
-        own = run["input"] + run["output"] // 2 if run["input"] is not None else None
-        for row in steps:
-            shape = (row["model"], row["batch"], row["shared"], row["own"])
-            if shape == (run["model"], run["running"], run["prefix"], own):
-                bare = 1e3 * row["batch"] / row["step_ms"]
-                rows.append(
-                    {
-                        "model": run["model"],
-                        "relay": run["relay"],
-                        "engine": run["output_per_s"],
-                        "bare": bare,
-                        "share": run["output_per_s"] / bare,
-                    }
-                )
-    if not rows:
-        return None
-    columns = {
-        "model": "model",
-        "relay": "relay",
-        "engine": "engine, tokens/s",
-        "bare": "rows / bare step, tokens/s",
-        "share": "share",
-    }
-    heading = "## The engine against its bare step\n\nAt the middle of an answer's length.\n\n"
-    return heading + markdown(rows, columns) + "\n"
 
 
 def draw_all(results: Path = RESULTS) -> None:

@@ -49,15 +49,6 @@ def test_a_changed_number_changes_the_page(tmp_path):
     assert "- [other.json]" in report.render(tmp_path)
 
 
-def test_engine_and_step_are_set_beside_each_other(tmp_path):
-    step = {"model": "m", "batch": 4, "shared": 64, "own": 24, "step_ms": 2.0, "floor_ms": 1.0}
-    run = {"model": "m", "relay": "on", "running": 4, "prefix": 64, "input": 16, "output": 16}
-    for name, row in (("decode_step", step), ("throughput", run | {"output_per_s": 1800.0})):
-        kept = {"command": "c", "environment": {"device": "d"}, "rows": [row]}
-        (tmp_path / f"{name}.json").write_text(json.dumps(kept))
-    assert "| m | on | 1,800 | 2,000 | 0.9 |" in report.render(tmp_path)
-
-
 def test_a_file_that_is_no_record_is_refused(tmp_path):
     (tmp_path / "x.json").write_text('{"rows": []}')
     with pytest.raises(ValueError, match="lacks benchmark, command, environment"):
