@@ -115,6 +115,7 @@ class Server(uvicorn.Server):
         self._ready = ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
 
     async def run_on(self, listener: socket.socket) -> None:
         """Serve on a bound socket until stopped. Only now it begins to listen."""
@@ -144,6 +145,7 @@ class Server(uvicorn.Server):
         else:
             self.force_exit = True
             self.should_exit = True
+            self._stopping = asyncio.ensure_future(self.service.engine.stop())
 
     async def _drain(self) -> None:
         engine = self.service.engine

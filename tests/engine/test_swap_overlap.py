@@ -38,8 +38,8 @@ def test_only_who_wants_the_pages_waits_for_them(tiny, arrive):
     arrive.clear()
     worker.move([SwapOut([0, 1], [0, 1])])
     worker.move([CopyPages([2], [0]), SwapIn([9], [1])])  # the pages serve others meanwhile
-    threading.Timer(0.2, arrive.set).start()
     assert not arrive.is_set(), "nothing so far has waited"
+    threading.Timer(0.2, arrive.set).start()
     worker.move([SwapIn([1, 0], [5, 6])])
     assert arrive.is_set(), "but this had to"
     want = data.copy()
@@ -61,8 +61,8 @@ def test_too_many_on_their_way_are_waited_for(tiny, arrive):
     worker = make_engine(tiny, swap_space=2**22)._worker
     most = page_mover._MOST_PENDING
     worker.move([SwapOut([i], [i]) for i in range(most)])
-    threading.Timer(0.2, arrive.set).start()
     assert not arrive.is_set()
+    threading.Timer(0.2, arrive.set).start()
     worker.move([SwapOut([most], [most])])
     assert arrive.is_set()
 

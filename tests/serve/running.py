@@ -86,9 +86,9 @@ class Running:
     def call(self, function: Any) -> Any:
         """``function(engine)`` on the engine's thread."""
         made = self.service.engine.call(function)
-        return asyncio.run_coroutine_threadsafe(made, self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(made, self.loop).result(120)
 
-    def wait_idle(self, seconds: float = 20.0) -> None:
+    def wait_idle(self, seconds: float = 60.0) -> None:
         """Until no request is live and the engine has nothing to do."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -128,7 +128,7 @@ def running(
         target=loop.run_until_complete, args=(server.run_on(listener),), daemon=True
     )
     thread.start()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not server.started:
         assert time.monotonic() < end, "the server did not start"
         time.sleep(0.01)
@@ -137,7 +137,7 @@ def running(
         yield Running(url, service, server, loop)
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         alive = thread.is_alive()
         if not alive:
             loop.close()

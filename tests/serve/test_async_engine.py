@@ -72,7 +72,7 @@ def drive(
         engine = AsyncLLMEngine(inner, QueueLimits(**limits))
         await engine.start()
         try:
-            await asyncio.wait_for(test(engine, inner), 20)
+            await asyncio.wait_for(test(engine, inner), 60)
         finally:
             inner.gate.set()
             await engine.stop()
@@ -89,7 +89,7 @@ async def collect(engine: AsyncLLMEngine, prompt: list[int], params: SamplingPar
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end
         await asyncio.sleep(0.005)
@@ -113,7 +113,7 @@ def test_a_slow_step_does_not_hold_up_the_loop():
         start = time.monotonic()
         for _ in range(10):
             await asyncio.sleep(0.001)
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < 5  # the gate would hold it up for 10
         assert not task.done()
         inner.gate.set()
         assert await task == [0, 1]
@@ -212,12 +212,14 @@ def test_silent_engine_is_unhealthy():
     drive(test, heartbeat_seconds=0.5)
 
 
-def test_idle_engine_is_healthy():
+def test_idle_engine_goes_on_giving_signs_of_life():
     async def test(engine, inner):
-        await asyncio.sleep(1.2)
+        for _ in range(2):
+            last = engine._beat
+            await until(lambda last=last: engine._beat > last)
         assert engine.health == "ready"
 
-    drive(test, heartbeat_seconds=0.8)
+    drive(test)
 
 
 def test_full_queue_refuses_and_recovers():

@@ -186,7 +186,7 @@ def test_bad_json(server: Running, content, code):
 
 def test_body_headers_and_queue_have_limits(folder):
     limits = ServeLimits(
-        body_bytes=2000, header_bytes=4000, headers=20, body_seconds=0.5, queued_sequences=3, n=4
+        body_bytes=2000, header_bytes=4000, headers=20, body_seconds=2.0, queued_sequences=3, n=4
     )
     with running(make_engine(folder), limits=limits) as small, httpx2.Client(
         base_url=small.url, timeout=30
@@ -215,7 +215,7 @@ def test_body_headers_and_queue_have_limits(folder):
 
 def _slow():
     yield b"{"
-    time.sleep(1.5)
+    time.sleep(3)
     yield b"}"
 
 
