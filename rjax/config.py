@@ -205,6 +205,9 @@ class EngineConfig:
         tensor_parallel_size: devices on the mesh axis ``tensor``.
         use_tqdm: progress bars for loading and compiling.
         warmup: compile every step size at the start, not when it is first needed.
+        check_values: check each step's page tables, positions and attention plan against each other
+            on the host before it runs, and raise ValueError where they do not fit; slow, for the
+            search of faults.
         compilation_cache_dir: folder for compiled steps, kept between runs; None keeps none. Where
             the process has set JAX's own ``jax_compilation_cache_dir``, that one is used.
     """
@@ -217,6 +220,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     use_tqdm: bool = True
     warmup: bool = False
+    check_values: bool = False
     compilation_cache_dir: str | None = "~/.cache/rjax/compiled"
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from pallas_kernels.attention.check import check_values, check_writes
 from pallas_kernels.attention.planner import PlanStats, Sharing, plan_attention
 from pallas_kernels.attention.work_list import AttentionPlan
 from rjax.engine.scheduler import ScheduledSequence
@@ -101,6 +102,23 @@ def build_step_input(
         plan=plan,
     )
     return step_input, stats
+
+
+def check_step_input(
+    step_input: StepInput, batch: list[ScheduledSequence], *, num_pages: int, page_size: int
+) -> None:
+    """The kernels' check mode for a step: raise ValueError where its values do not fit."""
+    rows = [item.stop - item.start for item in batch]
+    owners = np.repeat(np.arange(len(batch)), rows).astype(np.int32)
+    check_values(
+        step_input.page_table,
+        step_input.positions,
+        step_input.plan,
+        num_pages=num_pages,
+        page_size=page_size,
+        sequence_of_row=_padded(owners, step_input.positions.shape[0], 0),
+    )
+    check_writes(step_input.kv_slots, num_pages=num_pages, page_size=page_size)
 
 
 def _padded(values: np.ndarray, size: int, fill: int) -> Int[np.ndarray, " size"]:

@@ -28,7 +28,7 @@ from rjax.worker.kv_cache import PoolSize, fit_pool, make_pools, page_bytes
 from rjax.worker.page_mover import PageMover, Pools
 from rjax.worker.readout import StepReadout, read_result
 from rjax.worker.step import StepState, compile_step
-from rjax.worker.step_input import PackedLayout, build_step_input
+from rjax.worker.step_input import PackedLayout, build_step_input, check_step_input
 from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape, step_features
 
 _MOST_HOST_POOLS = 8  # host pages are at most so many times those of the device
@@ -76,6 +76,7 @@ class Worker:
         self._model_config = loaded.config
         self._vocab_size = loaded.config.vocab_size
         self._progress = config.use_tqdm
+        self._check_values = config.check_values
         page_size = config.cache.page_size
         unit = config.relay.relay_split_tokens or max(backend.split_tokens, page_size)
         self.shapes = ShapeTable(
@@ -207,6 +208,10 @@ class Worker:
         rows = sum([item.stop - item.start for item in batch])
         shape = self.shapes.choose(rows=rows, seqs=len(batch))
         step_input, stats = build_step_input(batch, tables, shape, self._sharing)
+        if self._check_values:
+            check_step_input(
+                step_input, batch, num_pages=self.pool.num_pages, page_size=shape.page_size
+            )
         features = step_features(batch, min(self._max_logprobs, self._vocab_size))
         packed = jax.device_put(self._layout(shape).pack(step_input), self._everywhere)
         self._state, result = self._step(shape, features)(self._leaves, self._state, packed)
