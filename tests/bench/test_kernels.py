@@ -11,7 +11,7 @@ import pytest
 from bench import report
 from bench.ceilings import Ceilings
 from bench.kernels import __main__ as kernels
-from bench.kernels import peers, run_table, sweep
+from bench.kernels import cost_model, peers, run_table, sanitize, sweep
 from bench.kernels.backends import Kernel, choose_kernel
 from bench.kernels.cases import Case, Target, make_inputs
 from bench.kernels.kept import Kept
@@ -139,6 +139,29 @@ def test_the_sweep_covers_what_it_says():
             case = point.case(kernel, share=share)
             assert case.split % case.S == 0
             assert not share or point.batch == 1 or point.prefix % case.split == 0
+
+
+def test_the_sanitizer_runs_a_batch_that_is_right(monkeypatch, capsys, tmp_path):
+    assert sanitize.main(["--bare", "--backend=xla"]) == 0
+    assert capsys.readouterr().out.count("relative error") == 3
+    monkeypatch.setattr(sanitize, "sanitizer", lambda: None)
+    assert sanitize.main(["--backend=xla"]) == 3
+    assert "CUDA toolkit" in capsys.readouterr().err
+    # One that only tells what it was asked.
+    program, told = tmp_path / "sanitizer", tmp_path / "told"
+    program.write_text(f'#!/bin/sh\necho "$XLA_PYTHON_CLIENT_ALLOCATOR $@" > {told}\nexit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sanitize, "sanitizer", lambda: str(program))
+    assert sanitize.main(["--backend=xla", "--tool=synccheck"]) == 1
+    assert told.read_text().startswith("platform --tool synccheck --error-exitcode 1 ")
+    assert told.read_text().strip().endswith("bench.kernels.sanitize --bare --backend=xla")
+
+
+@pytest.mark.parametrize("module", [kernels, cost_model, sanitize])
+def test_help_shows_commands(module):
+    made = module.parser()
+    assert made.description.count("    " + made.prog) >= 2
+    assert all(action.help for action in made._actions)
 
 
 def test_plans_of_one_batch_size_share_a_program():

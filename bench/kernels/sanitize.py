@@ -1,0 +1,94 @@
+"""Runs a small batch through the attention kernels under NVIDIA's compute-sanitizer.
+
+    python -m bench.kernels.sanitize                       # reads and writes out of bounds
+    python -m bench.kernels.sanitize --tool synccheck --backend triton
+
+Prefixes, own tokens of every length up to a few pages and a prompt chunk, each result checked. The
+sanitizer comes with the CUDA toolkit; where it is missing this says so and ends with 3.
+"""
+
+import argparse
+import glob
+import os
+import shutil
+import subprocess
+import sys
+
+import jax
+
+from bench.kernels.backends import NAMES, Kernel, choose_kernel
+from bench.kernels.cases import Case, make_inputs
+from bench.kernels.check import errors
+
+_MISSING = 3
+_PLACES = ("/usr/local/cuda*/bin/compute-sanitizer", "/opt/nvidia/**/compute-sanitizer")
+_SECONDS = 500
+
+
+def cases(kernel: Kernel) -> list[Case]:
+    """Small, and with every kind of work item."""
+    tile = kernel.tile_rows(4)
+    lengths = (1, 63, 64, 65, 130)
+    return [
+        Case("relay", 5, 256, lengths, N=8, K=2, tile_rows=tile, split=128),
+        Case("prompt", 2, 0, 140, queries=70, N=8, K=2, tile_rows=tile, split=64),
+        Case("fp8", 5, 128, lengths, N=8, K=2, tile_rows=tile, split=128, fp8=True),
+    ]
+
+
+def check(kernel: Kernel) -> int:
+    """How many of the cases are wrong."""
+    wrong = 0
+    for case in cases(kernel):
+        inputs = make_inputs(case, 0, 1, kernel.dtype)
+        attend = jax.jit(kernel.attention, static_argnames="spec")
+        plan = kernel.prepare(inputs.plan, inputs.positions, (case.N, case.K))
+        out, lse = attend(*inputs.arguments, plan, spec=case.spec, **inputs.options)
+        error, _ = errors(case, inputs, out, lse, case.spec, rows=4)
+        print(f"{case.name}: relative error {error:.1e}", flush=True)
+        wrong += not error < 1e-2
+    return wrong
+
+
+def sanitizer() -> str | None:
+    """The program, where the machine has it."""
+    found = shutil.which("compute-sanitizer")
+    return found or next((p for place in _PLACES for p in glob.glob(place, recursive=True)), None)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(
+        prog="python -m bench.kernels.sanitize",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    tools = ("memcheck", "racecheck", "synccheck", "initcheck")
+    p.add_argument("--tool", default="memcheck", choices=tools, help="of the sanitizer")
+    p.add_argument("--backend", default="auto", choices=("auto", *NAMES), help="of the kernels")
+    p.add_argument("--bare", action="store_true", help="run the batch here, without the sanitizer")
+    return p
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 where it is clean, 3 where there is no sanitizer."""
+    options = parser().parse_args(arguments)
+    if options.bare:
+        return 1 if check(choose_kernel(options.backend)) else 0
+    program = sanitizer()
+    if program is None:
+        print(
+            "no compute-sanitizer on this machine; it comes with the CUDA toolkit (looked in PATH, "
+            f"{', '.join(_PLACES)})",
+            file=sys.stderr,
+        )
+        return _MISSING
+    inside = ["-m", "bench.kernels.sanitize", "--bare", f"--backend={options.backend}"]
+    command = [program, "--tool", options.tool, "--error-exitcode", "1", sys.executable, *inside]
+    # Each array an allocation of its own: what lies beyond it belongs to nobody.
+    environment = os.environ | {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
+    return subprocess.run(command, env=environment, timeout=_SECONDS, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
