@@ -1,4 +1,5 @@
-"""Makes bench/README.md and its pictures from the kept results under bench/results/.
+"""Makes bench/README.md and its pictures, and puts the figures into bench/kernels/README.md, from
+the kept results under bench/results/.
 
     python -m bench.report            # write
     python -m bench.report --check    # fail where the README is not what the results give
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import attention, compare_torch, decode_step, latency, startup, swap, throughput
-from bench.kernels import peers, run_table, sweep
+from bench.kernels import page, peers, run_table, sweep
 from bench.longbench import __main__ as longbench
 from bench.records import RESULTS
 from bench.tables import markdown
@@ -196,14 +197,21 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+def pages() -> dict[Path, str]:
+    """Every page made from results, and what it should hold."""
+    return {README: render(), page.README: page.with_figures(page.README.read_text("utf-8"))}
+
+
 def main() -> int:
-    """Write the page, or check it."""
+    """Write the pages, or check them."""
     if parser().parse_args().check:
-        same = README.exists() and README.read_text(encoding="utf-8") == render()
-        print("up to date" if same else "README.md is out of date: run python -m bench.report")
-        return 0 if same else 1
+        old = [p for p, text in pages().items() if p.read_text(encoding="utf-8") != text]
+        names = " and ".join(str(path.relative_to(README.parent)) for path in old)
+        print(f"out of date: {names}; run python -m bench.report" if old else "up to date")
+        return 1 if old else 0
     draw_all()
-    README.write_text(render(), encoding="utf-8")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -6,13 +6,24 @@ import re
 import pytest
 
 from bench import report
+from bench.kernels import page
 from bench.records import RESULTS, load
 
 
-def test_the_page_is_up_to_date():
-    assert report.README.read_text(encoding="utf-8") == report.render(), (
-        "run python -m bench.report"
-    )
+@pytest.mark.parametrize("path", report.pages(), ids=lambda path: path.parent.name)
+def test_the_page_is_up_to_date(path):
+    assert path.read_text(encoding="utf-8") == report.pages()[path], "run python -m bench.report"
+
+
+def test_marked_figures_are_those_of_the_results(tmp_path):
+    row = {"case": "a (b) 1", "us": 12.34, "floor_us": 6.17}
+    (tmp_path / "kernels.json").write_text(json.dumps({"rows": [row]}))
+    text = "took <!--us a (b) 1-->?<!--/--> us, <!--share a (b) 1-->9<!--/--> of the best"
+    made = page.with_figures(text, tmp_path)
+    assert re.sub("<!--.*?-->", "", made) == "took 12.3 us, 0.50 of the best"
+    assert page.with_figures(made, tmp_path) == made
+    with pytest.raises(ValueError, match="no time of 'c'"):
+        page.with_figures("<!--us c-->1<!--/-->", tmp_path)
 
 
 def test_the_page_shows_every_result_and_its_pictures_exist():
