@@ -80,7 +80,7 @@ def prepare(
         model: any model of ``models``; its arrays are not copied.
         max_context: most tokens of a sequence, prompt and output together.
         page_size: tokens a page of the KV pool.
-        backend: "auto", "mosaic" or "xla".
+        backend: "auto", "mosaic", "triton" or "xla".
         sharing: "on" reads a beginning that rows share once, "off" never, "auto" where it pays.
         split_tokens: cut of the attention's work, a multiple of ``page_size``; None is the
             backend's best. Shorter prompts than this are not shared.

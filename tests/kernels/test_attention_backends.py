@@ -201,12 +201,11 @@ def test_sharing_changes_no_bit(backend):
 
 @pytest.mark.parametrize("programs", [1, 5])
 @pytest.mark.parametrize("tile_rows", [16, 32])
+@pytest.mark.parametrize("backend", BACKENDS[1:], indirect=True)
 def test_many_units_a_program(backend, tile_rows, programs):
     """Few programs take all the work, so that short and long units follow each other closely: what
     one unit leaves in shared memory must not reach the next, on any of several runs."""
     attention, dtype, tolerance = backend
-    if attention is xla.paged_attention:
-        pytest.skip("has no programs")
     own = tuple(int(x) for x in np.random.default_rng(0).integers(1, 200, 48))
     batch = batches.Batch(shared=1024, members=(32, 16), own=own, queries=(1,) * 48)
     a = batches.make_arrays(
