@@ -25,11 +25,27 @@ from bench.command_line import command_parser, numbers
 from bench.kernels.backends import NAMES, Kernel, choose_kernel
 from bench.kernels.cases import Case
 from bench.kernels.pool_runner import PoolRunner
-from bench.records import record, save
+from bench.records import RESULTS, record, save
 from pallas_kernels.attention.planner import CostModel
 from pallas_kernels.attention.work_list import AttentionPlan
 from rjax.worker.cost_model import Fitted, keep_cost_model
 
+COLUMNS = {
+    "device": "device",
+    "backend": "attention",
+    "N": "N",
+    "K": "K",
+    "H": "H",
+    "dtype": "KV",
+    "narrow_item": "item of one row, us",
+    "narrow_token": "and each token",
+    "wide_item": "item of many, us",
+    "wide_token": "and each token of it",
+    "mean_error": "mean error held out",
+    "worst_error": "worst",
+    "right": "decisions right",
+    "decisions": "of",
+}
 type Pair = tuple[Case, Case]
 type Measure = Callable[[Case], tuple[float, AttentionPlan]]
 _HELD_OUT = 4  # each fourth pair
@@ -189,9 +205,12 @@ def main(arguments: list[str] | None = None) -> int:
         f"most; {found.right} of {found.decisions} clear decisions right"
     )
     print(f"kept in {path}")
-    if options.json is not None:
+    target = options.json
+    if target is None and jax.default_backend() == "gpu":
+        target = RESULTS / "kernels_costs.json"
+    if target is not None:
         row = dataclasses.asdict(key) | dataclasses.asdict(found.model) | told
-        save(options.json, record("bench.kernels.cost_model", [row], vars(options)))
+        save(target, record("bench.kernels.cost_model", [row], vars(options)))
     return 0
 
 
