@@ -23,7 +23,7 @@ _NOT_SETTINGS = (
     "file",
     "predictions",
 )  # where the result goes, not what it is
-_OF_THIS_MACHINE = ("--torch-python", "--data", "--file", "--predictions")
+_OF_THIS_MACHINE = ("--torch-python", "--data", "--file", "--json", "--predictions")
 _PACKAGES = ("jax", "jaxlib", "flax", "transformers", "torch", "triton")
 
 

@@ -3,6 +3,7 @@
     python -m bench.suite              # on a GPU, about 12 minutes
     python -m bench.suite --list       # only say what would run
     python -m bench.suite --only decode_step,throughput --seconds 300
+    python -m bench.suite --into FOLDER    # keep the results there, and make no README
 
 Each is a process with a time limit of its own, so that one that fails or hangs costs no other.
 Those of many points keep each as it is measured, and begin none that they may not end in time.
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 COMMANDS: dict[str, tuple[str, int]] = {
     "decode_step": ("bench.decode_step", 240),
@@ -49,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--only", help=f"of {', '.join(COMMANDS)}; default: all")
     p.add_argument("--seconds", type=float, help="stop starting anything after so long")
+    p.add_argument("--into", type=Path, help="folder for the results; default: bench/results")
     p.add_argument("--list", action="store_true", help="print the commands and stop")
     return p
 
@@ -70,11 +73,14 @@ def main() -> int:
             limit = min(limit, options.seconds - (time.monotonic() - start))
         if name in _STOPS_ITSELF:
             line += f" --seconds {max(1.0, limit - _LAST_POINT):.0f}"
+        if options.into is not None:
+            line += f" --json {shlex.quote(str(options.into / name))}.json"
         if limit <= 0 or not _run(line, limit):
             failed.append(name)
     if options.list:
         return 0
-    _run("bench.report", 60)
+    if options.into is None:
+        _run("bench.report", 60)
     if failed:
         print("failed or out of time: " + ", ".join(failed), file=sys.stderr)
     return 1 if failed else 0
