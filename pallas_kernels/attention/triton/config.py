@@ -31,7 +31,7 @@ def tiling(head_dim: int) -> Tiling:
     large = head_dim > 128
     return Tiling(
         tokens=32 if large else 64,
-        warps=4,
+        warps=8 if large else 4,  # fewer have no registers for the accumulator
         stages=2 if large else 3,
         programs=_PROGRAMS * _device()[1],
     )

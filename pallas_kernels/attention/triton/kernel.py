@@ -154,7 +154,7 @@ def _attend(
         least = tl.min(tl.where(live, position, 2147483647), 0)
         start += tl.maximum(least + 1 - WINDOW - kv_start, 0) // TILE * TILE
     if ALIBI:
-        slope = tl.load(alibi_slopes + own_head, mask=live, other=0.0)
+        slope = tl.load(alibi_slopes + own_head, mask=live, other=0.0) * _LOG2_E
 
     table = page_table + table_row.to(tl.int64) * table_width
     tile = tl.arange(0, TILE)
@@ -189,17 +189,20 @@ def _attend(
             k_scale = tl.load(k_scales + scale_at, mask=used, other=0.0)
             v_scale = tl.load(v_scales + scale_at, mask=used, other=0.0)
 
-        scores = tl.dot(queries, tl.trans(keys)) * SCALE
+        # Scores in powers of two.
+        scores = tl.dot(queries, tl.trans(keys))
         if FP8:
             scores *= (k_scale * _FP8_UNIT)[None, :]
-        if SOFT_CAP > 0:
-            scores = SOFT_CAP * (2 * tl.sigmoid(scores * (2 / SOFT_CAP)) - 1)
+        if SOFT_CAP > 0:  # cap * tanh(x / cap) by the sigmoid
+            scores = (2 * tl.sigmoid(scores * (2 * SCALE / SOFT_CAP)) - 1) * (SOFT_CAP * _LOG2_E)
+        else:
+            scores *= SCALE * _LOG2_E
         if ALIBI:
             scores += slope[:, None] * (token[None, :] - position[:, None]).to(tl.float32)
         visible = token[None, :] <= last[:, None]
         if WINDOW > 0:
             visible &= token[None, :] > position[:, None] - WINDOW
-        scores = tl.where(visible, scores * _LOG2_E, float("-inf"))
+        scores = tl.where(visible, scores, float("-inf"))
 
         peak = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(peak == float("-inf"), 0.0, peak)
