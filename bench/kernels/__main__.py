@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--backend", default="auto", choices=("auto", *NAMES), help="of the kernels")
     p.add_argument("--seconds", type=float, default=240, help="start nothing new after so long")
     p.add_argument("--torch-python", default=sys.executable, help="interpreter that has torch")
-    p.add_argument("--png", type=Path, help="file for the map of --sweep")
+    p.add_argument("--png", type=Path, help="file for the map of --sweep (default: beside --json)")
     return p
 
 
@@ -54,13 +54,21 @@ def main(arguments: list[str] | None = None) -> int:
     kept = Kept(path, {k: v for k, v in vars(options).items() if k != "torch_python"})
     if options.sweep:
         bad = run_sweep(options, kept)
-        if options.png is not None and kept.rows:
-            draw(kept.record, options.png)
+        _draw(kept, options.png or (path and path.with_suffix(".png")))
     elif options.peers:
         bad = run_peers(options, kept, *torch_half)
     else:
         bad = run_table(options, kept)
     return 1 if bad else 0
+
+
+def _draw(kept: Kept, png: Path | None) -> None:
+    if png is None or not any("speedup" in row for row in kept.rows):
+        return
+    try:
+        draw(kept.record, png)
+    except ImportError as error:
+        print(f"no picture: {error}; python -m bench.report draws it from the kept rows")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 
 from bench.ceilings import Ceilings, measure_ceilings
-from bench.figures import cells
 from bench.kernels.backends import Kernel, choose_kernel
 from bench.kernels.cases import Case
 from bench.kernels.kept import Kept
@@ -187,9 +186,13 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """The map: how much faster relay is, over prefix length and batch, at the first heads."""
+    """The map: how much faster relay is, over prefix length and batch, all else equal."""
+    from bench.figures import cells  # needs matplotlib, which the measuring does not
+
     rows = [row for row in found["rows"] if "speedup" in row]
-    same = [row for row in rows if all(row[k] == rows[0][k] for k in ("own", "group", "page_size"))]
+    others = [(row["own"], row["group"], row["page_size"]) for row in rows]
+    most = max(others, key=others.count)
+    same = [row for row, other in zip(rows, others, strict=True) if other == most]
     values = {(row["prefix"], row["batch"]): row["speedup"] for row in same}
     title = (
         f"Plain time / relay time, {same[0]['own']} own tokens each, {found['backend']}, "

@@ -115,9 +115,27 @@ def test_the_sweep_runs_and_is_drawn(tmp_path):
     assert len(rows) == len(sweep.small_points())
     assert all(row["error"] < 1e-5 for row in rows)
     assert all(row["speedup"] == row["plain_us"] / row["relay_us"] for row in rows)
+    assert (tmp_path / "kernels_sweep.png").exists()
     report.draw_all(tmp_path)
     assert (tmp_path / "kernels_sweep.png").read_bytes().startswith(b"\x89PNG")
     assert "kernels_sweep.png" in report.render(tmp_path)
+
+
+def test_a_point_that_fails_or_is_wrong_costs_no_other(monkeypatch, capsys):
+    def measure(self, case):
+        if case.batch == 1:
+            raise MemoryError("too much")
+        error = 0.5 if case.shared == 128 and case.share == "on" else 0.0
+        return 2e-6 if case.share == "off" else 1e-6, error, None
+
+    monkeypatch.setattr(PoolRunner, "measure", measure)
+    options = kernels.parser().parse_args(["--sweep", "--small", "--backend=xla"])
+    kept = Kept(None, {})
+    assert sweep.run_sweep(options, kept) == 4
+    failed = [row["failed"] for row in kept.rows if "failed" in row]
+    assert failed == ["MemoryError: too much"] * 3 + ["wrong result"]
+    assert {row["speedup"] for row in kept.rows if "speedup" in row} == {2.0}
+    assert "too much" in capsys.readouterr().out
 
 
 def test_no_time_is_no_sweep(tmp_path, capsys):
