@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 from tqdm.auto import tqdm
 
-_MOST_THREADS = 8  # of the compiler; lowering holds the interpreter's lock and keeps no more busy
+_MOST_THREADS = 4  # lowering holds the interpreter's lock, and keeps no more compilers busy
 
 
 def compile_ahead(
@@ -25,14 +25,21 @@ def compile_ahead(
         progress: show a bar.
     """
     threads = min(_MOST_THREADS, os.cpu_count() or 1)
-    with (
-        tqdm(total=count, desc=title, disable=not progress) as bar,
-        ThreadPoolExecutor(threads, "rjax-compile") as pool,
-    ):
+    short: list[jax.stages.Lowered] = []
+    with tqdm(total=count, desc=title, disable=not progress) as bar:
 
         def compile_one(program: jax.stages.Lowered) -> None:
+            try:
+                program.compile()
+            except jax.errors.JaxRuntimeError:
+                short.append(program)
+            else:
+                bar.update()
+
+        with ThreadPoolExecutor(threads, "rjax-compile") as pool:
+            for done in [pool.submit(compile_one, program) for program in programs]:
+                done.result()
+        # To time kernels takes memory of the device: several at once may have had too little.
+        for program in short:
             program.compile()
             bar.update()
-
-        for done in [pool.submit(compile_one, program) for program in programs]:
-            done.result()
