@@ -28,8 +28,7 @@ class LayerContext(abc.ABC):
     """What a layer leaves to whoever runs it: keys and values, and the steps between its products.
 
     The model never sees a KV cache. A context must give ``attend_projected``; the other methods
-    have plain forms, which a context with kernels for them replaces. ``upcoming`` are the weights
-    that the layer reads next, for kernels that can fetch ahead; it never changes a result.
+    have plain forms, which a context with kernels for them replaces.
     """
 
     @abc.abstractmethod
@@ -40,7 +39,6 @@ class LayerContext(abc.ABC):
         bias: Float[Array, "K A H"] | None,
         rotary: Rotary | None,
         spec: AttentionSpec,
-        upcoming: Array,
     ) -> Float[Array, "T N H"]:
         """Attention output of T tokens at one layer, in the projections' dtype.
 
@@ -55,14 +53,13 @@ class LayerContext(abc.ABC):
         update: Float[Array, "T D"],
         weight: Float[Array, " D"],
         eps: float,
-        upcoming: Array,
     ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
         """(x + update, the RMSNorm of that sum)."""
-        return add_rms_norm(x, update, weight, eps, upcoming)
+        return add_rms_norm(x, update, weight, eps)
 
-    def gated_silu(self, h: Float[Array, "T 2 F"], upcoming: Array) -> Float[Array, "T F"]:
+    def gated_silu(self, h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
         """silu(h[:, 0]) * h[:, 1]."""
-        return gated_silu(h, upcoming)
+        return gated_silu(h)
 
 
 class HeadsContext(LayerContext):
@@ -87,9 +84,7 @@ class HeadsContext(LayerContext):
         bias: Float[Array, "K A H"] | None,
         rotary: Rotary | None,
         spec: AttentionSpec,
-        upcoming: Array,
     ) -> Float[Array, "T N H"]:
         """``attend`` from the projections."""
-        del upcoming
         q, k, v = split_qkv(qkv if bias is None else qkv + bias)
         return self.attend(layer, q, k, v, rotary, spec)

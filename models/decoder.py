@@ -37,9 +37,9 @@ class DecoderLayer(nnx.Module):
         if update is None:
             h = self.attention_norm(x)
         else:
-            x, h = self.attention_norm.add(x, update, context, self.attention.qkv[...])
+            x, h = self.attention_norm.add(x, update, context)
         update = self.attention(h, rotary, context)
-        x, h = self.mlp_norm.add(x, update, context, self.mlp.up[...])
+        x, h = self.mlp_norm.add(x, update, context)
         return x, self.mlp(h, context)
 
 
@@ -75,8 +75,7 @@ class Decoder(nnx.Module):
             x, update = layer(x, update, rotary, context)
         if update is None:
             return self.norm(x)
-        head = self.embedding if self.head is None else self.head
-        return self.norm.add(x, update, context, head[...])[1]
+        return self.norm.add(x, update, context)[1]
 
     def logits(self, hidden: Float[Array, "X D"]) -> Float[Array, "X V"]:
         """Scores of every vocabulary entry, float32."""

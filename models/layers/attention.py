@@ -39,8 +39,7 @@ class Attention(nnx.Module):
             qkv, bias = qkv if bias is None else qkv + bias, None
             q, k = self.q_norm(qkv[:, :, :-2]), self.k_norm(qkv[:, :, -2:-1])
             qkv = jnp.concatenate([q, k, qkv[:, :, -1:]], axis=2)
-        weights = self.output[...]
-        attended = context.attend_projected(self.layer, qkv, bias, rotary, self.spec, weights)
+        attended = context.attend_projected(self.layer, qkv, bias, rotary, self.spec)
         # As one matrix: over two axes, XLA on the CPU would copy the weights at every call.
-        out = attended.reshape(len(x), -1) @ weights.reshape(-1, x.shape[-1])
+        out = attended.reshape(len(x), -1) @ self.output[...].reshape(-1, x.shape[-1])
         return out if self.output_bias is None else out + self.output_bias[...]

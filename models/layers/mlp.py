@@ -39,7 +39,7 @@ class Mlp(nnx.Module):
         if self.up_bias is not None:
             h = h + self.up_bias[...]
         if h.shape[1] == 2 and self.activation == "silu":
-            hidden = context.gated_silu(h, self.down[...])
+            hidden = context.gated_silu(h)
         else:
             hidden = ACTIVATIONS[self.activation](h[:, 0])
             if h.shape[1] == 2:

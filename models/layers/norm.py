@@ -24,11 +24,10 @@ class Norm(nnx.Module):
         x: Float[Array, "T D"],
         update: Float[Array, "T D"],
         context: LayerContext,
-        upcoming: Array,
     ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
-        """(x + update, the norm of that sum); ``upcoming`` are the weights that are read next."""
+        """(x + update, the norm of that sum)."""
         if self.bias is None:
-            return context.add_rms_norm(x, update, self.weight[...], self.eps, upcoming)
+            return context.add_rms_norm(x, update, self.weight[...], self.eps)
         x = x + update
         return x, self(x)
 

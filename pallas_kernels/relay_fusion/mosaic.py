@@ -3,8 +3,7 @@
 A program merges up to 1024 numbers (several heads) of one row: it reads the row's partial results,
 which lie one after another, several at a time so that their loads overlap, keeps a running maximum
 of the LSEs in float32 and writes the merged chunk. Bytes moved: each partial result once, the
-merged row once; the start of the next product's weights is fetched into the L2 cache meanwhile.
-Rows with exactly one partial result are skipped: attention wrote them to the
+merged row once. Rows with exactly one partial result are skipped: attention wrote them to the
 output itself. Rows with none get output 0 and LSE -inf.
 """
 
@@ -21,7 +20,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, vector
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.mosaic_emit import MOST_ROWS, SCALAR, THREADS, prefetch_to_l2
+from pallas_kernels.mosaic_emit import SCALAR, THREADS
 
 _WIDEST = 8  # elements a thread at most: 16 bytes of bf16
 _MOST_AT_ONCE = 16  # partial results whose loads are in flight together
@@ -34,9 +33,6 @@ def merge_in_place(
     part: Float[Array, "X N H"],
     part_lse: Float[Array, "X N"],
     merge_indptr: Int[Array, " T1"],
-    upcoming: Array | None = None,
-    *,
-    prefetch_bytes: int = 12 << 20,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
     """Fill the rows of (out, lse) that have not exactly one partial result.
 
@@ -45,8 +41,6 @@ def merge_in_place(
         part, part_lse: partial results; row t owns entries merge_indptr[t] : merge_indptr[t + 1].
             An entry with LSE -inf must hold finite numbers, and does not count.
         merge_indptr: int32.
-        upcoming: weights that the next kernel reads, to be fetched into the L2 cache, or None.
-        prefetch_bytes: of ``upcoming`` at most.
 
     Returns:
         (out, lse); float32 arithmetic, natural-log LSE.
@@ -95,15 +89,11 @@ def merge_in_place(
         return load(ref, entry, first)
 
     chunks = -(-width // size)
-    ahead = () if upcoming is None or T > MOST_ROWS else (upcoming,)
 
-    def body(indptr, parts, lses, *rest):
-        *weights, out_ref, lse_ref = rest
+    def body(indptr, parts, lses, out_ref, lse_ref):
         plgpu.griddepcontrol_wait()
         row, chunk = lax.axis_index("row"), lax.axis_index("chunk")
         first = jnp.minimum(chunk * size, width - size)
-        for ref in weights:
-            prefetch_to_l2(ref, row * chunks + chunk, T * chunks, prefetch_bytes)
         begin = indptr[row]
         end = indptr[row + 1]
 
@@ -154,7 +144,7 @@ def merge_in_place(
             unsafe_no_auto_barriers=True,
             lowering_semantics=plgpu.LoweringSemantics.Lane,
         ),
-    )(merge_indptr, part.reshape(entries, width), part_lse, *ahead, out_ref, lse_ref)
+    )(merge_indptr, part.reshape(entries, width), part_lse, out_ref, lse_ref)
     return jax.freeze(out_ref).reshape(T, N, H), jax.freeze(lse_ref)
 
 

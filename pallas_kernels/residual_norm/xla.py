@@ -10,14 +10,11 @@ def add_rms_norm(
     update: Float[Array, "T D"],
     weight: Float[Array, " D"],
     eps: float,
-    upcoming: Array | None = None,
 ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
     """(x + update, its RMSNorm), both in x's dtype; the norm of the rounded sum, in float32.
 
-    ``upcoming`` is for backends that can fetch ahead; here XLA drops it. Source: root mean square
-    layer normalization, Zhang and Sennrich, 2019.
+    Source: root mean square layer normalization, Zhang and Sennrich, 2019.
     """
-    del upcoming
     x = x + update
     y = x.astype(jnp.float32)
     y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)

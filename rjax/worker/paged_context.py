@@ -48,7 +48,6 @@ class PagedContext(LayerContext):
         bias: Float[Array, "K A H"] | None,
         rotary: Rotary | None,
         spec: AttentionSpec,
-        upcoming: Array,
     ) -> Float[Array, "T N H"]:
         """Rotate q and k, write k and v, attend; see ``models.LayerContext``."""
         devices = self._mesh.size
@@ -61,7 +60,7 @@ class PagedContext(LayerContext):
             run = jax.shard_map(
                 run,
                 mesh=self._mesh,
-                in_specs=(_PROJECTIONS, _BIAS, _POOL, _POOL, _WHOLE, _WHOLE, _WHOLE, _WHOLE),
+                in_specs=(_PROJECTIONS, _BIAS, _POOL, _POOL, _WHOLE, _WHOLE, _WHOLE),
                 out_specs=(_HEADS, _POOL, _POOL),
                 check_vma=False,
             )
@@ -73,7 +72,6 @@ class PagedContext(LayerContext):
             rotary,
             self._step,
             self._plan,
-            upcoming if devices == 1 else None,
         )
         return out
 
@@ -83,18 +81,17 @@ class PagedContext(LayerContext):
         update: Float[Array, "T D"],
         weight: Float[Array, " D"],
         eps: float,
-        upcoming: Array,
     ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
         """(x + update, the RMSNorm of that sum)."""
         if self._mesh.size > 1:
-            return super().add_rms_norm(x, update, weight, eps, upcoming)
-        return _add_rms_norm(x, update, weight, upcoming, backend=self._backend, eps=eps)
+            return super().add_rms_norm(x, update, weight, eps)
+        return _add_rms_norm(x, update, weight, backend=self._backend, eps=eps)
 
-    def gated_silu(self, h: Float[Array, "T 2 F"], upcoming: Array) -> Float[Array, "T F"]:
+    def gated_silu(self, h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
         """silu(h[:, 0]) * h[:, 1]."""
         if self._mesh.size > 1:
-            return super().gated_silu(h, upcoming)
-        return _gated_silu(h, upcoming, backend=self._backend)
+            return super().gated_silu(h)
+        return _gated_silu(h, backend=self._backend)
 
 
 # Each is jitted by itself, so that it is traced, lowered and (its kernels) compiled once for all
@@ -102,22 +99,22 @@ class PagedContext(LayerContext):
 
 
 @functools.partial(jax.jit, static_argnames=("backend", "spec"))
-def _attend(qkv, bias, k_pages, v_pages, rotary, step, plan, upcoming, *, backend: Backend, spec):
+def _attend(qkv, bias, k_pages, v_pages, rotary, step, plan, *, backend: Backend, spec):
     cos, sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
     q, k_pages, v_pages = backend.rotate_and_write(
         qkv, bias, cos, sin, k_pages, v_pages, step.kv_slots
     )
     out, _ = backend.paged_attention(
-        q, k_pages, v_pages, step.page_table, step.positions, plan, spec, upcoming=upcoming
+        q, k_pages, v_pages, step.page_table, step.positions, plan, spec
     )
     return out, k_pages, v_pages
 
 
 @functools.partial(jax.jit, static_argnames=("backend", "eps"))
-def _add_rms_norm(x, update, weight, upcoming, *, backend: Backend, eps: float):
-    return backend.add_rms_norm(x, update, weight, eps, upcoming)
+def _add_rms_norm(x, update, weight, *, backend: Backend, eps: float):
+    return backend.add_rms_norm(x, update, weight, eps)
 
 
 @functools.partial(jax.jit, static_argnames=("backend",))
-def _gated_silu(h, upcoming, *, backend: Backend):
-    return backend.gated_silu(h, upcoming)
+def _gated_silu(h, *, backend: Backend):
+    return backend.gated_silu(h)

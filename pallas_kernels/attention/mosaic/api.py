@@ -39,7 +39,6 @@ def paged_attention(
     sinks: Float[Array, " N"] | None = None,
     k_scales: Scales | None = None,
     v_scales: Scales | None = None,
-    upcoming: Array | None = None,
     programs: int | None = None,
     ping_pong: bool = True,
     early_launch: bool = True,
@@ -56,8 +55,6 @@ def paged_attention(
         alibi_slopes, sinks: float32, one a query head, as in the xla backend.
         k_scales, v_scales: float32 [K] or [P, K], of float8_e4m3fn pages, as in the xla backend;
             values times scales of pages are rounded to float16.
-        upcoming: weights that the next kernel reads, whose start relay fusion fetches into the L2
-            cache, or None.
         programs: persistent programs to launch; None for one a multiprocessor.
         ping_pong: the consumer warpgroups of wide items take turns on the tensor cores.
         early_launch: launch while the kernel before still runs, and wait for it on the device.
@@ -90,9 +87,7 @@ def paged_attention(
     )
     numbers = dict(alibi_slopes=alibi_slopes, k_scales=k_scales, v_scales=v_scales)
     numbers = {name: value for name, value in numbers.items() if value is not None}
-    return _launch(
-        cfg, packed, page_table, positions, q, k_pages, v_pages, numbers, sinks, upcoming
-    )
+    return _launch(cfg, packed, page_table, positions, q, k_pages, v_pages, numbers, sinks)
 
 
 # Compiled as a function of its own: a model's layers then share one trace and one lowering.
@@ -107,12 +102,11 @@ def _launch(
     v_pages,
     numbers,
     sinks,
-    upcoming,
 ):
     out, lse, part, part_lse = attention_call(
         cfg, packed, page_table, positions, q, k_pages, v_pages, numbers
     )
-    out, lse = merge_in_place(out, lse, part, part_lse, packed.merge_indptr, upcoming)
+    out, lse = merge_in_place(out, lse, part, part_lse, packed.merge_indptr)
     return (out, lse) if sinks is None else apply_sinks(out, lse, sinks)
 
 

@@ -30,7 +30,6 @@ def paged_attention(
     sinks: Float[Array, " N"] | None = None,
     k_scales: Scales | None = None,
     v_scales: Scales | None = None,
-    upcoming: Array | None = None,
     programs: int | None = None,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
     """Attention of packed query rows over paged KV, as the plan says; same contract as xla.
@@ -45,7 +44,6 @@ def paged_attention(
         alibi_slopes, sinks: float32, one a query head, as in the xla backend.
         k_scales, v_scales: float32 [K] or [P, K], of float8_e4m3fn pages, as in the xla backend;
             weights times scales of values are rounded to q's dtype.
-        upcoming: for backends that can fetch ahead; this one does not.
         programs: persistent programs to launch; None for a few times what the device holds at once.
 
     Returns:
@@ -56,7 +54,6 @@ def paged_attention(
         ValueError: a shape or dtype the kernel does not take.
         ImportError: jax-triton, or the GPU support of jax that it needs, is not installed.
     """
-    del upcoming
     N, K = q.shape[1], k_pages.shape[1]
     _check(q, k_pages, v_pages, page_table, positions)
     check_per_head(N, alibi_slopes=alibi_slopes, sinks=sinks)
