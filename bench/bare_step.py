@@ -31,9 +31,9 @@ def bare_step_seconds(llm: Any, case: DecodeCase) -> float:
         raise ValueError(
             f"{case.batch} sequences run in a step of {shape.seqs}; measure a batch of that size"
         )
-    step = worker._step(shape, StepFeatures("greedy", 0, False))
+    step = worker._programs.whole(shape, StepFeatures("greedy", 0, False))
     given = _input(case, shape, worker)
-    packed = jax.device_put(worker._layout(shape).pack(given), worker._everywhere)
+    packed = jax.device_put(worker._programs.layout(shape).pack(given), worker._everywhere)
 
     def run() -> jax.Array:
         worker._state, result = step(worker._leaves, worker._state, packed)

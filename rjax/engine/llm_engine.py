@@ -189,10 +189,6 @@ class LLMEngine:
         for sequence in schedule.admitted:
             self._enter(sequence)
         if schedule.scheduled:
-            for item in schedule.scheduled:
-                sequence = item.sequence
-                if sequence.mask is not None and item.samples and sequence.slot is not None:
-                    self._worker.restrict(sequence.slot, sequence.mask.words)
             self._count_memory()
             step = self._worker.dispatch(schedule.scheduled, self._scheduler.page_table)
             self._stats.count_step(step.num_tokens, step.stats)
@@ -200,6 +196,8 @@ class LLMEngine:
         outputs, self._held_back = self._held_back, []
         if self._in_flight and (len(self._in_flight) > 1 or not schedule.scheduled):
             outputs += self._read(self._in_flight.popleft())
+        if self._in_flight and self._in_flight[-1].held:  # the masks know the last tokens now
+            self._in_flight[-1] = self._worker.sample(self._in_flight[-1])
         return outputs
 
     def abort_request(self, request_id: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int, UInt32
+from jaxtyping import Int
 
 from models import BUNDLED_MODEL, ModelConfig, config_from_folder, load_model, resolve_folder
 from rjax.config import EngineConfig
@@ -64,10 +64,6 @@ class StepWorker(Protocol):
         """Fill one slot of the sampling state for a new sequence."""
         ...
 
-    def restrict(self, slot: int, words: UInt32[np.ndarray, " W"]) -> None:
-        """Allow only the tokens of these bits in the slot's next samples."""
-        ...
-
     def move(self, operations: list[PageOperation]) -> None:
         """Start these copies of pages, in their order, before the next step."""
         ...
@@ -76,6 +72,10 @@ class StepWorker(Protocol):
         self, batch: list[ScheduledSequence], tables: Int[np.ndarray, "slots pages"]
     ) -> DispatchedStep:
         """Start a step and return at once; row s of ``tables`` lists the pages of slot s."""
+        ...
+
+    def sample(self, step: DispatchedStep) -> DispatchedStep:
+        """Go on with a step that is held, now that the masks of its sequences are known."""
         ...
 
     def read(self, step: DispatchedStep) -> StepReadout:

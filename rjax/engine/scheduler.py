@@ -155,8 +155,8 @@ class Scheduler:
         short: list[Sequence] = []
         for sequence in self.running:
             tokens = sequence.num_tokens
-            if tokens >= sequence.max_length or (sequence.mask is not None and sequence.in_flight):
-                continue  # its last token, or the one that its mask needs, is still in flight
+            if tokens >= sequence.max_length:
+                continue  # its last token is still in flight
             if tokens - sequence.num_computed > 1:
                 chunks.append(sequence)
                 continue

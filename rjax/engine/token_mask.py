@@ -10,10 +10,10 @@ from jaxtyping import UInt32
 class TokenMask(Protocol):
     """Says which tokens may come next, given those so far; one object serves one sequence.
 
-    A mask needs the token before it, which is read only when the next step runs already. So among
-    sequences without masks one with a mask runs every other step; where all have masks, each runs
-    every step, and the device waits for the host in between. Where ``accept`` raises, the request
-    ends with ``finish_reason`` "error" and no other is harmed.
+    A mask needs the token before it, which is read only when the next step runs already. So the
+    next step is held before it samples: the device computes its logits while the host prepares the
+    masks. Where ``accept`` raises, the request ends with ``finish_reason`` "error" and no other is
+    harmed.
     """
 
     @property

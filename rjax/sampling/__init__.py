@@ -5,7 +5,7 @@ from rjax.sampling.params import RequestOutputKind, SamplerMode, SamplingParams,
 from rjax.sampling.prompt_logprobs import TokenLogprobs, token_logprobs
 from rjax.sampling.sampler import SampleResult, sample
 from rjax.sampling.seeds import sequence_seed
-from rjax.sampling.state import SamplingState, SlotRow, admit, allow, init_state, slot_row
+from rjax.sampling.state import SamplingState, SlotRow, admit, init_state, slot_row
 
 __all__ = [
     "LIMITS",
@@ -18,7 +18,6 @@ __all__ = [
     "SlotRow",
     "TokenLogprobs",
     "admit",
-    "allow",
     "init_state",
     "sample",
     "sequence_seed",

@@ -43,6 +43,7 @@ def sample(
     *,
     mode: SamplerMode,
     num_logprobs: int,
+    words: UInt32[Array, "B W"] | None = None,
 ) -> tuple[SampleResult, SamplingState]:
     """Sample one token for each live row and count it in the state.
 
@@ -58,9 +59,13 @@ def sample(
         mode: static. "greedy" is the argmax of the raw logits, "random" knows temperatures besides,
             "full" everything (``SamplingParams.sampler_mode``, ``step_mode``).
         num_logprobs: static; alternatives (A) to report for each row, at most V.
+        words: bits of the tokens that each row may take this once, as in ``SamplingState.allowed``;
+            read in the mode "full" alone.
     """
     num_slots = state.temperature.shape[0]
     rows = jax.tree.map(lambda field: field[jnp.where(live, slots, 0)], state)
+    if words is not None:
+        rows = dataclasses.replace(rows, allowed=rows.allowed & words)
     if mode == "greedy":
         tokens = jnp.argmax(finite(logits), axis=-1)
     else:

@@ -169,20 +169,6 @@ def admit(state: SamplingState, slot: int, row: SlotRow) -> SamplingState:
     return _admit_donated(state, np.int32(slot), row)
 
 
-def _allow(state: SamplingState, slot: Int32[Array, ""], words: Array) -> SamplingState:
-    return dataclasses.replace(state, allowed=state.allowed.at[slot].set(words))
-
-
-_allow_donated = jax.jit(_allow, donate_argnums=0)
-
-
-def allow(state: SamplingState, slot: int, words: UInt32[np.ndarray, " W"]) -> SamplingState:
-    """Replace the allow-list of one slot; ``state`` is donated: do not use it again."""
-    slots = state.temperature.shape[0]
-    assert 0 <= slot < slots, f"slot {slot} is not one of {slots}"
-    return _allow_donated(state, np.int32(slot), words)
-
-
 def _ids(name: str, ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
     array = np.asarray(ids, np.int64)
     if array.size and not (array.min() >= 0 and array.max() < vocab_size):

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Float32, Int, UInt32
 
 from rjax.sampling import SampleResult, SamplingState, TokenLogprobs, sample, token_logprobs
 from rjax.worker.backend import Backend
 from rjax.worker.paged_context import PagedContext
-from rjax.worker.step_input import PackedLayout
+from rjax.worker.step_input import PackedLayout, StepInput
 from rjax.worker.step_shape import StepFeatures
 
 _PROMPT_BLOCK = 64  # prompt rows whose logits are held at once
@@ -53,6 +53,21 @@ class StepResult:
     prompt: TokenLogprobs | None
 
 
+@no_type_check  # JAX rebuilds it with descriptions of arrays for leaves
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class HeldStep:
+    """A step that has everything but its tokens.
+
+    Attributes:
+        logits: of each sequence of the batch.
+        prompt: as in StepResult.
+    """
+
+    logits: Float32[Array, "B V"]
+    prompt: TokenLogprobs | None
+
+
 def compile_step(
     graph: Any,
     treedef: Any,
@@ -66,40 +81,115 @@ def compile_step(
     Its arguments are (leaves, state, packed): the model's flat parameter leaves, the StepState,
     which is donated, and the packed StepInput.
     """
+    forward = _forward(graph, treedef, layout, features, backend, mesh)
 
     def step(
         leaves: list[Array], state: StepState, packed: Int[Array, " Z"]
     ) -> tuple[StepState, StepResult]:
+        state, held = forward(leaves, state, packed)
+        sampling, last_tokens, result = _sampled(
+            state.sampling, state.last_tokens, layout.unpack(packed), held, None, features
+        )
+        written = dataclasses.replace(state, sampling=sampling, last_tokens=last_tokens)
+        return written, result
+
+    return jax.jit(step, donate_argnums=1)
+
+
+def compile_held_step(
+    graph: Any,
+    treedef: Any,
+    layout: PackedLayout,
+    features: StepFeatures,
+    backend: Backend,
+    mesh: Mesh,
+) -> Callable[..., tuple[StepState, HeldStep]]:
+    """Make a jitted step that stops before it samples, with the arguments of ``compile_step``.
+
+    While it runs the host can read the tokens of the step before it, on which masks depend. How it
+    will be sampled does not matter yet.
+    """
+    forward = _forward(graph, treedef, layout, features, backend, mesh)
+    return jax.jit(forward, donate_argnums=1)
+
+
+def compile_sampling(
+    layout: PackedLayout, features: StepFeatures
+) -> Callable[..., tuple[SamplingState, Array, StepResult]]:
+    """Make what samples a HeldStep.
+
+    Its arguments are (sampling, last_tokens, packed, held, words): of the StepState, both donated;
+    the packed StepInput; the HeldStep; and for each sequence of the batch the bits of the tokens
+    that it may take, as in ``SamplingState.allowed``. It returns the first two anew, and the
+    step's result.
+    """
+
+    def finish(
+        sampling: SamplingState,
+        last_tokens: Int[Array, " slots"],
+        packed: Int[Array, " Z"],
+        held: HeldStep,
+        words: UInt32[Array, "B W"],
+    ) -> tuple[SamplingState, Int[Array, " slots"], StepResult]:
+        return _sampled(sampling, last_tokens, layout.unpack(packed), held, words, features)
+
+    return jax.jit(finish, donate_argnums=(0, 1))
+
+
+def _forward(
+    graph: Any,
+    treedef: Any,
+    layout: PackedLayout,
+    features: StepFeatures,
+    backend: Backend,
+    mesh: Mesh,
+) -> Callable[..., tuple[StepState, HeldStep]]:
+    """Tokens to logits; KV is written."""
+
+    def forward(
+        leaves: list[Array], state: StepState, packed: Int[Array, " Z"]
+    ) -> tuple[StepState, HeldStep]:
         batch = layout.unpack(packed)
-        slots, targets = jnp.asarray(batch.slots), jnp.asarray(batch.targets)
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         context = PagedContext(state.k_pages, state.v_pages, batch, backend, mesh)
         tokens = jnp.where(batch.token_slot >= 0, state.last_tokens[batch.token_slot], batch.tokens)
         hidden = model(tokens, batch.positions, context)
-        live = jnp.asarray(batch.live) > 0
-        drawn, sampling = sample(
-            model.logits(hidden[batch.sample_row]),
-            state.sampling,
-            slots,
-            live,
-            mode=features.sampling,
-            num_logprobs=features.num_logprobs,
+        held = HeldStep(
+            logits=model.logits(hidden[batch.sample_row]),
+            prompt=_prompt_logprobs(model, hidden, jnp.asarray(batch.targets), features),
         )
-        written = jnp.where(live, slots, state.last_tokens.shape[0])
-        new_state = StepState(
-            k_pages=context.k_pages,
-            v_pages=context.v_pages,
-            sampling=sampling,
-            last_tokens=state.last_tokens.at[written].set(drawn.tokens, mode="drop"),
-        )
-        result = StepResult(
-            tokens=drawn.tokens,
-            sampled=_sampled_logprobs(drawn) if features.num_logprobs else None,
-            prompt=_prompt_logprobs(model, hidden, targets, features),
-        )
-        return new_state, result
+        written = dataclasses.replace(state, k_pages=context.k_pages, v_pages=context.v_pages)
+        return written, held
 
-    return jax.jit(step, donate_argnums=1)
+    return forward
+
+
+def _sampled(
+    sampling: SamplingState,
+    last_tokens: Int[Array, " slots"],
+    batch: StepInput,
+    held: HeldStep,
+    words: UInt32[Array, "B W"] | None,
+    features: StepFeatures,
+) -> tuple[SamplingState, Int[Array, " slots"], StepResult]:
+    """Logits to tokens."""
+    slots, live = jnp.asarray(batch.slots), jnp.asarray(batch.live) > 0
+    drawn, sampling = sample(
+        held.logits,
+        sampling,
+        slots,
+        live,
+        mode=features.sampling,
+        num_logprobs=features.num_logprobs,
+        words=words,
+    )
+    written = jnp.where(live, slots, last_tokens.shape[0])
+    result = StepResult(
+        tokens=drawn.tokens,
+        sampled=_sampled_logprobs(drawn) if features.num_logprobs else None,
+        prompt=held.prompt,
+    )
+    return sampling, last_tokens.at[written].set(drawn.tokens, mode="drop"), result
 
 
 def _sampled_logprobs(drawn: SampleResult) -> TokenLogprobs:

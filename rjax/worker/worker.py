@@ -12,29 +12,32 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Int, UInt32
+from jaxtyping import Int
 
 from models import LoadedModel
 from pallas_kernels.attention.planner import CostModel, PlanStats, Sharing
 from rjax.config import EngineConfig
 from rjax.engine.page_operations import PageOperation
 from rjax.engine.scheduler import ScheduledSequence
-from rjax.sampling import SamplerMode, SlotRow, admit, allow, init_state
+from rjax.engine.sequence import SequenceStatus
+from rjax.sampling import SamplerMode, SlotRow, admit, init_state
 from rjax.worker.backend import Backend
 from rjax.worker.batch_order import by_shared_pages
 from rjax.worker.compile_ahead import compile_ahead
 from rjax.worker.cost_model import fitted_cost_model
 from rjax.worker.kv_cache import PoolSize, fit_pool, make_pools, page_bytes
 from rjax.worker.page_mover import PageMover, Pools
+from rjax.worker.programs import StepPrograms
 from rjax.worker.readout import StepReadout, read_result
-from rjax.worker.step import StepState, compile_step
-from rjax.worker.step_input import PackedLayout, build_step_input, check_step_input
+from rjax.worker.step import StepResult, StepState
+from rjax.worker.step_input import build_step_input, check_step_input
 from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape, step_features
 
 _MOST_HOST_POOLS = 8  # host pages are at most so many times those of the device
 _TIMED_PAGES = 8
 _SAMPLED = 64  # values of each weight in the model's fingerprint
 _PROMPT_ROWS = 512  # whose logits there is room for: several blocks of what a step holds at once
+_ALL = 0xFFFFFFFF  # of 32 tokens all may be sampled
 _MOST_CUTS = 32  # items of one sequence; longer sequences are cut more coarsely
 
 
@@ -47,12 +50,24 @@ class DispatchedStep:
         result: a StepResult on the device, for the worker that made it to read.
         stats: what its attention reads.
         num_tokens: rows computed.
+        held: whether it waits for ``Worker.sample``, and its result with it.
     """
 
     batch: list[ScheduledSequence]
     result: Any
     stats: PlanStats
     num_tokens: int
+    held: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Unsampled:
+    """What is left of a step in parts: its input, and its HeldStep."""
+
+    shape: StepShape
+    features: StepFeatures
+    packed: jax.Array
+    step: Any
 
 
 class Worker:
@@ -69,7 +84,6 @@ class Worker:
         max_num_batched_tokens: int,
         growth: int,
     ) -> None:
-        self._backend = backend
         self._mesh = mesh
         self._everywhere = NamedSharding(mesh, PartitionSpec())
         self._max_logprobs = config.scheduler.max_logprobs
@@ -88,13 +102,13 @@ class Worker:
             split_tokens=unit * math.ceil(max_model_len / unit / _MOST_CUTS),
             growth=growth,
         )
-        self._graph, state = nnx.split(loaded.model)
-        self._leaves, self._treedef = jax.tree.flatten(state)
+        graph, state = nnx.split(loaded.model)
+        self._leaves, treedef = jax.tree.flatten(state)
+        self._programs = StepPrograms(graph, treedef, backend, mesh)
+        self._unmasked: dict[int, jax.Array] = {}
         self._dtype = jnp.result_type(*(leaf.dtype for leaf in self._leaves))
         fitted = fitted_cost_model(backend, loaded.config, self._dtype, mesh)
         self._sharing: Sharing = _sharing(config, fitted or backend.cost_model)
-        self._layouts: dict[StepShape, PackedLayout] = {}
-        self._steps = {}
         self.pool = self._pool_size(loaded, config, max_model_len)
         self._state = self._make_state(loaded, config, self.pool.num_pages)
         self.num_host_pages = min(
@@ -112,19 +126,13 @@ class Worker:
 
     @property
     def num_compiled(self) -> int:
-        """Compiled steps so far."""
-        return len(self._steps)
+        """Programs of steps so far."""
+        return len(self._programs)
 
     def admit(self, slot: int, row: SlotRow) -> None:
         """Fill one slot of the sampling state for a new sequence, leaving nothing of the last."""
         self._state = dataclasses.replace(
             self._state, sampling=admit(self._state.sampling, slot, row)
-        )
-
-    def restrict(self, slot: int, words: UInt32[np.ndarray, " W"]) -> None:
-        """Allow only the tokens of these bits in the slot's next samples."""
-        self._state = dataclasses.replace(
-            self._state, sampling=allow(self._state.sampling, slot, words)
         )
 
     def move(self, operations: list[PageOperation]) -> None:
@@ -153,26 +161,27 @@ class Worker:
     def warmup(self, modes: Sequence[SamplerMode] = ("greedy", "random", "full")) -> None:
         """Compile every step size in these modes of the sampler, and the copies of pages.
 
-        Steps with logprobs are rarer and compiled when they are first asked for. The steps run
+        Sampling with logprobs is rarer and compiled when it is first asked for. The steps run
         once, on an empty batch, and change nothing.
         """
         features = [StepFeatures(mode, 0, False) for mode in modes]
         wanted = [(shape, wants) for shape in self.shapes.all for wants in features]
+        programs = self._programs
         tables = np.zeros((1, self.shapes.largest.table_pages), np.int32)
         inputs = {}
         for shape in self.shapes.all:
             step_input, _ = build_step_input([], tables, shape, "off")
-            packed = self._layout(shape).pack(step_input)
+            packed = programs.layout(shape).pack(step_input)
             inputs[shape] = jax.device_put(packed, self._everywhere)
         lowered = (
-            self._step(shape, wants).lower(self._leaves, self._state, inputs[shape])
+            (programs.held if programs.in_parts(wants) else programs.whole)(shape, wants).lower(
+                self._leaves, self._state, inputs[shape]
+            )
             for shape, wants in wanted
         )
         compile_ahead(lowered, len(wanted), title="Compiling steps", progress=self._progress)
         for shape, wants in wanted:
-            step = self._step(shape, wants)
-            self._state, result = step(self._leaves, self._state, inputs[shape])
-            jax.block_until_ready(result)
+            jax.block_until_ready(self._run(shape, wants, inputs[shape]))
         self._set_pools(self._mover.warmup(self._pools, progress=self._progress))
 
     def measure_page_seconds(self) -> float:
@@ -193,7 +202,8 @@ class Worker:
     def dispatch(
         self, batch: list[ScheduledSequence], tables: Int[np.ndarray, "slots pages"]
     ) -> DispatchedStep:
-        """Start a step and return at once.
+        """Start a step and return at once. Where a mask has to be laid on its samples, it is held
+        until ``sample``, and computes all that comes before that.
 
         Args:
             batch: in any order; the step's own is that of the result.
@@ -213,11 +223,26 @@ class Worker:
                 step_input, batch, num_pages=self.pool.num_pages, page_size=shape.page_size
             )
         features = step_features(batch, min(self._max_logprobs, self._vocab_size))
-        packed = jax.device_put(self._layout(shape).pack(step_input), self._everywhere)
-        self._state, result = self._step(shape, features)(self._leaves, self._state, packed)
-        for leaf in jax.tree.leaves(result):
-            leaf.copy_to_host_async()
-        return DispatchedStep(batch, result, stats, rows)
+        packed = jax.device_put(self._programs.layout(shape).pack(step_input), self._everywhere)
+        if features.sampling == "full" and any(
+            item.samples and item.sequence.mask is not None for item in batch
+        ):
+            result = self._run_held(shape, features, packed)
+            return DispatchedStep(batch, result, stats, rows, held=True)
+        result = self._run(shape, features, packed)
+        return DispatchedStep(batch, _on_its_way(result), stats, rows)
+
+    def sample(self, step: DispatchedStep) -> DispatchedStep:
+        """Sample a step that is held, under the masks that its sequences have now."""
+        unsampled: _Unsampled = step.result
+        words = np.full((unsampled.shape.seqs, -(-self._vocab_size // 32)), _ALL, np.uint32)
+        for b, (sequence, _, _, samples, _) in enumerate(step.batch):
+            if not samples or sequence.mask is None:
+                continue
+            if sequence.status is not SequenceStatus.FINISHED:
+                words[b] = sequence.mask.words
+        result = self._sample(unsampled, jax.device_put(words, self._everywhere))
+        return dataclasses.replace(step, result=_on_its_way(result), held=False)
 
     def read(self, step: DispatchedStep) -> StepReadout:
         """Wait for a step and copy its result to the host."""
@@ -233,22 +258,29 @@ class Worker:
             self._state, k_pages=pools[:layers], v_pages=pools[layers:]
         )
 
-    def _layout(self, shape: StepShape) -> PackedLayout:
-        if shape not in self._layouts:
-            self._layouts[shape] = PackedLayout(shape)
-        return self._layouts[shape]
+    def _run(self, shape: StepShape, features: StepFeatures, packed: jax.Array) -> StepResult:
+        if self._programs.in_parts(features):
+            if shape.seqs not in self._unmasked:
+                words = np.full((shape.seqs, -(-self._vocab_size // 32)), _ALL, np.uint32)
+                self._unmasked[shape.seqs] = jax.device_put(words, self._everywhere)
+            unsampled = self._run_held(shape, features, packed)
+            return self._sample(unsampled, self._unmasked[shape.seqs])
+        program = self._programs.whole(shape, features)
+        self._state, result = program(self._leaves, self._state, packed)
+        return result
 
-    def _step(self, shape: StepShape, features: StepFeatures):
-        if (shape, features) not in self._steps:
-            self._steps[shape, features] = compile_step(
-                self._graph,
-                self._treedef,
-                self._layout(shape),
-                features,
-                self._backend,
-                self._mesh,
-            )
-        return self._steps[shape, features]
+    def _run_held(self, shape: StepShape, features: StepFeatures, packed: jax.Array) -> _Unsampled:
+        program = self._programs.held(shape, features)
+        self._state, held = program(self._leaves, self._state, packed)
+        return _Unsampled(shape, features, packed, held)
+
+    def _sample(self, unsampled: _Unsampled, words: jax.Array) -> StepResult:
+        state = self._state
+        sampling, last_tokens, result = self._programs.sampling(
+            unsampled.shape, unsampled.features
+        )(state.sampling, state.last_tokens, unsampled.packed, unsampled.step, words)
+        self._state = dataclasses.replace(state, sampling=sampling, last_tokens=last_tokens)
+        return result
 
     def _make_state(self, loaded: LoadedModel, config: EngineConfig, num_pages: int) -> StepState:
         slots = config.scheduler.max_num_seqs
@@ -283,14 +315,22 @@ class Worker:
         shape = self.shapes.largest
         features = StepFeatures("full", min(self._max_logprobs, self._vocab_size), False)
         state = self._make_state(loaded, config, 1)
-        packed = jax.device_put(np.zeros(self._layout(shape).size, np.int32), self._everywhere)
-        compiled = self._step(shape, features).lower(self._leaves, state, packed).compile()
-        del self._steps[shape, features]
+        layout = self._programs.layout(shape)
+        packed = jax.device_put(np.zeros(layout.size, np.int32), self._everywhere)
+        # In one program it takes no less than in parts.
+        step = self._programs.whole(shape, features)
+        compiled = step.lower(self._leaves, state, packed).compile()
         analysis = compiled.memory_analysis()
         prompt_logits = _PROMPT_ROWS * self._vocab_size * np.dtype(np.float32).itemsize
         return int(
             analysis.temp_size_in_bytes + analysis.generated_code_size_in_bytes + prompt_logits
         )
+
+
+def _on_its_way(result: StepResult) -> StepResult:
+    for leaf in jax.tree.leaves(result):
+        leaf.copy_to_host_async()
+    return result
 
 
 def _sharing(config: EngineConfig, cost_model: CostModel) -> Sharing:

@@ -55,6 +55,38 @@ def test_mask_decides_every_token_and_no_neighbour_notices(engine, temperature):
     assert run(engine, [("after", PROMPT, params)])["after"].outputs[0].token_ids == alone
 
 
+def test_mask_and_allow_list_hold_together(engine):
+    class Pair(Script):
+        """Allows the next token of the list, and token 3."""
+
+        @property
+        def words(self) -> np.ndarray:
+            words = super().words
+            words[0] |= np.uint32(1 << 3)
+            return words
+
+    tokens = [40, 41, 40, 41]
+    params = SamplingParams(temperature=1, max_tokens=4, allowed_token_ids=[40, 41, 42])
+    ask(engine, "both", params, [Pair(tokens)])
+    assert run(engine, [])["both"].outputs[0].token_ids == tokens
+
+
+def test_masks_change_nothing_that_is_reported(engine):
+    """Log-probabilities of prompt and output, of a request that is held for its neighbour."""
+    params = SamplingParams(temperature=0, max_tokens=6, logprobs=2, prompt_logprobs=1)
+    alone = run(engine, [("alone", PROMPT, params)])["alone"]
+    ask(engine, "masked", SamplingParams(max_tokens=12), [Script(list(range(12)))])
+    beside = run(engine, [("beside", PROMPT, params)])["beside"]
+    assert beside.outputs[0].token_ids == alone.outputs[0].token_ids
+    for kind in ("prompt_logprobs", "logprobs"):
+        of = [alone, beside] if kind == "prompt_logprobs" else [alone.outputs[0], beside.outputs[0]]
+        one, two = (getattr(x, kind) for x in of)
+        for before, after in zip(one, two, strict=True):
+            assert (before or {}).keys() == (after or {}).keys()
+            for token in before or ():
+                assert after[token].logprob == pytest.approx(before[token].logprob, abs=1e-4)
+
+
 def test_failing_mask_ends_its_request_alone(engine):
     params = SamplingParams(temperature=0, max_tokens=12)
     ask(engine, "bad", params, [Script(list(range(12)), fails_after=4)])

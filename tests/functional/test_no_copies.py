@@ -14,7 +14,7 @@ from rjax import functional
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.kv_cache import make_pools
-from rjax.worker.step import StepState, compile_step
+from rjax.worker.step import StepState, compile_held_step, compile_step
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepFeatures, StepShape
 from tests.functional.programs import CONFIG, prepared, prompts, tiny_model
@@ -68,8 +68,8 @@ def test_the_check_sees_a_copy():
 
 
 @pytest.mark.parametrize(("rows", "seqs"), [(6, 6), (48, 6)], ids=["decode", "prompts"])
-@pytest.mark.parametrize("mode", ["greedy", "full"])
-def test_the_engine_s_step_copies_neither_weights_nor_pages(rows, seqs, mode):
+@pytest.mark.parametrize("compiler", [compile_step, compile_held_step])
+def test_the_engine_s_step_copies_neither_weights_nor_pages(rows, seqs, compiler):
     graph, weights = nnx.split(tiny_model())
     leaves, treedef = jax.tree.flatten(weights)
     mesh = single_device_mesh()
@@ -83,7 +83,7 @@ def test_the_engine_s_step_copies_neither_weights_nor_pages(rows, seqs, mode):
     )
     plan = PlanShape(rows, seqs, 64, backend.tile_rows, 16)
     layout = PackedLayout(StepShape(rows, seqs, 8, 8, plan))
-    step = compile_step(graph, treedef, layout, StepFeatures(mode, 0, False), backend, mesh)
+    step = compiler(graph, treedef, layout, StepFeatures("greedy", 0, False), backend, mesh)
     pools = make_pools(CONFIG, PAGES, 8, jnp.dtype(jnp.float32), mesh)
     sampling = init_state(seqs, CONFIG.vocab_size)
     state = StepState(*pools, sampling, jnp.zeros(seqs, jnp.int32))
