@@ -1,8 +1,10 @@
-"""Attention options that are numbers a head, the same for every backend: checks, and the sinks."""
+"""What is the same for every backend: checks of arguments, and the sinks."""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from pallas_kernels.attention.work_list import AttentionPlan
 
 
 def check_per_head(heads: int, **options: Float[Array, " N"] | None) -> None:
@@ -12,6 +14,26 @@ def check_per_head(heads: int, **options: Float[Array, " N"] | None) -> None:
             raise ValueError(
                 f"{name} is {value.dtype}{list(value.shape)}; "
                 f"it must be float32[{heads}], one number a query head"
+            )
+
+
+def check_shapes(q: Array, k_pages: Array, v_pages: Array, plan: AttentionPlan) -> None:
+    """Raise ValueError unless queries, pages and plan can belong together."""
+    (T, N, H), (_, K, S, pages_h) = q.shape, k_pages.shape
+    if k_pages.shape != v_pages.shape or pages_h != H:
+        raise ValueError(
+            f"k_pages are {list(k_pages.shape)}, v_pages {list(v_pages.shape)}; both must be "
+            f"[P, K, S, {H}] as q's head dim is {H}"
+        )
+    if N % K:
+        raise ValueError(f"{N} query heads do not divide into {K} KV heads")
+    if plan.merge_indptr.shape[0] != T + 1:
+        raise ValueError(f"the plan is for {plan.merge_indptr.shape[0] - 1} rows; q has {T}")
+    for work in plan.lists:
+        if work.tile_tokens % S:
+            raise ValueError(
+                f"the plan is cut at {work.tile_tokens} tokens; with pages of {S} it must be cut "
+                f"at a multiple of {S}"
             )
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention.options import apply_sinks, check_per_head
+from pallas_kernels.attention.options import apply_sinks, check_per_head, check_shapes
 from pallas_kernels.attention.spec import AttentionSpec
 from pallas_kernels.attention.work_list import AttentionPlan, WorkList
 from pallas_kernels.fp8 import Scales, check_scales, scales_at
@@ -28,7 +28,6 @@ def paged_attention(
     sinks: Float[Array, " N"] | None = None,
     k_scales: Scales | None = None,
     v_scales: Scales | None = None,
-    upcoming: Array | None = None,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
     """Attention of packed query rows over paged KV, as the plan says.
 
@@ -45,17 +44,16 @@ def paged_attention(
             the LSE then counts them.
         k_scales, v_scales: float32 [K] or [P, K]: float8_e4m3fn pages times these are the keys and
             values; given exactly when the pages are float8_e4m3fn.
-        upcoming: for backends that can fetch ahead; here XLA drops it.
 
     Returns:
         Output in q's dtype and natural-log LSE in float32; 0 and -inf for rows that see nothing,
         with sinks too.
 
     Raises:
-        ValueError: an option of the wrong shape or dtype.
+        ValueError: an argument of the wrong shape or dtype.
     """
-    del upcoming
     T, N, H = q.shape
+    check_shapes(q, k_pages, v_pages, plan)
     check_per_head(N, alibi_slopes=alibi_slopes, sinks=sinks)
     check_scales(k_pages, v_pages, k_scales, v_scales)
     pools = ((k_pages, k_scales), (v_pages, v_scales))

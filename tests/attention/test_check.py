@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pallas_kernels.attention.check import check_values, check_writes
 from pallas_kernels.attention.device_planner import plan_on_device
+from pallas_kernels.attention.options import check_shapes
 from pallas_kernels.attention.planner import PlanShape, plan_attention
 
 S, SPLIT, TILE = 4, 8, 3
@@ -186,3 +187,19 @@ def test_writes_have_places_of_their_own():
         check_writes(np.array([-1, 0, 40]), num_pages=10, page_size=4)
     with pytest.raises(ValueError, match="rows 1 and 3 both write to slot 7"):
         check_writes(np.array([-1, 7, 8, 7]), num_pages=10, page_size=4)
+
+
+@pytest.mark.parametrize(
+    ("q", "pages", "message"),
+    [
+        ((6, 4, 8), (9, 3, 4, 8), "4 query heads do not divide into 3 KV heads"),
+        ((6, 4, 8), (9, 2, 3, 8), "cut at 8 tokens; with pages of 3"),
+        ((5, 4, 8), (9, 2, 4, 8), "the plan is for 6 rows; q has 5"),
+        ((6, 4, 8), (9, 2, 4, 16), "as q's head dim is 8"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(q, pages, message):
+    """Where annotations are not checked, as outside of tests."""
+    plan = batch(16, [3, 9, 1, 6], [1, 1, 1, 1])["plan"]
+    with pytest.raises(ValueError, match=message):
+        check_shapes(jnp.zeros(q), jnp.zeros(pages), jnp.zeros(pages), plan)
