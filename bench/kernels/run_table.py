@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import time
 from typing import Any
 
 from bench.ceilings import measure_ceilings
@@ -24,6 +25,7 @@ COLUMNS = {
 
 def run_table(options: argparse.Namespace, kept: Kept) -> int:
     """Run the cases that ``options.only`` leaves; returns how many failed or were wrong."""
+    start = time.monotonic()
     kernel, ceilings = choose_kernel(options.backend), measure_ceilings()
     kept.more |= {
         "backend": kernel.name,
@@ -39,6 +41,10 @@ def run_table(options: argparse.Namespace, kept: Kept) -> int:
     bad = 0
     for case in small_cases() if options.small else table_cases():
         if options.only not in case.name:
+            continue
+        if time.monotonic() - start > options.seconds:
+            print(f"{case.name:34s} not run: {options.seconds:g} s were over (--seconds)")
+            bad += 1
             continue
         try:
             result = run_case(case, kernel, ceilings)

@@ -138,10 +138,12 @@ def test_a_point_that_fails_or_is_wrong_costs_no_other(monkeypatch, capsys):
     assert "too much" in capsys.readouterr().out
 
 
-def test_no_time_is_no_sweep(tmp_path, capsys):
-    arguments = ["--sweep", "--small", "--backend=xla", "--seconds=0"]
-    assert kernels.main([*arguments, f"--json={tmp_path / 'x.json'}"]) == 1
+def test_what_no_time_was_left_for_is_said(capsys):
+    arguments = ["--small", "--backend=xla", "--seconds=0"]
+    assert kernels.main(["--sweep", *arguments]) == 1
     assert f"{len(sweep.small_points())} points not run" in capsys.readouterr().out
+    assert kernels.main(arguments) == 1
+    assert capsys.readouterr().out.count("not run: 0 s were over") == len(small_cases())
 
 
 def test_the_sweep_covers_what_it_says():
