@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--small", action="store_true", help="few and small cases, for a CPU")
     p.add_argument("--only", default="", help="cases whose name contains this")
     p.add_argument("--backend", default="auto", choices=("auto", *NAMES), help="of the kernels")
-    p.add_argument("--seconds", type=float, default=240, help="start nothing new after so long")
+    p.add_argument("--seconds", type=float, default=480, help="start nothing new after so long")
     p.add_argument("--torch-python", default=sys.executable, help="interpreter that has torch")
     p.add_argument("--png", type=Path, help="file for the map of --sweep (default: beside --json)")
     return p
@@ -43,6 +43,10 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run one of them; 1 where a result was wrong or a case failed."""
     options = parser().parse_args(arguments)
+    if options.only and options.sweep:
+        parser().error("--only picks cases of the table and of --peers, which --sweep has none of")
+    if options.png and not options.sweep:
+        parser().error("--png is the map of --sweep")
     # Before this process takes the device's memory.
     torch_half = run_torch(options) if options.peers else (None, [])
     stem = "kernels_sweep" if options.sweep else "kernels_peers" if options.peers else "kernels"

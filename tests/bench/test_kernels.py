@@ -121,6 +121,13 @@ def test_the_sweep_runs_and_is_drawn(tmp_path):
     assert "kernels_sweep.png" in report.render(tmp_path)
 
 
+@pytest.mark.parametrize("arguments", [["--sweep", "--only=x"], ["--png=x.png"]])
+def test_options_that_would_do_nothing_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit):
+        kernels.main(arguments)
+    assert "--sweep" in capsys.readouterr().err
+
+
 def test_a_point_that_fails_or_is_wrong_costs_no_other(monkeypatch, capsys):
     def measure(self, case):
         if case.batch == 1:
