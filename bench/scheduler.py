@@ -186,10 +186,20 @@ def measure_lookup(tokens: int, repeats: int = 7) -> float:
 
 def main() -> None:
     """Measure, print a table and write it as JSON."""
-    parser = argparse.ArgumentParser(description="Host time of a step, without a device.")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--seqs", type=int, nargs="+", default=[8, 64, 256, 1024])
-    parser.add_argument("--output", type=pathlib.Path, default=RESULT)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.scheduler", description="Host time of a step, without a device."
+    )
+    parser.add_argument("--steps", type=int, default=60, help="timed of each (default: 60)")
+    parser.add_argument(
+        "--seqs",
+        type=int,
+        nargs="+",
+        default=[8, 64, 256, 1024],
+        help="running sequences (default: 8 64 256 1024)",
+    )
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=RESULT, help="file for the result as JSON"
+    )
     options = parser.parse_args()
     engine = make_engine(max(options.seqs))
     steps = {}
