@@ -88,6 +88,8 @@ def choose_backend(
         raise InvalidConfigError(f"the mosaic backend cannot run this: {no_mosaic}; use auto")
     no_triton = _triton_cannot(platform, compute_capability, model, dtype)
     if no_triton is None:
+        if name == "auto":
+            _log.info("attention by the triton backend: mosaic cannot: %s", no_mosaic)
         return _triton(model)
     if name == "triton":
         raise InvalidConfigError(f"the triton backend cannot run this: {no_triton}; use auto")
