@@ -66,14 +66,13 @@ def vanish(server: Running, seed: int) -> str:
         return moment
 
 
-@pytest.mark.parametrize("clients", [50, pytest.param(500, marks=pytest.mark.slow)])
-def test_vanishing_clients_leave_nothing(server: Running, clients):
+def test_vanishing_clients_leave_nothing(server: Running):
     body = {"prompt": "Who lives in Peru?", "max_tokens": 8, "temperature": 0}
     before = httpx2.post(server.url + "/v1/completions", json=body, timeout=60).json()["choices"]
     server.wait_idle()
     assert server.used_bytes() == 0
-    with ThreadPoolExecutor(min(clients, 100)) as pool:
-        moments = list(pool.map(lambda seed: vanish(server, seed), range(clients)))
+    with ThreadPoolExecutor(100) as pool:
+        moments = list(pool.map(lambda seed: vanish(server, seed), range(500)))
     assert len(set(moments)) == 6
     server.wait_idle(120)
     assert server.used_bytes() == 0
