@@ -136,6 +136,14 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ID",
         help="allow only these tokens; repeatable",
     )
+    _option(
+        group,
+        "--bad-word",
+        dest="bad_words",
+        action="append",
+        metavar="TEXT",
+        help="never generate this word; repeatable",
+    )
 
 
 ENGINE_KEYS = (
@@ -183,6 +191,7 @@ SAMPLING_KEYS = (
     "prompt_logprobs",
     "logit_bias",
     "allowed_token_ids",
+    "bad_words",
 )
 
 

@@ -12,6 +12,7 @@ from typing import no_type_check
 import numpy as np
 
 from rjax.config import EngineConfig
+from rjax.engine.bad_words import bad_words_masks
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.completion import StepLogprobs
 from rjax.engine.deadlines import Deadlines
@@ -145,6 +146,10 @@ class LLMEngine:
             raise InvalidRequestError(
                 f"{len(masks)} masks for {params.num_sequences} samples; give one a sample"
             )
+        if params.bad_words:
+            if masks:
+                raise InvalidRequestError("bad_words and masks exclude one another; give one")
+            masks = bad_words_masks(params, self.tokenizer, self._vocab_size, self._eos)
         room = self.max_model_len - len(tokens)
         arrival = next(self._arrivals)
         seed = params.seed

@@ -11,6 +11,7 @@ class SamplingLimits:
         n: samples of one prompt.
         stop_strings: stop strings of one request.
         stop_string_chars: characters in one stop string.
+        bad_words: bad words of one request, of as many characters as a stop string.
         stop_token_ids: stop token ids of one request.
         eos_token_ids: ids that end a sequence by the model's own configuration.
         logit_bias: tokens with a bias in one request.
@@ -20,6 +21,7 @@ class SamplingLimits:
     n: int = 16384
     stop_strings: int = 16
     stop_string_chars: int = 1024
+    bad_words: int = 128
     stop_token_ids: int = 64
     eos_token_ids: int = 16
     logit_bias: int = 1024

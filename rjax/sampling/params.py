@@ -66,6 +66,8 @@ class SamplingParams:
         logit_bias: up to 1024 token ids, each with a number to add to its logit, clamped to
             [-100, 100].
         allowed_token_ids: only these tokens may be generated; None allows all.
+        bad_words: up to 128 words that are not generated: the last token of each is forbidden where
+            its others stand; kept as a tuple, or None.
 
     Raises:
         InvalidRequestError: a value that is of the wrong type, not finite or out of range, or two
@@ -96,6 +98,7 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     logit_bias: Mapping[int, float] | None = dataclasses.field(default=None, hash=False)
     allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -127,14 +130,10 @@ class SamplingParams:
 
     def _check_lists(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        if stop is not None:
-            remedy = "give a string or a list of strings"
-            stop = checks.sequence("stop", stop, LIMITS.stop_strings, remedy)
-            for i, text in enumerate(stop):
-                if not isinstance(text, str) or not 1 <= len(text) <= LIMITS.stop_string_chars:
-                    remedy = f"give a string of 1 to {LIMITS.stop_string_chars} characters"
-                    checks.refuse(f"stop[{i}]", text, remedy)
-        self._set("stop", tuple(dict.fromkeys(stop or ())))
+        self._set("stop", _checked_texts("stop", stop, LIMITS.stop_strings))
+        self._set(
+            "bad_words", _checked_texts("bad_words", self.bad_words, LIMITS.bad_words) or None
+        )
         if self.stop_token_ids is not None:
             ids = checks.token_ids("stop_token_ids", self.stop_token_ids, LIMITS.stop_token_ids)
             self._set("stop_token_ids", ids)
@@ -323,6 +322,17 @@ def step_mode(modes: Iterable[SamplerMode]) -> SamplerMode:
     return "full" if "full" in needed else "random" if "random" in needed else "greedy"
 
 
+def _checked_texts(name: str, texts: Any, most: int) -> tuple[str, ...]:
+    if texts is None:
+        return ()
+    remedy = f"give a list of strings of 1 to {LIMITS.stop_string_chars} characters"
+    found = checks.sequence(name, texts, most, remedy)
+    for i, text in enumerate(found):
+        if not isinstance(text, str) or not 1 <= len(text) <= LIMITS.stop_string_chars:
+            checks.refuse(f"{name}[{i}]", text, remedy)
+    return tuple(dict.fromkeys(found))
+
+
 def _checked_bias(bias: Any) -> dict[int, float] | None:
     if not isinstance(bias, Mapping):
         checks.refuse("logit_bias", bias, "give a mapping from token id to a number")
@@ -371,5 +381,5 @@ _FLAGS = (
 )
 _NULLABLE = frozenset(
     {"best_of", "seed", "stop", "stop_token_ids", "max_tokens", "logprobs", "prompt_logprobs"}
-    | {"logit_bias", "allowed_token_ids"}
+    | {"logit_bias", "allowed_token_ids", "bad_words"}
 )

@@ -29,6 +29,7 @@ class ServeLimits:
     sequences: int = _limit(256, "prompts times samples of one request")
     messages: int = _limit(1024, "messages of one chat request")
     stop_strings: int = _limit(4, "stop strings")
+    bad_words: int = _limit(128, "bad words")
     logprobs: int = _limit(20, "alternatives at each token")
     logit_bias: int = _limit(1024, "tokens with a bias")
     token_ids: int = _limit(131_072, "entries of a list of token ids other than a prompt")

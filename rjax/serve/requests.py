@@ -53,6 +53,7 @@ class SamplingBody(Body):
     include_stop_str_in_output: bool | None = None
     logit_bias: dict[str, Number] | None = None
     allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     priority: Annotated[int | None, Field(description="smaller runs earlier")] = None
     cache_salt: Annotated[
         str | None, Field(description="only prompts with the same salt share cached KV")

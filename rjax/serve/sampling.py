@@ -31,6 +31,7 @@ _PASSED_ON = (
     "include_stop_str_in_output",
     "logit_bias",
     "allowed_token_ids",
+    "bad_words",
 )
 _COMPLETION_TOKENS = 16  # OpenAI's default
 
@@ -93,6 +94,7 @@ def check_limits(body: SamplingBody, limits: ServeLimits) -> None:
         _bounded("priority", body.priority, -(2**31), 2**31 - 1)
     for name, most in (
         ("stop", limits.stop_strings),
+        ("bad_words", limits.bad_words),
         ("stop_token_ids", limits.token_ids),
         ("allowed_token_ids", limits.token_ids),
         ("logit_bias", limits.logit_bias),
@@ -164,7 +166,7 @@ def check_constrained(params: SamplingParams) -> None:
     Raises:
         ApiError: 400.
     """
-    for name in ("ignore_eos", "min_tokens", "allowed_token_ids"):
+    for name in ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"):
         if getattr(params, name):
             raise ApiError(
                 400, f"{name} contradicts structured output and forced tool calls", param=name

@@ -61,6 +61,10 @@ BAD = [
     ("stop", (text for text in "ab")),
     ("stop", [str(i) for i in range(17)]),
     ("stop", "x" * 1025),
+    ("bad_words", "word"),
+    ("bad_words", [""]),
+    ("bad_words", [1]),
+    ("bad_words", [str(i) for i in range(129)]),
     ("stop_token_ids", 3),
     ("stop_token_ids", "3"),
     ("stop_token_ids", [-1]),
@@ -101,7 +105,7 @@ def test_defaults_are_those_of_vllm():
         ignore_eos=False, max_tokens=16, min_tokens=0, logprobs=None, prompt_logprobs=None,
         detokenize=True, skip_special_tokens=True, spaces_between_special_tokens=True,
         include_stop_str_in_output=False, output_kind=RequestOutputKind.CUMULATIVE,
-        logit_bias=None, allowed_token_ids=None,
+        logit_bias=None, allowed_token_ids=None, bad_words=None,
     )  # fmt: skip
     assert dataclasses.asdict(params) == expected
     assert hash(params) == hash(SamplingParams())
@@ -116,6 +120,7 @@ def test_normal_forms():
         stop="end",
         stop_token_ids=np.array([3, 3, 4]),
         logit_bias={np.int32(5): 250, 6: -1e9, 7: 1},
+        bad_words=["a", "b", "a"],
         ignore_eos=np.bool_(True),
         max_tokens=None,
     )
@@ -127,6 +132,8 @@ def test_normal_forms():
     assert params.stop_ids == (3, 4)
     assert params.logit_bias == {5: 100.0, 6: -100.0, 7: 1.0}
     assert params.ignore_eos is True
+    assert params.bad_words == ("a", "b")
+    assert SamplingParams(bad_words=[]).bad_words is None
     assert SamplingParams(stop=["a", "b", "a"]).stop_strings == ("a", "b")
     assert SamplingParams(logit_bias={}).logit_bias is None
 

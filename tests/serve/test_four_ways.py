@@ -56,6 +56,7 @@ COMPLETIONS: list[dict[str, Any]] = [
     {"extra_body": {"structured_outputs": {"grammar": 'start: "a" ("b" | "c")+ "d"'}}},
     {"extra_body": {"structured_outputs": {"json_object": True}}},
     {"extra_body": {"prompt_logprobs": 1, "skip_special_tokens": False}},
+    {"extra_body": {"bad_words": ["a", "b", "c"]}, "logprobs": 1, "n": 2},
     {"extra_body": {"allowed_token_ids": [60, 61, 62], "stop_token_ids": [62]}},
 ]
 

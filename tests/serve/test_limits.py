@@ -68,6 +68,7 @@ CASES = [
     (COMPLETION, "stop", ["a"] * 5),
     (COMPLETION, "stop", [""]),
     (COMPLETION, "stop", ["x" * 2000]),
+    *((COMPLETION, "bad_words", bad) for bad in ("a", [""], ["x" * 2000], ["a"] * 129, [1], [" "])),
     *((COMPLETION, "stop_token_ids", bad) for bad in ([-1], [2**31], [2**63], [1] * 2**18, "a")),
     *((COMPLETION, "allowed_token_ids", bad) for bad in ([], [-1], [2**31], [1] * 2**18)),
     *((COMPLETION, "logit_bias", bad) for bad in ({"-1": 1}, {"99999": 1}, {"a": 1}, {"1": "x"})),

@@ -29,6 +29,7 @@ NEIGHBOURS = [
     {"prompt": [3, 4, 5], "seed": 5, "n": 2, "priority": -1},
     {"logprobs": 5, "echo": True, "n": 2},
     {"best_of": 3, "seed": 4},
+    {"bad_words": ["a", "Who lives", "the"], "n": 2},
     {"prompt_logprobs": 2, "cache_salt": "apart"},
     {"max_tokens": 0, "echo": True, "logprobs": 0},
     {"prompt": ["Who lives in Peru?", "Who lives in"], "structured_outputs": {"choice": ["red"]}},

@@ -1,0 +1,77 @@
+"""Words that a request must not say, as masks over its next tokens."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from jaxtyping import UInt32
+
+from rjax.errors import InvalidRequestError
+from rjax.sampling import SamplingParams
+from rjax.tokenization import Tokenizer
+
+
+class BadWordsMask:
+    """A `rjax.engine.token_mask.TokenMask` that keeps token sequences from being completed.
+
+    Args:
+        sequences: none empty; the last token of each is forbidden after the others.
+        vocab_size: width of the logits.
+    """
+
+    def __init__(self, sequences: Iterable[Sequence[int]], vocab_size: int) -> None:
+        self._last: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for *before, last in sequences:
+            self._last[tuple(before)].append(last)
+        self._lengths = sorted({len(before) for before in self._last})
+        self._tail: list[int] = []
+        self._all = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
+
+    @property
+    def words(self) -> UInt32[np.ndarray, " W"]:
+        """The allowed tokens' bits."""
+        words = self._all.copy()
+        for length in self._lengths:
+            before = tuple(self._tail[-length:]) if length else ()
+            for token in self._last.get(before, ()):
+                words[token // 32] &= ~np.uint32(1 << token % 32)
+        return words
+
+    def accept(self, token_id: int) -> None:
+        """Take a sampled token."""
+        self._tail.append(token_id)
+        del self._tail[: -self._lengths[-1] or None]
+
+
+def bad_words_masks(
+    params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int, eos: frozenset[int]
+) -> list[BadWordsMask]:
+    """A mask for each sample of a request with ``bad_words``.
+
+    A word is forbidden as it is written at the beginning of a text, and after a space where that is
+    a word of its own to the tokenizer, as vLLM does it.
+
+    Raises:
+        InvalidRequestError: there is no tokenizer, or no token would be left.
+    """
+    if tokenizer is None:
+        raise InvalidRequestError(
+            "bad_words need a tokenizer, and this engine was made without one"
+        )
+    found: list[list[int]] = []
+    for word in params.bad_words or ():
+        plain, spaced = (
+            tokenizer.encode(space + word.lstrip(), add_special_tokens=False) for space in ("", " ")
+        )
+        found += [plain] if plain else []
+        if len(spaced) == len(plain) and spaced[:1] != plain[:1]:
+            found.append(spaced)
+    if not found:
+        raise InvalidRequestError("bad_words hold no token; give words that are written")
+    forbidden = {tokens[-1] for tokens in found}
+    if params.min_tokens:
+        forbidden.update(params.suppressed_ids(eos))
+    allowed = params.allowed_token_ids
+    if len(forbidden) >= vocab_size or (allowed is not None and forbidden.issuperset(allowed)):
+        raise InvalidRequestError("bad_words leave no token that is allowed; give fewer")
+    return [BadWordsMask(found, vocab_size) for _ in range(params.num_sequences)]
