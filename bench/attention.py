@@ -111,7 +111,7 @@ class Layer:
         self.spec = AttentionSpec(scale=self.H**-0.5)
 
     def case(self, batch: int, prefix: int, own: int, *, share: bool) -> Case:
-        split = max(self.page_size, self.backend.split_tokens)
+        split = max(self.page_size, self.backend.cut_of(batch))
         return Case(
             f"{batch}; {prefix}; {own}",
             batch,
@@ -124,6 +124,7 @@ class Layer:
             share="on" if share else "off",
             tile_rows=self.backend.tile_rows,
             split=split,
+            least_wide_items=self.backend.least_wide_items,
         )
 
     def times(self, case: Case) -> Times:

@@ -131,9 +131,16 @@ class Bench:
 
     def _shape(self, case: DecodeCase) -> StepShape:
         longest = case.context
-        unit = max(self.backend.split_tokens, self.page_size)
+        unit = max(self.backend.cut_of(case.batch), self.page_size)
         split = unit * -(-longest // (32 * unit))
-        plan = PlanShape(case.batch, case.batch, longest, self.backend.tile_rows, split)
+        plan = PlanShape(
+            case.batch,
+            case.batch,
+            longest,
+            self.backend.tile_rows,
+            split,
+            self.backend.least_wide_items,
+        )
         pages = -(-longest // self.page_size)
         return StepShape(case.batch, case.batch, pages, self.page_size, plan)
 

@@ -51,7 +51,8 @@ class HostOnlyWorker:
             max_model_len=LENGTH,
             page_size=PAGE_SIZE,
             tile_rows=32,
-            split_tokens=SPLIT,
+            cut_of=lambda rows: SPLIT,
+            least_wide_items=16,
             growth=2,
         )
         self.seconds = dict.fromkeys(("order", "input", "pack"), 0.0)

@@ -35,6 +35,10 @@ type Sharing = Literal["on", "off"] | CostModel
 """Which runs of pages that several sequences hold are read once: all, none, or those that pay."""
 
 
+MOST_JOINED = 16
+"""Cuts in one many-row item at most, where they may be joined."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlanShape:
     """The fixed shapes of the plans of one compiled step.
@@ -46,6 +50,9 @@ class PlanShape:
         tile_rows: rows of a wide item.
         split_tokens: items are cut at multiples of this many tokens of the sequence, wherever the
             batch stands, so that a row's arithmetic does not depend on who shares with it.
+        least_wide_items: None, or join the cuts of many-row items, up to ``MOST_JOINED`` together,
+            while so many items are left: long items cost less, and enough of them keep the device
+            busy. Then a row's arithmetic does depend on who shares with it, within rounding.
     """
 
     rows: int
@@ -53,6 +60,12 @@ class PlanShape:
     max_context: int
     tile_rows: int
     split_tokens: int
+    least_wide_items: int | None = None
+
+    @property
+    def wide_tokens(self) -> int:
+        """Tokens of a many-row item at most."""
+        return self.split_tokens * (1 if self.least_wide_items is None else MOST_JOINED)
 
     @property
     def cuts(self) -> int:
@@ -159,7 +172,10 @@ def plan_attention(
         ),
     )
     narrow = _work_list(spans.select(spans.row_count == 1), shape.narrow_capacity, 1, C)
-    wide = _work_list(spans.select(spans.row_count > 1).tiled(R), shape.wide_capacity, R, C)
+    many = spans.select(spans.row_count > 1)
+    if shape.least_wide_items is not None:
+        many = many.joined(_cuts_to_join(many, R, shape.least_wide_items) * C)
+    wide = _work_list(many.tiled(R), shape.wide_capacity, R, shape.wide_tokens)
     indptr, slots = _merge((narrow, wide), shape, cuts)
     sizes = (stop - first) * (spans.kv_stop - spans.kv_start)
     stats = PlanStats(
@@ -183,6 +199,20 @@ class _Spans:
     def select(self, chosen: np.ndarray) -> "_Spans":
         return _Spans(*(getattr(self, f.name)[chosen] for f in dataclasses.fields(self)))
 
+    def joined(self, most_tokens: int) -> "_Spans":
+        """The same rows' runs of tokens made one, up to the next multiple of ``most_tokens``."""
+        keys = (self.kv_start, self.row_count, self.row_begin, self.table_row)
+        found = self.select(np.lexsort(keys))
+        begins = np.ones(found.kv_start.size, bool)
+        begins[1:] = (found.kv_start[1:] != found.kv_stop[:-1]) | (
+            found.kv_start[1:] % most_tokens == 0
+        )
+        for rows in (found.row_begin, found.row_count, found.table_row):
+            begins[1:] |= rows[1:] != rows[:-1]
+        first = np.flatnonzero(begins)
+        stops = found.kv_stop[np.append(first, begins.size)[1:] - 1]
+        return dataclasses.replace(found.select(first), kv_stop=stops)
+
     def tiled(self, tile_rows: int) -> "_Spans":
         tiles = -(-self.row_count // tile_rows)
         grown = self.select(np.repeat(np.arange(tiles.size), tiles))
@@ -192,6 +222,15 @@ class _Spans:
             row_begin=grown.row_begin + offset,
             row_count=np.minimum(grown.row_count - offset, tile_rows),
         )
+
+
+def _cuts_to_join(spans: _Spans, tile_rows: int, least_items: int) -> int:
+    """A power of two, so that about ``least_items`` items are left, or more."""
+    items = int((-(-spans.row_count // tile_rows)).sum())
+    joined = 1
+    while joined < MOST_JOINED and items >= 2 * joined * least_items:
+        joined *= 2
+    return joined
 
 
 def _keep_paying(

@@ -23,6 +23,8 @@ from pallas_kernels.residual_norm import xla as norm_xla
 from rjax.errors import InvalidConfigError
 
 _log = logging.getLogger("rjax")
+_MULTIPROCESSORS = 128  # about, of a Hopper GPU
+_FEW_HEADS = 32  # rows times KV heads that fill them only when cut finely
 _WGMMA_ROWS = 128  # of a wide item in the mosaic kernel: two consumer warpgroups of 64
 
 
@@ -38,6 +40,9 @@ class Backend:
         tile_rows: rows of a many-row item.
         split_tokens: items are cut at multiples of this many tokens, or of a multiple of it in
             engines for very long sequences.
+        fine_split_tokens, fine_rows: steps of at most so many rows are cut at so many tokens
+            instead, or they would leave multiprocessors without work.
+        least_wide_items: of the ``PlanShape``: whether and how far cuts are joined.
         cost_model: decides in "auto" mode which groups share their reads. Its figures are
             estimates of proportions, not yet fitted to a device.
     """
@@ -50,7 +55,14 @@ class Backend:
     prepare: Callable[..., Any]
     tile_rows: int
     split_tokens: int
+    fine_split_tokens: int
+    fine_rows: int
+    least_wide_items: int | None
     cost_model: CostModel
+
+    def cut_of(self, rows: int) -> int:
+        """Tokens at whose multiples the items of a step of so many rows are cut."""
+        return self.fine_split_tokens if rows <= self.fine_rows else self.split_tokens
 
 
 def choose_backend(
@@ -163,7 +175,11 @@ def _mosaic(model: ModelConfig) -> Backend:
         ).gated_silu,
         prepare=attention_mosaic.pack_plan,
         tile_rows=2 * (_WGMMA_ROWS // 2 // group),
-        split_tokens=512,
+        # On an H200; see bench/kernels/README.md.
+        split_tokens=256,
+        fine_split_tokens=128,
+        fine_rows=_FEW_HEADS // model.num_kv_heads,
+        least_wide_items=-(-_MULTIPROCESSORS // model.num_kv_heads),
         # Both items stream pages at the same rate; a wide one keeps the tensor cores busier.
         cost_model=CostModel(narrow_item=1.0, narrow_token=0.01, wide_item=1.2, wide_token=0.012),
     )
@@ -182,6 +198,9 @@ def _triton(model: ModelConfig) -> Backend:
         prepare=lambda plan, positions, heads: pack.pack_plan(plan, heads),
         tile_rows=triton_config.WIDE_ROWS // (model.num_heads // model.num_kv_heads),
         split_tokens=512,
+        fine_split_tokens=512,
+        fine_rows=0,
+        least_wide_items=None,
         cost_model=CostModel(narrow_item=1.0, narrow_token=0.01, wide_item=1.2, wide_token=0.012),
     )
 
@@ -196,5 +215,8 @@ def _xla() -> Backend:
         prepare=lambda plan, positions, heads: plan,
         tile_rows=16,
         split_tokens=128,
+        fine_split_tokens=128,
+        fine_rows=0,
+        least_wide_items=None,
         cost_model=CostModel(narrow_item=1.0, narrow_token=0.05, wide_item=2.0, wide_token=0.15),
     )

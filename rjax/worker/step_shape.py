@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 from pallas_kernels.attention.planner import PlanShape
 from rjax.engine.scheduler import ScheduledSequence
@@ -64,7 +65,8 @@ class ShapeTable:
     """Chooses the smallest step that holds a schedule.
 
     Steps with one token a sequence come in batch sizes b, b / g, ..., 1 for at most b sequences;
-    steps with prompt chunks in t, t / g, t / g^2 rows for a budget of t tokens.
+    steps with prompt chunks in t, t / g, t / g^2 rows for a budget of t tokens. The
+    attention of a step of r rows is cut at multiples of ``cut_of(r)`` tokens.
     """
 
     def __init__(
@@ -75,11 +77,13 @@ class ShapeTable:
         max_model_len: int,
         page_size: int,
         tile_rows: int,
-        split_tokens: int,
+        cut_of: Callable[[int], int],
+        least_wide_items: int | None,
         growth: int,
     ) -> None:
         def shape(rows: int, seqs: int) -> StepShape:
-            plan = PlanShape(rows, seqs, max_model_len, tile_rows, split_tokens)
+            cut = cut_of(rows)
+            plan = PlanShape(rows, seqs, max_model_len, tile_rows, cut, least_wide_items)
             return StepShape(rows, seqs, math.ceil(max_model_len / page_size), page_size, plan)
 
         sizes = [max_num_seqs]

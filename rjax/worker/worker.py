@@ -92,14 +92,19 @@ class Worker:
         self._progress = config.use_tqdm
         self._check_values = config.check_values
         page_size = config.cache.page_size
-        unit = config.relay.relay_split_tokens or max(backend.split_tokens, page_size)
+
+        def cut_of(rows: int) -> int:
+            unit = config.relay.relay_split_tokens or max(backend.cut_of(rows), page_size)
+            return unit * math.ceil(max_model_len / unit / _MOST_CUTS)
+
         self.shapes = ShapeTable(
             max_num_seqs=config.scheduler.max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
             page_size=page_size,
             tile_rows=backend.tile_rows,
-            split_tokens=unit * math.ceil(max_model_len / unit / _MOST_CUTS),
+            cut_of=cut_of,
+            least_wide_items=backend.least_wide_items,
             growth=growth,
         )
         graph, state = nnx.split(loaded.model)
@@ -209,14 +214,11 @@ class Worker:
             batch: in any order; the step's own is that of the result.
             tables: row s lists the pages of the sequence in slot s.
         """
-        batch = by_shared_pages(
-            batch,
-            tables,
-            page_size=self.shapes.largest.page_size,
-            split_tokens=self.shapes.largest.plan.split_tokens,
-        )
         rows = sum([item.stop - item.start for item in batch])
         shape = self.shapes.choose(rows=rows, seqs=len(batch))
+        batch = by_shared_pages(
+            batch, tables, page_size=shape.page_size, split_tokens=shape.plan.split_tokens
+        )
         step_input, stats = build_step_input(batch, tables, shape, self._sharing)
         if self._check_values:
             check_step_input(

@@ -1,5 +1,7 @@
 """The planner covers each visible pair once, and the plain backend computes what the plan says."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,12 +39,18 @@ batches = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(batch=batches, sharing=st.sampled_from(["on", "off", SHARE_WIDE]), seed=st.integers(0, 9))
-def test_every_visible_pair_is_covered_once(batch, sharing, seed):
+@settings(max_examples=200, deadline=None)
+@given(
+    batch=batches,
+    sharing=st.sampled_from(["on", "off", SHARE_WIDE]),
+    seed=st.integers(0, 9),
+    least=st.sampled_from([None, None, 1, 2, 5]),
+)
+def test_every_visible_pair_is_covered_once(batch, sharing, seed, least):
     lengths, queries, forks = (np.array(x) for x in zip(*batch, strict=True))
     table, start, context = make_batch(np.random.default_rng(seed), lengths, queries, forks)
-    plan, stats = plan_attention(table, start, context, page_size=S, shape=SHAPE, sharing=sharing)
+    shape = dataclasses.replace(SHAPE, least_wide_items=least)
+    plan, stats = plan_attention(table, start, context, page_size=S, shape=shape, sharing=sharing)
     covered = np.zeros((ROWS, MAX_CONTEXT), int)
     pages_seen = {}
     for items in plan.lists:
@@ -109,3 +117,25 @@ def test_sharing_reads_a_prefix_once():
     _, off = plan_attention(table, start, context, page_size=S, shape=SHAPE, sharing="off")
     assert on.kv_tokens_read == 64 + 8 * 36
     assert off.kv_tokens_read == off.kv_tokens_unshared == on.kv_tokens_unshared == 800
+
+
+def test_long_shared_runs_are_joined_while_enough_items_are_left():
+    lengths, one = np.full(4, 128), np.ones(4, int)
+    long, _, _ = make_batch(np.random.default_rng(0), lengths, one, np.full(4, 16))
+    short, _, _ = make_batch(np.random.default_rng(1), lengths, one, np.full(4, 5))
+    table = np.concatenate([long, short + long.max() + 1])
+    start, context = np.arange(9, dtype=np.int32), np.full(8, 128, np.int32)
+
+    def runs(least):
+        shape = dataclasses.replace(SHAPE, least_wide_items=least)
+        plan, stats = plan_attention(table, start, context, page_size=S, shape=shape, sharing="on")
+        wide, count = plan.lists[1], int(plan.lists[1].num_items)
+        found = zip(wide.row_start, wide.kv_start, wide.kv_stop, strict=True)
+        return sorted((int(r), int(a), int(b)) for r, a, b in list(found)[:count]), stats
+
+    apart, stats = runs(None)
+    assert len(apart) == 8 + 2  # eight cuts of the first four rows, two of the others
+    assert runs(6) == (apart, stats)
+    assert runs(5)[0] == [(0, a, a + 32) for a in range(0, 128, 32)] + [(4, 0, 32)]
+    assert runs(1)[0] == [(0, 0, 128), (4, 0, 32)]
+    assert runs(1)[1] == stats

@@ -53,7 +53,8 @@ def lowered(layers: int, mode: SamplerMode = "greedy") -> str:
         max_model_len=1024,
         page_size=64,
         tile_rows=backend.tile_rows,
-        split_tokens=backend.split_tokens,
+        cut_of=backend.cut_of,
+        least_wide_items=backend.least_wide_items,
         growth=2,
     )
     layout = PackedLayout(table.choose(rows=4, seqs=4))
