@@ -87,7 +87,9 @@ def check(backend, name, shape, spec, sharing: Sharing = "on", fp8=None, **optio
     assert lse.dtype == jnp.float32
     error = jnp.linalg.norm(out.astype(jnp.float32) - want) / jnp.linalg.norm(want)
     assert float(error) < tolerance
-    np.testing.assert_allclose(lse, want_lse, atol=2e-5 if dtype == jnp.float32 else 2e-3)
+    # Sums of float8 products keep about 14 bits on the tensor cores of Hopper.
+    close = 2e-5 if dtype == jnp.float32 else 1e-2 if fp8 else 2e-3
+    np.testing.assert_allclose(lse, want_lse, atol=close)
     padding = np.asarray(a.positions) < 0
     assert not np.asarray(out, np.float32)[padding].any()
     assert np.isneginf(np.asarray(lse)[padding]).all()
