@@ -1,5 +1,7 @@
 """The whole engine on a GPU: the bundled model answers the same by every way to the answer."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -59,3 +61,17 @@ def test_relay_on_and_off_give_the_same_tokens_for_random_prompts():
         outputs = llm.generate(prompts, params, use_tqdm=False)
         results.append([output.outputs[0].token_ids for output in outputs])
     assert results[0] == results[1]
+
+
+def test_a_step_that_is_held_for_some_changes_nothing_for_others():
+    """Every other request has a bad word: its steps are sampled apart, when the host knows more."""
+    llm = LLM(use_tqdm=False, max_num_seqs=32)
+    free = [o.outputs[0].text for o in llm.chat(conversations(), GREEDY, use_tqdm=False)]
+    bad = [text.split()[0] for text in free]
+    params = [
+        dataclasses.replace(GREEDY, bad_words=[word]) if i % 2 else GREEDY
+        for i, word in enumerate(bad)
+    ]
+    held = [o.outputs[0].text for o in llm.chat(conversations(), params, use_tqdm=False)]
+    assert held[::2] == free[::2]
+    assert not any(text.startswith(word) for text, word in zip(held[1::2], bad[1::2], strict=True))
