@@ -61,7 +61,7 @@ def main() -> None:
         return jax, rjax, parts
 
     jax, rjax, parts = clock.timed("imports_s", imports)()
-    compiler: Counter[str] = Counter()
+    compiler: Counter[str] = Counter(dict.fromkeys([*_COMPILER.values(), *_CACHE.values()], 0))
 
     def spent(event: str, seconds: float, **_: Any) -> None:
         if event in _COMPILER:
