@@ -117,6 +117,10 @@ class SchedulerSettings:
         max_num_seqs: sequences running at once, and rows of the sampling state.
         max_num_batched_tokens: token budget of a step; decodes first, prompt chunks fill the rest.
             None is 2048 on a GPU and 512 on a CPU.
+        num_decode_steps: decode steps that start as one program on the device. More than 1 spares
+            the host work where a step is shorter than what the host does for it (small models,
+            few sequences); tokens then come so many at a time, and new requests wait so long. The
+            tokens are the same.
         max_logprobs: most alternatives a request may ask for at each position.
         priority_patience: a request of priority p goes before the requests of priority p + 1 among
             the next so many arrivals, and not before later ones: none waits for ever.
@@ -124,12 +128,14 @@ class SchedulerSettings:
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
+    num_decode_steps: int = 1
     max_logprobs: int = 20
     priority_patience: int = 1024
 
     def __post_init__(self) -> None:
         _positive("max_num_seqs", self.max_num_seqs)
         _positive("max_num_batched_tokens", self.max_num_batched_tokens)
+        _positive("num_decode_steps", self.num_decode_steps)
         _positive("max_logprobs", self.max_logprobs)
         _positive("priority_patience", self.priority_patience)
         if (

@@ -180,30 +180,42 @@ class LLMEngine:
         return bool(self._requests or self._held_back)
 
     def step(self) -> list[RequestOutput]:
-        """Dispatch the next step, read the one before it, and return the news.
+        """Dispatch the next step, or ``num_decode_steps`` of them, read those before, and return
+        the news.
 
         A request with FINAL_ONLY output appears once, when it is finished.
         """
         for request_id in self._deadlines.late():
             self.abort_request(request_id)
-        schedule = self._scheduler.schedule()
-        if schedule.operations:
-            self._worker.move(schedule.operations)
-            for operation in schedule.operations:
-                self._stats.count(operation)
-        for sequence in schedule.admitted:
-            self._enter(sequence)
-        if schedule.scheduled:
-            self._count_memory()
-            step = self._worker.dispatch(schedule.scheduled, self._scheduler.page_table)
-            self._stats.count_step(step.num_tokens, step.stats)
-            self._in_flight.append(step)
+        dispatched = self._dispatch()
         outputs, self._held_back = self._held_back, []
-        if self._in_flight and (len(self._in_flight) > 1 or not schedule.scheduled):
+        while len(self._in_flight) > dispatched:
             outputs += self._read(self._in_flight.popleft())
         if self._in_flight and self._in_flight[-1].held:  # the masks know the last tokens now
             self._in_flight[-1] = self._worker.sample(self._in_flight[-1])
         return outputs
+
+    def _dispatch(self) -> int:
+        """Schedule and dispatch the next step, and as many decode steps after it as start at once;
+        how many there were."""
+        for count in range(1, self.config.scheduler.num_decode_steps + 1):
+            schedule = self._scheduler.schedule()
+            if schedule.operations:
+                self._worker.move(schedule.operations)
+                for operation in schedule.operations:
+                    self._stats.count(operation)
+            for sequence in schedule.admitted:
+                self._enter(sequence)
+            if not schedule.scheduled:
+                return count - 1
+            self._count_memory()
+            step = self._worker.dispatch(schedule.scheduled, self._scheduler.page_table)
+            self._stats.count_step(step.num_tokens, step.stats)
+            self._in_flight.append(step)
+            alone = step.num_tokens > len(step.batch)  # it holds chunks of prompts
+            if alone or any(item.sequence.mask is not None for item in step.batch):
+                return count
+        return self.config.scheduler.num_decode_steps
 
     def abort_request(self, request_id: str) -> None:
         """End a request where it stands; its pages are free at once. Unknown ids are ignored,
@@ -393,7 +405,8 @@ class LLMEngine:
         """Learn from a step full of tokens what a token costs; the one before it must have ended
         while it was waiting, or the time between the two is not its own."""
         now = time.monotonic()
-        if self._last_read is not None and 2 * step.num_tokens > self._budget:
+        whole = self.config.scheduler.num_decode_steps == 1 or step.num_tokens > len(step.batch)
+        if whole and self._last_read is not None and 2 * step.num_tokens > self._budget:
             self._scheduler.cost.observe(step.num_tokens, now - self._last_read)
         self._last_read = now if self._in_flight else None
 

@@ -34,7 +34,7 @@ class Sequence:
             the others share its pages.
         mask: restricts each next token; None allows all that the parameters do.
         output_token_ids: tokens read back from the device; ``receive`` adds to them.
-        in_flight: tokens sampled on the device and not yet read back, at most 2.
+        in_flight: tokens sampled on the device and not yet read back, of at most two dispatches.
         num_known: tokens whose ids the host knows.
         num_tokens: the same and the ones in flight.
         num_computed: leading tokens that need no further computing, by the steps dispatched so far.

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from rjax.worker.backend import Backend
@@ -46,6 +47,25 @@ class StepPrograms:
     def whole(self, shape: StepShape, features: StepFeatures) -> Any:
         """See `compile_step`."""
         return self._get("whole", shape, features, self._compile(compile_step))
+
+    def several(self, shape: StepShape, features: StepFeatures) -> Any:
+        """As `whole`, for several steps one after the other: ``packed`` has them on an axis before
+        its own, and so have their tokens, which are all of the result."""
+
+        def make(layout: PackedLayout, features: StepFeatures) -> Any:
+            del layout
+            one = self.whole(shape, features)
+
+            def run(leaves: Any, state: Any, packed: jax.Array) -> Any:
+                def step(state: Any, given: jax.Array) -> tuple[Any, jax.Array]:
+                    state, result = one(leaves, state, given)
+                    return state, result.tokens
+
+                return jax.lax.scan(step, state, packed)
+
+            return jax.jit(run, donate_argnums=1)
+
+        return self._get("several", shape, features, make)
 
     def held(self, shape: StepShape, features: StepFeatures) -> Any:
         """See `compile_held_step`; it is the same for every way to sample."""

@@ -25,6 +25,7 @@ from rjax.worker.backend import Backend
 from rjax.worker.batch_order import by_shared_pages
 from rjax.worker.compile_ahead import compile_ahead
 from rjax.worker.cost_model import fitted_cost_model
+from rjax.worker.gathered_steps import GatheredResult, GatheredSteps, StepKind
 from rjax.worker.kv_cache import PoolSize, fit_pool, make_pools, page_bytes
 from rjax.worker.page_mover import PageMover, Pools
 from rjax.worker.programs import StepPrograms
@@ -111,6 +112,7 @@ class Worker:
         self._leaves, treedef = jax.tree.flatten(state)
         self._programs = StepPrograms(graph, treedef, backend, mesh)
         self._unmasked: dict[int, jax.Array] = {}
+        self._gathered = GatheredSteps(config.scheduler.num_decode_steps)
         self._dtype = jnp.result_type(*(leaf.dtype for leaf in self._leaves))
         fitted = fitted_cost_model(backend, loaded.config, self._dtype, mesh)
         self._sharing: Sharing = _sharing(config, fitted or backend.cost_model)
@@ -178,13 +180,25 @@ class Worker:
             step_input, _ = build_step_input([], tables, shape, "off")
             packed = programs.layout(shape).pack(step_input)
             inputs[shape] = jax.device_put(packed, self._everywhere)
-        lowered = (
-            (programs.held if programs.in_parts(wants) else programs.whole)(shape, wants).lower(
-                self._leaves, self._state, inputs[shape]
-            )
+        calls = [
+            ((programs.held if programs.in_parts(wants) else programs.whole), shape, wants, 1)
             for shape, wants in wanted
+        ]
+        if self._gathered.count > 1:
+            calls += [
+                (programs.several, shape, wants, self._gathered.count)
+                for shape, wants in wanted
+                if shape.rows == shape.seqs and not programs.in_parts(wants)
+            ]
+        lowered = (
+            make(shape, wants).lower(
+                self._leaves,
+                self._state,
+                inputs[shape] if count == 1 else jnp.stack([inputs[shape]] * count),
+            )
+            for make, shape, wants, count in calls
         )
-        compile_ahead(lowered, len(wanted), title="Compiling steps", progress=self._progress)
+        compile_ahead(lowered, len(calls), title="Compiling steps", progress=self._progress)
         for shape, wants in wanted:
             jax.block_until_ready(self._run(shape, wants, inputs[shape]))
         self._set_pools(self._mover.warmup(self._pools, progress=self._progress))
@@ -208,7 +222,8 @@ class Worker:
         self, batch: list[ScheduledSequence], tables: Int[np.ndarray, "slots pages"]
     ) -> DispatchedStep:
         """Start a step and return at once. Where a mask has to be laid on its samples, it is held
-        until ``sample``, and computes all that comes before that.
+        until ``sample``, and computes all that comes before that. Decode steps of one shape start
+        ``num_decode_steps`` together, or as many as there are once anything else is wanted.
 
         Args:
             batch: in any order; the step's own is that of the result.
@@ -225,7 +240,14 @@ class Worker:
                 step_input, batch, num_pages=self.pool.num_pages, page_size=shape.page_size
             )
         features = step_features(batch, min(self._max_logprobs, self._vocab_size))
-        packed = jax.device_put(self._programs.layout(shape).pack(step_input), self._everywhere)
+        given = self._programs.layout(shape).pack(step_input)
+        if (
+            self._gathered.count > 1
+            and rows == len(batch)
+            and not self._programs.in_parts(features)
+        ):
+            return DispatchedStep(batch, self._gather((shape, features), given), stats, rows)
+        packed = jax.device_put(given, self._everywhere)
         if features.sampling == "full" and any(
             item.samples and item.sequence.mask is not None for item in batch
         ):
@@ -248,7 +270,48 @@ class Worker:
 
     def read(self, step: DispatchedStep) -> StepReadout:
         """Wait for a step and copy its result to the host."""
-        return read_result(step.result)
+        self._start_gathered()
+        if not isinstance(step.result, GatheredResult):
+            return read_result(step.result)
+        found = step.result.result
+        if isinstance(found, StepResult):
+            return read_result(found)
+        return StepReadout(np.asarray(found)[step.result.index], None, None)
+
+    @property
+    def _state(self) -> StepState:
+        """As every step that was dispatched leaves it."""
+        self._start_gathered()
+        return self._started_state
+
+    @_state.setter
+    def _state(self, state: StepState) -> None:
+        self._started_state = state
+
+    def _gather(self, kind: StepKind, packed: Int[np.ndarray, " Z"]) -> GatheredResult:
+        if not self._gathered.takes(kind):
+            self._start_gathered()
+        result = self._gathered.add(kind, packed)
+        if self._gathered.full:
+            self._start_gathered()
+        return result
+
+    def _start_gathered(self) -> None:
+        if not self._gathered:
+            return
+        together = self._gathered.full
+        (shape, features), inputs, results = self._gathered.take()
+        if together:
+            packed = jax.device_put(np.stack(inputs), self._everywhere)
+            program = self._programs.several(shape, features)
+            self._state, found = program(self._leaves, self._state, packed)
+            found.copy_to_host_async()
+            for index, result in enumerate(results):
+                result.result, result.index = found, index
+            return
+        for given, result in zip(inputs, results, strict=True):
+            packed = jax.device_put(given, self._everywhere)
+            result.result = _on_its_way(self._run(shape, features, packed))
 
     @property
     def _pools(self) -> Pools:

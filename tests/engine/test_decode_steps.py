@@ -1,0 +1,103 @@
+"""Several decode steps in one program: the same tokens, in fewer visits of the host."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rjax.config import EngineConfig
+from rjax.errors import InvalidConfigError
+from rjax.sampling import SamplingParams
+from tests.engine.tiny import VOCAB, make_engine, run, write_config
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return write_config(tmp_path_factory.mktemp("steps") / "model")
+
+
+def requests(seed: int, count: int = 12):
+    rng = np.random.default_rng(seed)
+    shared = rng.integers(0, VOCAB, 40).tolist()
+    found = []
+    for i in range(count):
+        own = rng.integers(0, VOCAB, int(rng.integers(1, 30))).tolist()
+        params = SamplingParams(
+            temperature=float(rng.choice([0.0, 0.9])),
+            top_p=0.9 if i == 3 else 1.0,
+            max_tokens=4 if i in (3, 4) else int(rng.integers(20, 40)),
+            stop_token_ids=rng.integers(0, VOCAB, 1).tolist(),
+            logprobs=2 if i == 4 else None,
+            seed=int(rng.integers(0, 100)),
+        )
+        found.append((str(i), shared + own if i % 2 else own, params))
+    return found
+
+
+def tokens(outputs):
+    return {name: output.outputs[0].token_ids for name, output in outputs.items()}
+
+
+@pytest.mark.parametrize("pages", [64, 26])
+def test_the_tokens_are_those_of_single_steps(tiny, pages):
+    given = requests(pages)
+    one = make_engine(tiny, num_pages=pages)
+    expected = tokens(run(one, given))
+    many = make_engine(tiny, num_pages=pages, num_decode_steps=3)
+    assert tokens(run(many, given)) == expected
+    worker: Any = many._worker
+    assert any(kind == "several" for kind, *_ in worker._programs._made)
+    if pages == 26:
+        assert many.stats().preemptions > 0
+    # All is given back: the same again, and no page is left in use.
+    assert tokens(run(many, given)) == expected
+    many.reset_prefix_cache()
+    assert many.stats().kv_bytes_used == 0
+
+
+def test_the_host_reads_many_steps_at_a_time(tiny):
+    engine = make_engine(tiny, num_decode_steps=4)
+    params = SamplingParams(temperature=0, max_tokens=17, ignore_eos=True)
+    engine.add_request("a", [1, 2, 3], params)
+    visits, news = 0, []
+    while engine.has_unfinished_requests():
+        found = engine.step()
+        visits += 1
+        news.append(len(found))
+    # The prompt's step, four times four decode steps, and the last to be read.
+    assert visits == 6
+    assert sum(news) == 17
+    assert max(news) == 4
+
+
+def test_an_abort_in_the_midst_harms_no_other(tiny):
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    prompts = {"a": [5, 6, 7], "b": [8, 9]}
+    expected = tokens(run(make_engine(tiny), [("b", prompts["b"], params)]))["b"]
+    engine = make_engine(tiny, num_decode_steps=5)
+    for name, prompt in prompts.items():
+        engine.add_request(name, prompt, params)
+    engine.step()
+    engine.step()
+    engine.abort_request("a")
+    engine.add_request("c", [1, 2, 3, 4], params)
+    last = {}
+    while engine.has_unfinished_requests():
+        last |= {output.request_id: output for output in engine.step()}
+    assert last["a"].outputs[0].finish_reason == "abort"
+    assert last["b"].outputs[0].token_ids == expected
+    assert len(last["c"].outputs[0].token_ids) == 30
+
+
+def test_nothing_is_compiled_after_a_warm_up(tiny):
+    engine = make_engine(tiny, num_decode_steps=2, warmup=True, max_num_seqs=2)
+    worker: Any = engine._worker
+    compiled = worker.num_compiled
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    run(engine, [(str(i), [i + 1, 2], params) for i in range(3)])
+    assert worker.num_compiled == compiled
+
+
+def test_a_number_is_asked_for():
+    with pytest.raises(InvalidConfigError, match="num_decode_steps is 0"):
+        EngineConfig.from_options({"num_decode_steps": 0})
