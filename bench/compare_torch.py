@@ -76,6 +76,7 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "check_tokens": 48,
         "methods": options.methods.split(","),
         "relay": options.relay.split(","),
+        "decode_steps": options.decode_steps,
         "backend": options.backend,
         "page_size": options.page_size,
         "until": time.time() + (1e9 if options.seconds is None else options.seconds),
@@ -159,6 +160,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--steps", type=int, default=32, help="decode steps of a timed run")
     p.add_argument("--methods", default="hand,flex,shared", help="of torch; see above")
     p.add_argument("--relay", default="auto,off", help="modes of rjax's engine")
+    p.add_argument(
+        "--decode-steps",
+        type=numbers,
+        default=[1, 8],
+        help="steps that rjax's engine starts at once",
+    )
     p.add_argument("--dtype", choices=sorted(_TOLERANCE), default="bfloat16", help="of both")
     p.add_argument("--backend", default="auto", help="rjax's attention kernels")
     p.add_argument("--page-size", type=int, default=64, help="tokens a page of rjax")

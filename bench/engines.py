@@ -17,6 +17,7 @@ def add_engine_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--shapes", choices=sorted(SHAPES), help="a model's shapes, random weights")
     p.add_argument("--max-num-seqs", type=int, default=64, help="sequences running at once")
     p.add_argument("--max-num-batched-tokens", type=int, help="token budget of a step")
+    p.add_argument("--num-decode-steps", type=int, default=1, help="decode steps started at once")
     p.add_argument("--num-pages", type=int, help="KV pages; default: what the requests need twice")
     p.add_argument("--page-size", type=int, default=64, help="tokens a page")
     p.add_argument("--backend", default="auto", help="attention kernels: auto, mosaic or xla")
@@ -50,6 +51,7 @@ def running_llm(
     given: dict[str, Any] = {
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": options.max_num_batched_tokens,
+        "num_decode_steps": options.num_decode_steps,
         "num_pages": options.num_pages if num_pages is None else num_pages,
         "page_size": options.page_size,
         "backend": options.backend,

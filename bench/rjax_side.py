@@ -48,8 +48,8 @@ def check_logits(task: dict[str, Any]) -> None:
     np.save(task["rjax_logits"], np.asarray(run(weights, state, rows, counts)[1]))
 
 
-def engine_rows(task: dict[str, Any], relay: str) -> list[dict[str, Any]]:
-    """Every point through one engine: milliseconds a step as a request sees them."""
+def engine_rows(task: dict[str, Any], relay: str, at_once: int) -> list[dict[str, Any]]:
+    """Every point through one engine: the difference between a long and a short run, for a step."""
     from rjax import LLM
 
     points, size = task["points"], task["page_size"]
@@ -64,6 +64,7 @@ def engine_rows(task: dict[str, Any], relay: str) -> list[dict[str, Any]]:
         enable_relay_attention=relay,  # pyright: ignore[reportArgumentType]
         max_model_len=longest,
         max_num_seqs=most,
+        num_decode_steps=at_once,
         page_size=size,
         num_pages=max(needed, -(-longest // size)) + 8,
         skip_tokenizer_init=True,
@@ -72,15 +73,13 @@ def engine_rows(task: dict[str, Any], relay: str) -> list[dict[str, Any]]:
     llm.engine._worker.warmup(("greedy",))  # pyright: ignore[reportAttributeAccessIssue]
     rows = []
     for batch, prefix in points:
-        requests = [Request(p, task["steps"] + 1) for p in prompts(task, batch, prefix)]
-        run_once(llm, requests, True)
-        times = []
-        for _ in range(3):
-            outputs, _ = run_once(llm, requests, True)
-            times += [o.metrics.time_per_output_token for o in outputs]
-        seconds = statistics.median(times)
+        given = prompts(task, batch, prefix)
+        long, short = ([Request(p, n) for p in given] for n in (task["steps"] + 1, 1))
+        run_once(llm, long, True)
+        times = [[run_once(llm, those, True)[1] for _ in range(3)] for those in (long, short)]
+        seconds = (statistics.median(times[0]) - statistics.median(times[1])) / task["steps"]
         row = {
-            "system": f"rjax, engine, relay {relay}",
+            "system": f"rjax, engine, relay {relay}" + f", {at_once} steps at once" * (at_once > 1),
             "batch": batch,
             "prefix": prefix,
             "own": task["own"],
@@ -131,7 +130,8 @@ def main() -> None:
     check_logits(task)
     rows = step_rows(task)
     for relay in task["relay"]:
-        rows += engine_rows(task, relay)
+        for at_once in task["decode_steps"]:
+            rows += engine_rows(task, relay, at_once)
     Path(task["rjax_out"]).write_text(json.dumps({"rows": rows, "environment": environment()}))
 
 

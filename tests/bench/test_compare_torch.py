@@ -44,6 +44,7 @@ def test_torch_and_rjax_agree(tmp_path):
             "--own=8",
             "--steps=4",
             "--relay=auto",
+            "--decode-steps=1,2",
             "--methods=hand,flex,shared,generate",
             f"--json={path}",
         ]
@@ -54,6 +55,7 @@ def test_torch_and_rjax_agree(tmp_path):
     assert {row["system"] for row in found["rows"]} == {
         "rjax, bare step",
         "rjax, engine, relay auto",
+        "rjax, engine, relay auto, 2 steps at once",
         "torch, hand",
         "torch, flex",
         "torch, shared",
