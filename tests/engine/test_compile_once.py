@@ -13,12 +13,13 @@ from models.sharding import single_device_mesh
 from rjax.sampling import SamplerMode, init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.compilation_cache import keep_compiled
-from rjax.worker.step import StepState, compile_step
+from rjax.worker.programs import StepPrograms
+from rjax.worker.step import StepState
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import ShapeTable, StepFeatures
 
 
-def lowered(layers: int, mode: SamplerMode = "greedy") -> str:
+def lowered(layers: int, mode: SamplerMode = "greedy", at_once: int = 1) -> str:
     """A decode step of the mosaic backend, lowered for CUDA."""
     config = config_from_dict(
         {
@@ -57,15 +58,19 @@ def lowered(layers: int, mode: SamplerMode = "greedy") -> str:
         least_wide_items=backend.least_wide_items,
         growth=2,
     )
-    layout = PackedLayout(table.choose(rows=4, seqs=4))
+    shape = table.choose(rows=4, seqs=4)
+    size = PackedLayout(shape).size
     graph, weights = nnx.split(Decoder(config, dtype))
     leaves, tree = jax.tree.flatten(weights)
     pools = [jnp.zeros((20, 2, 64, 64), dtype)] * layers
     state = StepState(pools, pools, init_state(4, 61), jnp.zeros(4, jnp.int32))
     features = StepFeatures(mode, 0, False)
-    step: Any = compile_step(graph, tree, layout, features, backend, single_device_mesh())
+    programs = StepPrograms(graph, tree, backend, single_device_mesh())
+    step: Any = (programs.whole if at_once == 1 else programs.several)(shape, features)
     shaped = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
-    traced = step.trace(shaped, state, jnp.zeros(layout.size, jnp.int32))
+    traced = step.trace(
+        shaped, state, jnp.zeros(size if at_once == 1 else (at_once, size), jnp.int32)
+    )
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
@@ -83,3 +88,8 @@ def test_a_step_is_the_same_whatever_was_lowered_before_it():
     first = lowered(2)
     lowered(1, "full")
     assert lowered(2) == first
+
+
+def test_several_steps_at_once_have_the_kernels_of_one():
+    one, many = lowered(2), lowered(2, at_once=4)
+    assert many.count("mosaic_gpu_v2") == one.count("mosaic_gpu_v2")
