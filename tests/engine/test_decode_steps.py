@@ -1,13 +1,16 @@
 """Several decode steps in one program: the same tokens, in fewer visits of the host."""
 
+import re
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rjax.config import EngineConfig
 from rjax.errors import InvalidConfigError
 from rjax.sampling import SamplingParams
+from rjax.worker.step_shape import StepFeatures
 from tests.engine.tiny import VOCAB, make_engine, run, write_config
 
 
@@ -96,6 +99,17 @@ def test_nothing_is_compiled_after_a_warm_up(tiny):
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     run(engine, [(str(i), [i + 1, 2], params) for i in range(3)])
     assert worker.num_compiled == compiled
+
+
+def test_no_step_copies_pages(tiny):
+    worker: Any = make_engine(tiny, num_decode_steps=4)._worker
+    shape, features = worker.shapes.choose(rows=8, seqs=8), StepFeatures("greedy", 0, False)
+    packed = jnp.zeros((4, worker._programs.layout(shape).size), jnp.int32)
+    program = worker._programs.several(shape, features)
+    text = program.lower(worker._leaves, worker._state, packed).compile().as_text()
+    pool = "f32[" + ",".join(str(n) for n in worker._state.k_pages[0].shape) + "]"
+    assert pool in text
+    assert not re.findall(rf"= {re.escape(pool)}\S* copy\(", text)
 
 
 def test_a_number_is_asked_for():
