@@ -97,7 +97,7 @@ def attend(
         # Not earlier: reads of shared memory may still be under way when an arrival that follows
         # them is seen, and the copy of the next unit's queries overtakes them. The product has
         # used the values, so here they have been read.
-        if in_registers:
+        if in_registers and is_first:
             pl.when(i == 0)(lambda: plgpu.barrier_arrive(q_free))
         if narrow is not None:
             scores = tuple(narrow.scaled(s, at) for s, at in zip(scores, firsts, strict=True))
