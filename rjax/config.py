@@ -155,8 +155,10 @@ class RelaySettings:
     """Reading a shared beginning once (RelayAttention).
 
     Attributes:
-        enable_relay_attention: "on" reads every shared run of pages once, "off" never, "auto" where
-            the cost model says it pays. True and False are taken for "on" and "off".
+        enable_relay_attention: "on" reads every shared run of pages once, "off" never, and the two
+            give the same attention bit for bit; "auto" shares where the cost model says it pays,
+            and on Hopper reads long runs in longer pieces, which is faster and equal within
+            rounding. True and False are taken for "on" and "off".
         sys_prompt: text put before every text prompt, its KV computed once and kept.
         sys_schema: template with ``{__SYS_PROMPT}`` and, after it, ``{__USR_PROMPT}``; it lays out
             system prompt and user text. Default: the one directly after the other.

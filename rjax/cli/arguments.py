@@ -39,6 +39,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     _option(engine, "--backend", help="attention backend (default: the best for the device)")
     _option(engine, "--max-num-seqs", type=int, help="sequences that run at once")
     _option(engine, "--max-num-batched-tokens", type=int, help="token budget of a step")
+    _option(
+        engine,
+        "--num-decode-steps",
+        type=int,
+        help="decode steps started at once; 8 spares small models the host (default: 1)",
+    )
     _option(engine, "--num-pages", type=int, help="size of the KV pool (default: what fits)")
     _option(engine, "--page-size", type=int, help="tokens a page: 8, 16, 32, 64, 128 or 256")
     _option(
@@ -157,6 +163,7 @@ ENGINE_KEYS = (
     "backend",
     "max_num_seqs",
     "max_num_batched_tokens",
+    "num_decode_steps",
     "num_pages",
     "page_size",
     "gpu_memory_utilization",

@@ -105,7 +105,8 @@ class Worker:
             page_size=page_size,
             tile_rows=backend.tile_rows,
             cut_of=cut_of,
-            least_wide_items=backend.least_wide_items,
+            # Joined cuts are equal within rounding; without them sharing changes no bit.
+            least_wide_items=backend.least_wide_items if config.relay.mode == "auto" else None,
             growth=growth,
         )
         graph, state = nnx.split(loaded.model)

@@ -84,6 +84,7 @@ def test_vanishing_clients_leave_nothing(server: Running):
 
 
 def test_a_gone_client_frees_its_pages_at_once(server: Running, monkeypatch):
+    server.wait_idle()  # of what tests before left
     engine: Any = server.service.engine.engine
     step, before = engine.step, engine.stats().output_tokens
 
