@@ -26,6 +26,8 @@ CHECKS = [
 ]
 
 
+# The server's threads draw random numbers too, which hypothesis takes for the strategies' doing.
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.slow)])
 def test_every_route(server: Running, mode, examples):
