@@ -11,6 +11,7 @@ import pytest
 from bench.kernels import cost_model as command
 from bench.kernels.backends import NAMES, Kernel
 from bench.kernels.cases import make_plan
+from bench.kernels.pool_runner import PoolRunner
 from models import config_from_dict
 from models.sharding import single_device_mesh
 from pallas_kernels.attention.planner import CostModel
@@ -71,6 +72,13 @@ def test_costs_decide_as_the_times_do():
 
 def test_the_command_keeps_a_fit_that_the_engine_finds(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cost_model, "FOLDER", str(tmp_path / "cache"))
+    timed, known = PoolRunner.measure, timer(0)
+
+    def measure(self, case):  # run and checked; but the times of a busy CPU fit nothing
+        _, error, plan = timed(self, case)
+        return known(case)[0], error, plan
+
+    monkeypatch.setattr(PoolRunner, "measure", measure)
     path = tmp_path / "costs.json"
     command.main(
         [
