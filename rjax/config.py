@@ -76,7 +76,9 @@ class CacheSettings:
         num_pages: size of the pool; None profiles the memory that a largest step leaves.
         enable_prefix_caching: keep pages of finished sequences for later prompts.
         swap_space: bytes of host memory for the pages of preempted sequences; taken from the system
-            as they are used. 0 computes them again always.
+            as they are used, page-locked. 0 computes them again always. On a GPU, XLA gives out 64
+            GiB of such memory unless XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB is set, which needs raising
+            for more.
         preemption: "swap" to host memory while there is room, "recompute", or "auto": whichever a
             cost model finds cheaper. The tokens are the same.
         prefix_files: files of ``save_prefix`` to load at the start, under the names they hold.

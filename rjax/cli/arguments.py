@@ -61,7 +61,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--swap-space",
         type=int,
         metavar="BYTES",
-        help="host memory for the KV of preempted sequences (default: 4 GiB)",
+        help="page-locked host memory for the KV of preempted sequences; XLA gives out 64 GiB"
+        " unless XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB is set (default: 4 GiB)",
     )
     _option(
         engine,

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +34,6 @@ from rjax.worker.step_input import build_step_input, check_step_input
 from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape, step_features
 
 _MOST_HOST_POOLS = 8  # host pages are at most so many times those of the device
-_TIMED_PAGES = 8
 _SAMPLED = 64  # values of each weight in the model's fingerprint
 _PROMPT_ROWS = 512  # whose logits there is room for: several blocks of what a step holds at once
 _ALL = 0xFFFFFFFF  # of 32 tokens all may be sampled
@@ -205,11 +203,8 @@ class Worker:
         self._set_pools(self._mover.warmup(self._pools, progress=self._progress))
 
     def measure_page_seconds(self) -> float:
-        """Time to bring one page to the device or back, as this machine does it now."""
-        block = np.zeros((_TIMED_PAGES, *self.page_shape), self._dtype)
-        start = time.perf_counter()
-        np.asarray(jax.device_put(block, self._everywhere).block_until_ready())
-        return (time.perf_counter() - start) / (2 * _TIMED_PAGES)
+        """Time to bring one page to the host or back, as this machine does it now."""
+        return self._mover.page_seconds()
 
     def read_pages(self, pages: list[int]) -> np.ndarray:
         """The KV in these pages, [X, pools, K, S, H]."""
