@@ -38,7 +38,7 @@ def gated_silu(h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
     chunks = -(-F // size)  # the last one overlaps its neighbour
     strided = plgpu.Layout.WG_STRIDED((size,), vec_size=vector)
 
-    def body(h_ref, out_ref):
+    def gated_silu_kernel(h_ref, out_ref):
         """GMEM: h [T, 2, F], out [T, F]."""
         row, chunk = lax.axis_index("row"), lax.axis_index("chunk")
         first = pl.multiple_of(jnp.minimum(chunk * size, F - size), vector)
@@ -52,7 +52,7 @@ def gated_silu(h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
         out_ref[row, pl.ds(first, size)] = hidden.astype(h.dtype)
 
     return plgpu.kernel(
-        body,
+        gated_silu_kernel,
         out_type=jax.ShapeDtypeStruct((T, F), h.dtype),
         grid=(T, chunks),
         grid_names=("row", "chunk"),

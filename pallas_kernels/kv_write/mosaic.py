@@ -78,7 +78,7 @@ def rotate_and_write(
             "number of each half"
         )
 
-    def body(*refs):
+    def rotate_and_write_kernel(*refs):
         """GMEM: qkv [T, K, A, H], bias [K, A, H] if any, cos, sin [T, R], slots [T], both
         scales [K] or [P, K] if any, both pools [P, K, S, H], out [T, N, H].
         """
@@ -97,7 +97,7 @@ def rotate_and_write(
 
     k_ref, v_ref = jax.new_ref(k_pages), jax.new_ref(v_pages)
     rotated = plgpu.kernel(
-        body,
+        rotate_and_write_kernel,
         out_type=jax.ShapeDtypeStruct((T, K * (A - 2), H), qkv.dtype),
         grid=(T, -(-sizes.pieces // THREADS)),
         grid_names=("token", "part"),

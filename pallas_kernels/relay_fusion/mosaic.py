@@ -90,7 +90,7 @@ def merge_in_place(
 
     chunks = -(-width // size)
 
-    def body(indptr, parts, lses, out_ref, lse_ref):
+    def merge_kernel(indptr, parts, lses, out_ref, lse_ref):
         plgpu.griddepcontrol_wait()
         row, chunk = lax.axis_index("row"), lax.axis_index("chunk")
         first = jnp.minimum(chunk * size, width - size)
@@ -135,7 +135,7 @@ def merge_in_place(
     out_ref = jax.new_ref(out.reshape(T, width))
     lse_ref = jax.new_ref(lse)
     plgpu.kernel(
-        body,
+        merge_kernel,
         out_type=(),
         grid=(T, chunks),
         grid_names=("row", "chunk"),

@@ -41,7 +41,7 @@ def add_rms_norm(
         raise ValueError(f"rows of {D} numbers; the mosaic backend takes multiples of {THREADS}")
     strided = plgpu.Layout.WG_STRIDED((D,), vec_size=widest_vector(D))
 
-    def body(x_ref, update_ref, weight_ref, total_ref, normed_ref):
+    def add_rms_norm_kernel(x_ref, update_ref, weight_ref, total_ref, normed_ref):
         """GMEM: x, update [T, D], weight [D], total, normed [T, D]."""
         row = lax.axis_index("row")
 
@@ -57,7 +57,7 @@ def add_rms_norm(
 
     shape = jax.ShapeDtypeStruct((T, D), x.dtype)
     return plgpu.kernel(
-        body,
+        add_rms_norm_kernel,
         out_type=(shape, shape),
         grid=(T,),
         grid_names=("row",),

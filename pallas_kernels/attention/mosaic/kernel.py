@@ -138,7 +138,7 @@ def _make_body(
         pl.when(is_wide)(lambda: run(True))
         return pl.when(jnp.logical_not(is_wide))(lambda: run(False))
 
-    def body(
+    def attention_kernel(
         units,
         num_units,
         dest,
@@ -352,4 +352,4 @@ def _make_body(
 
             each_unit(consume)
 
-    return body
+    return attention_kernel
