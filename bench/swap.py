@@ -5,8 +5,9 @@
 
 An engine decodes a steady batch, and with every step so many pages are swapped out, or in, as by
 preemption; they are none of the batch's. "Alone" is the way out and back with nothing beside it,
-each step of it waited for. "Hidden" is the part of that by which the steps did not grow.
-Milliseconds, the middle over all steps; the first ones compile and do not count.
+waited for; "GB/s" are the bytes of both ways in that time. "Hidden" is the part of it by which the
+steps did not grow. Milliseconds, the middle over all steps; what compiles, and what takes memory
+from the system, runs before.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 from tqdm import tqdm
 
@@ -34,9 +36,11 @@ COLUMNS = {
     "out_ms": "swapping out, ms",
     "in_ms": "swapping in, ms",
     "alone_ms": "out and in alone, ms",
+    "gb_s": "GB/s",
     "hidden": "hidden",
 }
 _UNCOUNTED = 3
+_LEAST_BUDGET = 256  # tokens of a step, of those that are worth measuring
 
 
 def measure(options: argparse.Namespace, engine: Any) -> list[dict[str, Any]]:
@@ -57,7 +61,15 @@ def measure(options: argparse.Namespace, engine: Any) -> list[dict[str, Any]]:
     def alone(count: int) -> None:
         out(count)
         back(count)
-        worker.read_pages(spare[:1])  # waits
+        jax.block_until_ready(worker._pools)
+
+    def kinds(count: int) -> dict[str, Callable[[], Any]]:
+        return {
+            "step_ms": engine.step,
+            "out_ms": lambda: (out(count), engine.step()),
+            "in_ms": lambda: (back(count), engine.step()),
+            "alone_ms": lambda: alone(count),
+        }
 
     def middle(action: Callable[[], Any]) -> float:
         times = []
@@ -67,34 +79,47 @@ def measure(options: argparse.Namespace, engine: Any) -> list[dict[str, Any]]:
             times.append(1e3 * (time.perf_counter() - start))
         return statistics.median(times[_UNCOUNTED:])
 
+    for count in options.pages:
+        for action in kinds(count).values():
+            for _ in range(_UNCOUNTED):
+                action()
     rows = []
     for count in tqdm(options.pages, desc="swap", disable=options.quiet):
+        num_bytes = count * worker.pool.page_bytes
         row = {
             "model": model_name(options),
             "batch": options.batch,
             "own": options.own,
             "pages": count,
-            "mib": count * worker.pool.page_bytes / 2**20,
-            "step_ms": middle(engine.step),
-            "out_ms": middle(lambda count=count: (out(count), engine.step())),
-            "in_ms": middle(lambda count=count: (back(count), engine.step())),
-            "alone_ms": middle(lambda count=count: alone(count)),
+            "mib": num_bytes / 2**20,
         }
+        row |= {name: middle(action) for name, action in kinds(count).items()}
         grown = row["out_ms"] + row["in_ms"] - 2 * row["step_ms"]
-        rows.append(row | {"hidden": 1 - grown / row["alone_ms"]})
+        rows.append(
+            row
+            | {
+                "gb_s": 2 * num_bytes / (1e6 * row["alone_ms"]),
+                "hidden": 1 - grown / row["alone_ms"],
+            }
+        )
     assert engine.stats().num_running == options.batch
     return rows
 
 
 def _start_batch(options: argparse.Namespace, engine: Any) -> None:
-    """Requests that decode for as long as is measured."""
+    """Requests that decode for as long as is measured; all of them do on return."""
     rng = np.random.default_rng(options.seed)
     params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True, detokenize=False)
     for i in range(options.batch):
         own = rng.integers(0, engine.model_config.vocab_size, options.own).tolist()
         engine.add_request(str(i), own, params)
-    while engine.stats().output_tokens < 2 * options.batch:
+    computed = 0
+    while computed != options.batch:  # prompts take more
+        before = engine.stats()
+        if before.preemptions or not engine.has_unfinished_requests():
+            raise SystemExit("no room for the whole --batch; give more --num-pages")
         engine.step()
+        computed = engine.stats().step_tokens - before.step_tokens
 
 
 def parser() -> argparse.ArgumentParser:
@@ -113,8 +138,10 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     if options.batch > options.max_num_seqs:
         raise SystemExit(f"--max-num-seqs ({options.max_num_seqs}) is below --batch")
-    # Three kinds of steps for each number of pages, and some in which the others start.
-    longest = options.own + 3 * len(options.pages) * (_UNCOUNTED + options.steps) + 256
+    # The first decode while the others start; then three kinds of steps for each number of pages.
+    starting = options.batch * options.own // _LEAST_BUDGET + 1
+    measured = 3 * len(options.pages) * (2 * _UNCOUNTED + options.steps)
+    longest = options.own + starting + measured + 1
     with running_llm(options, relay="auto", max_model_len=longest) as llm:
         rows = measure(options, llm.engine)
         backend = llm.stats().backend

@@ -15,6 +15,7 @@ def test_swap(tmp_path, capsys):
     assert rows[1]["mib"] == 4 * rows[0]["mib"]
     for row in rows:
         grown = row["out_ms"] + row["in_ms"] - 2 * row["step_ms"]
+        assert row["gb_s"] == pytest.approx(2 * row["mib"] * 2**20 / row["alone_ms"] / 1e6)
         assert row["hidden"] == pytest.approx(1 - grown / row["alone_ms"])
     assert "swapping out" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="fewer"):
