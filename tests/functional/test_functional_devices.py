@@ -47,7 +47,8 @@ print("equal")
 
 def test_two_devices_give_the_tokens_of_one():
     environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        # Compiling is most of the time; what is compared does not hang on how well it is done.
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0",
         "JAX_PLATFORMS": "cpu",
     }
     done = subprocess.run(
