@@ -3,7 +3,10 @@
 import dataclasses
 
 ROWS = 64
-"""Matrix rows of a tensor core instruction; a step fills the first 8 or 16."""
+"""Matrix rows of a tensor core instruction."""
+
+FEW_ROWS = (8, 16)
+"""How many of them a step may fill."""
 
 _SHARED_BYTES = 232448 - 2048  # of a Hopper multiprocessor, less barriers and alignment
 _SLOT_BYTES = 8192  # least weights of a slot
@@ -32,17 +35,12 @@ class Tiling:
         return next(b for b in (128, 64, 32) if self.columns * 2 % b == 0)
 
 
-def few_rows(T: int) -> bool:
-    """Whether the kernels take a step of T rows."""
-    return T in (8, 16)
-
-
 def refusal(T: int, depth: int, columns: int, *, whole: bool) -> str | None:
     """Why the kernels cannot multiply [T, depth] with [depth, columns], or None.
 
     ``whole``: no tile may end beyond the columns.
     """
-    if not few_rows(T):
+    if T not in FEW_ROWS:
         return f"{T} rows; the kernels take 8 or 16, so pad them"
     if depth % _UNIT:
         return f"a depth of {depth}; the kernels take multiples of {_UNIT}"
