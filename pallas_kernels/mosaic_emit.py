@@ -6,7 +6,7 @@
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
+from jaxlib.mlir.dialects import arith, vector
 
 THREADS = 128
 """Threads of a program of one warpgroup."""
@@ -22,3 +22,25 @@ def thread_index():
 def widest_vector(size: int) -> int:
     """Numbers a thread can hold in one run when a program's threads share ``size``: 8, 4, 2, 1."""
     return next(v for v in (8, 4, 2, 1) if v == 1 or size % (THREADS * v) == 0)
+
+
+def store_strided(ref, value, layout) -> None:
+    """``ref`` = value, in as few accesses as its layout has registers.
+
+    ref: a run of a row in GMEM, in one dimension, at a multiple of the layout's vectors; value: of
+    the same length, laid out by ``layout`` (WG_STRIDED). Pallas' own assignment writes number by
+    number where the compiler cannot see that alignment.
+    """
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), layout))
+    def store(_, ref_, value_):
+        index, i32 = ir.IndexType.get(), ir.IntegerType.get_signless(32)
+        for i, register in enumerate(value_.registers.flat):
+            [run] = register.type.shape
+            at = arith.addi(
+                arith.muli(thread_index(), mgpu.c(run, i32)), mgpu.c(i * THREADS * run, i32)
+            )
+            size = run * mgpu.utils.bitwidth(register.type.element_type) // 8
+            vector.store(register, ref_, [arith.index_cast(index, at)], alignment=size)
+
+    store(ref, value)

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.mosaic_emit import THREADS
+from pallas_kernels.mosaic_emit import THREADS, store_strided
 
 _WIDEST = 8  # numbers a thread: 16 bytes
 
@@ -49,7 +49,7 @@ def gated_silu(h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
 
         gate, up = read(0), read(1)
         hidden = gate / (1.0 + jnp.exp(-gate)) * up
-        out_ref[row, pl.ds(first, size)] = hidden.astype(h.dtype)
+        store_strided(out_ref.at[row, pl.ds(first, size)], hidden.astype(h.dtype), strided)
 
     return plgpu.kernel(
         gated_silu_kernel,

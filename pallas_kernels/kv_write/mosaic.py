@@ -212,7 +212,8 @@ def _times(value, factor: int):
 
 def _load(ref, place, run: int):
     element = ref.type.element_type
-    value = vector.load(ir.VectorType.get((run,), element), ref, place)
+    size = run * mgpu.utils.bitwidth(element) // 8
+    value = vector.load(ir.VectorType.get((run,), element), ref, place, alignment=size)
     if isinstance(element, ir.F32Type):
         return value
     return arith.extf(ir.VectorType.get((run,), ir.F32Type.get()), value)
@@ -220,7 +221,7 @@ def _load(ref, place, run: int):
 
 def _store(value, ref, place) -> None:
     kind = ir.VectorType.get(value.type.shape, ref.type.element_type)
-    vector.store(arith.truncf(kind, value), ref, place)
+    _store_vector(arith.truncf(kind, value), ref, place)
 
 
 def _store_kv(value, pool, place) -> None:
@@ -232,7 +233,13 @@ def _store_kv(value, pool, place) -> None:
     page, head, *_ = place
     scale = memref.load(scales, [page, head] if len(scales.type.shape) == 2 else [head])
     units = arith.divf(value, vector.broadcast(value.type, scale))
-    vector.store(_narrow(units), pages, place)
+    _store_vector(_narrow(units), pages, place)
+
+
+def _store_vector(value, ref, place) -> None:
+    [run] = value.type.shape
+    size = run * mgpu.utils.bitwidth(value.type.element_type) // 8
+    vector.store(value, ref, place, alignment=size)
 
 
 def _narrow(value):

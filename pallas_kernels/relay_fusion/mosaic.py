@@ -2,13 +2,16 @@
 
 A program merges up to 1024 numbers (several heads) of one row: it reads the row's partial results,
 which lie one after another, several at a time so that their loads overlap, keeps a running maximum
-of the LSEs in float32 and writes the merged chunk. Bytes moved: each partial result once, the
-merged row once. Rows with exactly one partial result are skipped: attention wrote them to the
-output itself. Rows with none get output 0 and LSE -inf.
+of the LSEs in float32 (one a thread: a thread's numbers are of one head) and writes the merged
+chunk. Bytes moved: each partial result once, the merged row once. Rows with exactly one partial
+result are skipped: attention wrote them to the output itself. Rows with none get output 0 and LSE
+-inf.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
 # pyright: reportCallIssue=false, reportArgumentType=false
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +23,12 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, vector
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.mosaic_emit import SCALAR, THREADS
+from pallas_kernels.mosaic_emit import SCALAR, THREADS, store_strided, thread_index
 
 _WIDEST = 8  # elements a thread at most: 16 bytes of bf16
-_MOST_AT_ONCE = 16  # partial results whose loads are in flight together
+_FEW, _MANY = 8, 24  # partial results whose loads are in flight together
 _LOWEST = -1e30
+_EACH = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)  # one number a thread
 
 
 def merge_in_place(
@@ -62,75 +66,68 @@ def merge_in_place(
         step //= 2
     size = step * THREADS  # numbers a program merges; the last program overlaps its neighbour
     entries = part.shape[0]
-    at_once = _MOST_AT_ONCE
-    while at_once > 2 and at_once // 2 * T >= entries:  # no row has more than the plan has cuts
-        at_once //= 2
     strided = plgpu.Layout.WG_STRIDED((size,), vec_size=step)
 
-    def head_values(ref, entry, first):
-        """part_lse[entry, head of each of the chunk's elements], float32 [size]."""
+    def spread(value):
+        """[THREADS], one number a thread, as [size]."""
 
         @plgpu.inline_mgpu(
-            arg_types=(plgpu.RefType(), SCALAR, SCALAR),
+            arg_types=(_EACH,),
             return_type=plgpu.ShapeDtypeStruct((size,), jnp.float32, layout=strided),
         )
-        def load(_, ref_, entry_, first_):
-            index, i32 = ir.IndexType.get(), ir.IntegerType.get_signless(32)
-            [row], [start] = entry_.registers.flat, first_.registers.flat
-            lane = arith.remui(mgpu.utils.thread_idx(), mgpu.c(THREADS, i32))
-            element = arith.addi(start, arith.muli(lane, mgpu.c(step, i32)))
-            head = arith.divui(element, mgpu.c(H, i32))
-            value = memref.load(ref_, [arith.index_cast(index, row), arith.index_cast(index, head)])
-            layout = strided.to_mgpu()
-            result = mgpu.FragmentedArray.splat(value, (size,), layout)
-            assert all(isinstance(r.type, ir.VectorType) for r in result.registers.flat)
-            return result
+        def emit(_, value_):
+            return mgpu.FragmentedArray.splat(_scalar(value_), (size,), strided.to_mgpu())
 
-        return load(ref, entry, first)
+        return emit(value)
 
     chunks = -(-width // size)
 
     def merge_kernel(indptr, parts, lses, out_ref, lse_ref):
+        """GMEM: indptr int32 [T + 1], parts [X, N * H], lses [X, N], out [T, N * H], lse [T, N]."""
         plgpu.griddepcontrol_wait()
         row, chunk = lax.axis_index("row"), lax.axis_index("chunk")
         first = jnp.minimum(chunk * size, width - size)
         begin = indptr[row]
         end = indptr[row + 1]
 
-        @pl.when(end - begin != 1)
-        def _():
-            def batch(i, carry):
-                acc, top, total = carry
-                base = begin + i * at_once
-                values, logs = [], []
-                for j in range(at_once):
-                    entry = jnp.minimum(base + j, end - 1)
-                    log = head_values(lses, entry, first)
-                    logs.append(jnp.where(base + j < end, log, -jnp.inf))
-                    chunk = parts.at[entry, pl.ds(pl.multiple_of(first, step), size)]
-                    values.append(plgpu.load(chunk, layout=strided).astype(jnp.float32))
-                peak = top
-                for log in logs:
-                    peak = jnp.maximum(peak, log)
-                fade = jnp.exp(top - peak)
-                acc, total = acc * fade, total * fade
-                for log, value in zip(logs, values, strict=True):
-                    weight = jnp.exp(log - peak)
-                    acc = acc + weight * value
-                    total = total + weight
-                return acc, peak, total
+        def batch(at_once: int, base, carry):
+            """The carry with ``at_once`` partial results from ``base`` on, those there are."""
+            acc, top, total = carry
+            values, logs = [], []
+            for j in range(at_once):
+                entry = jnp.minimum(base + j, end - 1)
+                log = _load_head(lses, entry, first, H, step)
+                logs.append(jnp.where(base + j < end, log, -jnp.inf))
+                chunk = parts.at[entry, pl.ds(pl.multiple_of(first, step), size)]
+                values.append(plgpu.load(chunk, layout=strided).astype(jnp.float32))
+            peak = functools.reduce(jnp.maximum, logs, top)
+            fade = jnp.exp(top - peak)
+            acc, total = acc * spread(fade), total * fade
+            for log, value in zip(logs, values, strict=True):
+                weight = jnp.exp(log - peak)
+                acc = acc + spread(weight) * value
+                total = total + weight
+            return acc, peak, total
 
+        def merge(at_once: int):
             zero = plgpu.layout_cast(jnp.zeros((size,), jnp.float32), strided)
-            lowest = plgpu.layout_cast(jnp.full((size,), _LOWEST, jnp.float32), strided)
+            lowest = plgpu.layout_cast(jnp.full((THREADS,), _LOWEST, jnp.float32), _EACH)
+            none = plgpu.layout_cast(jnp.zeros((THREADS,), jnp.float32), _EACH)
             batches = lax.div(end - begin + at_once - 1, jnp.int32(at_once))
-            acc, top, total = lax.fori_loop(0, batches, batch, (zero, lowest, zero))
+            run = lambda i, carry: batch(at_once, begin + i * at_once, carry)  # noqa: E731
+            acc, top, total = lax.fori_loop(0, batches, run, (zero, lowest, none))
             empty = total == 0
             safe = jnp.where(empty, 1.0, total)
-            merged = jnp.where(empty, 0.0, acc / safe)
+            inverse = jnp.where(empty, 0.0, 1.0 / safe)
             log_sum = jnp.where(empty, -jnp.inf, top + jnp.log(safe))
             target = out_ref.at[row, pl.ds(pl.multiple_of(first, step), size)]
-            target[...] = merged.astype(out_ref.dtype)
-            _store_heads(lse_ref, log_sum, row, first, H, strided, step)
+            store_strided(target, (acc * spread(inverse)).astype(out_ref.dtype), strided)
+            _store_head(lse_ref, log_sum, row, first, H, step)
+
+        # Loads of one batch are in flight together; where they suffice, few are fewer to wait for.
+        few = end - begin <= _FEW
+        pl.when(few & (end - begin != 1))(lambda: merge(_FEW))
+        pl.when(jnp.logical_not(few))(lambda: merge(_MANY))
 
     out_ref = jax.new_ref(out.reshape(T, width))
     lse_ref = jax.new_ref(lse)
@@ -148,24 +145,49 @@ def merge_in_place(
     return jax.freeze(out_ref).reshape(T, N, H), jax.freeze(lse_ref)
 
 
-def _store_heads(ref, value, row, first, H: int, strided, step: int):
-    """ref[row, head] = value at the head's first element."""
+def _load_head(ref, entry, first, H: int, step: int):
+    """ref[entry, head of the thread's numbers], float32 [THREADS], one a thread."""
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), strided, SCALAR, SCALAR))
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(), SCALAR, SCALAR),
+        return_type=plgpu.ShapeDtypeStruct((THREADS,), jnp.float32, layout=_EACH),
+    )
+    def load(_, ref_, entry_, first_):
+        index = ir.IndexType.get()
+        [row] = entry_.registers.flat
+        head, _ = _head_of(first_, H, step)
+        value = memref.load(ref_, [arith.index_cast(index, row), arith.index_cast(index, head)])
+        return mgpu.FragmentedArray.splat(value, (THREADS,), _EACH.to_mgpu())
+
+    return load(ref, entry, first)
+
+
+def _store_head(ref, value, row, first, H: int, step: int):
+    """ref[row, head] = value, by the thread of the head's first number."""
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _EACH, SCALAR, SCALAR))
     def store(_, ref_, value_, row_, first_):
         index, i32 = ir.IndexType.get(), ir.IntegerType.get_signless(32)
-        [at], [start] = row_.registers.flat, first_.registers.flat
-        lane = arith.remui(mgpu.utils.thread_idx(), mgpu.c(THREADS, i32))
-        element = arith.addi(start, arith.muli(lane, mgpu.c(step, i32)))
-        head = arith.divui(element, mgpu.c(H, i32))
-        is_first = arith.cmpi(
-            arith.CmpIPredicate.eq, arith.remui(element, mgpu.c(H, i32)), mgpu.c(0, i32)
-        )
-        [register] = value_.registers.flat
-        scalar = vector.extract(
-            register, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0])
-        )
-        with mgpu.when(is_first):
-            memref.store(scalar, ref_, [arith.index_cast(index, at), arith.index_cast(index, head)])
+        [at] = row_.registers.flat
+        head, dim = _head_of(first_, H, step)
+        with mgpu.when(arith.cmpi(arith.CmpIPredicate.eq, dim, mgpu.c(0, i32))):
+            place = [arith.index_cast(index, at), arith.index_cast(index, head)]
+            memref.store(_scalar(value_), ref_, place)
 
     store(ref, value, row, first)
+
+
+def _head_of(first, H: int, step: int):
+    """(head, dim) of the thread's first number, int32."""
+    i32 = ir.IntegerType.get_signless(32)
+    [start] = first.registers.flat
+    element = arith.addi(start, arith.muli(thread_index(), mgpu.c(step, i32)))
+    return arith.divui(element, mgpu.c(H, i32)), arith.remui(element, mgpu.c(H, i32))
+
+
+def _scalar(value):
+    """The one number that each thread holds of [THREADS]."""
+    [register] = value.registers.flat
+    return vector.extract(
+        register, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0])
+    )

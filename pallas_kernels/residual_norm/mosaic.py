@@ -11,7 +11,7 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.mosaic_emit import THREADS, widest_vector
+from pallas_kernels.mosaic_emit import THREADS, store_strided, widest_vector
 
 
 def add_rms_norm(
@@ -50,10 +50,11 @@ def add_rms_norm(
 
         scale = read(weight_ref)
         total = (read(x_ref.at[row]) + read(update_ref.at[row])).astype(x.dtype)
-        total_ref[row] = total
+        store_strided(total_ref.at[row], total, strided)
         y = total.astype(jnp.float32)
         mean = jnp.sum(y * y) * (1.0 / D)
-        normed_ref[row] = (y * lax.rsqrt(mean + eps) * scale).astype(x.dtype)
+        normed = (y * lax.rsqrt(mean + eps) * scale).astype(x.dtype)
+        store_strided(normed_ref.at[row], normed, strided)
 
     shape = jax.ShapeDtypeStruct((T, D), x.dtype)
     return plgpu.kernel(

@@ -49,6 +49,12 @@ def queries_in_registers(head_dim: int) -> bool:
     return head_dim <= 128
 
 
+def query_buffers(head_dim: int) -> int:
+    """Places for queries in shared memory: two, so that those of a unit that follows a short one
+    come while it is still computed, unless they stay there (``queries_in_registers``)."""
+    return 2 if queries_in_registers(head_dim) else 1
+
+
 def query_box(rows: int, group: int, head_dim: int) -> int:
     """Rows that one copy of queries takes, at least ``rows``: copies are of whole 128 bytes."""
     unit = 128 // math.gcd(128, group * head_dim * 2)
@@ -59,5 +65,5 @@ def ring_slots(head_dim: int, query_rows: int, itemsize: int) -> int:
     """Slots (two tiles each, ``itemsize`` bytes a number) that fit in shared memory beside 16-bit
     queries and, where pages are of 8 bits, a tile of 16 bits for each warpgroup."""
     row = CONSUMERS * head_dim
-    beside = 2 * query_rows + (2 * TILE if itemsize == 1 else 0)
+    beside = 2 * query_rows * query_buffers(head_dim) + (2 * TILE if itemsize == 1 else 0)
     return (_SMEM_BYTES - row * beside) // (row * TILE * itemsize)

@@ -25,6 +25,7 @@ from pallas_kernels.attention.mosaic.config import (
     KernelConfig,
     queries_in_registers,
     query_box,
+    query_buffers,
 )
 from pallas_kernels.attention.mosaic.fp8 import ByteTiles, PageScales, split_queries
 from pallas_kernels.attention.mosaic.pack import (
@@ -39,6 +40,7 @@ from pallas_kernels.attention.mosaic.pack import (
     ListShape,
     PackedPlan,
 )
+from pallas_kernels.attention.mosaic.quads import load_tile
 from pallas_kernels.attention.mosaic.softmax import attend, finish
 from pallas_kernels.attention.mosaic.stores import gather_rows
 
@@ -61,7 +63,8 @@ def attention_call(
     entries = max(1, packed.entries)
     fp8 = k_pages.dtype != q.dtype
     tiled, kv_tiled = _tiled(H, 2), _tiled(H, k_pages.dtype.itemsize)
-    q_smem = plgpu.SMEM((CONSUMERS, cfg.query_rows, H), q.dtype)
+    buffers = query_buffers(H)
+    q_smem = plgpu.SMEM((buffers * CONSUMERS, cfg.query_rows, H), q.dtype)
     if not queries_in_registers(H):
         # In the tiles' dtype: one array, or the two parts for pages of 8 bits.
         parts = (CONSUMERS, q.dtype.itemsize // k_pages.dtype.itemsize, ROWS, H)
@@ -82,8 +85,8 @@ def attention_call(
         scratch_types=dict(
             q_smem=q_smem,
             kv_smem=plgpu.SMEM((cfg.ring, CONSUMERS, TILE, H), k_pages.dtype, transforms=kv_tiled),
-            q_full=plgpu.Barrier(num_barriers=CONSUMERS),
-            q_free=plgpu.Barrier(num_arrivals=CONSUMERS),
+            q_full=plgpu.Barrier(num_barriers=buffers * CONSUMERS),
+            q_free=plgpu.Barrier(num_barriers=buffers, num_arrivals=CONSUMERS),
             full=plgpu.Barrier(num_barriers=cfg.ring, num_arrivals=copies),
             free=plgpu.Barrier(num_barriers=cfg.ring, num_arrivals=CONSUMERS),
             turn=plgpu.Barrier(num_arrivals=CONSUMERS),
@@ -127,6 +130,7 @@ def _make_body(
     names: tuple[str, ...],
 ):
     G = N // K
+    buffers = query_buffers(H)
     chunk = min(S, TILE)  # tokens of one TMA copy
     any_wide = any(work.wide for work in lists)
     any_pair = any(not work.wide for work in lists)
@@ -160,7 +164,7 @@ def _make_body(
         """GMEM: units int32 [U, 8], num_units int32 [1], dest int32 [Y], table int32 [B, M],
         positions int32 [T], q [T, K, G, H], pages [P, K, S, H]; rest: the arrays of
         ``names``, out [T, N, H], lse [T, N], part [X, N, H], part_lse [X, N]. SMEM: q_smem
-        [2, 64, H], kv_smem [ring, 2, 64, H], scratch [2, 64, H]. Barriers: all others.
+        [buffers * 2, 64, H], kv_smem [ring, 2, 64, H], scratch [2, 64, H]. Barriers: all others.
         """
         *numbers, out, lse, part, part_lse = rest
         numbers = dict(zip(names, numbers, strict=True))
@@ -185,13 +189,16 @@ def _make_body(
             return tuple(units[place, field] for field in range(FIELDS))
 
         def each_unit(run):
-            """``run(record, tile)`` over this program's units; ``tile`` counts ring slots used."""
+            """``run(record, buffer, tile)`` over this program's units.
+
+            ``buffer`` is where its queries lie, ``tile`` counts ring slots used.
+            """
             first = fetch(jnp.int32(0))
 
             def step(number, carry):
                 tile, record = carry
                 following = fetch(number + 1)
-                return run(record, tile), following
+                return run(record, lax.rem(number, jnp.int32(buffers)), tile), following
 
             lax.fori_loop(0, mine, step, (jnp.int32(0), first))
 
@@ -212,20 +219,21 @@ def _make_body(
         def _producer():
             plgpu.set_max_registers(56, action="decrease")
 
-            def produce(record, tile):
+            def produce(record, buffer, tile):
                 head, is_wide, _, which, steps = decode(record)
                 start = record[KV_START]
                 last_page = lax.div(record[KV_STOP] - 1, jnp.int32(S))
-                plgpu.barrier_wait(q_free)
+                plgpu.barrier_wait(q_free.at[buffer])
 
                 def load_queries(work: ListShape):
                     box = query_box(min(work.half_rows, T), G, H)
                     for w in range(CONSUMERS):
                         first = record[ROW] + (w * work.half_rows if work.wide else 0)
                         own = head if work.wide else jnp.minimum(head + w, K - 1)
-                        target = plain_queries.at[w, pl.ds(0, box * G)].reshape(box, G, H)
+                        place = buffer * CONSUMERS + w
+                        target = plain_queries.at[place, pl.ds(0, box * G)].reshape(box, G, H)
                         source = q.at[pl.ds(first, box), own]
-                        plgpu.copy_gmem_to_smem(source, target, q_full.at[w])
+                        plgpu.copy_gmem_to_smem(source, target, q_full.at[place])
 
                 for place, work in enumerate(lists):
                     if len(lists) == 1:
@@ -269,11 +277,12 @@ def _make_body(
         @pl.when(wg < CONSUMERS)
         def _consumer():
             plgpu.set_max_registers(224, action="increase")
-            plgpu.barrier_arrive(q_free)
+            for buffer in range(buffers):
+                plgpu.barrier_arrive(q_free.at[buffer])
             for slot in range(cfg.ring):
                 plgpu.barrier_arrive(free.at[slot])
 
-            def consume(record, tile):
+            def consume(record, buffer, tile):
                 head, is_wide, half, _, steps = decode(record)
 
                 def run(wide: bool):
@@ -288,8 +297,9 @@ def _make_body(
                     first = record[ROW] + jnp.minimum(shift, rows - 1)
                     reach = gather_rows(positions, first, known, G)
                     target = gather_rows(dest, record[SLOT] + shift, known, G)
-                    plgpu.barrier_wait(q_full.at[wg])
-                    source = plain_queries.at[wg, pl.ds(0, ROWS)]
+                    place = buffer * CONSUMERS + wg
+                    plgpu.barrier_wait(q_full.at[place])
+                    source = plain_queries.at[place, pl.ds(0, ROWS)]
                     narrow = value_unit = None
                     if scratch is not None:
                         queries, units = split_queries(source)
@@ -308,7 +318,7 @@ def _make_body(
                             PageScales(values, *place) if len(values.shape) == 2 else None,
                         )
                     else:
-                        queries = (plgpu.load(source, layout=_WGMMA, optimized=False),)
+                        queries = (load_tile(source, known * G, H, q.dtype),)
                     if not queries_in_registers(H):
                         # The same memory, as the tensor cores read it.
                         plgpu.commit_smem()
@@ -322,7 +332,7 @@ def _make_body(
                         kv_smem,
                         full,
                         free,
-                        q_free,
+                        q_free.at[buffer],
                         turn if wide and cfg.ping_pong else None,
                         wg,
                         # A wide step is two tiles for both warpgroups, a paired one a tile each.

@@ -4,12 +4,12 @@
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, scf, vector
 
+from pallas_kernels.attention.mosaic import quads
 from pallas_kernels.attention.mosaic.config import ROWS
 
 _SCALAR = plgpu.Layout.WG_SPLAT(())
@@ -46,7 +46,8 @@ def store_rows(out, part, value, dest, row0, head0, live, group: int):
     """Write the live rows of a [64, H] tile: row m is head ``head0 + m % group`` of row m // group.
 
     out: [T, N, H] and part: [X, N, H] in GMEM, value's dtype; dest: int32 [64], the merge entry, or
-    -1 to write ``out[row0 + m // group]``; rows m >= live * group are dropped.
+    -1 to write ``out[row0 + m // group]``; rows m >= live * group are dropped. H is a multiple of
+    16.
     """
 
     @plgpu.inline_mgpu(
@@ -61,20 +62,26 @@ def store_rows(out, part, value, dest, row0, head0, live, group: int):
         ),
     )
     def store(_, out_, part_, value_, dest_, row_, head_, live_):
-        shape = value_.shape
+        i32, i64 = (ir.IntegerType.get_signless(bits) for bits in (32, 64))
         targets = _Targets(dest_, row_, head_, live_, group)
-        registers = list(zip(value_.layout.thread_idxs(shape), value_.registers.flat, strict=True))
-        # A thread holds two rows, r and r + 8, two columns in each run of 8.
+        N, H = ir.MemRefType(out_.type).shape[1:]
         for which in range(2):
-            mine = _pick_row(registers, value_.registers.shape, which)
+            words = [mgpu.utils.bitcast(r, i32) for _, r in quads.registers_of(value_, which)]
+            parts = [
+                (quads.column_of(first, runs), quads.exchange(words[first : first + runs]))
+                for first, runs in quads.blocks(len(words))
+            ]
             head, target, direct, alive = targets.of(which)
+            head, target = (arith.index_cast(i64, x) for x in (head, target))
+            row = arith.addi(arith.muli(target, mgpu.c(N, i64)), head)
+            element = arith.muli(row, mgpu.c(H, i64))
+            start = arith.select(
+                direct, quads.address(out_, element), quads.address(part_, element)
+            )
             with mgpu.when(alive):
-                branch = scf.IfOp(direct, has_else=True)
-                for block, ref in ((branch.then_block, out_), (branch.else_block, part_)):
-                    with ir.InsertionPoint(block):
-                        for (_, column), register in mine:
-                            vector.store(register, ref, [target, head, column])
-                        scf.yield_([])
+                for column, some in parts:
+                    offset = arith.extui(i64, arith.muli(column, mgpu.c(2, i32)))
+                    quads.write(arith.addi(start, offset), some, 1)
 
     store(out, part, value, dest, row0, head0, live)
 
@@ -137,10 +144,3 @@ class _Targets:
         target = arith.select(direct, arith.addi(self._row0, row), entry)
         alive = arith.cmpi(arith.CmpIPredicate.slt, row, self._live)
         return arith.index_cast(index, head), arith.index_cast(index, target), direct, alive
-
-
-def _pick_row(registers, shape, which: int):
-    """The registers of one of a thread's two rows: axis 4 of the WGMMA layout's register grid."""
-    assert shape[4] == 2 and len(shape) == 9, shape
-    places = np.ndindex(shape)
-    return [reg for place, reg in zip(places, registers, strict=True) if place[4] == which]
