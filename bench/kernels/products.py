@@ -208,6 +208,7 @@ def check(shape: Shape, name: str, tiling: Tiling | None) -> float:
 
 def seconds(run: Callable[..., Any], given: Sequence[Any]) -> float:
     """Of one call of ``run``, of a chain over all that is given."""
+    run = jax.jit(run)  # traced once
     chain = jax.jit(lambda given: [run(*arguments) for arguments in given])
     return seconds_per_call(lambda: chain(given), _REPEATS, _ROUNDS) / len(given)
 
@@ -263,11 +264,13 @@ def measure_layer(shape: Shape, floor: float) -> dict[str, Any]:
         x = inputs(shape, "out", 0)[0]
 
         def time_of(one, **options):
+            one = jax.jit(functools.partial(one, **options))
+
             @jax.jit
             def chain(x, layers):
                 results = []
                 for layer in layers:
-                    x, qkv = one(x, *layer, **options)
+                    x, qkv = one(x, *layer)
                     results.append(qkv)
                 return x, results
 
