@@ -26,6 +26,7 @@ _CHAIN = {"gpu": 48, "cpu": 2}  # calls in one program
 _COPIES = {"gpu": 16, "cpu": 1}  # sets of pages that the calls of a program go round
 _LONG_S = 200e-6  # from here one call at a time keeps the queue ahead of the device
 _CHECKED_ROWS = 4
+_ROUNDS = 11  # of chains: the first ones of a graph are at times slow
 
 
 class PoolRunner:
@@ -82,7 +83,7 @@ class PoolRunner:
             repeats = max(1, min(4, round(2e-3 / about)))
             return seconds_per_call(one, repeats, rounds=3), error, plan
         chain = functools.partial(self._chain, q, self._k, self._v, on_device, positions, prepared)
-        took = seconds_per_call(chain, repeats=2, rounds=3) / _CHAIN[self._platform]
+        took = seconds_per_call(chain, repeats=2, rounds=_ROUNDS) / _CHAIN[self._platform]
         return took, error, plan
 
     def _copies(self, case: Case) -> int:
