@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from models.config import ModelConfig
-from models.context import HeadsContext, LayerContext, Normed, Rotary
+from models.context import HeadsContext, LayerContext, Rotary
 from models.decoder import Decoder
 from models.dense import DenseAttention
 from models.errors import CheckpointError
@@ -24,7 +24,6 @@ __all__ = [
     "LayerContext",
     "LoadedModel",
     "ModelConfig",
-    "Normed",
     "Rotary",
     "config_from_dict",
     "config_from_folder",

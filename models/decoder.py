@@ -6,7 +6,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from models.config import ModelConfig
-from models.context import LayerContext, Normed, Rotary
+from models.context import LayerContext, Rotary
 from models.layers.attention import Attention
 from models.layers.mlp import Mlp
 from models.layers.norm import Norm
@@ -26,17 +26,21 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "T D"],
-        h: Normed,
-        following: Norm,
+        update: Float[Array, "T D"] | None,
         rotary: Rotary | None,
         context: LayerContext,
-    ) -> tuple[Float[Array, "T D"], Normed]:
-        """(residual, the norm of it that is read next), this layer's before, ``following`` after.
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
+        """(residual, what is still to be added to it), the same before and after.
 
-        So that a product, its sum with the residual and the norm of the sum can be one kernel.
+        So that every sum of the residual meets the norm that reads it, in one kernel.
         """
-        x, h = self.attention(x, h, self.mlp_norm, rotary, context)
-        return self.mlp(x, h, following, context)
+        if update is None:
+            h = self.attention_norm(x)
+        else:
+            x, h = self.attention_norm.add(x, update, context)
+        update = self.attention(h, rotary, context)
+        x, h = self.mlp_norm.add(x, update, context)
+        return x, self.mlp(h, context)
 
 
 class Decoder(nnx.Module):
@@ -66,16 +70,12 @@ class Decoder(nnx.Module):
             rows = jnp.maximum(positions, 0) + self.config.position_offset
             x = x + jnp.take(self.positions[...], rows, axis=0, mode="clip")
         rotary = None if self.config.rope is None else rotary_tables(self.config.rope, positions)
-        norms = self.norms
-        h = Normed(norms[0](x))
-        for layer, following in zip(self.layers, norms[1:], strict=True):
-            x, h = layer(x, h, following, rotary, context)
-        return h.divided()
-
-    @property
-    def norms(self) -> list[Norm]:
-        """What reads the residual before each layer, and after the last."""
-        return [*(layer.attention_norm for layer in self.layers), self.norm]
+        update = None
+        for layer in self.layers:
+            x, update = layer(x, update, rotary, context)
+        if update is None:
+            return self.norm(x)
+        return self.norm.add(x, update, context)[1]
 
     def logits(self, hidden: Float[Array, "X D"]) -> Float[Array, "X V"]:
         """Scores of every vocabulary entry, float32."""

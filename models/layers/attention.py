@@ -6,7 +6,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from models.config import ModelConfig
-from models.context import LayerContext, Normed, Rotary
+from models.context import LayerContext, Rotary
 from models.layers.norm import Norm
 from models.layers.parameter import parameter
 from pallas_kernels.attention.spec import AttentionSpec
@@ -31,15 +31,9 @@ class Attention(nnx.Module):
         self.k_norm = Norm(config, dtype, "H") if config.qk_norm else None
 
     def __call__(
-        self,
-        x: Float[Array, "T D"],
-        h: Normed,
-        following: Norm,
-        rotary: Rotary | None,
-        context: LayerContext,
-    ) -> tuple[Float[Array, "T D"], Normed]:
-        """(x and the attention of h, the norm that follows of that sum)."""
-        qkv = context.product(h, self.qkv[...])
+        self, x: Float[Array, "T D"], rotary: Rotary | None, context: LayerContext
+    ) -> Float[Array, "T D"]:
+        qkv = jnp.einsum("TD,DKAH->TKAH", x, self.qkv[...])
         bias = None if self.qkv_bias is None else self.qkv_bias[...]
         if self.q_norm is not None and self.k_norm is not None:
             qkv, bias = qkv if bias is None else qkv + bias, None
@@ -47,6 +41,5 @@ class Attention(nnx.Module):
             qkv = jnp.concatenate([q, k, qkv[:, :, -1:]], axis=2)
         attended = context.attend_projected(self.layer, qkv, bias, rotary, self.spec)
         # As one matrix: over two axes, XLA on the CPU would copy the weights at every call.
-        attended, w = attended.reshape(len(x), -1), self.output[...].reshape(-1, x.shape[-1])
-        bias = None if self.output_bias is None else self.output_bias[...]
-        return following.add_product(x, attended, w, bias, context)
+        out = attended.reshape(len(x), -1) @ self.output[...].reshape(-1, x.shape[-1])
+        return out if self.output_bias is None else out + self.output_bias[...]

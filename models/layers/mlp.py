@@ -3,13 +3,13 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from models.config import ModelConfig
-from models.context import LayerContext, Normed
-from models.layers.norm import Norm
+from models.context import LayerContext
 from models.layers.parameter import parameter
 
 ACTIVATIONS = {
@@ -34,22 +34,15 @@ class Mlp(nnx.Module):
         self.up_bias = parameter("A F", config, dtype, "zeros", a) if config.mlp_bias else None
         self.down_bias = parameter("D", config, dtype, "zeros") if config.mlp_bias else None
 
-    def __call__(
-        self, x: Float[Array, "T D"], h: Normed, following: Norm, context: LayerContext
-    ) -> tuple[Float[Array, "T D"], Normed]:
-        """(x and the block of h, the norm that follows of that sum)."""
-        bias = None if self.down_bias is None else self.down_bias[...]
-        return following.add_product(x, self._hidden(h, context), self.down[...], bias, context)
-
-    def _hidden(self, h: Normed, context: LayerContext) -> Float[Array, "T F"]:
-        up = self.up[...]
-        gated_silu = up.shape[1] == 2 and self.activation == "silu"
-        if gated_silu and self.up_bias is None:
-            return context.gated_product(h, up)
-        projected = context.product(h, up)
+    def __call__(self, x: Float[Array, "T D"], context: LayerContext) -> Float[Array, "T D"]:
+        h = jnp.einsum("TD,DAF->TAF", x, self.up[...])
         if self.up_bias is not None:
-            projected = projected + self.up_bias[...]
-        if gated_silu:
-            return context.gated_silu(projected)
-        hidden = ACTIVATIONS[self.activation](projected[:, 0])
-        return hidden * projected[:, 1] if up.shape[1] == 2 else hidden
+            h = h + self.up_bias[...]
+        if h.shape[1] == 2 and self.activation == "silu":
+            hidden = context.gated_silu(h)
+        else:
+            hidden = ACTIVATIONS[self.activation](h[:, 0])
+            if h.shape[1] == 2:
+                hidden = hidden * h[:, 1]
+        out = jnp.einsum("TF,FD->TD", hidden, self.down[...])
+        return out if self.down_bias is None else out + self.down_bias[...]

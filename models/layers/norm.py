@@ -7,7 +7,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from models.config import ModelConfig
-from models.context import LayerContext, Normed
+from models.context import LayerContext
 from models.layers.parameter import parameter
 
 
@@ -19,25 +19,17 @@ class Norm(nnx.Module):
         self.weight = parameter(letter, config, dtype, "ones")
         self.bias = parameter(letter, config, dtype, "zeros") if config.layer_norm else None
 
-    def add_product(
+    def add(
         self,
         x: Float[Array, "T D"],
-        h: Float[Array, "T F"],
-        w: Float[Array, "F D"],
-        bias: Float[Array, " D"] | None,
+        update: Float[Array, "T D"],
         context: LayerContext,
-    ) -> tuple[Float[Array, "T D"], Normed]:
-        """(x + h @ w + bias, the norm of that sum)."""
-        if self.bias is None and bias is None:
-            return context.add_product(x, h, w, self.weight[...], self.eps)
-        update = h @ w
-        if bias is not None:
-            update = update + bias
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
+        """(x + update, the norm of that sum)."""
         if self.bias is None:
-            x, values = context.add_rms_norm(x, update, self.weight[...], self.eps)
-            return x, Normed(values)
+            return context.add_rms_norm(x, update, self.weight[...], self.eps)
         x = x + update
-        return x, Normed(self(x))
+        return x, self(x)
 
     def __call__(self, x: Float[Array, "*A E"]) -> Float[Array, "*A E"]:
         """The normed input, in its dtype."""

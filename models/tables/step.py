@@ -12,7 +12,6 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from models.config import ModelConfig
-from models.context import Normed
 from models.decoder import Decoder
 from models.rope import rotary_tables
 from models.tables.attention import Implementation, TreeAttention, branch_mask
@@ -137,14 +136,13 @@ def hidden_states(
     assert config.rope is not None
     rotary = rotary_tables(config.rope, positions)
     attention = TreeAttention(P, branch_mask(lengths, batch["segments"], P), implementation)
-    x = _lookup(model.embedding[...], tokens.reshape(-1))
-    norms = model.norms
-    h = Normed(norms[0](x))
+    x, update = _lookup(model.embedding[...], tokens.reshape(-1)), None
     stream = []
-    for layer, following in zip(model.layers, norms[1:], strict=True):
-        x, h = layer(x, h, following, rotary, attention)
-        stream.append(x.reshape(*tokens.shape, -1))
-    return h.divided().reshape(*tokens.shape, -1), stream
+    for layer in model.layers:
+        x, update = layer(x, update, rotary, attention)
+        stream.append((x + update).reshape(*tokens.shape, -1))
+    x = x if update is None else x + update
+    return model.norm(x).reshape(*tokens.shape, -1), stream
 
 
 def _loss(state: Any, trainer: "Trainer", batch: Arrays) -> tuple[Array, Arrays]:

@@ -3,10 +3,7 @@
 import dataclasses
 
 ROWS = 64
-"""Matrix rows of a tensor core instruction."""
-
-FEW_ROWS = (8, 16)
-"""How many of them a step may fill."""
+"""Matrix rows of a tensor core instruction; a step fills the first 8 or 16."""
 
 _SHARED_BYTES = 232448 - 2048  # of a Hopper multiprocessor, less barriers and alignment
 _SLOT_BYTES = 8192  # least weights of a slot
@@ -35,12 +32,17 @@ class Tiling:
         return next(b for b in (128, 64, 32) if self.columns * 2 % b == 0)
 
 
+def few_rows(T: int) -> bool:
+    """Whether the kernels take a step of T rows."""
+    return T in (8, 16)
+
+
 def refusal(T: int, depth: int, columns: int, *, whole: bool) -> str | None:
     """Why the kernels cannot multiply [T, depth] with [depth, columns], or None.
 
     ``whole``: no tile may end beyond the columns.
     """
-    if T not in FEW_ROWS:
+    if not few_rows(T):
         return f"{T} rows; the kernels take 8 or 16, so pad them"
     if depth % _UNIT:
         return f"a depth of {depth}; the kernels take multiples of {_UNIT}"

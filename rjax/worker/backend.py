@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,8 +18,6 @@ from pallas_kernels.gated_activation import mosaic as activation_mosaic
 from pallas_kernels.gated_activation import xla as activation_xla
 from pallas_kernels.kv_write import mosaic as kv_write_mosaic
 from pallas_kernels.kv_write import xla as kv_write_xla
-from pallas_kernels.products import mosaic as products_mosaic
-from pallas_kernels.products.tiling import FEW_ROWS
 from pallas_kernels.residual_norm import mosaic as norm_mosaic
 from pallas_kernels.residual_norm import xla as norm_xla
 from rjax.errors import InvalidConfigError
@@ -38,8 +35,6 @@ class Backend:
     Attributes:
         name: as given in the configuration.
         paged_attention, rotate_and_write, add_rms_norm, gated_silu: see ``pallas_kernels``.
-        products: the products of steps of few rows, each with what lies before the next one, see
-            ``pallas_kernels.products``; None where XLA's products and the kernels above do it.
         prepare: (plan, positions, (N, K) of a device) to what ``paged_attention`` takes as its
             plan, once a step.
         tile_rows: rows of a many-row item.
@@ -57,7 +52,6 @@ class Backend:
     rotate_and_write: Callable[..., Any]
     add_rms_norm: Callable[..., Any]
     gated_silu: Callable[..., Any]
-    products: ModuleType | None
     prepare: Callable[..., Any]
     tile_rows: int
     split_tokens: int
@@ -69,16 +63,6 @@ class Backend:
     def cut_of(self, rows: int) -> int:
         """Tokens at whose multiples the items of a step of so many rows are cut."""
         return self.fine_split_tokens if rows <= self.fine_rows else self.split_tokens
-
-    def padded_rows(self, rows: int) -> int:
-        """Rows of a step that has so many: of few rows, as many as ``products`` takes."""
-        if self.products is None or rows > FEW_ROWS[-1]:
-            return rows
-        return next(T for T in FEW_ROWS if rows <= T)
-
-    def takes_products(self, rows: int) -> bool:
-        """Whether the products of a step of so many rows are those of ``products``."""
-        return self.products is not None and rows in FEW_ROWS
 
 
 def choose_backend(
@@ -111,7 +95,7 @@ def choose_backend(
         return _xla()
     no_mosaic = _mosaic_cannot(platform, compute_capability, model, dtype, page_size)
     if name != "triton" and no_mosaic is None:
-        return _mosaic(model, dtype)
+        return _mosaic(model)
     if name == "mosaic":
         raise InvalidConfigError(f"the mosaic backend cannot run this: {no_mosaic}; use auto")
     no_triton = _triton_cannot(platform, compute_capability, model, dtype)
@@ -179,20 +163,7 @@ def _triton_cannot(
     return None
 
 
-def _few_row_products(model: ModelConfig, dtype: DTypeLike) -> ModuleType | None:
-    """The kernels for products of few rows if they take every product of this model."""
-    if jnp.dtype(dtype) != jnp.bfloat16 or model.layer_norm:
-        return None
-    if model.mlp_bias or model.output_bias or not model.gated_mlp or model.activation != "silu":
-        return None
-    D, F, H = model.hidden_size, model.intermediate_size, model.head_dim
-    queries, projections = model.num_heads * H, (model.num_heads + 2 * model.num_kv_heads) * H
-    matrices = ((D, projections), (queries, D), (D, F), (F, D))
-    takes = products_mosaic.supported
-    return products_mosaic if all(takes(FEW_ROWS[0], *shape) for shape in matrices) else None
-
-
-def _mosaic(model: ModelConfig, dtype: DTypeLike) -> Backend:
+def _mosaic(model: ModelConfig) -> Backend:
     group = model.num_heads // model.num_kv_heads
     return Backend(
         name="mosaic",
@@ -202,7 +173,6 @@ def _mosaic(model: ModelConfig, dtype: DTypeLike) -> Backend:
         gated_silu=(
             activation_mosaic if model.intermediate_size % 128 == 0 else activation_xla
         ).gated_silu,
-        products=_few_row_products(model, dtype),
         prepare=attention_mosaic.pack_plan,
         tile_rows=2 * (_WGMMA_ROWS // 2 // group),
         # On an H200; see bench/kernels/README.md.
@@ -228,7 +198,6 @@ def _triton(model: ModelConfig) -> Backend:
         rotate_and_write=kv_write_xla.rotate_and_write,
         add_rms_norm=norm_xla.add_rms_norm,
         gated_silu=activation_xla.gated_silu,
-        products=None,
         prepare=lambda plan, positions, heads: pack.pack_plan(plan, heads),
         tile_rows=triton_config.WIDE_ROWS // (model.num_heads // model.num_kv_heads),
         split_tokens=512,
@@ -246,7 +215,6 @@ def _xla() -> Backend:
         rotate_and_write=kv_write_xla.rotate_and_write,
         add_rms_norm=norm_xla.add_rms_norm,
         gated_silu=activation_xla.gated_silu,
-        products=None,
         prepare=lambda plan, positions, heads: plan,
         tile_rows=16,
         split_tokens=128,

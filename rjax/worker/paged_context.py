@@ -6,7 +6,7 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
-from models import LayerContext, Normed, Rotary
+from models import LayerContext, Rotary
 from pallas_kernels.attention.spec import AttentionSpec
 from rjax.worker.backend import Backend
 from rjax.worker.step_input import StepInput
@@ -24,9 +24,6 @@ class PagedContext(LayerContext):
     Holds the pools of all layers, [P, K, S, H] each, and replaces them as layers write; lives for
     one trace of the step. On a mesh of several devices attention runs under ``shard_map`` over K,
     and the steps between the products in plain JAX, where XLA splits them with the products.
-
-    ``weights_ready``: the program that this trace becomes writes no weights, so that kernels may
-    fetch them before the kernels before them have ended.
     """
 
     def __init__(
@@ -36,8 +33,6 @@ class PagedContext(LayerContext):
         step: StepInput,
         backend: Backend,
         mesh: Mesh,
-        *,
-        weights_ready: bool = False,
     ) -> None:
         self.k_pages = list(k_pages)
         self.v_pages = list(v_pages)
@@ -45,8 +40,6 @@ class PagedContext(LayerContext):
         self._plan = None
         self._backend = backend
         self._mesh = mesh
-        few = mesh.size == 1 and backend.takes_products(step.positions.shape[0])
-        self._options = dict(backend=backend, weights_ready=weights_ready) if few else None
 
     def attend_projected(
         self,
@@ -100,34 +93,6 @@ class PagedContext(LayerContext):
             return super().gated_silu(h)
         return _gated_silu(h, backend=self._backend)
 
-    def product(self, h: Normed, w: Float[Array, "D ..."]) -> Float[Array, "T ..."]:
-        """Normed rows times weights."""
-        if self._options is None:
-            return super().product(h, w)
-        matrix = w.reshape(w.shape[0], -1)
-        out = _product(h.values, matrix, h.squares, eps=h.eps, **self._options)
-        return out.reshape(-1, *w.shape[1:])
-
-    def gated_product(self, h: Normed, w: Float[Array, "D 2 F"]) -> Float[Array, "T F"]:
-        """silu(h @ w[:, 0]) * (h @ w[:, 1])."""
-        if self._options is None:
-            return super().gated_product(h, w)
-        return _gated_product(h.values, w, h.squares, eps=h.eps, **self._options)
-
-    def add_product(
-        self,
-        x: Float[Array, "T D"],
-        h: Float[Array, "T F"],
-        w: Float[Array, "F D"],
-        weight: Float[Array, " D"],
-        eps: float,
-    ) -> tuple[Float[Array, "T D"], Normed]:
-        """(x + h @ w, the RMSNorm of that sum)."""
-        if self._options is None:
-            return super().add_product(x, h, w, weight, eps)
-        x, values, squares = _add_product(x, h, w, weight, **self._options)
-        return x, Normed(values, squares, eps)
-
 
 # Each is jitted by itself, so that it is traced, lowered and (its kernels) compiled once for all
 # layers and not once for each; XLA puts it back into the step it stands in.
@@ -153,21 +118,3 @@ def _add_rms_norm(x, update, weight, *, backend: Backend, eps: float):
 @functools.partial(jax.jit, static_argnames=("backend",))
 def _gated_silu(h, *, backend: Backend):
     return backend.gated_silu(h)
-
-
-@functools.partial(jax.jit, static_argnames=("backend", "eps", "weights_ready"))
-def _product(h, w, squares, *, backend: Backend, eps: float, weights_ready: bool):
-    assert backend.products is not None
-    return backend.products.product(h, w, squares, eps, weights_ready=weights_ready)
-
-
-@functools.partial(jax.jit, static_argnames=("backend", "eps", "weights_ready"))
-def _gated_product(h, w, squares, *, backend: Backend, eps: float, weights_ready: bool):
-    assert backend.products is not None
-    return backend.products.gated_product(h, w, squares, eps, weights_ready=weights_ready)
-
-
-@functools.partial(jax.jit, static_argnames=("backend", "weights_ready"))
-def _add_product(x, h, w, weight, *, backend: Backend, weights_ready: bool):
-    assert backend.products is not None
-    return backend.products.add_product(x, h, w, weight, weights_ready=weights_ready)

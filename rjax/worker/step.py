@@ -151,9 +151,7 @@ def _forward(
     ) -> tuple[StepState, HeldStep]:
         batch = layout.unpack(packed)
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
-        context = PagedContext(
-            state.k_pages, state.v_pages, batch, backend, mesh, weights_ready=True
-        )
+        context = PagedContext(state.k_pages, state.v_pages, batch, backend, mesh)
         tokens = jnp.where(batch.token_slot >= 0, state.last_tokens[batch.token_slot], batch.tokens)
         hidden = model(tokens, batch.positions, context)
         held = HeldStep(
