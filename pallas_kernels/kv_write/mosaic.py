@@ -25,7 +25,7 @@ from pallas_kernels.mosaic_emit import SCALAR, THREADS, thread_index
 
 
 def rotate_and_write(
-    qkv: Float[Array, "T K A H"],
+    qkv: Float[Array, "T K A H"] | Float[Array, "X T K A H"],
     bias: Float[Array, "K A H"] | None,
     cos: Float[Array, "T R"],
     sin: Float[Array, "T R"],
@@ -40,7 +40,8 @@ def rotate_and_write(
 
     Args:
         qkv: of each KV head its A - 2 queries, its key, its value; bfloat16 or float16, the dtype
-            of the pages unless they are float8_e4m3fn.
+            of the pages unless they are float8_e4m3fn. Or in parts (``split_product``), whose sum
+            is rounded to the dtype of the pages, which then are of 16 bits.
         bias: added to qkv first, in qkv's dtype, or None.
         cos, sin: float32; the first 2R of H dims are rotated, x[i] paired with x[i + R].
         k_pages, v_pages: updated in place when donated.
@@ -56,16 +57,23 @@ def rotate_and_write(
 
     Source: rotary position embedding, Su et al., 2021.
     """
-    T, K, A, H = qkv.shape
+    T, K, A, H = qkv.shape[-4:]
     S, R = k_pages.shape[2], cos.shape[-1]
+    in_parts = qkv.ndim == 5
+    dtype = k_pages.dtype if in_parts else qkv.dtype
     check_scales(k_pages, v_pages, k_scales, v_scales)
     given = (qkv,) if bias is None else (qkv, bias)
     scales = () if k_scales is None or v_scales is None else (k_scales, v_scales)
-    same = given if scales else (*given, k_pages, v_pages)
-    if any(x.dtype != qkv.dtype for x in same) or qkv.dtype.itemsize != 2:
+    same = given[in_parts:] if scales else (*given[in_parts:], k_pages, v_pages)
+    if (
+        any(x.dtype != dtype for x in same)
+        or dtype.itemsize != 2
+        or (in_parts and qkv.dtype != jnp.float32)
+    ):
+        found = ", ".join(str(x.dtype) for x in (*given, k_pages, v_pages))
         raise ValueError(
-            f"qkv, bias and pages are {', '.join(str(x.dtype) for x in same)}; the mosaic backend "
-            "needs one 16-bit dtype for all, or pages in float8_e4m3fn"
+            f"qkv, bias and pages are {found}; the mosaic backend needs one 16-bit dtype for all, "
+            "or pages in float8_e4m3fn, or qkv in float32 parts"
         )
     if 2 * R > H or R < 1:
         raise ValueError(f"cos and sin hold {R} frequencies; {H} dims have room for 1 to {H // 2}")
@@ -79,8 +87,8 @@ def rotate_and_write(
         )
 
     def rotate_and_write_kernel(*refs):
-        """GMEM: qkv [T, K, A, H], bias [K, A, H] if any, cos, sin [T, R], slots [T], both
-        scales [K] or [P, K] if any, both pools [P, K, S, H], out [T, N, H].
+        """GMEM: qkv [T, K, A, H] or in parts, bias [K, A, H] if any, cos, sin [T, R], slots [T],
+        both scales [K] or [P, K] if any, both pools [P, K, S, H], out [T, N, H].
         """
         token, part = lax.axis_index("token"), lax.axis_index("part")
 
@@ -89,7 +97,8 @@ def rotate_and_write(
             [qkv_, *bias_], rest = rest[: len(given)], rest[len(given) :]
             cos_, sin_, slots_, *scales_, k_pool, v_pool, q_out, token_, part_ = rest
             [row], [which] = token_.registers.flat, part_.registers.flat
-            reader = _Reader(row, qkv_, bias_[0] if bias_ else None, cos_, sin_, sizes)
+            rounded = q_out.type.element_type
+            reader = _Reader(row, qkv_, bias_[0] if bias_ else None, cos_, sin_, sizes, rounded)
             k_scale, v_scale = scales_ or (None, None)
             _write(reader, which, slots_, (k_pool, k_scale), (v_pool, v_scale), q_out)
 
@@ -98,7 +107,7 @@ def rotate_and_write(
     k_ref, v_ref = jax.new_ref(k_pages), jax.new_ref(v_pages)
     rotated = plgpu.kernel(
         rotate_and_write_kernel,
-        out_type=jax.ShapeDtypeStruct((T, K * (A - 2), H), qkv.dtype),
+        out_type=jax.ShapeDtypeStruct((T, K * (A - 2), H), dtype),
         grid=(T, -(-sizes.pieces // THREADS)),
         grid_names=("token", "part"),
         compiler_params=plgpu.CompilerParams(
@@ -125,18 +134,28 @@ class _Sizes:
 class _Reader:
     """Emits the reads of one token's row."""
 
-    def __init__(self, row, qkv, bias, cos, sin, sizes: _Sizes):
-        self.row, self.sizes = _index(row), sizes
+    def __init__(self, row, qkv, bias, cos, sin, sizes: _Sizes, rounded: ir.Type):
+        self.row, self.sizes, self._rounded = _index(row), sizes, rounded
         self.qkv, self.bias, self.cos, self.sin = qkv, bias, cos, sin
 
     def values(self, group, entry, dim):
-        """float32 [run] of qkv, the bias added."""
-        value = _load(self.qkv, [self.row, group, entry, dim], self.sizes.run)
+        """float32 [run] of qkv, its parts summed, the bias added, each rounded as a product is."""
+        place, run = [self.row, group, entry, dim], self.sizes.run
+        parts = ir.MemRefType(self.qkv.type).shape[:-4]
+        if not parts:
+            value = _load(self.qkv, place, run)
+        else:
+            value = _load(self.qkv, [_const(0), *place], run)
+            for i in range(1, parts[0]):
+                value = arith.addf(value, _load(self.qkv, [_const(i), *place], run))
+            value = self._round(value)
         if self.bias is None:
             return value
-        total = arith.addf(value, _load(self.bias, [group, entry, dim], self.sizes.run))
-        kind = ir.VectorType.get((self.sizes.run,), self.qkv.type.element_type)
-        return arith.extf(value.type, arith.truncf(kind, total))
+        return self._round(arith.addf(value, _load(self.bias, [group, entry, dim], run)))
+
+    def _round(self, value):
+        kind = ir.VectorType.get(value.type.shape, self._rounded)
+        return arith.extf(value.type, arith.truncf(kind, value))
 
     def rotated(self, group, entry, which, store) -> None:
         """``store(dim, values)`` for the ``which``-th piece of a head."""

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.fp8 import Scales, check_scales, quantise
+from pallas_kernels.split_product.xla import sum_parts
 
 
 def rotate(
@@ -51,7 +52,7 @@ def write_kv(
 
 
 def rotate_and_write(
-    qkv: Float[Array, "T K A H"],
+    qkv: Float[Array, "T K A H"] | Float[Array, "X T K A H"],
     bias: Float[Array, "K A H"] | None,
     cos: Float[Array, "T R"] | None,
     sin: Float[Array, "T R"] | None,
@@ -64,10 +65,12 @@ def rotate_and_write(
 ) -> tuple[Float[Array, "T N H"], Float[Array, "P K S H"], Float[Array, "P K S H"]]:
     """Rotate q and k, write k and v: what ``rotate`` and ``write_kv`` do, from projections.
 
-    ``qkv`` holds of each KV head its A - 2 queries, its key, its value; ``bias`` is added first.
+    ``qkv`` holds of each KV head its A - 2 queries, its key, its value, or comes in parts that are
+    summed, in the dtype of the pages, as ``split_product`` gives them; ``bias`` is added first.
     Without cos and sin nothing is rotated. Scales as in ``write_kv``. Returns (q with
     N = K (A - 2), k_pages, v_pages).
     """
+    qkv = sum_parts(qkv, k_pages, 4)
     q, k, v = split_qkv(qkv if bias is None else qkv + bias)
     if cos is not None and sin is not None:
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)

@@ -1,8 +1,8 @@
 """Residual sum and RMSNorm on Hopper, one launch (Mosaic GPU).
 
-A program takes one row: it reads x and the update once, keeps the sum in registers, reduces its
-squares over the threads, and writes the sum and the normed row. Bytes moved: 4 * D * itemsize a
-row, and the weight.
+A program takes one row: it reads x and the update (or its parts) once, keeps the sum in registers,
+reduces its squares over the threads, and writes the sum and the normed row. Bytes moved:
+4 * D * itemsize a row, or with X parts (3 * itemsize + 4 * X) * D, and the weight.
 """
 
 import jax
@@ -16,14 +16,15 @@ from pallas_kernels.mosaic_emit import THREADS, store_strided, widest_vector
 
 def add_rms_norm(
     x: Float[Array, "T D"],
-    update: Float[Array, "T D"],
+    update: Float[Array, "T D"] | Float[Array, "X T D"],
     weight: Float[Array, " D"],
     eps: float,
 ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
     """(x + update, its RMSNorm), both in x's dtype; the norm of the rounded sum, in float32.
 
     Args:
-        x, update: bfloat16 or float16; D is a multiple of 128.
+        x: bfloat16 or float16; D is a multiple of 128.
+        update: in x's dtype, or in parts (``split_product``), whose sum is rounded to it.
         weight: any float dtype.
         eps: added to the mean of the squares.
 
@@ -33,23 +34,30 @@ def add_rms_norm(
     Source: root mean square layer normalization, Zhang and Sennrich, 2019.
     """
     T, D = x.shape
-    if x.dtype.itemsize != 2 or update.dtype != x.dtype:
+    parts = update.shape[0] if update.ndim == 3 else None
+    if x.dtype.itemsize != 2 or update.dtype != (jnp.float32 if parts else x.dtype):
         raise ValueError(
-            f"x is {x.dtype} and update {update.dtype}; the mosaic backend needs one 16-bit dtype"
+            f"x is {x.dtype} and update {update.dtype}; the mosaic backend needs one 16-bit dtype, "
+            "or an update in parts of float32"
         )
     if D % THREADS:
         raise ValueError(f"rows of {D} numbers; the mosaic backend takes multiples of {THREADS}")
     strided = plgpu.Layout.WG_STRIDED((D,), vec_size=widest_vector(D))
 
     def add_rms_norm_kernel(x_ref, update_ref, weight_ref, total_ref, normed_ref):
-        """GMEM: x, update [T, D], weight [D], total, normed [T, D]."""
+        """GMEM: x [T, D], update [T, D] or [X, T, D], weight [D], total, normed [T, D]."""
         row = lax.axis_index("row")
 
         def read(ref):
             return plgpu.load(ref, layout=strided).astype(jnp.float32)
 
         scale = read(weight_ref)
-        total = (read(x_ref.at[row]) + read(update_ref.at[row])).astype(x.dtype)
+        if parts is None:
+            update = read(update_ref.at[row])
+        else:
+            update = sum(read(update_ref.at[i, row]) for i in range(parts))
+            update = update.astype(x.dtype).astype(jnp.float32)
+        total = (read(x_ref.at[row]) + update).astype(x.dtype)
         store_strided(total_ref.at[row], total, strided)
         y = total.astype(jnp.float32)
         mean = jnp.sum(y * y) * (1.0 / D)

@@ -1,0 +1,154 @@
+"""Products in parts, and the kernels that sum them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.kv_write import mosaic as mosaic_write
+from pallas_kernels.kv_write import xla as xla_write
+from pallas_kernels.residual_norm import mosaic as mosaic_norm
+from pallas_kernels.residual_norm import xla as xla_norm
+from pallas_kernels.split_product import mosaic, xla
+
+# (T, depth, columns): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B
+SHAPES = [
+    (64, 4096, 6144),
+    (64, 14336, 4096),
+    (8, 4096, 4096),
+    (32, 11008, 2048),
+    (64, 2048, 2560),
+    (16, 896, 1152),
+    (16, 4864, 896),
+]
+
+
+def normal(*shape, dtype=jnp.bfloat16, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32), dtype)
+
+
+def needs_gpu():
+    if jax.default_backend() != "gpu":
+        pytest.skip("needs a Hopper GPU")
+
+
+def test_parts_add_up():
+    h, w = normal(5, 96, dtype=jnp.float32), normal(96, 24, dtype=jnp.float32, seed=1)
+    parts = xla.split_product(h, w, 4)
+    assert parts.shape == (4, 5, 24)
+    np.testing.assert_allclose(parts.sum(0), h @ w, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(parts[1], h[:, 24:48] @ w[24:48], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_plain_readers_sum_parts(dtype):
+    parts = normal(3, 5, 96, dtype=jnp.float32)
+    x, weight = normal(5, 96, dtype=dtype, seed=1), normal(96, dtype=dtype, seed=2)
+    whole = parts.sum(0).astype(dtype)
+    got = xla_norm.add_rms_norm(x, parts, weight, 1e-5)
+    want = xla_norm.add_rms_norm(x, whole, weight, 1e-5)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+    arguments = written(parts.reshape(3, 5, 2, 3, 16), dtype)
+    got, want = (xla_write.rotate_and_write(*a) for a in (arguments, whole_of(arguments)))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+
+
+def written(qkv, dtype, page_size=16):
+    """Arguments of ``rotate_and_write`` with a bias, for projections in parts."""
+    _, T, K, A, H = qkv.shape
+    rotary = [normal(T, H // 2, dtype=jnp.float32, seed=i) for i in (3, 4)]
+    pages = [normal(4, K, page_size, H, dtype=dtype, seed=i) for i in (5, 6)]
+    slots = jnp.asarray(np.random.default_rng(7).permutation(4 * page_size)[:T].astype(np.int32))
+    return qkv, normal(K, A, H, dtype=dtype, seed=8), *rotary, *pages, slots
+
+
+def whole_of(arguments):
+    qkv, *rest = arguments
+    return qkv.sum(0).astype(rest[3].dtype), *rest
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kernels_lower(shape):
+    T, depth, columns = shape
+    h, w = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((T, depth), (depth, columns)))
+    traced = jax.jit(mosaic.split_product).trace(h, w)
+    traced.lower(lowering_platforms=("cuda",))
+    [parts] = jax.tree.leaves(traced.out_info)
+    assert parts.dtype == jnp.float32 and parts.shape[1:] == (T, columns)
+    # Enough programs to keep the memory busy.
+    assert parts.shape[0] * columns // 64 >= 48
+
+
+def test_readers_of_parts_lower():
+    parts = normal(4, 8, 1024, dtype=jnp.float32)
+    x, weight = normal(8, 1024), normal(1024)
+    traced = jax.jit(mosaic_norm.add_rms_norm, static_argnums=3).trace(x, parts, weight, 1e-5)
+    traced.lower(lowering_platforms=("cuda",))
+    arguments = written(normal(2, 8, 2, 4, 64, dtype=jnp.float32), jnp.bfloat16)
+    traced = jax.jit(mosaic_write.rotate_and_write).trace(*arguments)
+    traced.lower(lowering_platforms=("cuda",))
+
+
+@pytest.mark.parametrize(
+    ("h", "w", "found"),
+    [
+        (normal(7, 128), normal(128, 128), "7 rows"),
+        (normal(8, 96), normal(96, 128), "96 x 128"),
+        (normal(8, 128), normal(128, 96), "128 x 96"),
+        (normal(8, 128), normal(128, 128, dtype=jnp.float16), "float16"),
+        (normal(8, 128, dtype=jnp.float32), normal(128, 128, dtype=jnp.float32), "float32"),
+    ],
+)
+def test_what_the_kernel_does_not_take(h, w, found):
+    with pytest.raises(ValueError, match=found):
+        mosaic.split_product(h, w)
+
+
+def test_parts_must_be_float32():
+    with pytest.raises(ValueError, match="parts of float32"):
+        mosaic_norm.add_rms_norm(normal(8, 256), normal(2, 8, 256), normal(256), 1e-5)
+    qkv, *rest = written(normal(2, 8, 2, 4, 64, dtype=jnp.float32), jnp.bfloat16)
+    with pytest.raises(ValueError, match="float32 parts"):
+        mosaic_write.rotate_and_write(qkv.astype(jnp.bfloat16), *rest)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES)
+def test_against_float32(shape):
+    needs_gpu()
+    T, depth, columns = shape
+    h, w = normal(T, depth), normal(depth, columns, seed=1)
+    run = jax.jit(mosaic.split_product)
+    first, again = run(h, w), run(h, w)
+    np.testing.assert_array_equal(first, again)
+    with jax.default_matmul_precision("highest"):
+        want = np.asarray(h.astype(jnp.float32) @ w.astype(jnp.float32))
+    error = np.linalg.norm(np.asarray(first).sum(0) - want) / np.linalg.norm(want)
+    assert error < 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("X", "T", "D"), [(4, 64, 4096), (8, 16, 896), (1, 8, 2048)])
+def test_norm_of_parts(X, T, D):
+    needs_gpu()
+    x, parts, weight = normal(T, D), normal(X, T, D, dtype=jnp.float32, seed=1), normal(D, seed=2)
+    got = jax.jit(mosaic_norm.add_rms_norm, static_argnums=3)(x, parts, weight, 1e-5)
+    want = xla_norm.add_rms_norm(x, parts, weight, 1e-5)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(
+            np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=1e-2, atol=1e-2
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(2, 64, 8, 6, 128), (7, 16, 2, 9, 64)])
+def test_write_of_parts(shape):
+    needs_gpu()
+    arguments = written(normal(*shape, dtype=jnp.float32), jnp.bfloat16, page_size=64)
+    got = jax.jit(mosaic_write.rotate_and_write)(*arguments)
+    for a, b in zip(got, xla_write.rotate_and_write(*arguments), strict=True):
+        np.testing.assert_allclose(
+            np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=1e-2, atol=2e-2
+        )
