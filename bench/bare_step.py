@@ -55,6 +55,7 @@ def _input(case: DecodeCase, shape: StepShape, worker: Worker) -> StepInput:
     table[:, :common] = ids[:common]
     table[:, common : common + own] = ids[common:].reshape(B, own)
     every, last = np.arange(B, dtype=np.int32), case.context - 1
+    padding = (0, shape.rows - B)
     plan, _ = plan_attention(
         table,
         np.arange(B + 1, dtype=np.int32),
@@ -64,11 +65,11 @@ def _input(case: DecodeCase, shape: StepShape, worker: Worker) -> StepInput:
         sharing=worker._sharing,
     )
     return StepInput(
-        tokens=np.zeros(B, np.int32),
-        token_slot=every,
-        positions=np.full(B, last, np.int32),
-        kv_slots=table[:, last // S] * S + last % S,
-        targets=np.zeros(B, np.int32),
+        tokens=np.zeros(shape.rows, np.int32),
+        token_slot=np.pad(every, padding, constant_values=-1),
+        positions=np.pad(np.full(B, last, np.int32), padding, constant_values=-1),
+        kv_slots=np.pad(table[:, last // S] * S + last % S, padding, constant_values=-1),
+        targets=np.zeros(shape.rows, np.int32),
         page_table=table,
         sample_row=every,
         slots=every,

@@ -130,11 +130,11 @@ class Bench:
         return step.lower(self.leaves, state, packed).compile(), state, packed
 
     def _shape(self, case: DecodeCase) -> StepShape:
-        longest = case.context
+        longest, rows = case.context, self.backend.padded_rows(case.batch)
         unit = max(self.backend.cut_of(case.batch), self.page_size)
         split = unit * -(-longest // (32 * unit))
         plan = PlanShape(
-            case.batch,
+            rows,
             case.batch,
             longest,
             self.backend.tile_rows,
@@ -142,7 +142,7 @@ class Bench:
             self.backend.least_wide_items if self.relay == "auto" else None,
         )
         pages = -(-longest // self.page_size)
-        return StepShape(case.batch, case.batch, pages, self.page_size, plan)
+        return StepShape(rows, case.batch, pages, self.page_size, plan)
 
     def _input(self, case: DecodeCase, shape: StepShape) -> StepInput:
         """Whole pages of the shared tokens stand in every table; what is left over is own."""
@@ -164,12 +164,13 @@ class Bench:
             sharing=modes[self.relay],
         )
         last, every = context - 1, np.arange(B, dtype=np.int32)
+        padding = (0, shape.rows - B)
         return StepInput(
-            tokens=np.zeros(B, np.int32),
-            token_slot=every,
-            positions=last,
-            kv_slots=table[every, last // S] * S + last % S,
-            targets=np.zeros(B, np.int32),
+            tokens=np.zeros(shape.rows, np.int32),
+            token_slot=np.pad(every, padding, constant_values=-1),
+            positions=np.pad(last, padding, constant_values=-1),
+            kv_slots=np.pad(table[every, last // S] * S + last % S, padding, constant_values=-1),
+            targets=np.zeros(shape.rows, np.int32),
             page_table=table,
             sample_row=every,
             slots=every,

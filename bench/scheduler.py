@@ -52,6 +52,7 @@ class HostOnlyWorker:
             page_size=PAGE_SIZE,
             tile_rows=32,
             cut_of=lambda rows: SPLIT,
+            padded_rows=lambda rows: rows,
             least_wide_items=16,
             growth=2,
         )

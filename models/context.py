@@ -4,6 +4,7 @@ import abc
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.attention.spec import AttentionSpec
@@ -60,6 +61,12 @@ class LayerContext(abc.ABC):
     def gated_silu(self, h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
         """silu(h[:, 0]) * h[:, 1]."""
         return gated_silu(h)
+
+    def gated_product(
+        self, h: Float[Array, "T D"], w: Float[Array, "D 2 F"]
+    ) -> Float[Array, "T F"]:
+        """silu(h @ w[:, 0]) * (h @ w[:, 1])."""
+        return self.gated_silu(jnp.einsum("TD,DAF->TAF", h, w))
 
 
 class HeadsContext(LayerContext):

@@ -35,14 +35,18 @@ class Mlp(nnx.Module):
         self.down_bias = parameter("D", config, dtype, "zeros") if config.mlp_bias else None
 
     def __call__(self, x: Float[Array, "T D"], context: LayerContext) -> Float[Array, "T D"]:
-        h = jnp.einsum("TD,DAF->TAF", x, self.up[...])
+        out = jnp.einsum("TF,FD->TD", self._hidden(x, context), self.down[...])
+        return out if self.down_bias is None else out + self.down_bias[...]
+
+    def _hidden(self, x: Float[Array, "T D"], context: LayerContext) -> Float[Array, "T F"]:
+        up = self.up[...]
+        gated = up.shape[1] == 2
+        if gated and self.activation == "silu" and self.up_bias is None:
+            return context.gated_product(x, up)
+        h = jnp.einsum("TD,DAF->TAF", x, up)
         if self.up_bias is not None:
             h = h + self.up_bias[...]
-        if h.shape[1] == 2 and self.activation == "silu":
-            hidden = context.gated_silu(h)
-        else:
-            hidden = ACTIVATIONS[self.activation](h[:, 0])
-            if h.shape[1] == 2:
-                hidden = hidden * h[:, 1]
-        out = jnp.einsum("TF,FD->TD", hidden, self.down[...])
-        return out if self.down_bias is None else out + self.down_bias[...]
+        if gated and self.activation == "silu":
+            return context.gated_silu(h)
+        hidden = ACTIVATIONS[self.activation](h[:, 0])
+        return hidden * h[:, 1] if gated else hidden

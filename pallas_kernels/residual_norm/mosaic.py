@@ -55,7 +55,9 @@ def add_rms_norm(
         if parts is None:
             update = read(update_ref.at[row])
         else:
-            update = sum(read(update_ref.at[i, row]) for i in range(parts))
+            update = read(update_ref.at[0, row])
+            for i in range(1, parts):
+                update = update + read(update_ref.at[i, row])
             update = update.astype(x.dtype).astype(jnp.float32)
         total = (read(x_ref.at[row]) + update).astype(x.dtype)
         store_strided(total_ref.at[row], total, strided)

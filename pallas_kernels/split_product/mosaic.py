@@ -28,6 +28,7 @@ from jaxtyping import Array, Float, Float32
 
 from pallas_kernels.mosaic_emit import SCALAR
 
+_ACC = plgpu.WGMMAAccumulatorRef
 ROWS = (8, 16, 32, 64)
 """Rows that the kernel takes."""
 
@@ -102,7 +103,7 @@ def split_product(
                 plgpu.wgmma_wait(0)
                 return total[...]
 
-            total = pl.run_scoped(accumulate, plgpu.ACC((_TILE, n), jnp.float32))
+            total = pl.run_scoped(accumulate, _ACC((_TILE, n), jnp.float32))
             _write(out, total, part, column)
 
     return plgpu.kernel(

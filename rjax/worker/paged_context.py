@@ -93,6 +93,14 @@ class PagedContext(LayerContext):
             return super().gated_silu(h)
         return _gated_silu(h, backend=self._backend)
 
+    def gated_product(
+        self, h: Float[Array, "T D"], w: Float[Array, "D 2 F"]
+    ) -> Float[Array, "T F"]:
+        """silu(h @ w[:, 0]) * (h @ w[:, 1])."""
+        if self._mesh.size > 1 or not self._backend.takes_gated_product(h.shape[0]):
+            return super().gated_product(h, w)
+        return _gated_product(h, w, backend=self._backend)
+
 
 # Each is jitted by itself, so that it is traced, lowered and (its kernels) compiled once for all
 # layers and not once for each; XLA puts it back into the step it stands in.
@@ -118,3 +126,9 @@ def _add_rms_norm(x, update, weight, *, backend: Backend, eps: float):
 @functools.partial(jax.jit, static_argnames=("backend",))
 def _gated_silu(h, *, backend: Backend):
     return backend.gated_silu(h)
+
+
+@functools.partial(jax.jit, static_argnames=("backend",))
+def _gated_product(h, w, *, backend: Backend):
+    assert backend.gated_product is not None
+    return backend.gated_product(h, w)

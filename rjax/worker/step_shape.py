@@ -64,9 +64,10 @@ def step_features(batch: list[ScheduledSequence], num_logprobs: int) -> StepFeat
 class ShapeTable:
     """Chooses the smallest step that holds a schedule.
 
-    Steps with one token a sequence come in batch sizes b, b / g, ..., 1 for at most b sequences;
-    steps with prompt chunks in t, t / g, t / g^2 rows for a budget of t tokens. The
-    attention of a step of r rows is cut at multiples of ``cut_of(r)`` tokens.
+    Steps with one token a sequence come in batch sizes b, b / g, ..., 1 for at most b sequences,
+    each padded to ``padded_rows`` of them; steps with prompt chunks in t, t / g, t / g^2 rows for a
+    budget of t tokens. The attention of r sequences or more rows is cut at multiples of
+    ``cut_of(r)`` tokens.
     """
 
     def __init__(
@@ -78,27 +79,34 @@ class ShapeTable:
         page_size: int,
         tile_rows: int,
         cut_of: Callable[[int], int],
+        padded_rows: Callable[[int], int],
         least_wide_items: int | None,
         growth: int,
     ) -> None:
-        def shape(rows: int, seqs: int) -> StepShape:
-            cut = cut_of(rows)
+        def shape(rows: int, seqs: int, cut: int) -> StepShape:
             plan = PlanShape(rows, seqs, max_model_len, tile_rows, cut, least_wide_items)
             return StepShape(rows, seqs, math.ceil(max_model_len / page_size), page_size, plan)
 
         sizes = [max_num_seqs]
         while sizes[-1] > 1:
             sizes.append(math.ceil(sizes[-1] / growth))
-        self._decode = [shape(size, size) for size in reversed(sizes)]
+        self._decode = [shape(padded_rows(size), size, cut_of(size)) for size in reversed(sizes)]
         chunks = {max_num_batched_tokens // growth**i for i in range(3)}
         self._mixed = [
-            shape(rows, max_num_seqs) for rows in sorted(chunks) if rows > max_num_seqs
-        ] or [shape(max_num_batched_tokens, max_num_seqs)]
+            shape(rows, max_num_seqs, cut_of(rows))
+            for rows in sorted(chunks)
+            if rows > max_num_seqs
+        ] or [shape(max_num_batched_tokens, max_num_seqs, cut_of(max_num_batched_tokens))]
 
     @property
     def all(self) -> list[StepShape]:
         """Every shape, smallest first within each kind."""
         return [*self._decode, *self._mixed]
+
+    @property
+    def decode(self) -> list[StepShape]:
+        """Those with one token a sequence."""
+        return self._decode
 
     @property
     def largest(self) -> StepShape:

@@ -103,6 +103,7 @@ class Worker:
             page_size=page_size,
             tile_rows=backend.tile_rows,
             cut_of=cut_of,
+            padded_rows=backend.padded_rows if mesh.size == 1 else lambda rows: rows,
             # Joined cuts are equal within rounding; without them sharing changes no bit.
             least_wide_items=backend.least_wide_items if config.relay.mode == "auto" else None,
             growth=growth,
@@ -187,7 +188,7 @@ class Worker:
             calls += [
                 (programs.several, shape, wants, self._gathered.count)
                 for shape, wants in wanted
-                if shape.rows == shape.seqs and not programs.in_parts(wants)
+                if shape in self.shapes.decode and not programs.in_parts(wants)
             ]
         lowered = (
             make(shape, wants).lower(

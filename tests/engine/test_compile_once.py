@@ -55,6 +55,7 @@ def lowered(layers: int, mode: SamplerMode = "greedy", at_once: int = 1) -> str:
         page_size=64,
         tile_rows=backend.tile_rows,
         cut_of=backend.cut_of,
+        padded_rows=backend.padded_rows,
         least_wide_items=backend.least_wide_items,
         growth=2,
     )
