@@ -1,0 +1,104 @@
+"""Steps of few rows: padded to what the gated product's kernel takes, here its plain form."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bench.model_shapes import SHAPES
+from models import config_from_dict
+from pallas_kernels.gated_product import mosaic, xla
+from rjax import functional
+from rjax.engine import parts
+from rjax.sampling import SamplingParams
+from rjax.worker.backend import choose_backend
+from tests.functional.programs import prepared, prompts
+
+from .tiny import make_engine, run
+
+
+@pytest.fixture
+def kernel():
+    """The plain form, and the rows that it has been asked for."""
+    asked = []
+
+    def gated_product(h, w):
+        asked.append(h.shape[0])
+        return xla.gated_product(h, w)
+
+    return gated_product, asked
+
+
+@pytest.fixture
+def with_kernel(monkeypatch, kernel):
+    """Engines made from here on take it."""
+
+    def choose(*arguments, **options):
+        backend = choose_backend(*arguments, **options)
+        return dataclasses.replace(backend, gated_product=kernel[0])
+
+    monkeypatch.setattr(parts, "choose_backend", choose)
+
+
+def answers(folder, count, **options):
+    engine = make_engine(folder, max_num_seqs=16, max_num_batched_tokens=48, **options)
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    requests = [(str(i), [i + 1, 2, 3 + i, 7], params) for i in range(count)]
+    done = run(engine, requests)
+    return engine, {name: output.outputs[0].token_ids for name, output in done.items()}
+
+
+@pytest.mark.parametrize(("count", "at_once"), [(1, 1), (3, 4), (9, 1)])
+def test_an_engine_answers_the_same(tiny, kernel, with_kernel, monkeypatch, count, at_once):
+    engine, got = answers(tiny, count, num_decode_steps=at_once)
+    worker: Any = engine._worker
+    decode = worker.shapes.decode
+    assert [(s.rows, s.seqs) for s in decode] == [(8, 1), (8, 4), (16, 16)]
+    assert set(kernel[1]) == {16 if count > 8 else 8}  # not the chunks of prompts
+    monkeypatch.undo()
+    assert answers(tiny, count)[1] == got
+
+
+def test_functional_programs_take_it(kernel):
+    logits = []
+    for run_it in (None, kernel[0]):
+        setup, weights = prepared()
+        backend = dataclasses.replace(setup.backend, gated_product=run_it)
+        setup = dataclasses.replace(setup, backend=backend)
+        state = functional.make_state(setup, batch=8, num_pages=64, dtype=jnp.float32)
+        tokens, lengths = prompts(8, longest=20)
+        state, _ = functional.prefill(setup, weights, state, tokens, lengths)
+        _, found = functional.decode(setup, weights, state, jnp.arange(8))
+        logits.append(np.asarray(found))
+    assert 8 in kernel[1]
+    np.testing.assert_allclose(logits[0], logits[1], rtol=1e-4, atol=1e-4)
+
+
+def backend_of(model="llama-3-8b", *, dtype="bfloat16", name="mosaic", **change):
+    return choose_backend(
+        name,
+        platform="gpu",
+        compute_capability=9.0,
+        model=config_from_dict(SHAPES[model] | change),
+        dtype=dtype,
+        page_size=64,
+    )
+
+
+def test_which_models_take_it():
+    for taken in (backend_of(), backend_of("qwen2.5-3b")):
+        assert taken.gated_product is mosaic.gated_product
+        assert [taken.padded_rows(T) for T in (1, 4, 8, 9, 128)] == [8, 8, 8, 9, 128]
+        assert [T for T in range(129) if taken.takes_gated_product(T)] == [8, 16, 32, 64]
+    for other in (
+        backend_of("qwen2.5-0.5b"),
+        backend_of(dtype="float16"),
+        backend_of(hidden_act="gelu"),
+        backend_of(mlp_bias=True),
+        backend_of(name="xla"),
+    ):
+        assert other.gated_product is None
+        assert other.padded_rows(1) == 1
+        assert not other.takes_gated_product(8)
