@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import attention, compare_torch, decode_step, latency, startup, swap, throughput
-from bench.kernels import cost_model, gated_product, page, peers, run_table, sweep
+from bench.kernels import cost_model, page, peers, run_table, sweep
 from bench.longbench import __main__ as longbench
 from bench.records import RESULTS
 from bench.tables import markdown
@@ -112,7 +112,6 @@ SECTIONS: dict[str, Section] = {
     "kernels_peers": Section("Kernels beside what else can be called", peers.table),
     "kernels_sweep": Section("Kernels: relay against plain", _rows(sweep.COLUMNS), sweep.draw),
     "kernels_costs": Section("What items cost, as fitted", _rows(cost_model.COLUMNS)),
-    "kernels_gated_product": Section("The gated product", _rows(gated_product.COLUMNS)),
     "throughput": Section("Throughput", _rows(throughput.COLUMNS), throughput.draw),
     "prefill": Section("Prefill", _rows(throughput.COLUMNS)),
     "startup": Section("Start-up", _rows(startup.COLUMNS)),

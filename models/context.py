@@ -36,37 +36,38 @@ class LayerContext(abc.ABC):
     def attend_projected(
         self,
         layer: int,
-        qkv: Float[Array, "T K A H"],
+        qkv: Float[Array, "T K A H"] | Float[Array, "X T K A H"],
         bias: Float[Array, "K A H"] | None,
         rotary: Rotary | None,
         spec: AttentionSpec,
     ) -> Float[Array, "T N H"]:
         """Attention output of T tokens at one layer, in the projections' dtype.
 
-        ``qkv`` holds of each KV head its A - 2 queries, its key, its value, un-rotated, and the
-        ``bias`` still to be added; ``rotary`` is None where the model has no rotary embedding. N
-        counts the queries of KV head 0 first, then those of KV head 1, and so on.
+        ``qkv`` holds of each KV head its A - 2 queries, its key, its value, un-rotated, in parts if
+        ``product`` gives them, and the ``bias`` still to be added; ``rotary`` is None where the
+        model has no rotary embedding. N counts the queries of KV head 0 first, then those of KV
+        head 1, and so on.
         """
 
     def add_rms_norm(
         self,
         x: Float[Array, "T D"],
-        update: Float[Array, "T D"],
+        update: Float[Array, "T D"] | Float[Array, "X T D"],
         weight: Float[Array, " D"],
         eps: float,
     ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
-        """(x + update, the RMSNorm of that sum)."""
+        """(x + update, the RMSNorm of that sum); the update in parts if ``product`` gives them."""
         return add_rms_norm(x, update, weight, eps)
 
     def gated_silu(self, h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
         """silu(h[:, 0]) * h[:, 1]."""
         return gated_silu(h)
 
-    def gated_product(
-        self, h: Float[Array, "T D"], w: Float[Array, "D 2 F"]
-    ) -> Float[Array, "T F"]:
-        """silu(h @ w[:, 0]) * (h @ w[:, 1])."""
-        return self.gated_silu(jnp.einsum("TD,DAF->TAF", h, w))
+    def product(
+        self, h: Float[Array, "T D"], w: Float[Array, "D ..."]
+    ) -> Float[Array, "T ..."] | Float[Array, "X T ..."]:
+        """h @ w, or in parts, float32, that sum to it: for a reader that takes them."""
+        return jnp.tensordot(h, w, 1)
 
 
 class HeadsContext(LayerContext):

@@ -26,10 +26,10 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "T D"],
-        update: Float[Array, "T D"] | None,
+        update: Float[Array, "T D"] | Float[Array, "X T D"] | None,
         rotary: Rotary | None,
         context: LayerContext,
-    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"] | Float[Array, "X T D"]]:
         """(residual, what is still to be added to it), the same before and after.
 
         So that every sum of the residual meets the norm that reads it, in one kernel.

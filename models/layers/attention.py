@@ -32,14 +32,18 @@ class Attention(nnx.Module):
 
     def __call__(
         self, x: Float[Array, "T D"], rotary: Rotary | None, context: LayerContext
-    ) -> Float[Array, "T D"]:
-        qkv = jnp.einsum("TD,DKAH->TKAH", x, self.qkv[...])
+    ) -> Float[Array, "T D"] | Float[Array, "X T D"]:
         bias = None if self.qkv_bias is None else self.qkv_bias[...]
-        if self.q_norm is not None and self.k_norm is not None:
+        if self.q_norm is None or self.k_norm is None:
+            qkv = context.product(x, self.qkv[...])
+        else:
+            qkv = jnp.einsum("TD,DKAH->TKAH", x, self.qkv[...])
             qkv, bias = qkv if bias is None else qkv + bias, None
             q, k = self.q_norm(qkv[:, :, :-2]), self.k_norm(qkv[:, :, -2:-1])
             qkv = jnp.concatenate([q, k, qkv[:, :, -1:]], axis=2)
         attended = context.attend_projected(self.layer, qkv, bias, rotary, self.spec)
         # As one matrix: over two axes, XLA on the CPU would copy the weights at every call.
-        out = attended.reshape(len(x), -1) @ self.output[...].reshape(-1, x.shape[-1])
-        return out if self.output_bias is None else out + self.output_bias[...]
+        attended, output = attended.reshape(len(x), -1), self.output[...].reshape(-1, x.shape[-1])
+        if self.output_bias is None:
+            return context.product(attended, output)
+        return attended @ output + self.output_bias[...]

@@ -34,19 +34,18 @@ class Mlp(nnx.Module):
         self.up_bias = parameter("A F", config, dtype, "zeros", a) if config.mlp_bias else None
         self.down_bias = parameter("D", config, dtype, "zeros") if config.mlp_bias else None
 
-    def __call__(self, x: Float[Array, "T D"], context: LayerContext) -> Float[Array, "T D"]:
-        out = jnp.einsum("TF,FD->TD", self._hidden(x, context), self.down[...])
-        return out if self.down_bias is None else out + self.down_bias[...]
-
-    def _hidden(self, x: Float[Array, "T D"], context: LayerContext) -> Float[Array, "T F"]:
-        up = self.up[...]
-        gated = up.shape[1] == 2
-        if gated and self.activation == "silu" and self.up_bias is None:
-            return context.gated_product(x, up)
-        h = jnp.einsum("TD,DAF->TAF", x, up)
+    def __call__(
+        self, x: Float[Array, "T D"], context: LayerContext
+    ) -> Float[Array, "T D"] | Float[Array, "X T D"]:
+        h = jnp.einsum("TD,DAF->TAF", x, self.up[...])
         if self.up_bias is not None:
             h = h + self.up_bias[...]
-        if gated and self.activation == "silu":
-            return context.gated_silu(h)
-        hidden = ACTIVATIONS[self.activation](h[:, 0])
-        return hidden * h[:, 1] if gated else hidden
+        if h.shape[1] == 2 and self.activation == "silu":
+            hidden = context.gated_silu(h)
+        else:
+            hidden = ACTIVATIONS[self.activation](h[:, 0])
+            if h.shape[1] == 2:
+                hidden = hidden * h[:, 1]
+        if self.down_bias is None:
+            return context.product(hidden, self.down[...])
+        return jnp.einsum("TF,FD->TD", hidden, self.down[...]) + self.down_bias[...]

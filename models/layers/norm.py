@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 from models.config import ModelConfig
 from models.context import LayerContext
 from models.layers.parameter import parameter
+from pallas_kernels.split_product.xla import sum_parts
 
 
 class Norm(nnx.Module):
@@ -22,13 +23,13 @@ class Norm(nnx.Module):
     def add(
         self,
         x: Float[Array, "T D"],
-        update: Float[Array, "T D"],
+        update: Float[Array, "T D"] | Float[Array, "X T D"],
         context: LayerContext,
     ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
-        """(x + update, the norm of that sum)."""
+        """(x + update, the norm of that sum); the update as ``context.product`` gives it."""
         if self.bias is None:
             return context.add_rms_norm(x, update, self.weight[...], self.eps)
-        x = x + update
+        x = x + sum_parts(update, x, 2)
         return x, self(x)
 
     def __call__(self, x: Float[Array, "*A E"]) -> Float[Array, "*A E"]:

@@ -16,12 +16,11 @@ from pallas_kernels.attention.planner import CostModel
 from pallas_kernels.attention.triton import config as triton_config
 from pallas_kernels.gated_activation import mosaic as activation_mosaic
 from pallas_kernels.gated_activation import xla as activation_xla
-from pallas_kernels.gated_product import mosaic as product_mosaic
-from pallas_kernels.gated_product.tiling import ROW_COUNTS
 from pallas_kernels.kv_write import mosaic as kv_write_mosaic
 from pallas_kernels.kv_write import xla as kv_write_xla
 from pallas_kernels.residual_norm import mosaic as norm_mosaic
 from pallas_kernels.residual_norm import xla as norm_xla
+from pallas_kernels.split_product import mosaic as product_mosaic
 from rjax.errors import InvalidConfigError
 
 _log = logging.getLogger("rjax")
@@ -37,8 +36,8 @@ class Backend:
     Attributes:
         name: as given in the configuration.
         paged_attention, rotate_and_write, add_rms_norm, gated_silu: see ``pallas_kernels``.
-        gated_product: the product before ``gated_silu`` and it, in steps of few rows
-            (``takes_gated_product``); None where XLA's product is expected to be faster.
+        split_product: products in parts, in steps of few rows (``takes_split_product``), for
+            ``rotate_and_write`` and ``add_rms_norm`` to sum; None where XLA does all products.
         prepare: (plan, positions, (N, K) of a device) to what ``paged_attention`` takes as its
             plan, once a step.
         tile_rows: rows of a many-row item.
@@ -56,7 +55,7 @@ class Backend:
     rotate_and_write: Callable[..., Any]
     add_rms_norm: Callable[..., Any]
     gated_silu: Callable[..., Any]
-    gated_product: Callable[..., Any] | None
+    split_product: Callable[..., Any] | None
     prepare: Callable[..., Any]
     tile_rows: int
     split_tokens: int
@@ -69,13 +68,15 @@ class Backend:
         """Tokens at whose multiples the items of a step of so many rows are cut."""
         return self.fine_split_tokens if rows <= self.fine_rows else self.split_tokens
 
-    def takes_gated_product(self, rows: int) -> bool:
-        """Whether a step of so many rows has its gated products by ``gated_product``."""
-        return self.gated_product is not None and rows in ROW_COUNTS
+    def takes_split_product(self, rows: int) -> bool:
+        """Whether a step of so many rows has products in parts."""
+        return self.split_product is not None and rows in product_mosaic.ROWS
 
     def padded_rows(self, rows: int) -> int:
-        """Rows of a decode step that has so many: at least as many as ``gated_product`` takes."""
-        return rows if self.gated_product is None else max(rows, ROW_COUNTS[0])
+        """Rows of a decode step that has so many: of few, as many as ``split_product`` takes."""
+        if self.split_product is None or rows > product_mosaic.ROWS[-1]:
+            return rows
+        return next(count for count in product_mosaic.ROWS if rows <= count)
 
 
 def choose_backend(
@@ -108,7 +109,7 @@ def choose_backend(
         return _xla()
     no_mosaic = _mosaic_cannot(platform, compute_capability, model, dtype, page_size)
     if name != "triton" and no_mosaic is None:
-        return _mosaic(model, dtype)
+        return _mosaic(model)
     if name == "mosaic":
         raise InvalidConfigError(f"the mosaic backend cannot run this: {no_mosaic}; use auto")
     no_triton = _triton_cannot(platform, compute_capability, model, dtype)
@@ -176,15 +177,18 @@ def _triton_cannot(
     return None
 
 
-def _takes_gated_product(model: ModelConfig, dtype: DTypeLike) -> bool:
-    if jnp.dtype(dtype) != jnp.bfloat16 or model.mlp_bias:
+def _takes_split_product(model: ModelConfig) -> bool:
+    """Whether the kernel takes the products of this model, and others what it gives."""
+    D, H = model.hidden_size, model.head_dim
+    if model.rope is None or model.layer_norm or D % 128:
         return False
-    if not model.gated_mlp or model.activation != "silu":
-        return False
-    return product_mosaic.supported(ROW_COUNTS[0], model.hidden_size, model.intermediate_size)
+    queries, projections = model.num_heads * H, (model.num_heads + 2 * model.num_kv_heads) * H
+    matrices = ((D, projections), (queries, D), (model.intermediate_size, D))
+    rows = product_mosaic.ROWS[0]
+    return all(product_mosaic.refusal(rows, *matrix) is None for matrix in matrices)
 
 
-def _mosaic(model: ModelConfig, dtype: DTypeLike) -> Backend:
+def _mosaic(model: ModelConfig) -> Backend:
     group = model.num_heads // model.num_kv_heads
     return Backend(
         name="mosaic",
@@ -194,7 +198,7 @@ def _mosaic(model: ModelConfig, dtype: DTypeLike) -> Backend:
         gated_silu=(
             activation_mosaic if model.intermediate_size % 128 == 0 else activation_xla
         ).gated_silu,
-        gated_product=product_mosaic.gated_product if _takes_gated_product(model, dtype) else None,
+        split_product=product_mosaic.split_product if _takes_split_product(model) else None,
         prepare=attention_mosaic.pack_plan,
         tile_rows=2 * (_WGMMA_ROWS // 2 // group),
         # On an H200; see bench/kernels/README.md.
@@ -220,7 +224,7 @@ def _triton(model: ModelConfig) -> Backend:
         rotate_and_write=kv_write_xla.rotate_and_write,
         add_rms_norm=norm_xla.add_rms_norm,
         gated_silu=activation_xla.gated_silu,
-        gated_product=None,
+        split_product=None,
         prepare=lambda plan, positions, heads: pack.pack_plan(plan, heads),
         tile_rows=triton_config.WIDE_ROWS // (model.num_heads // model.num_kv_heads),
         split_tokens=512,
@@ -238,7 +242,7 @@ def _xla() -> Backend:
         rotate_and_write=kv_write_xla.rotate_and_write,
         add_rms_norm=norm_xla.add_rms_norm,
         gated_silu=activation_xla.gated_silu,
-        gated_product=None,
+        split_product=None,
         prepare=lambda plan, positions, heads: plan,
         tile_rows=16,
         split_tokens=128,

@@ -44,14 +44,14 @@ class PagedContext(LayerContext):
     def attend_projected(
         self,
         layer: int,
-        qkv: Float[Array, "T K A H"],
+        qkv: Float[Array, "T K A H"] | Float[Array, "X T K A H"],
         bias: Float[Array, "K A H"] | None,
         rotary: Rotary | None,
         spec: AttentionSpec,
     ) -> Float[Array, "T N H"]:
         """Rotate q and k, write k and v, attend; see ``models.LayerContext``."""
         devices = self._mesh.size
-        K, A = qkv.shape[1:3]
+        K, A = qkv.shape[-3:-1]
         if self._plan is None:  # every layer has the same heads
             heads = (K * (A - 2) // devices, K // devices)
             self._plan = self._backend.prepare(self._step.plan, self._step.positions, heads)
@@ -78,7 +78,7 @@ class PagedContext(LayerContext):
     def add_rms_norm(
         self,
         x: Float[Array, "T D"],
-        update: Float[Array, "T D"],
+        update: Float[Array, "T D"] | Float[Array, "X T D"],
         weight: Float[Array, " D"],
         eps: float,
     ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
@@ -93,13 +93,13 @@ class PagedContext(LayerContext):
             return super().gated_silu(h)
         return _gated_silu(h, backend=self._backend)
 
-    def gated_product(
-        self, h: Float[Array, "T D"], w: Float[Array, "D 2 F"]
-    ) -> Float[Array, "T F"]:
-        """silu(h @ w[:, 0]) * (h @ w[:, 1])."""
-        if self._mesh.size > 1 or not self._backend.takes_gated_product(h.shape[0]):
-            return super().gated_product(h, w)
-        return _gated_product(h, w, backend=self._backend)
+    def product(
+        self, h: Float[Array, "T D"], w: Float[Array, "D ..."]
+    ) -> Float[Array, "T ..."] | Float[Array, "X T ..."]:
+        """h @ w, or in parts, float32, that sum to it."""
+        if self._mesh.size > 1 or not self._backend.takes_split_product(h.shape[0]):
+            return super().product(h, w)
+        return _split_product(h, w, backend=self._backend)
 
 
 # Each is jitted by itself, so that it is traced, lowered and (its kernels) compiled once for all
@@ -129,6 +129,7 @@ def _gated_silu(h, *, backend: Backend):
 
 
 @functools.partial(jax.jit, static_argnames=("backend",))
-def _gated_product(h, w, *, backend: Backend):
-    assert backend.gated_product is not None
-    return backend.gated_product(h, w)
+def _split_product(h, w, *, backend: Backend):
+    assert backend.split_product is not None
+    parts = backend.split_product(h, w.reshape(w.shape[0], -1))
+    return parts.reshape(*parts.shape[:2], *w.shape[1:])

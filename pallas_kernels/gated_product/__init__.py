@@ -1,1 +1,0 @@
-"""The two products and the activation that open a gated feed-forward block, for few rows."""
