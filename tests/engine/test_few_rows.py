@@ -1,4 +1,4 @@
-"""Steps of few rows: padded to what the gated product's kernel takes, here its plain form."""
+"""Steps of few rows: padded to what the kernel of products in parts takes, here its plain form."""
 
 import dataclasses
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 
 from bench.model_shapes import SHAPES
 from models import config_from_dict
-from pallas_kernels.gated_product import mosaic, xla
+from pallas_kernels.split_product import mosaic, xla
 from rjax import functional
 from rjax.engine import parts
 from rjax.sampling import SamplingParams
@@ -24,11 +24,11 @@ def kernel():
     """The plain form, and the rows that it has been asked for."""
     asked = []
 
-    def gated_product(h, w):
+    def split_product(h, w):
         asked.append(h.shape[0])
-        return xla.gated_product(h, w)
+        return xla.split_product(h, w, 2)
 
-    return gated_product, asked
+    return split_product, asked
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def with_kernel(monkeypatch, kernel):
 
     def choose(*arguments, **options):
         backend = choose_backend(*arguments, **options)
-        return dataclasses.replace(backend, gated_product=kernel[0])
+        return dataclasses.replace(backend, split_product=kernel[0])
 
     monkeypatch.setattr(parts, "choose_backend", choose)
 
@@ -65,7 +65,7 @@ def test_functional_programs_take_it(kernel):
     logits = []
     for run_it in (None, kernel[0]):
         setup, weights = prepared()
-        backend = dataclasses.replace(setup.backend, gated_product=run_it)
+        backend = dataclasses.replace(setup.backend, split_product=run_it)
         setup = dataclasses.replace(setup, backend=backend)
         state = functional.make_state(setup, batch=8, num_pages=64, dtype=jnp.float32)
         tokens, lengths = prompts(8, longest=20)
@@ -88,17 +88,15 @@ def backend_of(model="llama-3-8b", *, dtype="bfloat16", name="mosaic", **change)
 
 
 def test_which_models_take_it():
-    for taken in (backend_of(), backend_of("qwen2.5-3b")):
-        assert taken.gated_product is mosaic.gated_product
-        assert [taken.padded_rows(T) for T in (1, 4, 8, 9, 128)] == [8, 8, 8, 9, 128]
-        assert [T for T in range(129) if taken.takes_gated_product(T)] == [8, 16, 32, 64]
+    for taken in (backend_of(), backend_of("qwen2.5-3b"), backend_of("qwen2.5-0.5b")):
+        assert taken.split_product is mosaic.split_product
+        assert [taken.padded_rows(T) for T in (1, 4, 8, 9, 33, 65)] == [8, 8, 8, 16, 64, 65]
+        assert [T for T in range(129) if taken.takes_split_product(T)] == [8, 16, 32, 64]
     for other in (
-        backend_of("qwen2.5-0.5b"),
-        backend_of(dtype="float16"),
-        backend_of(hidden_act="gelu"),
-        backend_of(mlp_bias=True),
+        backend_of(intermediate_size=14344),
+        backend_of(hidden_size=960, num_attention_heads=15, num_key_value_heads=5),
         backend_of(name="xla"),
     ):
-        assert other.gated_product is None
+        assert other.split_product is None
         assert other.padded_rows(1) == 1
-        assert not other.takes_gated_product(8)
+        assert not other.takes_split_product(8)
