@@ -59,12 +59,13 @@ def _decode() -> list[Case]:
 
 
 def _prefix() -> list[Case]:
+    """Attention to the shared prefix alone: every row's token is its last one."""
     return [
         Case(
             f"prefix {4 * batch} rows, {tokens}",
             batch,
             tokens,
-            1,
+            0,
             split=split,
             tile_rows=32,
             target=Target(us),
