@@ -1,11 +1,11 @@
 """Relay fusion on Hopper: merge each row's partial results where they lie, in one launch.
 
-A program merges up to 1024 numbers (several heads) of one row: it reads the row's partial results,
-which lie one after another, several at a time so that their loads overlap, keeps a running maximum
-of the LSEs in float32 (one a thread: a thread's numbers are of one head) and writes the merged
-chunk. Bytes moved: each partial result once, the merged row once. Rows with exactly one partial
-result are skipped: attention wrote them to the output itself. Rows with none get output 0 and LSE
--inf.
+A program merges up to 1024 numbers (several heads) of one row, or of eight rows in turn in a long
+prompt: it reads a row's partial results, which lie one after another, several at a time so that
+their loads overlap, keeps a running maximum of the LSEs in float32 (one a thread: a thread's
+numbers are of one head) and writes the merged chunk. Bytes moved: each partial result once, the
+merged row once. Rows with exactly one partial result are skipped: attention wrote them to the
+output itself. Rows with none get output 0 and LSE -inf.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -27,6 +27,7 @@ from pallas_kernels.mosaic_emit import SCALAR, THREADS, store_strided, thread_in
 
 _WIDEST = 8  # elements a thread at most: 16 bytes of bf16
 _FEW, _MANY = 12, 24  # partial results whose loads are in flight together
+_MANY_ROWS, _ROWS = 1024, 8  # prompts: most rows have one result, and programs little to do
 _LOWEST = -1e30
 _EACH = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)  # one number a thread
 
@@ -81,61 +82,67 @@ def merge_in_place(
         return emit(value)
 
     chunks = -(-width // size)
+    rows = 1 if T <= _MANY_ROWS else _ROWS
 
     def merge_kernel(indptr, parts, lses, out_ref, lse_ref):
         """GMEM: indptr int32 [T + 1], parts [X, N * H], lses [X, N], out [T, N * H], lse [T, N]."""
         plgpu.griddepcontrol_wait()
-        row, chunk = lax.axis_index("row"), lax.axis_index("chunk")
+        block, chunk = lax.axis_index("rows"), lax.axis_index("chunk")
         first = jnp.minimum(chunk * size, width - size)
-        begin = indptr[row]
-        end = indptr[row + 1]
 
-        def batch(at_once: int, base, carry):
-            """The carry with ``at_once`` partial results from ``base`` on, those there are."""
-            acc, top, total = carry
-            values, logs = [], []
-            for j in range(at_once):
-                entry = jnp.minimum(base + j, end - 1)
-                log = _load_head(lses, entry, first, H, step)
-                logs.append(jnp.where(base + j < end, log, -jnp.inf))
-                chunk = parts.at[entry, pl.ds(pl.multiple_of(first, step), size)]
-                values.append(plgpu.load(chunk, layout=strided).astype(jnp.float32))
-            peak = functools.reduce(jnp.maximum, logs, top)
-            fade = jnp.exp(top - peak)
-            acc, total = acc * spread(fade), total * fade
-            for log, value in zip(logs, values, strict=True):
-                weight = jnp.exp(log - peak)
-                acc = acc + spread(weight) * value
-                total = total + weight
-            return acc, peak, total
+        def merge_row(row):
+            begin = indptr[row]
+            end = indptr[row + 1]
 
-        def merge(at_once: int):
-            zero = plgpu.layout_cast(jnp.zeros((size,), jnp.float32), strided)
-            lowest = plgpu.layout_cast(jnp.full((THREADS,), _LOWEST, jnp.float32), _EACH)
-            none = plgpu.layout_cast(jnp.zeros((THREADS,), jnp.float32), _EACH)
-            batches = lax.div(end - begin + at_once - 1, jnp.int32(at_once))
-            run = lambda i, carry: batch(at_once, begin + i * at_once, carry)  # noqa: E731
-            acc, top, total = lax.fori_loop(0, batches, run, (zero, lowest, none))
-            empty = total == 0
-            safe = jnp.where(empty, 1.0, total)
-            inverse = jnp.where(empty, 0.0, 1.0 / safe)
-            log_sum = jnp.where(empty, -jnp.inf, top + jnp.log(safe))
-            target = out_ref.at[row, pl.ds(pl.multiple_of(first, step), size)]
-            store_strided(target, (acc * spread(inverse)).astype(out_ref.dtype), strided)
-            _store_head(lse_ref, log_sum, row, first, H, step)
+            def batch(at_once: int, base, carry):
+                """The carry with ``at_once`` partial results from ``base`` on, those there are."""
+                acc, top, total = carry
+                values, logs = [], []
+                for j in range(at_once):
+                    entry = jnp.minimum(base + j, end - 1)
+                    log = _load_head(lses, entry, first, H, step)
+                    logs.append(jnp.where(base + j < end, log, -jnp.inf))
+                    chunk = parts.at[entry, pl.ds(pl.multiple_of(first, step), size)]
+                    values.append(plgpu.load(chunk, layout=strided).astype(jnp.float32))
+                peak = functools.reduce(jnp.maximum, logs, top)
+                fade = jnp.exp(top - peak)
+                acc, total = acc * spread(fade), total * fade
+                for log, value in zip(logs, values, strict=True):
+                    weight = jnp.exp(log - peak)
+                    acc = acc + spread(weight) * value
+                    total = total + weight
+                return acc, peak, total
 
-        # Loads of one batch are in flight together; where they suffice, few are fewer to wait for.
-        few = end - begin <= _FEW
-        pl.when(few & (end - begin != 1))(lambda: merge(_FEW))
-        pl.when(jnp.logical_not(few))(lambda: merge(_MANY))
+            def merge(at_once: int):
+                zero = plgpu.layout_cast(jnp.zeros((size,), jnp.float32), strided)
+                lowest = plgpu.layout_cast(jnp.full((THREADS,), _LOWEST, jnp.float32), _EACH)
+                none = plgpu.layout_cast(jnp.zeros((THREADS,), jnp.float32), _EACH)
+                batches = lax.div(end - begin + at_once - 1, jnp.int32(at_once))
+                run = lambda i, carry: batch(at_once, begin + i * at_once, carry)  # noqa: E731
+                acc, top, total = lax.fori_loop(0, batches, run, (zero, lowest, none))
+                empty = total == 0
+                safe = jnp.where(empty, 1.0, total)
+                inverse = jnp.where(empty, 0.0, 1.0 / safe)
+                log_sum = jnp.where(empty, -jnp.inf, top + jnp.log(safe))
+                target = out_ref.at[row, pl.ds(pl.multiple_of(first, step), size)]
+                store_strided(target, (acc * spread(inverse)).astype(out_ref.dtype), strided)
+                _store_head(lse_ref, log_sum, row, first, H, step)
+
+            # Loads of one batch are in flight together; where they suffice, few are fewer to wait for.
+            few = end - begin <= _FEW
+            pl.when(few & (end - begin != 1))(lambda: merge(_FEW))
+            pl.when(jnp.logical_not(few))(lambda: merge(_MANY))
+
+        stop = jnp.minimum((block + 1) * rows, T)
+        lax.fori_loop(block * rows, stop, lambda row, _: merge_row(row), None)
 
     out_ref = jax.new_ref(out.reshape(T, width))
     lse_ref = jax.new_ref(lse)
     plgpu.kernel(
         merge_kernel,
         out_type=(),
-        grid=(T, chunks),
-        grid_names=("row", "chunk"),
+        grid=(-(-T // rows), chunks),
+        grid_names=("rows", "chunk"),
         compiler_params=plgpu.CompilerParams(
             approx_math=True,
             unsafe_no_auto_barriers=True,

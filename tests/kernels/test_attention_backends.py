@@ -187,11 +187,16 @@ def test_other_head_dims(backend, name, shape):
     check(backend, name, shape, AttentionSpec(shape[2] ** -0.5))
 
 
-def test_sharing_changes_no_bit(backend):
-    """Items are cut at the same places with sharing on and off: so is a row's arithmetic."""
+@pytest.mark.parametrize("tile_rows", [16, 32])
+def test_sharing_changes_no_bit(backend, tile_rows):
+    """Items are cut at the same places with sharing on and off: so is a row's arithmetic.
+
+    On mosaic, 32 rows of 4 heads go through the kernel for wide items, single rows never do.
+    """
     spec = AttentionSpec(0.1)
-    on = check(backend, "relay", (8, 2, 128, 64, 16, 128), spec)
-    off = check(backend, "relay", (8, 2, 128, 64, 16, 128), spec, sharing="off")
+    shape = (8, 2, 128, 64, tile_rows, 128)
+    on = check(backend, "relay", shape, spec)
+    off = check(backend, "relay", shape, spec, sharing="off")
     if backend[0] is triton_as_on_ampere and not os.environ.get("DISABLE_MMA_V3"):
         np.testing.assert_allclose(on[0], off[0], atol=2e-2)  # Hopper's wide blocks: wgmma
     elif backend[1] != jnp.float32:

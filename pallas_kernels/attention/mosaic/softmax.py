@@ -14,6 +14,7 @@ from pallas_kernels.attention.mosaic.pack import ALL_VISIBLE, KV_START, KV_STOP
 from pallas_kernels.attention.mosaic.stores import store_row_scalars, store_rows
 
 _LOWEST = -1e30  # finite, so that rows that have seen nothing yet stay free of NaN
+_ROUNDING = 1.5 * 2.0**23  # float32 numbers near it are whole
 _WGMMA = plgpu.Layout.WGMMA
 _ROW = plgpu.Layout.WGMMA.reduce(1)
 
@@ -113,12 +114,21 @@ def attend(
                 _mask(s, columns, first, limit, reach, cfg.sliding_window)
                 for s, first in zip(scores, firsts, strict=True)
             )
-        peak = top
+        # Whole numbers, so that fading is by powers of two and rounds nothing: a row's result does
+        # not depend on how many tiles are weighed at once.
+        peaks = []
         for s in scores:
-            peak = jnp.maximum(peak, s.max(axis=1) * factor)
+            peaks.append(jnp.maximum(peaks[-1] if peaks else top, _whole(s.max(axis=1) * factor)))
+        peak = peaks[-1]
         fade = jnp.exp2(top - peak)
-        wide_peak = lax.broadcast_in_dim(peak, (ROWS, TILE), [0])
-        weights = tuple(jnp.exp2(s * factor - wide_peak) for s in scores)
+        weights = tuple(
+            jnp.exp2(s * factor - lax.broadcast_in_dim(own, s.shape, [0]))
+            for s, own in zip(scores, peaks, strict=True)
+        )
+        weights = tuple(
+            w if own is peak else w * lax.broadcast_in_dim(jnp.exp2(own - peak), w.shape, [0])
+            for w, own in zip(weights, peaks, strict=True)
+        )
         total = total * fade
         acc = acc * lax.broadcast_in_dim(fade, (ROWS, H), [0])
         dtype16 = kv_smem.dtype if narrow is None else narrow.scratch.dtype
@@ -171,6 +181,11 @@ def attend(
     if turn is not None:
         pl.when(wg == 0)(lambda: hand_over(turn))
     return carry
+
+
+def _whole(x):
+    """The nearest whole number; beyond 2**22, one near it."""
+    return (x + _ROUNDING) - _ROUNDING
 
 
 def _tanh(x):
