@@ -7,13 +7,13 @@ pages serves them all, page tables have one width, and plans are padded to the s
 import dataclasses
 import functools
 import math
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bench.kernel_profile import kernel_times
 from bench.kernels.backends import Kernel
 from bench.kernels.cases import Case
 from bench.kernels.run_case import CACHE_BYTES
@@ -24,9 +24,7 @@ from pallas_kernels.attention.work_list import AttentionPlan
 
 _CHAIN = {"gpu": 48, "cpu": 2}  # calls in one program
 _COPIES = {"gpu": 16, "cpu": 1}  # sets of pages that the calls of a program go round
-_LONG_S = 200e-6  # from here one call at a time keeps the queue ahead of the device
 _CHECKED_ROWS = 4
-_ROUNDS = 11  # of chains: the first ones of a graph are at times slow
 
 
 class PoolRunner:
@@ -76,15 +74,18 @@ class PoolRunner:
         error = self._error(out, q, on_device[0], positions)
         if not error < 1e-2:
             return float("nan"), error, plan
-        start = time.perf_counter()
-        jax.block_until_ready(one())
-        about = time.perf_counter() - start
-        if about > _LONG_S * 2:  # of which up to half may be the launch
-            repeats = max(1, min(4, round(2e-3 / about)))
-            return seconds_per_call(one, repeats, rounds=3), error, plan
         chain = functools.partial(self._chain, q, self._k, self._v, on_device, positions, prepared)
-        took = seconds_per_call(chain, repeats=2, rounds=_ROUNDS) / _CHAIN[self._platform]
-        return took, error, plan
+        return self._seconds(chain), error, plan
+
+    def _seconds(self, chain: Callable[[], object]) -> float:
+        """Of one call of the chain."""
+        if self._platform == "gpu":
+            # Short chains would be timed by what their graph costs the host: it writes every
+            # launch anew whenever the memory of the last run is still in use.
+            _, busy = kernel_times(chain, runs=2)
+        else:
+            busy = seconds_per_call(chain, repeats=2, rounds=3)
+        return busy / _CHAIN[self._platform]
 
     def _copies(self, case: Case) -> int:
         wanted = math.ceil(CACHE_BYTES / case.bytes(self._kernel.dtype.itemsize))

@@ -128,7 +128,7 @@ def merge_in_place(
                 store_strided(target, (acc * spread(inverse)).astype(out_ref.dtype), strided)
                 _store_head(lse_ref, log_sum, row, first, H, step)
 
-            # Loads of one batch are in flight together; where they suffice, few are fewer to wait for.
+            # Loads of one batch are in flight together; of few there are fewer to wait for.
             few = end - begin <= _FEW
             pl.when(few & (end - begin != 1))(lambda: merge(_FEW))
             pl.when(jnp.logical_not(few))(lambda: merge(_MANY))

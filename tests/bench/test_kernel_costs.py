@@ -100,6 +100,18 @@ def test_the_command_keeps_a_fit_that_the_engine_finds(tmp_path, monkeypatch, ca
     assert [p.suffix for p in Path(tmp_path / "cache").iterdir()] == [".json"]
 
 
+def test_times_that_fit_nothing_are_not_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cost_model, "FOLDER", str(tmp_path / "cache"))
+    timed = PoolRunner.measure
+    monkeypatch.setattr(
+        PoolRunner, "measure", lambda self, case: (1e-5, *timed(self, case)[1:])
+    )  # whatever the items
+    arguments = ["--small", "--backend=xla", "--heads=4,2,8", "--page-size=16"]
+    assert command.main([*arguments, f"--json={tmp_path / 'costs.json'}"]) == 1
+    assert "nothing is kept" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("group", [1, 4, 7, 16])
 def test_tiles_are_those_of_the_engine(name, group):
