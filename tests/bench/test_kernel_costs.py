@@ -103,9 +103,12 @@ def test_the_command_keeps_a_fit_that_the_engine_finds(tmp_path, monkeypatch, ca
 def test_times_that_fit_nothing_are_not_kept(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cost_model, "FOLDER", str(tmp_path / "cache"))
     timed = PoolRunner.measure
-    monkeypatch.setattr(
-        PoolRunner, "measure", lambda self, case: (1e-5, *timed(self, case)[1:])
-    )  # whatever the items
+    known = timer(0, CostModel(-1e-3, -1e-5, 0.9, 0.0035))  # more items, less time
+
+    def measure(self, case):
+        return known(case)[0], *timed(self, case)[1:]
+
+    monkeypatch.setattr(PoolRunner, "measure", measure)
     arguments = ["--small", "--backend=xla", "--heads=4,2,8", "--page-size=16"]
     assert command.main([*arguments, f"--json={tmp_path / 'costs.json'}"]) == 1
     assert "nothing is kept" in capsys.readouterr().out
