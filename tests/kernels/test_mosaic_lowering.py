@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels.attention import mosaic
+from pallas_kernels.attention.mosaic import config
 from pallas_kernels.attention.spec import AttentionSpec
 
 FP8 = jnp.float8_e4m3fn
@@ -24,11 +25,12 @@ def lower(
     per_head=(),
     kv_dtype=None,
     per_page=False,
+    batch=batches.RELAY,
     **options,
 ):
     """Text of the lowered call; per_head: names of options of ones; options: of AttentionSpec."""
     a = batches.make_arrays(
-        batches.RELAY,
+        batch,
         N=N,
         K=K,
         H=H,
@@ -66,6 +68,14 @@ def test_group_sizes(H, N, K, tile_rows):
 def test_other_head_dims(H, N, K, tile_rows):
     """Groups of 1, 3 and 7 are where the queries of an item are no whole 128 bytes."""
     assert "mosaic_gpu" in lower(N, K, H, tile_rows=tile_rows)
+
+
+def test_long_prompts():
+    """One place for queries and a longer ring."""
+    prompt = batches.Batch(shared=0, members=(1,), own=(1100,), queries=(1100,))
+    assert "mosaic_gpu" in lower(tile_rows=32, batch=prompt)
+    assert [config.query_buffers(H, T) for H in (128, 192) for T in (1024, 1025)] == [2, 1, 1, 1]
+    assert [config.ring_slots(128, 64, buffers, 2) for buffers in (1, 2)] == [6, 5]
 
 
 @pytest.mark.parametrize("S", [16, 32, 128])

@@ -13,6 +13,7 @@ from pallas_kernels.attention.mosaic.config import (
     TILE,
     KernelConfig,
     query_box,
+    query_buffers,
     ring_slots,
 )
 from pallas_kernels.attention.mosaic.kernel import attention_call
@@ -75,13 +76,15 @@ def paged_attention(
     check_scales(k_pages, v_pages, k_scales, v_scales)
     boxes = (query_box(min(work.half_rows, T), N // K, H) for work in packed.lists)
     query_rows = max(ROWS, max(boxes) * (N // K))
+    buffers = query_buffers(H, T)
     cfg = KernelConfig(
         scale=spec.scale,
         sliding_window=spec.sliding_window,
         soft_cap=spec.soft_cap,
         programs=programs or _multiprocessors(),
         query_rows=query_rows,
-        ring=ring_slots(H, query_rows, k_pages.dtype.itemsize),
+        query_buffers=buffers,
+        ring=ring_slots(H, query_rows, buffers, k_pages.dtype.itemsize),
         ping_pong=ping_pong,
         early_launch=early_launch,
     )

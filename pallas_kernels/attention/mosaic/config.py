@@ -8,6 +8,7 @@ ROWS = 64  # rows of one warpgroup's matrix product
 HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
 FP8_HEAD_DIMS = (64, 96, 128, 192, 256)  # whole runs of 32 bytes, as the tensor cores read
 CONSUMERS = 2  # warpgroups that compute
+_MANY_ROWS = 1024
 _SMEM_BYTES = 232_448 - 2048  # what a Hopper block may take, less room for barriers
 
 
@@ -17,7 +18,8 @@ class KernelConfig:
 
     Attributes:
         scale, sliding_window, soft_cap: of AttentionSpec.
-        query_rows: matrix rows there is room for in shared memory, for each warpgroup.
+        query_rows: matrix rows there is room for in a place for queries, for each warpgroup.
+        query_buffers: places for the queries of a unit.
         programs: persistent programs in the grid.
         ring: slots of two tiles in shared memory.
         ping_pong: consumer warpgroups of a wide unit take turns on the tensor cores.
@@ -28,6 +30,7 @@ class KernelConfig:
     sliding_window: int | None
     soft_cap: float | None
     query_rows: int
+    query_buffers: int
     programs: int
     ring: int
     ping_pong: bool
@@ -49,10 +52,14 @@ def queries_in_registers(head_dim: int) -> bool:
     return head_dim <= 128
 
 
-def query_buffers(head_dim: int) -> int:
-    """Places for queries in shared memory: two, so that those of a unit that follows a short one
-    come while it is still computed, unless they stay there (``queries_in_registers``)."""
-    return 2 if queries_in_registers(head_dim) else 1
+def query_buffers(head_dim: int, rows: int) -> int:
+    """Places for the queries of a unit in shared memory, in a step of so many rows.
+
+    Two, so that those of a unit that follows a short one come while it is still computed. One where
+    units are long, as in prompts, whose memory is better spent on the ring, or where queries stay
+    in shared memory (``queries_in_registers``).
+    """
+    return 2 if queries_in_registers(head_dim) and rows <= _MANY_ROWS else 1
 
 
 def query_box(rows: int, group: int, head_dim: int) -> int:
@@ -61,9 +68,9 @@ def query_box(rows: int, group: int, head_dim: int) -> int:
     return -(-rows // unit) * unit
 
 
-def ring_slots(head_dim: int, query_rows: int, itemsize: int) -> int:
+def ring_slots(head_dim: int, query_rows: int, buffers: int, itemsize: int) -> int:
     """Slots (two tiles each, ``itemsize`` bytes a number) that fit in shared memory beside 16-bit
     queries and, where pages are of 8 bits, a tile of 16 bits for each warpgroup."""
     row = CONSUMERS * head_dim
-    beside = 2 * query_rows * query_buffers(head_dim) + (2 * TILE if itemsize == 1 else 0)
+    beside = 2 * query_rows * buffers + (2 * TILE if itemsize == 1 else 0)
     return (_SMEM_BYTES - row * beside) // (row * TILE * itemsize)

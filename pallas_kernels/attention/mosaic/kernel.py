@@ -25,7 +25,6 @@ from pallas_kernels.attention.mosaic.config import (
     KernelConfig,
     queries_in_registers,
     query_box,
-    query_buffers,
 )
 from pallas_kernels.attention.mosaic.fp8 import ByteTiles, PageScales, split_queries
 from pallas_kernels.attention.mosaic.pack import (
@@ -63,7 +62,7 @@ def attention_call(
     entries = max(1, packed.entries)
     fp8 = k_pages.dtype != q.dtype
     tiled, kv_tiled = _tiled(H, 2), _tiled(H, k_pages.dtype.itemsize)
-    buffers = query_buffers(H)
+    buffers = cfg.query_buffers
     q_smem = plgpu.SMEM((buffers * CONSUMERS, cfg.query_rows, H), q.dtype)
     if not queries_in_registers(H):
         # In the tiles' dtype: one array, or the two parts for pages of 8 bits.
@@ -130,7 +129,7 @@ def _make_body(
     names: tuple[str, ...],
 ):
     G = N // K
-    buffers = query_buffers(H)
+    buffers = cfg.query_buffers
     chunk = min(S, TILE)  # tokens of one TMA copy
     any_wide = any(work.wide for work in lists)
     any_pair = any(not work.wide for work in lists)
