@@ -87,7 +87,11 @@ def main(arguments: list[str] | None = None) -> int:
     inside = ["-m", "bench.kernels.sanitize", "--bare", f"--backend={options.backend}"]
     command = [program, "--tool", options.tool, "--error-exitcode", "1", sys.executable, *inside]
     # Each array an allocation of its own: what lies beyond it belongs to nobody.
-    environment = os.environ | {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
+    environment = os.environ | {
+        "XLA_PYTHON_CLIENT_ALLOCATOR": "platform",
+        # Else XLA tries dozens of products for the reference, each slow under the sanitizer.
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip(),
+    }
     return subprocess.run(command, env=environment, timeout=_SECONDS, check=False).returncode
 
 
