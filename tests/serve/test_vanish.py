@@ -95,7 +95,8 @@ def test_a_gone_client_frees_its_pages_at_once(server: Running, monkeypatch):
     monkeypatch.setattr(engine, "step", slow_step)  # to the end it would take a quarter of a minute
     body = {"prompt": "a", "max_tokens": 500, "stream": True, "ignore_eos": True, "temperature": 1}
     with httpx2.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # kept: a generator that is dropped closes the stream
+        next(lines)
         assert server.service.engine.num_live == 1
     server.wait_idle()
     assert server.used_bytes() == 0
