@@ -3,6 +3,7 @@
 # Pallas passes a leading context to inlined functions, which its types do not say.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
+import jax
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
@@ -12,6 +13,14 @@ THREADS = 128
 """Threads of a program of one warpgroup."""
 
 SCALAR = plgpu.Layout.WG_SPLAT(())
+
+_H200_MULTIPROCESSORS = 132
+
+
+def multiprocessors() -> int:
+    """Of this process's GPU; an H200's where there is none, for lowering."""
+    device = jax.devices()[0]
+    return device.core_count if device.platform == "gpu" else _H200_MULTIPROCESSORS
 
 
 def thread_index():

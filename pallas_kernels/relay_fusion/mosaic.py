@@ -118,7 +118,10 @@ def merge_in_place(
                 lowest = plgpu.layout_cast(jnp.full((THREADS,), _LOWEST, jnp.float32), _EACH)
                 none = plgpu.layout_cast(jnp.zeros((THREADS,), jnp.float32), _EACH)
                 batches = lax.div(end - begin + at_once - 1, jnp.int32(at_once))
-                run = lambda i, carry: batch(at_once, begin + i * at_once, carry)  # noqa: E731
+
+                def run(i, carry):
+                    return batch(at_once, begin + i * at_once, carry)
+
                 acc, top, total = lax.fori_loop(0, batches, run, (zero, lowest, none))
                 empty = total == 0
                 safe = jnp.where(empty, 1.0, total)

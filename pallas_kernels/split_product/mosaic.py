@@ -26,7 +26,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 from jaxtyping import Array, Float, Float32
 
-from pallas_kernels.mosaic_emit import SCALAR
+from pallas_kernels.mosaic_emit import SCALAR, multiprocessors
 
 _ACC = plgpu.WGMMAAccumulatorRef
 ROWS = (8, 16, 32, 64)
@@ -34,7 +34,6 @@ ROWS = (8, 16, 32, 64)
 
 _TILE = 64  # rows of an instruction
 _MOST_SPLITS = 8
-_H200_MULTIPROCESSORS = 132  # used when lowering without a GPU
 _SHARED_BYTES = 200 << 10  # for the ring
 _SLOTS = 8
 
@@ -155,16 +154,11 @@ def _choose_cut(T: int, depth: int, columns: int, splits: int | None) -> _Cut:
         tiles = columns // n
         chunk = 64 if n == 128 or depth % 128 else 128
         most = min(_MOST_SPLITS, depth // chunk)
-        own = splits or max(1, min(most, _multiprocessors() // tiles))
+        own = splits or max(1, min(most, multiprocessors() // tiles))
         slot = (n + T) * chunk * 2
         ring = max(2, min(_SLOTS, _SHARED_BYTES // slot, -(-depth // chunk // own)))
         cuts.append(_Cut(n, chunk, own, ring))
     return max(cuts, key=lambda cut: columns // cut.columns * cut.splits)
-
-
-def _multiprocessors() -> int:
-    device = jax.devices()[0]
-    return device.core_count if device.platform == "gpu" else _H200_MULTIPROCESSORS
 
 
 def _write(out, value, part, column):

@@ -22,9 +22,8 @@ from pallas_kernels.attention.options import apply_sinks, check_per_head
 from pallas_kernels.attention.spec import AttentionSpec
 from pallas_kernels.attention.work_list import AttentionPlan
 from pallas_kernels.fp8 import Scales, check_scales
+from pallas_kernels.mosaic_emit import multiprocessors
 from pallas_kernels.relay_fusion.mosaic import merge_in_place
-
-_H200_PROGRAMS = 132  # multiprocessors; used when lowering without a GPU
 
 
 def paged_attention(
@@ -81,7 +80,7 @@ def paged_attention(
         scale=spec.scale,
         sliding_window=spec.sliding_window,
         soft_cap=spec.soft_cap,
-        programs=programs or _multiprocessors(),
+        programs=programs or multiprocessors(),
         query_rows=query_rows,
         query_buffers=buffers,
         ring=ring_slots(H, query_rows, buffers, k_pages.dtype.itemsize),
@@ -111,11 +110,6 @@ def _launch(
     )
     out, lse = merge_in_place(out, lse, part, part_lse, packed.merge_indptr)
     return (out, lse) if sinks is None else apply_sinks(out, lse, sinks)
-
-
-def _multiprocessors() -> int:
-    device = jax.devices()[0]
-    return device.core_count if device.platform == "gpu" else _H200_PROGRAMS
 
 
 def _check(q, k_pages, v_pages, page_table, positions, packed: PackedPlan, spec) -> None:
