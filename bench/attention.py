@@ -124,7 +124,7 @@ class Layer:
             share="on" if share else "off",
             tile_rows=self.backend.tile_rows,
             split=split,
-            least_wide_items=self.backend.least_wide_items,
+            joining=self.backend.joining,
         )
 
     def times(self, case: Case) -> Times:

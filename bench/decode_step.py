@@ -139,7 +139,7 @@ class Bench:
             longest,
             self.backend.tile_rows,
             split,
-            self.backend.least_wide_items if self.relay == "auto" else None,
+            self.backend.joining if self.relay == "auto" else None,
         )
         pages = -(-longest // self.page_size)
         return StepShape(rows, case.batch, pages, self.page_size, plan)

@@ -19,7 +19,7 @@ import time
 import jax
 import numpy as np
 
-from pallas_kernels.attention.planner import CostModel
+from pallas_kernels.attention.planner import CostModel, Joining
 from rjax.config import EngineConfig
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.llm_engine import LLMEngine
@@ -53,7 +53,7 @@ class HostOnlyWorker:
             tile_rows=32,
             cut_of=lambda rows: SPLIT,
             padded_rows=lambda rows: rows,
-            least_wide_items=16,
+            joining=Joining(16, 33, 64),
             growth=2,
         )
         self.seconds = dict.fromkeys(("order", "input", "pack"), 0.0)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.ceilings import Ceilings
-from pallas_kernels.attention.planner import PlanShape, plan_attention
+from pallas_kernels.attention.planner import Joining, PlanShape, plan_attention
 from pallas_kernels.attention.spec import AttentionSpec
 from pallas_kernels.attention.work_list import AttentionPlan
 
@@ -43,7 +43,7 @@ class Case:
         N, K, H, S: query heads, KV heads, head dim, tokens a page.
         share: read shared runs once.
         tile_rows, split: rows of a wide item and tokens at which items are cut.
-        least_wide_items: of the PlanShape, which joins cuts; None never.
+        joining: of the PlanShape.
         fp8: KV in float8_e4m3fn pages with a scale a head, else in the queries' dtype.
         window, soft_cap: of the AttentionSpec.
         sinks: with a sink a head.
@@ -63,7 +63,7 @@ class Case:
     share: Literal["on", "off"] = "on"
     tile_rows: int = 16
     split: int = 512
-    least_wide_items: int | None = None
+    joining: Joining | None = None
     fp8: bool = False
     window: int | None = None
     soft_cap: float | None = None
@@ -142,7 +142,7 @@ def make_plan(case: Case, table: np.ndarray) -> AttentionPlan:
         max_context=longest,
         tile_rows=case.tile_rows,
         split_tokens=case.split,
-        least_wide_items=case.least_wide_items,
+        joining=case.joining,
     )
     plan, _ = plan_attention(
         table, starts, lengths, page_size=case.S, shape=shape, sharing=case.share

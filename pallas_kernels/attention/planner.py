@@ -36,7 +36,23 @@ type Sharing = Literal["on", "off"] | CostModel
 
 
 MOST_JOINED = 16
-"""Cuts in one many-row item at most, where they may be joined."""
+"""Cuts in one item at most, where they may be joined."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Joining:
+    """How far the cuts of items are joined: long items cost less than many short ones and leave
+    less to merge, but enough of them must be left to keep the device busy.
+
+    Attributes:
+        least_wide_items: join those of many-row items while so many are left.
+        narrow_lanes: one-row items that the device computes at once.
+        narrow_item_tokens: what a one-row item costs beside its tokens, in tokens.
+    """
+
+    least_wide_items: int
+    narrow_lanes: int
+    narrow_item_tokens: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,9 +66,8 @@ class PlanShape:
         tile_rows: rows of a wide item.
         split_tokens: items are cut at multiples of this many tokens of the sequence, wherever the
             batch stands, so that a row's arithmetic does not depend on who shares with it.
-        least_wide_items: None, or join the cuts of many-row items, up to ``MOST_JOINED`` together,
-            while so many items are left: long items cost less, and enough of them keep the device
-            busy. Then a row's arithmetic does depend on who shares with it, within rounding.
+        joining: None, or join up to ``MOST_JOINED`` cuts of an item. Then a row's arithmetic does
+            depend on the batch it stands in, within rounding.
     """
 
     rows: int
@@ -60,12 +75,12 @@ class PlanShape:
     max_context: int
     tile_rows: int
     split_tokens: int
-    least_wide_items: int | None = None
+    joining: Joining | None = None
 
     @property
-    def wide_tokens(self) -> int:
-        """Tokens of a many-row item at most."""
-        return self.split_tokens * (1 if self.least_wide_items is None else MOST_JOINED)
+    def item_tokens(self) -> int:
+        """Tokens of an item at most."""
+        return self.split_tokens * (1 if self.joining is None else MOST_JOINED)
 
     @property
     def cuts(self) -> int:
@@ -171,11 +186,12 @@ def plan_attention(
             stop - first > 1, starts[cut] + C, np.minimum(starts[cut] + C, context_len[first])
         ),
     )
-    narrow = _work_list(spans.select(spans.row_count == 1), shape.narrow_capacity, 1, C)
-    many = spans.select(spans.row_count > 1)
-    if shape.least_wide_items is not None:
-        many = many.joined(_cuts_to_join(many, R, shape.least_wide_items) * C)
-    wide = _work_list(many.tiled(R), shape.wide_capacity, R, shape.wide_tokens)
+    single, many = spans.select(spans.row_count == 1), spans.select(spans.row_count > 1)
+    if shape.joining is not None:
+        single = _join_single(single, C, shape.joining)
+        many = many.joined(_cuts_to_join(many, R, shape.joining.least_wide_items) * C)
+    narrow = _work_list(single, shape.narrow_capacity, 1, shape.item_tokens)
+    wide = _work_list(many.tiled(R), shape.wide_capacity, R, shape.item_tokens)
     indptr, slots = _merge((narrow, wide), shape, cuts)
     sizes = (stop - first) * (spans.kv_stop - spans.kv_start)
     stats = PlanStats(
@@ -231,6 +247,39 @@ def _cuts_to_join(spans: _Spans, tile_rows: int, least_items: int) -> int:
     while joined < MOST_JOINED and items >= 2 * joined * least_items:
         joined *= 2
     return joined
+
+
+def _join_single(spans: _Spans, tokens: int, joining: Joining) -> _Spans:
+    """One-row items of as many cuts as leave the busiest lane the least to do, dealt evenly."""
+    found, joined = spans, 1
+    order, least = _deal(found, joining)
+    best = found.select(order)
+    while found.kv_start.size > joining.narrow_lanes and joined < MOST_JOINED:
+        joined *= 2
+        longer = spans.joined(joined * tokens)
+        if longer.kv_start.size == found.kv_start.size:
+            break
+        found = longer
+        order, busiest = _deal(found, joining)
+        if busiest <= least:
+            best, least = found.select(order), busiest
+    return best
+
+
+def _deal(spans: _Spans, joining: Joining) -> tuple[Int[np.ndarray, " X"], int]:
+    """An order in which items that the lanes take in turn load them alike; the largest load.
+
+    The longest first, every second round from its other end.
+    """
+    costs = spans.kv_stop - spans.kv_start + joining.narrow_item_tokens
+    order = np.argsort(-costs, kind="stable")
+    lanes = joining.narrow_lanes
+    whole, rest = np.split(order, [order.size // lanes * lanes])
+    whole = whole.reshape(-1, lanes)
+    whole[::-2] = whole[::-2, ::-1].copy()  # the last whole round too, before what is left
+    loads = costs[whole].sum(axis=0)
+    loads[: rest.size] += costs[rest]
+    return np.concatenate([whole.ravel(), rest]), int(loads.max())
 
 
 def _keep_paying(

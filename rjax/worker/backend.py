@@ -12,12 +12,13 @@ from models import ModelConfig
 from pallas_kernels.attention import mosaic as attention_mosaic
 from pallas_kernels.attention import xla as attention_xla
 from pallas_kernels.attention.mosaic import config as mosaic_config
-from pallas_kernels.attention.planner import CostModel
+from pallas_kernels.attention.planner import CostModel, Joining
 from pallas_kernels.attention.triton import config as triton_config
 from pallas_kernels.gated_activation import mosaic as activation_mosaic
 from pallas_kernels.gated_activation import xla as activation_xla
 from pallas_kernels.kv_write import mosaic as kv_write_mosaic
 from pallas_kernels.kv_write import xla as kv_write_xla
+from pallas_kernels.mosaic_emit import multiprocessors
 from pallas_kernels.residual_norm import mosaic as norm_mosaic
 from pallas_kernels.residual_norm import xla as norm_xla
 from pallas_kernels.split_product import mosaic as product_mosaic
@@ -45,7 +46,7 @@ class Backend:
             engines for very long sequences.
         fine_split_tokens, fine_rows: steps of at most so many rows are cut at so many tokens
             instead, or they would leave multiprocessors without work.
-        least_wide_items: of the ``PlanShape``: whether and how far cuts are joined.
+        joining: of the ``PlanShape``: whether and how far cuts are joined.
         cost_model: decides in "auto" mode which groups share their reads, where none has been
             fitted to the device and its heads.
     """
@@ -61,7 +62,7 @@ class Backend:
     split_tokens: int
     fine_split_tokens: int
     fine_rows: int
-    least_wide_items: int | None
+    joining: Joining | None
     cost_model: CostModel
 
     def cut_of(self, rows: int) -> int:
@@ -205,7 +206,12 @@ def _mosaic(model: ModelConfig) -> Backend:
         split_tokens=256,
         fine_split_tokens=128,
         fine_rows=_FEW_HEADS // model.num_kv_heads,
-        least_wide_items=-(-_MULTIPROCESSORS // model.num_kv_heads),
+        joining=Joining(
+            least_wide_items=-(-_MULTIPROCESSORS // model.num_kv_heads),
+            # A program takes one-row items two heads at a time.
+            narrow_lanes=max(1, multiprocessors() // -(-model.num_kv_heads // 2)),
+            narrow_item_tokens=64,
+        ),
         # Microseconds: `python -m bench.kernels.cost_model` on an H200, 32 heads over 8 KV heads of
         # 128 dims. Other heads change all four alike.
         cost_model=CostModel(
@@ -230,7 +236,7 @@ def _triton(model: ModelConfig) -> Backend:
         split_tokens=512,
         fine_split_tokens=512,
         fine_rows=0,
-        least_wide_items=None,
+        joining=None,
         cost_model=CostModel(narrow_item=1.0, narrow_token=0.01, wide_item=1.2, wide_token=0.012),
     )
 
@@ -248,6 +254,6 @@ def _xla() -> Backend:
         split_tokens=128,
         fine_split_tokens=128,
         fine_rows=0,
-        least_wide_items=None,
+        joining=None,
         cost_model=CostModel(narrow_item=1.0, narrow_token=0.05, wide_item=2.0, wide_token=0.15),
     )

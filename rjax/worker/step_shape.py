@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from pallas_kernels.attention.planner import PlanShape
+from pallas_kernels.attention.planner import Joining, PlanShape
 from rjax.engine.scheduler import ScheduledSequence
 from rjax.sampling import SamplerMode, step_mode
 
@@ -80,11 +80,11 @@ class ShapeTable:
         tile_rows: int,
         cut_of: Callable[[int], int],
         padded_rows: Callable[[int], int],
-        least_wide_items: int | None,
+        joining: Joining | None,
         growth: int,
     ) -> None:
         def shape(rows: int, seqs: int, cut: int) -> StepShape:
-            plan = PlanShape(rows, seqs, max_model_len, tile_rows, cut, least_wide_items)
+            plan = PlanShape(rows, seqs, max_model_len, tile_rows, cut, joining)
             return StepShape(rows, seqs, math.ceil(max_model_len / page_size), page_size, plan)
 
         sizes = [max_num_seqs]

@@ -105,7 +105,7 @@ class Worker:
             cut_of=cut_of,
             padded_rows=backend.padded_rows if mesh.size == 1 else lambda rows: rows,
             # Joined cuts are equal within rounding; without them sharing changes no bit.
-            least_wide_items=backend.least_wide_items if config.relay.mode == "auto" else None,
+            joining=backend.joining if config.relay.mode == "auto" else None,
             growth=growth,
         )
         graph, state = nnx.split(loaded.model)

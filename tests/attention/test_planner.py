@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.attention.planner import CostModel, PlanShape, plan_attention
+from pallas_kernels.attention.planner import CostModel, Joining, PlanShape, plan_attention
 from pallas_kernels.attention.reference import paged_attention_reference
 from pallas_kernels.attention.spec import AttentionSpec
 from pallas_kernels.attention.xla import paged_attention
@@ -44,12 +44,14 @@ batches = st.lists(
     batch=batches,
     sharing=st.sampled_from(["on", "off", SHARE_WIDE]),
     seed=st.integers(0, 9),
-    least=st.sampled_from([None, None, 1, 2, 5]),
+    joining=st.sampled_from(
+        [None, None, *(Joining(*x) for x in ((1, 3, 0), (2, 1, 9), (5, 2, 64)))]
+    ),
 )
-def test_every_visible_pair_is_covered_once(batch, sharing, seed, least):
+def test_every_visible_pair_is_covered_once(batch, sharing, seed, joining):
     lengths, queries, forks = (np.array(x) for x in zip(*batch, strict=True))
     table, start, context = make_batch(np.random.default_rng(seed), lengths, queries, forks)
-    shape = dataclasses.replace(SHAPE, least_wide_items=least)
+    shape = dataclasses.replace(SHAPE, joining=joining)
     plan, stats = plan_attention(table, start, context, page_size=S, shape=shape, sharing=sharing)
     covered = np.zeros((ROWS, MAX_CONTEXT), int)
     pages_seen = {}
@@ -127,7 +129,8 @@ def test_long_shared_runs_are_joined_while_enough_items_are_left():
     start, context = np.arange(9, dtype=np.int32), np.full(8, 128, np.int32)
 
     def runs(least):
-        shape = dataclasses.replace(SHAPE, least_wide_items=least)
+        joining = None if least is None else Joining(least, 99, 0)
+        shape = dataclasses.replace(SHAPE, joining=joining)
         plan, stats = plan_attention(table, start, context, page_size=S, shape=shape, sharing="on")
         wide, count = plan.lists[1], int(plan.lists[1].num_items)
         found = zip(wide.row_start, wide.kv_start, wide.kv_stop, strict=True)
@@ -139,3 +142,27 @@ def test_long_shared_runs_are_joined_while_enough_items_are_left():
     assert runs(5)[0] == [(0, a, a + 32) for a in range(0, 128, 32)] + [(4, 0, 32)]
     assert runs(1)[0] == [(0, 0, 128), (4, 0, 32)]
     assert runs(1)[1] == stats
+
+
+def test_one_row_runs_are_joined_where_that_spares_the_busiest_lane():
+    lengths = np.array([128, 128, 40, 128])
+    table, start, context = make_batch(
+        np.random.default_rng(0), lengths, np.ones(4, int), np.zeros(4, int)
+    )
+
+    def runs(lanes, overhead):
+        joining = Joining(least_wide_items=1, narrow_lanes=lanes, narrow_item_tokens=overhead)
+        shape = dataclasses.replace(SHAPE, joining=joining)
+        plan, _ = plan_attention(table, start, context, page_size=S, shape=shape, sharing="on")
+        items, count = plan.lists[0], int(plan.lists[0].num_items)
+        found = zip(items.row_start, items.kv_start, items.kv_stop, strict=True)
+        return [(int(r), int(a), int(b)) for r, a, b in list(found)[:count]]
+
+    # As many lanes as items: joining would only leave some of them idle.
+    assert {b - a for _, a, b in runs(27, 64)} == {8, 16}
+    # One lane: every item less spares it work.
+    assert sorted(runs(1, 64)) == [(0, 0, 128), (1, 0, 128), (2, 0, 40), (3, 0, 128)]
+    # Two lanes: rows whole would leave one of them 272, runs of 64 tokens both at most 264.
+    taken = runs(2, 8)
+    loads = [sum(8 + b - a for _, a, b in taken[lane::2]) for lane in range(2)]
+    assert max(loads) == 264 and max(b - a for _, a, b in taken) == 64

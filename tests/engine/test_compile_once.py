@@ -56,7 +56,7 @@ def lowered(layers: int, mode: SamplerMode = "greedy", at_once: int = 1) -> str:
         tile_rows=backend.tile_rows,
         cut_of=backend.cut_of,
         padded_rows=backend.padded_rows,
-        least_wide_items=backend.least_wide_items,
+        joining=backend.joining,
         growth=2,
     )
     shape = table.choose(rows=4, seqs=4)
