@@ -63,6 +63,12 @@ class LayerContext(abc.ABC):
         """silu(h[:, 0]) * h[:, 1]."""
         return gated_silu(h)
 
+    def gated_product(
+        self, h: Float[Array, "T D"], w: Float[Array, "D 2 F"]
+    ) -> Float[Array, "T F"]:
+        """silu(h @ w[:, 0]) * (h @ w[:, 1])."""
+        return self.gated_silu(jnp.einsum("TD,DAF->TAF", h, w))
+
     def product(
         self, h: Float[Array, "T D"], w: Float[Array, "D ..."]
     ) -> Float[Array, "T ..."] | Float[Array, "X T ..."]:

@@ -37,15 +37,19 @@ class Mlp(nnx.Module):
     def __call__(
         self, x: Float[Array, "T D"], context: LayerContext
     ) -> Float[Array, "T D"] | Float[Array, "X T D"]:
-        h = jnp.einsum("TD,DAF->TAF", x, self.up[...])
-        if self.up_bias is not None:
-            h = h + self.up_bias[...]
-        if h.shape[1] == 2 and self.activation == "silu":
-            hidden = context.gated_silu(h)
-        else:
-            hidden = ACTIVATIONS[self.activation](h[:, 0])
-            if h.shape[1] == 2:
-                hidden = hidden * h[:, 1]
+        hidden = self._hidden(x, context)
         if self.down_bias is None:
             return context.product(hidden, self.down[...])
         return jnp.einsum("TF,FD->TD", hidden, self.down[...]) + self.down_bias[...]
+
+    def _hidden(self, x: Float[Array, "T D"], context: LayerContext) -> Float[Array, "T F"]:
+        up, gated = self.up[...], self.up.shape[1] == 2
+        if gated and self.activation == "silu" and self.up_bias is None:
+            return context.gated_product(x, up)
+        h = jnp.einsum("TD,DAF->TAF", x, up)
+        if self.up_bias is not None:
+            h = h + self.up_bias[...]
+        if gated and self.activation == "silu":
+            return context.gated_silu(h)
+        hidden = ACTIVATIONS[self.activation](h[:, 0])
+        return hidden * h[:, 1] if gated else hidden

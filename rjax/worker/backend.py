@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from models import ModelConfig
+from pallas_kernels import streamed_product
 from pallas_kernels.attention import mosaic as attention_mosaic
 from pallas_kernels.attention import xla as attention_xla
 from pallas_kernels.attention.mosaic import config as mosaic_config
@@ -16,12 +17,13 @@ from pallas_kernels.attention.planner import CostModel, Joining
 from pallas_kernels.attention.triton import config as triton_config
 from pallas_kernels.gated_activation import mosaic as activation_mosaic
 from pallas_kernels.gated_activation import xla as activation_xla
+from pallas_kernels.gated_product import mosaic as gated_product_mosaic
 from pallas_kernels.kv_write import mosaic as kv_write_mosaic
 from pallas_kernels.kv_write import xla as kv_write_xla
 from pallas_kernels.mosaic_emit import multiprocessors
 from pallas_kernels.residual_norm import mosaic as norm_mosaic
 from pallas_kernels.residual_norm import xla as norm_xla
-from pallas_kernels.split_product import mosaic as product_mosaic
+from pallas_kernels.split_product import mosaic as split_product_mosaic
 from rjax.errors import InvalidConfigError
 
 _log = logging.getLogger("rjax")
@@ -37,8 +39,9 @@ class Backend:
     Attributes:
         name: as given in the configuration.
         paged_attention, rotate_and_write, add_rms_norm, gated_silu: see ``pallas_kernels``.
-        split_product: products in parts, in steps of few rows (``takes_split_product``), for
+        split_product: products in parts, in steps of few rows (``streams_products``), for
             ``rotate_and_write`` and ``add_rms_norm`` to sum; None where XLA does all products.
+        gated_product: the product before ``gated_silu`` and it, in the same steps, or None.
         prepare: (plan, positions, (N, K) of a device) to what ``paged_attention`` takes as its
             plan, once a step.
         tile_rows: rows of a many-row item.
@@ -57,6 +60,7 @@ class Backend:
     add_rms_norm: Callable[..., Any]
     gated_silu: Callable[..., Any]
     split_product: Callable[..., Any] | None
+    gated_product: Callable[..., Any] | None
     prepare: Callable[..., Any]
     tile_rows: int
     split_tokens: int
@@ -69,15 +73,15 @@ class Backend:
         """Tokens at whose multiples the items of a step of so many rows are cut."""
         return self.fine_split_tokens if rows <= self.fine_rows else self.split_tokens
 
-    def takes_split_product(self, rows: int) -> bool:
-        """Whether a step of so many rows has products in parts."""
-        return self.split_product is not None and rows in product_mosaic.ROWS
+    def streams_products(self, rows: int) -> bool:
+        """Whether a step of so many rows has products by ``split_product``."""
+        return self.split_product is not None and rows in streamed_product.ROWS
 
     def padded_rows(self, rows: int) -> int:
         """Rows of a decode step that has so many: of few, as many as ``split_product`` takes."""
-        if self.split_product is None or rows > product_mosaic.ROWS[-1]:
+        if self.split_product is None or rows > streamed_product.ROWS[-1]:
             return rows
-        return next(count for count in product_mosaic.ROWS if rows <= count)
+        return next(count for count in streamed_product.ROWS if rows <= count)
 
 
 def choose_backend(
@@ -178,19 +182,19 @@ def _triton_cannot(
     return None
 
 
-def _takes_split_product(model: ModelConfig) -> bool:
-    """Whether the kernel takes the products of this model, and others what it gives."""
+def _streams_products(model: ModelConfig) -> bool:
+    """Whether the kernels take the products of this model, and others what they give."""
     D, H = model.hidden_size, model.head_dim
     if model.rope is None or model.layer_norm or D % 128:
         return False
     queries, projections = model.num_heads * H, (model.num_heads + 2 * model.num_kv_heads) * H
     matrices = ((D, projections), (queries, D), (model.intermediate_size, D))
-    rows = product_mosaic.ROWS[0]
-    return all(product_mosaic.refusal(rows, *matrix) is None for matrix in matrices)
+    rows = streamed_product.ROWS[0]
+    return all(streamed_product.refusal(rows, *matrix) is None for matrix in matrices)
 
 
 def _mosaic(model: ModelConfig) -> Backend:
-    group = model.num_heads // model.num_kv_heads
+    group, streams = model.num_heads // model.num_kv_heads, _streams_products(model)
     return Backend(
         name="mosaic",
         paged_attention=attention_mosaic.paged_attention,
@@ -199,7 +203,8 @@ def _mosaic(model: ModelConfig) -> Backend:
         gated_silu=(
             activation_mosaic if model.intermediate_size % 128 == 0 else activation_xla
         ).gated_silu,
-        split_product=product_mosaic.split_product if _takes_split_product(model) else None,
+        split_product=split_product_mosaic.split_product if streams else None,
+        gated_product=gated_product_mosaic.gated_product if streams else None,
         prepare=attention_mosaic.pack_plan,
         tile_rows=2 * (_WGMMA_ROWS // 2 // group),
         # On an H200; see bench/kernels/README.md.
@@ -231,6 +236,7 @@ def _triton(model: ModelConfig) -> Backend:
         add_rms_norm=norm_xla.add_rms_norm,
         gated_silu=activation_xla.gated_silu,
         split_product=None,
+        gated_product=None,
         prepare=lambda plan, positions, heads: pack.pack_plan(plan, heads),
         tile_rows=triton_config.WIDE_ROWS // (model.num_heads // model.num_kv_heads),
         split_tokens=512,
@@ -249,6 +255,7 @@ def _xla() -> Backend:
         add_rms_norm=norm_xla.add_rms_norm,
         gated_silu=activation_xla.gated_silu,
         split_product=None,
+        gated_product=None,
         prepare=lambda plan, positions, heads: plan,
         tile_rows=16,
         split_tokens=128,

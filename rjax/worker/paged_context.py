@@ -97,9 +97,20 @@ class PagedContext(LayerContext):
         self, h: Float[Array, "T D"], w: Float[Array, "D ..."]
     ) -> Float[Array, "T ..."] | Float[Array, "X T ..."]:
         """h @ w, or in parts, float32, that sum to it."""
-        if self._mesh.size > 1 or not self._backend.takes_split_product(h.shape[0]):
+        if not self._streams(h):
             return super().product(h, w)
         return _split_product(h, w, backend=self._backend)
+
+    def gated_product(
+        self, h: Float[Array, "T D"], w: Float[Array, "D 2 F"]
+    ) -> Float[Array, "T F"]:
+        """silu(h @ w[:, 0]) * (h @ w[:, 1])."""
+        if self._backend.gated_product is None or not self._streams(h):
+            return super().gated_product(h, w)
+        return _gated_product(h, w, backend=self._backend)
+
+    def _streams(self, h: Float[Array, "T D"]) -> bool:
+        return self._mesh.size == 1 and self._backend.streams_products(h.shape[0])
 
 
 # Each is jitted by itself, so that it is traced, lowered and (its kernels) compiled once for all
@@ -126,6 +137,12 @@ def _add_rms_norm(x, update, weight, *, backend: Backend, eps: float):
 @functools.partial(jax.jit, static_argnames=("backend",))
 def _gated_silu(h, *, backend: Backend):
     return backend.gated_silu(h)
+
+
+@functools.partial(jax.jit, static_argnames=("backend",))
+def _gated_product(h, w, *, backend: Backend):
+    assert backend.gated_product is not None
+    return backend.gated_product(h, w)
 
 
 @functools.partial(jax.jit, static_argnames=("backend",))

@@ -1,4 +1,4 @@
-"""Steps of few rows: padded to what the kernel of products in parts takes, here its plain form."""
+"""Steps of few rows: padded to what the kernels that stream weights take, here in plain forms."""
 
 import dataclasses
 from typing import Any
@@ -9,6 +9,8 @@ import pytest
 
 from bench.model_shapes import SHAPES
 from models import config_from_dict
+from pallas_kernels.gated_activation.xla import gated_silu
+from pallas_kernels.gated_product.mosaic import gated_product
 from pallas_kernels.split_product import mosaic, xla
 from rjax import functional
 from rjax.engine import parts
@@ -20,24 +22,27 @@ from .tiny import make_engine, run
 
 
 @pytest.fixture
-def kernel():
-    """The plain form, and the rows that it has been asked for."""
-    asked = []
+def kernels():
+    """The plain forms, and what rows they have been asked for."""
+    asked = set()
 
     def split_product(h, w):
-        asked.append(h.shape[0])
+        asked.add(("split", h.shape[0]))
         return xla.split_product(h, w, 2)
 
-    return split_product, asked
+    def gated(h, w):
+        asked.add(("gated", h.shape[0]))
+        return gated_silu(jnp.einsum("TD,DAF->TAF", h, w))
+
+    return {"split_product": split_product, "gated_product": gated}, asked
 
 
 @pytest.fixture
-def with_kernel(monkeypatch, kernel):
-    """Engines made from here on take it."""
+def with_kernels(monkeypatch, kernels):
+    """Engines made from here on take them."""
 
     def choose(*arguments, **options):
-        backend = choose_backend(*arguments, **options)
-        return dataclasses.replace(backend, split_product=kernel[0])
+        return dataclasses.replace(choose_backend(*arguments, **options), **kernels[0])
 
     monkeypatch.setattr(parts, "choose_backend", choose)
 
@@ -51,29 +56,30 @@ def answers(folder, count, **options):
 
 
 @pytest.mark.parametrize(("count", "at_once"), [(3, 4), (9, 1)])
-def test_an_engine_answers_the_same(tiny, kernel, with_kernel, monkeypatch, count, at_once):
+def test_an_engine_answers_the_same(tiny, kernels, with_kernels, monkeypatch, count, at_once):
     engine, got = answers(tiny, count, num_decode_steps=at_once)
     worker: Any = engine._worker
     decode = worker.shapes.decode
     assert [(s.rows, s.seqs) for s in decode] == [(8, 1), (8, 4), (16, 16)]
-    assert set(kernel[1]) == {16 if count > 8 else 8}  # not the chunks of prompts
+    rows = 16 if count > 8 else 8
+    assert kernels[1] == {("split", rows), ("gated", rows)}  # not the chunks of prompts
     monkeypatch.undo()
     assert answers(tiny, count)[1] == got
 
 
 @pytest.mark.slow
-def test_functional_programs_take_it(kernel):
+def test_functional_programs_take_them(kernels):
     logits = []
-    for run_it in (None, kernel[0]):
+    for taken in ({}, kernels[0]):
         setup, weights = prepared()
-        backend = dataclasses.replace(setup.backend, split_product=run_it)
+        backend = dataclasses.replace(setup.backend, **taken)
         setup = dataclasses.replace(setup, backend=backend)
         state = functional.make_state(setup, batch=8, num_pages=64, dtype=jnp.float32)
         tokens, lengths = prompts(8, longest=20)
         state, _ = functional.prefill(setup, weights, state, tokens, lengths)
         _, found = functional.decode(setup, weights, state, jnp.arange(8))
         logits.append(np.asarray(found))
-    assert 8 in kernel[1]
+    assert {("split", 8), ("gated", 8)} <= kernels[1]
     np.testing.assert_allclose(logits[0], logits[1], rtol=1e-4, atol=1e-4)
 
 
@@ -88,16 +94,17 @@ def backend_of(model="llama-3-8b", *, dtype="bfloat16", name="mosaic", **change)
     )
 
 
-def test_which_models_take_it():
+def test_which_models_take_them():
     for taken in (backend_of(), backend_of("qwen2.5-3b"), backend_of("qwen2.5-0.5b")):
         assert taken.split_product is mosaic.split_product
+        assert taken.gated_product is gated_product
         assert [taken.padded_rows(T) for T in (1, 4, 8, 9, 33, 65)] == [8, 8, 8, 16, 64, 65]
-        assert [T for T in range(129) if taken.takes_split_product(T)] == [8, 16, 32, 64]
+        assert [T for T in range(129) if taken.streams_products(T)] == [8, 16, 32, 64]
     for other in (
         backend_of(intermediate_size=14344),
         backend_of(hidden_size=960, num_attention_heads=15, num_key_value_heads=5),
         backend_of(name="xla"),
     ):
-        assert other.split_product is None
+        assert other.split_product is None and other.gated_product is None
         assert other.padded_rows(1) == 1
-        assert not other.takes_split_product(8)
+        assert not other.streams_products(8)

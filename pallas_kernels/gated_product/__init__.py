@@ -1,0 +1,1 @@
+"""The products of a gated feed-forward block up to its activation, in one launch."""

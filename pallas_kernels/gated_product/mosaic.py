@@ -1,0 +1,48 @@
+"""The gated product of few rows on Hopper: weights streamed once (``streamed_product``), and the
+activation before anything is written.
+
+Two programs share a multiprocessor where there are enough of them: one streams while another ends.
+Bytes moved beside the weights and rows: 2 * T * F of results.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels.mosaic_emit import multiprocessors
+from pallas_kernels.streamed_product import Cut, ring_slots, store_rows, streamed_product
+
+_COLUMNS, _CHUNK = 64, 64
+_SHARED_BYTES = 220 << 10  # of a multiprocessor
+
+
+def gated_product(h: Float[Array, "T D"], w: Float[Array, "D 2 F"]) -> Float[Array, "T F"]:
+    """silu(h @ w[:, 0]) * (h @ w[:, 1]) in h's dtype (SwiGLU; Shazeer, 2020).
+
+    Sums and activation are float32 and only the result is rounded, where a product followed by
+    ``gated_silu`` rounds the sums too: the two differ in the last bits.
+
+    Args:
+        h, w: bfloat16 or float16, both alike; T is 8, 16, 32 or 64, D and F multiples of 64.
+
+    Raises:
+        ValueError: a shape or dtype the kernel does not take.
+    """
+    (T, D), F = h.shape, w.shape[2]
+    together = 2 if multiprocessors() < F // _COLUMNS else 1
+    ring = ring_slots(
+        T,
+        D,
+        columns=2 * _COLUMNS,
+        chunk=_CHUNK,
+        splits=1,
+        shared_bytes=_SHARED_BYTES // together,
+    )
+
+    def finish(out, totals, part, column):
+        gate, up = totals
+        hidden = gate / (1.0 + jnp.exp(-gate)) * up
+        store_rows(out, hidden.astype(out.dtype), column)
+
+    shape = jax.ShapeDtypeStruct((T, F), h.dtype)
+    return streamed_product("gated_product", h, w, Cut(_COLUMNS, _CHUNK, 1, ring), shape, finish)

@@ -1,0 +1,194 @@
+"""Products of few rows on Hopper (Mosaic GPU): weights streamed once through shared memory.
+
+A program takes a tile of columns of W matrices over a run of the depth. One warpgroup copies chunks
+of weights and of rows (TMA) through a ring in shared memory, another multiplies them (wgmma) and
+hands the sums to ``finish``. Bytes moved: the weights once from memory; the rows once for each tile
+of columns, from the cache; what ``finish`` writes.
+
+The tensor cores take 64 rows. Slots hold only those there are, and instructions read on into the
+slots that follow: rows of a product do not mix, and those results are dropped.
+"""
+
+# Pallas passes a leading context to inlined functions, which its types do not say.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAbstractUsage=false
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mgpu
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, vector
+from jaxtyping import Array, Float
+
+from pallas_kernels.mosaic_emit import SCALAR
+
+_ACC = plgpu.WGMMAAccumulatorRef
+ROWS = (8, 16, 32, 64)
+"""Rows that the kernel takes."""
+
+_TILE = 64  # rows of an instruction
+_SLOTS = 8  # more gain nothing
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cut:
+    """How a product is cut into programs.
+
+    Attributes:
+        columns: of a program, of each matrix: 64 or 128.
+        chunk: depth of a slot of the ring, a multiple of 64.
+        splits: runs of the depth, each of a program of its own.
+        ring: slots.
+    """
+
+    columns: int
+    chunk: int
+    splits: int
+    ring: int
+
+
+def ring_slots(
+    rows: int, depth: int, *, columns: int, chunk: int, splits: int, shared_bytes: int
+) -> int:
+    """Slots for a Cut that fit in so many bytes of shared memory, ``columns`` of all matrices."""
+    beyond = (_TILE - rows) * chunk * 2  # read by the instruction on the last slot
+    fit = (shared_bytes - beyond) // ((columns + rows) * chunk * 2)
+    return max(2, min(_SLOTS, fit, -(-depth // chunk // splits)))
+
+
+def refusal(rows: int, depth: int, columns: int) -> str | None:
+    """Why the kernel cannot multiply [rows, depth] with [depth, columns], or None."""
+    if rows not in ROWS:
+        return f"{rows} rows; the kernel takes {', '.join(map(str, ROWS))}, so pad them"
+    if depth % 64 or columns % 64:
+        return f"weights of {depth} x {columns}; the kernel takes multiples of 64"
+    return None
+
+
+def streamed_product(
+    name: str,
+    h: Float[Array, "T D"],
+    w: Float[Array, "D W E"],
+    cut: Cut,
+    out: jax.ShapeDtypeStruct,
+    finish: Callable[..., None],
+) -> Array:
+    """What ``finish`` makes of h @ w[:, i] for all i.
+
+    Args:
+        name: of the kernel, in profiles.
+        h, w: bfloat16 or float16, both alike; see ``refusal``.
+        cut: columns divide E.
+        out: shape and dtype of the result.
+        finish: (reference to the result in GMEM, W sums over the program's run of the depth, each
+            float32 [64, columns] in WGMMA layout, number of the run, first column): writes the
+            first T rows (``store_rows``).
+
+    Raises:
+        ValueError: a shape or dtype the kernel does not take.
+    """
+    (T, D), (_, W, E) = h.shape, w.shape
+    if h.dtype.itemsize != 2 or h.dtype != w.dtype:
+        raise ValueError(f"h is {h.dtype} and w {w.dtype}; the kernel takes one 16-bit dtype")
+    why = refusal(T, D, E)
+    if why is not None:
+        raise ValueError(why)
+    n, chunk, ring = cut.columns, cut.chunk, cut.ring
+    swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+
+    def kernel(h, w, out, *, tiles, lines, full, free):
+        """GMEM: h [T, D], w [D, W, E], out. SMEM: tiles [ring, W, chunk, n], lines
+        [(ring - 1) * T + 64, chunk]. Barriers, one a slot: full, free."""
+        column = pl.multiple_of(lax.axis_index("column") * n, n)
+        part = lax.axis_index("part")
+        chunks = jnp.int32(D // chunk)
+        start = lax.div(part * chunks, jnp.int32(cut.splits))
+        count = lax.div((part + 1) * chunks, jnp.int32(cut.splits)) - start
+        wg = lax.axis_index("wg")
+
+        @pl.when(wg == 1)
+        def _producer():
+            def load(i, slot):
+                depth = pl.ds(pl.multiple_of((start + i) * chunk, chunk), chunk)
+                for which in range(W):
+                    source = w.at[depth, which, pl.ds(column, n)]
+                    plgpu.copy_gmem_to_smem(source, tiles.at[slot, which], full.at[slot])
+                own = pl.ds(pl.multiple_of(slot * T, T), T)
+                plgpu.copy_gmem_to_smem(h.at[:, depth], lines.at[own], full.at[slot])
+
+            def refill(i, _):
+                slot = lax.rem(i, jnp.int32(ring))
+                plgpu.barrier_wait(free.at[slot])
+                load(i, slot)
+
+            first = jnp.minimum(count, ring)
+            lax.fori_loop(0, first, lambda i, _: load(i, i), None)
+            lax.fori_loop(first, count, refill, None)
+
+        @pl.when(wg == 0)
+        def _consumer():
+            def accumulate(*totals):
+                def step(i, _):
+                    slot = lax.rem(i, jnp.int32(ring))
+                    plgpu.barrier_wait(full.at[slot])
+                    own = pl.ds(pl.multiple_of(slot * T, T), _TILE)
+                    for which, total in enumerate(totals):
+                        plgpu.wgmma(total, lines.at[own], tiles.at[slot, which])
+                    plgpu.wgmma_wait(W)  # those of the slot before are done
+                    last = lax.rem(i + ring - 1, jnp.int32(ring))
+                    pl.when(i > 0)(lambda: plgpu.barrier_arrive(free.at[last]))
+
+                lax.fori_loop(0, count, step, None)
+                plgpu.wgmma_wait(0)
+                return tuple(total[...] for total in totals)
+
+            totals = pl.run_scoped(accumulate, *[_ACC((_TILE, n), jnp.float32)] * W)
+            finish(out, totals, part, column)
+
+    kernel.__name__ = name
+    return plgpu.kernel(
+        kernel,
+        out_type=out,
+        scratch_types=dict(
+            tiles=plgpu.SMEM((ring, W, chunk, n), h.dtype, transforms=swizzled),
+            lines=plgpu.SMEM(((ring - 1) * T + _TILE, chunk), h.dtype, transforms=swizzled),
+            full=plgpu.Barrier(num_barriers=ring, num_arrivals=W + 1),
+            free=plgpu.Barrier(num_barriers=ring),
+        ),
+        grid=(E // n, cut.splits),
+        grid_names=("column", "part"),
+        num_threads=2,
+        thread_name="wg",
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True,
+            unsafe_no_auto_barriers=True,
+            lowering_semantics=plgpu.LoweringSemantics.Lane,
+        ),
+    )(h, w)
+
+
+def store_rows(ref, value, column) -> None:
+    """``ref[row, column + c] = value[row, c]`` for the rows there are.
+
+    ref: [T, E] in GMEM; value: [64, n] in WGMMA layout, of ref's dtype; column: int32, even.
+    """
+    T = ref.shape[0]
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WGMMA, SCALAR))
+    def store(_, ref_, value_, column_):
+        index = ir.IndexType.get()
+        first = arith.index_cast(index, column_.registers.flat[0])
+        places = value_.layout.thread_idxs(value_.shape)
+        for (row, at), register in zip(places, value_.registers.flat, strict=True):
+            [run] = register.type.shape
+            size = run * mgpu.utils.bitwidth(register.type.element_type) // 8
+            with mgpu.when(arith.cmpi(arith.CmpIPredicate.ult, row, mgpu.c(T, index))):
+                place = [row, arith.addi(first, at)]
+                vector.store(register, ref_, place, alignment=size)
+
+    store(ref, value, column)
