@@ -1,7 +1,8 @@
 """The gated product of few rows on Hopper: weights streamed once (``streamed_product``), and the
 activation before anything is written.
 
-Two programs share a multiprocessor where there are enough of them: one streams while another ends.
+A program takes 128 columns of both matrices where that makes enough programs, else 64; then two
+share a multiprocessor if there are enough of them, and one streams while another ends.
 Bytes moved beside the weights and rows: 2 * T * F of results.
 """
 
@@ -12,7 +13,8 @@ from jaxtyping import Array, Float
 from pallas_kernels.mosaic_emit import multiprocessors
 from pallas_kernels.streamed_product import Cut, ring_slots, store_rows, streamed_product
 
-_COLUMNS, _CHUNK = 64, 64
+_CHUNK = 64
+_ENOUGH = 0.8  # programs for each multiprocessor
 _SHARED_BYTES = 220 << 10  # of a multiprocessor
 
 
@@ -29,11 +31,13 @@ def gated_product(h: Float[Array, "T D"], w: Float[Array, "D 2 F"]) -> Float[Arr
         ValueError: a shape or dtype the kernel does not take.
     """
     (T, D), F = h.shape, w.shape[2]
-    together = 2 if multiprocessors() < F // _COLUMNS else 1
+    wide = F % 128 == 0 and F // 128 >= _ENOUGH * multiprocessors()
+    columns = 128 if wide else 64
+    together = 2 if not wide and F // columns > multiprocessors() else 1
     ring = ring_slots(
         T,
         D,
-        columns=2 * _COLUMNS,
+        columns=2 * columns,
         chunk=_CHUNK,
         splits=1,
         shared_bytes=_SHARED_BYTES // together,
@@ -45,4 +49,4 @@ def gated_product(h: Float[Array, "T D"], w: Float[Array, "D 2 F"]) -> Float[Arr
         store_rows(out, hidden.astype(out.dtype), column)
 
     shape = jax.ShapeDtypeStruct((T, F), h.dtype)
-    return streamed_product("gated_product", h, w, Cut(_COLUMNS, _CHUNK, 1, ring), shape, finish)
+    return streamed_product("gated_product", h, w, Cut(columns, _CHUNK, 1, ring), shape, finish)
