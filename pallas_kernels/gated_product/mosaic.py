@@ -31,7 +31,7 @@ def gated_product(h: Float[Array, "T D"], w: Float[Array, "D 2 F"]) -> Float[Arr
         ValueError: a shape or dtype the kernel does not take.
     """
     (T, D), F = h.shape, w.shape[2]
-    wide = F % 128 == 0 and F // 128 >= _ENOUGH * multiprocessors()
+    wide = F % 128 == 0 and _ENOUGH * multiprocessors() <= F // 128
     columns = 128 if wide else 64
     together = 2 if not wide and F // columns > multiprocessors() else 1
     ring = ring_slots(

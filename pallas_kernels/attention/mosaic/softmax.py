@@ -1,17 +1,25 @@
 """Online softmax over the tiles of one unit, and the writing of its result."""
 
+# Pallas passes a leading context to inlined functions, which its types do not say.
+# pyright: reportCallIssue=false
+
+import functools
 import math
 
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, vector
 
 from pallas_kernels.attention.mosaic.alibi import add_distance
 from pallas_kernels.attention.mosaic.config import ROWS, TILE, KernelConfig, queries_in_registers
 from pallas_kernels.attention.mosaic.fp8 import ByteTiles
 from pallas_kernels.attention.mosaic.pack import ALL_VISIBLE, KV_START, KV_STOP
 from pallas_kernels.attention.mosaic.stores import store_row_scalars, store_rows
+from pallas_kernels.mosaic_emit import SCALAR
 
 _LOWEST = -1e30  # finite, so that rows that have seen nothing yet stay free of NaN
 _ROUNDING = 1.5 * 2.0**23  # float32 numbers near it are whole
@@ -125,12 +133,19 @@ def attend(
             jnp.exp2(s * factor - lax.broadcast_in_dim(own, s.shape, [0]))
             for s, own in zip(scores, peaks, strict=True)
         )
-        weights = tuple(
-            w if own is peak else w * lax.broadcast_in_dim(jnp.exp2(own - peak), w.shape, [0])
-            for w, own in zip(weights, peaks, strict=True)
-        )
+
+        def faded(acc, *weights):
+            """By the rows' highest peak, each counted from its own until now."""
+            counted = [
+                w if own is peak else w * lax.broadcast_in_dim(jnp.exp2(own - peak), w.shape, [0])
+                for w, own in zip(weights, peaks, strict=True)
+            ]
+            return acc * lax.broadcast_in_dim(fade, (ROWS, H), [0]), *counted
+
+        # After the first steps a peak seldom grows by a whole power of two.
+        changed = _any_differ(top, peak)
+        acc, *weights = lax.cond(changed, faded, lambda *same: same, acc, *weights)
         total = total * fade
-        acc = acc * lax.broadcast_in_dim(fade, (ROWS, H), [0])
         dtype16 = kv_smem.dtype if narrow is None else narrow.scratch.dtype
         weights16 = tuple(w.astype(dtype16) for w in weights)
         for w in weights:
@@ -181,6 +196,33 @@ def attend(
     if turn is not None:
         pl.when(wg == 0)(lambda: hand_over(turn))
     return carry
+
+
+def _any_differ(a, b):
+    """Whether two [64] arrays differ in a row that this warp holds."""
+
+    @plgpu.inline_mgpu(
+        arg_types=(_ROW, _ROW), return_type=plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR)
+    )
+    def vote(_, a_, b_):
+        i32, first = ir.IntegerType.get_signless(32), ir.DenseI64ArrayAttr.get([0])
+        number = lambda register: vector.extract(register, [], first)  # noqa: E731
+        unequal = [
+            arith.extui(i32, arith.cmpf(arith.CmpFPredicate.UNE, number(x), number(y)))
+            for x, y in zip(a_.registers.flat, b_.registers.flat, strict=True)
+        ]
+        mine = functools.reduce(arith.ori, unequal)
+        found = llvm.inline_asm(
+            i32,
+            [mine],
+            "{ .reg .pred p; setp.ne.s32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; "
+            "selp.s32 $0, 1, 0, p; }",
+            "=r,r",
+            has_side_effects=True,
+        )
+        return mgpu.FragmentedArray.splat(found, (), SCALAR.to_mgpu(), is_signed=True)
+
+    return vote(a, b) != 0
 
 
 def _whole(x):
