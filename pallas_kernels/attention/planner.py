@@ -251,35 +251,39 @@ def _cuts_to_join(spans: _Spans, tile_rows: int, least_items: int) -> int:
 
 def _join_single(spans: _Spans, tokens: int, joining: Joining) -> _Spans:
     """One-row items of as many cuts as leave the busiest lane the least to do, dealt evenly."""
-    found, joined = spans, 1
-    order, least = _deal(found, joining)
-    best = found.select(order)
-    while found.kv_start.size > joining.narrow_lanes and joined < MOST_JOINED:
-        joined *= 2
-        longer = spans.joined(joined * tokens)
-        if longer.kv_start.size == found.kv_start.size:
-            break
-        found = longer
-        order, busiest = _deal(found, joining)
+    found = spans.select(np.lexsort((spans.kv_start, spans.row_begin)))
+    goes_on = np.zeros(found.kv_start.size, bool)
+    goes_on[1:] = found.kv_start[1:] == found.kv_stop[:-1]
+    goes_on[1:] &= found.row_begin[1:] == found.row_begin[:-1]
+    best, least, joined = found, math.inf, 1
+    while joined <= MOST_JOINED:
+        first = np.flatnonzero(~goes_on | (found.kv_start % (joined * tokens) == 0))
+        stop = found.kv_stop[np.append(first, goes_on.size)[1:] - 1]
+        order, busiest = _deal(stop - found.kv_start[first] + joining.narrow_item_tokens, joining)
         if busiest <= least:
-            best, least = found.select(order), busiest
+            chosen = found.select(first[order])
+            best, least = dataclasses.replace(chosen, kv_stop=stop[order]), busiest
+        if first.size <= joining.narrow_lanes:
+            break
+        joined *= 2
     return best
 
 
-def _deal(spans: _Spans, joining: Joining) -> tuple[Int[np.ndarray, " X"], int]:
+def _deal(
+    costs: Int[np.ndarray, " X"], joining: Joining
+) -> tuple[Int[np.ndarray, " X"], int | np.integer]:
     """An order in which items that the lanes take in turn load them alike; the largest load.
 
     The longest first, every second round from its other end.
     """
-    costs = spans.kv_stop - spans.kv_start + joining.narrow_item_tokens
-    order = np.argsort(-costs, kind="stable")
     lanes = joining.narrow_lanes
+    order = np.argsort(-costs, kind="stable")
     whole, rest = np.split(order, [order.size // lanes * lanes])
     whole = whole.reshape(-1, lanes)
     whole[::-2] = whole[::-2, ::-1].copy()  # the last whole round too, before what is left
     loads = costs[whole].sum(axis=0)
     loads[: rest.size] += costs[rest]
-    return np.concatenate([whole.ravel(), rest]), int(loads.max())
+    return np.concatenate([whole.ravel(), rest]), loads.max()
 
 
 def _keep_paying(

@@ -166,3 +166,17 @@ def test_one_row_runs_are_joined_where_that_spares_the_busiest_lane():
     taken = runs(2, 8)
     loads = [sum(8 + b - a for _, a, b in taken[lane::2]) for lane in range(2)]
     assert max(loads) == 264 and max(b - a for _, a, b in taken) == 64
+
+
+def test_one_row_runs_are_joined_wherever_they_begin():
+    """Cuts 1 and 2 are of two pairs of cuts, and of one run of four."""
+    count = 4
+    lengths, one = np.full(count, 48), np.ones(count, int)
+    table, start, context = make_batch(
+        np.random.default_rng(0), lengths, one, np.full(count, 16 // S)
+    )
+    shape = dataclasses.replace(SHAPE, joining=Joining(1, narrow_lanes=2, narrow_item_tokens=8))
+    plan, _ = plan_attention(table, start, context, page_size=S, shape=shape, sharing="on")
+    narrow = plan.lists[0]
+    assert int(narrow.num_items) == count
+    assert (narrow.kv_start[:count] == 16).all() and (narrow.kv_stop[:count] == 48).all()
