@@ -5,9 +5,11 @@ import pytest
 
 from rjax.sampling import SamplingParams
 
-from .tiny import VOCAB, dense_logits, make_engine, run
+from .tiny import VOCAB, dense, make_engine, run
 
 COUNT = 200
+
+pytestmark = pytest.mark.usefixtures("no_annotations_checked")
 
 
 def random_requests(count: int, seed: int):
@@ -39,7 +41,9 @@ def tokens(outputs):
 @pytest.fixture(scope="module")
 def alone(tiny):
     """The tokens of each request, one at a time, nothing cached."""
-    engine = make_engine(tiny, enable_prefix_caching=False, enable_relay_attention="off")
+    engine = make_engine(
+        tiny, num_pages=24, enable_prefix_caching=False, enable_relay_attention="off"
+    )
     answers = {}
     for request in random_requests(COUNT, 0):
         answers.update(tokens(run(engine, [request])))
@@ -74,10 +78,11 @@ def test_greedy_tokens_are_those_of_plain_forward_passes(tiny):
     params = SamplingParams(temperature=0, max_tokens=6, logprobs=3, prompt_logprobs=2)
     engine = make_engine(tiny)
     outputs = run(engine, [(str(i), p, params) for i, p in enumerate(prompts)])
+    dense_logits = dense(tiny)
     for i, prompt in enumerate(prompts):
         output = outputs[str(i)]
         full = prompt + output.outputs[0].token_ids
-        logits = dense_logits(tiny, full[:-1])
+        logits = dense_logits(full[:-1])
         logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         assert output.outputs[0].token_ids == logits[len(prompt) - 1 :].argmax(-1).tolist()
         found = output.prompt_logprobs[1:] + output.outputs[0].logprobs

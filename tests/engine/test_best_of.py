@@ -16,7 +16,7 @@ BEST = SamplingParams(n=2, best_of=5, seed=7, max_tokens=6)
 
 @pytest.fixture(scope="module")
 def engine(tiny):
-    return make_engine(tiny)
+    return make_engine(tiny, num_pages=64)
 
 
 def ask(engine, params):

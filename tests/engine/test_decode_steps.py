@@ -11,12 +11,9 @@ from rjax.config import EngineConfig
 from rjax.errors import InvalidConfigError
 from rjax.sampling import SamplingParams
 from rjax.worker.step_shape import StepFeatures
-from tests.engine.tiny import VOCAB, make_engine, run, write_config
+from tests.engine.tiny import VOCAB, make_engine, run
 
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return write_config(tmp_path_factory.mktemp("steps") / "model")
+AT_ONCE = 3  # in all tests, so that they share what is compiled
 
 
 def requests(seed: int, count: int = 12):
@@ -41,16 +38,16 @@ def tokens(outputs):
     return {name: output.outputs[0].token_ids for name, output in outputs.items()}
 
 
-@pytest.mark.parametrize("pages", [pytest.param(64, marks=pytest.mark.slow), 26])
+@pytest.mark.parametrize("pages", [64, 24])
 def test_the_tokens_are_those_of_single_steps(tiny, pages):
     given = requests(pages)
     one = make_engine(tiny, num_pages=pages)
     expected = tokens(run(one, given))
-    many = make_engine(tiny, num_pages=pages, num_decode_steps=3)
+    many = make_engine(tiny, num_pages=pages, num_decode_steps=AT_ONCE)
     assert tokens(run(many, given)) == expected
     worker: Any = many._worker
     assert any(kind == "several" for kind, *_ in worker._programs._made)
-    if pages == 26:
+    if pages == 24:
         assert many.stats().preemptions > 0
     # All is given back: the same again, and no page is left in use.
     assert tokens(run(many, given)) == expected
@@ -59,25 +56,25 @@ def test_the_tokens_are_those_of_single_steps(tiny, pages):
 
 
 def test_the_host_reads_many_steps_at_a_time(tiny):
-    engine = make_engine(tiny, num_decode_steps=4)
-    params = SamplingParams(temperature=0, max_tokens=17, ignore_eos=True)
+    engine = make_engine(tiny, num_decode_steps=AT_ONCE)
+    params = SamplingParams(temperature=0, max_tokens=13, ignore_eos=True)
     engine.add_request("a", [1, 2, 3], params)
     visits, news = 0, []
     while engine.has_unfinished_requests():
         found = engine.step()
         visits += 1
         news.append(len(found))
-    # The prompt's step, four times four decode steps, and the last to be read.
+    # The prompt's step, four times three decode steps, and the last to be read.
     assert visits == 6
-    assert sum(news) == 17
-    assert max(news) == 4
+    assert sum(news) == 13
+    assert max(news) == AT_ONCE
 
 
 def test_an_abort_in_the_midst_harms_no_other(tiny):
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     prompts = {"a": [5, 6, 7], "b": [8, 9]}
     expected = tokens(run(make_engine(tiny), [("b", prompts["b"], params)]))["b"]
-    engine = make_engine(tiny, num_decode_steps=5)
+    engine = make_engine(tiny, num_decode_steps=AT_ONCE)
     for name, prompt in prompts.items():
         engine.add_request(name, prompt, params)
     engine.step()
@@ -93,7 +90,7 @@ def test_an_abort_in_the_midst_harms_no_other(tiny):
 
 
 def test_nothing_is_compiled_after_a_warm_up(tiny):
-    engine = make_engine(tiny, num_decode_steps=2, warmup=True, max_num_seqs=2)
+    engine = make_engine(tiny, num_decode_steps=AT_ONCE, warmup=True)
     worker: Any = engine._worker
     compiled = worker.num_compiled
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -102,9 +99,9 @@ def test_nothing_is_compiled_after_a_warm_up(tiny):
 
 
 def test_no_step_copies_pages(tiny):
-    worker: Any = make_engine(tiny, num_decode_steps=4)._worker
+    worker: Any = make_engine(tiny, num_decode_steps=AT_ONCE)._worker
     shape, features = worker.shapes.choose(rows=8, seqs=8), StepFeatures("greedy", 0, False)
-    packed = jnp.zeros((4, worker._programs.layout(shape).size), jnp.int32)
+    packed = jnp.zeros((AT_ONCE, worker._programs.layout(shape).size), jnp.int32)
     program = worker._programs.several(shape, features)
     text = program.lower(worker._leaves, worker._state, packed).compile().as_text()
     pool = "f32[" + ",".join(str(n) for n in worker._state.k_pages[0].shape) + "]"

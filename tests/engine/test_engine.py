@@ -103,11 +103,13 @@ def test_an_abort_at_any_step_gives_every_page_back(tiny, engine, steps):
 
 
 def test_a_prefix_can_be_filled_and_replaced_without_compiling(tiny):
-    engine = make_engine(tiny)
+    engine = make_engine(tiny, num_pages=64)
     rng = np.random.default_rng(2)
     systems = [rng.integers(0, VOCAB, size).tolist() for size in (64, 48)]
     users = [rng.integers(0, VOCAB, 6).tolist() for _ in range(4)]
-    plain = make_engine(tiny, enable_prefix_caching=False, enable_relay_attention="off")
+    plain = make_engine(
+        tiny, num_pages=64, enable_prefix_caching=False, enable_relay_attention="off"
+    )
     compiled = None
     for system in systems:
         engine.set_shared_prefix(system)

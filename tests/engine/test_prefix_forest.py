@@ -121,13 +121,13 @@ def test_no_stream_of_better_requests_starves_a_worse_one():
 def test_saved_prefixes_are_loaded_and_checked(tiny, tmp_path):
     prefix = np.random.default_rng(0).integers(0, VOCAB, 43).tolist()
     requests = [(str(i), [*prefix, i, 2 * i], GREEDY) for i in range(3)]
-    engine = make_engine(tiny)
+    engine = make_engine(tiny, num_pages=64)
     engine.add_prefix("support", prefix)
     want = run(engine, requests)
     path = tmp_path / "support.safetensors"
     engine.save_prefix("support", path)
 
-    loaded = make_engine(tiny, prefix_files=(str(path),))
+    loaded = make_engine(tiny, num_pages=64, prefix_files=(str(path),))
     assert loaded.stats().steps == 0
     assert [p.name for p in loaded.prefixes()] == ["support"]
     loaded.load_prefix(path, "again")
@@ -144,10 +144,10 @@ def test_saved_prefixes_are_loaded_and_checked(tiny, tmp_path):
         ({"dtype": "bfloat16"}, "save the prefix again"),
     ):
         with pytest.raises(InvalidConfigError, match=message):
-            make_engine(tiny, prefix_files=(str(path),), **options)
+            make_engine(tiny, num_pages=64, prefix_files=(str(path),), **options)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(InvalidConfigError, match="cannot be read"):
-        make_engine(tiny, prefix_files=(str(path),))
+        make_engine(tiny, num_pages=64, prefix_files=(str(path),))
 
 
 def test_a_step_reads_every_shared_run_once_whatever_else_is_in_the_batch(tiny):
@@ -166,7 +166,7 @@ def test_a_step_reads_every_shared_run_once_whatever_else_is_in_the_batch(tiny):
         alone,
         [*system, 11],
     ]
-    engine = make_engine(tiny, enable_relay_attention="on", max_num_batched_tokens=64)
+    engine = make_engine(tiny, num_pages=64, enable_relay_attention="on", max_num_batched_tokens=64)
     split, steps = 16, []  # relay_split_tokens
     dispatch = engine._worker.dispatch
 

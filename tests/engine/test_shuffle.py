@@ -4,7 +4,6 @@ import gc
 import random
 import sys
 
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -14,11 +13,7 @@ from .fake_worker import FakeWorker, fake_engine
 from .invariants import check
 from .tiny import VOCAB, make_engine, run
 
-
-@pytest.fixture(autouse=True)
-def _no_annotations_checked(monkeypatch):
-    """Checking them would take most of the time of so many steps; other tests take them all."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+pytestmark = pytest.mark.usefixtures("no_annotations_checked")
 
 
 def requests(count: int, seed: int):
@@ -104,7 +99,7 @@ def test_samples_survive_preemption(tiny, preemption):
     """Samples of one prompt share pages, are preempted, and say what they would have said."""
     params = SamplingParams(n=4, seed=3, max_tokens=24)
     asked = [(str(i), [i] * 21, params) for i in range(3)]
-    roomy = make_engine(tiny)
+    roomy = make_engine(tiny, num_pages=64)
     want = run(roomy, asked)
     assert roomy.stats().preemptions == 0
     engine = make_engine(tiny, num_pages=24, preemption=preemption)

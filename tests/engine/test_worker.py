@@ -19,7 +19,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=5)
 
 
 def test_nothing_is_compiled_after_a_warmup(tiny, capsys):
-    engine = make_engine(tiny, warmup=True, use_tqdm=True, max_num_seqs=4, num_pages=32)
+    engine = make_engine(tiny, warmup=True, use_tqdm=True)  # sizes that other tests have
     assert "Compiling steps: 100%" in capsys.readouterr().err
     compiled = engine._worker.num_compiled
     # Greedy, random, and all the rest in two parts.
