@@ -8,6 +8,7 @@ from bench.longbench import __main__ as longbench
 from bench.longbench import make_sample, metrics
 from bench.longbench.examples import Example, parts, read_examples, shortened
 from bench.longbench.tasks import TASKS, score, task_of
+from tests.bundled import BUNDLED_SIZES
 
 
 @pytest.mark.parametrize(
@@ -88,8 +89,7 @@ def test_the_bundled_model_answers_the_sample_with_relay_on_and_off(tmp_path):
             "--quiet",
             "--limit=3",
             "--relay=on,off",
-            "--max-num-seqs=3",
-            "--max-model-len=1024",
+            *(f"--{name.replace('_', '-')}={size}" for name, size in BUNDLED_SIZES.items()),
             f"--json={tmp_path / 'found.json'}",
             f"--predictions={tmp_path}",
         ]

@@ -4,14 +4,14 @@ import pytest
 
 from models.tables.demo import demo_questions, demo_system_prompt
 from rjax import LLM, SamplingParams
+from tests.bundled import BUNDLED_SIZES
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
 QUESTIONS = demo_questions()[:5]
 
 
 def answers(conversations, **options):
-    small = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 2048}
-    llm = LLM(use_tqdm=False, num_pages=64, **small, **options)
+    llm = LLM(use_tqdm=False, **BUNDLED_SIZES, **options)
     found = []
     for batch in conversations:
         outputs = llm.chat(batch, GREEDY, use_tqdm=False)

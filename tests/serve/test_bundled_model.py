@@ -9,14 +9,14 @@ import pytest
 from models.tables.demo import demo_questions, demo_system_prompt
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
+from tests.bundled import BUNDLED_SIZES
 
 from .running import Running, running
 
 
 @pytest.fixture(scope="module")
 def bundled():
-    options = {"max_num_seqs": 4, "max_num_batched_tokens": 256, "num_pages": 128}
-    engine = LLMEngine(EngineConfig.from_options({"use_tqdm": False, **options}))
+    engine = LLMEngine(EngineConfig.from_options({"use_tqdm": False, **BUNDLED_SIZES}))
     with running(engine) as found:
         yield found
 
