@@ -11,6 +11,8 @@ import time
 import httpx2
 import pytest
 
+from .running import OPTIONS
+
 BODY = {
     "prompt": "Who lives in Peru?",
     "max_tokens": 150,
@@ -18,6 +20,7 @@ BODY = {
     "temperature": 1,
     "stream": True,
 }
+SIZES = ("page_size", "num_pages", "max_num_seqs", "max_num_batched_tokens")
 
 
 @pytest.fixture
@@ -25,8 +28,8 @@ def process(folder, request):
     cache = str(request.config.cache.mkdir("jax"))  # what other tests compiled
     command = [
         *(sys.executable, "-m", "rjax.serve", "--model", str(folder), "--load-format", "dummy"),
-        *("--port", "0", "--page-size", "8", "--num-pages", "512", "--max-num-seqs", "4"),
-        *("--max-num-batched-tokens", "16", "--drain-seconds", "300", "--no-warmup"),
+        *("--port", "0", "--drain-seconds", "300", "--no-warmup"),
+        *(f"--{name.replace('_', '-')}={OPTIONS[name]}" for name in SIZES),
     ]
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": cache}
     environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
