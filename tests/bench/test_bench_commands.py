@@ -72,7 +72,9 @@ def test_attention(tmp_path):
     assert png.exists()
 
 
-SMALL = ["--shapes=tiny", "--max-num-seqs=2", "--input=9", "--output=5", "--quiet"]
+# Few shapes of steps: each is compiled.
+SIZES = ["--max-num-seqs=2", "--max-num-batched-tokens=8", "--input=9", "--output=5"]
+SMALL = ["--shapes=tiny", *SIZES, "--quiet"]
 
 
 def test_throughput(tmp_path):
@@ -104,7 +106,6 @@ def test_latency(tmp_path):
         latency.main([*SMALL, "--batch=8"])
 
 
-@pytest.mark.slow
 def test_startup(tmp_path):
     path = tmp_path / "startup.json"
     startup.main(["--shapes=tiny", "--prompt=5", "--max-num-seqs=2", "--quiet", f"--json={path}"])
