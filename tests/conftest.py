@@ -30,3 +30,13 @@ def _no_fitted_costs(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost_model, "FOLDER", str(tmp_path_factory.mktemp("cost_models")))
         yield
+
+
+@pytest.fixture(scope="module")
+def quickly_compiled():
+    """For tests of what goes on around the programs, and not of their arithmetic: most of their
+    time would be that of LLVM's optimisation."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

@@ -1,5 +1,6 @@
 """Every benchmark runs at a small size on a CPU, keeps a record, and draws it."""
 
+import functools
 import json
 
 import pytest
@@ -14,7 +15,7 @@ from bench import (
     suite,
     throughput,
 )
-from bench.ceilings import Ceilings
+from bench.ceilings import Ceilings, measure_ceilings
 from bench.command_line import in_time
 from bench.longbench import __main__ as longbench
 from bench.model_shapes import SHAPES
@@ -23,6 +24,18 @@ from bench.step_floor import DecodeCase, floor_seconds, stages
 from bench.tables import markdown, text
 from bench.workload import from_file, synthetic
 from models import config_from_dict
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ceilings():
+    """Measured once and not for each command: it takes seconds."""
+    once = functools.cache(measure_ceilings)
+    with pytest.MonkeyPatch.context() as patch:
+        for command in (attention, decode_step, throughput):
+            patch.setattr(command, "measure_ceilings", once)
+        yield
 
 
 def test_the_floor_of_a_step_is_its_weights_and_kv_once():

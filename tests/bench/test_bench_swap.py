@@ -5,6 +5,8 @@ import pytest
 from bench import swap
 from bench.records import load
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 
 def test_swap(tmp_path, capsys):
     path = tmp_path / "swap.json"
