@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rjax.errors import InvalidRequestError
@@ -258,6 +258,8 @@ ANYTHING = st.recursive(
 
 
 @pytest.mark.filterwarnings("ignore:temperature")
+# The first text drawn in a fresh checkout waits for Hypothesis' table of Unicode.
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.dictionaries(
         st.sampled_from([field.name for field in dataclasses.fields(SamplingParams)]),
