@@ -255,18 +255,19 @@ def _join_single(spans: _Spans, tokens: int, joining: Joining) -> _Spans:
     goes_on = np.zeros(found.kv_start.size, bool)
     goes_on[1:] = found.kv_start[1:] == found.kv_stop[:-1]
     goes_on[1:] &= found.row_begin[1:] == found.row_begin[:-1]
-    best, least, joined = found, math.inf, 1
+    fewest = goes_on.size - np.count_nonzero(goes_on)
+    best, least, joined = (np.arange(goes_on.size), found.kv_stop), math.inf, 1
     while joined <= MOST_JOINED:
         first = np.flatnonzero(~goes_on | (found.kv_start % (joined * tokens) == 0))
         stop = found.kv_stop[np.append(first, goes_on.size)[1:] - 1]
         order, busiest = _deal(stop - found.kv_start[first] + joining.narrow_item_tokens, joining)
         if busiest <= least:
-            chosen = found.select(first[order])
-            best, least = dataclasses.replace(chosen, kv_stop=stop[order]), busiest
-        if first.size <= joining.narrow_lanes:
+            best, least = (first[order], stop[order]), busiest
+        if first.size <= max(joining.narrow_lanes, fewest):
             break
         joined *= 2
-    return best
+    chosen, stop = best
+    return dataclasses.replace(found.select(chosen), kv_stop=stop)
 
 
 def _deal(
@@ -306,21 +307,23 @@ def _work_list(spans: _Spans, capacity: int, tile_rows: int, tile_tokens: int) -
     items = spans.row_begin.size
     assert items <= capacity, (items, capacity)
 
-    def padded(field: np.ndarray) -> np.ndarray:
-        out = np.zeros(capacity, np.int32)
-        out[:items] = field
-        return out
-
     return WorkList(
-        row_start=padded(spans.row_begin),
-        row_count=padded(spans.row_count),
-        table_row=padded(spans.table_row),
-        kv_start=padded(spans.kv_start),
-        kv_stop=padded(spans.kv_stop),
+        row_start=_padded(spans.row_begin, capacity),
+        row_count=_padded(spans.row_count, capacity),
+        table_row=_padded(spans.table_row, capacity),
+        kv_start=_padded(spans.kv_start, capacity),
+        kv_stop=_padded(spans.kv_stop, capacity),
         num_items=np.asarray(items, np.int32),
         tile_rows=tile_rows,
         tile_tokens=tile_tokens,
     )
+
+
+def _padded(field: Int[np.ndarray, " X"], capacity: int) -> Int[np.ndarray, " C"]:
+    # Of the module: inside the function a test run would make its check anew at each step.
+    out = np.zeros(capacity, np.int32)
+    out[: field.size] = field
+    return out
 
 
 def _merge(
