@@ -119,7 +119,6 @@ def test_latency(tmp_path):
         latency.main([*SMALL, "--batch=8"])
 
 
-@pytest.mark.slow
 def test_startup(tmp_path):
     path = tmp_path / "startup.json"
     startup.main(["--shapes=tiny", "--prompt=5", "--max-num-seqs=2", "--quiet", f"--json={path}"])

@@ -28,9 +28,7 @@ def _ceilings(monkeypatch):
     monkeypatch.setattr(peers, "measure_ceilings", lambda: CEILINGS)
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(RELAY, marks=pytest.mark.slow), GROUPS], ids=lambda case: case.name
-)
+@pytest.mark.parametrize("case", [RELAY, GROUPS], ids=lambda case: case.name)
 def test_every_peer_in_jax_gives_the_right_result(case):
     lines = peers.jax_lines(case, choose_kernel("xla"), CEILINGS)
     assert {line["peer"] for line in lines} == set(jax_peers.PEERS)

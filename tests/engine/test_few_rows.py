@@ -67,7 +67,6 @@ def test_an_engine_answers_the_same(tiny, kernels, with_kernels, monkeypatch, co
     assert answers(tiny, count)[1] == got
 
 
-@pytest.mark.slow
 def test_functional_programs_take_them(kernels):
     logits = []
     for taken in ({}, kernels[0]):
