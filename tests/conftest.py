@@ -40,3 +40,4 @@ def quickly_compiled():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+    jax.clear_caches()  # no other test may meet these programs

@@ -27,7 +27,7 @@ from pallas_kernels.split_product import mosaic as split_product_mosaic
 from rjax.errors import InvalidConfigError
 
 _log = logging.getLogger("rjax")
-_MULTIPROCESSORS = 128  # about, of a Hopper GPU
+_MULTIPROCESSORS = 128  # about, of a Hopper GPU: many-row items mostly come in powers of two
 _FEW_HEADS = 32  # rows times KV heads that fill them only when cut finely
 _WGMMA_ROWS = 128  # of a wide item in the mosaic kernel: two consumer warpgroups of 64
 
@@ -215,7 +215,7 @@ def _mosaic(model: ModelConfig) -> Backend:
             least_wide_items=-(-_MULTIPROCESSORS // model.num_kv_heads),
             # A program takes one-row items two heads at a time.
             narrow_lanes=max(1, multiprocessors() // -(-model.num_kv_heads // 2)),
-            narrow_item_tokens=64,
+            narrow_item_tokens=64,  # about: to begin, to end and to merge
         ),
         # Microseconds: `python -m bench.kernels.cost_model` on an H200, 32 heads over 8 KV heads of
         # 128 dims. Other heads change all four alike.

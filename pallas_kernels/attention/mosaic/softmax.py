@@ -206,7 +206,10 @@ def _any_differ(a, b):
     )
     def vote(_, a_, b_):
         i32, first = ir.IntegerType.get_signless(32), ir.DenseI64ArrayAttr.get([0])
-        number = lambda register: vector.extract(register, [], first)  # noqa: E731
+
+        def number(register):
+            return vector.extract(register, [], first)
+
         unequal = [
             arith.extui(i32, arith.cmpf(arith.CmpFPredicate.UNE, number(x), number(y)))
             for x, y in zip(a_.registers.flat, b_.registers.flat, strict=True)
