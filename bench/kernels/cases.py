@@ -1,7 +1,8 @@
 """Attention cases: batches over a paged pool, with the least time each can take."""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import jax
@@ -150,8 +151,27 @@ def make_plan(case: Case, table: np.ndarray) -> AttentionPlan:
     return plan
 
 
-def make_inputs(case: Case, seed: int, layers: int, dtype=jnp.bfloat16) -> Inputs:
-    """Random inputs; every page and every token slot that no sequence owns holds NaN."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layout:
+    """What of a case's inputs the host makes, as NumPy arrays.
+
+    Attributes:
+        page_table: [B, M]; behind a sequence's last page an id that no sequence owns.
+        positions: [T] of the query rows.
+        used: tokens written in each page of the pool.
+        plan: of the batch.
+        options: the case's optional arguments: sinks, scales.
+    """
+
+    page_table: np.ndarray
+    positions: np.ndarray
+    used: np.ndarray
+    plan: AttentionPlan
+    options: dict[str, np.ndarray]
+
+
+def lay_out(case: Case, seed: int) -> Layout:
+    """Pages dealt at random, with three that no sequence owns."""
     rng = np.random.default_rng(seed)
     S, lengths = case.S, case.context
     shared_pages = case.shared // S
@@ -174,26 +194,44 @@ def make_inputs(case: Case, seed: int, layers: int, dtype=jnp.bfloat16) -> Input
         table[b, shared_pages : shared_pages + count] = mine
         table[b, shared_pages + count :] = ids[-1]
         used[mine] = np.clip(own - np.arange(count) * S, 0, S)
-    dead = jnp.asarray(np.arange(S) >= used[:, None])[:, None, :, None]
-    kv_dtype = jnp.float8_e4m3fn if case.fp8 else dtype
-
-    @jax.jit
-    def pages(key):
-        value = jax.random.normal(key, (total, case.K, S, case.H), jnp.bfloat16)
-        return jnp.where(dead, jnp.nan, value).astype(kv_dtype)
-
-    keys = jax.random.split(jax.random.key(seed), 2 * layers + 1)
-    pools = tuple((pages(keys[2 * i]), pages(keys[2 * i + 1])) for i in range(layers))
-    rows = case.batch * case.queries
-    q = jax.random.normal(keys[-1], (rows, case.N, case.H), dtype)
     back = np.tile(np.arange(case.queries) - case.queries, case.batch)
-    positions = np.repeat(lengths, case.queries) + back
-    plan = jax.tree.map(jnp.asarray, make_plan(case, table))
-    options: dict[str, jax.Array] = {}
+    positions = (np.repeat(lengths, case.queries) + back).astype(np.int32)
+    options: dict[str, np.ndarray] = {}
     if case.sinks:
-        options["sinks"] = jnp.linspace(-4, 8, case.N, dtype=jnp.float32)
+        options["sinks"] = np.linspace(-4, 8, case.N, dtype=np.float32)
     if case.fp8:
-        options["k_scales"] = jnp.linspace(0.5, 1.5, case.K, dtype=jnp.float32)
-        options["v_scales"] = jnp.linspace(1.5, 0.5, case.K, dtype=jnp.float32)
-    positions = jnp.asarray(positions, jnp.int32)
-    return Inputs(q, pools, jnp.asarray(table), positions, plan, options)
+        options["k_scales"] = np.linspace(0.5, 1.5, case.K, dtype=np.float32)
+        options["v_scales"] = np.linspace(1.5, 0.5, case.K, dtype=np.float32)
+    return Layout(table, positions, used, make_plan(case, table), options)
+
+
+def draw_layer(case: Case, dtype, key, layer, used) -> tuple[jax.Array, jax.Array]:
+    """Random K and V pages of one layer; every token slot that no sequence owns holds NaN."""
+    dead = (jnp.arange(case.S) >= used[:, None])[:, None, :, None]
+    shape = (used.shape[0], case.K, case.S, case.H)
+
+    def pages(key):
+        value = jnp.where(dead, jnp.nan, jax.random.normal(key, shape, jnp.bfloat16))
+        return value.astype(jnp.float8_e4m3fn if case.fp8 else dtype)
+
+    k_key, v_key = jax.random.split(jax.random.fold_in(key, layer))
+    return pages(k_key), pages(v_key)
+
+
+def fill(
+    case: Case, layout: Layout, seed: int, layers: int, dtype, draw: Callable[..., tuple]
+) -> Inputs:
+    """The arrays on the device; ``draw`` is ``draw_layer`` of this case and dtype, compiled."""
+    key, used = jax.random.key(seed), jax.device_put(layout.used)
+    pools = tuple(draw(key, np.int32(layer), used) for layer in range(layers))
+    # On the host: few numbers, beside a program to compile.
+    shape = (layout.positions.size, case.N, case.H)
+    q = np.random.default_rng(seed).standard_normal(shape, np.float32).astype(dtype)
+    small = (layout.page_table, layout.positions, layout.plan, layout.options)
+    return Inputs(jax.device_put(q), pools, *jax.device_put(small))
+
+
+def make_inputs(case: Case, seed: int, layers: int, dtype=jnp.bfloat16) -> Inputs:
+    """Random inputs; every page and every token slot that no sequence owns holds NaN."""
+    draw = jax.jit(functools.partial(draw_layer, case, dtype))
+    return fill(case, lay_out(case, seed), seed, layers, dtype, draw)

@@ -10,49 +10,48 @@ from bench.kernels.cases import Case, Inputs
 from pallas_kernels.attention.reference import paged_attention_reference
 from pallas_kernels.attention.spec import AttentionSpec
 
+# The reference is not timed: a GPU need not try dozens of products for it.
+UNTUNED = {"xla_gpu_autotune_level": 0}
+
 
 def errors(case: Case, inputs: Inputs, out, lse, spec: AttentionSpec, rows: int = 64):
     """(relative error of the output, largest error of the LSE) over at most ``rows`` rows."""
-    picked, want_out, want_lse = _reference(case, inputs, spec, rows)
-    return _relative(out[picked], want_out), float(jnp.abs(lse[picked] - want_lse).max())
+    picked = picked_rows(case, rows)
+    found = _compare(spec, *picked, *inputs.arguments, inputs.options, out, lse)
+    return float(found[0]), float(found[1])
 
 
 def output_error(case: Case, inputs: Inputs, out, rows: int = 16) -> float:
     """Relative error of the output alone."""
-    picked, want, _ = _reference(case, inputs, case.spec, rows)
-    return _relative(out[picked], want)
+    no_lse = np.zeros(out.shape[:2], np.float32)
+    return errors(case, inputs, out, no_lse, case.spec, rows)[0]
 
 
-@functools.cache
-def _compiled(spec: AttentionSpec):
-    """One for each spec, so that checks of equal shapes compile once."""
-    return jax.jit(functools.partial(paged_attention_reference, spec=spec))
+def picked_rows(case: Case, rows: int = 64) -> tuple[np.ndarray, np.ndarray]:
+    """At most ``rows`` query rows spread over the batch, and the sequence of each."""
+    T = case.batch * case.queries
+    picked = np.unique(np.linspace(0, T - 1, min(rows, T)).astype(np.int32))
+    return picked, picked // np.int32(case.queries)
 
 
-def _relative(got: jax.Array, want: jax.Array) -> float:
-    off = jnp.linalg.norm(got.astype(jnp.float32) - want)
-    return float(off / jnp.linalg.norm(want))
+def compare(
+    spec: AttentionSpec, rows, seqs, q, k, v, table, positions, options, out, lse
+) -> tuple[jax.Array, jax.Array]:
+    """(relative error of ``out``, largest error of ``lse``) over these rows, jittable.
+
+    One row after another, since each gathers the KV of its sequence in float32.
+    """
+
+    def wanted(row):
+        t, b = row
+        at = (q[t][None], k, v, table[b][None], positions[t][None])
+        out, lse = paged_attention_reference(*at, spec, **options)
+        return out[0], lse[0]
+
+    want_out, want_lse = jax.lax.map(wanted, (rows, seqs))
+    off = jnp.linalg.norm(out[rows].astype(jnp.float32) - want_out)
+    return off / jnp.linalg.norm(want_out), jnp.abs(lse[rows] - want_lse).max()
 
 
-def _reference(
-    case: Case, inputs: Inputs, spec: AttentionSpec, rows: int
-) -> tuple[np.ndarray, jax.Array, jax.Array]:
-    """Rows spread over the batch, and their float32 output and LSE."""
-    T = inputs.q.shape[0]
-    picked = np.unique(np.linspace(0, T - 1, min(rows, T)).astype(int))
-    k, v = inputs.pools[0]
-    reference = _compiled(spec)
-    outs, lses = [], []
-    for t in picked:
-        b = t // case.queries
-        out, lse = reference(
-            inputs.q[t][None],
-            k,
-            v,
-            inputs.page_table[b][None],
-            inputs.positions[t][None],
-            **inputs.options,
-        )
-        outs.append(out[0])
-        lses.append(lse[0])
-    return picked, jnp.stack(outs), jnp.stack(lses)
+# Of this module, so that checks of equal shapes compile once.
+_compare = functools.partial(jax.jit, static_argnums=0, compiler_options=UNTUNED)(compare)

@@ -1,15 +1,14 @@
 """Check, then time, one case on one backend."""
 
 import dataclasses
-import functools
 import math
 
 import jax
 
 from bench.ceilings import Ceilings
 from bench.kernels.backends import Kernel
-from bench.kernels.cases import Case, Inputs, make_inputs
-from bench.kernels.check import errors
+from bench.kernels.case_programs import CasePrograms
+from bench.kernels.cases import Case
 from bench.kernels.timing import seconds_per_call
 
 CACHE_BYTES = 256 << 20  # distinct KV between two reads of the same pages: four times the L2
@@ -45,22 +44,36 @@ class Result:
         )
 
 
-def run_case(case: Case, kernel: Kernel, ceilings: Ceilings) -> Result:
-    """A wrong result (``not result.correct``) is not timed."""
-    spec, floor = case.spec, case.floor_us(ceilings, kernel.dtype.itemsize)
-    inputs = make_inputs(case, 0, distinct_layers(case), kernel.dtype)
-    prepare = jax.jit(kernel.prepare, static_argnums=2)
-    plan = prepare(inputs.plan, inputs.positions, (case.N, case.K))
-    one = jax.jit(functools.partial(kernel.attention, spec=spec))
-    out, lse = one(*inputs.arguments, plan, **inputs.options)
-    again, lse_again = one(*inputs.arguments, plan, **inputs.options)
-    same = bool((out == again).all()) and bool((lse == lse_again).all())
-    relative, worst = errors(case, inputs, out, lse, spec)
+def lower_case(case: Case, kernel: Kernel, ceilings: Ceilings) -> CasePrograms:
+    """The case's programs, none of them compiled yet."""
+    layers = distinct_layers(case)
+    floor = case.floor_us(ceilings, kernel.dtype.itemsize)
+    return CasePrograms(case, kernel, layers, chain_length(layers, floor))
+
+
+def run_case(
+    case: Case, kernel: Kernel, ceilings: Ceilings, programs: CasePrograms | None = None
+) -> Result:
+    """A wrong result (``not result.correct``) is not timed.
+
+    Args:
+        programs: the case's, where they have been made ahead.
+    """
+    programs = programs or lower_case(case, kernel, ceilings)
+    inputs = programs.inputs()
+    plan = programs.prepare(inputs.plan, inputs.positions)
+    chain = programs.chain.bound(
+        inputs.q, inputs.pools, inputs.page_table, inputs.positions, plan, inputs.options
+    )
+    judged = programs.judge(chain(), chain(), *inputs.arguments, inputs.options)
+    relative, worst, same = (x.item() for x in judged)
     variant = f"split {case.split}, rows {case.tile_rows}"
+    floor = case.floor_us(ceilings, kernel.dtype.itemsize)
     result = Result(case.name, variant, float("nan"), floor, relative, worst, same)
     if not result.correct:
         return result
-    return dataclasses.replace(result, us=1e6 * _time(kernel, case, inputs, plan, floor))
+    seconds = seconds_per_call(chain, repeats=4) / programs.length
+    return dataclasses.replace(result, us=1e6 * seconds)
 
 
 def distinct_layers(case: Case) -> int:
@@ -77,19 +90,3 @@ def chain_length(layers: int, floor_us: float) -> int:
         if jax.default_backend() == "cpu"
         else max(layers, min(48, math.ceil(_CHAIN_US / floor_us)))
     )
-
-
-def _time(kernel: Kernel, case: Case, inputs: Inputs, plan, floor_us: float) -> float:
-    layers = len(inputs.pools)
-    length = chain_length(layers, floor_us)
-
-    @jax.jit
-    def chain(q, pools, table, positions, plan, options):
-        # Each call's output is the next one's query, as in a model's layers: they run in order.
-        for i in range(length):
-            k, v = pools[i % layers]
-            q, _ = kernel.attention(q, k, v, table, positions, plan, spec=case.spec, **options)
-        return q
-
-    args = (inputs.q, inputs.pools, inputs.page_table, inputs.positions, plan, inputs.options)
-    return seconds_per_call(functools.partial(chain, *args), repeats=4) / length

@@ -7,6 +7,7 @@ from typing import Any
 
 from bench.ceilings import measure_ceilings
 from bench.kernels.backends import choose_kernel
+from bench.kernels.compile_cases import compile_cases
 from bench.kernels.kept import Kept
 from bench.kernels.run_case import Result, run_case
 from bench.kernels.table import small_cases, table_cases
@@ -21,10 +22,15 @@ COLUMNS = {
     "relative_error": "relative error",
     "failed": "did not run",
 }
+_COMPILING = 0.6  # of the time, at most, before the first case is timed
 
 
 def run_table(options: argparse.Namespace, kept: Kept) -> int:
-    """Run the cases that ``options.only`` leaves; returns how many failed or were wrong."""
+    """Run the cases that ``options.only`` leaves; returns how many failed or were wrong.
+
+    Programs are compiled before the first case runs: compiling takes most of the time, uses all
+    cores, and tries kernels on the device, which would disturb what is timed.
+    """
     start = time.monotonic()
     kernel, ceilings = choose_kernel(options.backend), measure_ceilings()
     kept.more |= {
@@ -36,18 +42,19 @@ def run_table(options: argparse.Namespace, kept: Kept) -> int:
         f"{kernel.name}: copy {ceilings.copy / 1e12:.3g} TB/s, "
         f"bf16 matmul {ceilings.matmul / 1e12:.3g} TFLOP/s"
     )
+    every = small_cases() if options.small else table_cases()
+    cases = [case for case in every if options.only in case.name]
+    ready = compile_cases(cases, kernel, ceilings, start + _COMPILING * options.seconds)
     print(f"{'case':34s} {'cut':26s} {'us':>9s} {'floor':>9s} {'ratio':>6s} {'reach':>8s}")
     took: dict[str, float] = {}
     bad = 0
-    for case in small_cases() if options.small else table_cases():
-        if options.only not in case.name:
-            continue
+    for case in cases:
         if time.monotonic() - start > options.seconds:
             print(f"{case.name:34s} not run: {options.seconds:g} s were over (--seconds)")
             bad += 1
             continue
         try:
-            result = run_case(case, kernel, ceilings)
+            result = run_case(case, kernel, ceilings, ready.pop(case.name, None))
         except Exception as error:  # one case must not cost the others
             bad += 1
             kept.add({"case": case.name, "failed": reason(error)})

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,10 @@ from bench.kernels import __main__ as kernels
 from bench.kernels import cost_model, peers, run_table, sanitize, sweep
 from bench.kernels.backends import Kernel, choose_kernel
 from bench.kernels.cases import Case, Target, make_inputs
+from bench.kernels.compile_cases import compile_cases
 from bench.kernels.kept import Kept
 from bench.kernels.pool_runner import PoolRunner
+from bench.kernels.run_case import lower_case, run_case
 from bench.kernels.table import small_cases, table_cases
 from bench.records import load
 
@@ -41,24 +44,56 @@ def test_the_table_runs_and_is_shown(tmp_path):
     assert "torch_python" not in path.read_text()
 
 
-def test_a_wrong_and_a_failing_case_are_said_and_cost_no_other(monkeypatch, capsys):
-    def wrong(q, k, v, *args, **options):
+def test_wrong_and_failing_cases_are_said_in_order_and_cost_no_other(monkeypatch, capsys):
+    right = choose_kernel("xla")
+
+    def broken(q, k, v, *args, **options):
         if "sinks" in options:
             raise RuntimeError("no sinks here")
+        if "k_scales" in options:  # lowers, and does not compile
+            q = jax.ffi.ffi_call("no_such_target", jax.ShapeDtypeStruct(q.shape, q.dtype))(q)
+        if q.shape[0] == 4:
+            return right.attention(q, k, v, *args, **options)
         T, N, _ = q.shape
         return q, jnp.zeros((T, N), jnp.float32)
 
-    broken = Kernel("xla", wrong, lambda plan, positions, heads: plan, jnp.dtype(jnp.float32))
-    monkeypatch.setattr(run_table, "choose_kernel", lambda name: broken)
-    options = kernels.parser().parse_args(["--small", "--only=decode"])
+    kernel = dataclasses.replace(right, attention=broken)
+    monkeypatch.setattr(run_table, "choose_kernel", lambda name: kernel)
     kept = Kept(None, {})
-    assert run_table.run_table(options, kept) == 3
-    assert [row["failed"] for row in kept.rows] == [
-        "wrong result",
-        "wrong result",
-        "RuntimeError: no sinks here",
-    ]
+    assert run_table.run_table(kernels.parser().parse_args(["--small"]), kept) == 4
+    assert [row["case"] for row in kept.rows] == [case.name for case in small_cases()]
+    wrong, relay, groups, prompt, fp8, options = (row.get("failed") for row in kept.rows)
+    assert (wrong, relay, groups, prompt) == ("wrong result", None, None, "wrong result")
+    assert "no_such_target" in fp8
+    assert options == "RuntimeError: no sinks here"
     assert "no sinks here" in capsys.readouterr().out
+
+
+def test_nothing_is_compiled_once_the_first_case_runs(monkeypatch):
+    compiled, at_first = [], []
+    compile_one, run_case = jax.stages.Lowered.compile, run_table.run_case
+
+    def counted(lowered, *args):
+        compiled.append(lowered)
+        return compile_one(lowered, *args)
+
+    def run(*args):
+        at_first.append(len(compiled))
+        return run_case(*args)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", counted)
+    monkeypatch.setattr(run_table, "run_case", run)
+    options = kernels.parser().parse_args(["--small", "--only=relay", "--backend=xla"])
+    assert run_table.run_table(options, Kept(None, {})) == 0
+    assert at_first == [8, 8]  # four programs a case
+    assert len(compiled) == 8
+
+
+def test_what_there_was_no_time_to_compile_ahead_compiles_when_it_runs():
+    case, kernel, ceilings = small_cases()[1], choose_kernel("xla"), Ceilings(4e9, 1e12)
+    assert compile_cases([case], kernel, ceilings, until=time.monotonic() - 1) == {}
+    result = run_case(case, kernel, ceilings, lower_case(case, kernel, ceilings))
+    assert result.correct
 
 
 def test_every_case_of_the_table_is_one_of_its_kind():
