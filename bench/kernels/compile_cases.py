@@ -20,8 +20,8 @@ def compile_cases(
 ) -> dict[str, CasePrograms]:
     """Programs by case name, compiled on all cores; nothing is under way any more on return.
 
-    What is not begun by ``until`` (of ``time.monotonic``) is compiled when its case runs; what fails
-    does so again then, and is told.
+    What is not begun by ``until`` (of ``time.monotonic``) is compiled when its case runs; what
+    fails does so again then, and is told.
     """
 
     def compile_in_time(program: Program) -> None:
