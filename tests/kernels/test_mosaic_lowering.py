@@ -71,13 +71,10 @@ def test_other_head_dims(H, N, K, tile_rows):
 
 
 def test_long_prompts():
+    """One place for queries and a longer ring."""
     prompt = batches.Batch(shared=0, members=(1,), own=(1100,), queries=(1100,))
     assert "mosaic_gpu" in lower(tile_rows=32, batch=prompt)
-
-
-def test_shared_memory():
-    """Places for queries, and slots of the ring beside them."""
-    assert [config.query_buffers(H) for H in (64, 128, 192, 256)] == [2, 2, 1, 1]
+    assert [config.query_buffers(H, T) for H in (128, 192) for T in (1024, 1025)] == [2, 1, 1, 1]
     assert [config.ring_slots(128, 64, buffers, 2) for buffers in (1, 2)] == [6, 5]
 
 

@@ -75,7 +75,7 @@ def paged_attention(
     check_scales(k_pages, v_pages, k_scales, v_scales)
     boxes = (query_box(min(work.half_rows, T), N // K, H) for work in packed.lists)
     query_rows = max(ROWS, max(boxes) * (N // K))
-    buffers = query_buffers(H)
+    buffers = query_buffers(H, T)
     cfg = KernelConfig(
         scale=spec.scale,
         sliding_window=spec.sliding_window,

@@ -8,6 +8,7 @@ ROWS = 64  # rows of one warpgroup's matrix product
 HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
 FP8_HEAD_DIMS = (64, 96, 128, 192, 256)  # whole runs of 32 bytes, as the tensor cores read
 CONSUMERS = 2  # warpgroups that compute
+_MANY_ROWS = 1024
 _SMEM_BYTES = 232_448 - 2048  # what a Hopper block may take, less room for barriers
 
 
@@ -51,13 +52,14 @@ def queries_in_registers(head_dim: int) -> bool:
     return head_dim <= 128
 
 
-def query_buffers(head_dim: int) -> int:
-    """Places for the queries of a unit in shared memory.
+def query_buffers(head_dim: int, rows: int) -> int:
+    """Places for the queries of a unit in shared memory, in a step of so many rows.
 
-    Two, so that those of the unit that follows come while one is still computed; one where queries
-    stay in shared memory (``queries_in_registers``).
+    Two, so that those of a unit that follows a short one come while it is still computed. One where
+    units are long, as in prompts, whose memory is better spent on the ring, or where queries stay
+    in shared memory (``queries_in_registers``).
     """
-    return 2 if queries_in_registers(head_dim) else 1
+    return 2 if queries_in_registers(head_dim) and rows <= _MANY_ROWS else 1
 
 
 def query_box(rows: int, group: int, head_dim: int) -> int:

@@ -18,7 +18,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.attention.mosaic.alibi import gather_heads
-from pallas_kernels.attention.mosaic.attend import Ring, attend
 from pallas_kernels.attention.mosaic.config import (
     CONSUMERS,
     ROWS,
@@ -41,7 +40,7 @@ from pallas_kernels.attention.mosaic.pack import (
     PackedPlan,
 )
 from pallas_kernels.attention.mosaic.quads import load_tile
-from pallas_kernels.attention.mosaic.softmax import finish
+from pallas_kernels.attention.mosaic.softmax import attend, finish
 from pallas_kernels.attention.mosaic.stores import gather_rows
 
 # pyright: reportAbstractUsage=false
@@ -62,7 +61,7 @@ def attention_call(
     _, K, S, _ = k_pages.shape
     entries = max(1, packed.entries)
     fp8 = k_pages.dtype != q.dtype
-    kv_tiled = _tiled(H, k_pages.dtype.itemsize)
+    tiled, kv_tiled = _tiled(H, 2), _tiled(H, k_pages.dtype.itemsize)
     buffers = cfg.query_buffers
     q_smem = plgpu.SMEM((buffers * CONSUMERS, cfg.query_rows, H), q.dtype)
     if not queries_in_registers(H):
@@ -71,7 +70,7 @@ def attention_call(
         q_smem = plgpu.RefUnion(q_smem, plgpu.SMEM(parts, k_pages.dtype, transforms=kv_tiled))
     scratch = {}
     if fp8:
-        tiles = plgpu.SMEM((CONSUMERS, TILE, H), jnp.float16, transforms=_tiled(H, 2))
+        tiles = plgpu.SMEM((CONSUMERS, TILE, H), jnp.float16, transforms=tiled)
         scratch = {"scratch": tiles}
     copies = CONSUMERS * max(1, TILE // S)
     kernel = plgpu.kernel(
@@ -89,7 +88,7 @@ def attention_call(
             q_free=plgpu.Barrier(num_barriers=buffers, num_arrivals=CONSUMERS),
             full=plgpu.Barrier(num_barriers=cfg.ring, num_arrivals=copies),
             free=plgpu.Barrier(num_barriers=cfg.ring, num_arrivals=CONSUMERS),
-            turns=plgpu.Barrier(num_barriers=CONSUMERS),
+            turn=plgpu.Barrier(num_arrivals=CONSUMERS),
         )
         | scratch,
         grid=(cfg.programs,),
@@ -158,7 +157,7 @@ def _make_body(
         q_free,
         full,
         free,
-        turns,
+        turn,
         scratch=None,
     ):
         """GMEM: units int32 [U, 8], num_units int32 [1], dest int32 [Y], table int32 [B, M],
@@ -217,7 +216,7 @@ def _make_body(
 
         @pl.when(wg == CONSUMERS)
         def _producer():
-            plgpu.set_max_registers(40, action="decrease")
+            plgpu.set_max_registers(56, action="decrease")
 
             def produce(record, buffer, tile):
                 head, is_wide, _, which, steps = decode(record)
@@ -276,12 +275,11 @@ def _make_body(
 
         @pl.when(wg < CONSUMERS)
         def _consumer():
-            plgpu.set_max_registers(232, action="increase")
+            plgpu.set_max_registers(224, action="increase")
             for buffer in range(buffers):
                 plgpu.barrier_arrive(q_free.at[buffer])
             for slot in range(cfg.ring):
                 plgpu.barrier_arrive(free.at[slot])
-            pl.when(wg == 1)(lambda: plgpu.barrier_arrive(turns.at[0]))
 
             def consume(record, buffer, tile):
                 head, is_wide, half, _, steps = decode(record)
@@ -327,17 +325,18 @@ def _make_body(
                             q_smem[1].at[wg, i][...] = some
                         plgpu.commit_smem()
                         queries = q_smem[1]
-                    # A wide step is two tiles for both warpgroups, a paired one a tile each.
-                    halves = (jnp.int32(0), jnp.int32(1)) if wide else (wg,)
-                    tokens = (record[KV_START], record[KV_STOP])
-                    ring = Ring(kv_smem, full, free, tile, halves, *tokens)
                     state = attend(
                         cfg,
                         queries,
-                        ring,
+                        kv_smem,
+                        full,
+                        free,
                         q_free.at[buffer],
-                        turns if wide and cfg.ping_pong else None,
+                        turn if wide and cfg.ping_pong else None,
                         wg,
+                        # A wide step is two tiles for both warpgroups, a paired one a tile each.
+                        (jnp.int32(0), jnp.int32(1)) if wide else (wg,),
+                        tile,
                         steps,
                         record,
                         reach,

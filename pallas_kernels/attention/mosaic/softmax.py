@@ -1,23 +1,23 @@
-"""Online softmax of one unit's rows, and the writing of their results."""
+"""Online softmax over the tiles of one unit, and the writing of its result."""
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
 # pyright: reportCallIssue=false
 
-import dataclasses
 import functools
 import math
-from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
 from pallas_kernels.attention.mosaic.alibi import add_distance
-from pallas_kernels.attention.mosaic.config import ROWS, TILE, KernelConfig
+from pallas_kernels.attention.mosaic.config import ROWS, TILE, KernelConfig, queries_in_registers
 from pallas_kernels.attention.mosaic.fp8 import ByteTiles
+from pallas_kernels.attention.mosaic.pack import ALL_VISIBLE, KV_START, KV_STOP
 from pallas_kernels.attention.mosaic.stores import store_row_scalars, store_rows
 from pallas_kernels.mosaic_emit import SCALAR
 
@@ -27,96 +27,175 @@ _WGMMA = plgpu.Layout.WGMMA
 _ROW = plgpu.Layout.WGMMA.reduce(1)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Softmax:
-    """The online softmax of one unit's rows, from scores of [64, 64] tiles to weights.
+def hand_over(turn):
+    plgpu.barrier_arrive(turn)
+    plgpu.barrier_wait(turn)
 
-    Attributes:
-        cfg: of the kernel.
-        dtype: of the weights that the tensor cores take, 16 bits.
-        stop: end of the unit's KV tokens.
-        reach: int32 [64], each row's position.
-        slopes: float32 [64] in the kernel's units, or None.
-        narrow: for tiles of 8 bits, or None.
+
+def attend(
+    cfg: KernelConfig,
+    queries,
+    kv_smem,
+    full,
+    free,
+    q_free,
+    turn,
+    wg,
+    halves,
+    tile,
+    steps,
+    record,
+    reach,
+    slopes,
+    narrow: ByteTiles | None,
+):
+    """Online softmax over the unit's steps. Returns (acc [64, H], top [64], total [64]), float32.
+
+    queries: [64, H] arrays whose products with the keys add up to the scores, in registers; where
+    those are short, SMEM [2, number of them, 64, H], and a step's tiles come one after the other.
+    kv_smem: [ring, 2, 64, H] SMEM, from slot ``tile`` on K and V take turns. turn: the barrier of
+    the ping-pong, or None. halves: which of a slot's two tiles this warpgroup reads. reach: int32
+    [64], each row's position. slopes: float32 [64] in the kernel's units, or None. narrow: for
+    tiles of 8 bits. ``top`` is in units of log2. Gives the queries' shared memory back (``q_free``)
+    when it has been read.
     """
+    H = kv_smem.shape[-1]
+    factor = cfg.log2_factor
+    ring = jnp.int32(cfg.ring)
+    size = TILE * len(halves)
+    in_registers = queries_in_registers(H)
+    tiles = tuple(enumerate(halves))
+    together = in_registers and narrow is None
+    parts = (tiles,) if together else tuple((tile,) for tile in tiles)
+    start, stop = record[KV_START], record[KV_STOP]
+    limit = jnp.minimum(reach + 1, stop)
+    columns = plgpu.broadcasted_iota(jnp.int32, (ROWS, TILE), 1, layout=_WGMMA)
 
-    cfg: KernelConfig
-    dtype: Any
-    stop: Any
-    reach: Any
-    slopes: Any
-    narrow: ByteTiles | None
+    def step(i, carry, masked: bool):
+        for part in parts:
+            carry = attend_part(i, carry, masked, part)
+        return carry
 
-    def initial(self, head_dim: int):
-        """(acc [64, H], top [64], total [64]) of rows that have seen nothing; top in units of
-        log2."""
-        return (
-            plgpu.layout_cast(jnp.zeros((ROWS, head_dim), jnp.float32), _WGMMA),
-            plgpu.layout_cast(jnp.full((ROWS,), _LOWEST, jnp.float32), _ROW),
-            plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), _ROW),
-        )
+    def attend_part(i, carry, masked: bool, part):
+        """Some of the step's tiles: (place in the step, half of the slot) of each."""
+        acc, top, total = carry
+        is_first, is_last = part is parts[0], part is parts[-1]
+        k_slot = lax.rem(tile + 2 * i, ring)
+        v_slot = lax.rem(tile + 2 * i + 1, ring)
+        firsts = tuple(start + i * size + n * TILE for n, _ in part)
+        if is_first:
+            plgpu.barrier_wait(full.at[k_slot])
 
-    def weigh(self, products, firsts, top, total, masked: bool):
-        """(weights, peaks, total): float32, each tile's weights counted from its own peak.
+        def scores_of(*refs):
+            some_queries = queries
+            if not in_registers:
+                # Else their addresses are worked out before the loop, and fill registers.
+                own, _ = lax.optimization_barrier((wg, i))
+                some_queries = tuple(queries.at[own, n] for n in range(queries.shape[1]))
+            for ref, (_, half) in zip(refs, part, strict=True):
+                for some in some_queries:
+                    plgpu.wgmma(ref, some, kv_smem.at[k_slot, half].transpose((1, 0)))
+            if turn is not None:
+                hand_over(turn)
+            return tuple(ref[...] for ref in refs)
 
-        products: a tile's queries by its keys, float32; firsts: its first token. The last peak is
-        the rows' highest, from which ``total`` counts. masked: some rows do not see all the tokens.
-        """
-        factor = self.cfg.log2_factor
-        scores = [self._score(*tile, masked) for tile in zip(products, firsts, strict=True)]
+        accumulator = plgpu.WGMMAAccumulatorRef((ROWS, TILE), jnp.float32)
+        scores = pl.run_scoped(scores_of, *(accumulator for _ in part))
+        if is_last:
+            plgpu.barrier_arrive(free.at[k_slot])
+        # Not earlier: reads of shared memory may still be under way when an arrival that follows
+        # them is seen, and the copy of the next unit's queries overtakes them. The product has
+        # used the values, so here they have been read.
+        if in_registers and is_first:
+            pl.when(i == 0)(lambda: plgpu.barrier_arrive(q_free))
+        if narrow is not None:
+            scores = tuple(narrow.scaled(s, at) for s, at in zip(scores, firsts, strict=True))
+        if cfg.soft_cap is not None:
+            scores = tuple(_tanh(s * (cfg.scale / cfg.soft_cap)) for s in scores)
+        if slopes is not None:
+            scores = tuple(
+                add_distance(s, slopes, columns, first, reach)
+                for s, first in zip(scores, firsts, strict=True)
+            )
+        if masked:
+            scores = tuple(
+                _mask(s, columns, first, limit, reach, cfg.sliding_window)
+                for s, first in zip(scores, firsts, strict=True)
+            )
         # Whole numbers, so that fading is by powers of two and rounds nothing: a row's result does
         # not depend on how many tiles are weighed at once.
-        peaks = [top]
+        peaks = []
         for s in scores:
-            peaks.append(jnp.maximum(peaks[-1], _whole(s.max(axis=1) * factor)))
-        peaks = peaks[1:]
-        total = total * jnp.exp2(top - peaks[-1])
-        weights = []
-        for s, own in zip(scores, peaks, strict=True):
-            weight = jnp.exp2(s * factor - lax.broadcast_in_dim(own, s.shape, [0]))
-            weights.append(weight)
-            total = total + weight.sum(axis=1) * _fade(own, peaks[-1])
-        return tuple(weights), tuple(peaks), total
-
-    def fade(self, acc, weights, top, peaks):
-        """(acc, weights), from now on counted from the last peak, the weights in 16 bits; acc was
-        counted from ``top``."""
+            peaks.append(jnp.maximum(peaks[-1] if peaks else top, _whole(s.max(axis=1) * factor)))
+        peak = peaks[-1]
+        fade = jnp.exp2(top - peak)
+        weights = tuple(
+            jnp.exp2(s * factor - lax.broadcast_in_dim(own, s.shape, [0]))
+            for s, own in zip(scores, peaks, strict=True)
+        )
 
         def faded(acc, *weights):
+            """By the rows' highest peak, each counted from its own until now."""
             counted = [
-                w if own is peaks[-1] else _times(w, _fade(own, peaks[-1]))
+                w if own is peak else w * lax.broadcast_in_dim(jnp.exp2(own - peak), w.shape, [0])
                 for w, own in zip(weights, peaks, strict=True)
             ]
-            return _times(acc, jnp.exp2(top - peaks[-1])), *counted
+            return acc * lax.broadcast_in_dim(fade, (ROWS, H), [0]), *counted
 
         # After the first steps a peak seldom grows by a whole power of two.
-        changed = _any_differ(top, peaks[-1])
+        changed = _any_differ(top, peak)
         acc, *weights = lax.cond(changed, faded, lambda *same: same, acc, *weights)
-        return acc, tuple(w.astype(self.dtype) for w in weights)
+        total = total * fade
+        dtype16 = kv_smem.dtype if narrow is None else narrow.scratch.dtype
+        weights16 = tuple(w.astype(dtype16) for w in weights)
+        for w in weights:
+            total = total + w.sum(axis=1)
+        if turn is not None:
+            acc, total, peak, weights16 = lax.optimization_barrier((acc, total, peak, weights16))
+            plgpu.barrier_arrive(turn)
+        if is_first:
+            plgpu.barrier_wait(full.at[v_slot])
+        if turn is not None:
+            plgpu.barrier_wait(turn)
+        if narrow is None:
+            values = tuple(kv_smem.at[v_slot, half] for _, half in part)
+            if masked:
+                for value, first in zip(values, firsts, strict=True):
+                    _clear_tail(value, stop - first)
+        else:
+            [(_, half)], [first], values = part, firsts, (narrow.scratch,)
+            narrow.widen(kv_smem.at[v_slot, half], first, stop - first, masked)
+            if is_last:
+                plgpu.barrier_arrive(free.at[v_slot])
 
-    def _score(self, products, first, masked: bool):
-        cfg, scores = self.cfg, products
-        columns = plgpu.broadcasted_iota(jnp.int32, (ROWS, TILE), 1, layout=_WGMMA)
-        if self.narrow is not None:
-            scores = self.narrow.scaled(scores, first)
-        if cfg.soft_cap is not None:
-            scores = _tanh(scores * (cfg.scale / cfg.soft_cap))
-        if self.slopes is not None:
-            scores = add_distance(scores, self.slopes, columns, first, self.reach)
-        if masked:
-            limit = jnp.minimum(self.reach + 1, self.stop)
-            scores = _mask(scores, columns, first, limit, self.reach, cfg.sliding_window)
-        return scores
+        def weigh(ref):
+            for w, value in zip(weights16, values, strict=True):
+                plgpu.wgmma(ref, w, value)
 
+        acc = pl.run_state(weigh)(plgpu.WGMMAAccumulatorRef.init(acc))
+        if is_last and narrow is None:
+            plgpu.barrier_arrive(free.at[v_slot])
+        return acc, peak, total
 
-def _fade(own, peak):
-    """What counts a number from ``peak`` that is counted from ``own``."""
-    return 1.0 if own is peak else jnp.exp2(own - peak)
-
-
-def _times(tile, rows):
-    """Each row of a tile by its number of ``rows``."""
-    return tile * lax.broadcast_in_dim(rows, tile.shape, [0])
+    carry = (
+        plgpu.layout_cast(jnp.zeros((ROWS, H), jnp.float32), _WGMMA),
+        plgpu.layout_cast(jnp.full((ROWS,), _LOWEST, jnp.float32), _ROW),
+        plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), _ROW),
+    )
+    if turn is not None:  # the second warpgroup stays half a step behind the first
+        pl.when(wg == 1)(lambda: hand_over(turn))
+    plain = jnp.int32(0)
+    if cfg.sliding_window is None:
+        plain = lax.div(jnp.maximum(record[ALL_VISIBLE] - start, 0), jnp.int32(size))
+        carry = lax.fori_loop(0, plain, lambda i, c: step(i, c, False), carry)
+    carry = lax.fori_loop(plain, steps, lambda i, c: step(i, c, True), carry)
+    if in_registers:
+        pl.when(steps == 0)(lambda: plgpu.barrier_arrive(q_free))
+    else:
+        plgpu.barrier_arrive(q_free)
+    if turn is not None:
+        pl.when(wg == 0)(lambda: hand_over(turn))
+    return carry
 
 
 def _any_differ(a, b):
@@ -167,6 +246,21 @@ def _mask(scores, columns, first, limit, reach, window):
     if window is not None:
         seen = seen & (columns > wide(reach - window - first))
     return jnp.where(seen, scores, -jnp.inf)
+
+
+def _clear_tail(tile, used):
+    """Zero the V rows from ``used`` on: what lies there may be NaN, and 0 * NaN is NaN."""
+
+    @pl.when(used < TILE)
+    def _():
+        H = tile.shape[1]
+        width = H if queries_in_registers(H) else TILE  # few registers for large head dims
+        for start in range(0, H, width):
+            some = tile.at[:, pl.ds(start, width)]
+            value = plgpu.layout_cast(some[...], _WGMMA)
+            rows = plgpu.broadcasted_iota(jnp.int32, value.shape, 0, layout=_WGMMA)
+            some[...] = jnp.where(rows < used, value, jnp.zeros_like(value))
+        plgpu.commit_smem()
 
 
 def finish(state, targets, entry, row, head, live, G: int, unit=None):
