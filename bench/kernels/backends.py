@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -42,23 +43,33 @@ class Kernel:
                 return _XLA_ROWS
 
 
+def automatic(capability: float | None, *, has_triton: bool) -> str:
+    """The fastest backend on a GPU of this compute capability, None for a CPU: mosaic on Hopper,
+    triton on Ampere and Ada where it is installed, else xla."""
+    if capability is None or int(capability) not in (8, 9):
+        return "xla"
+    if int(capability) == 9:
+        return "mosaic"
+    return "triton" if has_triton else "xla"
+
+
 def choose_kernel(name: str) -> Kernel:
-    """The kernel of this name; "auto" is mosaic on a Hopper GPU and else xla.
+    """The kernel of this name; "auto" is what engines take here: see ``automatic``.
 
     Raises:
         ValueError: an unknown name, mosaic without a Hopper GPU, or triton without any.
         ImportError: triton is asked for and not installed.
     """
     device = jax.devices()[0]
-    hopper = device.platform == "gpu" and float(device.compute_capability) // 1 == 9
+    capability = float(device.compute_capability) if device.platform == "gpu" else None
     if name == "auto":
-        name = "mosaic" if hopper else "xla"
+        name = automatic(capability, has_triton=find_spec("jax_triton") is not None)
     if name == "mosaic":
-        if not hopper:
+        if automatic(capability, has_triton=False) != "mosaic":
             raise ValueError(f"mosaic needs a Hopper GPU, and this is {device.device_kind}")
         return Kernel("mosaic", mosaic.paged_attention, mosaic.pack_plan, jnp.dtype(jnp.bfloat16))
     if name == "triton":
-        if device.platform != "gpu":
+        if capability is None:
             raise ValueError(f"triton needs a GPU, and this is {device.device_kind}")
         from pallas_kernels.attention.triton import api, pack  # not installed everywhere
 

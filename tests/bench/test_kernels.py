@@ -13,7 +13,7 @@ from bench import report
 from bench.ceilings import Ceilings
 from bench.kernels import __main__ as kernels
 from bench.kernels import cost_model, peers, run_table, sanitize, sweep
-from bench.kernels.backends import Kernel, choose_kernel
+from bench.kernels.backends import Kernel, automatic, choose_kernel
 from bench.kernels.cases import Case, Target, make_inputs
 from bench.kernels.compile_cases import compile_cases
 from bench.kernels.kept import Kept
@@ -30,6 +30,23 @@ def _ceilings(monkeypatch):
     """Measuring them takes seconds."""
     for module in (run_table, sweep, peers):
         monkeypatch.setattr(module, "measure_ceilings", lambda: Ceilings(copy=4e9, matmul=1e12))
+
+
+@pytest.mark.parametrize(
+    ("capability", "has_triton", "name"),
+    [
+        (None, True, "xla"),
+        (7.5, True, "xla"),
+        (8.0, True, "triton"),
+        (8.9, True, "triton"),
+        (8.9, False, "xla"),
+        (9.0, True, "mosaic"),
+        (9.0, False, "mosaic"),
+        (10.0, True, "xla"),
+    ],
+)
+def test_the_backend_is_the_one_that_engines_take(capability, has_triton, name):
+    assert automatic(capability, has_triton=has_triton) == name
 
 
 def test_the_table_runs_and_is_shown(tmp_path):
@@ -64,7 +81,7 @@ def test_wrong_and_failing_cases_are_said_in_order_and_cost_no_other(monkeypatch
     assert [row["case"] for row in kept.rows] == [case.name for case in small_cases()]
     wrong, relay, groups, prompt, fp8, options = (row.get("failed") for row in kept.rows)
     assert (wrong, relay, groups, prompt) == ("wrong result", None, None, "wrong result")
-    assert "no_such_target" in fp8
+    assert fp8 is not None and "no_such_target" in fp8
     assert options == "RuntimeError: no sinks here"
     assert "no sinks here" in capsys.readouterr().out
 
@@ -108,6 +125,7 @@ def test_every_case_of_the_table_is_one_of_its_kind():
     h200 = Ceilings(copy=4.3e12, matmul=7.9e14)
     for name, wanted in (("64; 2048; 256", 29), ("64; 8192; 256", 37), ("256; 2048; 256", 91)):
         case = by_name[f"relay {name}"]
+        assert case.target is not None
         assert case.target.at(case.floor_us(h200), {}) == pytest.approx(wanted, rel=0.05)
 
 
