@@ -1,9 +1,18 @@
-"""Triton kernels without a GPU: jax-triton's stand-ins, since it needs one to be imported."""
+"""Tests that need a GPU, and Triton kernels without one: jax-triton's stand-ins, since it needs a
+GPU to be imported."""
 
 import sys
 import types
 
+import jax
 import pytest
+
+
+@pytest.fixture
+def hopper():
+    """Skips the test elsewhere than on a GPU; the kernels' own errors tell of other GPUs."""
+    if jax.default_backend() != "gpu":
+        pytest.skip("needs a Hopper GPU")
 
 
 @pytest.fixture

@@ -26,11 +26,6 @@ def f32(x):
     return np.asarray(x, np.float32)
 
 
-def needs_gpu():
-    if jax.default_backend() != "gpu":
-        pytest.skip("needs an NVIDIA GPU")
-
-
 def test_plain_norm():
     x, update, weight = norm_arguments(5, 96, jnp.float32)
     total, normed = xla_norm.add_rms_norm(x, update, weight, 1e-5)
@@ -49,9 +44,9 @@ def test_plain_activation():
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(("T", "D"), NORMS)
 def test_norm_against_plain(T, D):
-    needs_gpu()
     got = jax.jit(mosaic_norm.add_rms_norm, static_argnums=3)(*norm_arguments(T, D), 1e-5)
     want = xla_norm.add_rms_norm(*norm_arguments(T, D), 1e-5)
     np.testing.assert_array_equal(f32(got[0]), f32(want[0]))
@@ -59,9 +54,9 @@ def test_norm_against_plain(T, D):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(("T", "F"), ACTIVATIONS)
 def test_activation_against_plain(T, F):
-    needs_gpu()
     h = normal(T, 2, F)
     got = jax.jit(mosaic_activation.gated_silu)(h)
     np.testing.assert_allclose(f32(got), f32(xla_activation.gated_silu(h)), rtol=1e-2, atol=1e-2)

@@ -42,10 +42,9 @@ def test_what_the_kernel_does_not_take(T, D, F, dtype, found):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("shape", [*SHAPES, (8, 64, 64)])
 def test_against_float32(shape):
-    if jax.default_backend() != "gpu":
-        pytest.skip("needs a Hopper GPU")
     h, w = arguments(*shape)
     run = jax.jit(mosaic.gated_product)
     first, again = np.asarray(run(h, w), np.float32), np.asarray(run(h, w), np.float32)

@@ -40,10 +40,9 @@ def make(shape, dtype=jnp.bfloat16) -> tuple[Any, ...]:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_against_plain(shape):
-    if jax.default_backend() != "gpu":
-        pytest.skip("needs an NVIDIA GPU")
     *_, k_pages, v_pages, slots = args = make(shape)
     want_q, want_k, want_v = xla.rotate_and_write(*args)
     got_q, got_k, got_v = jax.jit(mosaic.rotate_and_write)(*args)
@@ -92,11 +91,10 @@ def with_fp8_pages(shape, per_page) -> tuple[tuple[Any, ...], jax.Array]:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(("shape", "per_page"), [(SHAPES[1], False), (SHAPES[2], True)])
 def test_fp8_pages_against_plain(shape, per_page):
     """Plain keys are rounded to the queries' dtype first: some end one step of fp8 away."""
-    if jax.default_backend() != "gpu":
-        pytest.skip("needs an NVIDIA GPU")
     args, (k_scales, v_scales) = with_fp8_pages(shape, per_page)
     scales = dict(k_scales=k_scales, v_scales=v_scales)
     want = xla.rotate_and_write(*args, **scales)

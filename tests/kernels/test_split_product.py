@@ -27,11 +27,6 @@ def normal(*shape, dtype=jnp.bfloat16, seed=0):
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32), dtype)
 
 
-def needs_gpu():
-    if jax.default_backend() != "gpu":
-        pytest.skip("needs a Hopper GPU")
-
-
 def test_parts_add_up():
     h, w = normal(5, 96, dtype=jnp.float32), normal(96, 24, dtype=jnp.float32, seed=1)
     parts = xla.split_product(h, w, 4)
@@ -115,9 +110,9 @@ def test_parts_must_be_float32():
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_against_float32(shape):
-    needs_gpu()
     T, depth, columns = shape
     h, w = normal(T, depth), normal(depth, columns, seed=1)
     run = jax.jit(mosaic.split_product)
@@ -130,9 +125,9 @@ def test_against_float32(shape):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(("X", "T", "D"), [(4, 64, 4096), (8, 16, 896), (1, 8, 2048)])
 def test_norm_of_parts(X, T, D):
-    needs_gpu()
     x, parts, weight = normal(T, D), normal(X, T, D, dtype=jnp.float32, seed=1), normal(D, seed=2)
     got = jax.jit(mosaic_norm.add_rms_norm, static_argnums=3)(x, parts, weight, 1e-5)
     want = xla_norm.add_rms_norm(x, parts, weight, 1e-5)
@@ -143,9 +138,9 @@ def test_norm_of_parts(X, T, D):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("shape", [(2, 64, 8, 6, 128), (7, 16, 2, 9, 64)])
 def test_write_of_parts(shape):
-    needs_gpu()
     arguments = written(normal(*shape, dtype=jnp.float32), jnp.bfloat16, page_size=64)
     got = jax.jit(mosaic_write.rotate_and_write)(*arguments)
     for a, b in zip(got, xla_write.rotate_and_write(*arguments), strict=True):
