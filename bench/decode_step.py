@@ -84,6 +84,16 @@ GROWTH = tuple(
 )
 
 
+def step_shape(case: DecodeCase, backend: Backend, *, page_size: int, relay: str) -> StepShape:
+    """Of a decode step of this case, as engines have it."""
+    longest, rows = case.context, backend.padded_rows(case.batch)
+    unit = max(backend.cut_of(case.batch), page_size)
+    split = unit * -(-longest // (32 * unit))
+    joining = backend.joining if relay == "auto" else None
+    plan = PlanShape(rows, case.batch, longest, backend.tile_rows, split, joining)
+    return StepShape(rows, case.batch, -(-longest // page_size), page_size, plan)
+
+
 class Bench:
     """A model with random weights, and steps over it."""
 
@@ -118,7 +128,7 @@ class Bench:
 
     def compiled(self, case: DecodeCase) -> tuple[Any, StepState, Array]:
         """The step's compiled program, a state with random KV, and its packed input."""
-        shape = self._shape(case)
+        shape = step_shape(case, self.backend, page_size=self.page_size, relay=self.relay)
         layout = PackedLayout(shape)
         features = StepFeatures(self.mode, 0, False)
         step: Any = compile_step(
@@ -128,21 +138,6 @@ class Bench:
         state = self._state(case.batch, int(batch.page_table.max()) + 1)
         packed = jnp.asarray(layout.pack(batch))
         return step.lower(self.leaves, state, packed).compile(), state, packed
-
-    def _shape(self, case: DecodeCase) -> StepShape:
-        longest, rows = case.context, self.backend.padded_rows(case.batch)
-        unit = max(self.backend.cut_of(case.batch), self.page_size)
-        split = unit * -(-longest // (32 * unit))
-        plan = PlanShape(
-            rows,
-            case.batch,
-            longest,
-            self.backend.tile_rows,
-            split,
-            self.backend.joining if self.relay == "auto" else None,
-        )
-        pages = -(-longest // self.page_size)
-        return StepShape(rows, case.batch, pages, self.page_size, plan)
 
     def _input(self, case: DecodeCase, shape: StepShape) -> StepInput:
         """Whole pages of the shared tokens stand in every table; what is left over is own."""

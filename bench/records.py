@@ -23,7 +23,16 @@ _NOT_SETTINGS = (
     "file",
     "predictions",
 )  # where the result goes, not what it is
-_OF_THIS_MACHINE = ("--torch-python", "--data", "--file", "--json", "--predictions")
+_OF_THIS_MACHINE = (
+    "--torch-python",
+    "--data",
+    "--file",
+    "--json",
+    "--predictions",
+    "--plugin",
+    "--ptxas",
+    "--ptx",
+)
 _PACKAGES = ("jax", "jaxlib", "flax", "transformers", "torch", "triton")
 
 

@@ -15,7 +15,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import attention, compare_torch, decode_step, latency, startup, swap, throughput
+from bench import (
+    attention,
+    compare_torch,
+    decode_step,
+    latency,
+    machine_code,
+    startup,
+    swap,
+    throughput,
+)
 from bench.kernels import cost_model, page, peers, run_table, sweep
 from bench.longbench import __main__ as longbench
 from bench.records import RESULTS
@@ -37,6 +46,7 @@ all of them in one go.
 | `python -m bench.decode_step` | the engine's whole decode step beside the least time it can take |
 | `python -m bench.attention` | one layer's attention, relay against plain, over prefix lengths |
 | `python -m bench.kernels` | the attention kernels, checked, then timed; also a sweep, and peers |
+| `python -m bench.machine_code` | size and registers of a step's kernels; needs no GPU |
 | `python -m bench.throughput` | tokens per second end to end, beside the engine's own bare step |
 | `python -m bench.latency` | first token, each further token, whole answer |
 | `python -m bench.startup` | from launch to first token, with and without a compile cache |
@@ -112,6 +122,7 @@ SECTIONS: dict[str, Section] = {
     "kernels_peers": Section("Kernels beside what else can be called", peers.table),
     "kernels_sweep": Section("Kernels: relay against plain", _rows(sweep.COLUMNS), sweep.draw),
     "kernels_costs": Section("What items cost, as fitted", _rows(cost_model.COLUMNS)),
+    "machine_code": Section("Machine code", _rows(machine_code.COLUMNS)),
     "throughput": Section("Throughput", _rows(throughput.COLUMNS), throughput.draw),
     "prefill": Section("Prefill", _rows(throughput.COLUMNS)),
     "startup": Section("Start-up", _rows(startup.COLUMNS)),

@@ -1,0 +1,138 @@
+"""What the assembler makes of the Mosaic kernels of a decode step; needs no GPU.
+
+    python -m bench.machine_code                             # steps of Llama-3-8B, 1 and 64 rows
+    python -m bench.machine_code --shapes qwen2.5-3b --batch 64 --ptx FOLDER
+
+For each kernel: how often a step calls it, bytes of code, registers a thread, bytes that find no
+room in registers, and the assembler's notes on performance (C7513: products wait for one another).
+The kernels of a layer run in turn, and what they execute shares the caches of instructions.
+
+The CUDA plugin of JAX has the compiler (``pip install -e '.[cuda13]'``, or ``--plugin`` and
+``--ptxas`` for files from elsewhere); a C compiler is needed too.
+"""
+
+import argparse
+import collections
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxlib.mlir import ir
+
+from bench.assembler import assemble, find_tools, version
+from bench.command_line import command_parser, keep, numbers
+from bench.decode_step import step_shape
+from bench.model_shapes import SHAPES
+from bench.records import record
+from bench.step_floor import DecodeCase
+from models import config_from_dict, init_model
+from models.sharding import single_device_mesh
+from rjax.errors import InvalidConfigError
+from rjax.sampling import init_state
+from rjax.worker.backend import choose_backend
+from rjax.worker.step import StepState, compile_step
+from rjax.worker.step_input import PackedLayout
+from rjax.worker.step_shape import StepFeatures
+
+COLUMNS = {
+    "model": "model shapes",
+    "batch": "rows",
+    "kernel": "kernel",
+    "calls": "calls a step",
+    "code_bytes": "code, bytes",
+    "registers": "registers",
+    "spilled_bytes": "spilled, bytes",
+    "notes": "notes",
+}
+_PAGE = 64  # tokens
+
+
+def lowered_step(model: str, case: DecodeCase) -> Any:
+    """The engine's decode step of these shapes, lowered for a Hopper GPU; nothing is computed."""
+    config = config_from_dict(SHAPES[model])
+    dtype = jnp.dtype(config.dtype)
+    backend = choose_backend(
+        "mosaic",
+        platform="gpu",
+        compute_capability=9.0,
+        model=config,
+        dtype=dtype,
+        page_size=_PAGE,
+    )
+    shape = step_shape(case, backend, page_size=_PAGE, relay="auto")
+    graph, weights = nnx.split(nnx.eval_shape(lambda: init_model(config, dtype=dtype)))
+    leaves, tree = jax.tree.flatten(weights)
+    layout, features = PackedLayout(shape), StepFeatures("greedy", 0, False)
+    step: Any = compile_step(graph, tree, layout, features, backend, single_device_mesh())
+    pages = case.shared // _PAGE + case.batch * shape.table_pages
+    pool = jax.ShapeDtypeStruct((pages, config.num_kv_heads, _PAGE, config.head_dim), dtype)
+    sampling = jax.eval_shape(lambda: init_state(case.batch, config.vocab_size))
+    tokens = jax.ShapeDtypeStruct((case.batch,), jnp.int32)
+    pools = [pool] * config.num_layers
+    state = StepState(pools, pools, sampling, tokens)  # pyright: ignore[reportArgumentType]
+    packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
+    return step.trace(leaves, state, packed).lower(lowering_platforms=("cuda",))
+
+
+def kernels_of(lowered: Any) -> list[tuple[int, bytes]]:
+    """(calls, module) of each Mosaic kernel of a lowered program: MLIR as the plugin takes it."""
+    functions = {f.sym_name.value: f for f in lowered.compiler_ir().body.operations}
+    found: collections.Counter[bytes] = collections.Counter()
+
+    def visit(op: Any, calls: int) -> None:
+        match op.operation.name:
+            case "func.call":
+                visit(functions[ir.FlatSymbolRefAttr(op.attributes["callee"]).value], calls)
+            case "stablehlo.custom_call" if "mosaic_gpu" in str(op.attributes["call_target_name"]):
+                config = ir.DictAttr(op.attributes["mhlo.backend_config"])
+                found[bytes(ir.StringAttr(config["module"]).value_bytes)] += calls
+        for region in op.regions:
+            for inner in (x for block in region.blocks for x in block.operations):
+                visit(inner, calls)
+
+    visit(functions["main"], 1)
+    return [(calls, module) for module, calls in found.items()]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = command_parser("bench.machine_code", __doc__)
+    p.add_argument("--shapes", choices=sorted(SHAPES), default="llama-3-8b", help="of the model")
+    p.add_argument("--batch", type=numbers, default=[1, 64], help="rows of a step, with commas")
+    p.add_argument("--shared", type=int, default=2048, help="tokens that all rows share")
+    p.add_argument("--own", type=int, default=256, help="further tokens of each row")
+    p.add_argument("--plugin", type=Path, help="xla_cuda_plugin.so, where it is not installed")
+    p.add_argument("--ptxas", type=Path, help="the assembler, where it is not installed")
+    p.add_argument("--ptx", type=Path, help="folder to write each kernel's PTX to")
+    return p
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Assemble, print, keep."""
+    options = parser().parse_args(arguments)
+    try:
+        tools = find_tools(options.plugin, options.ptxas)
+        cases = [DecodeCase(batch, options.shared, options.own) for batch in options.batch]
+        steps = [lowered_step(options.shapes, case) for case in cases]
+    except (FileNotFoundError, InvalidConfigError) as error:
+        print(f"bench.machine_code: {error}", file=sys.stderr)
+        return 1
+    settings = {k: v for k, v in vars(options).items() if k not in ("plugin", "ptxas", "ptx")}
+    found = record("bench.machine_code", [], settings, assembler=version(tools))
+    for batch, step in zip(options.batch, steps, strict=True):
+        for number, (calls, module) in enumerate(kernels_of(step)):
+            said, ptx = assemble(module, tools)
+            row = {"model": options.shapes, "batch": batch, "calls": calls}
+            found["rows"].append(row | said)
+            if options.ptx is not None:
+                options.ptx.mkdir(parents=True, exist_ok=True)
+                (options.ptx / f"{batch}_{number}_{said['kernel']}.ptx").write_text(ptx)
+    keep(found, COLUMNS, options.json, "machine_code")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
