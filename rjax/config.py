@@ -10,6 +10,7 @@ from rjax.errors import InvalidConfigError
 
 type RelayMode = Literal["auto", "on", "off"]
 type DType = Literal["auto", "float32", "bfloat16", "float16"]
+type KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 
 _SYS, _USR = "{__SYS_PROMPT}", "{__USR_PROMPT}"
 
@@ -34,7 +35,8 @@ class ModelSettings:
     Attributes:
         model: a Hugging Face folder or hub id; None for the bundled model.
         tokenizer: folder or hub id of the tokenizer; None for the model's own.
-        dtype: of weights and KV; "auto" is the checkpoint's on a GPU and float32 on a CPU.
+        dtype: of weights, and of KV unless ``kv_cache_dtype`` is another; "auto" is the
+            checkpoint's on a GPU and float32 on a CPU.
         load_format: "auto" reads safetensors, "dummy" draws random weights from config.json alone.
         revision: branch, tag or commit on the hub, for every file of the model.
         hf_token: hub token; None uses the one the hub client finds.
@@ -82,6 +84,9 @@ class CacheSettings:
         preemption: "swap" to host memory while there is room, "recompute", or "auto": whichever a
             cost model finds cheaper. The tokens are the same.
         prefix_files: files of ``save_prefix`` to load at the start, under the names they hold.
+        kv_cache_dtype: "auto" keeps KV in the dtype of the weights, "fp8" (or "fp8_e4m3") in
+            float8_e4m3fn, a byte a number. Numbers keep three bits of mantissa; there is no
+            calibration: all scales are 1, and what is beyond 448 is clipped to it.
     """
 
     page_size: int = 64
@@ -91,6 +96,7 @@ class CacheSettings:
     swap_space: int = 4 * 2**30
     preemption: Literal["auto", "swap", "recompute"] = "auto"
     prefix_files: tuple[str, ...] = ()
+    kv_cache_dtype: KVCacheDType = "auto"
 
     def __post_init__(self) -> None:
         if self.page_size not in (8, 16, 32, 64, 128, 256):
@@ -108,6 +114,7 @@ class CacheSettings:
                 f"swap_space is {self.swap_space!r}; give a number of bytes, 0 or more"
             )
         _choice("preemption", self.preemption, ("auto", "swap", "recompute"))
+        _choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "fp8", "fp8_e4m3"))
 
 
 @no_type_check  # what users give is checked by hand, with messages for them

@@ -71,7 +71,8 @@ class LLM:
     Args:
         model: a Hugging Face folder or hub id; None for the bundled model.
         tokenizer: folder or hub id of the tokenizer; None for the model's own.
-        dtype: of weights and KV; "auto" is the checkpoint's on a GPU and float32 on a CPU.
+        dtype: of weights, and of KV unless ``kv_cache_dtype`` is another; "auto" is the
+            checkpoint's on a GPU and float32 on a CPU.
         seed: of requests that bring no seed of their own (and of dummy weights).
         max_model_len: most tokens of prompt and output together; None for the model's.
         gpu_memory_utilization: share of the device's memory to use.

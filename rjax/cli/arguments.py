@@ -16,7 +16,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         model,
         "--dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
-        help="of weights and KV (default: auto)",
+        help="of weights, and of KV unless --kv-cache-dtype is another (default: auto)",
     )
     _option(
         model,
@@ -46,6 +46,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="decode steps started at once; 8 spares small models the host (default: 1)",
     )
     _option(engine, "--num-pages", type=int, help="size of the KV pool (default: what fits)")
+    _option(
+        engine,
+        "--kv-cache-dtype",
+        choices=("auto", "fp8", "fp8_e4m3"),
+        help="fp8, the same as fp8_e4m3, keeps KV in one byte a number, with scales of 1: what is"
+        " beyond 448 is clipped (default: auto, the dtype of the weights)",
+    )
     _option(engine, "--page-size", type=int, help="tokens a page: 8, 16, 32, 64, 128 or 256")
     _option(
         engine, "--gpu-memory-utilization", type=float, help="share of the device's memory to use"
@@ -166,6 +173,7 @@ ENGINE_KEYS = (
     "max_num_batched_tokens",
     "num_decode_steps",
     "num_pages",
+    "kv_cache_dtype",
     "page_size",
     "gpu_memory_utilization",
     "enable_prefix_caching",

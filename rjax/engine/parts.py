@@ -18,7 +18,7 @@ from rjax.sampling import SlotRow
 from rjax.tokenization import Tokenizer
 from rjax.worker.backend import choose_backend
 from rjax.worker.compilation_cache import keep_compiled
-from rjax.worker.dtype import choose_dtype
+from rjax.worker.dtype import choose_dtype, choose_kv_dtype
 from rjax.worker.kv_cache import PoolSize, check_weights_fit
 from rjax.worker.readout import StepReadout
 from rjax.worker.worker import DispatchedStep, Worker
@@ -93,7 +93,7 @@ class EngineParts:
         vocab_size: width of the logits.
         max_model_len: tokens of one sequence, at most.
         max_num_batched_tokens: token budget of a step.
-        identity: first key of every chain of the prefix cache: model and dtype.
+        identity: first key of every chain of the prefix cache: model and dtypes.
         backend, device: names, for the statistics.
         tokenizer: None where the engine serves token ids only.
         model_config: None where there is no model.
@@ -138,6 +138,7 @@ def build_parts(config: EngineConfig) -> EngineParts:
     )
     on_cpu = devices[0].platform == "cpu"
     dtype = choose_dtype(settings.dtype, model_config, devices[0].platform)
+    kv_dtype = choose_kv_dtype(config.cache.kv_cache_dtype, dtype)
     capability = getattr(devices[0], "compute_capability", None)
     backend = choose_backend(
         config.backend,
@@ -146,6 +147,7 @@ def build_parts(config: EngineConfig) -> EngineParts:
         model=model_config,
         dtype=dtype,
         page_size=config.cache.page_size,
+        kv_dtype=kv_dtype,
     )
     check_weights_fit(
         folder,
@@ -179,7 +181,7 @@ def build_parts(config: EngineConfig) -> EngineParts:
         vocab_size=model_config.vocab_size,
         max_model_len=max_model_len,
         max_num_batched_tokens=budget,
-        identity=root_key(str(folder), str(dtype)),
+        identity=root_key(str(folder), str(dtype), str(kv_dtype)),
         backend=backend.name,
         device=f"{config.tensor_parallel_size} x {devices[0].device_kind}",
         tokenizer=tokenizer,

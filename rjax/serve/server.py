@@ -164,7 +164,7 @@ def _cache_figures(engine: Any) -> dict[str, object]:
     return {
         "block_size": settings.page_size,
         "num_gpu_blocks": stats.kv_bytes_total // stats.page_bytes,
-        "cache_dtype": engine.config.model.dtype,
+        "cache_dtype": settings.kv_cache_dtype,
         "enable_prefix_caching": settings.enable_prefix_caching,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "swap_space": settings.swap_space,

@@ -92,6 +92,7 @@ def choose_backend(
     model: ModelConfig,
     dtype: DTypeLike,
     page_size: int,
+    kv_dtype: DTypeLike | None = None,
 ) -> Backend:
     """The backend of this name; "auto" is the fastest that runs this model here.
 
@@ -102,8 +103,9 @@ def choose_backend(
         compute_capability: of a GPU; 9.0 is Hopper, whose instructions the mosaic kernels use, 8.x
             Ampere and Ada.
         model: whose shapes the kernels must take.
-        dtype: of weights and KV.
+        dtype: of weights.
         page_size: tokens a page.
+        kv_dtype: of KV: float8_e4m3fn, or None for ``dtype``.
 
     Raises:
         InvalidConfigError: an unknown name, or a backend that cannot run this, and why.
@@ -112,9 +114,10 @@ def choose_backend(
         raise InvalidConfigError(f"backend is {name!r}; choose one of auto, mosaic, triton, xla")
     if name == "xla" or (name == "auto" and platform != "gpu"):
         return _xla()
-    no_mosaic = _mosaic_cannot(platform, compute_capability, model, dtype, page_size)
+    fp8 = kv_dtype is not None and jnp.dtype(kv_dtype) == jnp.float8_e4m3fn
+    no_mosaic = _mosaic_cannot(platform, compute_capability, model, dtype, page_size, fp8)
     if name != "triton" and no_mosaic is None:
-        return _mosaic(model)
+        return _mosaic(model, fp8)
     if name == "mosaic":
         raise InvalidConfigError(f"the mosaic backend cannot run this: {no_mosaic}; use auto")
     no_triton = _triton_cannot(platform, compute_capability, model, dtype)
@@ -138,15 +141,17 @@ def _mosaic_cannot(
     model: ModelConfig,
     dtype: DTypeLike,
     page_size: int,
+    fp8: bool,
 ) -> str | None:
     """Why the mosaic kernels cannot serve this, or None."""
     if platform != "gpu" or compute_capability is None or int(compute_capability) != 9:
         return "it needs a Hopper GPU (compute capability 9.0)"
     if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16):
         return f"it takes dtype bfloat16 and float16, not {jnp.dtype(dtype).name}"
-    if model.head_dim not in mosaic_config.HEAD_DIMS:
-        allowed = ", ".join(map(str, mosaic_config.HEAD_DIMS))
-        return f"it takes head dims {allowed}, not {model.head_dim}"
+    dims = mosaic_config.FP8_HEAD_DIMS if fp8 else mosaic_config.HEAD_DIMS
+    if model.head_dim not in dims:
+        allowed, given = ", ".join(map(str, dims)), ", with KV in fp8," if fp8 else ""
+        return f"it takes{given} head dims {allowed}, not {model.head_dim}"
     if page_size not in (16, 32) and page_size % 64:
         return f"it takes pages of 16, 32 and multiples of 64 tokens, not {page_size}"
     group = model.num_heads // model.num_kv_heads
@@ -193,12 +198,14 @@ def _streams_products(model: ModelConfig) -> bool:
     return all(streamed_product.refusal(rows, *matrix) is None for matrix in matrices)
 
 
-def _mosaic(model: ModelConfig) -> Backend:
+def _mosaic(model: ModelConfig, fp8: bool) -> Backend:
     group, streams = model.num_heads // model.num_kv_heads, _streams_products(model)
+    # Numbers of 8 bits are written in pairs, of both halves of what rotates.
+    own_write = model.rope is not None and not (fp8 and model.rope.rotary_dim % 4)
     return Backend(
         name="mosaic",
         paged_attention=attention_mosaic.paged_attention,
-        rotate_and_write=(kv_write_xla if model.rope is None else kv_write_mosaic).rotate_and_write,
+        rotate_and_write=(kv_write_mosaic if own_write else kv_write_xla).rotate_and_write,
         add_rms_norm=(norm_mosaic if model.hidden_size % 128 == 0 else norm_xla).add_rms_norm,
         gated_silu=(
             activation_mosaic if model.intermediate_size % 128 == 0 else activation_xla

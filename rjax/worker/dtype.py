@@ -1,9 +1,9 @@
-"""The dtype that weights and KV are held in."""
+"""The dtypes that weights and KV are held in."""
 
 import jax.numpy as jnp
 
 from models import ModelConfig
-from rjax.config import DType
+from rjax.config import DType, KVCacheDType
 
 
 def choose_dtype(wanted: DType, config: ModelConfig, platform: str) -> jnp.dtype:
@@ -14,3 +14,8 @@ def choose_dtype(wanted: DType, config: ModelConfig, platform: str) -> jnp.dtype
     if wanted != "auto":
         return jnp.dtype(wanted)
     return jnp.dtype(jnp.float32 if platform == "cpu" else config.dtype)
+
+
+def choose_kv_dtype(wanted: KVCacheDType, dtype: jnp.dtype) -> jnp.dtype:
+    """Of KV pages, where weights are held in ``dtype``: that, or float8_e4m3fn."""
+    return dtype if wanted == "auto" else jnp.dtype(jnp.float8_e4m3fn)

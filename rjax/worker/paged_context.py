@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
@@ -24,6 +25,9 @@ class PagedContext(LayerContext):
     Holds the pools of all layers, [P, K, S, H] each, and replaces them as layers write; lives for
     one trace of the step. On a mesh of several devices attention runs under ``shard_map`` over K,
     and the steps between the products in plain JAX, where XLA splits them with the products.
+
+    Pools in float8_e4m3fn have scales of 1: what is written is rounded to that type, and what is
+    beyond 448 is clipped to it.
     """
 
     def __init__(
@@ -38,6 +42,8 @@ class PagedContext(LayerContext):
         self.v_pages = list(v_pages)
         self._step = step
         self._plan = None
+        self._fp8 = k_pages[0].dtype == jnp.float8_e4m3fn
+        self._dtype = None  # of what the last product in parts is meant in
         self._backend = backend
         self._mesh = mesh
 
@@ -55,6 +61,9 @@ class PagedContext(LayerContext):
         if self._plan is None:  # every layer has the same heads
             heads = (K * (A - 2) // devices, K // devices)
             self._plan = self._backend.prepare(self._step.plan, self._step.positions, heads)
+        if self._fp8 and qkv.ndim == 5:  # whoever sums parts rounds them to the dtype of the pages
+            assert self._dtype is not None
+            qkv = qkv.sum(0).astype(self._dtype)
         run = functools.partial(_attend, backend=self._backend, spec=spec)
         if devices > 1:
             run = jax.shard_map(
@@ -99,6 +108,7 @@ class PagedContext(LayerContext):
         """h @ w, or in parts, float32, that sum to it."""
         if not self._streams(h):
             return super().product(h, w)
+        self._dtype = h.dtype
         return _split_product(h, w, backend=self._backend)
 
     def gated_product(
@@ -120,11 +130,15 @@ class PagedContext(LayerContext):
 @functools.partial(jax.jit, static_argnames=("backend", "spec"))
 def _attend(qkv, bias, k_pages, v_pages, rotary, step, plan, *, backend: Backend, spec):
     cos, sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
+    scales = {}
+    if k_pages.dtype == jnp.float8_e4m3fn:
+        ones = jnp.ones(k_pages.shape[1], jnp.float32)
+        scales = {"k_scales": ones, "v_scales": ones}
     q, k_pages, v_pages = backend.rotate_and_write(
-        qkv, bias, cos, sin, k_pages, v_pages, step.kv_slots
+        qkv, bias, cos, sin, k_pages, v_pages, step.kv_slots, **scales
     )
     out, _ = backend.paged_attention(
-        q, k_pages, v_pages, step.page_table, step.positions, plan, spec
+        q, k_pages, v_pages, step.page_table, step.positions, plan, spec, **scales
     )
     return out, k_pages, v_pages
 

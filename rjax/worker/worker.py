@@ -24,6 +24,7 @@ from rjax.worker.backend import Backend
 from rjax.worker.batch_order import by_shared_pages
 from rjax.worker.compile_ahead import compile_ahead
 from rjax.worker.cost_model import fitted_cost_model
+from rjax.worker.dtype import choose_kv_dtype
 from rjax.worker.gathered_steps import GatheredResult, GatheredSteps, StepKind
 from rjax.worker.kv_cache import PoolSize, fit_pool, make_pools, page_bytes
 from rjax.worker.page_mover import PageMover, Pools
@@ -113,8 +114,10 @@ class Worker:
         self._programs = StepPrograms(graph, treedef, backend, mesh)
         self._unmasked: dict[int, jax.Array] = {}
         self._gathered = GatheredSteps(config.scheduler.num_decode_steps)
-        self._dtype = jnp.result_type(*(leaf.dtype for leaf in self._leaves))
-        fitted = fitted_cost_model(backend, loaded.config, self._dtype, mesh)
+        dtype = jnp.result_type(*(leaf.dtype for leaf in self._leaves))
+        self._kv_dtype = choose_kv_dtype(config.cache.kv_cache_dtype, dtype)
+        # For fp8 pages too: the one of the weights' dtype.
+        fitted = fitted_cost_model(backend, loaded.config, dtype, mesh)
         self._sharing: Sharing = _sharing(config, fitted or backend.cost_model)
         self.pool = self._pool_size(loaded, config, max_model_len)
         self._state = self._make_state(loaded, config, self.pool.num_pages)
@@ -127,7 +130,7 @@ class Worker:
             shape=(loaded.config.num_kv_heads, page_size, loaded.config.head_dim),
             num_pools=2 * loaded.config.num_layers,
             num_slots=self.num_host_pages,
-            dtype=self._dtype,
+            dtype=self._kv_dtype,
             mesh=mesh,
         )
 
@@ -150,7 +153,7 @@ class Worker:
     @property
     def kv_dtype(self) -> jnp.dtype:
         """Of the KV pool."""
-        return self._dtype
+        return self._kv_dtype
 
     @property
     def page_shape(self) -> tuple[int, ...]:
@@ -347,7 +350,7 @@ class Worker:
     def _make_state(self, loaded: LoadedModel, config: EngineConfig, num_pages: int) -> StepState:
         slots = config.scheduler.max_num_seqs
         k_pages, v_pages = make_pools(
-            loaded.config, num_pages, config.cache.page_size, self._dtype, self._mesh
+            loaded.config, num_pages, config.cache.page_size, self._kv_dtype, self._mesh
         )
         sampling, last = jax.device_put(
             (init_state(slots, self._vocab_size), jnp.zeros(slots, jnp.int32)), self._everywhere
@@ -356,7 +359,7 @@ class Worker:
 
     def _pool_size(self, loaded: LoadedModel, config: EngineConfig, max_model_len: int) -> PoolSize:
         size = config.cache.page_size
-        bytes_per_page = page_bytes(loaded.config, size, self._dtype)
+        bytes_per_page = page_bytes(loaded.config, size, self._kv_dtype)
         if config.cache.num_pages is not None:
             return PoolSize(config.cache.num_pages, bytes_per_page)
         device = self._mesh.devices.flat[0]

@@ -52,6 +52,28 @@ def test_mosaic_says_what_it_cannot_run(no_jax_triton, change, message):
         choose("mosaic", **change)
 
 
+FP8 = {"kv_dtype": "float8_e4m3fn"}
+
+
+@pytest.mark.parametrize("head_dim", [80, 112])
+def test_kv_in_fp8_takes_the_next_backend_where_mosaic_cannot(jax_triton, head_dim):
+    assert choose("auto", head_dim=head_dim, **FP8).name == "triton"
+    with pytest.raises(InvalidConfigError, match=f"KV in fp8, head dims 64, 96.*not {head_dim}"):
+        choose("mosaic", head_dim=head_dim, **FP8)
+
+
+def test_kv_in_fp8_without_triton_is_told_of(no_jax_triton, caplog):
+    assert choose("auto", head_dim=80, **FP8).name == "xla"
+    assert "KV in fp8" in caplog.text and "rjax[triton]" in caplog.text
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+def test_mosaic_takes_kv_in_fp8(head_dim):
+    assert choose("auto", head_dim=head_dim, **FP8).name == "mosaic"
+    with pytest.raises(InvalidConfigError, match="not float32"):
+        choose("mosaic", head_dim=head_dim, dtype="float32", **FP8)
+
+
 @pytest.mark.parametrize("name", ["auto", "mosaic"])
 def test_mosaic_is_taken_on_hopper(jax_triton, name):
     backend = choose(name)

@@ -19,7 +19,9 @@ from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import ShapeTable, StepFeatures
 
 
-def lowered(layers: int, mode: SamplerMode = "greedy", at_once: int = 1) -> str:
+def lowered(
+    layers: int, mode: SamplerMode = "greedy", at_once: int = 1, kv_dtype: Any = jnp.bfloat16
+) -> str:
     """A decode step of the mosaic backend, lowered for CUDA."""
     config = config_from_dict(
         {
@@ -47,6 +49,7 @@ def lowered(layers: int, mode: SamplerMode = "greedy", at_once: int = 1) -> str:
         model=config,
         dtype=dtype,
         page_size=64,
+        kv_dtype=kv_dtype,
     )
     table = ShapeTable(
         max_num_seqs=4,
@@ -63,7 +66,7 @@ def lowered(layers: int, mode: SamplerMode = "greedy", at_once: int = 1) -> str:
     size = PackedLayout(shape).size
     graph, weights = nnx.split(Decoder(config, dtype))
     leaves, tree = jax.tree.flatten(weights)
-    pools = [jnp.zeros((20, 2, 64, 64), dtype)] * layers
+    pools = [jnp.zeros((20, 2, 64, 64), kv_dtype)] * layers
     state = StepState(pools, pools, init_state(4, 61), jnp.zeros(4, jnp.int32))
     features = StepFeatures(mode, 0, False)
     programs = StepPrograms(graph, tree, backend, single_device_mesh())
@@ -87,7 +90,7 @@ def test_more_layers_bring_no_more_kernels():
 
 def test_a_step_is_the_same_whatever_was_lowered_before_it():
     first = lowered(2)
-    lowered(1, "full")
+    assert "20x2x64x64xf8E4M3FN" in lowered(1, "full", kv_dtype=jnp.float8_e4m3fn)
     assert lowered(2) == first
 
 

@@ -151,6 +151,7 @@ def test_a_pool_too_small_for_one_sequence_is_an_error(tiny):
         ({"tensor_parallel_size": 64}, "devices"),
         ({"max_num_sequences": 3}, "nearest is 'max_num_seqs'"),
         ({"page_size": 12}, "choose one of"),
+        ({"kv_cache_dtype": "int8"}, "choose one of auto, fp8, fp8_e4m3"),
         ({"max_num_seqs": 0}, "from 1"),
         ({"max_num_seqs": 2**31}, "from 1"),
         ({"num_pages": -4}, "from 1"),

@@ -55,16 +55,16 @@ def answers(folder, count, **options):
     return engine, {name: output.outputs[0].token_ids for name, output in done.items()}
 
 
-@pytest.mark.parametrize(("count", "at_once"), [(3, 4), (9, 1)])
-def test_an_engine_answers_the_same(tiny, kernels, with_kernels, monkeypatch, count, at_once):
-    engine, got = answers(tiny, count, num_decode_steps=at_once)
+@pytest.mark.parametrize(("count", "at_once", "kv"), [(3, 4, "auto"), (9, 1, "fp8")])
+def test_an_engine_answers_the_same(tiny, kernels, with_kernels, monkeypatch, count, at_once, kv):
+    engine, got = answers(tiny, count, num_decode_steps=at_once, kv_cache_dtype=kv)
     worker: Any = engine._worker
     decode = worker.shapes.decode
     assert [(s.rows, s.seqs) for s in decode] == [(8, 1), (8, 4), (16, 16)]
     rows = 16 if count > 8 else 8
     assert kernels[1] == {("split", rows), ("gated", rows)}  # not the chunks of prompts
     monkeypatch.undo()
-    assert answers(tiny, count)[1] == got
+    assert answers(tiny, count, kv_cache_dtype=kv)[1] == got
 
 
 def test_functional_programs_take_them(kernels):

@@ -142,6 +142,7 @@ def test_saved_prefixes_are_loaded_and_checked(tiny, tmp_path):
         ({"seed": 6}, "model"),
         ({"page_size": 16}, "page_size"),
         ({"dtype": "bfloat16"}, "save the prefix again"),
+        ({"kv_cache_dtype": "fp8"}, "'float32'; this engine has 'float8_e4m3fn'"),
     ):
         with pytest.raises(InvalidConfigError, match=message):
             make_engine(tiny, num_pages=64, prefix_files=(str(path),), **options)

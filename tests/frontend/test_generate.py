@@ -187,6 +187,8 @@ def test_engine_flags_reach_the_engine(run: Run, engine: FakeEngine) -> None:
         "5",
         "--page-size",
         "16",
+        "--kv-cache-dtype",
+        "fp8",
         "--gpu-memory-utilization",
         "0.5",
         "--max-logprobs",
@@ -214,6 +216,7 @@ def test_engine_flags_reach_the_engine(run: Run, engine: FakeEngine) -> None:
         "max_num_seqs": 4,
         "num_pages": 5,
         "page_size": 16,
+        "kv_cache_dtype": "fp8",
         "gpu_memory_utilization": 0.5,
         "max_logprobs": 7,
         "tensor_parallel_size": 2,
@@ -299,6 +302,7 @@ BAD_ARGUMENTS = [
         }.items()
         for value in values
     ),
+    (["--kv-cache-dtype", "int8"], "choose from"),
     (["-n", "0"], "n is 0"),
     (["-n", "2147483648"], "n is"),
     (["--stop-token-id", "-1"], "stop_token_ids"),
@@ -439,5 +443,5 @@ def test_warnings_are_one_line(run: Run, engine: FakeEngine, recwarn: Any) -> No
 def test_help_teaches(run: Run) -> None:
     status, out, err = run("--help")
     assert (status, err) == (0, "")
-    for needed in ("examples:", "--relay", "--prompts-file", "exit status", "--temperature"):
+    for needed in ("examples:", "--relay", "--kv-cache-dtype", "exit status", "--temperature"):
         assert needed in out
