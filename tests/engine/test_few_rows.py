@@ -55,7 +55,9 @@ def answers(folder, count, **options):
     return engine, {name: output.outputs[0].token_ids for name, output in done.items()}
 
 
-@pytest.mark.parametrize(("count", "at_once", "kv"), [(3, 4, "auto"), (9, 1, "fp8")])
+@pytest.mark.parametrize(
+    ("count", "at_once", "kv"), [(3, 4, "auto"), (9, 1, "auto"), (9, 1, "fp8")]
+)
 def test_an_engine_answers_the_same(tiny, kernels, with_kernels, monkeypatch, count, at_once, kv):
     engine, got = answers(tiny, count, num_decode_steps=at_once, kv_cache_dtype=kv)
     worker: Any = engine._worker
