@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,8 @@ def find_tools(plugin: Path | None = None, ptxas: Path | None = None) -> Tools:
         ptxas = next((Path(p) for p in glob.glob("/usr/local/cuda*/bin/ptxas")), None)
     compiler = shutil.which("cc")
     needed = {
-        "JAX's CUDA plugin (pip install 'jax[cuda13]', or --plugin)": plugin,
-        "the assembler ptxas (it comes with the same, or --ptxas)": ptxas,
+        "JAX's CUDA plugin (the extra cuda13 brings it, or --plugin)": plugin,
+        "the assembler ptxas (the extra cuda13 brings it, or --ptxas)": ptxas,
         "a C compiler named cc": compiler and Path(compiler),
     }
     for name, path in needed.items():
@@ -86,43 +87,55 @@ def _first(package: str, pattern: str) -> Path | None:
 
 def version(tools: Tools) -> str:
     """Of the assembler."""
-    said = subprocess.run([str(tools.ptxas), "--version"], capture_output=True, text=True).stdout
-    found = re.search(r"release [\d.]+, V([\d.]+)", said)
+    found = re.search(r"release [\d.]+, V([\d.]+)", _run([tools.ptxas, "--version"]))
     return f"ptxas {found[1]}" if found else "ptxas"
 
 
-def assemble(module: bytes, tools: Tools) -> tuple[dict[str, Any], str]:
-    """(what the assembler says, PTX) of one kernel.
+def assembled(modules: Iterable[bytes], tools: Tools) -> Iterator[tuple[dict[str, Any], str]]:
+    """(what the assembler says, PTX) of each kernel.
 
     Raises:
-        RuntimeError: the plugin or the assembler failed; with what it said.
+        RuntimeError: the plugin, the assembler or the C compiler failed; with what it said.
     """
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
-        source, binary = here / "kernel.ptx", here / "kernel.cubin"
-        (here / "kernel.mlirbc").write_bytes(module)
         (here / "driver.c").write_text(_DRIVER)
-        library = [str(tools.compiler), "-shared", "-fPIC", "-o", "libcuda.so.1", "driver.c"]
-        subprocess.run(library, cwd=here, check=True)
-        path = f"{tools.ptxas.parent}:{os.environ.get('PATH', '')}"
-        environment = os.environ | {
-            "LD_LIBRARY_PATH": folder,
-            "PATH": path,
-            "MOSAIC_GPU_DUMP_PTX": "1",
-        }
-        # A process of its own: the plugin prints to it, and fails when it has.
-        command = [sys.executable, "-c", _COMPILE, str(tools.plugin), str(here / "kernel.mlirbc")]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        found = re.search(r"^\.version.*?^}$", done.stdout, re.DOTALL | re.MULTILINE)
-        if found is None:
-            raise RuntimeError(f"the plugin made no PTX: {done.stderr.strip()[-500:]}")
-        source.write_text(found[0] + "\n")
-        command = [str(tools.ptxas), f"-arch={_ARCHITECTURE}", "-v", str(source)]
-        done = subprocess.run([*command, "-o", str(binary)], capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"ptxas failed: {done.stderr.strip()[-500:]}")
-        said = what_ptxas_says(done.stdout + done.stderr)
-        return said | {"code_bytes": code_bytes(binary.read_bytes())}, found[0]
+        _run([tools.compiler, "-shared", "-fPIC", "-o", here / "libcuda.so.1", here / "driver.c"])
+        for module in modules:
+            text = _ptx(module, here, tools)
+            source, binary = here / "kernel.ptx", here / "kernel.cubin"
+            source.write_text(text)
+            said = _run([tools.ptxas, f"-arch={_ARCHITECTURE}", "-v", source, "-o", binary])
+            yield what_ptxas_says(said) | {"code_bytes": code_bytes(binary.read_bytes())}, text
+
+
+def _run(command: Sequence[str | Path]) -> str:
+    done = subprocess.run([str(x) for x in command], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{Path(command[0]).name} failed: {_last_line(done.stderr)}")
+    return done.stdout + done.stderr
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]
+
+
+def _ptx(module: bytes, folder: Path, tools: Tools) -> str:
+    """By the plugin, which finds the made-up driver in ``folder``."""
+    path = folder / "kernel.mlirbc"
+    path.write_bytes(module)
+    environment = os.environ | {
+        "LD_LIBRARY_PATH": str(folder),
+        "PATH": f"{tools.ptxas.parent}:{os.environ.get('PATH', '')}",
+        "MOSAIC_GPU_DUMP_PTX": "1",
+    }
+    # A process of its own: the plugin prints to it, and fails when it has.
+    command = [sys.executable, "-c", _COMPILE, str(tools.plugin), str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    found = re.search(r"^\.version.*?^}$", done.stdout, re.DOTALL | re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"the plugin made no PTX: {_last_line(done.stderr)}")
+    return found[0] + "\n"
 
 
 def what_ptxas_says(text: str) -> dict[str, Any]:
@@ -131,7 +144,7 @@ def what_ptxas_says(text: str) -> dict[str, Any]:
     registers = re.search(r"Used (\d+) registers", text)
     spilled = re.search(r"(\d+) bytes spill stores", text)
     if name is None or registers is None or spilled is None:
-        raise RuntimeError(f"ptxas said nothing of a kernel: {text.strip()[-500:]}")
+        raise RuntimeError(f"ptxas said nothing of a kernel: {_last_line(text)}")
     return {
         "kernel": name[1].removesuffix("_mosaic_gpu_kernel").removesuffix("_kernel"),
         "registers": int(registers[1]),

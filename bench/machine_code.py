@@ -21,8 +21,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxlib.mlir import ir
+from tqdm import tqdm
 
-from bench.assembler import assemble, find_tools, version
+from bench.assembler import assembled, find_tools, version
 from bench.command_line import command_parser, keep, numbers
 from bench.decode_step import step_shape
 from bench.model_shapes import SHAPES
@@ -114,24 +115,29 @@ def main(arguments: list[str] | None = None) -> int:
     """Assemble, print, keep."""
     options = parser().parse_args(arguments)
     try:
-        tools = find_tools(options.plugin, options.ptxas)
-        cases = [DecodeCase(batch, options.shared, options.own) for batch in options.batch]
-        steps = [lowered_step(options.shapes, case) for case in cases]
-    except (FileNotFoundError, InvalidConfigError) as error:
+        found = _measure(options)
+    except (FileNotFoundError, InvalidConfigError, RuntimeError) as error:
         print(f"bench.machine_code: {error}", file=sys.stderr)
         return 1
+    keep(found, COLUMNS, options.json, "machine_code")
+    return 0
+
+
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    tools = find_tools(options.plugin, options.ptxas)
     settings = {k: v for k, v in vars(options).items() if k not in ("plugin", "ptxas", "ptx")}
     found = record("bench.machine_code", [], settings, assembler=version(tools))
-    for batch, step in zip(options.batch, steps, strict=True):
-        for number, (calls, module) in enumerate(kernels_of(step)):
-            said, ptx = assemble(module, tools)
-            row = {"model": options.shapes, "batch": batch, "calls": calls}
+    for batch in options.batch:
+        step = lowered_step(options.shapes, DecodeCase(batch, options.shared, options.own))
+        calls, modules = zip(*kernels_of(step), strict=True)
+        bar = tqdm(modules, desc=f"{batch} rows", disable=options.quiet)
+        for number, (said, ptx) in enumerate(assembled(bar, tools)):
+            row = {"model": options.shapes, "batch": batch, "calls": calls[number]}
             found["rows"].append(row | said)
             if options.ptx is not None:
                 options.ptx.mkdir(parents=True, exist_ok=True)
                 (options.ptx / f"{batch}_{number}_{said['kernel']}.ptx").write_text(ptx)
-    keep(found, COLUMNS, options.json, "machine_code")
-    return 0
+    return found
 
 
 if __name__ == "__main__":
