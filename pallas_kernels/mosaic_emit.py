@@ -3,16 +3,20 @@
 # Pallas passes a leading context to inlined functions, which its types do not say.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
+from typing import Any
+
 import jax
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, vector
+from jaxlib.mlir.dialects import arith, nvvm, vector
 
 THREADS = 128
 """Threads of a program of one warpgroup."""
 
 SCALAR = plgpu.Layout.WG_SPLAT(())
+
+_EVICT_FIRST = 0x12F0000000000000  # an L2 access policy, as createpolicy makes it: all of it, first
 
 _H200_MULTIPROCESSORS = 132
 
@@ -53,3 +57,33 @@ def store_strided(ref, value, layout) -> None:
             vector.store(register, ref_, [arith.index_cast(index, at)], alignment=size)
 
     store(ref, value)
+
+
+def evict_first() -> None:
+    """Tell the L2 cache to drop first what the last ``copy_gmem_to_smem`` reads.
+
+    For bytes read once a step, so that they do not push out what is read again soon. Pallas has no
+    such option; this builds the copy just emitted again with the hint.
+    """
+
+    @plgpu.inline_mgpu(arg_types=())
+    def hint(_):
+        name = nvvm.CpAsyncBulkTensorGlobalToSharedClusterOp.OPERATION_NAME
+        block = ir.InsertionPoint.current.block
+        copy: Any = [op for op in block.operations if op.operation.name == name][-1]
+        nvvm.cp_async_bulk_tensor_shared_cluster_global(
+            copy.dstMem,
+            copy.tmaDescriptor,
+            list(copy.coordinates),
+            copy.mbar,
+            list(copy.im2colOffsets),
+            multicast_mask=copy.multicastMask,
+            l2_cache_hint=mgpu.c(_EVICT_FIRST, ir.IntegerType.get_signless(64)),
+            mode=copy.mode,
+            is_cta_only=copy.isCTAOnly,
+            group=copy.group,
+            predicate=copy.predicate,
+        )
+        copy.operation.erase()
+
+    hint()

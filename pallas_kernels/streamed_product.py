@@ -1,9 +1,9 @@
 """Products of few rows on Hopper (Mosaic GPU): weights streamed once through shared memory.
 
 A program takes a tile of columns of W matrices over a run of the depth. One warpgroup copies chunks
-of weights and of rows (TMA) through a ring in shared memory, another multiplies them (wgmma) and
-hands the sums to ``finish``. Bytes moved: the weights once from memory; the rows once for each tile
-of columns, from the cache; what ``finish`` writes.
+of weights and of rows (TMA) through a ring in shared memory, one for each 64 rows multiplies them
+(wgmma) and hands the sums to ``finish``. Bytes moved: the weights once from memory, which leave the
+L2 cache first; the rows once for each tile of columns, from the cache; what ``finish`` writes.
 
 The tensor cores take 64 rows. Slots hold only those there are, and instructions read on into the
 slots that follow: rows of a product do not mix, and those results are dropped.
@@ -25,13 +25,14 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 from jaxtyping import Array, Float
 
-from pallas_kernels.mosaic_emit import SCALAR
+from pallas_kernels.mosaic_emit import SCALAR, evict_first
 
 _ACC = plgpu.WGMMAAccumulatorRef
-ROWS = (8, 16, 32, 64)
+ROWS = (8, 16, 32, 64, 128)
 """Rows that the kernel takes."""
 
 _TILE = 64  # rows of an instruction
+_PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, 232  # a thread, with two consumers
 _SLOTS = 8  # more gain nothing
 
 
@@ -56,7 +57,7 @@ def ring_slots(
     rows: int, depth: int, *, columns: int, chunk: int, splits: int, shared_bytes: int
 ) -> int:
     """Slots for a Cut that fit in so many bytes of shared memory, ``columns`` of all matrices."""
-    beyond = (_TILE - rows) * chunk * 2  # read by the instruction on the last slot
+    beyond = max(0, _TILE - rows) * chunk * 2  # read by the instruction on the last slot
     fit = (shared_bytes - beyond) // ((columns + rows) * chunk * 2)
     return max(2, min(_SLOTS, fit, -(-depth // chunk // splits)))
 
@@ -86,8 +87,8 @@ def streamed_product(
         cut: columns divide E.
         out: shape and dtype of the result.
         finish: (reference to the result in GMEM, W sums over the program's run of the depth, each
-            float32 [64, columns] in WGMMA layout, number of the run, first column): writes the
-            first T rows (``store_rows``).
+            float32 [64, columns] in WGMMA layout, number of the run, first row, first column):
+            writes the rows there are (``store_rows``).
 
     Raises:
         ValueError: a shape or dtype the kernel does not take.
@@ -99,11 +100,12 @@ def streamed_product(
     if why is not None:
         raise ValueError(why)
     n, chunk, ring = cut.columns, cut.chunk, cut.ring
+    consumers = -(-T // _TILE)
     swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
     def kernel(h, w, out, *, tiles, lines, full, free):
         """GMEM: h [T, D], w [D, W, E], out. SMEM: tiles [ring, W, chunk, n], lines
-        [(ring - 1) * T + 64, chunk]. Barriers, one a slot: full, free."""
+        [(ring - 1) * T + 64 (or ring * T), chunk]. Barriers, one a slot: full, free."""
         column = pl.multiple_of(lax.axis_index("column") * n, n)
         part = lax.axis_index("part")
         chunks = jnp.int32(D // chunk)
@@ -111,13 +113,17 @@ def streamed_product(
         count = lax.div((part + 1) * chunks, jnp.int32(cut.splits)) - start
         wg = lax.axis_index("wg")
 
-        @pl.when(wg == 1)
+        @pl.when(wg == consumers)
         def _producer():
+            if consumers > 1:
+                plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
+
             def load(i, slot):
                 depth = pl.ds(pl.multiple_of((start + i) * chunk, chunk), chunk)
                 for which in range(W):
                     source = w.at[depth, which, pl.ds(column, n)]
                     plgpu.copy_gmem_to_smem(source, tiles.at[slot, which], full.at[slot])
+                    evict_first()
                 own = pl.ds(pl.multiple_of(slot * T, T), T)
                 plgpu.copy_gmem_to_smem(h.at[:, depth], lines.at[own], full.at[slot])
 
@@ -130,13 +136,17 @@ def streamed_product(
             lax.fori_loop(0, first, lambda i, _: load(i, i), None)
             lax.fori_loop(first, count, refill, None)
 
-        @pl.when(wg == 0)
+        @pl.when(wg < consumers)
         def _consumer():
+            if consumers > 1:
+                plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
+            first_row = wg * _TILE if consumers > 1 else jnp.int32(0)
+
             def accumulate(*totals):
                 def step(i, _):
                     slot = lax.rem(i, jnp.int32(ring))
                     plgpu.barrier_wait(full.at[slot])
-                    own = pl.ds(pl.multiple_of(slot * T, T), _TILE)
+                    own = pl.ds(pl.multiple_of(slot * T + first_row, min(T, _TILE)), _TILE)
                     for which, total in enumerate(totals):
                         plgpu.wgmma(total, lines.at[own], tiles.at[slot, which])
                     plgpu.wgmma_wait(W)  # those of the slot before are done
@@ -148,7 +158,7 @@ def streamed_product(
                 return tuple(total[...] for total in totals)
 
             totals = pl.run_scoped(accumulate, *[_ACC((_TILE, n), jnp.float32)] * W)
-            finish(out, totals, part, column)
+            finish(out, totals, part, first_row, column)
 
     kernel.__name__ = name
     return plgpu.kernel(
@@ -156,13 +166,13 @@ def streamed_product(
         out_type=out,
         scratch_types=dict(
             tiles=plgpu.SMEM((ring, W, chunk, n), h.dtype, transforms=swizzled),
-            lines=plgpu.SMEM(((ring - 1) * T + _TILE, chunk), h.dtype, transforms=swizzled),
+            lines=plgpu.SMEM(((ring - 1) * T + max(T, _TILE), chunk), h.dtype, transforms=swizzled),
             full=plgpu.Barrier(num_barriers=ring, num_arrivals=W + 1),
-            free=plgpu.Barrier(num_barriers=ring),
+            free=plgpu.Barrier(num_barriers=ring, num_arrivals=consumers),
         ),
         grid=(E // n, cut.splits),
         grid_names=("column", "part"),
-        num_threads=2,
+        num_threads=consumers + 1,
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(
             approx_math=True,
@@ -172,23 +182,27 @@ def streamed_product(
     )(h, w)
 
 
-def store_rows(ref, value, column) -> None:
-    """``ref[row, column + c] = value[row, c]`` for the rows there are.
+def store_rows(ref, value, first_row, column) -> None:
+    """``ref[first_row + row, column + c] = value[row, c]`` for the rows there are.
 
-    ref: [T, E] in GMEM; value: [64, n] in WGMMA layout, of ref's dtype; column: int32, even.
+    ref: [T, E] in GMEM; value: [64, n] in WGMMA layout, of ref's dtype; first_row: int32; column:
+    int32, even.
     """
     T = ref.shape[0]
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WGMMA, SCALAR))
-    def store(_, ref_, value_, column_):
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WGMMA, SCALAR, SCALAR))
+    def store(_, ref_, value_, first_row_, column_):
         index = ir.IndexType.get()
-        first = arith.index_cast(index, column_.registers.flat[0])
+        above, first = (
+            arith.index_cast(index, place.registers.flat[0]) for place in (first_row_, column_)
+        )
         places = value_.layout.thread_idxs(value_.shape)
         for (row, at), register in zip(places, value_.registers.flat, strict=True):
             [run] = register.type.shape
             size = run * mgpu.utils.bitwidth(register.type.element_type) // 8
+            row = arith.addi(above, row)
             with mgpu.when(arith.cmpi(arith.CmpIPredicate.ult, row, mgpu.c(T, index))):
                 place = [row, arith.addi(first, at)]
                 vector.store(register, ref_, place, alignment=size)
 
-    store(ref, value, column)
+    store(ref, value, first_row, column)

@@ -14,6 +14,7 @@ from pallas_kernels.mosaic_emit import multiprocessors
 from pallas_kernels.streamed_product import Cut, ring_slots, store_rows, streamed_product
 
 _CHUNK = 64
+_ALONE = 64  # rows; programs of more fill a multiprocessor
 _ENOUGH = 0.8  # programs for each multiprocessor
 _SHARED_BYTES = 220 << 10  # of a multiprocessor
 
@@ -25,15 +26,15 @@ def gated_product(h: Float[Array, "T D"], w: Float[Array, "D 2 F"]) -> Float[Arr
     ``gated_silu`` rounds the sums too: the two differ in the last bits.
 
     Args:
-        h, w: bfloat16 or float16, both alike; T is 8, 16, 32 or 64, D and F multiples of 64.
+        h, w: bfloat16 or float16, both alike; T is 8, 16, 32, 64 or 128, D and F multiples of 64.
 
     Raises:
         ValueError: a shape or dtype the kernel does not take.
     """
     (T, D), F = h.shape, w.shape[2]
-    wide = F % 128 == 0 and _ENOUGH * multiprocessors() <= F // 128
+    wide = F % 128 == 0 and (T > _ALONE or _ENOUGH * multiprocessors() <= F // 128)
     columns = 128 if wide else 64
-    together = 2 if not wide and F // columns > multiprocessors() else 1
+    together = 2 if T <= _ALONE and not wide and F // columns > multiprocessors() else 1
     ring = ring_slots(
         T,
         D,
@@ -43,10 +44,10 @@ def gated_product(h: Float[Array, "T D"], w: Float[Array, "D 2 F"]) -> Float[Arr
         shared_bytes=_SHARED_BYTES // together,
     )
 
-    def finish(out, totals, part, column):
+    def finish(out, totals, part, row, column):
         gate, up = totals
         hidden = gate / (1.0 + jnp.exp(-gate)) * up
-        store_rows(out, hidden.astype(out.dtype), column)
+        store_rows(out, hidden.astype(out.dtype), row, column)
 
     shape = jax.ShapeDtypeStruct((T, F), h.dtype)
     return streamed_product("gated_product", h, w, Cut(columns, _CHUNK, 1, ring), shape, finish)

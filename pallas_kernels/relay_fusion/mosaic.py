@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.mosaic_emit import SCALAR, THREADS, store_strided, thread_index
 
 _WIDEST = 8  # elements a thread at most: 16 bytes of bf16
-_FEW, _MANY = 12, 24  # partial results whose loads are in flight together
+_FEW, _MANY = 18, 24  # partial results whose loads are in flight together
 _MANY_ROWS, _ROWS = 1024, 8  # prompts: most rows have one result, and programs little to do
 _LOWEST = -1e30
 _EACH = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)  # one number a thread

@@ -23,7 +23,7 @@ def split_product(
     """Parts, float32, that sum to h @ w; the same ones whatever the run.
 
     Args:
-        h, w: bfloat16 or float16, both alike; T is 8, 16, 32 or 64, D and E multiples of 64.
+        h, w: bfloat16 or float16, both alike; T is 8, 16, 32, 64 or 128, D and E multiples of 64.
         splits: X; None for as many as fill the multiprocessors, at most 8.
 
     Raises:
@@ -32,8 +32,8 @@ def split_product(
     (T, D), E = h.shape, w.shape[1]
     cut = _choose_cut(T, D, E, splits)
 
-    def finish(out, totals, part, column):
-        store_rows(out.at[part], totals[0], column)
+    def finish(out, totals, part, row, column):
+        store_rows(out.at[part], totals[0], row, column)
 
     shape = jax.ShapeDtypeStruct((cut.splits, T, E), jnp.float32)
     return streamed_product("split_product", h, w[:, None], cut, shape, finish)

@@ -216,7 +216,7 @@ def _mosaic(model: ModelConfig, fp8: bool) -> Backend:
         tile_rows=2 * (_WGMMA_ROWS // 2 // group),
         # On an H200; see bench/kernels/README.md.
         split_tokens=256,
-        fine_split_tokens=128,
+        fine_split_tokens=64,
         fine_rows=_FEW_HEADS // model.num_kv_heads,
         joining=Joining(
             least_wide_items=-(-_MULTIPROCESSORS // model.num_kv_heads),

@@ -99,8 +99,16 @@ def test_which_models_take_them():
     for taken in (backend_of(), backend_of("qwen2.5-3b"), backend_of("qwen2.5-0.5b")):
         assert taken.split_product is mosaic.split_product
         assert taken.gated_product is gated_product
-        assert [taken.padded_rows(T) for T in (1, 4, 8, 9, 33, 65)] == [8, 8, 8, 16, 64, 65]
-        assert [T for T in range(129) if taken.streams_products(T)] == [8, 16, 32, 64]
+        assert [taken.padded_rows(T) for T in (1, 4, 8, 9, 33, 65, 129)] == [
+            8,
+            8,
+            8,
+            16,
+            64,
+            128,
+            129,
+        ]
+        assert [T for T in range(129) if taken.streams_products(T)] == [8, 16, 32, 64, 128]
     for other in (
         backend_of(intermediate_size=14344),
         backend_of(hidden_size=960, num_attention_heads=15, num_key_value_heads=5),

@@ -8,7 +8,14 @@ import pytest
 from pallas_kernels.gated_product import mosaic
 
 # (T, D, F): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B
-SHAPES = [(64, 4096, 14336), (8, 4096, 14336), (32, 2048, 11008), (16, 896, 4864)]
+SHAPES = [
+    (128, 4096, 14336),
+    (64, 4096, 14336),
+    (8, 4096, 14336),
+    (128, 2048, 11008),
+    (32, 2048, 11008),
+    (16, 896, 4864),
+]
 
 
 def arguments(T, D, F, dtype=jnp.bfloat16):

@@ -14,10 +14,12 @@ from pallas_kernels.split_product import mosaic, xla
 # (T, depth, columns): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B
 SHAPES = [
     (64, 4096, 6144),
+    (128, 4096, 6144),
     (64, 14336, 4096),
     (8, 4096, 4096),
     (32, 11008, 2048),
     (64, 2048, 2560),
+    (128, 2048, 2560),
     (16, 896, 1152),
     (16, 4864, 896),
 ]

@@ -117,14 +117,20 @@ class ByteTiles:
             scores = self.keys.applied(scores, first, 1, plgpu.Layout.WGMMA)
         return scores
 
-    def widen(self, tile, first, used, masked: bool):
+    def widen(self, tile, first, used, masked):
         """``scratch`` = the values at token ``first``, zero from row ``used`` on if ``masked``.
 
-        tile: float8_e4m3fn [64, H] SMEM. On return the warpgroup has read it, and the tensor cores
-        may read the scratch. Exact, but for the rounding of scales of pages to float16.
+        tile: float8_e4m3fn [64, H] SMEM; masked: bool scalar. On return the warpgroup has read it,
+        and the tensor cores may read the scratch. Exact, but for the rounding of scales of pages to
+        float16.
         """
         plgpu.commit_smem()  # the product before has read the scratch, in all warps
         H = tile.shape[1]
+
+        def cleared(value):  # what lies there may be NaN, and 0 * NaN is NaN
+            rows = plgpu.broadcasted_iota(jnp.int32, value.shape, 0, layout=_BYTES)
+            return jnp.where(rows < used, value, jnp.zeros_like(value))
+
         width = plgpu.find_swizzle(H * 8)  # columns at once: few registers for large head dims
         for start in range(0, H, width):
             columns = (slice(None), pl.ds(start, width))
@@ -132,8 +138,6 @@ class ByteTiles:
             if self.values is not None:
                 wide = self.values.applied(value.astype(jnp.float32), first, 0, _BYTES)
                 value = wide.astype(jnp.float16)
-            if masked:  # what lies there may be NaN, and 0 * NaN is NaN
-                rows = plgpu.broadcasted_iota(jnp.int32, value.shape, 0, layout=_BYTES)
-                value = jnp.where(rows < used, value, jnp.zeros_like(value))
+            value = lax.cond(masked, cleared, lambda value: value, value)
             self.scratch.at[columns][...] = value
         plgpu.commit_smem()

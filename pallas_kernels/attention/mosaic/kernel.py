@@ -42,6 +42,7 @@ from pallas_kernels.attention.mosaic.pack import (
 from pallas_kernels.attention.mosaic.quads import load_tile
 from pallas_kernels.attention.mosaic.softmax import attend, finish
 from pallas_kernels.attention.mosaic.stores import gather_rows
+from pallas_kernels.mosaic_emit import evict_first
 
 # pyright: reportAbstractUsage=false
 _WGMMA = plgpu.Layout.WGMMA
@@ -138,8 +139,7 @@ def _make_body(
         """``run(wide)`` with a static bool: one copy of the code for each kind there is."""
         if any_wide != any_pair:
             return run(any_wide)
-        pl.when(is_wide)(lambda: run(True))
-        return pl.when(jnp.logical_not(is_wide))(lambda: run(False))
+        return lax.cond(is_wide, lambda: run(True), lambda: run(False))
 
     def attention_kernel(
         units,
@@ -255,6 +255,7 @@ def _make_body(
                                 source = pool.at[page, own, pl.ds(offset, chunk)]
                             target = kv_smem.at[slot, w, pl.ds(c * chunk, chunk)]
                             plgpu.copy_gmem_to_smem(source, target, full.at[slot])
+                            evict_first()
 
                 def run(wide: bool):
                     def step(i, tile):
@@ -282,50 +283,54 @@ def _make_body(
                 plgpu.barrier_arrive(free.at[slot])
 
             def consume(record, buffer, tile):
+                # Only the loop over tokens is there twice: in a whole step, code is cold.
                 head, is_wide, half, _, steps = decode(record)
+                # The second warpgroup takes the second half of a wide item's rows, or the second
+                # head.
+                shift = jnp.where(is_wide, wg * half, 0)
+                own_head = jnp.where(is_wide, head, head + wg)
+                rows = record[ROWS_LIVE]
+                live = jnp.where(is_wide, jnp.clip(rows - shift, 0, half), rows)
+                live = jnp.where(own_head < K, live, 0)
+                known = jnp.maximum(live, 1)  # without live rows, look at the last one
+                first = record[ROW] + jnp.minimum(shift, rows - 1)
+                reach = gather_rows(positions, first, known, G)
+                target = gather_rows(dest, record[SLOT] + shift, known, G)
+                place = buffer * CONSUMERS + wg
+                plgpu.barrier_wait(q_full.at[place])
+                source = plain_queries.at[place, pl.ds(0, ROWS)]
+                narrow = value_unit = None
+                if scratch is not None:
+                    queries, units = split_queries(source)
+                    kv_head = jnp.minimum(own_head, K - 1)
+                    last = lax.div(record[KV_STOP] - 1, jnp.int32(S))
+                    pages = (table, record[TABLE_ROW], kv_head, last, S)
+                    keys, values = (numbers[name] for name in ("k_scales", "v_scales"))
+                    if len(keys.shape) == 1:
+                        units = units * keys[kv_head]
+                    if len(values.shape) == 1:
+                        value_unit = values[kv_head]
+                    narrow = ByteTiles(
+                        units,
+                        scratch.at[wg],
+                        PageScales(keys, *pages) if len(keys.shape) == 2 else None,
+                        PageScales(values, *pages) if len(values.shape) == 2 else None,
+                    )
+                else:
+                    queries = (load_tile(source, known * G, H, q.dtype),)
+                if not queries_in_registers(H):
+                    # The same memory, as the tensor cores read it.
+                    plgpu.commit_smem()
+                    for i, some in enumerate(queries):
+                        q_smem[1].at[wg, i][...] = some
+                    plgpu.commit_smem()
+                    queries = q_smem[1]
+                slopes = None
+                if "alibi_slopes" in numbers:
+                    slopes = gather_heads(numbers["alibi_slopes"], own_head * G, G)
 
                 def run(wide: bool):
-                    # The second warpgroup takes the second half of a wide item's rows, or the
-                    # second head.
-                    shift = wg * half if wide else jnp.int32(0)
-                    own_head = head if wide else head + wg
-                    rows = record[ROWS_LIVE]
-                    live = jnp.clip(rows - shift, 0, half) if wide else rows
-                    live = jnp.where(own_head < K, live, 0)
-                    known = jnp.maximum(live, 1)  # without live rows, look at the last one
-                    first = record[ROW] + jnp.minimum(shift, rows - 1)
-                    reach = gather_rows(positions, first, known, G)
-                    target = gather_rows(dest, record[SLOT] + shift, known, G)
-                    place = buffer * CONSUMERS + wg
-                    plgpu.barrier_wait(q_full.at[place])
-                    source = plain_queries.at[place, pl.ds(0, ROWS)]
-                    narrow = value_unit = None
-                    if scratch is not None:
-                        queries, units = split_queries(source)
-                        kv_head = jnp.minimum(own_head, K - 1)
-                        last = lax.div(record[KV_STOP] - 1, jnp.int32(S))
-                        place = (table, record[TABLE_ROW], kv_head, last, S)
-                        keys, values = (numbers[name] for name in ("k_scales", "v_scales"))
-                        if len(keys.shape) == 1:
-                            units = units * keys[kv_head]
-                        if len(values.shape) == 1:
-                            value_unit = values[kv_head]
-                        narrow = ByteTiles(
-                            units,
-                            scratch.at[wg],
-                            PageScales(keys, *place) if len(keys.shape) == 2 else None,
-                            PageScales(values, *place) if len(values.shape) == 2 else None,
-                        )
-                    else:
-                        queries = (load_tile(source, known * G, H, q.dtype),)
-                    if not queries_in_registers(H):
-                        # The same memory, as the tensor cores read it.
-                        plgpu.commit_smem()
-                        for i, some in enumerate(queries):
-                            q_smem[1].at[wg, i][...] = some
-                        plgpu.commit_smem()
-                        queries = q_smem[1]
-                    state = attend(
+                    return attend(
                         cfg,
                         queries,
                         kv_smem,
@@ -340,23 +345,14 @@ def _make_body(
                         steps,
                         record,
                         reach,
-                        gather_heads(numbers["alibi_slopes"], own_head * G, G)
-                        if "alibi_slopes" in numbers
-                        else None,
+                        slopes,
                         narrow,
                     )
-                    finish(
-                        state,
-                        (out, lse, part, part_lse),
-                        target,
-                        record[ROW] + shift,
-                        own_head * G,
-                        live,
-                        G,
-                        value_unit,
-                    )
 
-                by_kind(is_wide, run)
+                state = by_kind(is_wide, run)
+                row = record[ROW] + shift
+                targets = (out, lse, part, part_lse)
+                finish(state, targets, target, row, own_head * G, live, G, value_unit)
                 return tile + 2 * steps
 
             each_unit(consume)

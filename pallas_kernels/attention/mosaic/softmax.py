@@ -71,12 +71,12 @@ def attend(
     limit = jnp.minimum(reach + 1, stop)
     columns = plgpu.broadcasted_iota(jnp.int32, (ROWS, TILE), 1, layout=_WGMMA)
 
-    def step(i, carry, masked: bool):
+    def step(i, carry, masked):
         for part in parts:
             carry = attend_part(i, carry, masked, part)
         return carry
 
-    def attend_part(i, carry, masked: bool, part):
+    def attend_part(i, carry, masked, part):
         """Some of the step's tiles: (place in the step, half of the slot) of each."""
         acc, top, total = carry
         is_first, is_last = part is parts[0], part is parts[-1]
@@ -117,11 +117,14 @@ def attend(
                 add_distance(s, slopes, columns, first, reach)
                 for s, first in zip(scores, firsts, strict=True)
             )
-        if masked:
-            scores = tuple(
+
+        def mask(*scores):
+            return tuple(
                 _mask(s, columns, first, limit, reach, cfg.sliding_window)
                 for s, first in zip(scores, firsts, strict=True)
             )
+
+        scores = lax.cond(masked, mask, lambda *scores: scores, *scores)
         # Whole numbers, so that fading is by powers of two and rounds nothing: a row's result does
         # not depend on how many tiles are weighed at once.
         peaks = []
@@ -159,9 +162,8 @@ def attend(
             plgpu.barrier_wait(turn)
         if narrow is None:
             values = tuple(kv_smem.at[v_slot, half] for _, half in part)
-            if masked:
-                for value, first in zip(values, firsts, strict=True):
-                    _clear_tail(value, stop - first)
+            for value, first in zip(values, firsts, strict=True):
+                _clear_tail(value, stop - first)
         else:
             [(_, half)], [first], values = part, firsts, (narrow.scratch,)
             narrow.widen(kv_smem.at[v_slot, half], first, stop - first, masked)
@@ -187,8 +189,8 @@ def attend(
     plain = jnp.int32(0)
     if cfg.sliding_window is None:
         plain = lax.div(jnp.maximum(record[ALL_VISIBLE] - start, 0), jnp.int32(size))
-        carry = lax.fori_loop(0, plain, lambda i, c: step(i, c, False), carry)
-    carry = lax.fori_loop(plain, steps, lambda i, c: step(i, c, True), carry)
+    # One loop with a condition in it, not two: in a whole step, code is cold.
+    carry = lax.fori_loop(0, steps, lambda i, c: step(i, c, i >= plain), carry)
     if in_registers:
         pl.when(steps == 0)(lambda: plgpu.barrier_arrive(q_free))
     else:
