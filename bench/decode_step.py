@@ -90,7 +90,8 @@ def step_shape(case: DecodeCase, backend: Backend, *, page_size: int, relay: str
     unit = max(backend.cut_of(case.batch), page_size)
     split = unit * -(-longest // (32 * unit))
     joining = backend.joining if relay == "auto" else None
-    plan = PlanShape(rows, case.batch, longest, backend.tile_rows, split, joining)
+    tile_rows = min(backend.tile_rows, rows)
+    plan = PlanShape(rows, case.batch, longest, tile_rows, split, joining)
     return StepShape(rows, case.batch, -(-longest // page_size), page_size, plan)
 
 

@@ -55,7 +55,7 @@ class Setup:
             rows,
             seqs,
             self.max_context,
-            self.backend.tile_rows,
+            min(self.backend.tile_rows, rows),
             min(self.split_tokens, self._whole),
         )
 

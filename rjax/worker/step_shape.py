@@ -84,7 +84,9 @@ class ShapeTable:
         growth: int,
     ) -> None:
         def shape(rows: int, seqs: int, cut: int) -> StepShape:
-            plan = PlanShape(rows, seqs, max_model_len, tile_rows, cut, joining)
+            # Kernels for items of few rows have less code.
+            own = min(tile_rows, rows)
+            plan = PlanShape(rows, seqs, max_model_len, own, cut, joining)
             return StepShape(rows, seqs, math.ceil(max_model_len / page_size), page_size, plan)
 
         sizes = [max_num_seqs]
