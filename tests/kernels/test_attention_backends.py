@@ -113,9 +113,17 @@ def test_against_reference(backend, name, shape):
     check(backend, name, shape, AttentionSpec(shape[2] ** -0.5))
 
 
-@pytest.mark.parametrize(("name", "window"), [("relay", 1), ("relay", 100), ("chunks", 40)])
-def test_sliding_window(backend, name, window):
-    check(backend, name, SHAPES[3], AttentionSpec(0.1, sliding_window=window))
+@pytest.mark.parametrize(
+    ("name", "window", "shape"),
+    [
+        ("relay", 1, SHAPES[3]),
+        ("relay", 100, SHAPES[3]),
+        ("chunks", 40, SHAPES[3]),
+        ("relay", 100, SHAPES[6]),
+    ],
+)
+def test_sliding_window(backend, name, window, shape):
+    check(backend, name, shape, AttentionSpec(0.1, sliding_window=window))
 
 
 def test_soft_cap(backend):
@@ -175,10 +183,10 @@ def test_fp8_pages(backend, name, shape, fp8):
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        ("relay", (9, 3, 80, 32, 42, 64)),
-        ("decode", (4, 4, 96, 64, 8, 64)),
-        ("chunks", (8, 2, 112, 64, 32, 64)),
-        ("relay", (8, 2, 192, 16, 32, 64)),
+        ("relay", (9, 3, 80, 32, 42, 128)),
+        ("decode", (4, 4, 96, 64, 8, 192)),
+        ("chunks", (8, 2, 112, 64, 32, 128)),
+        ("relay", (8, 2, 192, 16, 32, 128)),
         ("chunks", (8, 2, 256, 64, 32, 128)),
     ],
 )

@@ -72,13 +72,19 @@ def attend(
     columns = plgpu.broadcasted_iota(jnp.int32, (ROWS, TILE), 1, layout=_WGMMA)
 
     def step(i, carry, masked):
+        held, state = carry
         for part in parts:
-            carry = attend_part(i, carry, masked, part)
-        return carry
+            state = attend_part(i, held, state, masked, part)
+        if H == TILE:
+            # Queries take as many registers as weights then, and ptxas 13.0 puts both into the same
+            # ones, though the next step needs the queries. Not if the step may change them; these
+            # bits are zeros.
+            held = tuple(_flip(some, record[KV_STOP] >> 31) for some in held)
+        return held, state
 
-    def attend_part(i, carry, masked, part):
+    def attend_part(i, held, state, masked, part):
         """Some of the step's tiles: (place in the step, half of the slot) of each."""
-        acc, top, total = carry
+        acc, top, total = state
         is_first, is_last = part is parts[0], part is parts[-1]
         k_slot = lax.rem(tile + 2 * i, ring)
         v_slot = lax.rem(tile + 2 * i + 1, ring)
@@ -87,7 +93,7 @@ def attend(
             plgpu.barrier_wait(full.at[k_slot])
 
         def scores_of(*refs):
-            some_queries = queries
+            some_queries = held
             if not in_registers:
                 # Else their addresses are worked out before the loop, and fill registers.
                 own, _ = lax.optimization_barrier((wg, i))
@@ -179,7 +185,7 @@ def attend(
             plgpu.barrier_arrive(free.at[v_slot])
         return acc, peak, total
 
-    carry = (
+    state = (
         plgpu.layout_cast(jnp.zeros((ROWS, H), jnp.float32), _WGMMA),
         plgpu.layout_cast(jnp.full((ROWS,), _LOWEST, jnp.float32), _ROW),
         plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), _ROW),
@@ -190,14 +196,36 @@ def attend(
     if cfg.sliding_window is None:
         plain = lax.div(jnp.maximum(record[ALL_VISIBLE] - start, 0), jnp.int32(size))
     # One loop with a condition in it, not two: in a whole step, code is cold.
-    carry = lax.fori_loop(0, steps, lambda i, c: step(i, c, i >= plain), carry)
+    carry = (queries if in_registers else (), state)
+    _, state = lax.fori_loop(0, steps, lambda i, c: step(i, c, i >= plain), carry)
     if in_registers:
         pl.when(steps == 0)(lambda: plgpu.barrier_arrive(q_free))
     else:
         plgpu.barrier_arrive(q_free)
     if turn is not None:
         pl.when(wg == 0)(lambda: hand_over(turn))
-    return carry
+    return state
+
+
+def _flip(queries, bits):
+    """Queries with these bits, of an int32, flipped in every register."""
+    layout = _WGMMA if queries.dtype.itemsize == 2 else plgpu.Layout.WGMMA_8BIT
+
+    @plgpu.inline_mgpu(
+        arg_types=(layout, SCALAR),
+        return_type=plgpu.ShapeDtypeStruct(queries.shape, queries.dtype, layout=layout),
+    )
+    def flip(_, queries_, bits_):
+        i32, [bits_] = ir.IntegerType.get_signless(32), bits_.registers.flat
+        registers = [
+            mgpu.utils.bitcast(arith.xori(mgpu.utils.bitcast(register, i32), bits_), register.type)
+            for register in queries_.registers.flat
+        ]
+        flipped = queries_.copy()
+        flipped.registers.flat = registers
+        return flipped
+
+    return flip(queries, bits)
 
 
 def _any_differ(a, b):
