@@ -7,8 +7,9 @@ One program (CTA) takes every ``grid``-th unit of work until none is left. A uni
     steps of 64 tokens, one consumer warpgroup a head.
 Either way a step is two [64, H] tiles of K and two of V. One producer warpgroup streams them
 through a ring in shared memory and runs ahead over unit boundaries, so that memory never waits for
-a unit to end. Bytes moved: each item's K and V once (2 * tokens * K * H * 2), its queries once, and
-the results of its live rows once. Rows that are padding are computed and dropped.
+a unit to end. Bytes moved: each item's K and V once (2 * tokens * K * H * 2; those of paired items
+leave the L2 cache first), its queries once, and the results of its live rows once. Rows that are
+padding are computed and dropped.
 """
 
 import jax
@@ -255,7 +256,8 @@ def _make_body(
                                 source = pool.at[page, own, pl.ds(offset, chunk)]
                             target = kv_smem.at[slot, w, pl.ds(c * chunk, chunk)]
                             plgpu.copy_gmem_to_smem(source, target, full.at[slot])
-                            evict_first()
+                            if not wide:  # what wide items read, others may read again
+                                evict_first()
 
                 def run(wide: bool):
                     def step(i, tile):
