@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.left_operands import lost_operands
+
 _ARCHITECTURE = "sm_90a"
 _DRIVER = """
 int cuInit(unsigned flags) { return 0; }
@@ -49,14 +51,18 @@ class Tools:
         plugin: JAX's CUDA plugin, a shared library.
         ptxas: the assembler.
         compiler: of C.
+        nvdisasm: the disassembler, or None.
     """
 
     plugin: Path
     ptxas: Path
     compiler: Path
+    nvdisasm: Path | None
 
 
-def find_tools(plugin: Path | None = None, ptxas: Path | None = None) -> Tools:
+def find_tools(
+    plugin: Path | None = None, ptxas: Path | None = None, nvdisasm: Path | None = None
+) -> Tools:
     """Those given, else those of this environment and this machine.
 
     Raises:
@@ -72,11 +78,15 @@ def find_tools(plugin: Path | None = None, ptxas: Path | None = None) -> Tools:
         "the assembler ptxas (the extra cuda13 brings it, or --ptxas)": ptxas,
         "a C compiler named cc": compiler and Path(compiler),
     }
+    if nvdisasm is not None:
+        needed["the disassembler nvdisasm"] = nvdisasm
     for name, path in needed.items():
         if path is None or not path.exists():
             raise FileNotFoundError(f"{name} is missing" + (f": {path}" if path else ""))
     assert plugin is not None and ptxas is not None and compiler is not None
-    return Tools(plugin.resolve(), ptxas.resolve(), Path(compiler))
+    nvdisasm = nvdisasm or _first("nvidia", "**/bin/nvdisasm")
+    nvdisasm = nvdisasm or _first("triton", "backends/nvidia/bin/nvdisasm")
+    return Tools(plugin.resolve(), ptxas.resolve(), Path(compiler), nvdisasm)
 
 
 def _first(package: str, pattern: str) -> Path | None:
@@ -106,7 +116,11 @@ def assembled(modules: Iterable[bytes], tools: Tools) -> Iterator[tuple[dict[str
             source, binary = here / "kernel.ptx", here / "kernel.cubin"
             source.write_text(text)
             said = _run([tools.ptxas, f"-arch={_ARCHITECTURE}", "-v", source, "-o", binary])
-            yield what_ptxas_says(said) | {"code_bytes": code_bytes(binary.read_bytes())}, text
+            lost = None
+            if tools.nvdisasm is not None:
+                lost = len(lost_operands(_run([tools.nvdisasm, "-c", binary])))
+            size = code_bytes(binary.read_bytes())
+            yield what_ptxas_says(said) | {"code_bytes": size, "lost_operands": lost}, text
 
 
 def _run(command: Sequence[str | Path]) -> str:

@@ -4,11 +4,14 @@
     python -m bench.machine_code --shapes qwen2.5-3b --batch 64 --ptx FOLDER
 
 For each kernel: how often a step calls it, bytes of code, registers a thread, bytes that find no
-room in registers, and the assembler's notes on performance (C7513: products wait for one another).
-The kernels of a layer run in turn, and what they execute shares the caches of instructions.
+room in registers, the assembler's notes on performance (C7513: products wait for one another), and
+how often a loop loses the left operand of a product, for which there must be 0 (a fault of the
+assembler; bench/kernels/README.md). The kernels of a layer run in turn, and what they execute
+shares the caches of instructions.
 
 The CUDA plugin of JAX has the compiler (``pip install -e '.[cuda13]'``, or ``--plugin`` and
-``--ptxas`` for files from elsewhere); a C compiler is needed too.
+``--ptxas`` for files from elsewhere); a C compiler is needed too. Without nvdisasm (the extra
+triton brings one, or ``--nvdisasm``) lost operands are not looked for, and their column is empty.
 """
 
 import argparse
@@ -46,6 +49,7 @@ COLUMNS = {
     "code_bytes": "code, bytes",
     "registers": "registers",
     "spilled_bytes": "spilled, bytes",
+    "lost_operands": "lost operands",
     "notes": "notes",
 }
 _PAGE = 64  # tokens
@@ -107,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--own", type=int, default=256, help="further tokens of each row")
     p.add_argument("--plugin", type=Path, help="xla_cuda_plugin.so, where it is not installed")
     p.add_argument("--ptxas", type=Path, help="the assembler, where it is not installed")
+    p.add_argument("--nvdisasm", type=Path, help="the disassembler, where it is not installed")
     p.add_argument("--ptx", type=Path, help="folder to write each kernel's PTX to")
     return p
 
@@ -124,8 +129,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    tools = find_tools(options.plugin, options.ptxas)
-    settings = {k: v for k, v in vars(options).items() if k not in ("plugin", "ptxas", "ptx")}
+    tools = find_tools(options.plugin, options.ptxas, options.nvdisasm)
+    own = ("plugin", "ptxas", "nvdisasm", "ptx")
+    settings = {k: v for k, v in vars(options).items() if k not in own}
     found = record("bench.machine_code", [], settings, assembler=version(tools))
     for batch in options.batch:
         step = lowered_step(options.shapes, DecodeCase(batch, options.shared, options.own))

@@ -11,9 +11,10 @@ then emptied, so that reading the prefix is part of the time. ``--relay`` names 
 
 "Of bare step" is the output tokens a second over those of the engine's own decode step, timed in
 the same process at full batch and half the output: what is lost to prompts, to the beginning and
-end of the run, and to the host. The token budget of a step decides what prompts cost: their
-arithmetic hides behind the reading of the weights, up to 128 tokens a step entirely. TFLOP/s counts the products and
-the attention of the tokens really computed, and nothing that the prefix cache spared.
+end of the run, and to the host. The token budget of a step decides what prompts cost: on a Hopper
+GPU steps of up to 128 tokens stream their weights, larger ones read a prompt in fewer steps.
+TFLOP/s counts the products and the attention of the tokens really computed, and nothing that the
+prefix cache spared.
 """
 
 import argparse

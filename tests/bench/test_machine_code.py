@@ -86,3 +86,4 @@ def test_a_step_is_assembled(tmp_path):
     rows = {row["kernel"]: row for row in load(path)["rows"]}
     assert rows["attention"]["calls"] == 24 and rows["attention"]["code_bytes"] > 10_000
     assert all(row["registers"] <= 255 for row in rows.values())
+    assert all(row["lost_operands"] in (0, None) for row in rows.values())
