@@ -70,7 +70,9 @@ def evict_first() -> None:
     def hint(_):
         name = nvvm.CpAsyncBulkTensorGlobalToSharedClusterOp.OPERATION_NAME
         block = ir.InsertionPoint.current.block
-        copy: Any = [op for op in block.operations if op.operation.name == name][-1]
+        copies: list[Any] = [op for op in block.operations if op.operation.name == name]
+        assert copies, "no copy comes before in this block"
+        copy = copies[-1]
         nvvm.cp_async_bulk_tensor_shared_cluster_global(
             copy.dstMem,
             copy.tmaDescriptor,

@@ -1,0 +1,86 @@
+"""Which copies leave the L2 cache first, read off lowered kernels."""
+
+import collections
+import functools
+
+import batches
+import jax
+import jax.numpy as jnp
+import pytest
+from jax._src.interpreters import mlir
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import nvvm
+
+from bench.machine_code import kernels_of
+from pallas_kernels.attention import mosaic
+from pallas_kernels.attention.spec import AttentionSpec
+from pallas_kernels.gated_product.mosaic import gated_product
+from pallas_kernels.mosaic_emit import evict_first
+from pallas_kernels.split_product.mosaic import split_product
+
+_COPY = nvvm.CpAsyncBulkTensorGlobalToSharedClusterOp.OPERATION_NAME
+_DESCRIPTOR, _HINT = 1, 6  # operand segments of a copy
+
+
+def hints(function, *arguments):
+    """Of each array that the first kernel copies from: the numbers of hints its copies have."""
+    lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
+    module = kernels_of(lowered)[0][1]
+    found = collections.defaultdict(set)
+
+    def visit(op):
+        if op.operation.name.endswith(_COPY):
+            segments = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
+            found[op.operands[_DESCRIPTOR]].add(segments[_HINT])
+        for inner in (x for region in op.regions for block in region.blocks for x in block):
+            visit(inner)
+
+    with mlir.make_ir_context() as context:
+        context.allow_unregistered_dialects = True
+        parsed = ir.Module.parse(module)
+        visit(parsed.operation)
+        return sorted(sorted(kinds) for kinds in found.values())
+
+
+def shapes(*sizes):
+    return [jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in sizes]
+
+
+@pytest.mark.parametrize("rows", [8, 128])
+def test_weights_do_and_rows_do_not(rows):
+    assert hints(split_product, *shapes((rows, 256), (256, 256))) == [[0], [1]]
+    assert hints(gated_product, *shapes((rows, 256), (256, 2, 256))) == [[0], [1]]
+
+
+# Queries are copied by one descriptor a list of items.
+@pytest.mark.parametrize(("tile_rows", "pools"), [(8, [[1], [1]]), (32, [[0, 1], [0, 1]])])
+def test_keys_and_values_of_paired_items_do(tile_rows, pools):
+    a = batches.make_arrays(
+        batches.RELAY,
+        N=8,
+        K=2,
+        H=64,
+        S=64,
+        tile_rows=tile_rows,
+        split=128,
+        sharing="on",
+        dtype=jnp.bfloat16,
+    )
+    run = functools.partial(mosaic.paged_attention, spec=AttentionSpec(0.1))
+    leaves, tree = jax.tree.flatten((a.q, a.k_pages, a.v_pages, a.page_table, a.positions, a.plan))
+    found = hints(lambda *leaves: run(*tree.unflatten(leaves)), *leaves)
+    assert [kinds for kinds in found if kinds != [0]] == pools
+    assert [0] in found
+
+
+def test_it_follows_a_copy():
+    call = plgpu.kernel(
+        lambda out: evict_first(),
+        out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
+        grid=(1,),
+        grid_names=("x",),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+    )
+    with pytest.raises(AssertionError, match="no copy"):
+        jax.jit(call).trace().lower(lowering_platforms=("cuda",))
