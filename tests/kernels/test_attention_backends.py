@@ -171,6 +171,7 @@ def test_options_of_the_wrong_kind(attention, option):
     [
         ("relay", SHAPES[3], "head"),
         ("chunks", SHAPES[4], "page"),
+        ("decode", SHAPES[6], "head"),
         ("relay", (6, 2, 96, 32, 16, 128), "page"),
         ("relay", (8, 2, 256, 64, 32, 128), "head"),
     ],
