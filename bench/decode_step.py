@@ -90,8 +90,7 @@ def step_shape(case: DecodeCase, backend: Backend, *, page_size: int, relay: str
     unit = max(backend.cut_of(case.batch), page_size)
     split = unit * -(-longest // (32 * unit))
     joining = backend.joining if relay == "auto" else None
-    tile_rows = min(backend.tile_rows, rows)
-    plan = PlanShape(rows, case.batch, longest, tile_rows, split, joining)
+    plan = PlanShape(rows, case.batch, longest, backend.item_rows(rows), split, joining)
     return StepShape(rows, case.batch, -(-longest // page_size), page_size, plan)
 
 

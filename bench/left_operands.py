@@ -72,9 +72,8 @@ def lost_operands(sass: str) -> list[str]:
         match = re.fullmatch(r"R(\d+)(\.\w+)*", left)
         around = [loop for loop in loops if at in loop]
         # The values' product reads its right operand transposed and adds to older sums.
-        if match is None or sums not in scores or ".tnspB" in "".join(product.operands):
-            continue
-        if not around:
+        of_scores = sums in scores and ".tnspB" not in "".join(product.operands)
+        if match is None or not of_scores or not around:
             continue
         first = int(match[1])
         for other in min(around, key=len):

@@ -31,6 +31,7 @@ _OF_THIS_MACHINE = (
     "--predictions",
     "--plugin",
     "--ptxas",
+    "--nvdisasm",
     "--ptx",
 )
 _PACKAGES = ("jax", "jaxlib", "flax", "transformers", "torch", "triton")
@@ -56,6 +57,8 @@ def command(module: str) -> str:
         if option in given:
             at = given.index(option)
             del given[at : at + 2]
+    own = tuple(f"{option}=" for option in _OF_THIS_MACHINE)
+    given = [x for x in given if not x.startswith(own)]
     return shlex.join(["python", "-m", module, *given])
 
 

@@ -50,7 +50,7 @@ class HostOnlyWorker:
             max_num_batched_tokens=BUDGET,
             max_model_len=LENGTH,
             page_size=PAGE_SIZE,
-            tile_rows=32,
+            item_rows=lambda rows: min(32, rows),
             cut_of=lambda rows: SPLIT,
             padded_rows=lambda rows: rows,
             joining=Joining(16, 33, 64),

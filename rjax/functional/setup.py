@@ -55,7 +55,7 @@ class Setup:
             rows,
             seqs,
             self.max_context,
-            min(self.backend.tile_rows, rows),
+            self.backend.item_rows(rows),
             min(self.split_tokens, self._whole),
         )
 

@@ -44,7 +44,7 @@ class Backend:
         gated_product: the product before ``gated_silu`` and it, in the same steps, or None.
         prepare: (plan, positions, (N, K) of a device) to what ``paged_attention`` takes as its
             plan, once a step.
-        tile_rows: rows of a many-row item.
+        tile_rows: rows of a many-row item at most; see ``item_rows``.
         split_tokens: items are cut at multiples of this many tokens, or of a multiple of it in
             engines for very long sequences.
         fine_split_tokens, fine_rows: steps of at most so many rows are cut at so many tokens
@@ -72,6 +72,10 @@ class Backend:
     def cut_of(self, rows: int) -> int:
         """Tokens at whose multiples the items of a step of so many rows are cut."""
         return self.fine_split_tokens if rows <= self.fine_rows else self.split_tokens
+
+    def item_rows(self, rows: int) -> int:
+        """Rows of a many-row item in a step of so many rows: kernels for few have less code."""
+        return min(self.tile_rows, rows)
 
     def streams_products(self, rows: int) -> bool:
         """Whether a step of so many rows has products by ``split_product``."""

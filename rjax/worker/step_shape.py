@@ -67,7 +67,7 @@ class ShapeTable:
     Steps with one token a sequence come in batch sizes b, b / g, ..., 1 for at most b sequences,
     each padded to ``padded_rows`` of them; steps with prompt chunks in t, t / g, t / g^2 rows for a
     budget of t tokens. The attention of r sequences or more rows is cut at multiples of
-    ``cut_of(r)`` tokens.
+    ``cut_of(r)`` tokens, in items of ``item_rows`` of the step's rows at most.
     """
 
     def __init__(
@@ -77,16 +77,14 @@ class ShapeTable:
         max_num_batched_tokens: int,
         max_model_len: int,
         page_size: int,
-        tile_rows: int,
+        item_rows: Callable[[int], int],
         cut_of: Callable[[int], int],
         padded_rows: Callable[[int], int],
         joining: Joining | None,
         growth: int,
     ) -> None:
         def shape(rows: int, seqs: int, cut: int) -> StepShape:
-            # Kernels for items of few rows have less code.
-            own = min(tile_rows, rows)
-            plan = PlanShape(rows, seqs, max_model_len, own, cut, joining)
+            plan = PlanShape(rows, seqs, max_model_len, item_rows(rows), cut, joining)
             return StepShape(rows, seqs, math.ceil(max_model_len / page_size), page_size, plan)
 
         sizes = [max_num_seqs]

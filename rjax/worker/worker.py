@@ -102,7 +102,7 @@ class Worker:
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
             page_size=page_size,
-            tile_rows=backend.tile_rows,
+            item_rows=backend.item_rows,
             cut_of=cut_of,
             padded_rows=backend.padded_rows if mesh.size == 1 else lambda rows: rows,
             # Joined cuts are equal within rounding; without them sharing changes no bit.

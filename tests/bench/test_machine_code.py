@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from bench import assembler, machine_code
-from bench.records import load
+from bench.records import command, load
 from pallas_kernels.residual_norm import mosaic as norm
 from pallas_kernels.split_product.mosaic import split_product
 
@@ -87,3 +87,18 @@ def test_a_step_is_assembled(tmp_path):
     assert rows["attention"]["calls"] == 24 and rows["attention"]["code_bytes"] > 10_000
     assert all(row["registers"] <= 255 for row in rows.values())
     assert all(row["lost_operands"] in (0, None) for row in rows.values())
+
+
+def test_kept_commands_name_no_files_of_this_machine(monkeypatch):
+    given = [
+        "--batch=1",
+        "--plugin",
+        "/a/p.so",
+        "--nvdisasm=/b/nvdisasm",
+        "--ptxas",
+        "/c",
+        "--quiet",
+    ]
+    monkeypatch.setattr("sys.argv", ["machine_code.py", *given])
+    kept = command("bench.machine_code")
+    assert kept == "python -m bench.machine_code --batch=1 --quiet"

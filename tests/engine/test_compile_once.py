@@ -56,7 +56,7 @@ def lowered(
         max_num_batched_tokens=64,
         max_model_len=1024,
         page_size=64,
-        tile_rows=backend.tile_rows,
+        item_rows=backend.item_rows,
         cut_of=backend.cut_of,
         padded_rows=backend.padded_rows,
         joining=backend.joining,
