@@ -5,7 +5,14 @@ from rjax.sampling.params import RequestOutputKind, SamplerMode, SamplingParams,
 from rjax.sampling.prompt_logprobs import TokenLogprobs, token_logprobs
 from rjax.sampling.sampler import SampleResult, sample
 from rjax.sampling.seeds import sequence_seed
-from rjax.sampling.state import SamplingState, SlotRow, admit, init_state, slot_row
+from rjax.sampling.state import (
+    SamplingState,
+    SlotRow,
+    admit,
+    compile_admission,
+    init_state,
+    slot_row,
+)
 
 __all__ = [
     "LIMITS",
@@ -18,6 +25,7 @@ __all__ = [
     "SlotRow",
     "TokenLogprobs",
     "admit",
+    "compile_admission",
     "init_state",
     "sample",
     "sequence_seed",

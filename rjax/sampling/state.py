@@ -1,6 +1,7 @@
 """What the sampler keeps on the device about every running sequence, one row a slot."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import no_type_check
 
@@ -80,11 +81,19 @@ class SlotRow:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(SamplingState))
+_COUNTS = "output_counts"
 
 
 def init_state(num_slots: int, vocab_size: int) -> SamplingState:
     """A state whose every slot samples greedily and restricts nothing."""
-    empty = slot_row(
+    empty = _empty_row(vocab_size)
+    rows = {name: jnp.asarray(getattr(empty, name)) for name in FIELDS}
+    tiled = {name: jnp.tile(row, (num_slots,) + (1,) * row.ndim) for name, row in rows.items()}
+    return SamplingState(**tiled)
+
+
+def _empty_row(vocab_size: int) -> SlotRow:
+    return slot_row(
         SamplingParams(temperature=0.0),
         seed=0,
         prompt_token_ids=(),
@@ -92,9 +101,6 @@ def init_state(num_slots: int, vocab_size: int) -> SamplingState:
         eos_token_ids=(),
         vocab_size=vocab_size,
     )
-    rows = {name: jnp.asarray(getattr(empty, name)) for name in FIELDS}
-    tiled = {name: jnp.tile(row, (num_slots,) + (1,) * row.ndim) for name, row in rows.items()}
-    return SamplingState(**tiled)
 
 
 def slot_row(
@@ -131,7 +137,6 @@ def slot_row(
     bias = params.logit_bias or {}
     allowed = params.allowed_token_ids
     output = _ids("output_token_ids", output_token_ids, vocab_size)
-    everything = np.arange(vocab_size)
     return SlotRow(
         temperature=np.array(params.temperature, np.float32),
         top_k=np.array(params.top_k, np.int32),
@@ -146,27 +151,61 @@ def slot_row(
         suppressed=_padded(ends, LIMITS.suppressed, -1, np.int32),
         bias_ids=_padded(list(bias.keys()), LIMITS.logit_bias, -1, np.int32),
         bias_values=_padded(list(bias.values()), LIMITS.logit_bias, 0, np.float32),
-        allowed=_bits("allowed_token_ids", everything if allowed is None else allowed, vocab_size),
+        allowed=(
+            _all_bits(vocab_size)
+            if allowed is None
+            else _bits("allowed_token_ids", allowed, vocab_size)
+        ),
         in_prompt=_bits("prompt_token_ids", prompt_token_ids, vocab_size),
         output_counts=np.bincount(output, minlength=vocab_size).astype(np.int32),
     )
 
 
-def _admit(state: SamplingState, slot: Int32[Array, ""], row: SlotRow) -> SamplingState:
+def _admit(
+    state: SamplingState, words: UInt32[Array, " X"], counts: Int32[Array, " V"] | None
+) -> SamplingState:
     # Every field is written, so that nothing of the slot's former sequence is left.
-    return SamplingState(
-        **{name: getattr(state, name).at[slot].set(getattr(row, name)) for name in FIELDS}
-    )
+    slot, start, fields = words[0], 1, {}
+    for name in FIELDS:
+        held = getattr(state, name)
+        if name == _COUNTS:
+            row = jnp.zeros(held.shape[1:], held.dtype) if counts is None else counts
+        else:
+            stop = start + math.prod(held.shape[1:])
+            piece = words[start:stop].reshape(held.shape[1:])
+            row, start = jax.lax.bitcast_convert_type(piece, held.dtype), stop
+        fields[name] = held.at[slot].set(row, mode="drop")
+    return SamplingState(**fields)
 
 
 _admit_donated = jax.jit(_admit, donate_argnums=0)
 
 
 def admit(state: SamplingState, slot: int, row: SlotRow) -> SamplingState:
-    """Write ``row`` over every field of one slot; ``state`` is donated: do not use it again."""
+    """Write ``row`` over every field of one slot; ``state`` is donated: do not use it again.
+
+    All travels to the device as one array, but the counts, which are as many as the vocabulary and
+    which only a sequence that has sampled already brings.
+    """
     slots = state.temperature.shape[0]
     assert 0 <= slot < slots, f"slot {slot} is not one of {slots}"
-    return _admit_donated(state, np.int32(slot), row)
+    return _admit_donated(state, *_packed(slot, row))
+
+
+def compile_admission(state: SamplingState, vocab_size: int) -> SamplingState:
+    """Compile what ``admit`` runs, with and without counts; the state, donated, stays as it is."""
+    row = _empty_row(vocab_size)
+    nowhere = state.temperature.shape[0]  # beyond the last slot: nothing is written
+    for num_output in (0, 1):
+        given = dataclasses.replace(row, num_output=np.array(num_output, np.int32))
+        state = _admit_donated(state, *_packed(nowhere, given))
+    return state
+
+
+def _packed(slot: int, row: SlotRow) -> tuple[UInt32[np.ndarray, " X"], Int32[_Host, " V"] | None]:
+    fields = [np.ravel(getattr(row, name)).view(np.uint32) for name in FIELDS if name != _COUNTS]
+    words = np.concatenate([np.array([slot], np.uint32), *fields])
+    return words, row.output_counts if row.num_output else None
 
 
 def _ids(name: str, ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
@@ -184,6 +223,13 @@ def _bits(name: str, ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.nda
     member = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
     member[_ids(name, ids, vocab_size)] = True
     return np.packbits(member, bitorder="little").view("<u4").astype(np.uint32)
+
+
+def _all_bits(vocab_size: int) -> np.ndarray:
+    """Bits of every id below ``vocab_size``."""
+    words = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
+    words[-1] >>= np.uint32(-vocab_size % 32)
+    return words
 
 
 def _padded(values: Sequence[float], size: int, fill: float, dtype: type) -> np.ndarray:

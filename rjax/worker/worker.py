@@ -19,7 +19,7 @@ from rjax.config import EngineConfig
 from rjax.engine.page_operations import PageOperation
 from rjax.engine.scheduler import ScheduledSequence
 from rjax.engine.sequence import SequenceStatus
-from rjax.sampling import SamplerMode, SlotRow, admit, init_state
+from rjax.sampling import SamplerMode, SlotRow, admit, compile_admission, init_state
 from rjax.worker.backend import Backend
 from rjax.worker.batch_order import by_shared_pages
 from rjax.worker.compile_ahead import compile_ahead
@@ -66,7 +66,7 @@ class _Unsampled:
 
     shape: StepShape
     features: StepFeatures
-    packed: jax.Array
+    packed: Int[np.ndarray, " Z"]
     step: Any
 
 
@@ -169,7 +169,8 @@ class Worker:
         return digest.hexdigest()
 
     def warmup(self, modes: Sequence[SamplerMode] = ("greedy", "random", "full")) -> None:
-        """Compile every step size in these modes of the sampler, and the copies of pages.
+        """Compile every step size in these modes of the sampler, the admission of a sequence to a
+        slot, and the copies of pages.
 
         Sampling with logprobs is rarer and compiled when it is first asked for. The steps run
         once, on an empty batch, and change nothing.
@@ -181,8 +182,7 @@ class Worker:
         inputs = {}
         for shape in self.shapes.all:
             step_input, _ = build_step_input([], tables, shape, "off")
-            packed = programs.layout(shape).pack(step_input)
-            inputs[shape] = jax.device_put(packed, self._everywhere)
+            inputs[shape] = programs.layout(shape).pack(step_input)
         calls = [
             ((programs.held if programs.in_parts(wants) else programs.whole), shape, wants, 1)
             for shape, wants in wanted
@@ -197,13 +197,16 @@ class Worker:
             make(shape, wants).lower(
                 self._leaves,
                 self._state,
-                inputs[shape] if count == 1 else jnp.stack([inputs[shape]] * count),
+                inputs[shape] if count == 1 else np.stack([inputs[shape]] * count),
             )
             for make, shape, wants, count in calls
         )
         compile_ahead(lowered, len(calls), title="Compiling steps", progress=self._progress)
         for shape, wants in wanted:
             jax.block_until_ready(self._run(shape, wants, inputs[shape]))
+        self._state = dataclasses.replace(
+            self._state, sampling=compile_admission(self._state.sampling, self._vocab_size)
+        )
         self._set_pools(self._mover.warmup(self._pools, progress=self._progress))
 
     def measure_page_seconds(self) -> float:
@@ -240,14 +243,14 @@ class Worker:
                 step_input, batch, num_pages=self.pool.num_pages, page_size=shape.page_size
             )
         features = step_features(batch, min(self._max_logprobs, self._vocab_size))
-        given = self._programs.layout(shape).pack(step_input)
+        # The program takes it to the device: a call of its own for that costs the host more.
+        packed = self._programs.layout(shape).pack(step_input)
         if (
             self._gathered.count > 1
             and rows == len(batch)
             and not self._programs.in_parts(features)
         ):
-            return DispatchedStep(batch, self._gather((shape, features), given), stats, rows)
-        packed = jax.device_put(given, self._everywhere)
+            return DispatchedStep(batch, self._gather((shape, features), packed), stats, rows)
         if features.sampling == "full" and any(
             item.samples and item.sequence.mask is not None for item in batch
         ):
@@ -302,15 +305,13 @@ class Worker:
         together = self._gathered.full
         (shape, features), inputs, results = self._gathered.take()
         if together:
-            packed = jax.device_put(np.stack(inputs), self._everywhere)
             program = self._programs.several(shape, features)
-            self._state, found = program(self._leaves, self._state, packed)
+            self._state, found = program(self._leaves, self._state, np.stack(inputs))
             found.copy_to_host_async()
             for index, result in enumerate(results):
                 result.result, result.index = found, index
             return
-        for given, result in zip(inputs, results, strict=True):
-            packed = jax.device_put(given, self._everywhere)
+        for packed, result in zip(inputs, results, strict=True):
             result.result = _on_its_way(self._run(shape, features, packed))
 
     @property
@@ -323,7 +324,9 @@ class Worker:
             self._state, k_pages=pools[:layers], v_pages=pools[layers:]
         )
 
-    def _run(self, shape: StepShape, features: StepFeatures, packed: jax.Array) -> StepResult:
+    def _run(
+        self, shape: StepShape, features: StepFeatures, packed: Int[np.ndarray, " Z"]
+    ) -> StepResult:
         if self._programs.in_parts(features):
             if shape.seqs not in self._unmasked:
                 words = np.full((shape.seqs, -(-self._vocab_size // 32)), _ALL, np.uint32)
@@ -334,7 +337,9 @@ class Worker:
         self._state, result = program(self._leaves, self._state, packed)
         return result
 
-    def _run_held(self, shape: StepShape, features: StepFeatures, packed: jax.Array) -> _Unsampled:
+    def _run_held(
+        self, shape: StepShape, features: StepFeatures, packed: Int[np.ndarray, " Z"]
+    ) -> _Unsampled:
         program = self._programs.held(shape, features)
         self._state, held = program(self._leaves, self._state, packed)
         return _Unsampled(shape, features, packed, held)
@@ -381,7 +386,7 @@ class Worker:
         features = StepFeatures("full", min(self._max_logprobs, self._vocab_size), False)
         state = self._make_state(loaded, config, 1)
         layout = self._programs.layout(shape)
-        packed = jax.device_put(np.zeros(layout.size, np.int32), self._everywhere)
+        packed = np.zeros(layout.size, np.int32)
         # In one program it takes no less than in parts.
         step = self._programs.whole(shape, features)
         compiled = step.lower(self._leaves, state, packed).compile()

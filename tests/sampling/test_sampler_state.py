@@ -24,7 +24,14 @@ from sampling_cases import (
 )
 
 from rjax.errors import InvalidRequestError
-from rjax.sampling import SamplingParams, SamplingState, admit, init_state, slot_row
+from rjax.sampling import (
+    SamplingParams,
+    SamplingState,
+    admit,
+    compile_admission,
+    init_state,
+    slot_row,
+)
 from rjax.sampling.state import SlotRow
 
 STEPS = 6
@@ -122,6 +129,27 @@ def test_nothing_of_a_former_sequence_is_left(options, seed):
     state = admit(state, 1, fresh.row())
     assert bits(state, 1) == bits(admitted({1: fresh}), 1)
     assert (bits(state, 0), bits(state, 2)) == used
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 128])
+def test_without_allowed_ids_all_are_allowed(vocab_size):
+    row = slot_row(
+        SamplingParams(),
+        seed=0,
+        prompt_token_ids=(),
+        output_token_ids=(),
+        eos_token_ids=(),
+        vocab_size=vocab_size,
+    )
+    bits = np.unpackbits(row.allowed.view(np.uint8), bitorder="little")
+    assert bits.sum() == bits[:vocab_size].sum() == vocab_size
+
+
+def test_compiling_admission_changes_no_slot():
+    state = admitted({s: Case(EVERYTHING, s, prompt=(1, 2), output=(3,)) for s in range(SLOTS)})
+    before = bits(state)
+    state = compile_admission(state, V)
+    assert bits(state) == before
 
 
 def test_admit_donates_the_state():
