@@ -173,6 +173,7 @@ def build_parts(config: EngineConfig) -> EngineParts:
             loaded,
             config,
             backend=backend,
+            kv_dtype=kv_dtype,
             mesh=mesh,
             max_model_len=max_model_len,
             max_num_batched_tokens=budget,

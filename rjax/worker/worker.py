@@ -24,7 +24,6 @@ from rjax.worker.backend import Backend
 from rjax.worker.batch_order import by_shared_pages
 from rjax.worker.compile_ahead import compile_ahead
 from rjax.worker.cost_model import fitted_cost_model
-from rjax.worker.dtype import choose_kv_dtype
 from rjax.worker.gathered_steps import GatheredResult, GatheredSteps, StepKind
 from rjax.worker.kv_cache import PoolSize, fit_pool, make_pools, page_bytes
 from rjax.worker.page_mover import PageMover, Pools
@@ -79,6 +78,7 @@ class Worker:
         config: EngineConfig,
         *,
         backend: Backend,
+        kv_dtype: jnp.dtype,
         mesh: Mesh,
         max_model_len: int,
         max_num_batched_tokens: int,
@@ -114,8 +114,8 @@ class Worker:
         self._programs = StepPrograms(graph, treedef, backend, mesh)
         self._unmasked: dict[int, jax.Array] = {}
         self._gathered = GatheredSteps(config.scheduler.num_decode_steps)
+        self._kv_dtype = kv_dtype
         dtype = jnp.result_type(*(leaf.dtype for leaf in self._leaves))
-        self._kv_dtype = choose_kv_dtype(config.cache.kv_cache_dtype, dtype)
         # For fp8 pages too: the one of the weights' dtype.
         fitted = fitted_cost_model(backend, loaded.config, dtype, mesh)
         self._sharing: Sharing = _sharing(config, fitted or backend.cost_model)
