@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.attention import mosaic, xla
 from pallas_kernels.attention.triton import config as triton_config
+from rjax.worker.backend import backends_on
 
 NAMES = ("mosaic", "triton", "xla")
 _MATRIX_ROWS = 128  # of a wide item in the mosaic kernel
@@ -44,13 +45,9 @@ class Kernel:
 
 
 def automatic(capability: float | None, *, has_triton: bool) -> str:
-    """The fastest backend on a GPU of this compute capability, None for a CPU: mosaic on Hopper,
-    triton on Ampere and Ada where it is installed, else xla."""
-    if capability is None or int(capability) not in (8, 9):
-        return "xla"
-    if int(capability) == 9:
-        return "mosaic"
-    return "triton" if has_triton else "xla"
+    """The fastest backend on a GPU of this compute capability, None for a CPU, with or without
+    Triton: the one that engines take for a model that any backend can run."""
+    return next(name for name in backends_on(capability) if has_triton or name != "triton")
 
 
 def choose_kernel(name: str) -> Kernel:
@@ -65,7 +62,7 @@ def choose_kernel(name: str) -> Kernel:
     if name == "auto":
         name = automatic(capability, has_triton=find_spec("jax_triton") is not None)
     if name == "mosaic":
-        if automatic(capability, has_triton=False) != "mosaic":
+        if "mosaic" not in backends_on(capability):
             raise ValueError(f"mosaic needs a Hopper GPU, and this is {device.device_kind}")
         return Kernel("mosaic", mosaic.paged_attention, mosaic.pack_plan, jnp.dtype(jnp.bfloat16))
     if name == "triton":

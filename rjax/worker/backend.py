@@ -88,6 +88,20 @@ class Backend:
         return next(count for count in streamed_product.ROWS if rows <= count)
 
 
+def backends_on(compute_capability: float | None) -> tuple[str, ...]:
+    """Names of the backends whose kernels a GPU of this capability runs, the fastest first.
+
+    None is any other device. That a model or an installation suits them is not said.
+    """
+    match None if compute_capability is None else int(compute_capability):
+        case 9:
+            return ("mosaic", "triton", "xla")
+        case 8:
+            return ("triton", "xla")
+        case _:
+            return ("xla",)
+
+
 def choose_backend(
     name: str,
     *,
@@ -148,7 +162,7 @@ def _mosaic_cannot(
     fp8: bool,
 ) -> str | None:
     """Why the mosaic kernels cannot serve this, or None."""
-    if platform != "gpu" or compute_capability is None or int(compute_capability) != 9:
+    if platform != "gpu" or "mosaic" not in backends_on(compute_capability):
         return "it needs a Hopper GPU (compute capability 9.0)"
     if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16):
         return f"it takes dtype bfloat16 and float16, not {jnp.dtype(dtype).name}"
@@ -171,7 +185,7 @@ def _triton_cannot(
     dtype: DTypeLike,
 ) -> str | None:
     """Why the Triton kernels cannot serve this, or None. They take pages of any size."""
-    if platform != "gpu" or compute_capability is None or int(compute_capability) not in (8, 9):
+    if platform != "gpu" or "triton" not in backends_on(compute_capability):
         return "it needs an Ampere, Ada or Hopper GPU (compute capability 8.0 to 9.0)"
     if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16):
         return f"it takes dtype bfloat16 and float16, not {jnp.dtype(dtype).name}"

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import sys
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,10 @@ from bench.kernels.kept import Kept
 from bench.kernels.pool_runner import PoolRunner
 from bench.kernels.run_case import lower_case, run_case
 from bench.kernels.table import small_cases, table_cases
+from bench.model_shapes import SHAPES
 from bench.records import load
+from models import config_from_dict
+from rjax.worker.backend import choose_backend
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled", "quickly_compiled_random_numbers")
 
@@ -32,21 +37,22 @@ def _ceilings(monkeypatch):
         monkeypatch.setattr(module, "measure_ceilings", lambda: Ceilings(copy=4e9, matmul=1e12))
 
 
-@pytest.mark.parametrize(
-    ("capability", "has_triton", "name"),
-    [
-        (None, True, "xla"),
-        (7.5, True, "xla"),
-        (8.0, True, "triton"),
-        (8.9, True, "triton"),
-        (8.9, False, "xla"),
-        (9.0, True, "mosaic"),
-        (9.0, False, "mosaic"),
-        (10.0, True, "xla"),
-    ],
-)
-def test_the_backend_is_the_one_that_engines_take(capability, has_triton, name):
-    assert automatic(capability, has_triton=has_triton) == name
+@pytest.mark.parametrize("has_triton", [True, False])
+@pytest.mark.parametrize("capability", [None, 7.5, 8.0, 8.9, 9.0, 10.0, 12.0])
+def test_the_backend_is_the_one_that_engines_take(monkeypatch, capability, has_triton):
+    if has_triton:
+        pytest.importorskip("triton")
+    jax_triton = types.ModuleType("jax_triton") if has_triton else None
+    monkeypatch.setitem(sys.modules, "jax_triton", jax_triton)
+    engine = choose_backend(
+        "auto",
+        platform="cpu" if capability is None else "gpu",
+        compute_capability=capability,
+        model=config_from_dict(SHAPES["llama-3-8b"]),
+        dtype=jnp.bfloat16,
+        page_size=64,
+    )
+    assert automatic(capability, has_triton=has_triton) == engine.name
 
 
 def test_the_table_runs_and_is_shown(tmp_path):
