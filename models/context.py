@@ -75,6 +75,43 @@ class LayerContext(abc.ABC):
         """h @ w, or in parts, float32, that sum to it: for a reader that takes them."""
         return jnp.tensordot(h, w, 1)
 
+    def normed_product(
+        self,
+        x: Float[Array, "T D"],
+        update: Float[Array, "T D"] | Float[Array, "X T D"],
+        weight: Float[Array, " D"],
+        eps: float,
+        w: Float[Array, "D ..."],
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T ..."] | Float[Array, "X T ..."]]:
+        """``add_rms_norm``, its norm given to ``product``: (x + update, the product)."""
+        x, h = self.add_rms_norm(x, update, weight, eps)
+        return x, self.product(h, w)
+
+    def normed_gated_product(
+        self,
+        x: Float[Array, "T D"],
+        update: Float[Array, "T D"] | Float[Array, "X T D"],
+        weight: Float[Array, " D"],
+        eps: float,
+        w: Float[Array, "D 2 F"],
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T F"]]:
+        """``add_rms_norm``, its norm given to ``gated_product``: (x + update, the product)."""
+        x, h = self.add_rms_norm(x, update, weight, eps)
+        return x, self.gated_product(h, w)
+
+    def attended_product(
+        self,
+        layer: int,
+        qkv: Float[Array, "T K A H"] | Float[Array, "X T K A H"],
+        bias: Float[Array, "K A H"] | None,
+        rotary: Rotary | None,
+        spec: AttentionSpec,
+        w: Float[Array, "E D"],
+    ) -> Float[Array, "T D"] | Float[Array, "X T D"]:
+        """``attend_projected``, given to ``product``; E = N * H."""
+        attended = self.attend_projected(layer, qkv, bias, rotary, spec)
+        return self.product(attended.reshape(len(attended), -1), w)
+
 
 class HeadsContext(LayerContext):
     """A context that takes queries, keys and values apart."""

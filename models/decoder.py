@@ -34,13 +34,8 @@ class DecoderLayer(nnx.Module):
 
         So that every sum of the residual meets the norm that reads it, in one kernel.
         """
-        if update is None:
-            h = self.attention_norm(x)
-        else:
-            x, h = self.attention_norm.add(x, update, context)
-        update = self.attention(h, rotary, context)
-        x, h = self.mlp_norm.add(x, update, context)
-        return x, self.mlp(h, context)
+        x, update = self.attention(x, update, self.attention_norm, rotary, context)
+        return self.mlp(x, update, self.mlp_norm, context)
 
 
 class Decoder(nnx.Module):
@@ -73,8 +68,6 @@ class Decoder(nnx.Module):
         update = None
         for layer in self.layers:
             x, update = layer(x, update, rotary, context)
-        if update is None:
-            return self.norm(x)
         return self.norm.add(x, update, context)[1]
 
     def logits(self, hidden: Float[Array, "X D"]) -> Float[Array, "X V"]:

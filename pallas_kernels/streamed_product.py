@@ -26,9 +26,10 @@ from jaxlib.mlir.dialects import arith, vector
 from jaxtyping import Array, Float
 
 from pallas_kernels.mosaic_emit import SCALAR, evict_first
+from pallas_kernels.one_row import DEPTH_UNIT, GROUP, MOST_COLUMNS, GivenRow, Line, RowSource
 
 _ACC = plgpu.WGMMAAccumulatorRef
-ROWS = (8, 16, 32, 64, 128)
+ROWS = (1, 8, 16, 32, 64, 128)
 """Rows that the kernel takes."""
 
 _TILE = 64  # rows of an instruction
@@ -57,33 +58,45 @@ def ring_slots(
     rows: int, depth: int, *, columns: int, chunk: int, splits: int, shared_bytes: int
 ) -> int:
     """Slots for a Cut that fit in so many bytes of shared memory, ``columns`` of all matrices."""
-    beyond = max(0, _TILE - rows) * chunk * 2  # read by the instruction on the last slot
-    fit = (shared_bytes - beyond) // ((columns + rows) * chunk * 2)
-    return max(2, min(_SLOTS, fit, -(-depth // chunk // splits)))
+    runs = -(-depth // chunk // splits)  # chunks of a program
+    if rows == 1:  # the row lies there whole
+        beside, of_slot = _line_rows(rows, runs) * chunk * 2, columns * chunk * 2
+    else:  # what the instruction on the last slot reads beyond it
+        beside, of_slot = max(0, _TILE - rows) * chunk * 2, (columns + rows) * chunk * 2
+    return max(2, min(_SLOTS, (shared_bytes - beside) // of_slot, runs))
+
+
+def _line_rows(rows: int, slots: int) -> int:
+    """Of shared memory, for so many slots of rows, or for one row so many chunks deep."""
+    return (slots - 1) * max(rows, GROUP) + max(rows, _TILE)
 
 
 def refusal(rows: int, depth: int, columns: int) -> str | None:
     """Why the kernel cannot multiply [rows, depth] with [depth, columns], or None."""
     if rows not in ROWS:
         return f"{rows} rows; the kernel takes {', '.join(map(str, ROWS))}, so pad them"
-    if depth % 64 or columns % 64:
-        return f"weights of {depth} x {columns}; the kernel takes multiples of 64"
+    unit = DEPTH_UNIT if rows == 1 else 64
+    if depth % unit or columns % 64:
+        return (
+            f"weights of {depth} x {columns}; with {rows} rows the kernel takes multiples of "
+            f"{unit} x 64"
+        )
     return None
 
 
 def streamed_product(
     name: str,
-    h: Float[Array, "T D"],
+    h: Float[Array, "T D"] | RowSource,
     w: Float[Array, "D W E"],
     cut: Cut,
     out: jax.ShapeDtypeStruct,
     finish: Callable[..., None],
-) -> Array:
-    """What ``finish`` makes of h @ w[:, i] for all i.
+) -> tuple[Array, ...]:
+    """What ``finish`` makes of h @ w[:, i] for all i, and the results of a RowSource.
 
     Args:
         name: of the kernel, in profiles.
-        h, w: bfloat16 or float16, both alike; see ``refusal``.
+        h, w: bfloat16 or float16, both alike; see ``refusal``. One row may come from what makes it.
         cut: columns divide E.
         out: shape and dtype of the result.
         finish: (reference to the result in GMEM, W sums over the program's run of the depth, each
@@ -93,19 +106,34 @@ def streamed_product(
     Raises:
         ValueError: a shape or dtype the kernel does not take.
     """
-    (T, D), (_, W, E) = h.shape, w.shape
-    if h.dtype.itemsize != 2 or h.dtype != w.dtype:
-        raise ValueError(f"h is {h.dtype} and w {w.dtype}; the kernel takes one 16-bit dtype")
+    source = h if isinstance(h, RowSource) else GivenRow(h) if h.shape[0] == 1 else None
+    rows = h.row if isinstance(h, RowSource) else h
+    (T, D), (_, W, E), dtype = rows.shape, w.shape, rows.dtype
+    if dtype.itemsize != 2 or dtype != w.dtype:
+        raise ValueError(f"h is {dtype} and w {w.dtype}; the kernel takes one 16-bit dtype")
     why = refusal(T, D, E)
     if why is not None:
         raise ValueError(why)
     n, chunk, ring = cut.columns, cut.chunk, cut.ring
     consumers = -(-T // _TILE)
     swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    operands, results = (h,), ()
+    if source is not None:
+        operands, results = source.operands, source.results
+    runs = -(-D // chunk // cut.splits)
+    if source is not None:
+        assert chunk == 64
+        if runs * chunk > MOST_COLUMNS:
+            raise ValueError(
+                f"a row of {D} numbers in {cut.splits} runs; with one row the kernel takes runs of "
+                f"at most {MOST_COLUMNS}, so pad it to {ROWS[1]} rows"
+            )
 
-    def kernel(h, w, out, *, tiles, lines, full, free):
-        """GMEM: h [T, D], w [D, W, E], out. SMEM: tiles [ring, W, chunk, n], lines
-        [(ring - 1) * T + 64 (or ring * T), chunk]. Barriers, one a slot: full, free."""
+    def kernel(*refs, tiles, lines, full, free, scratch=None):
+        """GMEM: rows [T, D] or what they are made of, w [D, W, E], out, other results. SMEM: tiles
+        [ring, W, chunk, n], lines [slots of T rows, or of groups for one row, chunk], scratch [4].
+        Barriers, one a slot: full, free."""
+        given, [w, out, *others] = refs[: len(operands)], refs[len(operands) :]
         column = pl.multiple_of(lax.axis_index("column") * n, n)
         part = lax.axis_index("part")
         chunks = jnp.int32(D // chunk)
@@ -121,11 +149,12 @@ def streamed_product(
             def load(i, slot):
                 depth = pl.ds(pl.multiple_of((start + i) * chunk, chunk), chunk)
                 for which in range(W):
-                    source = w.at[depth, which, pl.ds(column, n)]
-                    plgpu.copy_gmem_to_smem(source, tiles.at[slot, which], full.at[slot])
+                    some = w.at[depth, which, pl.ds(column, n)]
+                    plgpu.copy_gmem_to_smem(some, tiles.at[slot, which], full.at[slot])
                     evict_first()
-                own = pl.ds(pl.multiple_of(slot * T, T), T)
-                plgpu.copy_gmem_to_smem(h.at[:, depth], lines.at[own], full.at[slot])
+                if source is None:
+                    own = pl.ds(pl.multiple_of(slot * T, T), T)
+                    plgpu.copy_gmem_to_smem(given[0].at[:, depth], lines.at[own], full.at[slot])
 
             def refill(i, _):
                 slot = lax.rem(i, jnp.int32(ring))
@@ -141,12 +170,20 @@ def streamed_product(
             if consumers > 1:
                 plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
             first_row = wg * _TILE if consumers > 1 else jnp.int32(0)
+            if source is not None:
+                run = (start * chunk, count * chunk, runs * chunk, D)
+                is_first = (column == 0) & (part == 0)
+                source.fill(given, others, Line(lines, swizzled, *run), scratch, is_first)
+                plgpu.commit_smem()
 
             def accumulate(*totals):
                 def step(i, _):
                     slot = lax.rem(i, jnp.int32(ring))
                     plgpu.barrier_wait(full.at[slot])
-                    own = pl.ds(pl.multiple_of(slot * T + first_row, min(T, _TILE)), _TILE)
+                    if source is None:
+                        own = pl.ds(pl.multiple_of(slot * T + first_row, min(T, _TILE)), _TILE)
+                    else:
+                        own = pl.ds(pl.multiple_of(i * GROUP, GROUP), _TILE)
                     for which, total in enumerate(totals):
                         plgpu.wgmma(total, lines.at[own], tiles.at[slot, which])
                     plgpu.wgmma_wait(W)  # those of the slot before are done
@@ -161,15 +198,21 @@ def streamed_product(
             finish(out, totals, part, first_row, column)
 
     kernel.__name__ = name
+    scratch = {} if source is None else {"scratch": plgpu.SMEM((4,), jnp.float32)}
     return plgpu.kernel(
         kernel,
-        out_type=out,
+        out_type=(out, *results),
         scratch_types=dict(
-            tiles=plgpu.SMEM((ring, W, chunk, n), h.dtype, transforms=swizzled),
-            lines=plgpu.SMEM(((ring - 1) * T + max(T, _TILE), chunk), h.dtype, transforms=swizzled),
-            full=plgpu.Barrier(num_barriers=ring, num_arrivals=W + 1),
+            tiles=plgpu.SMEM((ring, W, chunk, n), dtype, transforms=swizzled),
+            lines=plgpu.SMEM(
+                (_line_rows(T, ring if source is None else runs), chunk),
+                dtype,
+                transforms=swizzled,
+            ),
+            full=plgpu.Barrier(num_barriers=ring, num_arrivals=W + (source is None)),
             free=plgpu.Barrier(num_barriers=ring, num_arrivals=consumers),
-        ),
+        )
+        | scratch,
         grid=(E // n, cut.splits),
         grid_names=("column", "part"),
         num_threads=consumers + 1,
@@ -179,7 +222,7 @@ def streamed_product(
             unsafe_no_auto_barriers=True,
             lowering_semantics=plgpu.LoweringSemantics.Lane,
         ),
-    )(h, w)
+    )(*operands, w)
 
 
 def store_rows(ref, value, first_row, column) -> None:

@@ -31,19 +31,27 @@ class Attention(nnx.Module):
         self.k_norm = Norm(config, dtype, "H") if config.qk_norm else None
 
     def __call__(
-        self, x: Float[Array, "T D"], rotary: Rotary | None, context: LayerContext
-    ) -> Float[Array, "T D"] | Float[Array, "X T D"]:
+        self,
+        x: Float[Array, "T D"],
+        update: Float[Array, "T D"] | Float[Array, "X T D"] | None,
+        norm: Norm,
+        rotary: Rotary | None,
+        context: LayerContext,
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"] | Float[Array, "X T D"]]:
+        """(x + update, what attention to the norm of that adds to it)."""
         bias = None if self.qkv_bias is None else self.qkv_bias[...]
         if self.q_norm is None or self.k_norm is None:
-            qkv = context.product(x, self.qkv[...])
+            x, qkv = norm.add_product(x, update, self.qkv[...], context)
         else:
-            qkv = jnp.einsum("TD,DKAH->TKAH", x, self.qkv[...])
+            x, h = norm.add(x, update, context)
+            qkv = jnp.einsum("TD,DKAH->TKAH", h, self.qkv[...])
             qkv, bias = qkv if bias is None else qkv + bias, None
             q, k = self.q_norm(qkv[:, :, :-2]), self.k_norm(qkv[:, :, -2:-1])
             qkv = jnp.concatenate([q, k, qkv[:, :, -1:]], axis=2)
-        attended = context.attend_projected(self.layer, qkv, bias, rotary, self.spec)
         # As one matrix: over two axes, XLA on the CPU would copy the weights at every call.
-        attended, output = attended.reshape(len(x), -1), self.output[...].reshape(-1, x.shape[-1])
+        output = self.output[...].reshape(-1, x.shape[-1])
+        of_heads = self.layer, qkv, bias, rotary, self.spec
         if self.output_bias is None:
-            return context.product(attended, output)
-        return attended @ output + self.output_bias[...]
+            return x, context.attended_product(*of_heads, output)
+        attended = context.attend_projected(*of_heads).reshape(len(x), -1)
+        return x, attended @ output + self.output_bias[...]

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from models.config import ModelConfig
 from models.context import LayerContext
+from models.layers.norm import Norm
 from models.layers.parameter import parameter
 
 ACTIVATIONS = {
@@ -35,21 +36,33 @@ class Mlp(nnx.Module):
         self.down_bias = parameter("D", config, dtype, "zeros") if config.mlp_bias else None
 
     def __call__(
-        self, x: Float[Array, "T D"], context: LayerContext
-    ) -> Float[Array, "T D"] | Float[Array, "X T D"]:
-        hidden = self._hidden(x, context)
+        self,
+        x: Float[Array, "T D"],
+        update: Float[Array, "T D"] | Float[Array, "X T D"],
+        norm: Norm,
+        context: LayerContext,
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"] | Float[Array, "X T D"]]:
+        """(x + update, what the block makes of the norm of that, to be added to it)."""
+        x, hidden = self._hidden(x, update, norm, context)
         if self.down_bias is None:
-            return context.product(hidden, self.down[...])
-        return jnp.einsum("TF,FD->TD", hidden, self.down[...]) + self.down_bias[...]
+            return x, context.product(hidden, self.down[...])
+        return x, jnp.einsum("TF,FD->TD", hidden, self.down[...]) + self.down_bias[...]
 
-    def _hidden(self, x: Float[Array, "T D"], context: LayerContext) -> Float[Array, "T F"]:
+    def _hidden(
+        self,
+        x: Float[Array, "T D"],
+        update: Float[Array, "T D"] | Float[Array, "X T D"],
+        norm: Norm,
+        context: LayerContext,
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T F"]]:
         up, gated = self.up[...], self.up.shape[1] == 2
         if gated and self.activation == "silu" and self.up_bias is None:
-            return context.gated_product(x, up)
-        h = jnp.einsum("TD,DAF->TAF", x, up)
+            return norm.add_gated_product(x, update, up, context)
+        x, h = norm.add(x, update, context)
+        h = jnp.einsum("TD,DAF->TAF", h, up)
         if self.up_bias is not None:
             h = h + self.up_bias[...]
         if gated and self.activation == "silu":
-            return context.gated_silu(h)
+            return x, context.gated_silu(h)
         hidden = ACTIVATIONS[self.activation](h[:, 0])
-        return hidden * h[:, 1] if gated else hidden
+        return x, hidden * h[:, 1] if gated else hidden

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.mosaic_emit import multiprocessors
+from pallas_kernels.one_row import NormedRow, RowSource
 from pallas_kernels.streamed_product import Cut, ring_slots, store_rows, streamed_product
 
 _CHUNK = 64
@@ -26,12 +27,30 @@ def gated_product(h: Float[Array, "T D"], w: Float[Array, "D 2 F"]) -> Float[Arr
     ``gated_silu`` rounds the sums too: the two differ in the last bits.
 
     Args:
-        h, w: bfloat16 or float16, both alike; T is 8, 16, 32, 64 or 128, D and F multiples of 64.
+        h, w: bfloat16 or float16, both alike; T is 1, 8, 16, 32, 64 or 128, D and F multiples of
+            64, D of 128 where T is 1.
 
     Raises:
         ValueError: a shape or dtype the kernel does not take.
     """
-    (T, D), F = h.shape, w.shape[2]
+    return _gated(h, w)[0]
+
+
+def normed_gated_product(
+    x: Float[Array, "1 D"],
+    update: Float[Array, "1 D"] | Float[Array, "X 1 D"],
+    weight: Float[Array, " D"],
+    eps: float,
+    w: Float[Array, "D 2 F"],
+) -> tuple[Float[Array, "1 D"], Float[Array, "1 F"]]:
+    """(x + update, ``gated_product`` of its RMSNorm); arguments as in ``residual_norm``."""
+    hidden, total = _gated(NormedRow(x, update, weight, eps), w)
+    return total, hidden
+
+
+def _gated(h: Float[Array, "T D"] | RowSource, w: Float[Array, "D 2 F"]) -> tuple[Array, ...]:
+    row = h.row if isinstance(h, RowSource) else h
+    (T, D), F = row.shape, w.shape[2]
     wide = F % 128 == 0 and (T > _ALONE or _ENOUGH * multiprocessors() <= F // 128)
     columns = 128 if wide else 64
     together = 2 if T <= _ALONE and not wide and F // columns > multiprocessors() else 1
@@ -49,5 +68,5 @@ def gated_product(h: Float[Array, "T D"], w: Float[Array, "D 2 F"]) -> Float[Arr
         hidden = gate / (1.0 + jnp.exp(-gate)) * up
         store_rows(out, hidden.astype(out.dtype), row, column)
 
-    shape = jax.ShapeDtypeStruct((T, F), h.dtype)
+    shape = jax.ShapeDtypeStruct((T, F), row.dtype)
     return streamed_product("gated_product", h, w, Cut(columns, _CHUNK, 1, ring), shape, finish)

@@ -62,25 +62,10 @@ def merge_in_place(
             f"{N} heads of {H} dims; relay fusion on mosaic needs head dims that are multiples of "
             f"{_WIDEST} and at least {THREADS} numbers a row"
         )
-    step = _WIDEST
-    while step * THREADS > width:
-        step //= 2
+    step = widest_run(width)
     size = step * THREADS  # numbers a program merges; the last program overlaps its neighbour
     entries = part.shape[0]
     strided = plgpu.Layout.WG_STRIDED((size,), vec_size=step)
-
-    def spread(value):
-        """[THREADS], one number a thread, as [size]."""
-
-        @plgpu.inline_mgpu(
-            arg_types=(_EACH,),
-            return_type=plgpu.ShapeDtypeStruct((size,), jnp.float32, layout=strided),
-        )
-        def emit(_, value_):
-            return mgpu.FragmentedArray.splat(_scalar(value_), (size,), strided.to_mgpu())
-
-        return emit(value)
-
     chunks = -(-width // size)
     rows = 1 if T <= _MANY_ROWS else _ROWS
 
@@ -94,47 +79,14 @@ def merge_in_place(
             begin = indptr[row]
             end = indptr[row + 1]
 
-            def batch(at_once: int, base, carry):
-                """The carry with ``at_once`` partial results from ``base`` on, those there are."""
-                acc, top, total = carry
-                values, logs = [], []
-                for j in range(at_once):
-                    entry = jnp.minimum(base + j, end - 1)
-                    log = _load_head(lses, entry, first, H, step)
-                    logs.append(jnp.where(base + j < end, log, -jnp.inf))
-                    chunk = parts.at[entry, pl.ds(pl.multiple_of(first, step), size)]
-                    values.append(plgpu.load(chunk, layout=strided).astype(jnp.float32))
-                peak = functools.reduce(jnp.maximum, logs, top)
-                fade = jnp.exp(top - peak)
-                acc, total = acc * spread(fade), total * fade
-                for log, value in zip(logs, values, strict=True):
-                    weight = jnp.exp(log - peak)
-                    acc = acc + spread(weight) * value
-                    total = total + weight
-                return acc, peak, total
-
-            def merge(at_once: int):
-                zero = plgpu.layout_cast(jnp.zeros((size,), jnp.float32), strided)
-                lowest = plgpu.layout_cast(jnp.full((THREADS,), _LOWEST, jnp.float32), _EACH)
-                none = plgpu.layout_cast(jnp.zeros((THREADS,), jnp.float32), _EACH)
-                batches = lax.div(end - begin + at_once - 1, jnp.int32(at_once))
-
-                def run(i, carry):
-                    return batch(at_once, begin + i * at_once, carry)
-
-                acc, top, total = lax.fori_loop(0, batches, run, (zero, lowest, none))
-                empty = total == 0
-                safe = jnp.where(empty, 1.0, total)
-                inverse = jnp.where(empty, 0.0, 1.0 / safe)
-                log_sum = jnp.where(empty, -jnp.inf, top + jnp.log(safe))
+            def store(merged, log_sum):
                 target = out_ref.at[row, pl.ds(pl.multiple_of(first, step), size)]
-                store_strided(target, (acc * spread(inverse)).astype(out_ref.dtype), strided)
+                store_strided(target, merged.astype(out_ref.dtype), strided)
                 _store_head(lse_ref, log_sum, row, first, H, step)
 
-            # Loads of one batch are in flight together; of few there are fewer to wait for.
-            few = end - begin <= _FEW
-            pl.when(few & (end - begin != 1))(lambda: merge(_FEW))
-            pl.when(jnp.logical_not(few))(lambda: merge(_MANY))
+            pl.when(end - begin != 1)(
+                lambda: merge_entries(parts, lses, begin, end, first, step, H, store)
+            )
 
         stop = jnp.minimum((block + 1) * rows, T)
         lax.fori_loop(block * rows, stop, lambda row, _: merge_row(row), None)
@@ -153,6 +105,76 @@ def merge_in_place(
         ),
     )(merge_indptr, part.reshape(entries, width), part_lse, out_ref, lse_ref)
     return jax.freeze(out_ref).reshape(T, N, H), jax.freeze(lse_ref)
+
+
+def widest_run(width: int) -> int:
+    """Numbers of a row of ``width`` that a thread merges in one register, at least 128 threads."""
+    step = _WIDEST
+    while step * THREADS > width:
+        step //= 2
+    return step
+
+
+def merge_entries(parts, lses, begin, end, first, step: int, H: int, store) -> None:
+    """``store(merged, log_sum)``: columns from ``first`` on of what the entries of a row add up to.
+
+    parts: [X, N * H], lses: float32 [X, N], in GMEM; the row owns entries ``begin`` to ``end``,
+    int32. first: int32, a multiple of step. merged: float32 [128 * step], log_sum: float32 [128],
+    one a thread, of its head; 0 and -inf where there is nothing.
+    """
+    size = step * THREADS
+    strided = plgpu.Layout.WG_STRIDED((size,), vec_size=step)
+
+    def spread(value):
+        """[THREADS], one number a thread, as [size]."""
+
+        @plgpu.inline_mgpu(
+            arg_types=(_EACH,),
+            return_type=plgpu.ShapeDtypeStruct((size,), jnp.float32, layout=strided),
+        )
+        def emit(_, value_):
+            return mgpu.FragmentedArray.splat(_scalar(value_), (size,), strided.to_mgpu())
+
+        return emit(value)
+
+    def batch(at_once: int, base, carry):
+        """The carry with ``at_once`` partial results from ``base`` on, those there are."""
+        acc, top, total = carry
+        values, logs = [], []
+        for j in range(at_once):
+            entry = jnp.minimum(base + j, end - 1)
+            log = _load_head(lses, entry, first, H, step)
+            logs.append(jnp.where(base + j < end, log, -jnp.inf))
+            chunk = parts.at[entry, pl.ds(pl.multiple_of(first, step), size)]
+            values.append(plgpu.load(chunk, layout=strided).astype(jnp.float32))
+        peak = functools.reduce(jnp.maximum, logs, top)
+        fade = jnp.exp(top - peak)
+        acc, total = acc * spread(fade), total * fade
+        for log, value in zip(logs, values, strict=True):
+            weight = jnp.exp(log - peak)
+            acc = acc + spread(weight) * value
+            total = total + weight
+        return acc, peak, total
+
+    def merge(at_once: int):
+        zero = plgpu.layout_cast(jnp.zeros((size,), jnp.float32), strided)
+        lowest = plgpu.layout_cast(jnp.full((THREADS,), _LOWEST, jnp.float32), _EACH)
+        none = plgpu.layout_cast(jnp.zeros((THREADS,), jnp.float32), _EACH)
+        batches = lax.div(end - begin + at_once - 1, jnp.int32(at_once))
+
+        def run(i, carry):
+            return batch(at_once, begin + i * at_once, carry)
+
+        acc, top, total = lax.fori_loop(0, batches, run, (zero, lowest, none))
+        empty = total == 0
+        safe = jnp.where(empty, 1.0, total)
+        inverse = jnp.where(empty, 0.0, 1.0 / safe)
+        store(acc * spread(inverse), jnp.where(empty, -jnp.inf, top + jnp.log(safe)))
+
+    # Loads of one batch are in flight together; of few there are fewer to wait for.
+    few = end - begin <= _FEW
+    pl.when(few)(lambda: merge(_FEW))
+    pl.when(jnp.logical_not(few))(lambda: merge(_MANY))
 
 
 def _load_head(ref, entry, first, H: int, step: int):

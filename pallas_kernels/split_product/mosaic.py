@@ -7,9 +7,10 @@ Nobody waits for a kernel that sums the parts: whoever reads the product next su
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float, Float32, Int
 
 from pallas_kernels.mosaic_emit import multiprocessors
+from pallas_kernels.one_row import MergedRow, NormedRow, RowSource
 from pallas_kernels.streamed_product import Cut, ring_slots, store_rows, streamed_product
 
 _MOST_SPLITS = 8
@@ -23,13 +24,50 @@ def split_product(
     """Parts, float32, that sum to h @ w; the same ones whatever the run.
 
     Args:
-        h, w: bfloat16 or float16, both alike; T is 8, 16, 32, 64 or 128, D and E multiples of 64.
+        h, w: bfloat16 or float16, both alike; T is 1, 8, 16, 32, 64 or 128, D and E multiples of
+            64, D of 128 where T is 1.
         splits: X; None for as many as fill the multiprocessors, at most 8.
 
     Raises:
         ValueError: a shape or dtype the kernel does not take.
     """
-    (T, D), E = h.shape, w.shape[1]
+    return _split(h, w, splits)[0]
+
+
+def merged_product(
+    out: Float[Array, "1 N H"],
+    part: Float[Array, "X N H"],
+    part_lse: Float[Array, "X N"],
+    merge_indptr: Int[Array, "2"],
+    w: Float[Array, "D E"],
+) -> Float32[Array, "Y 1 E"]:
+    """``split_product`` of one row that ``relay_fusion.mosaic.merge_in_place`` would make of these
+    arguments of it; D is N * H."""
+    return _split(MergedRow(out, part, part_lse, merge_indptr), w, None)[0]
+
+
+def normed_product(
+    x: Float[Array, "1 D"],
+    update: Float[Array, "1 D"] | Float[Array, "X 1 D"],
+    weight: Float[Array, " D"],
+    eps: float,
+    w: Float[Array, "D E"],
+) -> tuple[Float[Array, "1 D"], Float32[Array, "Y 1 E"]]:
+    """(x + update, ``split_product`` of its RMSNorm); arguments as in ``residual_norm``."""
+    parts, total = _split(NormedRow(x, update, weight, eps), w, None)
+    return total, parts
+
+
+def run(depth: int, columns: int) -> int:
+    """Columns of a row that a program takes, where there is one row."""
+    cut = _choose_cut(1, depth, columns, None)
+    return -(-depth // cut.chunk // cut.splits) * cut.chunk
+
+
+def _split(
+    h: Float[Array, "T D"] | RowSource, w: Float[Array, "D E"], splits: int | None
+) -> tuple[Array, ...]:
+    (T, D), E = h.row.shape if isinstance(h, RowSource) else h.shape, w.shape[1]
     cut = _choose_cut(T, D, E, splits)
 
     def finish(out, totals, part, row, column):
@@ -47,7 +85,7 @@ def _choose_cut(T: int, depth: int, columns: int, splits: int | None) -> Cut:
     cuts = []
     for n in (128, 64):
         tiles = max(1, columns // n)
-        chunk = 64 if n == 128 or depth % 128 else 128
+        chunk = 64 if n == 128 or depth % 128 or T == 1 else 128
         most = min(_MOST_SPLITS, max(1, depth // chunk))
         own = splits or max(1, min(most, multiprocessors() // tiles))
         ring = ring_slots(T, depth, columns=n, chunk=chunk, splits=own, shared_bytes=_SHARED_BYTES)

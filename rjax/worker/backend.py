@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from models import ModelConfig
-from pallas_kernels import streamed_product
+from pallas_kernels import one_row, streamed_product
 from pallas_kernels.attention import mosaic as attention_mosaic
 from pallas_kernels.attention import xla as attention_xla
 from pallas_kernels.attention.mosaic import config as mosaic_config
@@ -33,6 +33,22 @@ _WGMMA_ROWS = 128  # of a wide item in the mosaic kernel: two consumer warpgroup
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class OneRow:
+    """Kernels of steps of one row, each the one before and a product in one launch.
+
+    Attributes:
+        unmerged_attention: ``paged_attention`` up to its relay fusion, which is in
+        merged_product: that, and ``split_product``.
+        normed_product, normed_gated_product: ``add_rms_norm``, and a product of its norm.
+    """
+
+    unmerged_attention: Callable[..., Any]
+    merged_product: Callable[..., Any]
+    normed_product: Callable[..., Any]
+    normed_gated_product: Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Backend:
     """The kernels of one backend and how its work is best cut.
 
@@ -42,6 +58,7 @@ class Backend:
         split_product: products in parts, in steps of few rows (``streams_products``), for
             ``rotate_and_write`` and ``add_rms_norm`` to sum; None where XLA does all products.
         gated_product: the product before ``gated_silu`` and it, in the same steps, or None.
+        one_row: for steps of one row, or None where those are padded.
         prepare: (plan, positions, (N, K) of a device) to what ``paged_attention`` takes as its
             plan, once a step.
         tile_rows: rows of a many-row item at most; see ``item_rows``.
@@ -61,6 +78,7 @@ class Backend:
     gated_silu: Callable[..., Any]
     split_product: Callable[..., Any] | None
     gated_product: Callable[..., Any] | None
+    one_row: OneRow | None
     prepare: Callable[..., Any]
     tile_rows: int
     split_tokens: int
@@ -79,13 +97,18 @@ class Backend:
 
     def streams_products(self, rows: int) -> bool:
         """Whether a step of so many rows has products by ``split_product``."""
-        return self.split_product is not None and rows in streamed_product.ROWS
+        return self.split_product is not None and rows in self._streamed_rows
 
     def padded_rows(self, rows: int) -> int:
         """Rows of a decode step that has so many: of few, as many as ``split_product`` takes."""
         if self.split_product is None or rows > streamed_product.ROWS[-1]:
             return rows
-        return next(count for count in streamed_product.ROWS if rows <= count)
+        return next(count for count in self._streamed_rows if rows <= count)
+
+    @property
+    def _streamed_rows(self) -> tuple[int, ...]:
+        rows = streamed_product.ROWS
+        return rows if self.one_row is not None else rows[1:]
 
 
 def backends_on(compute_capability: float | None) -> tuple[str, ...]:
@@ -212,8 +235,26 @@ def _streams_products(model: ModelConfig) -> bool:
         return False
     queries, projections = model.num_heads * H, (model.num_heads + 2 * model.num_kv_heads) * H
     matrices = ((D, projections), (queries, D), (model.intermediate_size, D))
-    rows = streamed_product.ROWS[0]
+    rows = streamed_product.ROWS[1]
     return all(streamed_product.refusal(rows, *matrix) is None for matrix in matrices)
+
+
+_ONE_ROW = OneRow(
+    unmerged_attention=attention_mosaic.unmerged_attention,
+    merged_product=split_product_mosaic.merged_product,
+    normed_product=split_product_mosaic.normed_product,
+    normed_gated_product=gated_product_mosaic.normed_gated_product,
+)
+
+
+def _takes_one_row(model: ModelConfig) -> bool:
+    """Whether the kernels of one row take a model whose products they take."""
+    D, F, E = model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim
+    return (
+        D <= one_row.MOST_COLUMNS
+        and all(depth % one_row.DEPTH_UNIT == 0 for depth in (D, F, E))
+        and all(split_product_mosaic.run(depth, D) <= one_row.MOST_COLUMNS for depth in (F, E))
+    )
 
 
 def _mosaic(model: ModelConfig, fp8: bool) -> Backend:
@@ -230,6 +271,7 @@ def _mosaic(model: ModelConfig, fp8: bool) -> Backend:
         ).gated_silu,
         split_product=split_product_mosaic.split_product if streams else None,
         gated_product=gated_product_mosaic.gated_product if streams else None,
+        one_row=_ONE_ROW if streams and _takes_one_row(model) else None,
         prepare=attention_mosaic.pack_plan,
         tile_rows=2 * (_WGMMA_ROWS // 2 // group),
         # On an H200; see bench/kernels/README.md.
@@ -262,6 +304,7 @@ def _triton(model: ModelConfig) -> Backend:
         gated_silu=activation_xla.gated_silu,
         split_product=None,
         gated_product=None,
+        one_row=None,
         prepare=lambda plan, positions, heads: pack.pack_plan(plan, heads),
         tile_rows=triton_config.WIDE_ROWS // (model.num_heads // model.num_kv_heads),
         split_tokens=512,
@@ -281,6 +324,7 @@ def _xla() -> Backend:
         gated_silu=activation_xla.gated_silu,
         split_product=None,
         gated_product=None,
+        one_row=None,
         prepare=lambda plan, positions, heads: plan,
         tile_rows=16,
         split_tokens=128,

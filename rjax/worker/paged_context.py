@@ -56,16 +56,8 @@ class PagedContext(LayerContext):
         spec: AttentionSpec,
     ) -> Float[Array, "T N H"]:
         """Rotate q and k, write k and v, attend; see ``models.LayerContext``."""
-        devices = self._mesh.size
-        K, A = qkv.shape[-3:-1]
-        if self._plan is None:  # every layer has the same heads
-            heads = (K * (A - 2) // devices, K // devices)
-            self._plan = self._backend.prepare(self._step.plan, self._step.positions, heads)
-        if self._fp8 and qkv.ndim == 5:  # whoever sums parts rounds them to the dtype of the pages
-            assert self._dtype is not None
-            qkv = qkv.sum(0).astype(self._dtype)
         run = functools.partial(_attend, backend=self._backend, spec=spec)
-        if devices > 1:
+        if self._mesh.size > 1:
             run = jax.shard_map(
                 run,
                 mesh=self._mesh,
@@ -74,15 +66,38 @@ class PagedContext(LayerContext):
                 check_vma=False,
             )
         out, self.k_pages[layer], self.v_pages[layer] = run(
-            qkv,
-            bias,
-            self.k_pages[layer],
-            self.v_pages[layer],
-            rotary,
-            self._step,
-            self._plan,
+            *self._of_layer(layer, qkv, bias, rotary)
         )
         return out
+
+    def attended_product(
+        self,
+        layer: int,
+        qkv: Float[Array, "T K A H"] | Float[Array, "X T K A H"],
+        bias: Float[Array, "K A H"] | None,
+        rotary: Rotary | None,
+        spec: AttentionSpec,
+        w: Float[Array, "E D"],
+    ) -> Float[Array, "T D"] | Float[Array, "X T D"]:
+        """``attend_projected``, given to ``product``; of one row, its relay fusion is in that."""
+        if not self._has_one_row(qkv.shape[-4]):
+            return super().attended_product(layer, qkv, bias, rotary, spec, w)
+        out, self.k_pages[layer], self.v_pages[layer] = _attended_product(
+            *self._of_layer(layer, qkv, bias, rotary), w, backend=self._backend, spec=spec
+        )
+        return out
+
+    def _of_layer(self, layer: int, qkv, bias, rotary):
+        """What attention of a layer reads."""
+        K, A = qkv.shape[-3:-1]
+        if self._plan is None:  # every layer has the same heads
+            heads = (K * (A - 2) // self._mesh.size, K // self._mesh.size)
+            self._plan = self._backend.prepare(self._step.plan, self._step.positions, heads)
+        if self._fp8 and qkv.ndim == 5:  # whoever sums parts rounds them to the dtype of the pages
+            assert self._dtype is not None
+            qkv = qkv.sum(0).astype(self._dtype)
+        pages = self.k_pages[layer], self.v_pages[layer]
+        return qkv, bias, *pages, rotary, self._step, self._plan
 
     def add_rms_norm(
         self,
@@ -106,7 +121,7 @@ class PagedContext(LayerContext):
         self, h: Float[Array, "T D"], w: Float[Array, "D ..."]
     ) -> Float[Array, "T ..."] | Float[Array, "X T ..."]:
         """h @ w, or in parts, float32, that sum to it."""
-        if not self._streams(h):
+        if not self._streams(len(h)):
             return super().product(h, w)
         self._dtype = h.dtype
         return _split_product(h, w, backend=self._backend)
@@ -115,12 +130,42 @@ class PagedContext(LayerContext):
         self, h: Float[Array, "T D"], w: Float[Array, "D 2 F"]
     ) -> Float[Array, "T F"]:
         """silu(h @ w[:, 0]) * (h @ w[:, 1])."""
-        if self._backend.gated_product is None or not self._streams(h):
+        if self._backend.gated_product is None or not self._streams(len(h)):
             return super().gated_product(h, w)
         return _gated_product(h, w, backend=self._backend)
 
-    def _streams(self, h: Float[Array, "T D"]) -> bool:
-        return self._mesh.size == 1 and self._backend.streams_products(h.shape[0])
+    def normed_product(
+        self,
+        x: Float[Array, "T D"],
+        update: Float[Array, "T D"] | Float[Array, "X T D"],
+        weight: Float[Array, " D"],
+        eps: float,
+        w: Float[Array, "D ..."],
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T ..."] | Float[Array, "X T ..."]]:
+        """(x + update, ``product`` of its norm); of one row in one kernel."""
+        if not self._has_one_row(len(x)):
+            return super().normed_product(x, update, weight, eps, w)
+        self._dtype = x.dtype
+        return _normed_product(x, update, weight, w, backend=self._backend, eps=eps)
+
+    def normed_gated_product(
+        self,
+        x: Float[Array, "T D"],
+        update: Float[Array, "T D"] | Float[Array, "X T D"],
+        weight: Float[Array, " D"],
+        eps: float,
+        w: Float[Array, "D 2 F"],
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T F"]]:
+        """(x + update, ``gated_product`` of its norm); of one row in one kernel."""
+        if not self._has_one_row(len(x)):
+            return super().normed_gated_product(x, update, weight, eps, w)
+        return _normed_gated_product(x, update, weight, w, backend=self._backend, eps=eps)
+
+    def _streams(self, rows: int) -> bool:
+        return self._mesh.size == 1 and self._backend.streams_products(rows)
+
+    def _has_one_row(self, rows: int) -> bool:
+        return rows == 1 and self._backend.one_row is not None and self._streams(rows)
 
 
 # Each is jitted by itself, so that it is traced, lowered and (its kernels) compiled once for all
@@ -129,18 +174,34 @@ class PagedContext(LayerContext):
 
 @functools.partial(jax.jit, static_argnames=("backend", "spec"))
 def _attend(qkv, bias, k_pages, v_pages, rotary, step, plan, *, backend: Backend, spec):
+    given, scales = _written(qkv, bias, k_pages, v_pages, rotary, step, backend)
+    out, _ = backend.paged_attention(*given, step.page_table, step.positions, plan, spec, **scales)
+    return out, *given[1:]
+
+
+@functools.partial(jax.jit, static_argnames=("backend", "spec"))
+def _attended_product(
+    qkv, bias, k_pages, v_pages, rotary, step, plan, w, *, backend: Backend, spec
+):
+    assert backend.one_row is not None
+    given, scales = _written(qkv, bias, k_pages, v_pages, rotary, step, backend)
+    unmerged = backend.one_row.unmerged_attention(
+        *given, step.page_table, step.positions, plan, spec, **scales
+    )
+    return backend.one_row.merged_product(*unmerged, w), *given[1:]
+
+
+def _written(qkv, bias, k_pages, v_pages, rotary, step, backend: Backend):
+    """(rotated queries and the pages with the step's keys and values), and the pages' scales."""
     cos, sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
     scales = {}
     if k_pages.dtype == jnp.float8_e4m3fn:
         ones = jnp.ones(k_pages.shape[1], jnp.float32)
         scales = {"k_scales": ones, "v_scales": ones}
-    q, k_pages, v_pages = backend.rotate_and_write(
+    written = backend.rotate_and_write(
         qkv, bias, cos, sin, k_pages, v_pages, step.kv_slots, **scales
     )
-    out, _ = backend.paged_attention(
-        q, k_pages, v_pages, step.page_table, step.positions, plan, spec, **scales
-    )
-    return out, k_pages, v_pages
+    return written, scales
 
 
 @functools.partial(jax.jit, static_argnames=("backend", "eps"))
@@ -164,3 +225,17 @@ def _split_product(h, w, *, backend: Backend):
     assert backend.split_product is not None
     parts = backend.split_product(h, w.reshape(w.shape[0], -1))
     return parts.reshape(*parts.shape[:2], *w.shape[1:])
+
+
+@functools.partial(jax.jit, static_argnames=("backend", "eps"))
+def _normed_product(x, update, weight, w, *, backend: Backend, eps: float):
+    assert backend.one_row is not None
+    flat = w.reshape(w.shape[0], -1)
+    total, parts = backend.one_row.normed_product(x, update, weight, eps, flat)
+    return total, parts.reshape(*parts.shape[:2], *w.shape[1:])
+
+
+@functools.partial(jax.jit, static_argnames=("backend", "eps"))
+def _normed_gated_product(x, update, weight, w, *, backend: Backend, eps: float):
+    assert backend.one_row is not None
+    return backend.one_row.normed_gated_product(x, update, weight, eps, w)

@@ -9,13 +9,15 @@ import pytest
 
 from bench.model_shapes import SHAPES
 from models import config_from_dict
+from pallas_kernels.attention import xla as attention
 from pallas_kernels.gated_activation.xla import gated_silu
 from pallas_kernels.gated_product.mosaic import gated_product
+from pallas_kernels.residual_norm.xla import add_rms_norm
 from pallas_kernels.split_product import mosaic, xla
 from rjax import functional
 from rjax.engine import parts
 from rjax.sampling import SamplingParams
-from rjax.worker.backend import choose_backend
+from rjax.worker.backend import OneRow, choose_backend
 from tests.functional.programs import prepared, prompts
 
 from .tiny import make_engine, run
@@ -35,6 +37,34 @@ def kernels():
         return gated_silu(jnp.einsum("TD,DAF->TAF", h, w))
 
     return {"split_product": split_product, "gated_product": gated}, asked
+
+
+@pytest.fixture
+def one_row():
+    """Plain forms of the kernels of one row, and which have been asked for."""
+    asked = set()
+
+    def unmerged_attention(*arguments, **options):
+        out, lse = attention.paged_attention(*arguments, **options)
+        part = jnp.stack([out[0], jnp.full_like(out[0], jnp.nan)])
+        return out, part, jnp.stack([lse[0], lse[0]]), jnp.asarray([0, 1])
+
+    def merged_product(out, part, part_lse, merge_indptr, w):
+        assert out.shape[0] == 1 and part.shape[:2] == part_lse.shape and merge_indptr.size == 2
+        asked.add("merged")
+        return xla.split_product(out.reshape(1, -1), w, 2)
+
+    def normed_product(x, update, weight, eps, w):
+        asked.add("normed")
+        x, h = add_rms_norm(x, update, weight, eps)
+        return x, xla.split_product(h, w, 2)
+
+    def normed_gated_product(x, update, weight, eps, w):
+        asked.add("normed gated")
+        x, h = add_rms_norm(x, update, weight, eps)
+        return x, gated_silu(jnp.einsum("TD,DAF->TAF", h, w))
+
+    return OneRow(unmerged_attention, merged_product, normed_product, normed_gated_product), asked
 
 
 @pytest.fixture
@@ -69,6 +99,23 @@ def test_an_engine_answers_the_same(tiny, kernels, with_kernels, monkeypatch, co
     assert answers(tiny, count, kv_cache_dtype=kv)[1] == got
 
 
+@pytest.mark.parametrize("kv", ["auto", "fp8"])
+def test_one_sequence_is_one_row(tiny, kernels, one_row, monkeypatch, kv):
+    def choose(*arguments, **options):
+        taken = kernels[0] | {"one_row": one_row[0]}
+        return dataclasses.replace(choose_backend(*arguments, **options), **taken)
+
+    monkeypatch.setattr(parts, "choose_backend", choose)
+    engine, got = answers(tiny, 1, kv_cache_dtype=kv)
+    worker: Any = engine._worker
+    assert [(s.rows, s.seqs) for s in worker.shapes.decode] == [(1, 1), (8, 4), (16, 16)]
+    # The first layer's norm has no sum before it; the rest of its products are of given rows.
+    assert one_row[1] == {"merged", "normed", "normed gated"}
+    assert kernels[1] == {("split", 1)}
+    monkeypatch.undo()
+    assert answers(tiny, 1, kv_cache_dtype=kv)[1] == got
+
+
 def test_functional_programs_take_them(kernels):
     logits = []
     for taken in ({}, kernels[0]):
@@ -100,7 +147,7 @@ def test_which_models_take_them():
         assert taken.split_product is mosaic.split_product
         assert taken.gated_product is gated_product
         assert [taken.padded_rows(T) for T in (1, 4, 8, 9, 33, 65, 129)] == [
-            8,
+            1,
             8,
             8,
             16,
@@ -108,7 +155,9 @@ def test_which_models_take_them():
             128,
             129,
         ]
-        assert [T for T in range(129) if taken.streams_products(T)] == [8, 16, 32, 64, 128]
+        assert [T for T in range(129) if taken.streams_products(T)] == [1, 8, 16, 32, 64, 128]
+    wide = backend_of(hidden_size=8192, num_attention_heads=64)  # one row fills too much memory
+    assert wide.one_row is None and wide.padded_rows(1) == 8 and not wide.streams_products(1)
     for other in (
         backend_of(intermediate_size=14344),
         backend_of(hidden_size=960, num_attention_heads=15, num_key_value_heads=5),

@@ -4,7 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Float32, Int
 
 from pallas_kernels.attention.mosaic.config import (
     FP8_HEAD_DIMS,
@@ -66,12 +66,80 @@ def paged_attention(
     Raises:
         ValueError: a shape or dtype the kernel does not take.
     """
+    check_per_head(q.shape[1], sinks=sinks)
+    call = _prepared(
+        q,
+        k_pages,
+        v_pages,
+        page_table,
+        positions,
+        plan,
+        spec,
+        alibi_slopes=alibi_slopes,
+        k_scales=k_scales,
+        v_scales=v_scales,
+        programs=programs,
+        ping_pong=ping_pong,
+        early_launch=early_launch,
+    )
+    return _launch(*call, sinks)
+
+
+def unmerged_attention(
+    q: Float[Array, "T N H"],
+    k_pages: Float[Array, "P K S H"],
+    v_pages: Float[Array, "P K S H"],
+    page_table: Int[Array, "B M"],
+    positions: Int[Array, " T"],
+    plan: AttentionPlan | PackedPlan,
+    spec: AttentionSpec,
+    *,
+    k_scales: Scales | None = None,
+    v_scales: Scales | None = None,
+) -> tuple[Float[Array, "T N H"], Float[Array, "X N H"], Float32[Array, "X N"], Int[Array, " T1"]]:
+    """``paged_attention`` before its relay fusion, for a kernel that merges what it reads.
+
+    Returns:
+        (out, part, part_lse, merge_indptr), as ``relay_fusion.mosaic.merge_in_place`` takes them:
+        ``out`` holds the rows that have one partial result.
+    """
+    call = _prepared(
+        q,
+        k_pages,
+        v_pages,
+        page_table,
+        positions,
+        plan,
+        spec,
+        k_scales=k_scales,
+        v_scales=v_scales,
+    )
+    return _launch_unmerged(*call)
+
+
+def _prepared(
+    q,
+    k_pages,
+    v_pages,
+    page_table,
+    positions,
+    plan,
+    spec: AttentionSpec,
+    *,
+    alibi_slopes=None,
+    k_scales=None,
+    v_scales=None,
+    programs: int | None = None,
+    ping_pong: bool = True,
+    early_launch: bool = True,
+):
+    """The kernel's configuration and arguments, checked."""
     T, N, H = q.shape
     K, S = k_pages.shape[1:3]
     packed = plan if isinstance(plan, PackedPlan) else pack_plan(plan, positions, (N, K))
     assert isinstance(packed, PackedPlan)
     _check(q, k_pages, v_pages, page_table, positions, packed, spec)
-    check_per_head(N, alibi_slopes=alibi_slopes, sinks=sinks)
+    check_per_head(N, alibi_slopes=alibi_slopes)
     check_scales(k_pages, v_pages, k_scales, v_scales)
     boxes = (query_box(min(work.half_rows, T), N // K, H) for work in packed.lists)
     query_rows = max(ROWS, max(boxes) * (N // K))
@@ -89,7 +157,7 @@ def paged_attention(
     )
     numbers = dict(alibi_slopes=alibi_slopes, k_scales=k_scales, v_scales=v_scales)
     numbers = {name: value for name, value in numbers.items() if value is not None}
-    return _launch(cfg, packed, page_table, positions, q, k_pages, v_pages, numbers, sinks)
+    return cfg, packed, page_table, positions, q, k_pages, v_pages, numbers
 
 
 # Compiled as a function of its own: a model's layers then share one trace and one lowering.
@@ -110,6 +178,12 @@ def _launch(
     )
     out, lse = merge_in_place(out, lse, part, part_lse, packed.merge_indptr)
     return (out, lse) if sinks is None else apply_sinks(out, lse, sinks)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _launch_unmerged(cfg: KernelConfig, packed: PackedPlan, *arguments):
+    out, _, part, part_lse = attention_call(cfg, packed, *arguments)
+    return out, part, part_lse, packed.merge_indptr
 
 
 def _check(q, k_pages, v_pages, page_table, positions, packed: PackedPlan, spec) -> None:

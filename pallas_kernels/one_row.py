@@ -1,0 +1,254 @@
+"""The one row of a product's step, which each of its programs makes while its first weights come.
+
+A row's residual sum and norm, or the merge of its partial attention results, read so little that
+every program of the product that follows can do them again: no kernel of their own starts before
+the product, and the memory is busy with weights meanwhile. For one row only: of more, every program
+would read too much.
+
+The row lies in shared memory as the tensor cores read it, one in each group of eight; what stands
+in the other seven is never looked at, since rows of a product do not mix.
+"""
+
+# Pallas passes a leading context to inlined functions, which its types do not say.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAbstractUsage=false
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mgpu
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, vector
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.mosaic_emit import SCALAR, THREADS, store_strided, thread_index, widest_vector
+from pallas_kernels.relay_fusion.mosaic import merge_entries
+
+MOST_COLUMNS = 5120
+"""Columns of the row that a program takes at most: they fill memory that weights want."""
+
+GROUP = 8  # rows of shared memory that one row takes
+DEPTH_UNIT = 128  # depths are multiples of it
+_CHUNK = 64  # columns of a group
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Line:
+    """Where a program's run of the row goes.
+
+    Attributes:
+        ref: [GROUP * groups and more, 64] SMEM, as the tensor cores read it.
+        transforms: of ref.
+        start, columns: of the row that the program wants, int32; multiples of 64.
+        room: the most columns that any program wants.
+        depth: columns of the row.
+    """
+
+    ref: Any
+    transforms: tuple[Any, ...]
+    start: Any
+    columns: Any
+    room: int
+    depth: int
+
+    def pieces(self) -> tuple[int, list[Any]]:
+        """(numbers a thread, first columns) of pieces of 128 times so many that hold the run."""
+        step = next(s for s in (8, 4, 2, 1) if _whole(self.room, s * THREADS) <= self.depth)
+        size = step * THREADS
+        count = _whole(self.room, size) // size
+        first = jnp.minimum(self.start, self.depth - count * size)
+        return step, [pl.multiple_of(first + i * size, _CHUNK) for i in range(count)]
+
+    def put(self, value, first, layout) -> None:
+        """Those of ``value``'s numbers that the program wants; value: 16-bit [X] from column
+        ``first`` (int32) on, in a WG_STRIDED layout."""
+        arguments = (
+            plgpu.RefType(self.transforms),
+            layout,
+            *(SCALAR for _ in range(3)),
+        )
+
+        @plgpu.inline_mgpu(arg_types=arguments)
+        def store(_, line_, value_, first_, start_, columns_):
+            i32, index = ir.IntegerType.get_signless(32), ir.IndexType.get()
+            [first], [start], [columns] = (x.registers.flat for x in (first_, start_, columns_))
+            offset, zero = arith.subi(first, start), mgpu.c(0, index)
+            for i, register in enumerate(value_.registers.flat):
+                [run] = register.type.shape
+                own = arith.addi(
+                    arith.muli(thread_index(), mgpu.c(run, i32)), mgpu.c(i * THREADS * run, i32)
+                )
+                column = arith.addi(offset, own)
+                # Columns before the run are large numbers without a sign.
+                inside = arith.cmpi(arith.CmpIPredicate.ult, column, columns)
+                with mgpu.when(inside):
+                    group, place = (
+                        arith.index_cast(index, do(column, mgpu.c(_CHUNK, i32)))
+                        for do in (arith.divui, arith.remui)
+                    )
+                    vector.store(register, line_, [group, zero, zero, place], alignment=2 * run)
+
+        store(self.ref, value, first, self.start, self.columns)
+
+
+class RowSource(abc.ABC):
+    """What makes the row."""
+
+    @property
+    @abc.abstractmethod
+    def operands(self) -> tuple[Array, ...]:
+        """What the kernel reads."""
+
+    @property
+    @abc.abstractmethod
+    def row(self) -> jax.ShapeDtypeStruct:
+        """[1, D]: its depth and dtype."""
+
+    @property
+    def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """What the kernel writes beside the product."""
+        return ()
+
+    @abc.abstractmethod
+    def fill(self, refs, results, line: Line, scratch, is_first) -> None:
+        """Put the run of the row into ``line``, by one warpgroup.
+
+        refs, results: GMEM, of ``operands`` and ``results``. scratch: float32 [4] SMEM. is_first:
+        bool, whether this program writes the results.
+        """
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GivenRow(RowSource):
+    """A row that is there."""
+
+    h: Float[Array, "1 D"]
+
+    @property
+    def operands(self) -> tuple[Array, ...]:
+        return (self.h,)
+
+    @property
+    def row(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.h.shape, self.h.dtype)
+
+    def fill(self, refs, results, line: Line, scratch, is_first) -> None:
+        del results, scratch, is_first
+        [h] = refs
+        step, firsts = line.pieces()
+        layout = _strided(step)
+        values = [_read(h.at[0], first, step) for first in firsts]
+        for value, first in zip(values, firsts, strict=True):
+            line.put(value, first, layout)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MergedRow(RowSource):
+    """A row's attention, of its partial results; arguments as in ``merge_in_place`` with T = 1."""
+
+    out: Float[Array, "1 N H"]
+    part: Float[Array, "X N H"]
+    part_lse: Float[Array, "X N"]
+    merge_indptr: Int[Array, "2"]
+
+    @property
+    def operands(self) -> tuple[Array, ...]:
+        entries = len(self.part)
+        flat = (self.out.reshape(1, -1), self.part.reshape(entries, -1))
+        return (*flat, self.part_lse, self.merge_indptr)
+
+    @property
+    def row(self) -> jax.ShapeDtypeStruct:
+        _, N, H = self.out.shape
+        return jax.ShapeDtypeStruct((1, N * H), self.out.dtype)
+
+    def fill(self, refs, results, line: Line, scratch, is_first) -> None:
+        del results, scratch, is_first
+        out, parts, lses, indptr = refs
+        H = self.out.shape[2]
+        step, firsts = line.pieces()
+        layout = _strided(step)
+        begin, end = indptr[0], indptr[1]
+        for first in firsts:
+
+            def put(merged, _, first=first):
+                line.put(merged.astype(self.out.dtype), first, layout)
+
+            @pl.when(end - begin == 1)
+            def _(first=first):
+                line.put(_read(out.at[0], first, step), first, layout)
+
+            @pl.when(end - begin != 1)
+            def _(first=first, put=put):
+                merge_entries(parts, lses, begin, end, first, step, H, put)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NormedRow(RowSource):
+    """The RMSNorm of a residual sum, whose sum is a result too; as ``add_rms_norm`` with T = 1."""
+
+    x: Float[Array, "1 D"]
+    update: Float[Array, "1 D"] | Float[Array, "X 1 D"]
+    weight: Float[Array, " D"]
+    eps: float
+
+    @property
+    def operands(self) -> tuple[Array, ...]:
+        return (self.x, self.update, self.weight)
+
+    @property
+    def row(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.x.shape, self.x.dtype)
+
+    @property
+    def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return (self.row,)
+
+    def fill(self, refs, results, line: Line, scratch, is_first) -> None:
+        x, update, weight = refs
+        [total_ref] = results
+        D, dtype = line.depth, self.x.dtype
+        layout = plgpu.Layout.WG_STRIDED((D,), vec_size=widest_vector(D))
+
+        def read(ref):
+            return plgpu.load(ref, layout=layout).astype(jnp.float32)
+
+        if len(update.shape) == 2:
+            added = read(update.at[0])
+        else:
+            added = read(update.at[0, 0])
+            for i in range(1, update.shape[0]):
+                added = added + read(update.at[i, 0])
+            added = added.astype(dtype).astype(jnp.float32)
+        scale = read(weight)
+        total = (read(x.at[0]) + added).astype(dtype)
+        pl.when(is_first)(lambda: store_strided(total_ref.at[0], total, layout))
+        y = total.astype(jnp.float32)
+
+        @plgpu.inline_mgpu(
+            arg_types=(layout, plgpu.RefType()),
+            return_type=plgpu.ShapeDtypeStruct((), jnp.float32, layout=SCALAR),
+        )
+        def add_up(_, numbers, scratch_):  # Pallas' sum is one of all warpgroups
+            return numbers.reduce("add", 0, scratch_)
+
+        mean = add_up(y * y, scratch) * (1.0 / D)
+        normed = (y * lax.rsqrt(mean + self.eps) * scale).astype(dtype)
+        line.put(normed, jnp.int32(0), layout)
+
+
+def _whole(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+def _strided(step: int):
+    return plgpu.Layout.WG_STRIDED((step * THREADS,), vec_size=step)
+
+
+def _read(ref, first, step: int):
+    return plgpu.load(ref.at[pl.ds(first, step * THREADS)], layout=_strided(step))

@@ -1,0 +1,140 @@
+"""Products of one row that make the row: its norm, or the merge of its partial results."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.gated_product import mosaic as gated
+from pallas_kernels.relay_fusion.reference import relay_fusion_reference
+from pallas_kernels.residual_norm import xla as norm
+from pallas_kernels.split_product import mosaic as split
+
+# (D, F, N, H, projections): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B, and one with odd cuts
+MODELS = [
+    (4096, 14336, 32, 128, 6144),
+    (2048, 11008, 16, 128, 2560),
+    (896, 4864, 14, 64, 1152),
+    (1280, 3456, 16, 80, 1920),
+]
+EPS = 1e-5
+
+
+def normal(*shape, dtype=jnp.bfloat16, seed=0, scale=1.0):
+    values = np.random.default_rng(seed).standard_normal(shape, np.float32)
+    return jnp.asarray(scale * values, dtype)
+
+
+def normed_arguments(D, E, parts=4):
+    update = normal(1, D, seed=1) if parts == 0 else normal(parts, 1, D, dtype=jnp.float32, seed=1)
+    return normal(1, D), update, normal(D, seed=2), normal(D, *E, seed=3, scale=D**-0.5)
+
+
+def merged_arguments(N, H, entries, columns, room=48):
+    """Entries of NaN beyond the row's own; the row itself where it has one."""
+    part = normal(room, N, H, seed=4).at[entries:].set(jnp.nan)
+    lse = normal(room, N, dtype=jnp.float32, seed=5, scale=3.0).at[entries:].set(jnp.nan)
+    out = normal(1, N, H, seed=6) if entries == 1 else jnp.full((1, N, H), jnp.nan, jnp.bfloat16)
+    indptr = jnp.asarray([0, entries], jnp.int32)
+    return out, part, lse, indptr, normal(N * H, columns, seed=7, scale=(N * H) ** -0.5)
+
+
+def merged_row(out, part, lse, indptr):
+    """float32 [N * H], in plain arithmetic."""
+    count = int(indptr[1])
+    if count == 0:
+        return np.zeros(out.size, np.float32)
+    if count == 1:
+        return np.asarray(out, np.float32).ravel()
+    part = part[:count, None].astype(jnp.float32)
+    return np.asarray(relay_fusion_reference(part, lse[:count, None])[0]).ravel()
+
+
+def product(row, w):
+    return np.asarray(row, np.float64) @ np.asarray(w, np.float64)
+
+
+def error(found, want):
+    return np.linalg.norm(np.asarray(found, np.float64) - want) / np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_kernels_lower(model):
+    D, F, N, H, E = model
+    calls = [
+        (split.split_product, (normal(1, F), normal(F, D))),
+        (split.merged_product, merged_arguments(N, H, 3, D)),
+        (lambda *a: split.normed_product(*a[:3], EPS, a[3]), normed_arguments(D, (E,))),
+        (lambda *a: gated.normed_gated_product(*a[:3], EPS, a[3]), normed_arguments(D, (2, F))),
+        (lambda *a: gated.normed_gated_product(*a[:3], EPS, a[3]), normed_arguments(D, (2, F), 0)),
+    ]
+    shapes = [(1, D), (1, D), (1, E), (1, F), (1, F)]
+    for (function, arguments), shape in zip(calls, shapes, strict=True):
+        traced = jax.jit(function).trace(*arguments)
+        traced.lower(lowering_platforms=("cuda",))
+        assert jax.tree.leaves(traced.out_info)[-1].shape[-2:] == shape
+
+
+@pytest.mark.parametrize(
+    ("depth", "columns", "found"),
+    [(192, 128, "192 x 128; with 1 rows .* 128 x 64"), (65536, 4096, "runs of at most 5120")],
+)
+def test_what_the_kernels_do_not_take(depth, columns, found):
+    h, w = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((1, depth), (depth, columns)))
+    with pytest.raises(ValueError, match=found):
+        jax.eval_shape(split.split_product, h, w)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("model", MODELS)
+def test_a_row_that_is_there(model):
+    D, F, *_ = model
+    h, w = normal(1, F), normal(F, D, seed=1)
+    run = jax.jit(split.split_product)
+    first, again = run(h, w), run(h, w)
+    np.testing.assert_array_equal(first, again)
+    assert error(np.asarray(first).sum(0)[0], product(h[0], w)) < 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("parts", [0, 1, 4, 8])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_row_that_is_a_norm(model, parts):
+    D, F, _, _, E = model
+    for columns in ((E,), (2, F)):
+        x, update, weight, w = normed_arguments(D, columns, parts)
+        total, row = norm.add_rms_norm(x, update, weight, EPS)
+        run = jax.jit(
+            split.normed_product if len(columns) == 1 else gated.normed_gated_product,
+            static_argnums=3,
+        )
+        first, again = run(x, update, weight, EPS, w), run(x, update, weight, EPS, w)
+        np.testing.assert_array_equal(np.asarray(first[0]), np.asarray(total))
+        for a, b in zip(first, again, strict=True):
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+        if len(columns) == 1:
+            # Norms round a few numbers to their neighbours.
+            assert error(np.asarray(first[1]).sum(0)[0], product(row[0], w)) < 1e-3
+        else:
+            gate, up = product(row[0], w[:, 0]), product(row[0], w[:, 1])
+            assert error(first[1][0].astype(jnp.float32), gate / (1 + np.exp(-gate)) * up) < 4e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("entries", [0, 1, 2, 7, 18, 19, 45])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_row_that_is_merged(model, entries):
+    D, _, N, H, _ = model
+    *given, w = merged_arguments(N, H, entries, D)
+    run = jax.jit(split.merged_product)
+    first, again = run(*given, w), run(*given, w)
+    np.testing.assert_array_equal(first, again)
+    want = product(merged_row(*given), w)
+    found = np.asarray(first).sum(0)[0]
+    if entries == 0:
+        assert not found.any()
+    else:
+        assert error(found, want) < 3e-3  # the merged row is rounded
