@@ -4,6 +4,9 @@ A row's residual sum and norm, or the merge of its partial attention results, re
 every program of the product that follows can do them again: no kernel of their own starts before
 the product, and the memory is busy with weights meanwhile. For one row only: of more, every program
 would read too much.
+
+The row lies in shared memory as the tensor cores read it, one in each group of eight; what stands
+in the other seven is never looked at, since rows of a product do not mix.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -26,14 +29,12 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.mosaic_emit import SCALAR, THREADS, store_strided, thread_index, widest_vector
 from pallas_kernels.relay_fusion.mosaic import merge_entries
 
-MOST_COLUMNS = 16384
+MOST_COLUMNS = 5120
 """Columns of the row that a program takes at most: they fill memory that weights want."""
 
-MOST_NORMED = 8192
-"""Columns of a row that is a norm: each program holds all of them in registers."""
-
+GROUP = 8  # rows of shared memory that one row takes
 DEPTH_UNIT = 128  # depths are multiples of it
-_UNIT = 64  # runs of the depth begin and end at multiples of it
+_CHUNK = 64  # columns of a group
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,13 +42,15 @@ class Line:
     """Where a program's run of the row goes.
 
     Attributes:
-        ref: [room] SMEM.
+        ref: [GROUP * groups and more, 64] SMEM, as the tensor cores read it.
+        transforms: of ref.
         start, columns: of the row that the program wants, int32; multiples of 64.
         room: the most columns that any program wants.
         depth: columns of the row.
     """
 
     ref: Any
+    transforms: tuple[Any, ...]
     start: Any
     columns: Any
     room: int
@@ -59,17 +62,22 @@ class Line:
         size = step * THREADS
         count = _whole(self.room, size) // size
         first = jnp.minimum(self.start, self.depth - count * size)
-        return step, [pl.multiple_of(first + i * size, _UNIT) for i in range(count)]
+        return step, [pl.multiple_of(first + i * size, _CHUNK) for i in range(count)]
 
     def put(self, value, first, layout) -> None:
         """Those of ``value``'s numbers that the program wants; value: 16-bit [X] from column
         ``first`` (int32) on, in a WG_STRIDED layout."""
+        arguments = (
+            plgpu.RefType(self.transforms),
+            layout,
+            *(SCALAR for _ in range(3)),
+        )
 
-        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), layout, SCALAR, SCALAR, SCALAR))
+        @plgpu.inline_mgpu(arg_types=arguments)
         def store(_, line_, value_, first_, start_, columns_):
             i32, index = ir.IntegerType.get_signless(32), ir.IndexType.get()
             [first], [start], [columns] = (x.registers.flat for x in (first_, start_, columns_))
-            offset = arith.subi(first, start)
+            offset, zero = arith.subi(first, start), mgpu.c(0, index)
             for i, register in enumerate(value_.registers.flat):
                 [run] = register.type.shape
                 own = arith.addi(
@@ -79,8 +87,11 @@ class Line:
                 # Columns before the run are large numbers without a sign.
                 inside = arith.cmpi(arith.CmpIPredicate.ult, column, columns)
                 with mgpu.when(inside):
-                    place = arith.index_cast(index, column)
-                    vector.store(register, line_, [place], alignment=2 * run)
+                    group, place = (
+                        arith.index_cast(index, do(column, mgpu.c(_CHUNK, i32)))
+                        for do in (arith.divui, arith.remui)
+                    )
+                    vector.store(register, line_, [group, zero, zero, place], alignment=2 * run)
 
         store(self.ref, value, first, self.start, self.columns)
 
@@ -196,11 +207,6 @@ class NormedRow(RowSource):
 
     @property
     def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        if self.x.shape[1] > MOST_NORMED:
-            raise ValueError(
-                f"a row of {self.x.shape[1]} numbers; the norm of one row takes at most "
-                f"{MOST_NORMED}, so pad it to more rows"
-            )
         return (self.row,)
 
     def fill(self, refs, results, line: Line, scratch, is_first) -> None:

@@ -6,8 +6,7 @@ of weights and of rows (TMA) through a ring in shared memory, one for each 64 ro
 L2 cache first; the rows once for each tile of columns, from the cache; what ``finish`` writes.
 
 The tensor cores take 64 rows. Slots hold only those there are, and instructions read on into the
-slots that follow: rows of a product do not mix, and those results are dropped. One row
-(``one_row``) lies whole in shared memory, and instructions take it from registers, 64 times.
+slots that follow: rows of a product do not mix, and those results are dropped.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -27,14 +26,13 @@ from jaxlib.mlir.dialects import arith, vector
 from jaxtyping import Array, Float
 
 from pallas_kernels.mosaic_emit import SCALAR, evict_first
-from pallas_kernels.one_row import DEPTH_UNIT, MOST_COLUMNS, GivenRow, Line, RowSource
+from pallas_kernels.one_row import DEPTH_UNIT, GROUP, MOST_COLUMNS, GivenRow, Line, RowSource
 
 _ACC = plgpu.WGMMAAccumulatorRef
 ROWS = (1, 8, 16, 32, 64, 128)
 """Rows that the kernel takes."""
 
 _TILE = 64  # rows of an instruction
-_COLUMNS = plgpu.Layout.WGMMA.reduce(0)
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, 232  # a thread, with two consumers
 _SLOTS = 8  # more gain nothing
 
@@ -61,11 +59,16 @@ def ring_slots(
 ) -> int:
     """Slots for a Cut that fit in so many bytes of shared memory, ``columns`` of all matrices."""
     runs = -(-depth // chunk // splits)  # chunks of a program
-    if rows == 1:  # the program's run of the row lies there whole
-        beside, of_slot = runs * chunk * 2, columns * chunk * 2
+    if rows == 1:  # the row lies there whole
+        beside, of_slot = _line_rows(rows, runs) * chunk * 2, columns * chunk * 2
     else:  # what the instruction on the last slot reads beyond it
         beside, of_slot = max(0, _TILE - rows) * chunk * 2, (columns + rows) * chunk * 2
     return max(2, min(_SLOTS, (shared_bytes - beside) // of_slot, runs))
+
+
+def _line_rows(rows: int, slots: int) -> int:
+    """Of shared memory, for so many slots of rows, or for one row so many chunks deep."""
+    return (slots - 1) * max(rows, GROUP) + max(rows, _TILE)
 
 
 def refusal(rows: int, depth: int, columns: int) -> str | None:
@@ -118,17 +121,18 @@ def streamed_product(
     if source is not None:
         operands, results = source.operands, source.results
     runs = -(-D // chunk // cut.splits)
-    if source is not None and runs * chunk > MOST_COLUMNS:
-        raise ValueError(
-            f"a row of {D} numbers in {cut.splits} runs; with one row the kernel takes runs of at "
-            f"most {MOST_COLUMNS}, so pad it to {ROWS[1]} rows"
-        )
+    if source is not None:
+        assert chunk == 64
+        if runs * chunk > MOST_COLUMNS:
+            raise ValueError(
+                f"a row of {D} numbers in {cut.splits} runs; with one row the kernel takes runs of "
+                f"at most {MOST_COLUMNS}, so pad it to {ROWS[1]} rows"
+            )
 
     def kernel(*refs, tiles, lines, full, free, scratch=None):
-        """GMEM: rows [T, D] or what one row is made of, w [D, W, E], out, other results.
-
-        SMEM: tiles [ring, W, chunk, n], lines [(ring - 1) * T + 64 (or ring * T), chunk] or the
-        one row's run of the depth, scratch [4]. Barriers, one a slot: full, free."""
+        """GMEM: rows [T, D] or what they are made of, w [D, W, E], out, other results. SMEM: tiles
+        [ring, W, chunk, n], lines [slots of T rows, or of groups for one row, chunk], scratch [4].
+        Barriers, one a slot: full, free."""
         given, [w, out, *others] = refs[: len(operands)], refs[len(operands) :]
         column = pl.multiple_of(lax.axis_index("column") * n, n)
         part = lax.axis_index("part")
@@ -169,32 +173,24 @@ def streamed_product(
             if source is not None:
                 run = (start * chunk, count * chunk, runs * chunk, D)
                 is_first = (column == 0) & (part == 0)
-                source.fill(given, others, Line(lines, *run), scratch, is_first)
+                source.fill(given, others, Line(lines, swizzled, *run), scratch, is_first)
                 plgpu.commit_smem()
 
             def accumulate(*totals):
                 def step(i, _):
                     slot = lax.rem(i, jnp.int32(ring))
                     plgpu.barrier_wait(full.at[slot])
-                    own = pl.ds(pl.multiple_of(slot * T + first_row, min(T, _TILE)), _TILE)
+                    if source is None:
+                        own = pl.ds(pl.multiple_of(slot * T + first_row, min(T, _TILE)), _TILE)
+                    else:
+                        own = pl.ds(pl.multiple_of(i * GROUP, GROUP), _TILE)
                     for which, total in enumerate(totals):
                         plgpu.wgmma(total, lines.at[own], tiles.at[slot, which])
                     plgpu.wgmma_wait(W)  # those of the slot before are done
                     last = lax.rem(i + ring - 1, jnp.int32(ring))
                     pl.when(i > 0)(lambda: plgpu.barrier_arrive(free.at[last]))
 
-                def step_of_one_row(i, _):
-                    slot = lax.rem(i, jnp.int32(ring))
-                    some = lines.at[pl.ds(pl.multiple_of(i * chunk, chunk), chunk)]
-                    row = plgpu.load(some, layout=_COLUMNS, optimized=False)
-                    row = lax.broadcast_in_dim(row, (_TILE, chunk), [1])
-                    plgpu.barrier_wait(full.at[slot])
-                    for which, total in enumerate(totals):
-                        plgpu.wgmma(total, row, tiles.at[slot, which])
-                    plgpu.wgmma_wait(0)  # registers they read must not change before
-                    plgpu.barrier_arrive(free.at[slot])
-
-                lax.fori_loop(0, count, step if source is None else step_of_one_row, None)
+                lax.fori_loop(0, count, step, None)
                 plgpu.wgmma_wait(0)
                 return tuple(total[...] for total in totals)
 
@@ -208,9 +204,11 @@ def streamed_product(
         out_type=(out, *results),
         scratch_types=dict(
             tiles=plgpu.SMEM((ring, W, chunk, n), dtype, transforms=swizzled),
-            lines=plgpu.SMEM((runs * chunk,), dtype)
-            if source is not None
-            else plgpu.SMEM(((ring - 1) * T + max(T, _TILE), chunk), dtype, transforms=swizzled),
+            lines=plgpu.SMEM(
+                (_line_rows(T, ring if source is None else runs), chunk),
+                dtype,
+                transforms=swizzled,
+            ),
             full=plgpu.Barrier(num_barriers=ring, num_arrivals=W + (source is None)),
             free=plgpu.Barrier(num_barriers=ring, num_arrivals=consumers),
         )

@@ -43,7 +43,7 @@ def _decode() -> list[Case]:
         plain,
         Case("decode 16 x 8192", 16, 0, 8192, share="off", split=2048, target=copy[0.96]),
         Case("decode 256 x 512", 256, 0, 512, share="off", split=512, target=copy[0.85]),
-        Case("decode 8 x 2048", 8, 0, 2048, share="off", split=256, target=copy[0.75]),
+        Case("decode 8 x 2048", 8, 0, 2048, share="off", split=512, target=copy[0.75]),
         Case(
             "decode 64 x 128", 64, 0, 128, share="off", split=128, target=Target(us=5, factor=2.0)
         ),

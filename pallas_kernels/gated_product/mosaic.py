@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.mosaic_emit import multiprocessors
 from pallas_kernels.one_row import NormedRow, RowSource
+from pallas_kernels.residual_norm.mosaic import add_rms_norm
 from pallas_kernels.streamed_product import Cut, ring_slots, store_rows, streamed_product
 
 _CHUNK = 64
@@ -43,7 +44,14 @@ def normed_gated_product(
     eps: float,
     w: Float[Array, "D 2 F"],
 ) -> tuple[Float[Array, "1 D"], Float[Array, "1 F"]]:
-    """(x + update, ``gated_product`` of its RMSNorm); arguments as in ``residual_norm``."""
+    """(x + update, ``gated_product`` of its RMSNorm); arguments as in ``residual_norm``.
+
+    One launch, but where two programs share a multiprocessor: those have no time to spare for the
+    norm, which then is a kernel of its own.
+    """
+    if _cut(1, *w.shape[::2])[1] > 1:
+        total, h = add_rms_norm(x, update, weight, eps)
+        return total, _gated(h, w)[0]
     hidden, total = _gated(NormedRow(x, update, weight, eps), w)
     return total, hidden
 
@@ -51,6 +59,18 @@ def normed_gated_product(
 def _gated(h: Float[Array, "T D"] | RowSource, w: Float[Array, "D 2 F"]) -> tuple[Array, ...]:
     row = h.row if isinstance(h, RowSource) else h
     (T, D), F = row.shape, w.shape[2]
+
+    def finish(out, totals, part, row, column):
+        gate, up = totals
+        hidden = gate / (1.0 + jnp.exp(-gate)) * up
+        store_rows(out, hidden.astype(out.dtype), row, column)
+
+    shape = jax.ShapeDtypeStruct((T, F), row.dtype)
+    return streamed_product("gated_product", h, w, _cut(T, D, F)[0], shape, finish)
+
+
+def _cut(T: int, D: int, F: int) -> tuple[Cut, int]:
+    """The cut, and how many programs share a multiprocessor."""
     wide = F % 128 == 0 and (T > _ALONE or _ENOUGH * multiprocessors() <= F // 128)
     columns = 128 if wide else 64
     together = 2 if T <= _ALONE and not wide and F // columns > multiprocessors() else 1
@@ -62,11 +82,4 @@ def _gated(h: Float[Array, "T D"] | RowSource, w: Float[Array, "D 2 F"]) -> tupl
         splits=1,
         shared_bytes=_SHARED_BYTES // together,
     )
-
-    def finish(out, totals, part, row, column):
-        gate, up = totals
-        hidden = gate / (1.0 + jnp.exp(-gate)) * up
-        store_rows(out, hidden.astype(out.dtype), row, column)
-
-    shape = jax.ShapeDtypeStruct((T, F), row.dtype)
-    return streamed_product("gated_product", h, w, Cut(columns, _CHUNK, 1, ring), shape, finish)
+    return Cut(columns, _CHUNK, 1, ring), together

@@ -251,7 +251,7 @@ def _takes_one_row(model: ModelConfig) -> bool:
     """Whether the kernels of one row take a model whose products they take."""
     D, F, E = model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim
     return (
-        D <= one_row.MOST_NORMED
+        D <= one_row.MOST_COLUMNS
         and all(depth % one_row.DEPTH_UNIT == 0 for depth in (D, F, E))
         and all(split_product_mosaic.run(depth, D) <= one_row.MOST_COLUMNS for depth in (F, E))
     )
