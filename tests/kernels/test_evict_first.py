@@ -21,6 +21,7 @@ from pallas_kernels.split_product.mosaic import split_product
 
 _COPY = nvvm.CpAsyncBulkTensorGlobalToSharedClusterOp.OPERATION_NAME
 _DESCRIPTOR, _HINT = 1, 6  # operand segments of a copy
+MANY_ROWS = batches.Batch(shared=128, members=(2,), own=(200, 40), queries=(190, 2))
 
 
 def hints(function, *arguments):
@@ -54,10 +55,18 @@ def test_weights_do_and_rows_do_not(rows):
 
 
 # Queries are copied by one descriptor a list of items.
-@pytest.mark.parametrize(("tile_rows", "pools"), [(8, [[1], [1]]), (32, [[0, 1], [0, 1]])])
-def test_keys_and_values_of_paired_items_do(tile_rows, pools):
+@pytest.mark.parametrize(
+    ("tile_rows", "batch", "pools"),
+    [
+        (8, batches.RELAY, [[1], [1]]),
+        (32, batches.RELAY, [[1], [1]]),
+        (8, MANY_ROWS, [[1], [1]]),
+        (32, MANY_ROWS, [[0, 1], [0, 1]]),
+    ],
+)
+def test_keys_and_values_do_but_for_wide_items_in_steps_of_many_rows(tile_rows, batch, pools):
     a = batches.make_arrays(
-        batches.RELAY,
+        batch,
         N=8,
         K=2,
         H=64,

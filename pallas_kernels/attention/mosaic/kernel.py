@@ -7,9 +7,9 @@ One program (CTA) takes every ``grid``-th unit of work until none is left. A uni
     steps of 64 tokens, one consumer warpgroup a head.
 Either way a step is two [64, H] tiles of K and two of V. One producer warpgroup streams them
 through a ring in shared memory and runs ahead over unit boundaries, so that memory never waits for
-a unit to end. Bytes moved: each item's K and V once (2 * tokens * K * H * 2; those of paired items
-leave the L2 cache first), its queries once, and the results of its live rows once. Rows that are
-padding are computed and dropped.
+a unit to end. Bytes moved: each item's K and V once (2 * tokens * K * H * 2; they leave the L2
+cache first, but those of wide items in steps of many rows, where many items read the same), its
+queries once, and the results of its live rows once. Rows that are padding are computed and dropped.
 """
 
 import jax
@@ -21,6 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.attention.mosaic.alibi import gather_heads
 from pallas_kernels.attention.mosaic.config import (
     CONSUMERS,
+    FEW_READERS,
     ROWS,
     TILE,
     KernelConfig,
@@ -256,7 +257,7 @@ def _make_body(
                                 source = pool.at[page, own, pl.ds(offset, chunk)]
                             target = kv_smem.at[slot, w, pl.ds(c * chunk, chunk)]
                             plgpu.copy_gmem_to_smem(source, target, full.at[slot])
-                            if not wide:  # what wide items read, others may read again
+                            if T <= FEW_READERS or not wide:
                                 evict_first()
 
                 def run(wide: bool):
