@@ -50,6 +50,18 @@ def test_relay_and_backend_leave_the_answers_alone(reference, backend, relay):
         assert stats.kv_tokens_read < stats.kv_tokens_unshared
 
 
+def test_one_conversation_at_a_time(reference):
+    """Steps of one row, whose norms and relay fusion are in the products that follow."""
+    llm = LLM(use_tqdm=False, max_num_seqs=4, backend="mosaic", dtype="bfloat16")
+    assert llm.engine._worker.shapes.decode[0].rows == 1
+    found = [
+        llm.chat(conversation, GREEDY, use_tqdm=False)[0].outputs[0].text.strip()
+        for conversation in conversations()
+    ]
+    assert found == reference
+    assert llm.stats().steps_by_size[0] > len(found)
+
+
 def test_relay_on_and_off_give_the_same_tokens_for_random_prompts():
     """Bit by bit: only whole cuts are shared, so that both are cut at the same places."""
     rng = np.random.default_rng(0)

@@ -10,11 +10,12 @@ from pallas_kernels.relay_fusion.reference import relay_fusion_reference
 from pallas_kernels.residual_norm import xla as norm
 from pallas_kernels.split_product import mosaic as split
 
-# (D, F, N, H, projections): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B, and one with odd cuts
+# (D, F, N, H, projections): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B, the bundled model, odd cuts
 MODELS = [
     (4096, 14336, 32, 128, 6144),
     (2048, 11008, 16, 128, 2560),
     (896, 4864, 14, 64, 1152),
+    (384, 1024, 6, 64, 640),
     (1280, 3456, 16, 80, 1920),
 ]
 EPS = 1e-5
