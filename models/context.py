@@ -82,7 +82,7 @@ class LayerContext(abc.ABC):
         weight: Float[Array, " D"],
         eps: float,
         w: Float[Array, "D ..."],
-    ) -> tuple[Float[Array, "T D"], Float[Array, "T ..."] | Float[Array, "X T ..."]]:
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T ..."] | Float[Array, "Y T ..."]]:
         """``add_rms_norm``, its norm given to ``product``: (x + update, the product)."""
         x, h = self.add_rms_norm(x, update, weight, eps)
         return x, self.product(h, w)
@@ -107,7 +107,7 @@ class LayerContext(abc.ABC):
         rotary: Rotary | None,
         spec: AttentionSpec,
         w: Float[Array, "E D"],
-    ) -> Float[Array, "T D"] | Float[Array, "X T D"]:
+    ) -> Float[Array, "T D"] | Float[Array, "Y T D"]:
         """``attend_projected``, given to ``product``; E = N * H."""
         attended = self.attend_projected(layer, qkv, bias, rotary, spec)
         return self.product(attended.reshape(len(attended), -1), w)

@@ -37,7 +37,7 @@ class Attention(nnx.Module):
         norm: Norm,
         rotary: Rotary | None,
         context: LayerContext,
-    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"] | Float[Array, "X T D"]]:
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"] | Float[Array, "Y T D"]]:
         """(x + update, what attention to the norm of that adds to it)."""
         bias = None if self.qkv_bias is None else self.qkv_bias[...]
         if self.q_norm is None or self.k_norm is None:

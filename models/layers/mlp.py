@@ -41,7 +41,7 @@ class Mlp(nnx.Module):
         update: Float[Array, "T D"] | Float[Array, "X T D"],
         norm: Norm,
         context: LayerContext,
-    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"] | Float[Array, "X T D"]]:
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"] | Float[Array, "Y T D"]]:
         """(x + update, what the block makes of the norm of that, to be added to it)."""
         x, hidden = self._hidden(x, update, norm, context)
         if self.down_bias is None:

@@ -41,7 +41,7 @@ class Norm(nnx.Module):
         update: Float[Array, "T D"] | Float[Array, "X T D"] | None,
         w: Float[Array, "D ..."],
         context: LayerContext,
-    ) -> tuple[Float[Array, "T D"], Float[Array, "T ..."] | Float[Array, "X T ..."]]:
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T ..."] | Float[Array, "Y T ..."]]:
         """``add``, its norm given to ``context.product``."""
         if update is not None and self.bias is None:
             return context.normed_product(x, update, self.weight[...], self.eps, w)

@@ -85,6 +85,7 @@ def _choose_cut(T: int, depth: int, columns: int, splits: int | None) -> Cut:
     cuts = []
     for n in (128, 64):
         tiles = max(1, columns // n)
+        # One row lies in groups of 64 columns.
         chunk = 64 if n == 128 or depth % 128 or T == 1 else 128
         most = min(_MOST_SPLITS, max(1, depth // chunk))
         own = splits or max(1, min(most, multiprocessors() // tiles))

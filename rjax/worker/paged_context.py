@@ -78,7 +78,7 @@ class PagedContext(LayerContext):
         rotary: Rotary | None,
         spec: AttentionSpec,
         w: Float[Array, "E D"],
-    ) -> Float[Array, "T D"] | Float[Array, "X T D"]:
+    ) -> Float[Array, "T D"] | Float[Array, "Y T D"]:
         """``attend_projected``, given to ``product``; of one row, its relay fusion is in that."""
         if not self._has_one_row(qkv.shape[-4]):
             return super().attended_product(layer, qkv, bias, rotary, spec, w)
@@ -141,7 +141,7 @@ class PagedContext(LayerContext):
         weight: Float[Array, " D"],
         eps: float,
         w: Float[Array, "D ..."],
-    ) -> tuple[Float[Array, "T D"], Float[Array, "T ..."] | Float[Array, "X T ..."]]:
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T ..."] | Float[Array, "Y T ..."]]:
         """(x + update, ``product`` of its norm); of one row in one kernel."""
         if not self._has_one_row(len(x)):
             return super().normed_product(x, update, weight, eps, w)

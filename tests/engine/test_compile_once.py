@@ -20,7 +20,11 @@ from rjax.worker.step_shape import ShapeTable, StepFeatures
 
 
 def lowered(
-    layers: int, mode: SamplerMode = "greedy", at_once: int = 1, kv_dtype: Any = jnp.bfloat16
+    layers: int,
+    mode: SamplerMode = "greedy",
+    at_once: int = 1,
+    kv_dtype: Any = jnp.bfloat16,
+    seqs: int = 4,
 ) -> str:
     """A decode step of the mosaic backend, lowered for CUDA."""
     config = config_from_dict(
@@ -62,7 +66,7 @@ def lowered(
         joining=backend.joining,
         growth=2,
     )
-    shape = table.choose(rows=4, seqs=4)
+    shape = table.choose(rows=seqs, seqs=seqs)
     size = PackedLayout(shape).size
     graph, weights = nnx.split(Decoder(config, dtype))
     leaves, tree = jax.tree.flatten(weights)
@@ -83,8 +87,9 @@ def kernels_named_by_content():
     keep_compiled(None)
 
 
-def test_more_layers_bring_no_more_kernels():
-    few, many = (lowered(layers).count("mosaic_gpu_v2") for layers in (3, 6))
+@pytest.mark.parametrize("seqs", [1, 4])
+def test_more_layers_bring_no_more_kernels(seqs):
+    few, many = (lowered(layers, seqs=seqs).count("mosaic_gpu_v2") for layers in (3, 6))
     assert few == many > 3
 
 

@@ -8,7 +8,7 @@ ROWS = 64  # rows of one warpgroup's matrix product
 HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
 FP8_HEAD_DIMS = (64, 96, 128, 192, 256)  # whole runs of 32 bytes, as the tensor cores read
 CONSUMERS = 2  # warpgroups that compute
-FEW_READERS = 128  # rows of a step whose items few others follow over the same KV
+FEW_READERS = 128  # rows of a step up to which few wide items read the same KV
 _MANY_ROWS = 1024
 _SMEM_BYTES = 232_448 - 2048  # what a Hopper block may take, less room for barriers
 
