@@ -26,6 +26,10 @@ def normal(*shape, dtype=jnp.bfloat16, seed=0, scale=1.0):
     return jnp.asarray(scale * values, dtype)
 
 
+def spec(*shape, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
 def normed_arguments(D, E, parts=4):
     update = normal(1, D, seed=1) if parts == 0 else normal(parts, 1, D, dtype=jnp.float32, seed=1)
     return normal(1, D), update, normal(D, seed=2), normal(D, *E, seed=3, scale=D**-0.5)
@@ -62,12 +66,21 @@ def error(found, want):
 @pytest.mark.parametrize("model", MODELS)
 def test_kernels_lower(model):
     D, F, N, H, E = model
+    row, weight, parts = spec(1, D), spec(D), spec(4, 1, D, dtype=jnp.float32)
+    partial = (spec(1, N, H), spec(48, N, H), spec(48, N, dtype=jnp.float32))
+
+    def normed(*a):
+        return split.normed_product(*a[:3], EPS, a[3])
+
+    def normed_gated(*a):
+        return gated.normed_gated_product(*a[:3], EPS, a[3])
+
     calls = [
-        (split.split_product, (normal(1, F), normal(F, D))),
-        (split.merged_product, merged_arguments(N, H, 3, D)),
-        (lambda *a: split.normed_product(*a[:3], EPS, a[3]), normed_arguments(D, (E,))),
-        (lambda *a: gated.normed_gated_product(*a[:3], EPS, a[3]), normed_arguments(D, (2, F))),
-        (lambda *a: gated.normed_gated_product(*a[:3], EPS, a[3]), normed_arguments(D, (2, F), 0)),
+        (split.split_product, (spec(1, F), spec(F, D))),
+        (split.merged_product, (*partial, spec(2, dtype=jnp.int32), spec(N * H, D))),
+        (normed, (row, parts, weight, spec(D, E))),
+        (normed_gated, (row, parts, weight, spec(D, 2, F))),
+        (normed_gated, (row, row, weight, spec(D, 2, F))),
     ]
     shapes = [(1, D), (1, D), (1, E), (1, F), (1, F)]
     for (function, arguments), shape in zip(calls, shapes, strict=True):
@@ -81,7 +94,7 @@ def test_kernels_lower(model):
     [(192, 128, "192 x 128; with 1 rows .* 128 x 64"), (65536, 4096, "runs of at most 5120")],
 )
 def test_what_the_kernels_do_not_take(depth, columns, found):
-    h, w = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((1, depth), (depth, columns)))
+    h, w = spec(1, depth), spec(depth, columns)
     with pytest.raises(ValueError, match=found):
         jax.eval_shape(split.split_product, h, w)
 
