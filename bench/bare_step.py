@@ -1,9 +1,9 @@
 """The decode step of a running engine without its engine: the most that its tokens a second can be.
 
 The very program that the engine has compiled, on the engine's own weights and pages, called again
-and again with one input. A GPU that has run for a second draws all the power it may and is slower
-from then on (H200, Llama-3-8B: 4.95 ms in a burst, 5.15 later), so the calls go on for seconds, as
-those of an engine do. The engine must be idle, and its cached pages hold nothing of use afterwards.
+and again with one input. A GPU that draws all the power it may is slower than in a burst, so the
+calls go on for seconds, as those of an engine do. The engine must be idle, and its cached pages
+hold nothing of use afterwards.
 """
 
 import time
@@ -44,7 +44,8 @@ def bare_step_seconds(llm: Any, case: DecodeCase) -> float:
     if jax.default_backend() == "gpu":
         start = time.perf_counter()
         jax.block_until_ready(run())
-        repeats = min(_MOST_REPEATS, round(_SECONDS / (time.perf_counter() - start)))
+        about = time.perf_counter() - start
+        repeats = max(repeats, min(_MOST_REPEATS, round(_SECONDS / about)))
     return seconds_per_call(run, repeats=repeats)
 
 

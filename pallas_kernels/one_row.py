@@ -97,7 +97,17 @@ class Line:
 
 
 class RowSource(abc.ABC):
-    """What makes the row."""
+    """What makes the row; a product takes it in place of rows, and has its shape and dtype."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(1, D)."""
+        return self.row.shape
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of 16 bits."""
+        return self.row.dtype
 
     @property
     @abc.abstractmethod

@@ -107,8 +107,7 @@ def streamed_product(
         ValueError: a shape or dtype the kernel does not take.
     """
     source = h if isinstance(h, RowSource) else GivenRow(h) if h.shape[0] == 1 else None
-    rows = h.row if isinstance(h, RowSource) else h
-    (T, D), (_, W, E), dtype = rows.shape, w.shape, rows.dtype
+    (T, D), (_, W, E), dtype = h.shape, w.shape, h.dtype
     if dtype.itemsize != 2 or dtype != w.dtype:
         raise ValueError(f"h is {dtype} and w {w.dtype}; the kernel takes one 16-bit dtype")
     why = refusal(T, D, E)

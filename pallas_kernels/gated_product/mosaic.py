@@ -57,15 +57,14 @@ def normed_gated_product(
 
 
 def _gated(h: Float[Array, "T D"] | RowSource, w: Float[Array, "D 2 F"]) -> tuple[Array, ...]:
-    row = h.row if isinstance(h, RowSource) else h
-    (T, D), F = row.shape, w.shape[2]
+    (T, D), F = h.shape, w.shape[2]
 
     def finish(out, totals, part, row, column):
         gate, up = totals
         hidden = gate / (1.0 + jnp.exp(-gate)) * up
         store_rows(out, hidden.astype(out.dtype), row, column)
 
-    shape = jax.ShapeDtypeStruct((T, F), row.dtype)
+    shape = jax.ShapeDtypeStruct((T, F), h.dtype)
     return streamed_product("gated_product", h, w, _cut(T, D, F)[0], shape, finish)
 
 

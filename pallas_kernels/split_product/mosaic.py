@@ -67,7 +67,7 @@ def run(depth: int, columns: int) -> int:
 def _split(
     h: Float[Array, "T D"] | RowSource, w: Float[Array, "D E"], splits: int | None
 ) -> tuple[Array, ...]:
-    (T, D), E = h.row.shape if isinstance(h, RowSource) else h.shape, w.shape[1]
+    (T, D), E = h.shape, w.shape[1]
     cut = _choose_cut(T, D, E, splits)
 
     def finish(out, totals, part, row, column):

@@ -1,16 +1,13 @@
 """Several decode steps in one program: the same tokens, in fewer visits of the host."""
 
-import re
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rjax.config import EngineConfig
 from rjax.errors import InvalidConfigError
 from rjax.sampling import SamplingParams
-from rjax.worker.step_shape import StepFeatures
 from tests.engine.tiny import VOCAB, make_engine, run
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -40,7 +37,7 @@ def tokens(outputs):
     return {name: output.outputs[0].token_ids for name, output in outputs.items()}
 
 
-@pytest.mark.parametrize("pages", [pytest.param(64, marks=pytest.mark.slow), 24])
+@pytest.mark.parametrize("pages", [64, 24])
 def test_the_tokens_are_those_of_single_steps(tiny, pages):
     given = requests(pages)
     one = make_engine(tiny, num_pages=pages)
@@ -98,17 +95,6 @@ def test_nothing_is_compiled_after_a_warm_up(tiny):
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     run(engine, [(str(i), [i + 1, 2], params) for i in range(3)])
     assert worker.num_compiled == compiled
-
-
-def test_no_step_copies_pages(tiny):
-    worker: Any = make_engine(tiny, num_decode_steps=AT_ONCE)._worker
-    shape, features = worker.shapes.choose(rows=8, seqs=8), StepFeatures("greedy", 0, False)
-    packed = jnp.zeros((AT_ONCE, worker._programs.layout(shape).size), jnp.int32)
-    program = worker._programs.several(shape, features)
-    text = program.lower(worker._leaves, worker._state, packed).compile().as_text()
-    pool = "f32[" + ",".join(str(n) for n in worker._state.k_pages[0].shape) + "]"
-    assert pool in text
-    assert not re.findall(rf"= {re.escape(pool)}\S* copy\(", text)
 
 
 def test_a_number_is_asked_for():

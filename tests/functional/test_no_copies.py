@@ -2,6 +2,7 @@
 
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from rjax.worker.kv_cache import make_pools
 from rjax.worker.step import StepState, compile_held_step, compile_step
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepFeatures, StepShape
+from tests.engine.tiny import make_engine, write_config
 from tests.functional.programs import CONFIG, prepared, prompts, tiny_model
 
 _OPERATION = re.compile(r"= (\w+)\[([\d,]*)\]\S* (copy|transpose)\(")
@@ -116,3 +118,16 @@ def test_the_loop_of_a_rollout_copies_neither_weights_nor_pages():
     assert not set(moved(loops(text))) & (forbidden(weights) | {pool})
     # Outside the loop the weights are not copied either; the pools are, once, when rows fork.
     assert not set(moved(text)) & forbidden(weights)
+
+
+def test_several_steps_at_once_copy_no_pages(tmp_path):
+    at_once = 3
+    engine = make_engine(write_config(tmp_path / "model"), num_decode_steps=at_once)
+    worker: Any = engine._worker
+    shape, features = worker.shapes.choose(rows=8, seqs=8), StepFeatures("greedy", 0, False)
+    packed = jnp.zeros((at_once, worker._programs.layout(shape).size), jnp.int32)
+    program = worker._programs.several(shape, features)
+    text = program.lower(worker._leaves, worker._state, packed).compile().as_text()
+    pool = "f32[" + ",".join(str(n) for n in worker._state.k_pages[0].shape) + "]"
+    assert pool in text
+    assert not re.findall(rf"= {re.escape(pool)}\S* copy\(", text)
