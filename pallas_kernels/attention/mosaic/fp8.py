@@ -101,8 +101,9 @@ class PageScales:
 class ByteTiles:
     """What one warpgroup needs to attend to float8_e4m3fn tiles.
 
-    units: of the queries' products with the keys, float32 [64]. scratch: float16 [64, H] SMEM, the
-    warpgroup's own. keys, values: their scales where they differ from page to page, or None.
+    units: of the queries' products with the keys, float32 [64]. scratch: float16 [tiles, 64, H]
+    SMEM, the warpgroup's own, for values of as many tiles. keys, values: their scales where they
+    differ from page to page, or None.
     """
 
     units: Any
@@ -117,14 +118,15 @@ class ByteTiles:
             scores = self.keys.applied(scores, first, 1, plgpu.Layout.WGMMA)
         return scores
 
-    def widen(self, tile, first, used, masked):
-        """``scratch`` = the values at token ``first``, zero from row ``used`` on if ``masked``.
+    def widen(self, tile, place: int, first, used, masked):
+        """The values at token ``first`` in 16 bits: a [64, H] SMEM, ``place`` of the scratch.
 
-        tile: float8_e4m3fn [64, H] SMEM; masked: bool scalar. On return the warpgroup has read it,
-        and the tensor cores may read the scratch. Exact, but for the rounding of scales of pages to
-        float16.
+        Zero from row ``used`` on if ``masked``. tile: float8_e4m3fn [64, H] SMEM; masked: bool
+        scalar. On return the warpgroup has read it, and the tensor cores may read the result.
+        Exact, but for the rounding of scales of pages to float16.
         """
-        plgpu.commit_smem()  # the product before has read the scratch, in all warps
+        result = self.scratch.at[place]
+        _meet()  # the product before has read the scratch, in all warps
         H = tile.shape[1]
 
         def cleared(value):  # what lies there may be NaN, and 0 * NaN is NaN
@@ -139,5 +141,16 @@ class ByteTiles:
                 wide = self.values.applied(value.astype(jnp.float32), first, 0, _BYTES)
                 value = wide.astype(jnp.float16)
             value = lax.cond(masked, cleared, lambda value: value, value)
-            self.scratch.at[columns][...] = value
+            result.at[columns][...] = value
         plgpu.commit_smem()
+        return result
+
+
+def _meet() -> None:
+    """All warps of the warpgroup have come here."""
+
+    @plgpu.inline_mgpu(arg_types=())
+    def meet(_):
+        mgpu.utils.warpgroup_barrier()
+
+    meet()

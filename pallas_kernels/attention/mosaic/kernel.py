@@ -4,12 +4,13 @@ One program (CTA) takes every ``grid``-th unit of work until none is left. A uni
   - wide (an item whose rows fill more than 64 matrix rows): one KV head, 128 query rows, KV steps
     of 128 tokens that both consumer warpgroups read, each for its own 64 rows;
   - paired (an item of at most 64 matrix rows, a single sequence's included): two KV heads, KV
-    steps of 64 tokens, one consumer warpgroup a head.
-Either way a step is two [64, H] tiles of K and two of V. One producer warpgroup streams them
-through a ring in shared memory and runs ahead over unit boundaries, so that memory never waits for
-a unit to end. Bytes moved: each item's K and V once (2 * tokens * K * H * 2; they leave the L2
-cache first, but those of wide items in steps of many rows, where many items read the same), its
-queries once, and the results of its live rows once. Rows that are padding are computed and dropped.
+    steps of 64 tokens (or 128, see ``pair_tiles``), one consumer warpgroup a head.
+A slot of the ring holds two [64, H] tiles of K or two of V: a wide step's, or one of each head. One
+producer warpgroup streams them through a ring in shared memory and runs ahead over unit boundaries,
+so that memory never waits for a unit to end. Bytes moved: each item's K and V once
+(2 * tokens * K * H * 2; they leave the L2 cache first, but those of wide items in steps of many
+rows, where many items read the same), its queries once, and the results of its live rows once. Rows
+that are padding are computed and dropped.
 """
 
 import jax
@@ -42,8 +43,9 @@ from pallas_kernels.attention.mosaic.pack import (
     PackedPlan,
 )
 from pallas_kernels.attention.mosaic.quads import load_tile
-from pallas_kernels.attention.mosaic.softmax import attend, finish
+from pallas_kernels.attention.mosaic.softmax import finish
 from pallas_kernels.attention.mosaic.stores import gather_rows
+from pallas_kernels.attention.mosaic.unit import Tile, attend
 from pallas_kernels.mosaic_emit import evict_first
 
 # pyright: reportAbstractUsage=false
@@ -73,8 +75,8 @@ def attention_call(
         q_smem = plgpu.RefUnion(q_smem, plgpu.SMEM(parts, k_pages.dtype, transforms=kv_tiled))
     scratch = {}
     if fp8:
-        tiles = plgpu.SMEM((CONSUMERS, TILE, H), jnp.float16, transforms=tiled)
-        scratch = {"scratch": tiles}
+        shape = (CONSUMERS, cfg.pair_tiles, TILE, H)
+        scratch = {"scratch": plgpu.SMEM(shape, jnp.float16, transforms=tiled)}
     copies = CONSUMERS * max(1, TILE // S)
     kernel = plgpu.kernel(
         _make_body(cfg, packed.lists, T, N, K, S, H, tuple(numbers)),
@@ -136,6 +138,7 @@ def _make_body(
     chunk = min(S, TILE)  # tokens of one TMA copy
     any_wide = any(work.wide for work in lists)
     any_pair = any(not work.wide for work in lists)
+    pair_tiles = cfg.pair_tiles
 
     def by_kind(is_wide, run):
         """``run(wide)`` with a static bool: one copy of the code for each kind there is."""
@@ -165,7 +168,8 @@ def _make_body(
         """GMEM: units int32 [U, 8], num_units int32 [1], dest int32 [Y], table int32 [B, M],
         positions int32 [T], q [T, K, G, H], pages [P, K, S, H]; rest: the arrays of
         ``names``, out [T, N, H], lse [T, N], part [X, N, H], part_lse [X, N]. SMEM: q_smem
-        [buffers * 2, 64, H], kv_smem [ring, 2, 64, H], scratch [2, 64, H]. Barriers: all others.
+        [buffers * 2, 64, H], kv_smem [ring, 2, 64, H], scratch [2, tiles, 64, H]. Barriers: all
+        others.
         """
         *numbers, out, lse, part, part_lse = rest
         numbers = dict(zip(names, numbers, strict=True))
@@ -212,13 +216,16 @@ def _make_body(
             for place, work in enumerate(lists):
                 wide = jnp.where(which == place, work.wide, wide)
                 half = jnp.where(which == place, work.half_rows, half)
-            tokens = jnp.where(wide, 2 * TILE, TILE)
+            tokens = jnp.where(wide, 2 * TILE, pair_tiles * TILE)
             steps = lax.div(record[KV_STOP] - record[KV_START] + tokens - 1, tokens)
             return head, wide, half, which, steps
 
+        def slots_of(is_wide, steps):
+            return steps * jnp.where(is_wide, 2, 2 * pair_tiles)
+
         @pl.when(wg == CONSUMERS)
         def _producer():
-            plgpu.set_max_registers(56, action="decrease")
+            plgpu.set_max_registers(40, action="decrease")
 
             def produce(record, buffer, tile):
                 head, is_wide, _, which, steps = decode(record)
@@ -261,25 +268,28 @@ def _make_body(
                                 evict_first()
 
                 def run(wide: bool):
+                    tiles = 1 if wide else pair_tiles
+
                     def step(i, tile):
-                        base = start + i * (2 * TILE if wide else TILE)
+                        base = start + i * (2 * TILE if wide else tiles * TILE)
                         for pool in (k_pages, v_pages):
-                            slot = lax.rem(tile, jnp.int32(cfg.ring))
-                            plgpu.barrier_wait(free.at[slot])
-                            load_tiles(pool, slot, base, wide)
-                            tile = tile + 1
+                            for n in range(tiles):
+                                slot = lax.rem(tile, jnp.int32(cfg.ring))
+                                plgpu.barrier_wait(free.at[slot])
+                                load_tiles(pool, slot, base + n * TILE, wide)
+                                tile = tile + 1
                         return tile
 
                     lax.fori_loop(0, steps, step, tile)
 
                 by_kind(is_wide, run)
-                return tile + 2 * steps
+                return tile + slots_of(is_wide, steps)
 
             each_unit(produce)
 
         @pl.when(wg < CONSUMERS)
         def _consumer():
-            plgpu.set_max_registers(224, action="increase")
+            plgpu.set_max_registers(232, action="increase")
             for buffer in range(buffers):
                 plgpu.barrier_arrive(q_free.at[buffer])
             for slot in range(cfg.ring):
@@ -333,6 +343,10 @@ def _make_body(
                     slopes = gather_heads(numbers["alibi_slopes"], own_head * G, G)
 
                 def run(wide: bool):
+                    if wide:  # both warpgroups read the same tiles
+                        tiles = tuple(Tile(0, 1, jnp.int32(n)) for n in range(2))
+                    else:
+                        tiles = tuple(Tile(n, pair_tiles + n, wg) for n in range(pair_tiles))
                     return attend(
                         cfg,
                         queries,
@@ -342,8 +356,7 @@ def _make_body(
                         q_free.at[buffer],
                         turn if wide and cfg.ping_pong else None,
                         wg,
-                        # A wide step is two tiles for both warpgroups, a paired one a tile each.
-                        (jnp.int32(0), jnp.int32(1)) if wide else (wg,),
+                        tiles,
                         tile,
                         steps,
                         record,
@@ -356,7 +369,7 @@ def _make_body(
                 row = record[ROW] + shift
                 targets = (out, lse, part, part_lse)
                 finish(state, targets, target, row, own_head * G, live, G, value_unit)
-                return tile + 2 * steps
+                return tile + slots_of(is_wide, steps)
 
             each_unit(consume)
 
