@@ -142,6 +142,7 @@ def attend(
     parts = (tuple(range(len(tiles))),) if together else tuple((n,) for n in range(len(tiles)))
 
     def step(i, carry):
+        """Part after part: scores, weights, values."""
         held, acc, top, total = carry
         for part in parts:
 
@@ -180,6 +181,11 @@ def attend(
         return flipped(held), acc, top, total
 
     def step_ahead(i, carry):
+        """Two tiles; the first one's scores are there already, and the next step's are at the end.
+
+        Products end in the order they are given: to wait for all but the last call's is to have
+        what came before it.
+        """
         held, scores, acc, top, total = carry
 
         def run(acc_ref, here, there):
