@@ -172,12 +172,14 @@ def test_options_of_the_wrong_kind(attention, option):
         ("relay", SHAPES[3], "head"),
         ("chunks", SHAPES[4], "page"),
         ("decode", SHAPES[6], "head"),
+        ("decode", (8, 2, 128, 64, 16, 128), "head"),
         ("relay", (6, 2, 96, 32, 16, 128), "page"),
         ("relay", (8, 2, 256, 64, 32, 128), "head"),
     ],
 )
 def test_fp8_pages(backend, name, shape, fp8):
-    """On mosaic, scales of pages of 32 tokens are another way than those of 64."""
+    """On mosaic, scales of pages of 32 tokens are another way than those of 64, and heads of 96 and
+    128 take two tiles a step where no item is wide."""
     check(backend, name, shape, AttentionSpec(0.1), fp8=fp8)
 
 

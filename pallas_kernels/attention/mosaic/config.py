@@ -21,7 +21,7 @@ class KernelConfig:
         scale, sliding_window, soft_cap: of AttentionSpec.
         query_rows: matrix rows there is room for in a place for queries, for each warpgroup.
         query_buffers: places for the queries of a unit.
-        pair_tiles: tiles of a paired unit's step, for each warpgroup.
+        pair_tiles: tiles of a paired unit's step, for each warpgroup; 1 where there are wide units.
         programs: persistent programs in the grid.
         ring: slots of two tiles in shared memory.
         ping_pong: consumer warpgroups of a wide unit take turns on the tensor cores.
@@ -79,7 +79,8 @@ def pair_tiles(head_dim: int, itemsize: int, any_wide: bool) -> int:
     they are mostly short and the code would be longer, nor without room in registers, nor with
     heads of 64, whose products ptxas 13.0 lets wait for each other.
     """
-    return 2 if itemsize == 1 and TILE < head_dim <= 128 and not any_wide else 1
+    room = queries_in_registers(head_dim) and head_dim > TILE
+    return 2 if itemsize == 1 and room and not any_wide else 1
 
 
 def ring_slots(head_dim: int, query_rows: int, buffers: int, itemsize: int, widened: int) -> int:

@@ -139,6 +139,8 @@ def _make_body(
     any_wide = any(work.wide for work in lists)
     any_pair = any(not work.wide for work in lists)
     pair_tiles = cfg.pair_tiles
+    assert pair_tiles == 1 or not any_wide
+    slots = 2 * pair_tiles  # of a step, in the ring
 
     def by_kind(is_wide, run):
         """``run(wide)`` with a static bool: one copy of the code for each kind there is."""
@@ -220,9 +222,6 @@ def _make_body(
             steps = lax.div(record[KV_STOP] - record[KV_START] + tokens - 1, tokens)
             return head, wide, half, which, steps
 
-        def slots_of(is_wide, steps):
-            return steps * jnp.where(is_wide, 2, 2 * pair_tiles)
-
         @pl.when(wg == CONSUMERS)
         def _producer():
             plgpu.set_max_registers(40, action="decrease")
@@ -268,12 +267,10 @@ def _make_body(
                                 evict_first()
 
                 def run(wide: bool):
-                    tiles = 1 if wide else pair_tiles
-
                     def step(i, tile):
-                        base = start + i * (2 * TILE if wide else tiles * TILE)
+                        base = start + i * (2 * TILE if wide else pair_tiles * TILE)
                         for pool in (k_pages, v_pages):
-                            for n in range(tiles):
+                            for n in range(pair_tiles):
                                 slot = lax.rem(tile, jnp.int32(cfg.ring))
                                 plgpu.barrier_wait(free.at[slot])
                                 load_tiles(pool, slot, base + n * TILE, wide)
@@ -283,7 +280,7 @@ def _make_body(
                     lax.fori_loop(0, steps, step, tile)
 
                 by_kind(is_wide, run)
-                return tile + slots_of(is_wide, steps)
+                return tile + slots * steps
 
             each_unit(produce)
 
@@ -369,7 +366,7 @@ def _make_body(
                 row = record[ROW] + shift
                 targets = (out, lse, part, part_lse)
                 finish(state, targets, target, row, own_head * G, live, G, value_unit)
-                return tile + slots_of(is_wide, steps)
+                return tile + slots * steps
 
             each_unit(consume)
 

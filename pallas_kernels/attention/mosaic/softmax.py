@@ -114,7 +114,7 @@ def fade(acc, total, top, weights, sums, peaks):
 
     def faded(acc, total, *weights):
         last = peaks[-1]
-        for old, new, some in zip((top, *peaks), peaks, sums, strict=False):
+        for old, new, some in zip((top, *peaks[:-1]), peaks, sums, strict=True):
             total = total * _wide(jnp.exp2(old - new), total.shape) + some
         counted = (
             w if peak is last else w * _wide(jnp.exp2(peak - last).astype(w.dtype), w.shape)

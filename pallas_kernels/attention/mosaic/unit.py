@@ -186,11 +186,11 @@ def attend(
         Products end in the order they are given: to wait for all but the last call's is to have
         what came before it.
         """
-        held, scores, acc, top, total = carry
+        scores, acc, top, total = carry
 
         def run(acc_ref, here, there):
             wait_for(i, 1, "keys")
-            multiply_keys(there, held, place_of(i, tiles[1].keys), 1, i)
+            multiply_keys(there, queries, place_of(i, tiles[1].keys), 1, i)
             weights, sums, peaks = weigh(i, (0,), (scores,), top)
             own_acc, own_total, [weights] = fade(acc, total, top, weights, sums, peaks)
             wait_for(i, 0, "values")
@@ -204,12 +204,12 @@ def attend(
             more = i + 1 < steps
             place = jnp.where(more, place_of(i + 1, tiles[0].keys), place_of(i, tiles[0].values))
             pl.when(more)(lambda: plgpu.barrier_wait(full.at[place]))
-            multiply_keys(here, held, place, 0, i)
+            multiply_keys(here, queries, place, 0, i)
             old = peaks[-1]
             weights, sums, peaks = weigh(i, (1,), (following,), old)
             wait_for(i, 1, "values")
             values = values_of(i, 1)
-            own_acc = plgpu.wgmma_accumulator_load(acc_ref, wait_n=len(held))
+            own_acc = plgpu.wgmma_accumulator_load(acc_ref, wait_n=len(queries))
             own_acc, own_total, [weights] = fade(own_acc, own_total, old, weights, sums, peaks)
             acc_ref[...] = own_acc
             plgpu.wgmma(acc_ref, weights, values)
@@ -217,7 +217,7 @@ def attend(
             return here[...], own_acc, peaks[-1], own_total
 
         sums = plgpu.WGMMAAccumulatorRef((ROWS, H), jnp.float32)
-        return flipped(held), *pl.run_scoped(run, sums, _SCORES, _SCORES)
+        return pl.run_scoped(run, sums, _SCORES, _SCORES)
 
     held, state = queries if in_registers else (), begin(H)
     # Queries' memory is not given back before a product has used the values: reads of it may still
@@ -237,7 +237,7 @@ def attend(
 
         scores = lax.cond(steps > 0, first_scores, lambda: nothing)
         plgpu.barrier_arrive(q_free)
-        _, _, *state = lax.fori_loop(0, steps, step_ahead, (held, scores, *state))
+        _, *state = lax.fori_loop(0, steps, step_ahead, (scores, *state))
         return tuple(state)
     if turn is not None:  # the second warpgroup stays half a step behind the first
         pl.when(wg == 1)(lambda: _hand_over(turn))
