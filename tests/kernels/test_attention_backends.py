@@ -175,11 +175,12 @@ def test_options_of_the_wrong_kind(attention, option):
         ("decode", (8, 2, 128, 64, 16, 128), "head"),
         ("relay", (6, 2, 96, 32, 16, 128), "page"),
         ("relay", (8, 2, 256, 64, 32, 128), "head"),
+        ("relay", (16, 1, 192, 64, 4, 128), "page"),
     ],
 )
 def test_fp8_pages(backend, name, shape, fp8):
-    """On mosaic, scales of pages of 32 tokens are another way than those of 64, and heads of 96 and
-    128 take two tiles a step where no item is wide."""
+    """On mosaic, scales of pages of 32 tokens are another way than those of 64, and heads of 96 are
+    rows where those of single rows are columns otherwise."""
     check(backend, name, shape, AttentionSpec(0.1), fp8=fp8)
 
 
@@ -198,16 +199,26 @@ def test_other_head_dims(backend, name, shape):
     check(backend, name, shape, AttentionSpec(shape[2] ** -0.5))
 
 
-@pytest.mark.parametrize("tile_rows", [16, 32])
-def test_sharing_changes_no_bit(backend, tile_rows):
+@pytest.mark.parametrize(
+    ("shape", "fp8", "options"),
+    [
+        ((8, 2, 128, 64, 16, 128), None, {}),
+        ((8, 2, 128, 64, 32, 128), None, {}),
+        ((14, 2, 64, 16, 16, 64), None, {"soft_cap": 30.0, "sliding_window": 100}),
+        ((8, 2, 128, 64, 16, 128), "head", {}),
+        ((8, 2, 128, 32, 32, 128), "page", {}),
+        ((8, 2, 256, 64, 32, 128), "page", {}),
+    ],
+)
+def test_sharing_changes_no_bit(backend, shape, fp8, options):
     """Items are cut at the same places with sharing on and off: so is a row's arithmetic.
 
-    On mosaic, 32 rows of 4 heads go through the kernel for wide items, single rows never do.
+    On mosaic, 32 rows of 4 heads go through the kernel for wide items, single rows never do: their
+    heads are columns of the tensor cores' products, not rows.
     """
-    spec = AttentionSpec(0.1)
-    shape = (8, 2, 128, 64, tile_rows, 128)
-    on = check(backend, "relay", shape, spec)
-    off = check(backend, "relay", shape, spec, sharing="off")
+    spec = AttentionSpec(0.1, **options)
+    on = check(backend, "relay", shape, spec, fp8=fp8)
+    off = check(backend, "relay", shape, spec, sharing="off", fp8=fp8)
     if backend[0] is triton_as_on_ampere and not os.environ.get("DISABLE_MMA_V3"):
         np.testing.assert_allclose(on[0], off[0], atol=2e-2)  # Hopper's wide blocks: wgmma
     elif backend[1] != jnp.float32:

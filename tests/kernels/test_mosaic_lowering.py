@@ -75,14 +75,18 @@ def test_long_prompts():
     prompt = batches.Batch(shared=0, members=(1,), own=(1100,), queries=(1100,))
     assert "mosaic_gpu" in lower(tile_rows=32, batch=prompt)
     assert [config.query_buffers(H, T) for H in (128, 192) for T in (1024, 1025)] == [2, 1, 1, 1]
-    assert [config.ring_slots(128, 64, buffers, 2, 1) for buffers in (1, 2)] == [6, 5]
+    assert [config.ring_slots(128, 64, buffers, 2) for buffers in (1, 2)] == [6, 5]
 
 
-def test_steps_of_bytes_take_two_tiles_where_all_units_are_pairs():
-    """Widened values then need twice the room."""
-    assert [config.pair_tiles(H, 1, False) for H in config.FP8_HEAD_DIMS] == [1, 2, 2, 1, 1]
-    assert not any(config.pair_tiles(128, *other) == 2 for other in ((1, True), (2, False)))
-    assert [config.ring_slots(128, 64, 2, 1, tiles) for tiles in (1, 2)] == [8, 6]
+def test_heads_of_one_row_are_columns_where_the_tensor_cores_take_them():
+    assert [config.row_columns(G, 128) for G in (1, 8, 9, 16, 17)] == [8, 8, 16, 16, None]
+    rows = [H for H in config.HEAD_DIMS if config.row_columns(4, H) is None]
+    assert rows == [80, 96, 112]
+    assert config.ring_slots(128, 64, 2, 1) == 8  # beside two tiles of widened values
+    # Sixteen columns of two tiles, and one row more than they take.
+    assert "mosaic_gpu" in lower(16, 1, 256, tile_rows=4)
+    assert "mosaic_gpu" in lower(16, 1, 64, tile_rows=4, kv_dtype=FP8)
+    assert "mosaic_gpu" in lower(17, 1, 64, tile_rows=3)
 
 
 @pytest.mark.parametrize("S", [16, 32, 128])

@@ -12,7 +12,6 @@ from pallas_kernels.attention.mosaic.config import (
     ROWS,
     TILE,
     KernelConfig,
-    pair_tiles,
     query_box,
     query_buffers,
     ring_slots,
@@ -145,7 +144,6 @@ def _prepared(
     boxes = (query_box(min(work.half_rows, T), N // K, H) for work in packed.lists)
     query_rows = max(ROWS, max(boxes) * (N // K))
     buffers, itemsize = query_buffers(H, T), k_pages.dtype.itemsize
-    tiles = pair_tiles(H, itemsize, any(work.wide for work in packed.lists))
     cfg = KernelConfig(
         scale=spec.scale,
         sliding_window=spec.sliding_window,
@@ -153,8 +151,7 @@ def _prepared(
         programs=programs or multiprocessors(),
         query_rows=query_rows,
         query_buffers=buffers,
-        pair_tiles=tiles,
-        ring=ring_slots(H, query_rows, buffers, itemsize, tiles),
+        ring=ring_slots(H, query_rows, buffers, itemsize),
         ping_pong=ping_pong,
         early_launch=early_launch,
     )

@@ -21,7 +21,6 @@ class KernelConfig:
         scale, sliding_window, soft_cap: of AttentionSpec.
         query_rows: matrix rows there is room for in a place for queries, for each warpgroup.
         query_buffers: places for the queries of a unit.
-        pair_tiles: tiles of a paired unit's step, for each warpgroup; 1 where there are wide units.
         programs: persistent programs in the grid.
         ring: slots of two tiles in shared memory.
         ping_pong: consumer warpgroups of a wide unit take turns on the tensor cores.
@@ -33,7 +32,6 @@ class KernelConfig:
     soft_cap: float | None
     query_rows: int
     query_buffers: int
-    pair_tiles: int
     programs: int
     ring: int
     ping_pong: bool
@@ -71,21 +69,15 @@ def query_box(rows: int, group: int, head_dim: int) -> int:
     return -(-rows // unit) * unit
 
 
-def pair_tiles(head_dim: int, itemsize: int, any_wide: bool) -> int:
-    """Tiles of a paired unit's step, for each warpgroup.
-
-    Two of pages of 8 bits (``itemsize``), whose products then go on beside the widening of values:
-    those units compute as long as they wait for memory. Not beside wide units (``any_wide``), where
-    they are mostly short and the code would be longer, nor without room in registers, nor with
-    heads of 64, whose products ptxas 13.0 lets wait for each other.
-    """
-    room = queries_in_registers(head_dim) and head_dim > TILE
-    return 2 if itemsize == 1 and room and not any_wide else 1
+def row_columns(group: int, head_dim: int) -> int | None:
+    """Columns for the ``group`` heads of one row that share a KV head; None where they are rows
+    (``row_unit``): the tensor cores take head dims as rows in whole 64."""
+    return -(-group // 8) * 8 if group <= 16 and head_dim % ROWS == 0 else None
 
 
-def ring_slots(head_dim: int, query_rows: int, buffers: int, itemsize: int, widened: int) -> int:
+def ring_slots(head_dim: int, query_rows: int, buffers: int, itemsize: int) -> int:
     """Slots (two tiles each, ``itemsize`` bytes a number) that fit in shared memory beside 16-bit
-    queries and, where pages are of 8 bits, ``widened`` tiles of 16 bits for each warpgroup."""
+    queries and, where pages are of 8 bits, a tile of 16 bits for each warpgroup."""
     row = CONSUMERS * head_dim
-    beside = 2 * query_rows * buffers + (2 * TILE * widened if itemsize == 1 else 0)
+    beside = 2 * query_rows * buffers + (2 * TILE if itemsize == 1 else 0)
     return (_SMEM_BYTES - row * beside) // (row * TILE * itemsize)

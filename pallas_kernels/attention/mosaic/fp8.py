@@ -101,15 +101,21 @@ class PageScales:
 class ByteTiles:
     """What one warpgroup needs to attend to float8_e4m3fn tiles.
 
-    units: of the queries' products with the keys, float32 [64]. scratch: float16 [tiles, 64, H]
-    SMEM, the warpgroup's own, for values of as many tiles. keys, values: their scales where they
-    differ from page to page, or None.
+    units: of the queries' products with the keys, float32 [64]; of one row's heads, [C]; before
+    queries are known that of the keys, a scalar, or None. scratch:
+    float16 [64, H] SMEM, the warpgroup's own, for a tile of values. keys, values: their scales
+    where they differ from page to page, or None.
     """
 
     units: Any
     scratch: Any
     keys: PageScales | None
     values: PageScales | None
+
+    def with_units(self, units):
+        """The same with the queries' own units, times what they were."""
+        units = units if self.units is None else units * self.units
+        return dataclasses.replace(self, units=units)
 
     def scaled(self, products, first):
         """The scores of the tile at token ``first``, before the softmax scale."""
@@ -118,14 +124,21 @@ class ByteTiles:
             scores = self.keys.applied(scores, first, 1, plgpu.Layout.WGMMA)
         return scores
 
-    def widen(self, tile, place: int, first, used, masked):
-        """The values at token ``first`` in 16 bits: a [64, H] SMEM, ``place`` of the scratch.
+    def scaled_columns(self, products, first):
+        """The same of a tile whose tokens are rows; ``units`` are of columns then."""
+        scores = products * lax.broadcast_in_dim(self.units, products.shape, [1])
+        if self.keys is not None:
+            scores = self.keys.applied(scores, first, 0, plgpu.Layout.WGMMA)
+        return scores
+
+    def widen(self, tile, first, used, masked):
+        """The values at token ``first`` in 16 bits: the scratch, [64, H] SMEM.
 
         Zero from row ``used`` on if ``masked``. tile: float8_e4m3fn [64, H] SMEM; masked: bool
         scalar. On return the warpgroup has read it, and the tensor cores may read the result.
         Exact, but for the rounding of scales of pages to float16.
         """
-        result = self.scratch.at[place]
+        result = self.scratch
         _meet()  # the product before has read the scratch, in all warps
         H = tile.shape[1]
 

@@ -3,8 +3,9 @@
 One program (CTA) takes every ``grid``-th unit of work until none is left. A unit is
   - wide (an item whose rows fill more than 64 matrix rows): one KV head, 128 query rows, KV steps
     of 128 tokens that both consumer warpgroups read, each for its own 64 rows;
-  - paired (an item of at most 64 matrix rows, a single sequence's included): two KV heads, KV
-    steps of 64 tokens (or 128, see ``pair_tiles``), one consumer warpgroup a head.
+  - paired (an item of at most 64 matrix rows): two KV heads, KV steps of 64 tokens, one consumer
+    warpgroup a head. Of items of one row the heads are the tensor cores' columns (``row_unit``),
+    where there are at most 16 a KV head.
 A slot of the ring holds two [64, H] tiles of K or two of V: a wide step's, or one of each head. One
 producer warpgroup streams them through a ring in shared memory and runs ahead over unit boundaries,
 so that memory never waits for a unit to end. Bytes moved: each item's K and V once
@@ -28,6 +29,7 @@ from pallas_kernels.attention.mosaic.config import (
     KernelConfig,
     queries_in_registers,
     query_box,
+    row_columns,
 )
 from pallas_kernels.attention.mosaic.fp8 import ByteTiles, PageScales, split_queries
 from pallas_kernels.attention.mosaic.pack import (
@@ -43,9 +45,11 @@ from pallas_kernels.attention.mosaic.pack import (
     PackedPlan,
 )
 from pallas_kernels.attention.mosaic.quads import load_tile
+from pallas_kernels.attention.mosaic.row_memory import RowPlace, gather_columns
+from pallas_kernels.attention.mosaic.row_unit import attend_row, finish_row
 from pallas_kernels.attention.mosaic.softmax import finish
 from pallas_kernels.attention.mosaic.stores import gather_rows
-from pallas_kernels.attention.mosaic.unit import Tile, attend
+from pallas_kernels.attention.mosaic.unit import attend
 from pallas_kernels.mosaic_emit import evict_first
 
 # pyright: reportAbstractUsage=false
@@ -68,18 +72,25 @@ def attention_call(
     fp8 = k_pages.dtype != q.dtype
     tiled, kv_tiled = _tiled(H, 2), _tiled(H, k_pages.dtype.itemsize)
     buffers = cfg.query_buffers
-    q_smem = plgpu.SMEM((buffers * CONSUMERS, cfg.query_rows, H), q.dtype)
+    columns = row_columns(N // K, H) if any(w.tile_rows == 1 for w in packed.lists) else None
+    places = buffers * CONSUMERS
+    q_views = [plgpu.SMEM((places, cfg.query_rows, H), q.dtype)]
     if not queries_in_registers(H):
         # In the tiles' dtype: one array, or the two parts for pages of 8 bits.
         parts = (CONSUMERS, q.dtype.itemsize // k_pages.dtype.itemsize, ROWS, H)
-        q_smem = plgpu.RefUnion(q_smem, plgpu.SMEM(parts, k_pages.dtype, transforms=kv_tiled))
+        q_views.append(plgpu.SMEM(parts, k_pages.dtype, transforms=kv_tiled))
+    if columns is not None:
+        tiles, weights = RowPlace.views(cfg.query_rows, columns, H, k_pages.dtype.itemsize)
+        weight_dtype = jnp.float16 if fp8 else q.dtype
+        # Of one place as large as each of the first view: all begin where the union begins.
+        q_views.append(plgpu.SMEM((places, *tiles), k_pages.dtype, transforms=kv_tiled))
+        q_views.append(plgpu.SMEM((places, *weights), weight_dtype, transforms=_tiled(TILE, 2)))
     scratch = {}
     if fp8:
-        shape = (CONSUMERS, cfg.pair_tiles, TILE, H)
-        scratch = {"scratch": plgpu.SMEM(shape, jnp.float16, transforms=tiled)}
+        scratch = {"scratch": plgpu.SMEM((CONSUMERS, TILE, H), jnp.float16, transforms=tiled)}
     copies = CONSUMERS * max(1, TILE // S)
     kernel = plgpu.kernel(
-        _make_body(cfg, packed.lists, T, N, K, S, H, tuple(numbers)),
+        _make_body(cfg, packed.lists, T, N, K, S, H, tuple(numbers), columns),
         out_type=(
             jax.ShapeDtypeStruct((T, N, H), q.dtype),
             jax.ShapeDtypeStruct((T, N), jnp.float32),
@@ -87,9 +98,9 @@ def attention_call(
             jax.ShapeDtypeStruct((entries, N), jnp.float32),
         ),
         scratch_types=dict(
-            q_smem=q_smem,
+            q_smem=q_views[0] if len(q_views) == 1 else plgpu.RefUnion(*q_views),
             kv_smem=plgpu.SMEM((cfg.ring, CONSUMERS, TILE, H), k_pages.dtype, transforms=kv_tiled),
-            q_full=plgpu.Barrier(num_barriers=buffers * CONSUMERS),
+            q_full=plgpu.Barrier(num_barriers=places),
             q_free=plgpu.Barrier(num_barriers=buffers, num_arrivals=CONSUMERS),
             full=plgpu.Barrier(num_barriers=cfg.ring, num_arrivals=copies),
             free=plgpu.Barrier(num_barriers=cfg.ring, num_arrivals=CONSUMERS),
@@ -132,21 +143,23 @@ def _make_body(
     S: int,
     H: int,
     names: tuple[str, ...],
+    columns: int | None,
 ):
     G = N // K
     buffers = cfg.query_buffers
     chunk = min(S, TILE)  # tokens of one TMA copy
     any_wide = any(work.wide for work in lists)
     any_pair = any(not work.wide for work in lists)
-    pair_tiles = cfg.pair_tiles
-    assert pair_tiles == 1 or not any_wide
-    slots = 2 * pair_tiles  # of a step, in the ring
+    of_one_row = tuple(columns is not None and work.tile_rows == 1 for work in lists)
+    pairs_of_rows = any(
+        not work.wide and not row for work, row in zip(lists, of_one_row, strict=True)
+    )
 
-    def by_kind(is_wide, run):
-        """``run(wide)`` with a static bool: one copy of the code for each kind there is."""
-        if any_wide != any_pair:
-            return run(any_wide)
-        return lax.cond(is_wide, lambda: run(True), lambda: run(False))
+    def either(condition, some: bool, others: bool, run):
+        """``run(is_some)`` with a static bool: one copy of the code for each kind there is."""
+        if some != others:
+            return run(some)
+        return lax.cond(condition, lambda: run(True), lambda: run(False))
 
     def attention_kernel(
         units,
@@ -170,14 +183,15 @@ def _make_body(
         """GMEM: units int32 [U, 8], num_units int32 [1], dest int32 [Y], table int32 [B, M],
         positions int32 [T], q [T, K, G, H], pages [P, K, S, H]; rest: the arrays of
         ``names``, out [T, N, H], lse [T, N], part [X, N, H], part_lse [X, N]. SMEM: q_smem
-        [buffers * 2, 64, H], kv_smem [ring, 2, 64, H], scratch [2, tiles, 64, H]. Barriers: all
-        others.
+        [buffers * 2, 64, H] and its other views, kv_smem [ring, 2, 64, H], scratch [2, 64, H].
+        Barriers: all others.
         """
         *numbers, out, lse, part, part_lse = rest
         numbers = dict(zip(names, numbers, strict=True))
         if cfg.early_launch:
             plgpu.griddepcontrol_wait()
-        plain_queries = q_smem if queries_in_registers(H) else q_smem[0]
+        in_views = columns is not None or not queries_in_registers(H)
+        plain_queries = q_smem[0] if in_views else q_smem
         wg = lax.axis_index("wg")
         program = lax.axis_index("program")
 
@@ -218,7 +232,7 @@ def _make_body(
             for place, work in enumerate(lists):
                 wide = jnp.where(which == place, work.wide, wide)
                 half = jnp.where(which == place, work.half_rows, half)
-            tokens = jnp.where(wide, 2 * TILE, pair_tiles * TILE)
+            tokens = jnp.where(wide, 2 * TILE, TILE)
             steps = lax.div(record[KV_STOP] - record[KV_START] + tokens - 1, tokens)
             return head, wide, half, which, steps
 
@@ -268,19 +282,18 @@ def _make_body(
 
                 def run(wide: bool):
                     def step(i, tile):
-                        base = start + i * (2 * TILE if wide else pair_tiles * TILE)
+                        base = start + i * (2 * TILE if wide else TILE)
                         for pool in (k_pages, v_pages):
-                            for n in range(pair_tiles):
-                                slot = lax.rem(tile, jnp.int32(cfg.ring))
-                                plgpu.barrier_wait(free.at[slot])
-                                load_tiles(pool, slot, base + n * TILE, wide)
-                                tile = tile + 1
+                            slot = lax.rem(tile, jnp.int32(cfg.ring))
+                            plgpu.barrier_wait(free.at[slot])
+                            load_tiles(pool, slot, base, wide)
+                            tile = tile + 1
                         return tile
 
                     lax.fori_loop(0, steps, step, tile)
 
-                by_kind(is_wide, run)
-                return tile + slots * steps
+                either(is_wide, any_wide, any_pair, run)
+                return tile + 2 * steps
 
             each_unit(produce)
 
@@ -293,80 +306,120 @@ def _make_body(
                 plgpu.barrier_arrive(free.at[slot])
 
             def consume(record, buffer, tile):
-                # Only the loop over tokens is there twice: in a whole step, code is cold.
-                head, is_wide, half, _, steps = decode(record)
-                # The second warpgroup takes the second half of a wide item's rows, or the second
-                # head.
-                shift = jnp.where(is_wide, wg * half, 0)
-                own_head = jnp.where(is_wide, head, head + wg)
-                rows = record[ROWS_LIVE]
-                live = jnp.where(is_wide, jnp.clip(rows - shift, 0, half), rows)
-                live = jnp.where(own_head < K, live, 0)
-                known = jnp.maximum(live, 1)  # without live rows, look at the last one
-                first = record[ROW] + jnp.minimum(shift, rows - 1)
-                reach = gather_rows(positions, first, known, G)
-                target = gather_rows(dest, record[SLOT] + shift, known, G)
+                head, is_wide, half, which, steps = decode(record)
                 place = buffer * CONSUMERS + wg
-                plgpu.barrier_wait(q_full.at[place])
-                source = plain_queries.at[place, pl.ds(0, ROWS)]
+                kv_head = jnp.where(is_wide, head, jnp.minimum(head + wg, K - 1))
                 narrow = value_unit = None
                 if scratch is not None:
-                    queries, units = split_queries(source)
-                    kv_head = jnp.minimum(own_head, K - 1)
                     last = lax.div(record[KV_STOP] - 1, jnp.int32(S))
                     pages = (table, record[TABLE_ROW], kv_head, last, S)
                     keys, values = (numbers[name] for name in ("k_scales", "v_scales"))
-                    if len(keys.shape) == 1:
-                        units = units * keys[kv_head]
+                    key_unit = keys[kv_head] if len(keys.shape) == 1 else None
                     if len(values.shape) == 1:
                         value_unit = values[kv_head]
                     narrow = ByteTiles(
-                        units,
+                        key_unit,
                         scratch.at[wg],
                         PageScales(keys, *pages) if len(keys.shape) == 2 else None,
                         PageScales(values, *pages) if len(values.shape) == 2 else None,
                     )
-                else:
-                    queries = (load_tile(source, known * G, H, q.dtype),)
-                if not queries_in_registers(H):
-                    # The same memory, as the tensor cores read it.
-                    plgpu.commit_smem()
-                    for i, some in enumerate(queries):
-                        q_smem[1].at[wg, i][...] = some
-                    plgpu.commit_smem()
-                    queries = q_smem[1]
-                slopes = None
-                if "alibi_slopes" in numbers:
-                    slopes = gather_heads(numbers["alibi_slopes"], own_head * G, G)
+                plgpu.barrier_wait(q_full.at[place])
+                source = plain_queries.at[place, pl.ds(0, ROWS)]
+                targets = (out, lse, part, part_lse)
 
-                def run(wide: bool):
-                    if wide:  # both warpgroups read the same tiles
-                        tiles = tuple(Tile(0, 1, jnp.int32(n)) for n in range(2))
-                    else:
-                        tiles = tuple(Tile(n, pair_tiles + n, wg) for n in range(pair_tiles))
-                    return attend(
+                def one_row():
+                    first = 1 if queries_in_registers(H) else 2
+                    tiles, weights = (q_smem[first + n].at[place] for n in range(2))
+                    item = k_pages.dtype.itemsize
+                    queries = RowPlace(source, tiles, weights, columns, H, item)
+                    queries.stage()
+                    plgpu.commit_smem()
+                    own, slopes = narrow, None
+                    if narrow is not None:
+                        own = narrow.with_units(queries.units())
+                    if "alibi_slopes" in numbers:
+                        slopes = gather_columns(numbers["alibi_slopes"], kv_head * G, columns)
+                    row = record[ROW]
+                    state = attend_row(
                         cfg,
                         queries,
                         kv_smem,
                         full,
                         free,
-                        q_free.at[buffer],
-                        turn if wide and cfg.ping_pong else None,
                         wg,
-                        tiles,
                         tile,
                         steps,
                         record,
-                        reach,
+                        positions[row],
                         slopes,
-                        narrow,
+                        own,
                     )
+                    # All warps have read the place, and what they wrote there is done.
+                    plgpu.commit_smem()
+                    plgpu.barrier_arrive(q_free.at[buffer])
+                    alive = jnp.where(head + wg < K, record[ROWS_LIVE], 0)
+                    entry = dest[record[SLOT]]
+                    finish_row(state, targets, entry, row, kv_head * G, alive, G, value_unit)
 
-                state = by_kind(is_wide, run)
-                row = record[ROW] + shift
-                targets = (out, lse, part, part_lse)
-                finish(state, targets, target, row, own_head * G, live, G, value_unit)
-                return tile + slots * steps
+                def many_rows():
+                    # Only the loop over tokens is there twice: in a whole step, code is cold.
+                    # The second warpgroup takes the second half of a wide item's rows, or the
+                    # second head.
+                    shift = jnp.where(is_wide, wg * half, 0)
+                    own_head = jnp.where(is_wide, head, head + wg)
+                    rows = record[ROWS_LIVE]
+                    live = jnp.where(is_wide, jnp.clip(rows - shift, 0, half), rows)
+                    live = jnp.where(own_head < K, live, 0)
+                    known = jnp.maximum(live, 1)  # without live rows, look at the last one
+                    first = record[ROW] + jnp.minimum(shift, rows - 1)
+                    reach = gather_rows(positions, first, known, G)
+                    target = gather_rows(dest, record[SLOT] + shift, known, G)
+                    own = narrow
+                    if narrow is not None:
+                        queries, units = split_queries(source)
+                        own = narrow.with_units(units)
+                    else:
+                        queries = (load_tile(source, known * G, H, q.dtype),)
+                    if not queries_in_registers(H):
+                        # The same memory, as the tensor cores read it.
+                        plgpu.commit_smem()
+                        for i, some in enumerate(queries):
+                            q_smem[1].at[wg, i][...] = some
+                        plgpu.commit_smem()
+                        queries = q_smem[1]
+                    slopes = None
+                    if "alibi_slopes" in numbers:
+                        slopes = gather_heads(numbers["alibi_slopes"], own_head * G, G)
+
+                    def run(wide: bool):
+                        return attend(
+                            cfg,
+                            queries,
+                            kv_smem,
+                            full,
+                            free,
+                            q_free.at[buffer],
+                            turn if wide and cfg.ping_pong else None,
+                            wg,
+                            (jnp.int32(0), jnp.int32(1)) if wide else (wg,),
+                            tile,
+                            steps,
+                            record,
+                            reach,
+                            slopes,
+                            own,
+                        )
+
+                    state = either(is_wide, any_wide, pairs_of_rows, run)
+                    row = record[ROW] + shift
+                    finish(state, targets, target, row, own_head * G, live, G, value_unit)
+
+                is_row = jnp.bool_(False)
+                for number, row in enumerate(of_one_row):
+                    is_row = is_row | (which == number) if row else is_row
+                some, others = any(of_one_row), not all(of_one_row)
+                either(is_row, some, others, lambda row: one_row() if row else many_rows())
+                return tile + 2 * steps
 
             each_unit(consume)
 

@@ -24,7 +24,8 @@ from pallas_kernels.attention.mosaic.stores import store_row_scalars, store_rows
 from pallas_kernels.mosaic_emit import SCALAR
 
 _SUMS = 8  # partial sums of a row's weights, two a thread: threads meet only at a unit's end
-_LOWEST = -1e30  # finite, so that rows that have seen nothing yet stay free of NaN
+LOWEST = -1e30
+"""The peak of rows that have seen nothing yet: finite, so that they stay free of NaN."""
 _ROUNDING = 1.5 * 2.0**23  # float32 numbers near it are whole
 _WGMMA = plgpu.Layout.WGMMA
 _ROW = plgpu.Layout.WGMMA.reduce(1)
@@ -39,7 +40,7 @@ def begin(H: int):
     """
     return (
         plgpu.layout_cast(jnp.zeros((ROWS, H), jnp.float32), _WGMMA),
-        plgpu.layout_cast(jnp.full((ROWS,), _LOWEST, jnp.float32), _ROW),
+        plgpu.layout_cast(jnp.full((ROWS,), LOWEST, jnp.float32), _ROW),
         plgpu.layout_cast(jnp.zeros((ROWS, _SUMS), jnp.float32), _WGMMA),
     )
 
@@ -72,7 +73,7 @@ class Softmax:
             narrow = self.narrow
             scores = tuple(narrow.scaled(s, at) for s, at in zip(scores, firsts, strict=True))
         if cfg.soft_cap is not None:
-            scores = tuple(_tanh(s * (cfg.scale / cfg.soft_cap)) for s in scores)
+            scores = tuple(capped(s, cfg) for s in scores)
         if self.slopes is not None:
             scores = tuple(
                 add_distance(s, self.slopes, columns, first, reach)
@@ -91,7 +92,7 @@ class Softmax:
         # not depend on how many tiles are weighed at once.
         peaks = []
         for s in scores:
-            peaks.append(jnp.maximum(peaks[-1] if peaks else top, _whole(s.max(axis=1) * factor)))
+            peaks.append(jnp.maximum(peaks[-1] if peaks else top, whole(s.max(axis=1) * factor)))
         weights, sums = [], []
         for s, peak in zip(scores, peaks, strict=True):
             w = jnp.exp2(s * factor - _wide(peak, s.shape))
@@ -203,13 +204,17 @@ def _any_differ(a, b):
     return vote(a, b) != 0
 
 
-def _whole(x):
+def whole(x):
     """The nearest whole number; beyond 2**22, one near it."""
     return (x + _ROUNDING) - _ROUNDING
 
 
-def _tanh(x):
-    """Right to about 1e-6, where the GPU's own is to 2**-11: too little for a cap of 50."""
+def capped(products, cfg: KernelConfig):
+    """``tanh`` of products over the soft cap.
+
+    Right to about 1e-6, where the GPU's own is to 2**-11: too little for a cap of 50.
+    """
+    x = products * (cfg.scale / cfg.soft_cap)
     root = lax.rsqrt(jnp.exp2(x * (2 * math.log2(math.e))) + 1)
     return 1 - 2 * root * root
 

@@ -1,9 +1,9 @@
-"""The steps of one unit: which tiles the tensor cores get, and when."""
+"""The steps of one unit of many rows: which tiles the tensor cores get, and when."""
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
 # pyright: reportCallIssue=false
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -23,19 +23,6 @@ _WGMMA = plgpu.Layout.WGMMA
 _SCORES = plgpu.WGMMAAccumulatorRef((ROWS, TILE), jnp.float32)
 
 
-class Tile(NamedTuple):
-    """One [64, H] tile of a step: keys and values that this warpgroup reads.
-
-    Attributes:
-        keys, values: ring slots after the step's first one.
-        half: of these slots.
-    """
-
-    keys: int
-    values: int
-    half: Any
-
-
 def attend(
     cfg: KernelConfig,
     queries,
@@ -45,7 +32,7 @@ def attend(
     q_free,
     turn,
     wg,
-    tiles: tuple[Tile, ...],
+    halves: tuple[Any, ...],
     slot,
     steps,
     record,
@@ -56,21 +43,19 @@ def attend(
     """Attention of 64 rows over the unit's steps; returns the state as ``softmax.begin`` has it.
 
     The tiles of a step are weighed together where there is room for their scores, else one after
-    the other. With ``turn``, one warpgroup's softmax runs beside the other's products. Steps whose
-    tiles have slots of their own run ahead: while a tile is weighed, the tensor cores have the next
-    tile's keys and, for the second one, the first one's values.
+    the other. With ``turn``, one warpgroup's softmax runs beside the other's products.
 
     queries: [64, H] arrays whose products with the keys add up to the scores, in registers; where
     those are short, SMEM [2, number of them, 64, H]. kv_smem: [ring, 2, 64, H] SMEM, the unit's
     first keys in ring slot ``slot``. turn: the barrier where warpgroups hand over the tensor cores,
-    or None. tiles: of a step, one behind the other. reach: int32 [64], each row's position. slopes:
+    or None. halves: of a ring slot, that this warpgroup reads in a step, one tile behind the other.
+    reach: int32 [64], each row's position. slopes:
     float32 [64] in the kernel's units, or None. narrow: for tiles of 8 bits. Gives the queries'
     shared memory back (``q_free``) when it has been read.
     """
     H = kv_smem.shape[-1]
     ring = jnp.int32(cfg.ring)
-    size = TILE * len(tiles)
-    slots = 2 * len({tile.keys for tile in tiles})
+    size = TILE * len(halves)
     in_registers = queries_in_registers(H)
     start, stop = record[KV_START], record[KV_STOP]
     softmax = Softmax(
@@ -86,23 +71,12 @@ def attend(
     if cfg.sliding_window is None:
         plain = lax.div(jnp.maximum(record[ALL_VISIBLE] - start, 0), jnp.int32(size))
 
-    def place_of(i, offset: int):
-        return lax.rem(slot + slots * i + offset, ring)
+    def places_of(i):
+        """Ring slots of step i's keys and values."""
+        return (lax.rem(slot + 2 * i + offset, ring) for offset in range(2))
 
     def first_of(i, n: int):
         return start + i * size + n * TILE
-
-    def wait_for(i, n: int, field: str):
-        """Until tile n's slot has come, if n is the first to read it."""
-        offset = getattr(tiles[n], field)
-        if all(getattr(tile, field) != offset for tile in tiles[:n]):
-            plgpu.barrier_wait(full.at[place_of(i, offset)])
-
-    def give_back(i, n: int, field: str):
-        """Tile n's slot, if n is the last to read it."""
-        offset = getattr(tiles[n], field)
-        if all(getattr(tile, field) != offset for tile in tiles[n + 1 :]):
-            plgpu.barrier_arrive(free.at[place_of(i, offset)])
 
     def multiply_keys(ref, held, place, n: int, i):
         """Give the tensor cores the products with tile n's keys, in ring slot ``place``."""
@@ -112,23 +86,20 @@ def attend(
             own, _ = lax.optimization_barrier((wg, i))
             some_queries = tuple(queries.at[own, n] for n in range(queries.shape[1]))
         for some in some_queries:
-            plgpu.wgmma(ref, some, kv_smem.at[place, tiles[n].half].transpose((1, 0)))
+            plgpu.wgmma(ref, some, kv_smem.at[place, halves[n]].transpose((1, 0)))
 
     def weigh(i, part, scores, top):
         firsts = tuple(first_of(i, n) for n in part)
         return softmax.weigh(scores, firsts, top, i >= plain)
 
-    def values_of(i, n: int):
+    def values_of(i, place, n: int):
         """Tile n's values in 16 bits, zero behind the item's last token."""
-        ref = kv_smem.at[place_of(i, tiles[n].values), tiles[n].half]
+        ref = kv_smem.at[place, halves[n]]
         used = stop - first_of(i, n)
         if narrow is None:
-            _clear_tail(ref, used)
+            clear_tail(ref, used)
             return ref
-        place = n % narrow.scratch.shape[0]
-        ref = narrow.widen(ref, place, first_of(i, n), used, i >= plain)
-        give_back(i, n, "values")
-        return ref
+        return narrow.widen(ref, first_of(i, n), used, i >= plain)
 
     def flipped(held):
         if H != TILE:
@@ -139,24 +110,27 @@ def attend(
         return tuple(_flip(some, stop >> 31) for some in held)
 
     together = narrow is None and in_registers
-    parts = (tuple(range(len(tiles))),) if together else tuple((n,) for n in range(len(tiles)))
+    every = tuple(range(len(halves)))
+    parts = (every,) if together else tuple((n,) for n in every)
 
     def step(i, carry):
         """Part after part: scores, weights, values."""
         held, acc, top, total = carry
+        keys, values = places_of(i)
         for part in parts:
 
             def multiply(*refs, part=part):
+                if part is parts[0]:
+                    plgpu.barrier_wait(full.at[keys])
                 for ref, n in zip(refs, part, strict=True):
-                    wait_for(i, n, "keys")
-                    multiply_keys(ref, held, place_of(i, tiles[n].keys), n, i)
+                    multiply_keys(ref, held, keys, n, i)
                 if turn is not None:
                     _hand_over(turn)
                 return tuple(ref[...] for ref in refs)
 
             scores = pl.run_scoped(multiply, *(_SCORES for _ in part))
-            for n in part:
-                give_back(i, n, "keys")
+            if part is parts[-1]:
+                plgpu.barrier_arrive(free.at[keys])
             if in_registers and part is parts[0]:
                 pl.when(i == 0)(lambda: plgpu.barrier_arrive(q_free))
             weights, sums, peaks = weigh(i, part, scores, top)
@@ -165,80 +139,27 @@ def attend(
             if turn is not None:
                 acc, weights = lax.optimization_barrier((acc, weights))
                 plgpu.barrier_arrive(turn)
-            wait_for(i, part[0], "values")
+            if part is parts[0]:
+                plgpu.barrier_wait(full.at[values])
             if turn is not None:
                 plgpu.barrier_wait(turn)
-            values = tuple(values_of(i, n) for n in part)
+            tiles = tuple(values_of(i, values, n) for n in part)
+            if narrow is not None and part is parts[-1]:
+                plgpu.barrier_arrive(free.at[values])
 
-            def add(ref, weights=weights, values=values):
-                for w, value in zip(weights, values, strict=True):
-                    plgpu.wgmma(ref, w, value)
+            def add(ref, weights=weights, tiles=tiles):
+                for w, tile in zip(weights, tiles, strict=True):
+                    plgpu.wgmma(ref, w, tile)
 
             acc = pl.run_state(add)(plgpu.WGMMAAccumulatorRef.init(acc))
-            if narrow is None:
-                for n in part:
-                    give_back(i, n, "values")
+            if narrow is None and part is parts[-1]:
+                plgpu.barrier_arrive(free.at[values])
         return flipped(held), acc, top, total
-
-    def step_ahead(i, carry):
-        """Two tiles; the first one's scores are there already, and the next step's are at the end.
-
-        Products end in the order they are given: to wait for all but the last call's is to have
-        what came before it.
-        """
-        scores, acc, top, total = carry
-
-        def run(acc_ref, here, there):
-            wait_for(i, 1, "keys")
-            multiply_keys(there, queries, place_of(i, tiles[1].keys), 1, i)
-            weights, sums, peaks = weigh(i, (0,), (scores,), top)
-            own_acc, own_total, [weights] = fade(acc, total, top, weights, sums, peaks)
-            wait_for(i, 0, "values")
-            values = values_of(i, 0)
-            acc_ref[...] = own_acc
-            plgpu.wgmma(acc_ref, weights, values)
-            following = plgpu.wgmma_accumulator_load(there, wait_n=1)
-            for n in range(2):
-                give_back(i, n, "keys")
-            # Behind the last step there are no keys; what the values' slot gives is not used.
-            more = i + 1 < steps
-            place = jnp.where(more, place_of(i + 1, tiles[0].keys), place_of(i, tiles[0].values))
-            pl.when(more)(lambda: plgpu.barrier_wait(full.at[place]))
-            multiply_keys(here, queries, place, 0, i)
-            old = peaks[-1]
-            weights, sums, peaks = weigh(i, (1,), (following,), old)
-            wait_for(i, 1, "values")
-            values = values_of(i, 1)
-            own_acc = plgpu.wgmma_accumulator_load(acc_ref, wait_n=len(queries))
-            own_acc, own_total, [weights] = fade(own_acc, own_total, old, weights, sums, peaks)
-            acc_ref[...] = own_acc
-            plgpu.wgmma(acc_ref, weights, values)
-            own_acc = acc_ref[...]
-            return here[...], own_acc, peaks[-1], own_total
-
-        sums = plgpu.WGMMAAccumulatorRef((ROWS, H), jnp.float32)
-        return pl.run_scoped(run, sums, _SCORES, _SCORES)
 
     held, state = queries if in_registers else (), begin(H)
     # Queries' memory is not given back before a product has used the values: reads of it may still
     # be under way when an arrival that follows them is seen, and the copy of the next unit's
     # queries overtakes them.
-    if slots > 2:
-        nothing = plgpu.layout_cast(jnp.zeros((ROWS, TILE), jnp.float32), _WGMMA)
-
-        def first_scores():
-            wait_for(0, 0, "keys")
-
-            def run(ref):
-                multiply_keys(ref, held, place_of(0, tiles[0].keys), 0, jnp.int32(0))
-                return ref[...]
-
-            return pl.run_scoped(run, _SCORES)
-
-        scores = lax.cond(steps > 0, first_scores, lambda: nothing)
-        plgpu.barrier_arrive(q_free)
-        _, *state = lax.fori_loop(0, steps, step_ahead, (scores, *state))
-        return tuple(state)
     if turn is not None:  # the second warpgroup stays half a step behind the first
         pl.when(wg == 1)(lambda: _hand_over(turn))
     # One loop with a condition in it, not two: in a whole step, code is cold.
@@ -278,7 +199,7 @@ def _flip(queries, bits):
     return flip(queries, bits)
 
 
-def _clear_tail(tile, used):
+def clear_tail(tile, used):
     """Zero the V rows from ``used`` on: what lies there may be NaN, and 0 * NaN is NaN."""
 
     @pl.when(used < TILE)

@@ -1,0 +1,143 @@
+"""Attention of one row: its heads are columns, tokens and head dims are the tensor cores' rows.
+
+The tensor cores take at least 64 rows and 8 columns at once. The heads of one row that share a KV
+head are few: as rows they would be padded to 64, and the softmax with them. As columns they are
+padded to 8, keys and values are the operands that lie there in 64 rows already, and the sum of
+weighted values takes eight numbers a thread. Every number is computed and summed in the order of
+``unit.attend``, so that both come to the same bits.
+"""
+
+# Pallas passes a leading context to inlined functions, which its types do not say.
+# pyright: reportCallIssue=false
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.attention.mosaic.config import TILE, KernelConfig
+from pallas_kernels.attention.mosaic.fp8 import ByteTiles
+from pallas_kernels.attention.mosaic.pack import ALL_VISIBLE, KV_START, KV_STOP
+from pallas_kernels.attention.mosaic.row_memory import COLUMNS, RowPlace, store_row, total_of
+from pallas_kernels.attention.mosaic.softmax import LOWEST, capped, whole
+from pallas_kernels.attention.mosaic.unit import clear_tail
+
+_WGMMA = plgpu.Layout.WGMMA
+
+
+def attend_row(
+    cfg: KernelConfig,
+    queries: RowPlace,
+    kv_smem,
+    full,
+    free,
+    wg,
+    slot,
+    steps,
+    record,
+    reach,
+    slopes,
+    narrow: ByteTiles | None,
+):
+    """(acc [H, C], top [C], total [64, C]), float32, of one row's C heads over the unit's steps.
+
+    As ``softmax.begin`` has them, but for the order: a column of ``total`` holds eight sums again
+    and again. queries: staged. kv_smem: [ring, 2, 64, H] SMEM, the unit's first keys in ring slot
+    ``slot``, this warpgroup's in half ``wg``. reach: int32, the row's position. slopes: float32 [C]
+    in the kernel's units, or None. narrow: for tiles of 8 bits.
+    """
+    H, C = queries.H, queries.C
+    ring = jnp.int32(cfg.ring)
+    start, stop = record[KV_START], record[KV_STOP]
+    limit = jnp.minimum(reach + 1, stop)
+    tokens = plgpu.broadcasted_iota(jnp.int32, (TILE, C), 0, layout=_WGMMA)
+    plain = jnp.int32(0)  # steps that the row sees all of
+    if cfg.sliding_window is None:
+        plain = lax.div(jnp.maximum(record[ALL_VISIBLE] - start, 0), jnp.int32(TILE))
+
+    def products(place):
+        def multiply(ref):
+            for some in queries.queries:
+                plgpu.wgmma(ref, kv_smem.at[place, wg], some.transpose((1, 0)))
+            return ref[...]
+
+        return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((TILE, C), jnp.float32))
+
+    def seen_only(scores, first):
+        seen = tokens < limit - first
+        if cfg.sliding_window is not None:
+            seen = seen & (tokens > reach - cfg.sliding_window - first)
+        return jnp.where(seen, scores, -jnp.inf)
+
+    def step(i, carry):
+        acc, top, total = carry
+        first = start + i * TILE
+        keys, values = (lax.rem(slot + 2 * i + n, ring) for n in range(2))
+        masked = i >= plain
+        plgpu.barrier_wait(full.at[keys])
+        scores = products(keys)
+        plgpu.barrier_arrive(free.at[keys])
+        if narrow is not None:
+            scores = narrow.scaled_columns(scores, first)
+        if cfg.soft_cap is not None:
+            scores = capped(scores, cfg)
+        if slopes is not None:
+            nearest = slopes * (first - reach).astype(jnp.float32)
+            distance = _tall(slopes, scores.shape) * tokens.astype(jnp.float32)
+            scores = scores + (_tall(nearest, scores.shape) + distance)
+        scores = lax.cond(masked, lambda s: seen_only(s, first), lambda s: s, scores)
+        factor = cfg.log2_factor
+        peak = jnp.maximum(top, whole(queries.highest(scores) * factor))
+        weights = jnp.exp2(scores * factor - _tall(peak, scores.shape))
+        rounded = weights.astype(jnp.float16 if narrow is not None else kv_smem.dtype)
+        queries.put_weights(weights, rounded)
+        plgpu.barrier_wait(full.at[values])
+        used = stop - first
+        if narrow is None:
+            tile = kv_smem.at[values, wg]
+            clear_tail(tile, used)
+            plgpu.commit_smem()
+        else:
+            tile = narrow.widen(kv_smem.at[values, wg], first, used, masked)
+            plgpu.barrier_arrive(free.at[values])
+        faded = jnp.exp2(top - peak)
+        total = total * _tall(faded, total.shape) + queries.sums()
+
+        def add(ref):
+            plgpu.wgmma(ref, tile.transpose((1, 0)), queries.weights_tile.transpose((1, 0)))
+
+        acc = acc * _tall(faded, acc.shape)
+        acc = pl.run_state(add)(plgpu.WGMMAAccumulatorRef.init(acc))
+        if narrow is None:
+            plgpu.barrier_arrive(free.at[values])
+        return acc, peak, total
+
+    nothing = (
+        plgpu.layout_cast(jnp.zeros((H, C), jnp.float32), _WGMMA),
+        plgpu.layout_cast(jnp.full((C,), LOWEST, jnp.float32), COLUMNS),
+        plgpu.layout_cast(jnp.zeros((TILE, C), jnp.float32), _WGMMA),
+    )
+    return lax.fori_loop(0, steps, step, nothing)
+
+
+def finish_row(state, targets, entry, row, head, alive, G: int, unit=None):
+    """Normalise and write a row's G heads, if ``alive``: see ``softmax.finish``."""
+    acc, top, sums = state
+    out = targets[0]
+    total = total_of(sums)
+    empty = total == 0
+    inverse = jnp.where(empty, 0.0, 1.0 / jnp.where(empty, 1.0, total))
+    if unit is not None:
+        inverse = inverse * unit
+    value = (acc * _tall(inverse, acc.shape)).astype(out.dtype)
+    log_sum = jnp.log(jnp.where(empty, 1.0, total)) + top * math.log(2.0)
+    log_sum = jnp.where(empty, -jnp.inf, log_sum)
+    store_row(targets, value, log_sum, entry, row, head, alive, G)
+
+
+def _tall(column: Any, shape):
+    """A number a column, for every row."""
+    return lax.broadcast_in_dim(column, shape, [1])
