@@ -9,12 +9,15 @@ import jax
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, nvvm, vector
+from jaxlib.mlir.dialects import arith, llvm, nvvm, vector
 
 THREADS = 128
 """Threads of a program of one warpgroup."""
 
 SCALAR = plgpu.Layout.WG_SPLAT(())
+
+GLOBAL, SHARED = 1, 3
+"""Memory spaces, as pointers name them."""
 
 _EVICT_FIRST = 0x12F0000000000000  # an L2 access policy, as createpolicy makes it: all of it, first
 
@@ -25,6 +28,49 @@ def multiprocessors() -> int:
     """Of this process's GPU; an H200's where there is none, for lowering."""
     device = jax.devices()[0]
     return device.core_count if device.platform == "gpu" else _H200_MULTIPROCESSORS
+
+
+def i32(value):
+    """An int32 constant; values stay what they are."""
+    return value if isinstance(value, ir.Value) else mgpu.c(value, i32_type())
+
+
+def i32_type():
+    """The type of all whole numbers here."""
+    return ir.IntegerType.get_signless(32)
+
+
+def add(value, other):
+    """int32 sum, of a value and a value or a number."""
+    return arith.addi(value, i32(other))
+
+
+def mul(value, by: int):
+    """int32 product."""
+    return arith.muli(value, i32(by))
+
+
+def div(value, by: int):
+    """int32 quotient of what is not negative."""
+    return arith.divui(value, i32(by))
+
+
+def rem(value, by: int):
+    """int32 remainder of what is not negative."""
+    return arith.remui(value, i32(by))
+
+
+def address(ref, byte):
+    """int64 address of a byte, an int32 or int64 value, after the ref's first."""
+    i64 = ir.IntegerType.get_signless(64)
+    if byte.type != i64:
+        byte = arith.extsi(i64, byte)
+    return arith.addi(llvm.ptrtoint(i64, mgpu.utils.memref_ptr(ref)), byte)
+
+
+def pointer(place, space: int):
+    """A pointer to an address (int64) in ``GLOBAL`` or ``SHARED`` memory."""
+    return llvm.inttoptr(ir.Type.parse(f"!llvm.ptr<{space}>"), place)
 
 
 def thread_index():

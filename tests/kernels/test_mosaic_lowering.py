@@ -79,8 +79,8 @@ def test_long_prompts():
 
 
 def test_heads_of_one_row_are_columns_where_the_tensor_cores_take_them():
-    assert [config.row_columns(G, 128) for G in (1, 8, 9, 16, 17)] == [8, 8, 16, 16, None]
-    rows = [H for H in config.HEAD_DIMS if config.row_columns(4, H) is None]
+    assert [config.row_columns(G, 128) for G in (1, 8, 9, 16, 17)] == [8, 8, 16, 16, 0]
+    rows = [H for H in config.HEAD_DIMS if not config.row_columns(4, H)]
     assert rows == [80, 96, 112]
     assert config.ring_slots(128, 64, 2, 1) == 8  # beside two tiles of widened values
     # Sixteen columns of two tiles, and one row more than they take.

@@ -16,7 +16,7 @@ from pallas_kernels.attention.mosaic.config import (
     query_buffers,
     ring_slots,
 )
-from pallas_kernels.attention.mosaic.kernel import attention_call
+from pallas_kernels.attention.mosaic.launch import attention_call
 from pallas_kernels.attention.mosaic.pack import PackedPlan, pack_plan
 from pallas_kernels.attention.options import apply_sinks, check_per_head
 from pallas_kernels.attention.spec import AttentionSpec

@@ -69,10 +69,10 @@ def query_box(rows: int, group: int, head_dim: int) -> int:
     return -(-rows // unit) * unit
 
 
-def row_columns(group: int, head_dim: int) -> int | None:
-    """Columns for the ``group`` heads of one row that share a KV head; None where they are rows
-    (``row_unit``): the tensor cores take head dims as rows in whole 64."""
-    return -(-group // 8) * 8 if group <= 16 and head_dim % ROWS == 0 else None
+def row_columns(group: int, head_dim: int) -> int:
+    """Columns for the ``group`` heads of one row that share a KV head (``row_unit``); 0 where they
+    are rows: the tensor cores take head dims as rows in whole 64."""
+    return -(-group // 8) * 8 if group <= 16 and head_dim % ROWS == 0 else 0
 
 
 def ring_slots(head_dim: int, query_rows: int, buffers: int, itemsize: int) -> int:

@@ -14,13 +14,13 @@ rows, where many items read the same), its queries once, and the results of its 
 that are padding are computed and dropped.
 """
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.attention.mosaic.alibi import gather_heads
+from pallas_kernels.attention.mosaic.columns import gather_columns
 from pallas_kernels.attention.mosaic.config import (
     CONSUMERS,
     FEW_READERS,
@@ -29,7 +29,6 @@ from pallas_kernels.attention.mosaic.config import (
     KernelConfig,
     queries_in_registers,
     query_box,
-    row_columns,
 )
 from pallas_kernels.attention.mosaic.fp8 import ByteTiles, PageScales, split_queries
 from pallas_kernels.attention.mosaic.pack import (
@@ -42,10 +41,9 @@ from pallas_kernels.attention.mosaic.pack import (
     SLOT,
     TABLE_ROW,
     ListShape,
-    PackedPlan,
 )
 from pallas_kernels.attention.mosaic.quads import load_tile
-from pallas_kernels.attention.mosaic.row_memory import RowPlace, gather_columns
+from pallas_kernels.attention.mosaic.row_place import RowPlace
 from pallas_kernels.attention.mosaic.row_unit import attend_row, finish_row
 from pallas_kernels.attention.mosaic.softmax import finish
 from pallas_kernels.attention.mosaic.stores import gather_rows
@@ -56,85 +54,7 @@ from pallas_kernels.mosaic_emit import evict_first
 _WGMMA = plgpu.Layout.WGMMA
 
 
-def attention_call(
-    cfg: KernelConfig, packed: PackedPlan, page_table, positions, q, k_pages, v_pages, numbers
-):
-    """Launch the kernel. numbers: of alibi_slopes [N], k_scales and v_scales [K] or [P, K]
-    those there are.
-
-    Returns (out [T, N, H], lse [T, N], part [X, N, H], part_lse [X, N]).
-
-    Only rows with a single result are written to the first two, only the others to the last two.
-    """
-    T, N, H = q.shape
-    _, K, S, _ = k_pages.shape
-    entries = max(1, packed.entries)
-    fp8 = k_pages.dtype != q.dtype
-    tiled, kv_tiled = _tiled(H, 2), _tiled(H, k_pages.dtype.itemsize)
-    buffers = cfg.query_buffers
-    columns = row_columns(N // K, H) if any(w.tile_rows == 1 for w in packed.lists) else None
-    places = buffers * CONSUMERS
-    q_views = [plgpu.SMEM((places, cfg.query_rows, H), q.dtype)]
-    if not queries_in_registers(H):
-        # In the tiles' dtype: one array, or the two parts for pages of 8 bits.
-        parts = (CONSUMERS, q.dtype.itemsize // k_pages.dtype.itemsize, ROWS, H)
-        q_views.append(plgpu.SMEM(parts, k_pages.dtype, transforms=kv_tiled))
-    if columns is not None:
-        tiles, weights = RowPlace.views(cfg.query_rows, columns, H, k_pages.dtype.itemsize)
-        weight_dtype = jnp.float16 if fp8 else q.dtype
-        # Of one place as large as each of the first view: all begin where the union begins.
-        q_views.append(plgpu.SMEM((places, *tiles), k_pages.dtype, transforms=kv_tiled))
-        q_views.append(plgpu.SMEM((places, *weights), weight_dtype, transforms=_tiled(TILE, 2)))
-    scratch = {}
-    if fp8:
-        scratch = {"scratch": plgpu.SMEM((CONSUMERS, TILE, H), jnp.float16, transforms=tiled)}
-    copies = CONSUMERS * max(1, TILE // S)
-    kernel = plgpu.kernel(
-        _make_body(cfg, packed.lists, T, N, K, S, H, tuple(numbers), columns),
-        out_type=(
-            jax.ShapeDtypeStruct((T, N, H), q.dtype),
-            jax.ShapeDtypeStruct((T, N), jnp.float32),
-            jax.ShapeDtypeStruct((entries, N, H), q.dtype),
-            jax.ShapeDtypeStruct((entries, N), jnp.float32),
-        ),
-        scratch_types=dict(
-            q_smem=q_views[0] if len(q_views) == 1 else plgpu.RefUnion(*q_views),
-            kv_smem=plgpu.SMEM((cfg.ring, CONSUMERS, TILE, H), k_pages.dtype, transforms=kv_tiled),
-            q_full=plgpu.Barrier(num_barriers=places),
-            q_free=plgpu.Barrier(num_barriers=buffers, num_arrivals=CONSUMERS),
-            full=plgpu.Barrier(num_barriers=cfg.ring, num_arrivals=copies),
-            free=plgpu.Barrier(num_barriers=cfg.ring, num_arrivals=CONSUMERS),
-            turn=plgpu.Barrier(num_arrivals=CONSUMERS),
-        )
-        | scratch,
-        grid=(cfg.programs,),
-        grid_names=("program",),
-        num_threads=CONSUMERS + 1,
-        thread_name="wg",
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True,
-            unsafe_no_auto_barriers=True,
-            lowering_semantics=plgpu.LoweringSemantics.Lane,
-        ),
-    )
-    # A copy takes no more rows than there are.
-    boxes = (query_box(min(work.half_rows, T), N // K, H) for work in packed.lists)
-    padding = max(0, max(boxes) - T)
-    q4 = jnp.pad(q, ((0, padding), (0, 0), (0, 0))).reshape(-1, K, N // K, H)
-    count = packed.num_units[None]
-    if "alibi_slopes" in numbers:
-        numbers = numbers | {"alibi_slopes": numbers["alibi_slopes"] / cfg.unit}
-    plan = (packed.units, count, packed.dest)
-    return kernel(*plan, page_table, positions, q4, k_pages, v_pages, *numbers.values())
-
-
-def _tiled(H: int, itemsize: int):
-    """How the tensor cores read rows of H numbers in shared memory."""
-    swizzle = plgpu.find_swizzle(H * itemsize * 8)
-    return plgpu.TilingTransform((8, swizzle // itemsize)), plgpu.SwizzleTransform(swizzle)
-
-
-def _make_body(
+def make_body(
     cfg: KernelConfig,
     lists: tuple[ListShape, ...],
     T: int,
@@ -143,14 +63,14 @@ def _make_body(
     S: int,
     H: int,
     names: tuple[str, ...],
-    columns: int | None,
+    columns: int,
 ):
     G = N // K
     buffers = cfg.query_buffers
     chunk = min(S, TILE)  # tokens of one TMA copy
     any_wide = any(work.wide for work in lists)
     any_pair = any(not work.wide for work in lists)
-    of_one_row = tuple(columns is not None and work.tile_rows == 1 for work in lists)
+    of_one_row = tuple(columns > 0 and work.tile_rows == 1 for work in lists)
     pairs_of_rows = any(
         not work.wide and not row for work, row in zip(lists, of_one_row, strict=True)
     )
@@ -190,7 +110,7 @@ def _make_body(
         numbers = dict(zip(names, numbers, strict=True))
         if cfg.early_launch:
             plgpu.griddepcontrol_wait()
-        in_views = columns is not None or not queries_in_registers(H)
+        in_views = columns > 0 or not queries_in_registers(H)
         plain_queries = q_smem[0] if in_views else q_smem
         wg = lax.axis_index("wg")
         program = lax.axis_index("program")

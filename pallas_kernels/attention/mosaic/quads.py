@@ -15,7 +15,16 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
 from pallas_kernels.attention.mosaic.config import ROWS
-from pallas_kernels.mosaic_emit import SCALAR, thread_index
+from pallas_kernels.mosaic_emit import (
+    SCALAR,
+    SHARED,
+    address,
+    div,
+    i32,
+    pointer,
+    rem,
+    thread_index,
+)
 
 _RUN = 8  # numbers of 16 bits in one run: a quad's in one row
 _BYTES = 2  # of a number
@@ -24,9 +33,9 @@ _BYTES = 2  # of a number
 def row_of(which: int):
     """int32 tile row of this thread's first (0) or second (1) rows."""
     thread = thread_index()
-    warp, lane = _div(thread, 32), _rem(thread, 32)
-    row = arith.addi(arith.muli(warp, _i32(16)), _div(lane, 4))
-    return arith.addi(row, _i32(8 * which))
+    warp, lane = div(thread, 32), rem(thread, 32)
+    row = arith.addi(arith.muli(warp, i32(16)), div(lane, 4))
+    return arith.addi(row, i32(8 * which))
 
 
 def blocks(runs: int) -> list[tuple[int, int]]:
@@ -38,12 +47,12 @@ def blocks(runs: int) -> list[tuple[int, int]]:
 
 def column_of(first: int, count: int):
     """int32 column at which this thread's part of an exchanged block starts."""
-    place = _rem(thread_index(), 4)
+    place = rem(thread_index(), 4)
     if count == 4:  # a run each
-        return arith.addi(arith.muli(place, _i32(_RUN)), _i32(first * _RUN))
-    run, half = _rem(place, 2), _div(place, 2)
-    column = arith.addi(arith.muli(run, _i32(_RUN)), arith.muli(half, _i32(_RUN // 2)))
-    return arith.addi(column, _i32(first * _RUN))
+        return arith.addi(arith.muli(place, i32(_RUN)), i32(first * _RUN))
+    run, half = rem(place, 2), div(place, 2)
+    column = arith.addi(arith.muli(run, i32(_RUN)), arith.muli(half, i32(_RUN // 2)))
+    return arith.addi(column, i32(first * _RUN))
 
 
 def exchange(words: list):
@@ -55,7 +64,7 @@ def exchange(words: list):
     words = list(words)
     for distance in (1, 2)[: len(words) // 2]:
         upper = arith.cmpi(
-            arith.CmpIPredicate.ne, arith.andi(thread_index(), _i32(distance)), _i32(0)
+            arith.CmpIPredicate.ne, arith.andi(thread_index(), i32(distance)), i32(0)
         )
         for low in (i for i in range(len(words)) if not i & distance):
             high = low | distance
@@ -66,30 +75,29 @@ def exchange(words: list):
     return words
 
 
-def address(ref, element):
+def address_of(ref, element):
     """int64 address of a number of 16 bits, ``element`` (int32 or int64) after the ref's first."""
     i64 = ir.IntegerType.get_signless(64)
     if element.type != i64:
         element = arith.extsi(i64, element)
-    start = llvm.ptrtoint(i64, mgpu.utils.memref_ptr(ref))
-    return arith.addi(start, arith.muli(element, mgpu.c(_BYTES, i64)))
+    return address(ref, arith.muli(element, mgpu.c(_BYTES, i64)))
 
 
 def write(place, words: list, space: int) -> None:
-    """The words to an address (int64) in a memory space (1 global, 3 shared), in one access."""
+    """The words to an address (int64) in a memory space, in one access."""
     kind = ir.VectorType.get((len(words),), ir.IntegerType.get_signless(32))
     value = llvm.mlir_undef(kind)
     for i, word in enumerate(words):
         value = vector.insert(
             word, value, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([i])
         )
-    llvm.store(value, _pointer(place, space), alignment=4 * len(words))
+    llvm.store(value, pointer(place, space), alignment=4 * len(words))
 
 
 def read(place, count: int, space: int) -> list:
     """``count`` words from an address, in one access."""
     kind = ir.VectorType.get((count,), ir.IntegerType.get_signless(32))
-    value = llvm.load(kind, _pointer(place, space), alignment=4 * count)
+    value = llvm.load(kind, pointer(place, space), alignment=4 * count)
     return [
         vector.extract(value, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([i]))
         for i in range(count)
@@ -122,7 +130,7 @@ def load_tile(source, rows, H: int, dtype):
         [count] = rows_.registers.flat
         element = ir.MemRefType(ref.type).element_type
         pair = ir.VectorType.get((2,), element)
-        last = arith.subi(count, _i32(1))
+        last = arith.subi(count, i32(1))
         zero = vector.broadcast(pair, arith.constant(element, ir.FloatAttr.get(element, 0.0)))
         result = mgpu.FragmentedArray.splat(
             arith.constant(element, ir.FloatAttr.get(element, 0.0)), (ROWS, H), layout.to_mgpu()
@@ -130,27 +138,11 @@ def load_tile(source, rows, H: int, dtype):
         assert all(r.type == zero.type for r in result.registers.flat)
         for which in range(2):
             places = [at for at, _ in registers_of(result, which)]
-            start = arith.muli(arith.minsi(row_of(which), last), _i32(H))
+            start = arith.muli(arith.minsi(row_of(which), last), i32(H))
             for first, runs in blocks(H // _RUN):
-                at = address(ref, arith.addi(start, column_of(first, runs)))
-                for i, word in enumerate(exchange(read(at, runs, 3))):
+                at = address_of(ref, arith.addi(start, column_of(first, runs)))
+                for i, word in enumerate(exchange(read(at, runs, SHARED))):
                     result.registers[places[first + i]] = mgpu.utils.bitcast(word, pair)
         return result
 
     return load(source, rows)
-
-
-def _pointer(place, space: int):
-    return llvm.inttoptr(ir.Type.parse(f"!llvm.ptr<{space}>"), place)
-
-
-def _i32(value: int):
-    return mgpu.c(value, ir.IntegerType.get_signless(32))
-
-
-def _div(value, by: int):
-    return arith.divui(value, _i32(by))
-
-
-def _rem(value, by: int):
-    return arith.remui(value, _i32(by))

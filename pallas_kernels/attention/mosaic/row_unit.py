@@ -18,10 +18,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.attention.mosaic.columns import COLUMNS, store_row, total_of
 from pallas_kernels.attention.mosaic.config import TILE, KernelConfig
 from pallas_kernels.attention.mosaic.fp8 import ByteTiles
 from pallas_kernels.attention.mosaic.pack import ALL_VISIBLE, KV_START, KV_STOP
-from pallas_kernels.attention.mosaic.row_memory import COLUMNS, RowPlace, store_row, total_of
+from pallas_kernels.attention.mosaic.row_place import RowPlace
 from pallas_kernels.attention.mosaic.softmax import LOWEST, capped, whole
 from pallas_kernels.attention.mosaic.unit import clear_tail
 
@@ -83,7 +84,7 @@ def attend_row(
         if narrow is not None:
             scores = narrow.scaled_columns(scores, first)
         if cfg.soft_cap is not None:
-            scores = capped(scores, cfg)
+            scores = capped(scores, cfg.scale, cfg.soft_cap)
         if slopes is not None:
             nearest = slopes * (first - reach).astype(jnp.float32)
             distance = _tall(slopes, scores.shape) * tokens.astype(jnp.float32)

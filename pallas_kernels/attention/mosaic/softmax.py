@@ -73,7 +73,7 @@ class Softmax:
             narrow = self.narrow
             scores = tuple(narrow.scaled(s, at) for s, at in zip(scores, firsts, strict=True))
         if cfg.soft_cap is not None:
-            scores = tuple(capped(s, cfg) for s in scores)
+            scores = tuple(capped(s, cfg.scale, cfg.soft_cap) for s in scores)
         if self.slopes is not None:
             scores = tuple(
                 add_distance(s, self.slopes, columns, first, reach)
@@ -209,12 +209,12 @@ def whole(x):
     return (x + _ROUNDING) - _ROUNDING
 
 
-def capped(products, cfg: KernelConfig):
-    """``tanh`` of products over the soft cap.
+def capped(products, scale: float, soft_cap: float):
+    """``tanh`` of scaled products over the soft cap.
 
     Right to about 1e-6, where the GPU's own is to 2**-11: too little for a cap of 50.
     """
-    x = products * (cfg.scale / cfg.soft_cap)
+    x = products * (scale / soft_cap)
     root = lax.rsqrt(jnp.exp2(x * (2 * math.log2(math.e))) + 1)
     return 1 - 2 * root * root
 

@@ -11,6 +11,7 @@ from jaxlib.mlir.dialects import arith, memref, scf, vector
 
 from pallas_kernels.attention.mosaic import quads
 from pallas_kernels.attention.mosaic.config import ROWS
+from pallas_kernels.mosaic_emit import GLOBAL
 
 _SCALAR = plgpu.Layout.WG_SPLAT(())
 _VECTOR = plgpu.Layout.WGMMA.reduce(1)
@@ -76,12 +77,12 @@ def store_rows(out, part, value, dest, row0, head0, live, group: int):
             row = arith.addi(arith.muli(target, mgpu.c(N, i64)), head)
             element = arith.muli(row, mgpu.c(H, i64))
             start = arith.select(
-                direct, quads.address(out_, element), quads.address(part_, element)
+                direct, quads.address_of(out_, element), quads.address_of(part_, element)
             )
             with mgpu.when(alive):
                 for column, some in parts:
                     offset = arith.extui(i64, arith.muli(column, mgpu.c(2, i32)))
-                    quads.write(arith.addi(start, offset), some, 1)
+                    quads.write(arith.addi(start, offset), some, GLOBAL)
 
     store(out, part, value, dest, row0, head0, live)
 
