@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from bench.kernels.timing import matmul_rate, seconds_per_call
+from bench.kernels.timing import burst_seconds, matmul_rate
 
 _COPY_BYTES = {"gpu": 4 << 30, "cpu": 64 << 20}
 _MATMUL_SIZE = {"gpu": 8192, "cpu": 512}
@@ -13,7 +13,7 @@ _MATMUL_SIZE = {"gpu": 8192, "cpu": 512}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Rates on random data.
+    """Rates on random data, in bursts (``timing``).
 
     Attributes:
         copy: bytes a second of a copy on the device, read and written both counted.
@@ -33,5 +33,5 @@ def measure_ceilings() -> Ceilings:
     platform = jax.devices()[0].platform
     x = jax.random.normal(jax.random.key(0), (_COPY_BYTES[platform] // 2,), jnp.bfloat16)
     copy = jax.jit(jnp.copy)
-    rate = 2 * x.nbytes / seconds_per_call(lambda: copy(x), 5)
+    rate = 2 * x.nbytes / burst_seconds(lambda: copy(x), 5)
     return Ceilings(rate, matmul_rate(_MATMUL_SIZE[platform]))

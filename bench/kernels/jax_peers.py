@@ -12,7 +12,7 @@ from bench.ceilings import Ceilings
 from bench.kernels.cases import Case, Inputs
 from bench.kernels.check import output_error
 from bench.kernels.run_case import CACHE_BYTES, chain_length
-from bench.kernels.timing import seconds_per_call
+from bench.kernels.timing import burst_seconds
 
 MOST_BYTES = 24 << 30  # of KV laid out for a peer
 _CALLS = 16  # in one program; each takes its time to compile
@@ -159,7 +159,7 @@ def measure(
             q = variant.call(q, *pools[i % layers])
         return q
 
-    seconds = seconds_per_call(functools.partial(chain, inputs.q, pools), repeats=2, rounds=3)
+    seconds = burst_seconds(functools.partial(chain, inputs.q, pools), rounds=3)
     return seconds / length, error
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
 
@@ -9,7 +10,7 @@ from bench.ceilings import Ceilings
 from bench.kernels.backends import Kernel
 from bench.kernels.case_programs import CasePrograms
 from bench.kernels.cases import Case
-from bench.kernels.timing import seconds_per_call
+from bench.kernels.timing import burst_seconds, seconds_per_call
 
 CACHE_BYTES = 256 << 20  # distinct KV between two reads of the same pages: four times the L2
 _CHAIN_US = 2000  # least device time of one dispatched run
@@ -18,11 +19,15 @@ LARGEST_ERROR = 1e-2
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """What one case took; times in microseconds, NaN where it was not timed."""
+    """What one case took; times in microseconds, NaN where it was not timed.
+
+    ``us`` is of bursts, ``sustained_us`` of calls without rest (``timing``).
+    """
 
     case: str
     variant: str
     us: float
+    sustained_us: float
     floor_us: float
     relative_error: float
     lse_error: float
@@ -38,7 +43,8 @@ class Result:
     def line(self) -> str:
         target = f"{self.target_us:8.1f}" if self.target_us else "       -"
         return (
-            f"{self.case:34s} {self.variant:26s} {self.us:9.1f} {self.floor_us:9.1f} "
+            f"{self.case:34s} {self.variant:26s} {self.us:9.1f} {self.sustained_us:9.1f} "
+            f"{self.floor_us:9.1f} "
             f"{self.us / self.floor_us:6.2f} {target}  err {self.relative_error:.1e} "
             f"lse {self.lse_error:.1e} {'same' if self.bit_equal else 'DIFFERS'}"
         )
@@ -69,11 +75,17 @@ def run_case(
     relative, worst, same = (x.item() for x in judged)
     variant = f"split {case.split}, rows {case.tile_rows}"
     floor = case.floor_us(ceilings, kernel.dtype.itemsize)
-    result = Result(case.name, variant, float("nan"), floor, relative, worst, same)
+    untimed = float("nan")
+    result = Result(case.name, variant, untimed, untimed, floor, relative, worst, same)
     if not result.correct:
         return result
-    seconds = seconds_per_call(chain, repeats=4) / programs.length
-    return dataclasses.replace(result, us=1e6 * seconds)
+    us, sustained = (1e6 * s / programs.length for s in _seconds(chain))
+    return dataclasses.replace(result, us=us, sustained_us=sustained)
+
+
+def _seconds(chain: Callable[[], object]) -> tuple[float, float]:
+    """In bursts, and without rest."""
+    return burst_seconds(chain), seconds_per_call(chain, repeats=4)
 
 
 def distinct_layers(case: Case) -> int:

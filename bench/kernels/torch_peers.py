@@ -26,6 +26,7 @@ CACHE_BYTES = 256 << 20
 MOST_BYTES = 24 << 30
 TOLERANCE = 1e-2
 CALLS = 16  # in one graph
+REST = 0.05  # seconds before each series, as in bench/kernels/timing.py
 
 
 class Batch:
@@ -172,7 +173,7 @@ PEERS = {"sdpa": sdpa, "flex": flex}
 
 
 def seconds_per_call(call: Call, q: torch.Tensor, kv: list[torch.Tensor]) -> float:
-    """Device time, the median of five slopes; calls go round copies of the KV."""
+    """Device time in bursts, the median of five slopes; calls go round copies of the KV."""
     copies = min(CALLS, -(-CACHE_BYTES // (2 * kv[0].nbytes))) if ON_GPU else 1
     sets = [kv] + [[x.clone() for x in kv] for _ in range(copies - 1)]
 
@@ -195,6 +196,7 @@ def seconds_per_call(call: Call, q: torch.Tensor, kv: list[torch.Tensor]) -> flo
     def timed(repeats: int) -> float:
         if ON_GPU:
             torch.cuda.synchronize()
+            time.sleep(REST)
         start = time.perf_counter()
         for _ in range(repeats):
             run()
