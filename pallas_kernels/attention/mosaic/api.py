@@ -142,7 +142,8 @@ def _prepared(
     check_per_head(N, alibi_slopes=alibi_slopes)
     check_scales(k_pages, v_pages, k_scales, v_scales)
     boxes = (query_box(min(work.half_rows, T), N // K, H) for work in packed.lists)
-    query_rows = max(ROWS, max(boxes) * (N // K))
+    # Whole runs of eight rows, as the tensor cores read them.
+    query_rows = max(ROWS, -(-max(boxes) * (N // K) // 8) * 8)
     buffers, itemsize = query_buffers(H, T), k_pages.dtype.itemsize
     cfg = KernelConfig(
         scale=spec.scale,

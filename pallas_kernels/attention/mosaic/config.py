@@ -48,19 +48,13 @@ class KernelConfig:
         return self.unit * math.log2(math.e)
 
 
-def queries_in_registers(head_dim: int) -> bool:
-    """Whether a warpgroup's registers hold its queries beside its accumulator."""
-    return head_dim <= 128
-
-
 def query_buffers(head_dim: int, rows: int) -> int:
     """Places for the queries of a unit in shared memory, in a step of so many rows.
 
     Two, so that those of a unit that follows a short one come while it is still computed. One where
-    units are long, as in prompts, whose memory is better spent on the ring, or where queries stay
-    in shared memory (``queries_in_registers``).
+    units are long, as in prompts, whose memory is better spent on the ring, or head dims large.
     """
-    return 2 if queries_in_registers(head_dim) and rows <= _MANY_ROWS else 1
+    return 2 if head_dim <= 128 and rows <= _MANY_ROWS else 1
 
 
 def query_box(rows: int, group: int, head_dim: int) -> int:

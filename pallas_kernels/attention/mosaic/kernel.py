@@ -27,7 +27,6 @@ from pallas_kernels.attention.mosaic.config import (
     ROWS,
     TILE,
     KernelConfig,
-    queries_in_registers,
     query_box,
 )
 from pallas_kernels.attention.mosaic.fp8 import ByteTiles, PageScales, split_queries
@@ -92,7 +91,7 @@ def make_body(
         v_pages,
         *rest,
         q_smem,
-        kv_smem,
+        kv_views,
         q_full,
         q_free,
         full,
@@ -110,8 +109,7 @@ def make_body(
         numbers = dict(zip(names, numbers, strict=True))
         if cfg.early_launch:
             plgpu.griddepcontrol_wait()
-        in_views = columns > 0 or not queries_in_registers(H)
-        plain_queries = q_smem[0] if in_views else q_smem
+        plain_queries, (kv_smem, kv_joined) = q_smem[0], kv_views
         wg = lax.axis_index("wg")
         program = lax.axis_index("program")
 
@@ -248,7 +246,7 @@ def make_body(
                 targets = (out, lse, part, part_lse)
 
                 def one_row():
-                    first = 1 if queries_in_registers(H) else 2
+                    first = 1 if all(of_one_row) else 2
                     tiles, weights = (q_smem[first + n].at[place] for n in range(2))
                     item = k_pages.dtype.itemsize
                     queries = RowPlace(source, tiles, weights, columns, H, item)
@@ -300,13 +298,11 @@ def make_body(
                         own = narrow.with_units(units)
                     else:
                         queries = (load_tile(source, known * G, H, q.dtype),)
-                    if not queries_in_registers(H):
-                        # The same memory, as the tensor cores read it.
-                        plgpu.commit_smem()
-                        for i, some in enumerate(queries):
-                            q_smem[1].at[wg, i][...] = some
-                        plgpu.commit_smem()
-                        queries = q_smem[1]
+                    # The same memory, as the tensor cores read it.
+                    plgpu.commit_smem()
+                    for i, some in enumerate(queries):
+                        q_smem[1].at[place, i, pl.ds(0, ROWS)][...] = some
+                    plgpu.commit_smem()
                     slopes = None
                     if "alibi_slopes" in numbers:
                         slopes = gather_heads(numbers["alibi_slopes"], own_head * G, G)
@@ -314,8 +310,10 @@ def make_body(
                     def run(wide: bool):
                         return attend(
                             cfg,
-                            queries,
+                            q_smem[1],
+                            place,
                             kv_smem,
+                            kv_joined,
                             full,
                             free,
                             q_free.at[buffer],

@@ -9,10 +9,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.attention.mosaic.config import (
     CONSUMERS,
-    ROWS,
     TILE,
     KernelConfig,
-    queries_in_registers,
     query_box,
     row_columns,
 )
@@ -40,9 +38,9 @@ def attention_call(
     columns = row_columns(N // K, H) if any(w.tile_rows == 1 for w in packed.lists) else 0
     places = buffers * CONSUMERS
     q_views = [plgpu.SMEM((places, cfg.query_rows, H), q.dtype)]
-    if not queries_in_registers(H):
+    if any(work.tile_rows > 1 or not columns for work in packed.lists):
         # In the tiles' dtype: one array, or the two parts for pages of 8 bits.
-        parts = (CONSUMERS, q.dtype.itemsize // k_pages.dtype.itemsize, ROWS, H)
+        parts = (places, q.dtype.itemsize // k_pages.dtype.itemsize, cfg.query_rows, H)
         q_views.append(plgpu.SMEM(parts, k_pages.dtype, transforms=kv_tiled))
     if columns:
         tiles, weights = RowPlace.views(cfg.query_rows, columns, H, k_pages.dtype.itemsize)
@@ -63,8 +61,12 @@ def attention_call(
             jax.ShapeDtypeStruct((entries, N), jnp.float32),
         ),
         scratch_types=dict(
-            q_smem=q_views[0] if len(q_views) == 1 else plgpu.RefUnion(*q_views),
-            kv_smem=plgpu.SMEM((cfg.ring, CONSUMERS, TILE, H), k_pages.dtype, transforms=kv_tiled),
+            q_smem=plgpu.RefUnion(*q_views),
+            # By halves of a slot, and whole.
+            kv_views=plgpu.RefUnion(
+                plgpu.SMEM((cfg.ring, CONSUMERS, TILE, H), k_pages.dtype, transforms=kv_tiled),
+                plgpu.SMEM((cfg.ring, CONSUMERS * TILE, H), k_pages.dtype, transforms=kv_tiled),
+            ),
             q_full=plgpu.Barrier(num_barriers=places),
             q_free=plgpu.Barrier(num_barriers=buffers, num_arrivals=CONSUMERS),
             full=plgpu.Barrier(num_barriers=cfg.ring, num_arrivals=copies),

@@ -8,25 +8,22 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
-from pallas_kernels.attention.mosaic.config import ROWS, TILE, KernelConfig, queries_in_registers
+from pallas_kernels.attention.mosaic.config import ROWS, TILE, KernelConfig
 from pallas_kernels.attention.mosaic.fp8 import ByteTiles
 from pallas_kernels.attention.mosaic.pack import ALL_VISIBLE, KV_START, KV_STOP
 from pallas_kernels.attention.mosaic.softmax import Softmax, begin, fade
-from pallas_kernels.mosaic_emit import SCALAR
 
 _WGMMA = plgpu.Layout.WGMMA
-_SCORES = plgpu.WGMMAAccumulatorRef((ROWS, TILE), jnp.float32)
 
 
 def attend(
     cfg: KernelConfig,
     queries,
+    q_place,
     kv_smem,
+    kv_joined,
     full,
     free,
     q_free,
@@ -56,7 +53,6 @@ def attend(
     H = kv_smem.shape[-1]
     ring = jnp.int32(cfg.ring)
     size = TILE * len(halves)
-    in_registers = queries_in_registers(H)
     start, stop = record[KV_START], record[KV_STOP]
     softmax = Softmax(
         cfg,
@@ -78,15 +74,15 @@ def attend(
     def first_of(i, n: int):
         return start + i * size + n * TILE
 
-    def multiply_keys(ref, held, place, n: int, i):
-        """Give the tensor cores the products with tile n's keys, in ring slot ``place``."""
-        some_queries = held
-        if not in_registers:
-            # Else their addresses are worked out before the loop, and fill registers.
-            own, _ = lax.optimization_barrier((wg, i))
-            some_queries = tuple(queries.at[own, n] for n in range(queries.shape[1]))
-        for some in some_queries:
-            plgpu.wgmma(ref, some, kv_smem.at[place, halves[n]].transpose((1, 0)))
+    def multiply_keys(ref, place, part, i):
+        """Give the tensor cores the products with the keys of a part, in ring slot ``place``."""
+        # Else the addresses of queries are worked out before the loop, and fill registers.
+        own, _ = lax.optimization_barrier((q_place, i))
+        both = len(part) == 2
+        keys = kv_joined.at[place] if both else kv_smem.at[place, halves[part[0]]]
+        for n in range(queries.shape[1]):
+            rows = queries.at[own, n, pl.ds(0, ROWS)]
+            plgpu.wgmma(ref, rows, keys.transpose((1, 0)))
 
     def weigh(i, part, scores, top):
         firsts = tuple(first_of(i, n) for n in part)
@@ -101,38 +97,29 @@ def attend(
             return ref
         return narrow.widen(ref, first_of(i, n), used, i >= plain)
 
-    def flipped(held):
-        if H != TILE:
-            return held
-        # Queries take as many registers as weights then, and ptxas 13.0 puts both into the same
-        # ones, though the next step needs the queries. Not if the step may change them; these bits
-        # are zeros.
-        return tuple(_flip(some, stop >> 31) for some in held)
-
-    together = narrow is None and in_registers
+    together = narrow is None and H <= 2 * TILE  # there is room for the scores of two tiles
     every = tuple(range(len(halves)))
     parts = (every,) if together else tuple((n,) for n in every)
 
     def step(i, carry):
         """Part after part: scores, weights, values."""
-        held, acc, top, total = carry
+        acc, top, total = carry
         keys, values = places_of(i)
         for part in parts:
 
-            def multiply(*refs, part=part):
+            def multiply(ref, part=part):
                 if part is parts[0]:
                     plgpu.barrier_wait(full.at[keys])
-                for ref, n in zip(refs, part, strict=True):
-                    multiply_keys(ref, held, keys, n, i)
+                multiply_keys(ref, keys, part, i)
                 if turn is not None:
                     _hand_over(turn)
-                return tuple(ref[...] for ref in refs)
+                return ref[...]
 
-            scores = pl.run_scoped(multiply, *(_SCORES for _ in part))
+            shape = (ROWS, len(part) * TILE)
+            products = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+            scores = _tiles(products)
             if part is parts[-1]:
                 plgpu.barrier_arrive(free.at[keys])
-            if in_registers and part is parts[0]:
-                pl.when(i == 0)(lambda: plgpu.barrier_arrive(q_free))
             weights, sums, peaks = weigh(i, part, scores, top)
             acc, total, weights = fade(acc, total, top, weights, sums, peaks)
             top = peaks[-1]
@@ -154,23 +141,16 @@ def attend(
             acc = pl.run_state(add)(plgpu.WGMMAAccumulatorRef.init(acc))
             if narrow is None and part is parts[-1]:
                 plgpu.barrier_arrive(free.at[values])
-        return flipped(held), acc, top, total
+        return acc, top, total
 
-    held, state = queries if in_registers else (), begin(H)
-    # Queries' memory is not given back before a product has used the values: reads of it may still
-    # be under way when an arrival that follows them is seen, and the copy of the next unit's
-    # queries overtakes them.
     if turn is not None:  # the second warpgroup stays half a step behind the first
         pl.when(wg == 1)(lambda: _hand_over(turn))
     # One loop with a condition in it, not two: in a whole step, code is cold.
-    _, *state = lax.fori_loop(0, steps, step, (held, *state))
-    if in_registers:
-        pl.when(steps == 0)(lambda: plgpu.barrier_arrive(q_free))
-    else:
-        plgpu.barrier_arrive(q_free)
+    state = lax.fori_loop(0, steps, step, begin(H))
+    plgpu.barrier_arrive(q_free)
     if turn is not None:
         pl.when(wg == 0)(lambda: _hand_over(turn))
-    return tuple(state)
+    return state
 
 
 def _hand_over(turn):
@@ -178,25 +158,17 @@ def _hand_over(turn):
     plgpu.barrier_wait(turn)
 
 
-def _flip(queries, bits):
-    """Queries with these bits, of an int32, flipped in every register."""
-    layout = _WGMMA if queries.dtype.itemsize == 2 else plgpu.Layout.WGMMA_8BIT
+def _tiles(products):
+    """[64, 64] arrays out of one or two side by side."""
+    if products.shape[1] == TILE:
+        return (products,)
+    kind = plgpu.ShapeDtypeStruct((ROWS, TILE), jnp.float32, layout=_WGMMA)
 
-    @plgpu.inline_mgpu(
-        arg_types=(layout, SCALAR),
-        return_type=plgpu.ShapeDtypeStruct(queries.shape, queries.dtype, layout=layout),
-    )
-    def flip(_, queries_, bits_):
-        i32, [bits_] = ir.IntegerType.get_signless(32), bits_.registers.flat
-        registers = [
-            mgpu.utils.bitcast(arith.xori(mgpu.utils.bitcast(register, i32), bits_), register.type)
-            for register in queries_.registers.flat
-        ]
-        flipped = queries_.copy()
-        flipped.registers.flat = registers
-        return flipped
+    @plgpu.inline_mgpu(arg_types=(_WGMMA,), return_type=(kind, kind))
+    def split(_, products_):
+        return products_[:, :TILE], products_[:, TILE:]
 
-    return flip(queries, bits)
+    return split(products)
 
 
 def clear_tail(tile, used):
@@ -205,7 +177,7 @@ def clear_tail(tile, used):
     @pl.when(used < TILE)
     def _():
         H = tile.shape[1]
-        width = H if queries_in_registers(H) else TILE  # few registers for large head dims
+        width = H if H <= 2 * TILE else TILE  # few registers for large head dims
         for start in range(0, H, width):
             some = tile.at[:, pl.ds(start, width)]
             value = plgpu.layout_cast(some[...], _WGMMA)
