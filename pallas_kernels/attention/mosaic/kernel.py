@@ -42,6 +42,7 @@ from pallas_kernels.attention.mosaic.pack import (
     ListShape,
 )
 from pallas_kernels.attention.mosaic.quads import load_tile
+from pallas_kernels.attention.mosaic.ring import Ring
 from pallas_kernels.attention.mosaic.row_place import RowPlace
 from pallas_kernels.attention.mosaic.row_unit import attend_row, finish_row
 from pallas_kernels.attention.mosaic.softmax import finish
@@ -102,14 +103,15 @@ def make_body(
         """GMEM: units int32 [U, 8], num_units int32 [1], dest int32 [Y], table int32 [B, M],
         positions int32 [T], q [T, K, G, H], pages [P, K, S, H]; rest: the arrays of
         ``names``, out [T, N, H], lse [T, N], part [X, N, H], part_lse [X, N]. SMEM: q_smem
-        [buffers * 2, 64, H] and its other views, kv_smem [ring, 2, 64, H], scratch [2, 64, H].
-        Barriers: all others.
+        [buffers * 2, 64, H] and its other views, kv_views [ring, 2, 64, H] and [ring, 128, H],
+        scratch [2, 64, H]. Barriers: all others.
         """
         *numbers, out, lse, part, part_lse = rest
         numbers = dict(zip(names, numbers, strict=True))
         if cfg.early_launch:
             plgpu.griddepcontrol_wait()
-        plain_queries, (kv_smem, kv_joined) = q_smem[0], kv_views
+        plain_queries, kv_smem = q_smem[0], kv_views[0]
+        ring = Ring(kv_smem, kv_views[1], full, free, cfg.ring)
         wg = lax.axis_index("wg")
         program = lax.axis_index("program")
 
@@ -261,11 +263,9 @@ def make_body(
                     state = attend_row(
                         cfg,
                         queries,
-                        kv_smem,
-                        full,
-                        free,
-                        wg,
+                        ring,
                         tile,
+                        wg,
                         steps,
                         record,
                         positions[row],
@@ -312,15 +312,12 @@ def make_body(
                             cfg,
                             q_smem[1],
                             place,
-                            kv_smem,
-                            kv_joined,
-                            full,
-                            free,
                             q_free.at[buffer],
-                            turn if wide and cfg.ping_pong else None,
-                            wg,
-                            (jnp.int32(0), jnp.int32(1)) if wide else (wg,),
+                            ring,
                             tile,
+                            (jnp.int32(0), jnp.int32(1)) if wide else (wg,),
+                            wg,
+                            turn if wide and cfg.ping_pong else None,
                             steps,
                             record,
                             reach,

@@ -22,6 +22,7 @@ from pallas_kernels.attention.mosaic.columns import COLUMNS, store_row, total_of
 from pallas_kernels.attention.mosaic.config import TILE, KernelConfig
 from pallas_kernels.attention.mosaic.fp8 import ByteTiles
 from pallas_kernels.attention.mosaic.pack import ALL_VISIBLE, KV_START, KV_STOP
+from pallas_kernels.attention.mosaic.ring import Ring
 from pallas_kernels.attention.mosaic.row_place import RowPlace
 from pallas_kernels.attention.mosaic.softmax import LOWEST, capped, whole
 from pallas_kernels.attention.mosaic.unit import clear_tail
@@ -32,11 +33,9 @@ _WGMMA = plgpu.Layout.WGMMA
 def attend_row(
     cfg: KernelConfig,
     queries: RowPlace,
-    kv_smem,
-    full,
-    free,
+    ring: Ring,
+    first_slot,
     wg,
-    slot,
     steps,
     record,
     reach,
@@ -46,12 +45,11 @@ def attend_row(
     """(acc [H, C], top [C], total [64, C]), float32, of one row's C heads over the unit's steps.
 
     As ``softmax.begin`` has them, but for the order: a column of ``total`` holds eight sums again
-    and again. queries: staged. kv_smem: [ring, 2, 64, H] SMEM, the unit's first keys in ring slot
-    ``slot``, this warpgroup's in half ``wg``. reach: int32, the row's position. slopes: float32 [C]
-    in the kernel's units, or None. narrow: for tiles of 8 bits.
+    and again. queries: staged. first_slot: of the ring, where the unit's first keys are; this
+    warpgroup's are half ``wg`` of each. reach: int32, the row's position. slopes: float32 [C] in
+    the kernel's units, or None. narrow: for tiles of 8 bits.
     """
     H, C = queries.H, queries.C
-    ring = jnp.int32(cfg.ring)
     start, stop = record[KV_START], record[KV_STOP]
     limit = jnp.minimum(reach + 1, stop)
     tokens = plgpu.broadcasted_iota(jnp.int32, (TILE, C), 0, layout=_WGMMA)
@@ -59,10 +57,10 @@ def attend_row(
     if cfg.sliding_window is None:
         plain = lax.div(jnp.maximum(record[ALL_VISIBLE] - start, 0), jnp.int32(TILE))
 
-    def products(place):
+    def products(slot):
         def multiply(ref):
             for some in queries.queries:
-                plgpu.wgmma(ref, kv_smem.at[place, wg], some.transpose((1, 0)))
+                plgpu.wgmma(ref, ring.halves.at[slot, wg], some.transpose((1, 0)))
             return ref[...]
 
         return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((TILE, C), jnp.float32))
@@ -76,11 +74,11 @@ def attend_row(
     def step(i, carry):
         acc, top, total = carry
         first = start + i * TILE
-        keys, values = (lax.rem(slot + 2 * i + n, ring) for n in range(2))
+        keys, values = ring.of_step(first_slot, i)
         masked = i >= plain
-        plgpu.barrier_wait(full.at[keys])
+        ring.wait(keys)
         scores = products(keys)
-        plgpu.barrier_arrive(free.at[keys])
+        ring.give_back(keys)
         if narrow is not None:
             scores = narrow.scaled_columns(scores, first)
         if cfg.soft_cap is not None:
@@ -93,17 +91,17 @@ def attend_row(
         factor = cfg.log2_factor
         peak = jnp.maximum(top, whole(queries.highest(scores) * factor))
         weights = jnp.exp2(scores * factor - _tall(peak, scores.shape))
-        rounded = weights.astype(jnp.float16 if narrow is not None else kv_smem.dtype)
+        rounded = weights.astype(jnp.float16 if narrow is not None else ring.halves.dtype)
         queries.put_weights(weights, rounded)
-        plgpu.barrier_wait(full.at[values])
+        ring.wait(values)
         used = stop - first
         if narrow is None:
-            tile = kv_smem.at[values, wg]
+            tile = ring.halves.at[values, wg]
             clear_tail(tile, used)
             plgpu.commit_smem()
         else:
-            tile = narrow.widen(kv_smem.at[values, wg], first, used, masked)
-            plgpu.barrier_arrive(free.at[values])
+            tile = narrow.widen(ring.halves.at[values, wg], first, used, masked)
+            ring.give_back(values)
         faded = jnp.exp2(top - peak)
         total = total * _tall(faded, total.shape) + queries.sums()
 
@@ -113,7 +111,7 @@ def attend_row(
         acc = acc * _tall(faded, acc.shape)
         acc = pl.run_state(add)(plgpu.WGMMAAccumulatorRef.init(acc))
         if narrow is None:
-            plgpu.barrier_arrive(free.at[values])
+            ring.give_back(values)
         return acc, peak, total
 
     nothing = (

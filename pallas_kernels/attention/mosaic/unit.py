@@ -13,6 +13,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.attention.mosaic.config import ROWS, TILE, KernelConfig
 from pallas_kernels.attention.mosaic.fp8 import ByteTiles
 from pallas_kernels.attention.mosaic.pack import ALL_VISIBLE, KV_START, KV_STOP
+from pallas_kernels.attention.mosaic.ring import Ring
 from pallas_kernels.attention.mosaic.softmax import Softmax, begin, fade
 
 _WGMMA = plgpu.Layout.WGMMA
@@ -21,16 +22,13 @@ _WGMMA = plgpu.Layout.WGMMA
 def attend(
     cfg: KernelConfig,
     queries,
-    q_place,
-    kv_smem,
-    kv_joined,
-    full,
-    free,
+    place,
     q_free,
-    turn,
-    wg,
+    ring: Ring,
+    first_slot,
     halves: tuple[Any, ...],
-    slot,
+    wg,
+    turn,
     steps,
     record,
     reach,
@@ -42,16 +40,14 @@ def attend(
     The tiles of a step are weighed together where there is room for their scores, else one after
     the other. With ``turn``, one warpgroup's softmax runs beside the other's products.
 
-    queries: [64, H] arrays whose products with the keys add up to the scores, in registers; where
-    those are short, SMEM [2, number of them, 64, H]. kv_smem: [ring, 2, 64, H] SMEM, the unit's
-    first keys in ring slot ``slot``. turn: the barrier where warpgroups hand over the tensor cores,
-    or None. halves: of a ring slot, that this warpgroup reads in a step, one tile behind the other.
-    reach: int32 [64], each row's position. slopes:
-    float32 [64] in the kernel's units, or None. narrow: for tiles of 8 bits. Gives the queries'
-    shared memory back (``q_free``) when it has been read.
+    queries: SMEM [places, n, rows, H], of which the first 64 rows of n arrays at ``place`` are this
+    warpgroup's; the products of all n with the keys add up to the scores. q_free: the barrier that
+    gives the place back. first_slot: of the ring, where the unit's first keys are. halves: of a
+    slot, that this warpgroup reads in a step, one tile behind the other. turn: the barrier where
+    warpgroups hand over the tensor cores, or None. reach: int32 [64], each row's position. slopes:
+    float32 [64] in the kernel's units, or None. narrow: for tiles of 8 bits.
     """
-    H = kv_smem.shape[-1]
-    ring = jnp.int32(cfg.ring)
+    H = ring.halves.shape[-1]
     size = TILE * len(halves)
     start, stop = record[KV_START], record[KV_STOP]
     softmax = Softmax(
@@ -61,25 +57,21 @@ def attend(
         reach,
         slopes,
         narrow,
-        kv_smem.dtype if narrow is None else narrow.scratch.dtype,
+        ring.halves.dtype if narrow is None else narrow.scratch.dtype,
     )
     plain = jnp.int32(0)  # steps that every row sees all of
     if cfg.sliding_window is None:
         plain = lax.div(jnp.maximum(record[ALL_VISIBLE] - start, 0), jnp.int32(size))
 
-    def places_of(i):
-        """Ring slots of step i's keys and values."""
-        return (lax.rem(slot + 2 * i + offset, ring) for offset in range(2))
-
     def first_of(i, n: int):
         return start + i * size + n * TILE
 
-    def multiply_keys(ref, place, part, i):
-        """Give the tensor cores the products with the keys of a part, in ring slot ``place``."""
+    def multiply_keys(ref, slot, part, i):
+        """Give the tensor cores the products with the keys of a part, in the ring's ``slot``."""
         # Else the addresses of queries are worked out before the loop, and fill registers.
-        own, _ = lax.optimization_barrier((q_place, i))
+        own, _ = lax.optimization_barrier((place, i))
         both = len(part) == 2
-        keys = kv_joined.at[place] if both else kv_smem.at[place, halves[part[0]]]
+        keys = ring.whole.at[slot] if both else ring.halves.at[slot, halves[part[0]]]
         for n in range(queries.shape[1]):
             rows = queries.at[own, n, pl.ds(0, ROWS)]
             plgpu.wgmma(ref, rows, keys.transpose((1, 0)))
@@ -88,9 +80,9 @@ def attend(
         firsts = tuple(first_of(i, n) for n in part)
         return softmax.weigh(scores, firsts, top, i >= plain)
 
-    def values_of(i, place, n: int):
+    def values_of(i, slot, n: int):
         """Tile n's values in 16 bits, zero behind the item's last token."""
-        ref = kv_smem.at[place, halves[n]]
+        ref = ring.halves.at[slot, halves[n]]
         used = stop - first_of(i, n)
         if narrow is None:
             clear_tail(ref, used)
@@ -104,12 +96,12 @@ def attend(
     def step(i, carry):
         """Part after part: scores, weights, values."""
         acc, top, total = carry
-        keys, values = places_of(i)
+        keys, values = ring.of_step(first_slot, i)
         for part in parts:
 
             def multiply(ref, part=part):
                 if part is parts[0]:
-                    plgpu.barrier_wait(full.at[keys])
+                    ring.wait(keys)
                 multiply_keys(ref, keys, part, i)
                 if turn is not None:
                     _hand_over(turn)
@@ -119,7 +111,7 @@ def attend(
             products = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
             scores = _tiles(products)
             if part is parts[-1]:
-                plgpu.barrier_arrive(free.at[keys])
+                ring.give_back(keys)
             weights, sums, peaks = weigh(i, part, scores, top)
             acc, total, weights = fade(acc, total, top, weights, sums, peaks)
             top = peaks[-1]
@@ -127,12 +119,12 @@ def attend(
                 acc, weights = lax.optimization_barrier((acc, weights))
                 plgpu.barrier_arrive(turn)
             if part is parts[0]:
-                plgpu.barrier_wait(full.at[values])
+                ring.wait(values)
             if turn is not None:
                 plgpu.barrier_wait(turn)
             tiles = tuple(values_of(i, values, n) for n in part)
             if narrow is not None and part is parts[-1]:
-                plgpu.barrier_arrive(free.at[values])
+                ring.give_back(values)
 
             def add(ref, weights=weights, tiles=tiles):
                 for w, tile in zip(weights, tiles, strict=True):
@@ -140,7 +132,7 @@ def attend(
 
             acc = pl.run_state(add)(plgpu.WGMMAAccumulatorRef.init(acc))
             if narrow is None and part is parts[-1]:
-                plgpu.barrier_arrive(free.at[values])
+                ring.give_back(values)
         return acc, top, total
 
     if turn is not None:  # the second warpgroup stays half a step behind the first
