@@ -71,18 +71,21 @@ def test_other_head_dims(H, N, K, tile_rows):
 
 
 def test_long_prompts():
-    """One place for queries and a longer ring."""
+    """More rows than one copy of queries could be of."""
     prompt = batches.Batch(shared=0, members=(1,), own=(1100,), queries=(1100,))
     assert "mosaic_gpu" in lower(tile_rows=32, batch=prompt)
-    assert [config.query_buffers(H, T) for H in (128, 192) for T in (1024, 1025)] == [2, 1, 1, 1]
+
+
+def test_what_shared_memory_holds():
+    assert [config.query_buffers(H) for H in (64, 128, 192)] == [2, 2, 1]
     assert [config.ring_slots(128, 64, buffers, 2) for buffers in (1, 2)] == [6, 5]
+    assert config.ring_slots(128, 64, 2, 1) == 8  # beside two tiles of widened values
 
 
 def test_heads_of_one_row_are_columns_where_the_tensor_cores_take_them():
     assert [config.row_columns(G, 128) for G in (1, 8, 9, 16, 17)] == [8, 8, 16, 16, 0]
     rows = [H for H in config.HEAD_DIMS if not config.row_columns(4, H)]
     assert rows == [80, 96, 112]
-    assert config.ring_slots(128, 64, 2, 1) == 8  # beside two tiles of widened values
     # Sixteen columns of two tiles, and one row more than they take.
     assert "mosaic_gpu" in lower(16, 1, 256, tile_rows=4)
     assert "mosaic_gpu" in lower(16, 1, 64, tile_rows=4, kv_dtype=FP8)

@@ -144,7 +144,7 @@ def _prepared(
     boxes = (query_box(min(work.half_rows, T), N // K, H) for work in packed.lists)
     # Whole runs of eight rows, as the tensor cores read them.
     query_rows = max(ROWS, -(-max(boxes) * (N // K) // 8) * 8)
-    buffers, itemsize = query_buffers(H, T), k_pages.dtype.itemsize
+    buffers, itemsize = query_buffers(H), k_pages.dtype.itemsize
     cfg = KernelConfig(
         scale=spec.scale,
         sliding_window=spec.sliding_window,

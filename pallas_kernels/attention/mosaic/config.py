@@ -9,7 +9,6 @@ HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
 FP8_HEAD_DIMS = (64, 96, 128, 192, 256)  # whole runs of 32 bytes, as the tensor cores read
 CONSUMERS = 2  # warpgroups that compute
 FEW_READERS = 128  # rows of a step up to which few wide items read the same KV
-_MANY_ROWS = 1024
 _SMEM_BYTES = 232_448 - 2048  # what a Hopper block may take, less room for barriers
 
 
@@ -48,13 +47,10 @@ class KernelConfig:
         return self.unit * math.log2(math.e)
 
 
-def query_buffers(head_dim: int, rows: int) -> int:
-    """Places for the queries of a unit in shared memory, in a step of so many rows.
-
-    Two, so that those of a unit that follows a short one come while it is still computed. One where
-    units are long, as in prompts, whose memory is better spent on the ring, or head dims large.
-    """
-    return 2 if head_dim <= 128 and rows <= _MANY_ROWS else 1
+def query_buffers(head_dim: int) -> int:
+    """Places for the queries of a unit in shared memory: two, so that those of the next unit come
+    while one is computed, and one where head dims are large and the ring needs the memory."""
+    return 2 if head_dim <= 128 else 1
 
 
 def query_box(rows: int, group: int, head_dim: int) -> int:
