@@ -100,5 +100,5 @@ def chain_length(layers: int, floor_us: float) -> int:
     return (
         layers
         if jax.default_backend() == "cpu"
-        else max(layers, min(48, math.ceil(_CHAIN_US / floor_us)))
+        else max(layers, min(192, math.ceil(_CHAIN_US / floor_us)))
     )
