@@ -67,6 +67,9 @@ class RowPlace:
     H: int
     itemsize: int
 
+    def __post_init__(self) -> None:
+        assert self._units + 4 * self.C <= ROWS * self.H * 2
+
     @staticmethod
     def views(rows: int, C: int, H: int, itemsize: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of ``tiles`` and ``weights`` that fill a place of so many rows."""
@@ -104,8 +107,8 @@ class RowPlace:
     def stage(self):
         """Bring the queries into the form that the tensor cores read.
 
-        Sixteen threads a row. For 8-bit tiles, returns the units of ``fp8.split_queries``, float32
-        [C]; else None. A call of ``commit_smem`` must follow.
+        Sixteen threads a row. For 8-bit tiles in two parts, as by ``fp8.split_queries``, whose
+        units ``units`` has then. A call of ``commit_smem`` must follow.
         """
         split = self.itemsize == 1
 
