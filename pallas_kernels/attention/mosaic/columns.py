@@ -81,7 +81,8 @@ def gather_columns(table, head0, C: int):
 
 
 def store_row(targets, value, log_sum, entry, row, head, alive, G: int):
-    """Write a row's G heads, from ``head`` on, if ``alive`` (int32) is not 0.
+    """Write a row's G heads, from ``head`` on, if ``alive`` (int32) is not 0: number by number, as
+    neighbours of a head dim are in eight threads; once a unit.
 
     targets: out [T, N, H], lse [T, N], part [X, N, H], part_lse [X, N] in GMEM. value: 16-bit
     [H, C]; log_sum: float32 [C]; entry: int32, the merge entry, or -1 to write row ``row``.
@@ -117,7 +118,7 @@ def store_row(targets, value, log_sum, entry, row, head, alive, G: int):
                 column = add(mul(rem(lane, 4), 2), 8 * run + n)
                 known = arith.cmpi(arith.CmpIPredicate.ult, column, i32(G))
                 with mgpu.when(arith.andi(alive, known)):
-                    for at in registers_of_run(value_, run):
+                    for at in places_of_run(value_, run):
                         number = add(mul(warp, 16), 64 * at[0] + 8 * at[4])
                         number = arith.addi(mul(column, H), arith.addi(number, div(lane, 4)))
                         place = arith.addi(rows, arith.extui(i64, mul(number, 2)))
@@ -139,8 +140,9 @@ def columns(C: int, of):
     return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
 
 
-def registers_of_run(array, run: int):
-    """Registers of a run of eight columns, of all rows."""
+def places_of_run(array, run: int) -> list[tuple[int, ...]]:
+    """Where a tile's registers for a run of eight columns are, from the first rows on: at[0] counts
+    64 rows, at[4] is 1 for a thread's second rows."""
     shape = array.registers.shape
     assert shape[4] == 2 and len(shape) == 9, shape
     return [at for at in np.ndindex(shape) if at[1] == run]
@@ -148,21 +150,25 @@ def registers_of_run(array, run: int):
 
 def two_rows(array, run: int):
     """A thread's pairs of its first and second rows of [64, C]."""
-    first, second = (array.registers[at] for at in registers_of_run(array, run))
+    first, second = (array.registers[at] for at in places_of_run(array, run))
     return first, second
 
 
 def store_number(pointer, value) -> None:
+    """One number to memory."""
     llvm.store(value, pointer, alignment=mgpu.utils.bitwidth(value.type) // 8)
 
 
 def element_of(pair, n: int):
+    """Number n of a vector."""
     return vector.extract(pair, [], ir.DenseI64ArrayAttr.get([n]))
 
 
 def inserted(value, pair, n: int):
+    """The vector with ``value`` for number n."""
     return vector.insert(value, pair, [], ir.DenseI64ArrayAttr.get([n]))
 
 
 def pair_type(element):
+    """The type of two numbers."""
     return ir.VectorType.get((2,), element)

@@ -50,9 +50,6 @@ from pallas_kernels.attention.mosaic.stores import gather_rows
 from pallas_kernels.attention.mosaic.unit import attend
 from pallas_kernels.mosaic_emit import evict_first
 
-# pyright: reportAbstractUsage=false
-_WGMMA = plgpu.Layout.WGMMA
-
 
 def make_body(
     cfg: KernelConfig,

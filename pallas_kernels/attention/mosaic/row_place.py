@@ -26,7 +26,7 @@ from pallas_kernels.attention.mosaic.columns import (
     element_of,
     inserted,
     pair_type,
-    registers_of_run,
+    places_of_run,
     store_number,
     two_rows,
 )
@@ -116,26 +116,23 @@ class RowPlace:
         def bring(_, ref):
             for row0 in range(0, self.C, _ATOM):
                 row = add(div(thread_index(), 16), row0)
-                columns = [
-                    add(mul(rem(thread_index(), 16), 4), start) for start in range(0, self.H, TILE)
+                starts = [
+                    add(mul(rem(thread_index(), 16), 4), first) for first in range(0, self.H, TILE)
                 ]
-                runs = [
-                    quads.read(
-                        address(ref, mul(arith.addi(mul(row, self.H), column), 2)), 2, SHARED
-                    )
-                    for column in columns
-                ]
+                numbers = [add(mul(row, self.H), start) for start in starts]
+                runs = [quads.read(address(ref, mul(n, 2)), 2, SHARED) for n in numbers]
                 if split:
                     element = ir.MemRefType(ref.type).element_type
-                    self._split(ref, row, columns, runs, element)
+                    self._split(ref, row, starts, runs, element)
                     continue
-                for column, words in zip(columns, runs, strict=True):
-                    place = _swizzled(row, column, self.H, 2)
+                for start, words in zip(starts, runs, strict=True):
+                    place = _swizzled(row, start, self.H, 2)
                     quads.write(address(ref, add(place, self._size)), words, SHARED)
 
         bring(self.plain)
 
-    def _split(self, ref, row, columns, runs, element):
+    def _split(self, ref, row, starts, runs, element):
+        """Both parts of four numbers of a row from each start on, and the row's unit."""
         f32, i16 = ir.F32Type.get(), ir.IntegerType.get_signless(16)
         numbers = [[_to_f32(word, element) for word in words] for words in runs]
         flat = [x for words in numbers for pair in words for x in pair]
@@ -149,13 +146,13 @@ class RowPlace:
         # Powers of two: scaling by them rounds nothing. The largest comes to between 128 and 256.
         unit = mgpu.utils.bitcast(arith.subi(exponent, i32(7 << 23)), f32)
         inverse = mgpu.utils.bitcast(arith.subi(i32(261 << 23), exponent), f32)
-        for column, words in zip(columns, numbers, strict=True):
+        for start, words in zip(starts, numbers, strict=True):
             scaled = [arith.mulf(x, inverse) for pair in words for x in pair]
             high = [_to_fp8(scaled[n], scaled[n + 1]) for n in (0, 2)]
             back = [x for pair in high for x in _from_fp8(pair)]
             rest = [arith.subf(a, b) for a, b in zip(scaled, back, strict=True)]
             low = [_to_fp8(rest[n], rest[n + 1]) for n in (0, 2)]
-            place = add(_swizzled(row, column, self.H, 1), self._size)
+            place = add(_swizzled(row, start, self.H, 1), self._size)
             for part, halves in enumerate((high, low)):
                 assert all(half.type == i16 for half in halves)
                 word = arith.ori(
@@ -251,7 +248,7 @@ class RowPlace:
                     _load_pair(ref, 0, add(div(lane, 4), 8 * w), run, self.C) for w in range(_WARPS)
                 ]
                 total = arith.addf(arith.addf(found[0], found[1]), arith.addf(found[2], found[3]))
-                for at in registers_of_run(result, run):
+                for at in places_of_run(result, run):
                     result.registers[at] = total
             return result
 
