@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import jax
 
@@ -79,13 +78,9 @@ def run_case(
     result = Result(case.name, variant, untimed, untimed, floor, relative, worst, same)
     if not result.correct:
         return result
-    us, sustained = (1e6 * s / programs.length for s in _seconds(chain))
-    return dataclasses.replace(result, us=us, sustained_us=sustained)
-
-
-def _seconds(chain: Callable[[], object]) -> tuple[float, float]:
-    """In bursts, and without rest."""
-    return burst_seconds(chain), seconds_per_call(chain, repeats=4)
+    seconds, sustained = burst_seconds(chain), seconds_per_call(chain, repeats=4)
+    us = 1e6 / programs.length
+    return dataclasses.replace(result, us=us * seconds, sustained_us=us * sustained)
 
 
 def distinct_layers(case: Case) -> int:

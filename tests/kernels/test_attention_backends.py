@@ -195,7 +195,7 @@ def test_fp8_pages(backend, name, shape, fp8):
     ],
 )
 def test_other_head_dims(backend, name, shape):
-    """On mosaic: narrow swizzles for 80, 96 and 112, queries in shared memory for 192 and 256."""
+    """On mosaic: narrow swizzles for 80, 96 and 112, tiles weighed one by one for 192 and 256."""
     check(backend, name, shape, AttentionSpec(shape[2] ** -0.5))
 
 

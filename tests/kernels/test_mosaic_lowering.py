@@ -71,7 +71,7 @@ def test_other_head_dims(H, N, K, tile_rows):
 
 
 def test_long_prompts():
-    """More rows than one copy of queries could be of."""
+    """Of more than a thousand rows."""
     prompt = batches.Batch(shared=0, members=(1,), own=(1100,), queries=(1100,))
     assert "mosaic_gpu" in lower(tile_rows=32, batch=prompt)
 

@@ -41,12 +41,12 @@ def gather_heads(table, head0, group: int):
     return gather(table, head0)
 
 
-def add_distance(scores, slopes, columns, first, reach):
-    """scores + slope * (key position - query position), for keys at ``first + column``.
+def add_distance(scores, slopes, tokens, first, reach, axis: int):
+    """scores + slope * (key position - query position), for keys at ``first + tokens``.
 
-    scores: [64, 64]; slopes: float32 [64], in the scores' units; columns: int32 [64, 64]; reach:
-    int32 [64], positions of the rows.
+    slopes: float32, in the scores' units, along ``axis`` of the scores; tokens: int32, as the
+    scores; reach: int32, positions of the queries, as the slopes or one for all.
     """
-    wide = lambda x: lax.broadcast_in_dim(x, scores.shape, [0])  # noqa: E731
+    wide = lambda x: lax.broadcast_in_dim(x, scores.shape, [axis])  # noqa: E731
     nearest = slopes * (first - reach).astype(jnp.float32)
-    return scores + (wide(nearest) + wide(slopes) * columns.astype(jnp.float32))
+    return scores + (wide(nearest) + wide(slopes) * tokens.astype(jnp.float32))

@@ -101,8 +101,7 @@ class PageScales:
 class ByteTiles:
     """What one warpgroup needs to attend to float8_e4m3fn tiles.
 
-    units: of the queries' products with the keys, float32 [64]; of one row's heads, [C]; before
-    queries are known that of the keys, a scalar, or None. scratch:
+    units: of the queries' products with the keys, float32 [64]; of one row's heads, [C]. scratch:
     float16 [64, H] SMEM, the warpgroup's own, for a tile of values. keys, values: their scales
     where they differ from page to page, or None.
     """
@@ -112,23 +111,14 @@ class ByteTiles:
     keys: PageScales | None
     values: PageScales | None
 
-    def with_units(self, units):
-        """The same with the queries' own units, times what they were."""
-        units = units if self.units is None else units * self.units
-        return dataclasses.replace(self, units=units)
+    def scaled(self, products, first, tokens: int):
+        """The scores of the tile at token ``first``, before the softmax scale.
 
-    def scaled(self, products, first):
-        """The scores of the tile at token ``first``, before the softmax scale."""
-        scores = products * lax.broadcast_in_dim(self.units, products.shape, [0])
+        tokens: the axis of the products that they are along.
+        """
+        scores = products * lax.broadcast_in_dim(self.units, products.shape, [1 - tokens])
         if self.keys is not None:
-            scores = self.keys.applied(scores, first, 1, plgpu.Layout.WGMMA)
-        return scores
-
-    def scaled_columns(self, products, first):
-        """The same of a tile whose tokens are rows; ``units`` are of columns then."""
-        scores = products * lax.broadcast_in_dim(self.units, products.shape, [1])
-        if self.keys is not None:
-            scores = self.keys.applied(scores, first, 0, plgpu.Layout.WGMMA)
+            scores = self.keys.applied(scores, first, tokens, plgpu.Layout.WGMMA)
         return scores
 
     def widen(self, tile, first, used, masked):

@@ -65,6 +65,7 @@ def make_body(
     G = N // K
     buffers = cfg.query_buffers
     chunk = min(S, TILE)  # tokens of one TMA copy
+    fp8 = "k_scales" in names
     any_wide = any(work.wide for work in lists)
     any_pair = any(not work.wide for work in lists)
     of_one_row = tuple(columns > 0 and work.tile_rows == 1 for work in lists)
@@ -226,20 +227,22 @@ def make_body(
                 head, is_wide, half, which, steps = decode(record)
                 place = buffer * CONSUMERS + wg
                 kv_head = jnp.where(is_wide, head, jnp.minimum(head + wg, K - 1))
-                narrow = value_unit = None
-                if scratch is not None:
+                value_unit = None
+                if fp8 and len(numbers["v_scales"].shape) == 1:
+                    value_unit = numbers["v_scales"][kv_head]
+
+                def byte_tiles(units) -> ByteTiles:
+                    """units: of the queries."""
                     last = lax.div(record[KV_STOP] - 1, jnp.int32(S))
                     pages = (table, record[TABLE_ROW], kv_head, last, S)
                     keys, values = (numbers[name] for name in ("k_scales", "v_scales"))
-                    key_unit = keys[kv_head] if len(keys.shape) == 1 else None
-                    if len(values.shape) == 1:
-                        value_unit = values[kv_head]
-                    narrow = ByteTiles(
-                        key_unit,
-                        scratch.at[wg],
+                    return ByteTiles(
+                        units * keys[kv_head] if len(keys.shape) == 1 else units,
+                        scratch.at[wg],  # pyright: ignore[reportOptionalMemberAccess]
                         PageScales(keys, *pages) if len(keys.shape) == 2 else None,
                         PageScales(values, *pages) if len(values.shape) == 2 else None,
                     )
+
                 plgpu.barrier_wait(q_full.at[place])
                 source = plain_queries.at[place, pl.ds(0, ROWS)]
                 targets = (out, lse, part, part_lse)
@@ -251,9 +254,8 @@ def make_body(
                     queries = RowPlace(source, tiles, weights, columns, H, item)
                     queries.stage()
                     plgpu.commit_smem()
-                    own, slopes = narrow, None
-                    if narrow is not None:
-                        own = narrow.with_units(queries.units())
+                    slopes = None
+                    narrow = byte_tiles(queries.units()) if fp8 else None
                     if "alibi_slopes" in numbers:
                         slopes = gather_columns(numbers["alibi_slopes"], kv_head * G, columns)
                     row = record[ROW]
@@ -267,7 +269,7 @@ def make_body(
                         record,
                         positions[row],
                         slopes,
-                        own,
+                        narrow,
                     )
                     # All warps have read the place, and what they wrote there is done.
                     plgpu.commit_smem()
@@ -289,10 +291,10 @@ def make_body(
                     first = record[ROW] + jnp.minimum(shift, rows - 1)
                     reach = gather_rows(positions, first, known, G)
                     target = gather_rows(dest, record[SLOT] + shift, known, G)
-                    own = narrow
-                    if narrow is not None:
+                    narrow = None
+                    if fp8:
                         queries, units = split_queries(source)
-                        own = narrow.with_units(units)
+                        narrow = byte_tiles(units)
                     else:
                         queries = (load_tile(source, known * G, H, q.dtype),)
                     # The same memory, as the tensor cores read it.
@@ -319,7 +321,7 @@ def make_body(
                             record,
                             reach,
                             slopes,
-                            own,
+                            narrow,
                         )
 
                     state = either(is_wide, any_wide, pairs_of_rows, run)

@@ -10,7 +10,6 @@ weighted values takes eight numbers a thread. Every number is computed and summe
 # Pallas passes a leading context to inlined functions, which its types do not say.
 # pyright: reportCallIssue=false
 
-import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,13 +17,14 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.attention.mosaic.alibi import add_distance
 from pallas_kernels.attention.mosaic.columns import COLUMNS, store_row, total_of
 from pallas_kernels.attention.mosaic.config import TILE, KernelConfig
 from pallas_kernels.attention.mosaic.fp8 import ByteTiles
 from pallas_kernels.attention.mosaic.pack import ALL_VISIBLE, KV_START, KV_STOP
 from pallas_kernels.attention.mosaic.ring import Ring
 from pallas_kernels.attention.mosaic.row_place import RowPlace
-from pallas_kernels.attention.mosaic.softmax import LOWEST, capped, whole
+from pallas_kernels.attention.mosaic.softmax import LOWEST, capped, normalised, whole
 from pallas_kernels.attention.mosaic.unit import clear_tail
 
 _WGMMA = plgpu.Layout.WGMMA
@@ -80,13 +80,11 @@ def attend_row(
         scores = products(keys)
         ring.give_back(keys)
         if narrow is not None:
-            scores = narrow.scaled_columns(scores, first)
+            scores = narrow.scaled(scores, first, tokens=0)
         if cfg.soft_cap is not None:
             scores = capped(scores, cfg.scale, cfg.soft_cap)
         if slopes is not None:
-            nearest = slopes * (first - reach).astype(jnp.float32)
-            distance = _tall(slopes, scores.shape) * tokens.astype(jnp.float32)
-            scores = scores + (_tall(nearest, scores.shape) + distance)
+            scores = add_distance(scores, slopes, tokens, first, reach, axis=1)
         scores = lax.cond(masked, lambda s: seen_only(s, first), lambda s: s, scores)
         factor = cfg.log2_factor
         peak = jnp.maximum(top, whole(queries.highest(scores) * factor))
@@ -125,15 +123,8 @@ def attend_row(
 def finish_row(state, targets, entry, row, head, alive, G: int, unit=None):
     """Normalise and write a row's G heads, if ``alive``: see ``softmax.finish``."""
     acc, top, sums = state
-    out = targets[0]
-    total = total_of(sums)
-    empty = total == 0
-    inverse = jnp.where(empty, 0.0, 1.0 / jnp.where(empty, 1.0, total))
-    if unit is not None:
-        inverse = inverse * unit
-    value = (acc * _tall(inverse, acc.shape)).astype(out.dtype)
-    log_sum = jnp.log(jnp.where(empty, 1.0, total)) + top * math.log(2.0)
-    log_sum = jnp.where(empty, -jnp.inf, log_sum)
+    value, log_sum = normalised(acc, top, total_of(sums), unit, 1)
+    value = value.astype(targets[0].dtype)
     store_row(targets, value, log_sum, entry, row, head, alive, G)
 
 

@@ -71,12 +71,14 @@ class Softmax:
         cfg, columns, reach = self.cfg, self.columns, self.reach
         if self.narrow is not None:
             narrow = self.narrow
-            scores = tuple(narrow.scaled(s, at) for s, at in zip(scores, firsts, strict=True))
+            scores = tuple(
+                narrow.scaled(s, at, tokens=1) for s, at in zip(scores, firsts, strict=True)
+            )
         if cfg.soft_cap is not None:
             scores = tuple(capped(s, cfg.scale, cfg.soft_cap) for s in scores)
         if self.slopes is not None:
             scores = tuple(
-                add_distance(s, self.slopes, columns, first, reach)
+                add_distance(s, self.slopes, columns, first, reach, axis=0)
                 for s, first in zip(scores, firsts, strict=True)
             )
 
@@ -137,16 +139,24 @@ def finish(state, targets, entry, row, head, live, G: int, unit=None):
     """
     out, lse, part, part_lse = targets
     acc, top, sums = state
-    total = sums.sum(axis=1)
+    value, log_sum = normalised(acc, top, sums.sum(axis=1), unit, 0)
+    value = value.astype(out.dtype)
+    store_rows(out, part, value, entry, row, head, live, G)
+    store_row_scalars(lse, part_lse, log_sum, entry, row, head, live, G)
+
+
+def normalised(acc, top, total, unit, axis: int):
+    """(sums of weighted values over those of weights, times ``unit`` if there is one; LSE).
+
+    top, total: float32, along ``axis`` of acc.
+    """
     empty = total == 0
     inverse = jnp.where(empty, 0.0, 1.0 / jnp.where(empty, 1.0, total))
     if unit is not None:
         inverse = inverse * unit
-    value = (acc * _wide(inverse, acc.shape)).astype(out.dtype)
+    value = acc * lax.broadcast_in_dim(inverse, acc.shape, [axis])
     log_sum = jnp.log(jnp.where(empty, 1.0, total)) + top * math.log(2.0)
-    log_sum = jnp.where(empty, -jnp.inf, log_sum)
-    store_rows(out, part, value, entry, row, head, live, G)
-    store_row_scalars(lse, part_lse, log_sum, entry, row, head, live, G)
+    return value, jnp.where(empty, -jnp.inf, log_sum)
 
 
 def _wide(row, shape):
