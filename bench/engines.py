@@ -16,6 +16,7 @@ def add_engine_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--model", help="model folder or hub id; default: the bundled model")
     p.add_argument("--shapes", choices=sorted(SHAPES), help="a model's shapes, random weights")
     p.add_argument("--max-num-seqs", type=int, default=64, help="sequences running at once")
+    p.add_argument("--max-num-ahead", type=int, help="further ones, whose prompts are computed")
     p.add_argument("--max-num-batched-tokens", type=int, help="token budget of a step")
     p.add_argument("--num-decode-steps", type=int, default=1, help="decode steps started at once")
     p.add_argument("--num-pages", type=int, help="KV pages; default: what the requests need twice")
@@ -50,6 +51,7 @@ def running_llm(
 
     given: dict[str, Any] = {
         "max_num_seqs": options.max_num_seqs,
+        "max_num_ahead": options.max_num_ahead,
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "num_decode_steps": options.num_decode_steps,
         "num_pages": options.num_pages if num_pages is None else num_pages,

@@ -25,6 +25,7 @@ from rjax.engine.block_manager import BlockManager
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.page_hash import PageHashes, root_key
 from rjax.engine.parts import EngineParts
+from rjax.engine.step_limits import StepLimits
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.worker.batch_order import by_shared_pages
 from rjax.worker.kv_cache import PoolSize
@@ -43,11 +44,10 @@ class HostOnlyWorker:
 
     num_host_pages = 0
 
-    def __init__(self, max_num_seqs: int) -> None:
+    def __init__(self, limits: StepLimits) -> None:
         self.pool = PoolSize(PAGES, 1)
         self.shapes = ShapeTable(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=BUDGET,
+            limits=limits,
             max_model_len=LENGTH,
             page_size=PAGE_SIZE,
             item_rows=lambda rows: min(32, rows),
@@ -98,13 +98,14 @@ def make_engine(num_seqs: int) -> LLMEngine:
     config = EngineConfig.from_options(
         {"max_num_seqs": num_seqs, "max_num_batched_tokens": BUDGET, "page_size": PAGE_SIZE}
     )
+    limits = StepLimits(num_seqs, BUDGET)
     engine = LLMEngine.from_parts(
         EngineParts(
             config=config,
-            worker=HostOnlyWorker(num_seqs),
+            worker=HostOnlyWorker(limits),
             vocab_size=128,
             max_model_len=LENGTH,
-            max_num_batched_tokens=BUDGET,
+            limits=limits,
             identity=root_key("bench"),
         )
     )

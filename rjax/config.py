@@ -15,11 +15,13 @@ type KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 _SYS, _USR = "{__SYS_PROMPT}", "{__USR_PROMPT}"
 
 
-def _positive(name: str, value: int | None) -> None:
+def _positive(name: str, value: int | None, least: int = 1) -> None:
     if value is not None and (
-        not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31
+        not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31
     ):
-        raise InvalidConfigError(f"{name} is {value!r}; give a whole number from 1 to 2147483647")
+        raise InvalidConfigError(
+            f"{name} is {value!r}; give a whole number from {least} to 2147483647"
+        )
 
 
 def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -123,9 +125,13 @@ class SchedulerSettings:
     """How much runs in one step.
 
     Attributes:
-        max_num_seqs: sequences running at once, and rows of the sampling state.
+        max_num_seqs: sequences that generate at once.
+        max_num_ahead: further sequences whose prompts are computed meanwhile, in what rows a step
+            has to spare, so that one is ready when another ends. They hold pages, and are the first
+            to give them up. None is ``max_num_seqs`` where such rows cost little (on Hopper a step
+            of up to 128 rows waits for the weights), and else 0.
         max_num_batched_tokens: token budget of a step; decodes first, prompt chunks fill the rest.
-            None is 2048 on a GPU and 512 on a CPU.
+            Prompts ahead fill no more than those rows. None is 2048 on a GPU and 512 on a CPU.
         num_decode_steps: decode steps that start as one program on the device. More than 1 spares
             the host work where a step is shorter than what the host does for it (small models,
             few sequences); tokens then come so many at a time, and new requests wait so long. The
@@ -137,6 +143,7 @@ class SchedulerSettings:
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
+    max_num_ahead: int | None = None
     num_decode_steps: int = 1
     max_logprobs: int = 20
     priority_patience: int = 1024
@@ -145,6 +152,7 @@ class SchedulerSettings:
         _positive("max_num_seqs", self.max_num_seqs)
         _positive("max_num_batched_tokens", self.max_num_batched_tokens)
         _positive("num_decode_steps", self.num_decode_steps)
+        _positive("max_num_ahead", self.max_num_ahead, least=0)
         _positive("max_logprobs", self.max_logprobs)
         _positive("priority_patience", self.priority_patience)
         if (

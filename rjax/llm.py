@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from rjax.beam_search import BeamSearchParams, run_beam_search
+from rjax.collection import existing_objects_skipped
 from rjax.config import DType, EngineConfig, RelayMode, RelaySettings
 from rjax.errors import InvalidRequestError
 from rjax.outputs import RequestOutput
@@ -402,7 +403,8 @@ class LLM:
                     if count == 1:
                         raise
                     done[name] = _refused(i, name, prompt, error)
-            self._step_until_done(waiting, done, count, use_tqdm)
+            with existing_objects_skipped():
+                self._step_until_done(waiting, done, count, use_tqdm)
         except BaseException:
             for name in waiting:
                 self.engine.abort_request(name)

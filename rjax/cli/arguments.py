@@ -37,7 +37,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "the answers are the same",
     )
     _option(engine, "--backend", help="attention backend (default: the best for the device)")
-    _option(engine, "--max-num-seqs", type=int, help="sequences that run at once")
+    _option(engine, "--max-num-seqs", type=int, help="sequences that generate at once")
+    _option(
+        engine,
+        "--max-num-ahead",
+        type=int,
+        help="further ones whose prompts are computed meanwhile (default: as many, on Hopper)",
+    )
     _option(engine, "--max-num-batched-tokens", type=int, help="token budget of a step")
     _option(
         engine,
@@ -171,6 +177,7 @@ ENGINE_KEYS = (
     "backend",
     "max_num_seqs",
     "max_num_batched_tokens",
+    "max_num_ahead",
     "num_decode_steps",
     "num_pages",
     "kv_cache_dtype",

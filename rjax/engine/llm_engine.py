@@ -67,8 +67,7 @@ class LLMEngine:
         self._check_room(0)
         self._scheduler = Scheduler(
             self._blocks,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=parts.max_num_batched_tokens,
+            limits=parts.limits,
             max_pages=-(-self.max_model_len // self._page_size),
             enable_prefix_caching=config.cache.enable_prefix_caching,
             host=HostPool(self._worker.num_host_pages),
@@ -90,7 +89,7 @@ class LLMEngine:
         self._in_flight: deque[DispatchedStep] = deque()
         self._held_back: list[RequestOutput] = []
         self._forest = PrefixForest(self._blocks, -(-self.max_model_len // self._page_size))
-        self._budget = parts.max_num_batched_tokens
+        self._budget = parts.limits.max_num_batched_tokens
         self._last_read: float | None = None
         self._deadlines = Deadlines(self._requests)
         self._stats = EngineStats(backend=parts.backend, device=parts.device)

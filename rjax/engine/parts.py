@@ -12,7 +12,8 @@ from models import BUNDLED_MODEL, ModelConfig, config_from_folder, load_model, r
 from rjax.config import EngineConfig
 from rjax.engine.page_hash import root_key
 from rjax.engine.page_operations import PageOperation
-from rjax.engine.scheduler import ScheduledSequence
+from rjax.engine.schedule import ScheduledSequence
+from rjax.engine.step_limits import StepLimits, step_limits
 from rjax.errors import InvalidConfigError
 from rjax.sampling import SlotRow
 from rjax.tokenization import Tokenizer
@@ -92,7 +93,7 @@ class EngineParts:
         worker: runs the steps.
         vocab_size: width of the logits.
         max_model_len: tokens of one sequence, at most.
-        max_num_batched_tokens: token budget of a step.
+        limits: of its steps.
         identity: first key of every chain of the prefix cache: model and dtypes.
         backend, device: names, for the statistics.
         tokenizer: None where the engine serves token ids only.
@@ -103,7 +104,7 @@ class EngineParts:
     worker: Any  # a StepWorker; a structural check at run time would call its properties
     vocab_size: int
     max_model_len: int
-    max_num_batched_tokens: int
+    limits: StepLimits
     identity: bytes
     backend: str = "none"
     device: str = "none"
@@ -164,8 +165,10 @@ def build_parts(config: EngineConfig) -> EngineParts:
         seed=settings.seed,
         progress=config.use_tqdm,
     )
-    budget = config.scheduler.max_num_batched_tokens or max(
-        512 if on_cpu else 2048, config.scheduler.max_num_seqs
+    limits = step_limits(
+        config.scheduler,
+        most_tokens=512 if on_cpu else 2048,
+        spare_rows=backend.spare_rows if mesh.size == 1 else 0,
     )
     return EngineParts(
         config=config,
@@ -176,12 +179,12 @@ def build_parts(config: EngineConfig) -> EngineParts:
             kv_dtype=kv_dtype,
             mesh=mesh,
             max_model_len=max_model_len,
-            max_num_batched_tokens=budget,
+            limits=limits,
             growth=4 if on_cpu else 2,
         ),
         vocab_size=model_config.vocab_size,
         max_model_len=max_model_len,
-        max_num_batched_tokens=budget,
+        limits=limits,
         identity=root_key(str(folder), str(dtype), str(kv_dtype)),
         backend=backend.name,
         device=f"{config.tensor_parallel_size} x {devices[0].device_kind}",

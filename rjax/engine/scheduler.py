@@ -4,7 +4,6 @@ import bisect
 import dataclasses
 import heapq
 import itertools
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -13,42 +12,44 @@ from rjax.engine.beginning import Beginning, BeginningFinder
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.host_pool import HostPool
 from rjax.engine.page_hash import block_bytes
-from rjax.engine.page_operations import PageOperation, PageOperations
+from rjax.engine.page_operations import PageOperations
 from rjax.engine.preemption import PreemptionCost
+from rjax.engine.schedule import Schedule, ScheduledSequence
 from rjax.engine.sequence import Sequence, SequenceStatus
+from rjax.engine.step_limits import StepLimits
 
 _RUNNING, _WAITING = SequenceStatus.RUNNING, SequenceStatus.WAITING
 
 
-class ScheduledSequence(NamedTuple):
-    """A run of tokens of one sequence: positions [start, stop) are computed in this step.
+@dataclasses.dataclass(slots=True)
+class _StepInTheMaking:
+    """What is scheduled so far, and the room that is left.
 
-    ``samples`` says whether the run reaches the sequence's end, so that a token is sampled. The KV
-    of positions before ``stored`` is in the pages already, and is not written again.
+    ``places``: of sequences that have their turn. ``seqs_ahead``: sequences ahead in the step.
     """
 
-    sequence: Sequence
-    start: int
-    stop: int
-    samples: bool
-    stored: int = 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Schedule:
-    """One step: what runs, and which sequences enter the running set (their slots are new).
-
-    ``operations`` must be dispatched, in their order, before the step.
-    """
-
-    scheduled: list[ScheduledSequence]
-    admitted: list[Sequence]
-    operations: list[PageOperation] = dataclasses.field(default_factory=list)
+    limits: StepLimits
+    items: list[ScheduledSequence] = dataclasses.field(default_factory=list)
+    num_tokens: int = 0
+    places: int = 0
+    seqs_ahead: int = 0
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens computed in the step."""
-        return sum(item.stop - item.start for item in self.scheduled)
+    def room(self) -> int:
+        """Tokens that fit in."""
+        return self.limits.max_num_batched_tokens - self.num_tokens
+
+    @property
+    def room_ahead(self) -> int:
+        """Tokens that fit in of a sequence ahead."""
+        if self.seqs_ahead == self.limits.ahead_seqs:
+            return 0
+        return max(0, self.limits.ahead_tokens - self.num_tokens)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a sequence can be admitted to it."""
+        return (self.room if self.places else self.room_ahead) > 0
 
 
 class Scheduler:
@@ -60,6 +61,10 @@ class Scheduler:
     out, the running sequence that is last in order gives up its pages, and its siblings with it:
     they are copied to the host or computed again, as the cost model says.
 
+    The first ``max_num_seqs`` of the running sequences have their turn. Those after them are ahead:
+    of their tokens all but the last are computed, in what rows a step has to spare, and that one
+    once one of the first ends. So nobody's place stays empty while a prompt is computed.
+
     Attributes:
         waiting, running, swapped: the queues, each in order; every live sequence is in one.
         page_table: row s lists the pages of the sequence in slot s; what lies beyond them is stale.
@@ -69,8 +74,7 @@ class Scheduler:
         self,
         blocks: BlockManager,
         *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
+        limits: StepLimits,
         max_pages: int,
         enable_prefix_caching: bool,
         host: HostPool | None = None,
@@ -84,11 +88,13 @@ class Scheduler:
         self.cost = cost or PreemptionCost()
         self.num_preemptions = 0
         self.num_swaps = 0
-        self.page_table: Int[np.ndarray, "slots M"] = np.zeros((max_num_seqs, max_pages), np.int32)
+        self.page_table: Int[np.ndarray, "slots M"] = np.zeros(
+            (limits.num_slots, max_pages), np.int32
+        )
         self._finder = BeginningFinder(blocks, self.host, enable_prefix_caching)
-        self._budget = max_num_batched_tokens
+        self._limits = limits
         self._caching = enable_prefix_caching
-        self._slots = list(range(max_num_seqs - 1, -1, -1))
+        self._slots = list(range(limits.num_slots - 1, -1, -1))
         self._operations = PageOperations()
 
     def add(self, sequence: Sequence) -> None:
@@ -98,10 +104,10 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Choose the next step; its tokens count as computed from now on."""
         self.blocks.begin_step()
-        items: list[ScheduledSequence] = []
-        budget = self._schedule_running(items)
-        admitted = self._admit(items, budget)
-        return Schedule(items, admitted, self._operations.take())
+        step = _StepInTheMaking(self._limits)
+        self._schedule_running(step)
+        admitted = self._admit(step)
+        return Schedule(step.items, admitted, self._operations.take())
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out of the engine and give its pages, slots and host memory back."""
@@ -148,15 +154,21 @@ class Scheduler:
                 block_bytes(sequence.tokens(start, stop)),
             )
 
-    def _schedule_running(self, items: list[ScheduledSequence]) -> int:
+    def _schedule_running(self, step: "_StepInTheMaking") -> None:
         S = self.blocks.page_size
         decodes: list[Sequence] = []
         chunks: list[Sequence] = []
+        ahead: list[Sequence] = []
         short: list[Sequence] = []
+        places = self._limits.max_num_seqs
         for sequence in self.running:
             tokens = sequence.num_tokens
             if tokens >= sequence.max_length:
                 continue  # its last token is still in flight
+            if places == 0:
+                ahead.append(sequence)
+                continue
+            places -= 1
             if tokens - sequence.num_computed > 1:
                 chunks.append(sequence)
                 continue
@@ -171,51 +183,61 @@ class Scheduler:
             if sequence.status is _RUNNING:
                 self._grow(sequence)
         if short:
-            decodes = [s for s in decodes if s.status is _RUNNING]
-            chunks = [s for s in chunks if s.status is _RUNNING]
-        budget = self._budget
-        for sequence in decodes[:budget]:
+            kept = len(decodes) + len(chunks)
+            decodes, chunks, ahead = (
+                [s for s in some if s.status is _RUNNING] for some in (decodes, chunks, ahead)
+            )
+            places += kept - len(decodes) - len(chunks)
+        step.places = places
+        for sequence in decodes:
             stop = sequence.num_tokens
             stored = sequence.num_stored
-            items.append(ScheduledSequence(sequence, sequence.num_computed, stop, True, stored))
+            step.items.append(
+                ScheduledSequence(sequence, sequence.num_computed, stop, True, stored)
+            )
             sequence.num_computed = stop
             if stored < stop:
                 sequence.num_stored = stop
             if stop % S == 0:
                 self.learn(sequence)
+            elif stop == len(sequence.prompt_token_ids):  # the last of a prompt computed ahead
+                self._learn_tail(sequence, stop)
             sequence.in_flight += 1
             sequence.num_tokens = stop + 1
-        budget -= min(budget, len(decodes))
+        step.num_tokens = len(decodes)
         for sequence in chunks:
-            if budget == 0:
-                break
-            budget -= self._take(sequence, budget, items)
-        return budget
+            self._take(sequence, step)
+        for sequence in ahead:
+            self._take_ahead(sequence, step)
 
-    def _admit(self, items: list[ScheduledSequence], budget: int) -> list[Sequence]:
+    def _admit(self, step: "_StepInTheMaking") -> list[Sequence]:
         admitted: list[Sequence] = []
-        if budget == 0 or not self._slots:
+        if not self._slots or not step.has_room:
             return admitted
         queues = [list(self.swapped), list(self.waiting)]
         for sequence in heapq.merge(*queues, key=lambda s: s.order):
-            if budget == 0 or not self._slots:
+            if not self._slots or not step.has_room:
                 break
             if sequence.in_flight:
                 continue  # preempted; its last token is not read back yet
             beginning = self._finder.find(sequence)
             if beginning is None:
                 continue
-            if not self._seat(sequence, beginning):
+            if not self._seat(sequence, beginning, ahead=step.places == 0):
                 break
             admitted.append(sequence)
-            budget -= self._take(sequence, budget, items)
+            if step.places:
+                step.places -= 1
+                self._take(sequence, step)
+            else:
+                self._take_ahead(sequence, step)
         return admitted
 
-    def _seat(self, sequence: Sequence, beginning: Beginning) -> bool:
+    def _seat(self, sequence: Sequence, beginning: Beginning, *, ahead: bool) -> bool:
         """Give a sequence its pages and a slot; False where there are too few pages."""
         S = self.blocks.page_size
         # Room for the running ones to go on, so that it is not preempted the moment it is in.
-        reserve = len(self.running) // 4
+        reserve = len(self.running) if ahead else len(self.running) // 4
         if self.running and self.blocks.num_available < sequence.group_pages + reserve:
             return False
         held = beginning.pages + ([] if beginning.tail is None else [beginning.tail])
@@ -269,19 +291,31 @@ class Scheduler:
         bisect.insort(self.running, sequence, key=lambda s: s.order)
         return True
 
-    def _take(self, sequence: Sequence, budget: int, items: list[ScheduledSequence]) -> int:
-        start = sequence.num_computed
-        stop = min(sequence.num_tokens, start + budget)
+    def _take(self, sequence: Sequence, step: "_StepInTheMaking") -> None:
+        """Schedule as much of a sequence as there is room for, up to its next token."""
+        stop = min(sequence.num_tokens, sequence.num_computed + step.room)
+        if stop > sequence.num_computed:
+            self._compute(sequence, stop, step)
+
+    def _take_ahead(self, sequence: Sequence, step: "_StepInTheMaking") -> None:
+        """Schedule of a sequence ahead what fits into what the step has to spare."""
+        stop = min(sequence.num_tokens - 1, sequence.num_computed + step.room_ahead)
+        if stop > sequence.num_computed:
+            self._compute(sequence, stop, step)
+            step.seqs_ahead += 1
+
+    def _compute(self, sequence: Sequence, stop: int, step: "_StepInTheMaking") -> None:
+        start, stored = sequence.num_computed, sequence.num_stored
         samples = stop == sequence.num_tokens
-        items.append(ScheduledSequence(sequence, start, stop, samples, sequence.num_stored))
+        step.items.append(ScheduledSequence(sequence, start, stop, samples, stored))
+        step.num_tokens += stop - start
         sequence.num_computed = stop
-        sequence.num_stored = max(sequence.num_stored, stop)
+        sequence.num_stored = max(stored, stop)
         if samples:
             self._learn_tail(sequence, sequence.num_known)
             sequence.sample()
         else:
             self.learn(sequence)
-        return stop - start
 
     def _grow(self, sequence: Sequence) -> None:
         """Make sure that its next token can be written; it may have to be preempted itself."""

@@ -106,6 +106,12 @@ class Backend:
         return next(count for count in self._streamed_rows if rows <= count)
 
     @property
+    def spare_rows(self) -> int:
+        """Rows up to which a step takes little longer than one of a few: it waits for the weights.
+        0 where that is not known."""
+        return streamed_product.ROWS[-1] if self.split_product is not None else 0
+
+    @property
     def _streamed_rows(self) -> tuple[int, ...]:
         rows = streamed_product.ROWS
         return rows if self.one_row is not None else rows[1:]

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Int
 
-from rjax.engine.scheduler import ScheduledSequence
+from rjax.engine.schedule import ScheduledSequence
 
 
 def by_shared_pages(

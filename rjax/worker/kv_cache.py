@@ -37,7 +37,7 @@ def fit_pool(
     bytes_per_page: int,
     page_size: int,
     max_model_len: int,
-    max_num_seqs: int,
+    num_seqs: int,
     memory: Mapping[str, int] | None,
     num_devices: int,
     utilization: float,
@@ -47,7 +47,7 @@ def fit_pool(
 
     On a GPU: ``utilization`` of the device's memory, less what is in use, less ``workspace_bytes``.
     On a CPU, which has no ``memory`` statistics: a tenth of the free host memory. Never more than
-    all sequences at full length need.
+    ``num_seqs`` sequences of full length need.
 
     Raises:
         OutOfMemoryError: not even one sequence of ``max_model_len`` tokens fits.
@@ -59,7 +59,7 @@ def fit_pool(
         taken = 0
         budget = int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _CPU_SHARE)
     one = math.ceil(max_model_len / page_size)
-    pages = max(0, min(budget // bytes_per_page, max_num_seqs * one))
+    pages = max(0, min(budget // bytes_per_page, num_seqs * one))
     if pages < one:
         needed = one * bytes_per_page
         remedies = []

@@ -5,7 +5,8 @@ import math
 from collections.abc import Callable
 
 from pallas_kernels.attention.planner import Joining, PlanShape
-from rjax.engine.scheduler import ScheduledSequence
+from rjax.engine.schedule import ScheduledSequence
+from rjax.engine.step_limits import StepLimits
 from rjax.sampling import SamplerMode, step_mode
 
 
@@ -66,15 +67,15 @@ class ShapeTable:
 
     Steps with one token a sequence come in batch sizes b, b / g, ..., 1 for at most b sequences,
     each padded to ``padded_rows`` of them; steps with prompt chunks in t, t / g, t / g^2 rows for a
-    budget of t tokens. The attention of r sequences or more rows is cut at multiples of
-    ``cut_of(r)`` tokens, in items of ``item_rows`` of the step's rows at most.
+    budget of t tokens, and in ``ahead_tokens`` rows, with room for sequences ahead. The attention
+    of r sequences or more rows is cut at multiples of ``cut_of(r)`` tokens, in items of
+    ``item_rows`` of the step's rows at most.
     """
 
     def __init__(
         self,
         *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
+        limits: StepLimits,
         max_model_len: int,
         page_size: int,
         item_rows: Callable[[int], int],
@@ -87,16 +88,21 @@ class ShapeTable:
             plan = PlanShape(rows, seqs, max_model_len, item_rows(rows), cut, joining)
             return StepShape(rows, seqs, math.ceil(max_model_len / page_size), page_size, plan)
 
-        sizes = [max_num_seqs]
+        sizes = [limits.max_num_seqs]
         while sizes[-1] > 1:
             sizes.append(math.ceil(sizes[-1] / growth))
         self._decode = [shape(padded_rows(size), size, cut_of(size)) for size in reversed(sizes)]
-        chunks = {max_num_batched_tokens // growth**i for i in range(3)}
+        most = limits.max_num_batched_tokens
+        chunks = {most // growth**i for i in range(3)} | {limits.ahead_tokens}
         self._mixed = [
-            shape(rows, max_num_seqs, cut_of(rows))
+            shape(
+                rows,
+                limits.max_num_seqs + (limits.ahead_seqs if rows <= limits.ahead_tokens else 0),
+                cut_of(rows),
+            )
             for rows in sorted(chunks)
-            if rows > max_num_seqs
-        ] or [shape(max_num_batched_tokens, max_num_seqs, cut_of(max_num_batched_tokens))]
+            if rows > limits.max_num_seqs
+        ] or [shape(most, limits.max_num_seqs, cut_of(most))]
 
     @property
     def all(self) -> list[StepShape]:
@@ -115,5 +121,6 @@ class ShapeTable:
 
     def choose(self, *, rows: int, seqs: int) -> StepShape:
         """The shape for so many tokens of so many sequences; one token each if they are equal."""
-        candidates = self._decode if rows == seqs else self._mixed
+        one_each = rows == seqs <= self._decode[-1].seqs
+        candidates = self._decode if one_each else self._mixed
         return next(s for s in candidates if s.rows >= rows and s.seqs >= seqs)

@@ -17,8 +17,9 @@ from models import LoadedModel
 from pallas_kernels.attention.planner import CostModel, PlanStats, Sharing
 from rjax.config import EngineConfig
 from rjax.engine.page_operations import PageOperation
-from rjax.engine.scheduler import ScheduledSequence
+from rjax.engine.schedule import ScheduledSequence
 from rjax.engine.sequence import SequenceStatus
+from rjax.engine.step_limits import StepLimits
 from rjax.sampling import SamplerMode, SlotRow, admit, compile_admission, init_state
 from rjax.worker.backend import Backend
 from rjax.worker.batch_order import by_shared_pages
@@ -37,6 +38,7 @@ _MOST_HOST_POOLS = 8  # host pages are at most so many times those of the device
 _SAMPLED = 64  # values of each weight in the model's fingerprint
 _PROMPT_ROWS = 512  # whose logits there is room for: several blocks of what a step holds at once
 _ALL = 0xFFFFFFFF  # of 32 tokens all may be sampled
+_FIRST_RUNS = 2  # of a program: XLA makes its CUDA graph in the second
 _MOST_CUTS = 32  # items of one sequence; longer sequences are cut more coarsely
 
 
@@ -81,10 +83,10 @@ class Worker:
         kv_dtype: jnp.dtype,
         mesh: Mesh,
         max_model_len: int,
-        max_num_batched_tokens: int,
+        limits: StepLimits,
         growth: int,
     ) -> None:
-        self._mesh = mesh
+        self._mesh, self._limits = mesh, limits
         self._everywhere = NamedSharding(mesh, PartitionSpec())
         self._max_logprobs = config.scheduler.max_logprobs
         self._model_config = loaded.config
@@ -98,8 +100,7 @@ class Worker:
             return unit * math.ceil(max_model_len / unit / _MOST_CUTS)
 
         self.shapes = ShapeTable(
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+            limits=limits,
             max_model_len=max_model_len,
             page_size=page_size,
             item_rows=backend.item_rows,
@@ -173,7 +174,7 @@ class Worker:
         slot, and the copies of pages.
 
         Sampling with logprobs is rarer and compiled when it is first asked for. The steps run
-        once, on an empty batch, and change nothing.
+        on an empty batch, and change nothing.
         """
         features = [StepFeatures(mode, 0, False) for mode in modes]
         wanted = [(shape, wants) for shape in self.shapes.all for wants in features]
@@ -203,7 +204,8 @@ class Worker:
         )
         compile_ahead(lowered, len(calls), title="Compiling steps", progress=self._progress)
         for shape, wants in wanted:
-            jax.block_until_ready(self._run(shape, wants, inputs[shape]))
+            for _ in range(_FIRST_RUNS):
+                jax.block_until_ready(self._run(shape, wants, inputs[shape]))
         self._state = dataclasses.replace(
             self._state, sampling=compile_admission(self._state.sampling, self._vocab_size)
         )
@@ -353,7 +355,7 @@ class Worker:
         return result
 
     def _make_state(self, loaded: LoadedModel, config: EngineConfig, num_pages: int) -> StepState:
-        slots = config.scheduler.max_num_seqs
+        slots = self._limits.num_slots
         k_pages, v_pages = make_pools(
             loaded.config, num_pages, config.cache.page_size, self._kv_dtype, self._mesh
         )
@@ -372,7 +374,7 @@ class Worker:
             bytes_per_page=bytes_per_page,
             page_size=size,
             max_model_len=max_model_len,
-            max_num_seqs=config.scheduler.max_num_seqs,
+            num_seqs=self._limits.num_slots,
             memory=device.memory_stats(),
             num_devices=self._mesh.size,
             utilization=config.cache.gpu_memory_utilization,

@@ -12,6 +12,7 @@ from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.page_hash import root_key
 from rjax.engine.page_operations import CopyPages, SwapIn, SwapOut
 from rjax.engine.parts import EngineParts
+from rjax.engine.step_limits import StepLimits, step_limits
 from rjax.worker.kv_cache import PoolSize
 from rjax.worker.readout import HostLogprobs, StepReadout
 from rjax.worker.worker import DispatchedStep
@@ -25,7 +26,15 @@ def next_token(tokens, index: int, vocab: int) -> int:
 class FakeWorker:
     """Executes page operations and steps on lists; ``check`` turns the checking of reads off."""
 
-    def __init__(self, num_pages: int, page_size: int, vocab: int, num_host_pages: int = 0) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        vocab: int,
+        num_host_pages: int = 0,
+        limits: StepLimits | None = None,
+    ) -> None:
+        self.limits = limits or StepLimits(4, 7)
         self.pool = PoolSize(num_pages, 1)
         self.num_host_pages = num_host_pages
         self.page_size = page_size
@@ -37,7 +46,7 @@ class FakeWorker:
         self.computed = 0
 
     def admit(self, slot, row) -> None:
-        assert slot >= 0
+        assert 0 <= slot < self.limits.num_slots
 
     def measure_page_seconds(self) -> float:
         """Some time."""
@@ -62,7 +71,10 @@ class FakeWorker:
                     self.moved[SwapIn] += len(pages)
 
     def dispatch(self, batch, tables):
-        S = self.page_size
+        S, limits = self.page_size, self.limits
+        assert sum(item.samples for item in batch) <= limits.max_num_seqs
+        assert len(batch) <= limits.max_num_seqs + limits.ahead_seqs
+        assert sum(item.stop - item.start for item in batch) <= limits.max_num_batched_tokens
         written = set()
         for item in batch:
             sequence = item.sequence
@@ -106,20 +118,21 @@ class FakeWorker:
 
 
 def fake_engine(
-    *, num_pages=12, page_size=2, vocab=2, host=8, max_model_len=16, **options
+    *, num_pages=12, page_size=2, vocab=2, host=8, max_model_len=16, spare_rows=0, **options
 ) -> LLMEngine:
     """An engine over a FakeWorker."""
     config = EngineConfig.from_options(
         {"page_size": 8, "max_num_seqs": 4, "max_num_batched_tokens": 7} | options
     )
     object.__setattr__(config.cache, "page_size", page_size)  # smaller than users may choose
+    limits = step_limits(config.scheduler, most_tokens=7, spare_rows=spare_rows)
     return LLMEngine.from_parts(
         EngineParts(
             config=config,
-            worker=FakeWorker(num_pages, page_size, vocab, host),
+            worker=FakeWorker(num_pages, page_size, vocab, host, limits),
             vocab_size=vocab,
             max_model_len=max_model_len,
-            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            limits=limits,
             identity=root_key("fake"),
         )
     )

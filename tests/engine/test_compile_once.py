@@ -10,6 +10,7 @@ from flax import nnx
 from models import config_from_dict
 from models.decoder import Decoder
 from models.sharding import single_device_mesh
+from rjax.engine.step_limits import StepLimits
 from rjax.sampling import SamplerMode, init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.compilation_cache import keep_compiled
@@ -56,8 +57,7 @@ def lowered(
         kv_dtype=kv_dtype,
     )
     table = ShapeTable(
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
+        limits=StepLimits(4, 64),
         max_model_len=1024,
         page_size=64,
         item_rows=backend.item_rows,

@@ -36,14 +36,16 @@ class EngineMachine(RuleBasedStateMachine):
         preemption=st.sampled_from(["auto", "swap", "recompute"]),
         caching=st.booleans(),
         page_size=st.sampled_from([2, 3, 4]),
+        ahead=st.sampled_from([0, 1, 5]),
     )
-    def start(self, pages, host, preemption, caching, page_size):
+    def start(self, pages, host, preemption, caching, page_size, ahead):
         self.engine = fake_engine(
             num_pages=pages,
             host=host,
             page_size=page_size,
             preemption=preemption,
             enable_prefix_caching=caching,
+            max_num_ahead=ahead,
         )
         self.asked = {}
         self.ended = {}

@@ -57,7 +57,7 @@ def fit(**changes):
         "bytes_per_page": 2**20,
         "page_size": 64,
         "max_model_len": 6400,
-        "max_num_seqs": 8,
+        "num_seqs": 8,
         "memory": {"bytes_limit": 1000 * 2**20, "bytes_in_use": 500 * 2**20},
         "num_devices": 1,
         "utilization": 0.9,
@@ -69,14 +69,14 @@ def fit(**changes):
 def test_the_pool_takes_what_is_left():
     assert fit().num_pages == 300
     assert fit(num_devices=2).num_pages == 600
-    assert fit(max_num_seqs=1).num_pages == 100
+    assert fit(num_seqs=1).num_pages == 100
 
 
 def test_a_pool_that_does_not_fit_says_what_would():
     with pytest.raises(OutOfMemoryError, match=r"max_model_len to 19200 .*utilization to 0.95"):
-        fit(max_model_len=22400, max_num_seqs=1)
+        fit(max_model_len=22400, num_seqs=1)
     assert fit(max_model_len=19200).num_pages == 300
-    assert fit(max_model_len=22400, max_num_seqs=1, utilization=0.95).num_pages == 350
+    assert fit(max_model_len=22400, num_seqs=1, utilization=0.95).num_pages == 350
     with pytest.raises(OutOfMemoryError, match="raise tensor_parallel_size") as found:
         fit(workspace_bytes=2**30)
     assert "max_model_len to" not in str(found.value)
