@@ -1,30 +1,40 @@
 """The decode step of a running engine without its engine: the most that its tokens a second can be.
 
 The very program that the engine has compiled, on the engine's own weights and pages, called again
-and again with one input. A GPU that draws all the power it may is slower than in a burst, so the
-calls go on for seconds, as those of an engine do. The engine must be idle, and its cached pages
-hold nothing of use afterwards.
+and again with one input. A GPU that draws all the power it may is slower than in a burst, so there
+are both times: of calls that go on for seconds, as those of an engine do, and of bursts. The engine
+must be idle, and its cached pages hold nothing of use afterwards.
 """
 
+import dataclasses
 import time
 from typing import Any
 
 import jax
 import numpy as np
 
-from bench.kernels.timing import seconds_per_call
+from bench.kernels.timing import burst_seconds, seconds_per_call
 from bench.step_floor import DecodeCase
 from pallas_kernels.attention.planner import plan_attention
 from rjax.worker.step_input import StepInput
 from rjax.worker.step_shape import StepFeatures, StepShape
 from rjax.worker.worker import Worker
 
-_SECONDS = 0.2  # of the shorter of two runs on a GPU; both, five times: 4 s
-_MOST_REPEATS = 400
+_SECONDS = 0.7  # of the shorter of two runs on a GPU; both, three times: 8.4 s
+_BURST_SECONDS = 0.04
+_MOST_REPEATS = 2000
 
 
-def bare_step_seconds(llm: Any, case: DecodeCase) -> float:
-    """Seconds of a greedy step of ``case.batch`` sequences, each at the end of its tokens.
+@dataclasses.dataclass(frozen=True, slots=True)
+class BareStep:
+    """Seconds of a step, of many without rest and in bursts."""
+
+    sustained: float
+    burst: float
+
+
+def time_bare_step(llm: Any, case: DecodeCase) -> BareStep:
+    """Time a greedy step of ``case.batch`` sequences, each at the end of its tokens.
 
     Raises:
         ValueError: the pool is too small.
@@ -40,13 +50,15 @@ def bare_step_seconds(llm: Any, case: DecodeCase) -> float:
         return result.tokens
 
     jax.block_until_ready(run())
-    repeats = 2
-    if jax.default_backend() == "gpu":
-        start = time.perf_counter()
-        jax.block_until_ready(run())
-        about = time.perf_counter() - start
-        repeats = max(repeats, min(_MOST_REPEATS, round(_SECONDS / about)))
-    return seconds_per_call(run, repeats=repeats)
+    if jax.default_backend() != "gpu":
+        seconds = seconds_per_call(run, repeats=2)
+        return BareStep(seconds, seconds)
+    start = time.perf_counter()
+    jax.block_until_ready(run())
+    about = time.perf_counter() - start
+    repeats = max(2, min(_MOST_REPEATS, round(_SECONDS / about)))
+    burst = max(2, round(_BURST_SECONDS / about))
+    return BareStep(seconds_per_call(run, repeats, rounds=3), burst_seconds(run, burst))
 
 
 def _input(case: DecodeCase, shape: StepShape, worker: Worker) -> StepInput:

@@ -21,7 +21,7 @@ from pathlib import Path
 COMMANDS: dict[str, tuple[str, int]] = {
     "decode_step": ("bench.decode_step", 240),
     "decode_step_growth": ("bench.decode_step --growth", 120),
-    "throughput": ("bench.throughput --shapes llama-3-8b --max-num-batched-tokens 128", 180),
+    "throughput": ("bench.throughput --shapes llama-3-8b", 180),
     "prefill": (
         "bench.throughput --shapes llama-3-8b --requests 64 --input 512 --output 1 "
         "--max-num-batched-tokens 8192 --relay auto --rounds 3 --name prefill",

@@ -10,9 +10,9 @@ the full length. Every compiled step is run once before the clock starts, and th
 then emptied, so that reading the prefix is part of the time. ``--relay`` names modes to compare.
 
 "Of bare step" is the output tokens a second over those of the engine's own decode step, timed in
-the same process at full batch and half the output: what is lost to prompts, to the beginning and
-end of the run, and to the host. The token budget of a step decides what prompts cost: on a Hopper
-GPU steps of up to 128 tokens stream their weights, larger ones read a prompt in fewer steps.
+the same process at full batch and half the output, by calls that go on for seconds as the run's do:
+what is lost to prompts, to the beginning and end of the run, and to the host. In bursts, after a
+rest, a step is faster than a GPU can keep up.
 TFLOP/s counts the products and the attention of the tokens really computed, and nothing that the
 prefix cache spared.
 """
@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.bare_step import bare_step_seconds
+from bench.bare_step import time_bare_step
 from bench.ceilings import Ceilings, measure_ceilings
 from bench.command_line import add_time_limit, command_parser, in_time, keep, save_part
 from bench.engines import add_engine_options, model_name, pool_pages, running_llm
@@ -47,6 +47,8 @@ COLUMNS = {
     "each_ms": "each token, ms",
     "bare_ms": "bare step, ms",
     "bare_share": "of bare step",
+    "burst_ms": "bare step in bursts, ms",
+    "burst_share": "of that",
     "tflop_per_s": "TFLOP/s",
     "matmul_share": "of matmul rate",
     "kv_gib": "KV, GiB",
@@ -122,7 +124,7 @@ def measure(
         case = DecodeCase(batch, options.prefix, options.input + options.output // 2)
         bare = None
         if options.output > 1 and options.file is None:
-            bare = bare_step_seconds(llm, case)
+            bare = time_bare_step(llm, case)
     seconds, outputs, steps = sorted(rounds, key=lambda r: r[0])[len(rounds) // 2]
     written = sum(len(o.outputs[0].token_ids) for o in outputs)
     read = sum(len(o.prompt_token_ids) for o in outputs)
@@ -143,8 +145,10 @@ def measure(
         "total_per_s": (read + written) / seconds,
         "first_s": statistics.mean(o.metrics.time_to_first_token for o in outputs),
         "each_ms": 1e3 * statistics.mean(each) if each else None,
-        "bare_ms": None if bare is None else 1e3 * bare,
-        "bare_share": None if bare is None else written / seconds / (batch / bare),
+        "bare_ms": None if bare is None else 1e3 * bare.sustained,
+        "bare_share": None if bare is None else written / seconds * bare.sustained / batch,
+        "burst_ms": None if bare is None else 1e3 * bare.burst,
+        "burst_share": None if bare is None else written / seconds * bare.burst / batch,
         "computed_tokens": read - cached + written - len(outputs),
         "cached_tokens": cached,
         "tflop_per_s": rate / 1e12,

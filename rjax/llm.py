@@ -367,6 +367,7 @@ class LLM:
         whole = {id(p): dataclasses.replace(p, output_kind=final) for p in every}
         return [whole[id(p)] for p in every]
 
+    @existing_objects_skipped()
     def _run(
         self,
         prompts: "list[Prompt | InvalidRequestError]",
@@ -403,8 +404,7 @@ class LLM:
                     if count == 1:
                         raise
                     done[name] = _refused(i, name, prompt, error)
-            with existing_objects_skipped():
-                self._step_until_done(waiting, done, count, use_tqdm)
+            self._step_until_done(waiting, done, count, use_tqdm)
         except BaseException:
             for name in waiting:
                 self.engine.abort_request(name)

@@ -1,5 +1,6 @@
 """LLM: order, forms of prompts, bad input, progress, and nothing left behind."""
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -165,6 +166,21 @@ def test_whatever_ends_generate_aborts_its_requests(failure: BaseException) -> N
     assert sorted(fake(llm).aborted) == ["1", "2"]
     assert bars[0].closed
     assert len(quiet(llm, ["again"])) == 1
+
+
+def test_collections_pass_over_what_existed_before_a_run(monkeypatch) -> None:
+    llm, frozen = make(), []
+    step = fake(llm).step
+
+    def look() -> list[Any]:
+        frozen.append(gc.get_freeze_count())
+        return step()
+
+    monkeypatch.setattr(fake(llm), "step", look)
+    mine = [[] for _ in range(1000)]
+    quiet(llm, ["a", "b"])
+    assert min(frozen) > len(mine)
+    assert gc.get_freeze_count() == 0
 
 
 def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
