@@ -66,6 +66,9 @@ class Engine(Protocol):
         ...
 
 
+_TAKEN_IN = 64  # requests between two steps of a batch that is coming in
+
+
 class LLM:
     """A model ready to generate.
 
@@ -164,7 +167,7 @@ class LLM:
 
         Raises:
             InvalidRequestError: the only prompt cannot be served, or the arguments do not fit
-                each other. All prompts are checked before any runs.
+                each other.
         """
         found = self._prefixes.encode(split_prompts(prompts), prefix)
         if prefix is not None and cache_salt is None:
@@ -385,6 +388,7 @@ class LLM:
         ids = [str(next(self._ids)) for _ in prompts]
         done: dict[str, RequestOutput] = {}
         waiting: set[str] = set()
+        progress = Progress(use_tqdm, count)
         try:
             for i, (name, prompt, params) in enumerate(zip(ids, prompts, every, strict=True)):
                 try:
@@ -404,33 +408,30 @@ class LLM:
                     if count == 1:
                         raise
                     done[name] = _refused(i, name, prompt, error)
-            self._step_until_done(waiting, done, count, use_tqdm)
+                    progress.advance(1)
+                # The device begins with the first while the host takes in the others; which are
+                # the first is known where all are alike.
+                if priority is None and waiting and (i + 1) % _TAKEN_IN == 0:
+                    self._step(waiting, done, progress)
+            while waiting:
+                self._step(waiting, done, progress)
         except BaseException:
             for name in waiting:
                 self.engine.abort_request(name)
             raise
-        return [done[name] for name in ids]
-
-    def _step_until_done(
-        self,
-        waiting: set[str],
-        done: dict[str, RequestOutput],
-        count: int,
-        use_tqdm: bool | Callable[..., Any],
-    ) -> None:
-        progress = Progress(use_tqdm, count)
-        progress.advance(len(done))
-        try:
-            while waiting:
-                if not self.engine.has_unfinished_requests():
-                    raise RuntimeError(f"the engine lost {len(waiting)} requests; report this")
-                for output in self.engine.step():
-                    if output.finished and output.request_id in waiting:
-                        waiting.discard(output.request_id)
-                        done[output.request_id] = output
-                        progress.count(output)
         finally:
             progress.close()
+        return [done[name] for name in ids]
+
+    def _step(self, waiting: set[str], done: dict[str, RequestOutput], progress: Progress) -> None:
+        if not self.engine.has_unfinished_requests():
+            raise RuntimeError(f"the engine lost {len(waiting)} requests; report this")
+        progress.show()
+        for output in self.engine.step():
+            if output.finished and output.request_id in waiting:
+                waiting.discard(output.request_id)
+                done[output.request_id] = output
+                progress.count(output)
 
 
 def _refused(

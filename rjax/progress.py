@@ -10,7 +10,7 @@ from rjax.outputs import RequestOutput
 
 
 class Progress:
-    """A bar over requests, with input and output tokens a second.
+    """A bar over requests, with input and output tokens a second; shown once there is any.
 
     Args:
         use_tqdm: False shows nothing; a callable is used in tqdm's place.
@@ -21,10 +21,14 @@ class Progress:
         self._start = time.monotonic()
         self._read = self._written = 0
         self._bar: Any = None
-        if use_tqdm:
-            make = use_tqdm if callable(use_tqdm) else tqdm
-            self._bar = make(
-                total=total,
+        self._make = tqdm if use_tqdm is True else use_tqdm
+        self._total = total
+
+    def show(self) -> None:
+        """Draw the bar, if it is not there yet."""
+        if self._bar is None and self._make:
+            self._bar = self._make(
+                total=self._total,
                 desc="Processed prompts",
                 dynamic_ncols=True,
                 postfix=self._postfix(0.0, 0.0),
@@ -32,6 +36,7 @@ class Progress:
 
     def count(self, output: RequestOutput) -> None:
         """One request more is done."""
+        self.show()
         self._read += len(output.prompt_token_ids)
         self._written += sum(len(o.token_ids) for o in output.outputs)
         if self._bar is not None:
@@ -41,6 +46,7 @@ class Progress:
 
     def advance(self, requests: int) -> None:
         """Move the bar."""
+        self.show()
         if self._bar is not None and requests:
             self._bar.update(requests)
 

@@ -183,6 +183,27 @@ def test_collections_pass_over_what_existed_before_a_run(monkeypatch) -> None:
     assert gc.get_freeze_count() == 0
 
 
+def test_the_engine_begins_before_a_long_batch_is_taken_in(monkeypatch) -> None:
+    llm, seen = make(), []
+    step = fake(llm).step
+
+    def look() -> list[Any]:
+        seen.append(len(fake(llm).seen))
+        return step()
+
+    monkeypatch.setattr(fake(llm), "step", look)
+    prompts: list[Any] = [[1 + i % 500, 2, 3] for i in range(150)]
+    prompts[70] = 5.0
+    outputs = quiet(llm, prompts)
+    assert [output.prompt_token_ids for output in outputs if output.error is None] == [
+        prompt for prompt in prompts if prompt != 5.0
+    ]
+    assert seen[:3] == [64, 127, 149]
+    seen.clear()
+    quiet(llm, [[1, 2]] * 150, priority=[i % 3 for i in range(150)])
+    assert seen[0] == 149 + 150
+
+
 def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
     llm, bars = make(), []
 

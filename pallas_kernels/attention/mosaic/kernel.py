@@ -24,6 +24,7 @@ from pallas_kernels.attention.mosaic.columns import gather_columns
 from pallas_kernels.attention.mosaic.config import (
     CONSUMERS,
     FEW_READERS,
+    FINE,
     ROWS,
     TILE,
     KernelConfig,
@@ -64,7 +65,7 @@ def make_body(
 ):
     G = N // K
     buffers = cfg.query_buffers
-    chunk = min(S, TILE)  # tokens of one TMA copy
+    coarse, fine = min(S, TILE), min(S, FINE)  # tokens of one TMA copy
     fp8 = "k_scales" in names
     any_wide = any(work.wide for work in lists)
     any_pair = any(not work.wide for work in lists)
@@ -161,7 +162,8 @@ def make_body(
             def produce(record, buffer, tile):
                 head, is_wide, _, which, steps = decode(record)
                 start = record[KV_START]
-                last_page = lax.div(record[KV_STOP] - 1, jnp.int32(S))
+                last = record[KV_STOP] - 1
+                last_page = lax.div(last, jnp.int32(S))
                 plgpu.barrier_wait(q_free.at[buffer])
 
                 def load_queries(work: ListShape):
@@ -181,22 +183,40 @@ def make_body(
                         pl.when(which == place)(lambda work=work: load_queries(work))
 
                 def load_tiles(pool, slot, base, wide: bool):
-                    """Two tiles into one ring slot: two runs of 64 tokens, or two heads."""
+                    """Two tiles into one ring slot: two runs of 64 tokens, or two heads.
+
+                    Of a single tile's last page only the half that is used need come: what lies
+                    behind in its place is of another time, and is masked or cleared as the rest of
+                    a page is.
+                    """
+                    chunk = coarse if wide else fine
+
+                    def leave_out():
+                        plgpu.barrier_arrive(full.at[slot])
+
                     for w in range(CONSUMERS):
                         own = head if wide else jnp.minimum(head + w, K - 1)
-                        for c in range(TILE // chunk):
-                            at = base + (w * TILE if wide else 0) + c * chunk
-                            index = jnp.minimum(lax.div(at, jnp.int32(S)), last_page)
-                            page = table[record[TABLE_ROW], index]
-                            if chunk == S:
-                                source = pool.at[page, own]
+                        for c in range(0, TILE, chunk):
+                            at = base + (w * TILE if wide else 0) + c
+
+                            def copy(own=own, w=w, c=c, at=at):
+                                index = jnp.minimum(lax.div(at, jnp.int32(S)), last_page)
+                                source = pool.at[table[record[TABLE_ROW], index], own]
+                                if chunk != S:
+                                    offset = pl.multiple_of(lax.rem(at, jnp.int32(S)), chunk)
+                                    source = source.at[pl.ds(offset, chunk)]
+                                target = kv_smem.at[slot, w, pl.ds(c, chunk)]
+                                plgpu.copy_gmem_to_smem(source, target, full.at[slot])
+                                if T <= FEW_READERS or not wide:
+                                    evict_first()
+
+                            if wide or c == 0:
+                                copy()
                             else:
-                                offset = pl.multiple_of(lax.rem(at, jnp.int32(S)), chunk)
-                                source = pool.at[page, own, pl.ds(offset, chunk)]
-                            target = kv_smem.at[slot, w, pl.ds(c * chunk, chunk)]
-                            plgpu.copy_gmem_to_smem(source, target, full.at[slot])
-                            if T <= FEW_READERS or not wide:
-                                evict_first()
+                                lax.cond(at <= last, copy, leave_out)
+                        # A slot waits for as many arrivals whatever its tiles.
+                        for _ in range(TILE // fine - TILE // chunk):
+                            leave_out()
 
                 def run(wide: bool):
                     def step(i, tile):

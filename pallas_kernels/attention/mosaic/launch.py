@@ -9,6 +9,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.attention.mosaic.config import (
     CONSUMERS,
+    FINE,
     TILE,
     KernelConfig,
     query_box,
@@ -51,7 +52,7 @@ def attention_call(
     scratch = {}
     if fp8:
         scratch = {"scratch": plgpu.SMEM((CONSUMERS, TILE, H), jnp.float16, transforms=tiled)}
-    copies = CONSUMERS * max(1, TILE // S)
+    copies = CONSUMERS * (TILE // min(S, FINE))
     kernel = plgpu.kernel(
         make_body(cfg, packed.lists, T, N, K, S, H, tuple(numbers), columns),
         out_type=(
