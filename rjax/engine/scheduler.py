@@ -1,7 +1,6 @@
 """Which sequences run in the next step, and how many tokens of each."""
 
 import bisect
-import dataclasses
 import heapq
 import itertools
 
@@ -14,42 +13,11 @@ from rjax.engine.host_pool import HostPool
 from rjax.engine.page_hash import block_bytes
 from rjax.engine.page_operations import PageOperations
 from rjax.engine.preemption import PreemptionCost
-from rjax.engine.schedule import Schedule, ScheduledSequence
+from rjax.engine.schedule import Schedule, ScheduledSequence, StepInTheMaking
 from rjax.engine.sequence import Sequence, SequenceStatus
 from rjax.engine.step_limits import StepLimits
 
 _RUNNING, _WAITING = SequenceStatus.RUNNING, SequenceStatus.WAITING
-
-
-@dataclasses.dataclass(slots=True)
-class _StepInTheMaking:
-    """What is scheduled so far, and the room that is left.
-
-    ``places``: of sequences that have their turn. ``seqs_ahead``: sequences ahead in the step.
-    """
-
-    limits: StepLimits
-    items: list[ScheduledSequence] = dataclasses.field(default_factory=list)
-    num_tokens: int = 0
-    places: int = 0
-    seqs_ahead: int = 0
-
-    @property
-    def room(self) -> int:
-        """Tokens that fit in."""
-        return self.limits.max_num_batched_tokens - self.num_tokens
-
-    @property
-    def room_ahead(self) -> int:
-        """Tokens that fit in of a sequence ahead."""
-        if self.seqs_ahead == self.limits.ahead_seqs:
-            return 0
-        return max(0, self.limits.ahead_tokens - self.num_tokens)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether a sequence can be admitted to it."""
-        return (self.room if self.places else self.room_ahead) > 0
 
 
 class Scheduler:
@@ -104,7 +72,7 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Choose the next step; its tokens count as computed from now on."""
         self.blocks.begin_step()
-        step = _StepInTheMaking(self._limits)
+        step = StepInTheMaking(self._limits)
         self._schedule_running(step)
         admitted = self._admit(step)
         return Schedule(step.items, admitted, self._operations.take())
@@ -154,7 +122,7 @@ class Scheduler:
                 block_bytes(sequence.tokens(start, stop)),
             )
 
-    def _schedule_running(self, step: "_StepInTheMaking") -> None:
+    def _schedule_running(self, step: StepInTheMaking) -> None:
         S = self.blocks.page_size
         decodes: list[Sequence] = []
         chunks: list[Sequence] = []
@@ -210,7 +178,7 @@ class Scheduler:
         for sequence in ahead:
             self._take_ahead(sequence, step)
 
-    def _admit(self, step: "_StepInTheMaking") -> list[Sequence]:
+    def _admit(self, step: StepInTheMaking) -> list[Sequence]:
         admitted: list[Sequence] = []
         if not self._slots or not step.has_room:
             return admitted
@@ -291,20 +259,20 @@ class Scheduler:
         bisect.insort(self.running, sequence, key=lambda s: s.order)
         return True
 
-    def _take(self, sequence: Sequence, step: "_StepInTheMaking") -> None:
+    def _take(self, sequence: Sequence, step: StepInTheMaking) -> None:
         """Schedule as much of a sequence as there is room for, up to its next token."""
         stop = min(sequence.num_tokens, sequence.num_computed + step.room)
         if stop > sequence.num_computed:
             self._compute(sequence, stop, step)
 
-    def _take_ahead(self, sequence: Sequence, step: "_StepInTheMaking") -> None:
+    def _take_ahead(self, sequence: Sequence, step: StepInTheMaking) -> None:
         """Schedule of a sequence ahead what fits into what the step has to spare."""
         stop = min(sequence.num_tokens - 1, sequence.num_computed + step.room_ahead)
         if stop > sequence.num_computed:
             self._compute(sequence, stop, step)
             step.seqs_ahead += 1
 
-    def _compute(self, sequence: Sequence, stop: int, step: "_StepInTheMaking") -> None:
+    def _compute(self, sequence: Sequence, stop: int, step: StepInTheMaking) -> None:
         start, stored = sequence.num_computed, sequence.num_stored
         samples = stop == sequence.num_tokens
         step.items.append(ScheduledSequence(sequence, start, stop, samples, stored))

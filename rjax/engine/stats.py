@@ -27,7 +27,7 @@ class EngineStats:
         kv_tokens_read: tokens of KV that attention read (each layer reads so many).
         kv_tokens_unshared: the same if every sequence had read its own.
         shared_groups: groups of sequences that read a run of pages together, over all steps.
-        num_running, num_waiting, num_swapped: sequences now.
+        num_running, num_waiting, num_swapped: sequences now; those ahead count as running.
         kv_bytes_used: pages in use now.
         kv_bytes_cached: pages that nobody uses and that can serve a later prompt.
         kv_bytes_pinned: pages of shared prefixes that are kept, part of those in use.
