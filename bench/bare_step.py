@@ -27,7 +27,7 @@ _MOST_REPEATS = 2000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BareStep:
-    """Seconds of a step, of many without rest and in bursts."""
+    """Seconds of a step, of many without rest and in bursts; a CPU has only the former."""
 
     sustained: float
     burst: float

@@ -21,7 +21,7 @@ class Progress:
         self._start = time.monotonic()
         self._read = self._written = 0
         self._bar: Any = None
-        self._make = tqdm if use_tqdm is True else use_tqdm
+        self._make = use_tqdm if callable(use_tqdm) or not use_tqdm else tqdm
         self._total = total
 
     def show(self) -> None:
@@ -35,8 +35,7 @@ class Progress:
             )
 
     def count(self, output: RequestOutput) -> None:
-        """One request more is done."""
-        self.show()
+        """One request more is done; the bar must be there."""
         self._read += len(output.prompt_token_ids)
         self._written += sum(len(o.token_ids) for o in output.outputs)
         if self._bar is not None:

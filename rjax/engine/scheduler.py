@@ -128,15 +128,14 @@ class Scheduler:
         chunks: list[Sequence] = []
         ahead: list[Sequence] = []
         short: list[Sequence] = []
-        places = self._limits.max_num_seqs
+        most = self._limits.max_num_seqs
         for sequence in self.running:
             tokens = sequence.num_tokens
             if tokens >= sequence.max_length:
                 continue  # its last token is still in flight
-            if places == 0:
+            if len(decodes) + len(chunks) == most:
                 ahead.append(sequence)
                 continue
-            places -= 1
             if tokens - sequence.num_computed > 1:
                 chunks.append(sequence)
                 continue
@@ -151,12 +150,10 @@ class Scheduler:
             if sequence.status is _RUNNING:
                 self._grow(sequence)
         if short:
-            kept = len(decodes) + len(chunks)
             decodes, chunks, ahead = (
                 [s for s in some if s.status is _RUNNING] for some in (decodes, chunks, ahead)
             )
-            places += kept - len(decodes) - len(chunks)
-        step.places = places
+        step.places = most - len(decodes) - len(chunks)
         for sequence in decodes:
             stop = sequence.num_tokens
             stored = sequence.num_stored

@@ -49,7 +49,6 @@ def test_a_free_place_is_taken_in_the_next_step():
     engine, batches = engine_of(6, spare_rows=6)
     run(engine)
     last = max(n for n, batch in enumerate(batches) if len(batch) > 1)
-    # In the step that a sequence ends in, it is not yet known whether it ends before its length.
     assert all(len(sampling(batch)) == 2 for batch in batches[:last])
     assert len(batches) == 8 * 3
 

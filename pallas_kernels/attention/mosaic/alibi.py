@@ -47,6 +47,9 @@ def add_distance(scores, slopes, tokens, first, reach, axis: int):
     slopes: float32, in the scores' units, along ``axis`` of the scores; tokens: int32, as the
     scores; reach: int32, positions of the queries, as the slopes or one for all.
     """
-    wide = lambda x: lax.broadcast_in_dim(x, scores.shape, [axis])  # noqa: E731
+
+    def wide(x):
+        return lax.broadcast_in_dim(x, scores.shape, [axis])
+
     nearest = slopes * (first - reach).astype(jnp.float32)
     return scores + (wide(nearest) + wide(slopes) * tokens.astype(jnp.float32))
