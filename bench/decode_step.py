@@ -37,7 +37,7 @@ from bench.records import record
 from bench.step_floor import DecodeCase, floor_seconds
 from models import ModelConfig, config_from_dict, init_model
 from models.sharding import single_device_mesh
-from pallas_kernels.attention.planner import PlanShape, Sharing, plan_attention
+from pallas_kernels.attention.planner import PlanShape, Sharing, cut_tokens, plan_attention
 from rjax.sampling import SamplerMode, init_state
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.step import StepState, compile_step
@@ -90,9 +90,8 @@ GROWTH = tuple(
 def step_shape(case: DecodeCase, backend: Backend, *, page_size: int, relay: str) -> StepShape:
     """Of a decode step of this case, as engines have it."""
     longest, rows = case.context, backend.padded_rows(case.batch)
-    unit = max(backend.cut_of(case.batch), page_size)
-    split = unit * -(-longest // (32 * unit))
     joining = backend.joining if relay == "auto" else None
+    split = cut_tokens(longest, max(backend.cut_of(case.batch), page_size), joining)
     plan = PlanShape(rows, case.batch, longest, backend.item_rows(rows), split, joining)
     return StepShape(rows, case.batch, -(-longest // page_size), page_size, plan)
 

@@ -19,7 +19,8 @@ import time
 import jax
 import numpy as np
 
-from pallas_kernels.attention.planner import CostModel, Joining
+from pallas_kernels.attention.joining import Joining
+from pallas_kernels.attention.planner import CostModel
 from rjax.config import EngineConfig
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.llm_engine import LLMEngine

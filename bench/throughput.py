@@ -95,8 +95,10 @@ def measure(
     options: argparse.Namespace, relay: str, ceilings: Ceilings
 ) -> tuple[dict[str, Any], str]:
     """One engine, one mode; the row and the attention backend."""
-    longest = options.max_model_len or options.prefix + options.input + options.output
-    own = longest - options.prefix
+    own = options.input + options.output
+    longest = options.max_model_len or options.prefix + own
+    if options.file is not None:
+        own = longest - options.prefix
     with running_llm(
         options, relay=relay, max_model_len=longest, num_pages=pool_pages(options, own)
     ) as llm:
@@ -204,7 +206,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--input", type=int, default=128, help="further prompt tokens of each")
     p.add_argument("--output", type=int, default=256, help="tokens generated for each")
     p.add_argument("--file", type=Path, help="ShareGPT JSON or JSON lines, in place of random ids")
-    p.add_argument("--max-model-len", type=int, help="with --file: most tokens of a request")
+    p.add_argument(
+        "--max-model-len",
+        type=int,
+        help="most tokens of a sequence; default: of these, and --file needs it",
+    )
     p.add_argument("--relay", default="auto,off", help="modes to compare: auto, on, off")
     p.add_argument("--rounds", type=int, default=1, help="runs of each mode; the middle one counts")
     p.add_argument("--png", type=Path, help="file for the picture")

@@ -181,7 +181,9 @@ class RelaySettings:
             system prompt and user text. Default: the one directly after the other.
         sys_prompt_file, sys_schema_file: the same from UTF-8 files; they win over the strings.
         relay_split_tokens: attention is cut at multiples of so many tokens of a sequence, and only
-            whole cuts are shared; a multiple of the page size. None is the backend's best.
+            whole cuts are shared; a multiple of the page size. None is the backend's best. Only
+            "auto" on Hopper can join cuts; elsewhere a sequence of ``max_model_len`` has 32 at
+            most, so that beyond 32 times as many tokens cuts are longer multiples.
     """
 
     enable_relay_attention: RelayMode | bool = "auto"

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.ceilings import Ceilings
-from pallas_kernels.attention.planner import Joining, PlanShape, plan_attention
+from pallas_kernels.attention.joining import Joining
+from pallas_kernels.attention.planner import PlanShape, plan_attention
 from pallas_kernels.attention.spec import AttentionSpec
 from pallas_kernels.attention.work_list import AttentionPlan
 

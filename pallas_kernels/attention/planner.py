@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Int
 
+from pallas_kernels.attention.joining import Joining, Spans, join_many, join_single
 from pallas_kernels.attention.work_list import AttentionPlan, WorkList
 
 
@@ -35,24 +36,14 @@ type Sharing = Literal["on", "off"] | CostModel
 """Which runs of pages that several sequences hold are read once: all, none, or those that pay."""
 
 
-MOST_JOINED = 16
-"""Cuts in one item at most, where they may be joined."""
+MOST_RESULTS = 32
+"""Partial results of a row that steps for long sequences have room for."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Joining:
-    """How far the cuts of items are joined: long items cost less than many short ones and leave
-    less to merge, but enough of them must be left to keep the device busy.
-
-    Attributes:
-        least_wide_items: join those of many-row items while so many are left.
-        narrow_lanes: one-row items that the device computes at once.
-        narrow_item_tokens: what a one-row item costs beside its tokens, in tokens.
-    """
-
-    least_wide_items: int
-    narrow_lanes: int
-    narrow_item_tokens: int
+def cut_tokens(max_context: int, unit: int, joining: Joining | None) -> int:
+    """Where plans for sequences of up to ``max_context`` tokens are cut: at multiples of ``unit``
+    tokens, or, where cuts are not joined, of so many units that a row has few results to merge."""
+    return unit if joining is not None else unit * math.ceil(max_context / unit / MOST_RESULTS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,8 +57,9 @@ class PlanShape:
         tile_rows: rows of a wide item.
         split_tokens: items are cut at multiples of this many tokens of the sequence, wherever the
             batch stands, so that a row's arithmetic does not depend on who shares with it.
-        joining: None, or join up to ``MOST_JOINED`` cuts of an item. Then a row's arithmetic does
-            depend on the batch it stands in, within rounding.
+        joining: None, or join cuts of an item. Then a row's arithmetic does depend on the batch it
+            stands in, within rounding, and there is room for ``MOST_RESULTS`` items a row at most;
+            batches that need more are cut at twice ``split_tokens``, or twice that, ...
     """
 
     rows: int
@@ -78,31 +70,36 @@ class PlanShape:
     joining: Joining | None = None
 
     @property
-    def item_tokens(self) -> int:
-        """Tokens of an item at most."""
-        return self.split_tokens * (1 if self.joining is None else MOST_JOINED)
-
-    @property
     def cuts(self) -> int:
         """Runs of ``split_tokens`` in the longest sequence."""
         return math.ceil(self.max_context / self.split_tokens)
 
     @property
+    def results(self) -> int:
+        """Items that there is room for at one row."""
+        return self.cuts if self.joining is None else min(self.cuts, MOST_RESULTS)
+
+    @property
+    def item_tokens(self) -> int:
+        """Tokens of an item at most."""
+        return self.split_tokens * (1 if self.joining is None else self.cuts)
+
+    @property
     def narrow_capacity(self) -> int:
-        """One-row items that can be needed at most."""
-        return self.cuts * min(self.seqs, self.rows)
+        """One-row items that there is room for."""
+        return self.results * min(self.seqs, self.rows)
 
     @property
     def wide_capacity(self) -> int:
-        """Many-row items that can be needed at most: at each cut, the rows in whole tiles and one
-        broken tile for each span of two rows or more."""
+        """Many-row items that there is room for: at each of ``results`` cuts, the rows in whole
+        tiles and one broken tile for each span of two rows or more."""
         spans = min(self.seqs, self.rows // 2)
-        return max(1, self.cuts * (math.ceil(self.rows / self.tile_rows) + spans))
+        return max(1, self.results * (math.ceil(self.rows / self.tile_rows) + spans))
 
     @property
     def merge_capacity(self) -> int:
-        """Partial results of all rows together, at most."""
-        return self.cuts * self.rows
+        """Partial results of all rows together that there is room for."""
+        return self.results * self.rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,9 +145,44 @@ def plan_attention(
     Returns:
         The plan (NumPy leaves) and what it reads.
     """
-    A = context_len.shape[0]
-    C, R = shape.split_tokens, shape.tile_rows
-    assert C % page_size == 0 and shape.seqs >= A and query_start[-1] <= shape.rows
+    tokens = shape.split_tokens
+    assert tokens % page_size == 0 and shape.seqs >= context_len.size
+    assert query_start[-1] <= shape.rows
+    while True:
+        single, many, stats = _spans(
+            page_table, query_start, context_len, page_size, shape.tile_rows, tokens, sharing
+        )
+        if shape.joining is not None:
+            single = join_single(single, tokens, shape.narrow_capacity, shape.joining)
+            many = join_many(many, tokens, shape.tile_rows, shape.joining)
+        tiles = many.tiled(shape.tile_rows)
+        if (
+            single.row_count.size <= shape.narrow_capacity
+            and tiles.row_count.size <= shape.wide_capacity
+            and single.row_count.size + many.row_count.sum() <= shape.merge_capacity
+        ):
+            break
+        # At ``results`` cuts everything has room.
+        assert shape.joining is not None and tokens * shape.results < shape.max_context
+        tokens *= 2
+    narrow = _work_list(single, shape.narrow_capacity, 1, shape.item_tokens)
+    wide = _work_list(tiles, shape.wide_capacity, shape.tile_rows, shape.item_tokens)
+    indptr, slots = _merge((narrow, wide), shape)
+    return AttentionPlan((narrow, wide), indptr, slots), stats
+
+
+def _spans(
+    page_table: Int[np.ndarray, "A M"],
+    query_start: Int[np.ndarray, " A1"],
+    context_len: Int[np.ndarray, " A"],
+    page_size: int,
+    tile_rows: int,
+    tokens: int,
+    sharing: Sharing,
+) -> tuple[Spans, Spans, PlanStats]:
+    """The batch cut at multiples of ``tokens``: spans of one row and of several, and what they
+    read."""
+    A, C = context_len.size, tokens
     cuts = -(-int(context_len.max(initial=0)) // C)
     starts = np.arange(cuts) * C
     active = context_len > starts[:, None]
@@ -162,7 +194,7 @@ def plan_attention(
         ids = page_table[:, last].T
         joined[:, 1:] = full[:, 1:] & full[:, :-1] & (ids[:, 1:] == ids[:, :-1])
     if isinstance(sharing, CostModel):
-        joined = _keep_paying(joined, query_start, sharing, R, C)
+        joined = _keep_paying(joined, query_start, sharing, tile_rows, C)
     cut, first = np.nonzero(active & ~joined)
     # Flat index of a span's first sequence; the span runs to the next break or the end of the cut.
     breaks = np.append(np.flatnonzero((~joined | ~active).ravel()), cuts * A)
@@ -177,7 +209,7 @@ def plan_attention(
         0,
     )
     row_begin = row_begin + skip
-    spans = _Spans(
+    spans = Spans(
         row_begin=row_begin,
         row_count=row_end - row_begin,
         table_row=first,
@@ -186,105 +218,13 @@ def plan_attention(
             stop - first > 1, starts[cut] + C, np.minimum(starts[cut] + C, context_len[first])
         ),
     )
-    single, many = spans.select(spans.row_count == 1), spans.select(spans.row_count > 1)
-    if shape.joining is not None:
-        single = _join_single(single, C, shape.joining)
-        many = many.joined(_cuts_to_join(many, R, shape.joining.least_wide_items) * C)
-    narrow = _work_list(single, shape.narrow_capacity, 1, shape.item_tokens)
-    wide = _work_list(many.tiled(R), shape.wide_capacity, R, shape.item_tokens)
-    indptr, slots = _merge((narrow, wide), shape, cuts)
     sizes = (stop - first) * (spans.kv_stop - spans.kv_start)
     stats = PlanStats(
         kv_tokens_read=int((spans.kv_stop - spans.kv_start).sum()),
         kv_tokens_unshared=int(sizes.sum()),
         shared_groups=int((stop - first > 1).sum()),
     )
-    return AttentionPlan((narrow, wide), indptr, slots), stats
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Spans:
-    """Runs of rows that read the same run of tokens, before they are cut into tiles."""
-
-    row_begin: Int[np.ndarray, " X"]
-    row_count: Int[np.ndarray, " X"]
-    table_row: Int[np.ndarray, " X"]
-    kv_start: Int[np.ndarray, " X"]
-    kv_stop: Int[np.ndarray, " X"]
-
-    def select(self, chosen: np.ndarray) -> "_Spans":
-        return _Spans(*(getattr(self, f.name)[chosen] for f in dataclasses.fields(self)))
-
-    def joined(self, most_tokens: int) -> "_Spans":
-        """The same rows' runs of tokens made one, up to the next multiple of ``most_tokens``."""
-        keys = (self.kv_start, self.row_count, self.row_begin, self.table_row)
-        found = self.select(np.lexsort(keys))
-        begins = np.ones(found.kv_start.size, bool)
-        begins[1:] = (found.kv_start[1:] != found.kv_stop[:-1]) | (
-            found.kv_start[1:] % most_tokens == 0
-        )
-        for rows in (found.row_begin, found.row_count, found.table_row):
-            begins[1:] |= rows[1:] != rows[:-1]
-        first = np.flatnonzero(begins)
-        stops = found.kv_stop[np.append(first, begins.size)[1:] - 1]
-        return dataclasses.replace(found.select(first), kv_stop=stops)
-
-    def tiled(self, tile_rows: int) -> "_Spans":
-        tiles = -(-self.row_count // tile_rows)
-        grown = self.select(np.repeat(np.arange(tiles.size), tiles))
-        offset = (np.arange(tiles.sum()) - np.repeat(tiles.cumsum() - tiles, tiles)) * tile_rows
-        return dataclasses.replace(
-            grown,
-            row_begin=grown.row_begin + offset,
-            row_count=np.minimum(grown.row_count - offset, tile_rows),
-        )
-
-
-def _cuts_to_join(spans: _Spans, tile_rows: int, least_items: int) -> int:
-    """A power of two, so that about ``least_items`` items are left, or more."""
-    items = int((-(-spans.row_count // tile_rows)).sum())
-    joined = 1
-    while joined < MOST_JOINED and items >= 2 * joined * least_items:
-        joined *= 2
-    return joined
-
-
-def _join_single(spans: _Spans, tokens: int, joining: Joining) -> _Spans:
-    """One-row items of as many cuts as leave the busiest lane the least to do, dealt evenly."""
-    found = spans.select(np.lexsort((spans.kv_start, spans.row_begin)))
-    goes_on = np.zeros(found.kv_start.size, bool)
-    goes_on[1:] = found.kv_start[1:] == found.kv_stop[:-1]
-    goes_on[1:] &= found.row_begin[1:] == found.row_begin[:-1]
-    fewest = goes_on.size - np.count_nonzero(goes_on)
-    best, least, joined = (np.arange(goes_on.size), found.kv_stop), math.inf, 1
-    while joined <= MOST_JOINED:
-        first = np.flatnonzero(~goes_on | (found.kv_start % (joined * tokens) == 0))
-        stop = found.kv_stop[np.append(first, goes_on.size)[1:] - 1]
-        order, busiest = _deal(stop - found.kv_start[first] + joining.narrow_item_tokens, joining)
-        if busiest <= least:
-            best, least = (first[order], stop[order]), busiest
-        if first.size <= max(joining.narrow_lanes, fewest):
-            break
-        joined *= 2
-    chosen, stop = best
-    return dataclasses.replace(found.select(chosen), kv_stop=stop)
-
-
-def _deal(
-    costs: Int[np.ndarray, " X"], joining: Joining
-) -> tuple[Int[np.ndarray, " X"], int | np.integer]:
-    """An order in which items that the lanes take in turn load them alike; the largest load.
-
-    The longest first, every second round from its other end.
-    """
-    lanes = joining.narrow_lanes
-    order = np.argsort(-costs, kind="stable")
-    whole, rest = np.split(order, [order.size // lanes * lanes])
-    whole = whole.reshape(-1, lanes)
-    whole[::-2] = whole[::-2, ::-1].copy()  # the last whole round too, before what is left
-    loads = costs[whole].sum(axis=0)
-    loads[: rest.size] += costs[rest]
-    return np.concatenate([whole.ravel(), rest]), loads.max()
+    return spans.select(spans.row_count == 1), spans.select(spans.row_count > 1), stats
 
 
 def _keep_paying(
@@ -303,7 +243,7 @@ def _keep_paying(
     return joined & np.repeat(pays, ends - heads).reshape(joined.shape)
 
 
-def _work_list(spans: _Spans, capacity: int, tile_rows: int, tile_tokens: int) -> WorkList:
+def _work_list(spans: Spans, capacity: int, tile_rows: int, tile_tokens: int) -> WorkList:
     items = spans.row_begin.size
     assert items <= capacity, (items, capacity)
 
@@ -327,19 +267,22 @@ def _padded(field: Int[np.ndarray, " X"], capacity: int) -> Int[np.ndarray, " C"
 
 
 def _merge(
-    lists: tuple[WorkList, ...], shape: PlanShape, cuts: int
+    lists: tuple[WorkList, ...], shape: PlanShape
 ) -> tuple[Int[np.ndarray, " T1"], Int[np.ndarray, " X"]]:
     """Partial results of each row, in order of the tokens they cover."""
-    # At most one item covers a row at a cut: a table of slots by row and cut is sorted by itself.
-    table = np.full((shape.rows, cuts), -1, np.int32)
+    live = [slice(int(items.num_items)) for items in lists]
+    starts = [np.asarray(items.kv_start)[n] for items, n in zip(lists, live, strict=True)]
+    # No two items of a row begin at one token: a table of slots by row and start is sorted by
+    # itself.
+    columns = np.unique(np.concatenate(starts))
+    table = np.full((shape.rows, columns.size), -1, np.int32)
     base = 0
-    for items in lists:
-        count = np.asarray(items.row_count)[: int(items.num_items)]
+    for items, n, start in zip(lists, live, starts, strict=True):
+        count = np.asarray(items.row_count)[n]
         item = np.repeat(np.arange(count.size, dtype=np.int32), count)
         offset = np.arange(item.size, dtype=np.int32) - (count.cumsum() - count)[item]
         row = np.asarray(items.row_start)[item] + offset
-        cut = np.asarray(items.kv_start)[item] // shape.split_tokens
-        table[row, cut] = base + item * items.tile_rows + offset
+        table[row, np.searchsorted(columns, start)[item]] = base + item * items.tile_rows + offset
         base += items.capacity * items.tile_rows
     found = table >= 0
     indptr = np.zeros(shape.rows + 1, np.int32)

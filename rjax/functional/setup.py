@@ -11,12 +11,12 @@ from jax.sharding import Mesh
 
 from models import Decoder, ModelConfig
 from models.sharding import check_mesh, single_device_mesh
-from pallas_kernels.attention.planner import PlanShape, Sharing
+from pallas_kernels.attention.planner import PlanShape, Sharing, cut_tokens
 from rjax.errors import InvalidConfigError
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.cost_model import fitted_cost_model
 
-_LEAST_CUTS, _MOST_CUTS = 8, 32  # items of one sequence at full length, as far as pages allow
+_LEAST_CUTS = 8  # items of one sequence at full length, as far as pages allow
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def prepare(
         unit = page_size * math.ceil(
             min(chosen.split_tokens, max_context / _LEAST_CUTS) / page_size
         )
-        split_tokens = unit * math.ceil(max_context / unit / _MOST_CUTS)
+        split_tokens = cut_tokens(max_context, unit, None)
     if split_tokens < 1 or split_tokens % page_size:
         raise InvalidConfigError(
             f"split_tokens is {split_tokens}; it must be a multiple of page_size ({page_size})"

@@ -12,8 +12,9 @@ from models import ModelConfig
 from pallas_kernels import one_row, streamed_product
 from pallas_kernels.attention import mosaic as attention_mosaic
 from pallas_kernels.attention import xla as attention_xla
+from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.mosaic import config as mosaic_config
-from pallas_kernels.attention.planner import CostModel, Joining
+from pallas_kernels.attention.planner import CostModel
 from pallas_kernels.attention.triton import config as triton_config
 from pallas_kernels.gated_activation import mosaic as activation_mosaic
 from pallas_kernels.gated_activation import xla as activation_xla
@@ -63,7 +64,7 @@ class Backend:
             plan, once a step.
         tile_rows: rows of a many-row item at most; see ``item_rows``.
         split_tokens: items are cut at multiples of this many tokens, or of a multiple of it in
-            engines for very long sequences.
+            engines for very long sequences that join no cuts.
         fine_split_tokens, fine_rows: steps of at most so many rows are cut at so many tokens
             instead, or they would leave multiprocessors without work.
         joining: of the ``PlanShape``: whether and how far cuts are joined.

@@ -29,16 +29,13 @@ def by_shared_pages(
     columns = np.arange(1, runs + 1) * (split_tokens // page_size) - 1
     pages = tables[slots[:, None], columns]
     pages[stops[:, None] < (columns + 1) * page_size] = -1
-    shared = 0
-    while shared < runs and _has_twins(pages[:, shared]):
-        shared += 1
-    if not shared:
+    ranked = np.sort(pages, axis=0)
+    twins = (ranked[1:] == ranked[:-1]) & (ranked[1:] >= 0)
+    pages = pages[:, twins.any(axis=0)]
+    if not pages.size:
         return batch  # nothing is shared from the start, so nothing is shared at all
-    order = np.lexsort(pages[:, :shared].T[::-1])
+    # A later run has the same twins or fewer, so where it has as many it groups alike.
+    count = twins.sum(axis=0)[: pages.shape[1]]
+    pages = pages[:, np.append(count[1:] != count[:-1], True)]
+    order = np.lexsort(pages.T[::-1])
     return [batch[i] for i in order.tolist()]
-
-
-def _has_twins(column: Int[np.ndarray, " A"]) -> bool:
-    """Whether a page stands there twice."""
-    column = np.sort(column)
-    return bool(((column[1:] == column[:-1]) & (column[1:] >= 0)).any())

@@ -80,6 +80,29 @@ def fit_pool(
     return PoolSize(pages, bytes_per_page)
 
 
+def check_pool_fits(pool: PoolSize, *, memory: Mapping[str, int] | None, num_devices: int) -> None:
+    """Refuse a pool of a size that was asked for, before the device tries to find room for it.
+
+    Args:
+        pool: its size.
+        memory: of one device, weights loaded; without it (a CPU) nothing is checked.
+        num_devices: that the pool is cut over.
+
+    Raises:
+        OutOfMemoryError: it is larger than what is left; the message says how many pages are not.
+    """
+    if not memory or "bytes_limit" not in memory:
+        return
+    room = (memory["bytes_limit"] - memory["bytes_in_use"]) * num_devices
+    if pool.num_pages * pool.page_bytes > room:
+        raise OutOfMemoryError(
+            f"num_pages is {pool.num_pages}, which takes "
+            f"{pool.num_pages * pool.page_bytes / 2**30:.1f} GiB, and {num_devices} device(s) have "
+            f"{room / 2**30:.1f} GiB to give: set num_pages below {room // pool.page_bytes}, since "
+            "a step needs memory too, or leave it out, and the pool takes what is left"
+        )
+
+
 def check_weights_fit(
     folder: pathlib.Path,
     *,

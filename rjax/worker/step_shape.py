@@ -4,7 +4,8 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from pallas_kernels.attention.planner import Joining, PlanShape
+from pallas_kernels.attention.joining import Joining
+from pallas_kernels.attention.planner import PlanShape
 from rjax.engine.schedule import ScheduledSequence
 from rjax.engine.step_limits import StepLimits
 from rjax.sampling import SamplerMode, step_mode

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
 from models import LoadedModel
-from pallas_kernels.attention.planner import CostModel, PlanStats, Sharing
+from pallas_kernels.attention.planner import CostModel, PlanStats, Sharing, cut_tokens
 from rjax.config import EngineConfig
 from rjax.engine.page_operations import PageOperation
 from rjax.engine.schedule import ScheduledSequence
@@ -26,7 +25,7 @@ from rjax.worker.batch_order import by_shared_pages
 from rjax.worker.compile_ahead import compile_ahead
 from rjax.worker.cost_model import fitted_cost_model
 from rjax.worker.gathered_steps import GatheredResult, GatheredSteps, StepKind
-from rjax.worker.kv_cache import PoolSize, fit_pool, make_pools, page_bytes
+from rjax.worker.kv_cache import PoolSize, check_pool_fits, fit_pool, make_pools, page_bytes
 from rjax.worker.page_mover import PageMover, Pools
 from rjax.worker.programs import StepPrograms
 from rjax.worker.readout import StepReadout, read_result
@@ -39,7 +38,6 @@ _SAMPLED = 64  # values of each weight in the model's fingerprint
 _PROMPT_ROWS = 512  # whose logits there is room for: several blocks of what a step holds at once
 _ALL = 0xFFFFFFFF  # of 32 tokens all may be sampled
 _FIRST_RUNS = 2  # of a program: XLA makes its CUDA graph in the second
-_MOST_CUTS = 32  # items of one sequence; longer sequences are cut more coarsely
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,9 +93,12 @@ class Worker:
         self._check_values = config.check_values
         page_size = config.cache.page_size
 
+        # Joined cuts are equal within rounding; without them sharing changes no bit.
+        joining = backend.joining if config.relay.mode == "auto" else None
+
         def cut_of(rows: int) -> int:
             unit = config.relay.relay_split_tokens or max(backend.cut_of(rows), page_size)
-            return unit * math.ceil(max_model_len / unit / _MOST_CUTS)
+            return cut_tokens(max_model_len, unit, joining)
 
         self.shapes = ShapeTable(
             limits=limits,
@@ -106,8 +107,7 @@ class Worker:
             item_rows=backend.item_rows,
             cut_of=cut_of,
             padded_rows=backend.padded_rows if mesh.size == 1 else lambda rows: rows,
-            # Joined cuts are equal within rounding; without them sharing changes no bit.
-            joining=backend.joining if config.relay.mode == "auto" else None,
+            joining=joining,
             growth=growth,
         )
         graph, state = nnx.split(loaded.model)
@@ -367,9 +367,11 @@ class Worker:
     def _pool_size(self, loaded: LoadedModel, config: EngineConfig, max_model_len: int) -> PoolSize:
         size = config.cache.page_size
         bytes_per_page = page_bytes(loaded.config, size, self._kv_dtype)
-        if config.cache.num_pages is not None:
-            return PoolSize(config.cache.num_pages, bytes_per_page)
         device = self._mesh.devices.flat[0]
+        if config.cache.num_pages is not None:
+            pool = PoolSize(config.cache.num_pages, bytes_per_page)
+            check_pool_fits(pool, memory=device.memory_stats(), num_devices=self._mesh.size)
+            return pool
         return fit_pool(
             bytes_per_page=bytes_per_page,
             page_size=size,

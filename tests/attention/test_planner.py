@@ -9,23 +9,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.attention.planner import CostModel, Joining, PlanShape, plan_attention
+from pallas_kernels.attention.joining import Joining
+from pallas_kernels.attention.planner import (
+    MOST_RESULTS,
+    CostModel,
+    PlanShape,
+    cut_tokens,
+    plan_attention,
+)
 from pallas_kernels.attention.reference import paged_attention_reference
 from pallas_kernels.attention.spec import AttentionSpec
 from pallas_kernels.attention.xla import paged_attention
 
 S, MAX_CONTEXT, ROWS, SEQS = 8, 128, 48, 8
 SHAPE = PlanShape(rows=ROWS, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=4, split_tokens=16)
+# More cuts than a row has room for results, and no rows beside those of decode steps.
+FINE = PlanShape(rows=SEQS, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=4, split_tokens=2)
 SHARE_WIDE = CostModel(narrow_item=1, narrow_token=1, wide_item=10, wide_token=2)
 
 
-def make_batch(rng, lengths, queries, forks):
+def make_batch(rng, lengths, queries, forks, page_size=S):
     """Page tables of sequences; forks[b] = pages that b shares with its left neighbour."""
-    pages = rng.permutation(len(lengths) * MAX_CONTEXT // S).astype(np.int32)
+    pages = rng.permutation(len(lengths) * MAX_CONTEXT // page_size).astype(np.int32)
     table = pages.reshape(len(lengths), -1).copy()
     for b, fork in enumerate(forks):
         if b:
-            shared = min(fork, lengths[b] // S, lengths[b - 1] // S)
+            shared = min(fork, lengths[b] // page_size, lengths[b - 1] // page_size)
             table[b, :shared] = table[b - 1, :shared]
     queries = np.minimum(queries, lengths)
     start = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
@@ -37,6 +46,35 @@ batches = st.lists(
     min_size=1,
     max_size=SEQS,
 )
+
+
+def check_coverage(plan, table, start, context, page_size):
+    """Each visible pair of row and token once, in pages of the row's own table, and no other."""
+    rows_in_all = plan.merge_indptr.size - 1
+    covered = np.zeros((rows_in_all, MAX_CONTEXT), int)
+    pages_seen = {}
+    for items in plan.lists:
+        for i in range(int(items.num_items)):
+            rows = slice(items.row_start[i], items.row_start[i] + items.row_count[i])
+            tokens = slice(items.kv_start[i], items.kv_stop[i])
+            assert 0 < items.row_count[i] <= items.tile_rows
+            assert 0 < items.kv_stop[i] - items.kv_start[i] <= items.tile_tokens
+            covered[rows, tokens] += 1
+            for row in range(rows.start, rows.stop):
+                for token in range(tokens.start, tokens.stop):
+                    pages_seen[row, token] = table[items.table_row[i], token // page_size]
+    for b in range(context.size):
+        for row in range(start[b], start[b + 1]):
+            position = context[b] - (start[b + 1] - row)
+            assert (covered[row, : position + 1] == 1).all()
+            assert all(pages_seen[row, t] == table[b, t // page_size] for t in range(position + 1))
+    assert (covered[start[-1] :] == 0).all()
+    slots = plan.merge_slots[: plan.merge_indptr[-1]]
+    assert len(set(slots.tolist())) == slots.size == sum(x.row_count.sum() for x in plan.lists)
+    # Of each row in order of the tokens.
+    begins = np.concatenate([np.repeat(x.kv_start, x.tile_rows) for x in plan.lists])
+    for one, end in zip(plan.merge_indptr, plan.merge_indptr[1:], strict=False):
+        assert (np.diff(begins[plan.merge_slots[one:end]]) > 0).all()
 
 
 @settings(max_examples=200, deadline=None)
@@ -53,27 +91,73 @@ def test_every_visible_pair_is_covered_once(batch, sharing, seed, joining):
     table, start, context = make_batch(np.random.default_rng(seed), lengths, queries, forks)
     shape = dataclasses.replace(SHAPE, joining=joining)
     plan, stats = plan_attention(table, start, context, page_size=S, shape=shape, sharing=sharing)
-    covered = np.zeros((ROWS, MAX_CONTEXT), int)
-    pages_seen = {}
-    for items in plan.lists:
-        for i in range(int(items.num_items)):
-            rows = slice(items.row_start[i], items.row_start[i] + items.row_count[i])
-            tokens = slice(items.kv_start[i], items.kv_stop[i])
-            assert 0 < items.row_count[i] <= items.tile_rows
-            assert 0 < items.kv_stop[i] - items.kv_start[i] <= items.tile_tokens
-            covered[rows, tokens] += 1
-            for row in range(rows.start, rows.stop):
-                for token in range(tokens.start, tokens.stop):
-                    pages_seen[row, token] = table[items.table_row[i], token // S]
-    for b in range(len(lengths)):
-        for row in range(start[b], start[b + 1]):
-            position = context[b] - (start[b + 1] - row)
-            assert (covered[row, : position + 1] == 1).all()
-            assert all(pages_seen[row, t] == table[b, t // S] for t in range(position + 1))
-    assert (covered[start[-1] :] == 0).all()
+    check_coverage(plan, table, start, context, S)
     assert stats.kv_tokens_unshared >= stats.kv_tokens_read
-    slots = plan.merge_slots[: plan.merge_indptr[-1]]
-    assert len(set(slots.tolist())) == slots.size == sum(x.row_count.sum() for x in plan.lists)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    batch=st.lists(
+        st.tuples(st.integers(1, MAX_CONTEXT), st.integers(0, MAX_CONTEXT // 2)),
+        min_size=1,
+        max_size=SEQS,
+    ),
+    sharing=st.sampled_from(["on", "off", SHARE_WIDE]),
+    least=st.sampled_from([1, 4, 99]),
+    lanes=st.sampled_from([1, 7, 999]),
+)
+def test_long_sequences_have_room(batch, sharing, least, lanes):
+    """With 64 cuts and room for 32 results a row, however few the joining would leave."""
+    lengths, forks = (np.array(x) for x in zip(*batch, strict=True))
+    table, start, context = make_batch(
+        np.random.default_rng(0), lengths, np.ones_like(lengths), forks, page_size=2
+    )
+    shape = dataclasses.replace(FINE, joining=Joining(least, lanes, 8))
+    assert shape.cuts == 2 * MOST_RESULTS
+    plan, _ = plan_attention(table, start, context, page_size=2, shape=shape, sharing=sharing)
+    check_coverage(plan, table, start, context, 2)
+
+
+def test_what_has_no_room_is_cut_more_coarsely():
+    lengths, one = np.full(SEQS, MAX_CONTEXT), np.ones(SEQS, int)
+    table, start, context = make_batch(
+        np.random.default_rng(0), lengths, one, np.full(SEQS, 63), page_size=2
+    )
+    never = dataclasses.replace(FINE, joining=Joining(99, 1, 8))
+    plan, stats = plan_attention(table, start, context, page_size=2, shape=never, sharing="on")
+    # All but the last two tokens are shared; at cuts of four, all but the last four.
+    assert stats.kv_tokens_read == MAX_CONTEXT - 4 + SEQS * 4
+    assert plan.merge_indptr[-1] == SEQS * MOST_RESULTS == never.merge_capacity
+    joined = dataclasses.replace(FINE, joining=Joining(8, 1, 8))
+    _, stats = plan_attention(table, start, context, page_size=2, shape=joined, sharing="on")
+    assert stats.kv_tokens_read == MAX_CONTEXT - 2 + SEQS * 2
+
+
+def test_a_step_for_long_sequences_shares_as_much_as_one_for_short():
+    """64 rows over 2,048 shared and 256 own tokens, in pages of 64, as on a GPU."""
+    joining, B, pages = Joining(17, 33, 64), 64, 36
+    table = np.zeros((B, 2048), np.int32)
+    table[:, :32] = np.arange(32)
+    table[:, 32:pages] = np.arange(32, 32 + B * 4).reshape(B, 4)
+    found = []
+    for longest in (2304, 131072):
+        cut = cut_tokens(longest, 256, joining)
+        shape = PlanShape(B, B, longest, tile_rows=32, split_tokens=cut, joining=joining)
+        plan, stats = plan_attention(
+            table,
+            np.arange(B + 1, dtype=np.int32),
+            np.full(B, 2304, np.int32),
+            page_size=64,
+            shape=shape,
+            sharing="on",
+        )
+        items = [(int(x.num_items), x.kv_stop[: int(x.num_items)].tolist()) for x in plan.lists]
+        found.append((items, stats))
+    assert shape.narrow_capacity == B * MOST_RESULTS
+    assert found[0] == found[1]
+    assert stats.kv_tokens_read == 2048 + B * 256
+    # Without joining, where sharing changes no bit, a row's results are as few by longer cuts.
+    assert cut_tokens(131072, 256, None) == 4096 and cut_tokens(8192, 256, None) == 256
 
 
 @pytest.mark.parametrize("sharing", ["on", "off", SHARE_WIDE])

@@ -11,7 +11,7 @@ import pytest
 from rjax.engine.page_operations import CopyPages, SwapIn, SwapOut
 from rjax.errors import OutOfMemoryError
 from rjax.sampling import SamplingParams
-from rjax.worker.kv_cache import check_weights_fit, fit_pool
+from rjax.worker.kv_cache import PoolSize, check_pool_fits, check_weights_fit, fit_pool
 
 from .tiny import make_engine, run
 
@@ -80,6 +80,15 @@ def test_a_pool_that_does_not_fit_says_what_would():
     with pytest.raises(OutOfMemoryError, match="raise tensor_parallel_size") as found:
         fit(workspace_bytes=2**30)
     assert "max_model_len to" not in str(found.value)
+
+
+def test_a_pool_of_given_size_that_does_not_fit_is_refused():
+    memory = {"bytes_limit": 1000, "bytes_in_use": 400}
+    check_pool_fits(PoolSize(60, 10), memory=memory, num_devices=1)
+    with pytest.raises(OutOfMemoryError, match=r"num_pages is 61.*set num_pages below 60"):
+        check_pool_fits(PoolSize(61, 10), memory=memory, num_devices=1)
+    check_pool_fits(PoolSize(120, 10), memory=memory, num_devices=2)
+    check_pool_fits(PoolSize(10**9, 10), memory=None, num_devices=1)
 
 
 def test_weights_that_do_not_fit_are_refused_before_loading(tmp_path):
