@@ -3,6 +3,7 @@
     python -m bench.decode_step                       # the table: H200, about three minutes
     python -m bench.decode_step --only qwen2.5-0.5b   # one model's rows
     python -m bench.decode_step --growth              # 64 rows, a prefix growing to 32768 tokens
+    python -m bench.decode_step --max-model-len 131072   # the steps of an engine for long sequences
     python -m bench.decode_step --model tiny --batch 4 --shared 64 --own 16   # any shape, any CPU
 
 The step is the one the engine runs: embedding, layers, attention over pages, logits, sampling, KV
@@ -87,9 +88,16 @@ GROWTH = tuple(
 )
 
 
-def step_shape(case: DecodeCase, backend: Backend, *, page_size: int, relay: str) -> StepShape:
-    """Of a decode step of this case, as engines have it."""
-    longest, rows = case.context, backend.padded_rows(case.batch)
+def step_shape(
+    case: DecodeCase,
+    backend: Backend,
+    *,
+    page_size: int,
+    relay: str,
+    max_model_len: int | None = None,
+) -> StepShape:
+    """Of a decode step of this case, as engines for so many tokens have it, or for just these."""
+    longest, rows = max_model_len or case.context, backend.padded_rows(case.batch)
     joining = backend.joining if relay == "auto" else None
     split = cut_tokens(longest, max(backend.cut_of(case.batch), page_size), joining)
     plan = PlanShape(rows, case.batch, longest, backend.item_rows(rows), split, joining)
@@ -108,8 +116,10 @@ class Bench:
         relay: str,
         mode: Any,
         dtype: str | None = None,
+        max_model_len: int | None = None,
     ) -> None:
         self.config: ModelConfig = config_from_dict(config)
+        self.max_model_len = max_model_len
         self.page_size, self.relay = page_size, relay
         self.mode: SamplerMode = mode
         self.mesh = single_device_mesh()
@@ -130,7 +140,13 @@ class Bench:
 
     def compiled(self, case: DecodeCase) -> tuple[Any, StepState, Array]:
         """The step's compiled program, a state with random KV, and its packed input."""
-        shape = step_shape(case, self.backend, page_size=self.page_size, relay=self.relay)
+        shape = step_shape(
+            case,
+            self.backend,
+            page_size=self.page_size,
+            relay=self.relay,
+            max_model_len=self.max_model_len,
+        )
         layout = PackedLayout(shape)
         features = StepFeatures(self.mode, 0, False)
         step: Any = compile_step(
@@ -145,11 +161,11 @@ class Bench:
         """Whole pages of the shared tokens stand in every table; what is left over is own."""
         B, S = case.batch, self.page_size
         common = case.shared // S
-        own = shape.table_pages - common
+        own = -(-case.context // S) - common
         ids = np.random.default_rng(0).permutation(common + B * own).astype(np.int32)
-        table = np.concatenate(
-            [np.tile(ids[:common], (B, 1)), ids[common:].reshape(B, own)], axis=1
-        )
+        table = np.zeros((B, shape.table_pages), np.int32)
+        table[:, :common] = ids[:common]
+        table[:, common : common + own] = ids[common:].reshape(B, own)
         modes: dict[str, Sharing] = {"on": "on", "off": "off", "auto": self.backend.cost_model}
         context = np.full(B, case.context, np.int32)
         plan, _ = plan_attention(
@@ -247,6 +263,7 @@ def measure_all(rows: tuple[Row, ...], options: argparse.Namespace) -> dict[str,
                 page_size=options.page_size,
                 relay=options.relay,
                 mode=options.mode,
+                max_model_len=options.max_model_len,
             )
             for row in rows:
                 if row.model == name:
@@ -289,6 +306,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--backend", default="auto", help="auto, mosaic or xla")
     p.add_argument("--profile", type=int, default=0, help="print so many kernels of each step")
     p.add_argument("--page-size", type=int, default=64, help="tokens a page")
+    p.add_argument(
+        "--max-model-len", type=int, help="most tokens of a sequence; default: of each row's"
+    )
     return p
 
 
@@ -300,6 +320,11 @@ def main(arguments: list[str] | None = None) -> None:
         rows: tuple[Row, ...] = (Row(options.model, case),)
     else:
         rows = tuple(r for r in (GROWTH if options.growth else TABLE) if options.only in r.model)
+    longest = max((row.case.context for row in rows), default=0)
+    if options.max_model_len is not None and options.max_model_len < longest:
+        raise SystemExit(
+            f"--max-model-len is {options.max_model_len}; these rows have up to {longest} tokens"
+        )
     if not rows:
         raise SystemExit(f"no row of the table has a model named like {options.only!r}")
     found = measure_all(rows, options)
@@ -310,7 +335,9 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"{row['model']}, {row['batch']} rows: {row['busy_ms']:.3f} ms busy")
         for kernel in row["longest"]:
             print(f"{1e6 * kernel['seconds']:9.1f} us {kernel['count']:6.1f} x {kernel['name']}")
-    keep(found, COLUMNS, options.json, "decode_step_growth" if options.growth else "decode_step")
+    name = "decode_step_growth" if options.growth else "decode_step"
+    long = "" if options.max_model_len is None else "_long"
+    keep(found, COLUMNS, options.json, name + long)
 
 
 if __name__ == "__main__":

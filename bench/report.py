@@ -116,6 +116,9 @@ _LONGBENCH = {key: name for key, name in longbench.COLUMNS.items() if key != "to
 
 SECTIONS: dict[str, Section] = {
     "decode_step": Section("One decode step", _rows(decode_step.COLUMNS)),
+    "decode_step_long": Section(
+        "One decode step of an engine for long sequences", _rows(decode_step.COLUMNS)
+    ),
     "decode_step_growth": Section("A growing prefix", _rows(decode_step.COLUMNS), decode_step.draw),
     "attention": Section("Attention alone", _rows(attention.COLUMNS), attention.draw),
     "kernels": Section("Kernels", _rows(run_table.COLUMNS)),

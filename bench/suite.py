@@ -1,6 +1,6 @@
 """Runs the benchmarks that make bench/README.md, one after another, and then makes it.
 
-    python -m bench.suite              # on a GPU, about 12 minutes
+    python -m bench.suite              # on a GPU, about 14 minutes
     python -m bench.suite --list       # only say what would run
     python -m bench.suite --only decode_step,throughput --seconds 300
     python -m bench.suite --into FOLDER    # keep the results there, and make no README
@@ -20,6 +20,7 @@ from pathlib import Path
 
 COMMANDS: dict[str, tuple[str, int]] = {
     "decode_step": ("bench.decode_step", 240),
+    "decode_step_long": ("bench.decode_step --max-model-len 131072", 240),
     "decode_step_growth": ("bench.decode_step --growth", 120),
     "throughput": ("bench.throughput --shapes llama-3-8b", 180),
     "prefill": (

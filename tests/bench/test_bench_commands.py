@@ -55,7 +55,9 @@ def test_the_floor_of_a_step_is_its_weights_and_kv_once():
 def test_decode_step(tmp_path, capsys):
     path = tmp_path / "step.json"
     given = ["--model=tiny", "--batch=3", "--shared=130", "--own=7", "--quiet", f"--json={path}"]
-    decode_step.main(given)
+    with pytest.raises(SystemExit, match=r"--max-model-len is 136; these rows have up to 137"):
+        decode_step.main([*given, "--max-model-len=136"])
+    decode_step.main([*given, "--max-model-len=900"])
     (row,) = load(path)["rows"]
     assert row["step_ms"] > 0
     assert row["kernels"] > 0
