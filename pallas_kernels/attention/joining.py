@@ -6,6 +6,10 @@ import math
 import numpy as np
 from jaxtyping import Int
 
+MOST_JOINED = 16
+"""Cuts in one many-row item at most, or whoever computes it would be the last; but a run of tokens
+need not be more items than this."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Joining:
@@ -64,8 +68,10 @@ class Spans:
 def join_many(spans: Spans, tokens: int, tile_rows: int, joining: Joining) -> Spans:
     """Many-row items of as many cuts, a power of two, as leave about ``least_wide_items``."""
     items = int((-(-spans.row_count // tile_rows)).sum())
+    cuts = int(spans.kv_stop.max(initial=0)) // tokens
+    most = max(MOST_JOINED, cuts // MOST_JOINED)
     joined = 1
-    while items >= 2 * joined * joining.least_wide_items:
+    while joined < most and items >= 2 * joined * joining.least_wide_items:
         joined *= 2
     return spans.joined(joined * tokens)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.attention.joining import Joining
+from pallas_kernels.attention.joining import MOST_JOINED, Joining
 from pallas_kernels.attention.planner import (
     MOST_RESULTS,
     CostModel,
@@ -226,6 +226,20 @@ def test_long_shared_runs_are_joined_while_enough_items_are_left():
     assert runs(5)[0] == [(0, a, a + 32) for a in range(0, 128, 32)] + [(4, 0, 32)]
     assert runs(1)[0] == [(0, 0, 128), (4, 0, 32)]
     assert runs(1)[1] == stats
+
+
+def test_long_shared_runs_stay_in_some_items():
+    """However few would do: others would wait for those that compute them."""
+    lengths, one = np.full(SEQS, MAX_CONTEXT), np.ones(SEQS, int)
+    table, start, context = make_batch(
+        np.random.default_rng(0), lengths, one, np.full(SEQS, 64), page_size=2
+    )
+    shape = dataclasses.replace(FINE, joining=Joining(1, 1, 8))
+    plan, _ = plan_attention(table, start, context, page_size=2, shape=shape, sharing="on")
+    wide = plan.lists[1]
+    tiles = SEQS // FINE.tile_rows
+    assert int(wide.num_items) == tiles * MAX_CONTEXT // (MOST_JOINED * 2)
+    assert set((wide.kv_stop - wide.kv_start)[: int(wide.num_items)]) == {MOST_JOINED * 2}
 
 
 def test_one_row_runs_are_joined_where_that_spares_the_busiest_lane():

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -11,6 +12,8 @@ from rjax.sampling import SamplingParams
 
 from .fake_worker import fake_engine, next_token
 from .invariants import check
+
+pytestmark = pytest.mark.usefixtures("no_annotations_checked")
 
 LENGTH = 16  # most tokens of a sequence
 
