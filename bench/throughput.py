@@ -224,6 +224,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     if options.file is not None and options.max_model_len is None:
         raise SystemExit("--file needs --max-model-len, the most tokens of a request")
+    needed = options.prefix + options.input + options.output
+    if options.file is None and (options.max_model_len or needed) < needed:
+        raise SystemExit(f"--max-model-len is {options.max_model_len}; each has {needed} tokens")
     ceilings = measure_ceilings()
     found = record("bench.throughput", [], vars(options), matmul_flop_per_s=ceilings.matmul)
     modes = options.relay.split(",")

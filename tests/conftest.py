@@ -1,7 +1,5 @@
 """Test set-up: every annotation of the packages is checked at run time, in tests only."""
 
-from collections.abc import Iterator
-
 import jax
 import jaxtyping
 import pytest
@@ -43,11 +41,3 @@ def quickly_compiled():
     yield
     jax.config.update("jax_disable_most_optimizations", before)
     jax.clear_caches()  # no other test may meet these programs
-
-
-@pytest.fixture(scope="module")
-def no_annotations_checked() -> Iterator[None]:
-    """Checking them would take much of the time of very many steps; other tests take them all."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-        yield

@@ -33,7 +33,7 @@ def plan_on_device(
             last tokens of its context; the others are padding, which nothing covers.
         context_len: tokens of each sequence, this step's included; at most ``shape.max_context``.
         page_size: S.
-        shape: ``shape.seqs`` is B and ``shape.rows`` a multiple of it.
+        shape: ``shape.seqs`` is B and ``shape.rows`` a multiple of it; it joins no cuts.
         sharing: as in ``plan_attention``. Only steps of one row a sequence share; a prompt chunk
             reads its own table, its rows in tiles.
 
@@ -41,9 +41,14 @@ def plan_on_device(
         A plan that covers each visible (row, token) pair once, as the host's does.
 
     Raises:
-        ValueError: shapes that do not fit each other.
+        ValueError: shapes that do not fit each other, or cuts that are to be joined.
     """
     B = page_table.shape[0]
+    if shape.joining is not None:
+        raise ValueError(
+            "the shape joins cuts, which plans on the device do not: "
+            "give a PlanShape with joining=None"
+        )
     if shape.seqs != B or shape.rows % B or shape.split_tokens % page_size:
         raise ValueError(
             f"a plan for {shape.seqs} sequences, {shape.rows} rows and cuts of "

@@ -66,7 +66,8 @@ class Spans:
 
 
 def join_many(spans: Spans, tokens: int, tile_rows: int, joining: Joining) -> Spans:
-    """Many-row items of as many cuts, a power of two, as leave about ``least_wide_items``."""
+    """Many-row items of as many cuts, a power of two, as leave about ``least_wide_items``, but of
+    no more than ``MOST_JOINED`` allows."""
     items = int((-(-spans.row_count // tile_rows)).sum())
     cuts = int(spans.kv_stop.max(initial=0)) // tokens
     most = max(MOST_JOINED, cuts // MOST_JOINED)

@@ -1,5 +1,6 @@
 """The planner inside jit covers what the host's covers, and shares what the host's shares."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.attention.device_planner import plan_on_device
+from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.planner import CostModel, PlanShape, plan_attention
 
 S, MAX_CONTEXT, SEQS, Q = 8, 128, 8, 6
@@ -136,3 +138,10 @@ def test_shapes_that_do_not_fit_are_refused():
     ones = jnp.ones(3, jnp.int32)
     with pytest.raises(ValueError, match="3 sequences in pages of 8"):
         plan_on_device(table, ones, ones, page_size=S, shape=DECODE, sharing="on")
+
+
+def test_cuts_that_are_to_be_joined_are_refused():
+    table, ones = jnp.zeros((SEQS, MAX_CONTEXT // S), jnp.int32), jnp.ones(SEQS, jnp.int32)
+    joined = dataclasses.replace(DECODE, joining=Joining(1, 1, 8))
+    with pytest.raises(ValueError, match="give a PlanShape with joining=None"):
+        plan_on_device(table, ones, ones, page_size=S, shape=joined, sharing="on")

@@ -118,11 +118,15 @@ def test_long_sequences_have_room(batch, sharing, least, lanes):
     check_coverage(plan, table, start, context, 2)
 
 
-def test_what_has_no_room_is_cut_more_coarsely():
+def full_batch(shared_pages):
+    """As many sequences as there may be, at full length, in pages of 2."""
     lengths, one = np.full(SEQS, MAX_CONTEXT), np.ones(SEQS, int)
-    table, start, context = make_batch(
-        np.random.default_rng(0), lengths, one, np.full(SEQS, 63), page_size=2
-    )
+    forks = np.full(SEQS, shared_pages)
+    return make_batch(np.random.default_rng(0), lengths, one, forks, page_size=2)
+
+
+def test_what_has_no_room_is_cut_more_coarsely():
+    table, start, context = full_batch(63)
     never = dataclasses.replace(FINE, joining=Joining(99, 1, 8))
     plan, stats = plan_attention(table, start, context, page_size=2, shape=never, sharing="on")
     # All but the last two tokens are shared; at cuts of four, all but the last four.
@@ -230,10 +234,7 @@ def test_long_shared_runs_are_joined_while_enough_items_are_left():
 
 def test_long_shared_runs_stay_in_some_items():
     """However few would do: others would wait for those that compute them."""
-    lengths, one = np.full(SEQS, MAX_CONTEXT), np.ones(SEQS, int)
-    table, start, context = make_batch(
-        np.random.default_rng(0), lengths, one, np.full(SEQS, 64), page_size=2
-    )
+    table, start, context = full_batch(64)
     shape = dataclasses.replace(FINE, joining=Joining(1, 1, 8))
     plan, _ = plan_attention(table, start, context, page_size=2, shape=shape, sharing="on")
     wide = plan.lists[1]

@@ -108,6 +108,11 @@ def test_throughput(tmp_path):
     assert png.exists()
 
 
+def test_throughput_refuses_a_length_that_its_requests_exceed():
+    with pytest.raises(SystemExit, match=r"--max-model-len is 40; each has \d+ tokens"):
+        throughput.main([*SMALL, "--prefix=64", "--max-model-len=40"])
+
+
 def test_latency(tmp_path):
     path, png = tmp_path / "latency.json", tmp_path / "latency.png"
     latency.main(

@@ -13,8 +13,6 @@ import pytest
 
 from .running import Running
 
-pytestmark = pytest.mark.usefixtures("no_annotations_checked")
-
 
 def vanish(server: Running, seed: int) -> str:
     """One client that goes away at some moment of its request; says which."""
