@@ -1,5 +1,6 @@
 """One suite for every attention backend: against float32 attention, with NaN wherever unused."""
 
+import dataclasses
 import functools
 import os
 
@@ -258,3 +259,25 @@ def test_many_units_a_program(backend, tile_rows, programs):
         assert np.linalg.norm(out - want) / np.linalg.norm(want) < tolerance
         np.testing.assert_array_equal(out, np.asarray(results[0][0], np.float32))
         np.testing.assert_array_equal(lse, results[0][1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("S", [16, 64, 128])
+def test_the_order_of_units_changes_no_bit(S):
+    """Every second program backwards, which else only long batches do."""
+    own = tuple(int(x) for x in np.random.default_rng(1).integers(1, 200, 24))
+    batch = batches.Batch(shared=512, members=(20, 4), own=own, queries=(1,) * 24)
+    a = batches.make_arrays(
+        batch, N=8, K=2, H=128, S=S, tile_rows=32, split=128, sharing="on", dtype=jnp.bfloat16
+    )
+    packed = mosaic.pack_plan(a.plan, a.positions, (8, 2))
+    assert isinstance(packed, mosaic.PackedPlan)
+    run = jax.jit(functools.partial(mosaic.paged_attention, spec=AttentionSpec(0.1), programs=5))
+    results = []
+    for turned in range(2):
+        plan = dataclasses.replace(packed, turned=jnp.int32(turned))
+        args = (a.q, a.k_pages, a.v_pages, a.page_table, a.positions, plan)
+        results.append(jax.device_get(run(*args)))
+    assert not int(packed.turned)
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    np.testing.assert_array_equal(results[0][1], results[1][1])

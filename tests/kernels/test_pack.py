@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.attention.mosaic import PackedPlan, pack_plan
+from pallas_kernels.attention.planner import PlanShape, plan_attention
 from pallas_kernels.attention.reference import paged_attention_reference
 from pallas_kernels.attention.spec import AttentionSpec
 
@@ -70,3 +71,28 @@ def test_units_and_destinations(batch, sharing, N, K, tile_rows):
     )
     np.testing.assert_allclose(out, want, atol=1e-5)
     np.testing.assert_allclose(lse, want_lse, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "shared", "own", "turned"),
+    [
+        (256, 8192, 256, 1),
+        (256, 2048, 256, 1),
+        (64, 8192, 256, 0),  # single rows are soon done
+        (256, 1024, 256, 0),  # the prefix is
+        (256, 0, 2048, 0),
+        (256, 8192, 0, 0),
+    ],
+)
+def test_long_units_of_both_kinds_run_side_by_side(rows, shared, own, turned):
+    S, pages = 64, (shared + own) // 64
+    table = np.tile(np.arange(pages), (rows, 1))
+    table[:, shared // S :] += np.arange(rows)[:, None] * (own // S)
+    lengths = np.full(rows, shared + own)
+    shape = PlanShape(rows, rows, shared + own, tile_rows=32, split_tokens=256)
+    plan, _ = plan_attention(
+        table, np.arange(rows + 1), lengths, page_size=S, shape=shape, sharing="on"
+    )
+    packed = pack_plan(plan, jnp.asarray(lengths - 1), (32, 8))
+    assert isinstance(packed, PackedPlan)
+    assert int(packed.turned) == turned

@@ -24,7 +24,6 @@ from pallas_kernels.attention.mosaic.columns import gather_columns
 from pallas_kernels.attention.mosaic.config import (
     CONSUMERS,
     FEW_READERS,
-    FINE,
     ROWS,
     TILE,
     KernelConfig,
@@ -48,8 +47,8 @@ from pallas_kernels.attention.mosaic.row_place import RowPlace
 from pallas_kernels.attention.mosaic.row_unit import attend_row, finish_row
 from pallas_kernels.attention.mosaic.softmax import finish
 from pallas_kernels.attention.mosaic.stores import gather_rows
+from pallas_kernels.attention.mosaic.tile_loads import TileLoads
 from pallas_kernels.attention.mosaic.unit import attend
-from pallas_kernels.mosaic_emit import evict_first
 
 
 def make_body(
@@ -65,7 +64,6 @@ def make_body(
 ):
     G = N // K
     buffers = cfg.query_buffers
-    coarse, fine = min(S, TILE), min(S, FINE)  # tokens of one TMA copy
     fp8 = "k_scales" in names
     any_wide = any(work.wide for work in lists)
     any_pair = any(not work.wide for work in lists)
@@ -82,7 +80,7 @@ def make_body(
 
     def attention_kernel(
         units,
-        num_units,
+        order,
         dest,
         table,
         positions,
@@ -99,7 +97,8 @@ def make_body(
         turn,
         scratch=None,
     ):
-        """GMEM: units int32 [U, 8], num_units int32 [1], dest int32 [Y], table int32 [B, M],
+        """GMEM: units int32 [U, 8], order int32 [2] (live units, and whether every second program
+        takes its own backwards), dest int32 [Y], table int32 [B, M],
         positions int32 [T], q [T, K, G, H], pages [P, K, S, H]; rest: the arrays of
         ``names``, out [T, N, H], lse [T, N], part [X, N, H], part_lse [X, N]. SMEM: q_smem
         [buffers * 2, 64, H] and its other views, kv_views [ring, 2, 64, H] and [ring, 128, H],
@@ -114,17 +113,13 @@ def make_body(
         wg = lax.axis_index("wg")
         program = lax.axis_index("program")
 
-        mine = lax.div(num_units[0] - program + (cfg.programs - 1), jnp.int32(cfg.programs))
+        mine = lax.div(order[0] - program + (cfg.programs - 1), jnp.int32(cfg.programs))
+        backwards = (lax.rem(program, 2) == 1) & (order[1] != 0)
 
         def fetch(number):
-            """A unit's record; read one unit ahead, so that nobody waits for it.
-
-            Wide units compute, paired ones wait for memory: every second program takes its units
-            backwards, so that the two kinds run side by side.
-            """
+            """A unit's record; read one unit ahead, so that nobody waits for it."""
             if any_wide and any_pair:
-                number = jnp.where(lax.rem(program, 2) == 1, mine - 1 - number, number)
-                number = jnp.maximum(number, 0)
+                number = jnp.where(backwards, jnp.maximum(mine - 1 - number, 0), number)
             place = jnp.minimum(program + number * cfg.programs, units.shape[0] - 1)
             return tuple(units[place, field] for field in range(FIELDS))
 
@@ -161,9 +156,6 @@ def make_body(
 
             def produce(record, buffer, tile):
                 head, is_wide, _, which, steps = decode(record)
-                start = record[KV_START]
-                last = record[KV_STOP] - 1
-                last_page = lax.div(last, jnp.int32(S))
                 plgpu.barrier_wait(q_free.at[buffer])
 
                 def load_queries(work: ListShape):
@@ -182,53 +174,10 @@ def make_body(
                     else:
                         pl.when(which == place)(lambda work=work: load_queries(work))
 
-                def load_tiles(pool, slot, base, wide: bool):
-                    """Two tiles into one ring slot: two runs of 64 tokens, or two heads.
-
-                    Of a single tile's last page only the half that is used need come: what lies
-                    behind in its place is of another time, and is masked or cleared as the rest of
-                    a page is.
-                    """
-                    chunk = coarse if wide else fine
-
-                    def leave_out():
-                        plgpu.barrier_arrive(full.at[slot])
-
-                    for w in range(CONSUMERS):
-                        own = head if wide else jnp.minimum(head + w, K - 1)
-                        for c in range(0, TILE, chunk):
-                            at = base + (w * TILE if wide else 0) + c
-
-                            def copy(own=own, w=w, c=c, at=at):
-                                index = jnp.minimum(lax.div(at, jnp.int32(S)), last_page)
-                                source = pool.at[table[record[TABLE_ROW], index], own]
-                                if chunk != S:
-                                    offset = pl.multiple_of(lax.rem(at, jnp.int32(S)), chunk)
-                                    source = source.at[pl.ds(offset, chunk)]
-                                target = kv_smem.at[slot, w, pl.ds(c, chunk)]
-                                plgpu.copy_gmem_to_smem(source, target, full.at[slot])
-                                if T <= FEW_READERS or not wide:
-                                    evict_first()
-
-                            if wide or c == 0:
-                                copy()
-                            else:
-                                lax.cond(at <= last, copy, leave_out)
-                        # A slot waits for as many arrivals whatever its tiles.
-                        for _ in range(TILE // fine - TILE // chunk):
-                            leave_out()
-
                 def run(wide: bool):
-                    def step(i, tile):
-                        base = start + i * (2 * TILE if wide else TILE)
-                        for pool in (k_pages, v_pages):
-                            slot = lax.rem(tile, jnp.int32(cfg.ring))
-                            plgpu.barrier_wait(free.at[slot])
-                            load_tiles(pool, slot, base, wide)
-                            tile = tile + 1
-                        return tile
-
-                    lax.fori_loop(0, steps, step, tile)
+                    leave = T <= FEW_READERS or not wide
+                    pools = (k_pages, v_pages)
+                    TileLoads(record, pools, table, head, wide, leave).run(ring, tile, steps)
 
                 either(is_wide, any_wide, any_pair, run)
                 return tile + 2 * steps
@@ -279,6 +228,7 @@ def make_body(
                     if "alibi_slopes" in numbers:
                         slopes = gather_columns(numbers["alibi_slopes"], kv_head * G, columns)
                     row = record[ROW]
+                    entry = dest[record[SLOT]]  # long before it is needed
                     state = attend_row(
                         cfg,
                         queries,
@@ -295,7 +245,6 @@ def make_body(
                     plgpu.commit_smem()
                     plgpu.barrier_arrive(q_free.at[buffer])
                     alive = jnp.where(head + wg < K, record[ROWS_LIVE], 0)
-                    entry = dest[record[SLOT]]
                     finish_row(state, targets, entry, row, kv_head * G, alive, G, value_unit)
 
                 def many_rows():

@@ -9,7 +9,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.attention.mosaic.config import (
     CONSUMERS,
-    FINE,
     TILE,
     KernelConfig,
     query_box,
@@ -18,6 +17,7 @@ from pallas_kernels.attention.mosaic.config import (
 from pallas_kernels.attention.mosaic.kernel import make_body
 from pallas_kernels.attention.mosaic.pack import PackedPlan
 from pallas_kernels.attention.mosaic.row_place import RowPlace
+from pallas_kernels.attention.mosaic.tile_loads import TileLoads
 
 
 def attention_call(
@@ -52,7 +52,6 @@ def attention_call(
     scratch = {}
     if fp8:
         scratch = {"scratch": plgpu.SMEM((CONSUMERS, TILE, H), jnp.float16, transforms=tiled)}
-    copies = CONSUMERS * (TILE // min(S, FINE))
     kernel = plgpu.kernel(
         make_body(cfg, packed.lists, T, N, K, S, H, tuple(numbers), columns),
         out_type=(
@@ -70,7 +69,7 @@ def attention_call(
             ),
             q_full=plgpu.Barrier(num_barriers=places),
             q_free=plgpu.Barrier(num_barriers=buffers, num_arrivals=CONSUMERS),
-            full=plgpu.Barrier(num_barriers=cfg.ring, num_arrivals=copies),
+            full=plgpu.Barrier(num_barriers=cfg.ring, num_arrivals=TileLoads.copies(S)),
             free=plgpu.Barrier(num_barriers=cfg.ring, num_arrivals=CONSUMERS),
             turn=plgpu.Barrier(num_arrivals=CONSUMERS),
         )
@@ -89,10 +88,10 @@ def attention_call(
     boxes = (query_box(min(work.half_rows, T), N // K, H) for work in packed.lists)
     padding = max(0, max(boxes) - T)
     q4 = jnp.pad(q, ((0, padding), (0, 0), (0, 0))).reshape(-1, K, N // K, H)
-    count = packed.num_units[None]
+    order = jnp.stack([packed.num_units, packed.turned])
     if "alibi_slopes" in numbers:
         numbers = numbers | {"alibi_slopes": numbers["alibi_slopes"] / cfg.unit}
-    plan = (packed.units, count, packed.dest)
+    plan = (packed.units, order, packed.dest)
     return kernel(*plan, page_table, positions, q4, k_pages, v_pages, *numbers.values())
 
 

@@ -8,9 +8,11 @@ from jaxtyping import Array, Int
 
 from pallas_kernels.attention.mosaic.config import TILE
 from pallas_kernels.attention.work_list import AttentionPlan, WorkList, merge_destinations
+from pallas_kernels.mosaic_emit import multiprocessors
 
 FIELDS = 8  # one 32-byte sector a unit
 ROW, ROWS_LIVE, TABLE_ROW, KV_START, KV_STOP, ALL_VISIBLE, SLOT, HEAD_AND_LIST = range(FIELDS)
+_LONG_WIDE, _LONG_PAIRED = 768, 1792  # tokens a program, on an H200: see bench/kernels/README.md
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class PackedPlan:
             of KV tokens, end of the KV tokens that all rows see, first slot, head * lists + list).
             Units at ``num_units`` and beyond have no live rows.
         num_units: live units.
+        turned: 1 if every second program takes its units backwards, else 0.
         dest: where the result of each slot (item, row) goes: a merge entry, or -1 for the only
             result of its row, which goes straight to the output.
         merge_indptr: first merge entry of each row, and the end.
@@ -47,6 +50,7 @@ class PackedPlan:
 
     units: Int[Array, "U 8"]
     num_units: Int[Array, ""]
+    turned: Int[Array, ""]
     dest: Int[Array, " Y"]
     merge_indptr: Int[Array, " T1"]
     entries: int = dataclasses.field(metadata={"static": True})
@@ -91,12 +95,29 @@ def pack_plan(
     return PackedPlan(
         units=units,
         num_units=starts[-1],
+        turned=_turned(units, starts[sum(work.wide for work in lists)]),
         dest=dest,
         merge_indptr=indptr,
         entries=plan.merge_slots.shape[0],
         lists=tuple(lists),
         heads=heads,
     )
+
+
+def _turned(units: Int[Array, "U 8"], num_wide: Int[Array, ""]) -> Int[Array, ""]:
+    """1 where wide units, of which ``num_wide`` come first, and the others both take a program
+    long.
+
+    Wide units compute and the others wait for memory, so that they had better run side by side.
+    Where one kind is soon done, all programs had better end with the shorter units: those load
+    while the wide ones still compute, and end together.
+    """
+    tokens = units[:, KV_STOP] - units[:, KV_START]
+    wide = jnp.where(jnp.arange(tokens.size) < num_wide, tokens, 0).sum()
+    paired = tokens.sum() - wide
+    programs = multiprocessors()
+    long = (wide >= _LONG_WIDE * programs) & (paired >= _LONG_PAIRED * programs)
+    return long.astype(jnp.int32)
 
 
 def _units(

@@ -51,7 +51,7 @@ def attend_row(
     """
     H, C = queries.H, queries.C
     start, stop = record[KV_START], record[KV_STOP]
-    limit = jnp.minimum(reach + 1, stop)
+    limit = record[ALL_VISIBLE]
     tokens = plgpu.broadcasted_iota(jnp.int32, (TILE, C), 0, layout=_WGMMA)
     plain = jnp.int32(0)  # steps that the row sees all of
     if cfg.sliding_window is None:
