@@ -95,7 +95,7 @@ def pack_plan(
     return PackedPlan(
         units=units,
         num_units=starts[-1],
-        turned=_turned(units, starts[sum(work.wide for work in lists)]),
+        turned=_turned(units, starts, lists),
         dest=dest,
         merge_indptr=indptr,
         entries=plan.merge_slots.shape[0],
@@ -104,16 +104,20 @@ def pack_plan(
     )
 
 
-def _turned(units: Int[Array, "U 8"], num_wide: Int[Array, ""]) -> Int[Array, ""]:
-    """1 where wide units, of which ``num_wide`` come first, and the others both take a program
-    long.
+def _turned(
+    units: Int[Array, "U 8"], starts: Int[Array, " L1"], lists: list[ListShape]
+) -> Int[Array, ""]:
+    """1 where wide units and the others both take a program long.
 
     Wide units compute and the others wait for memory, so that they had better run side by side.
     Where one kind is soon done, all programs had better end with the shorter units: those load
-    while the wide ones still compute, and end together.
+    while the wide ones still compute, and end together. starts: first units of the lists.
     """
+    wide_lists = sum(work.wide for work in lists)  # they come first
+    if wide_lists in (0, len(lists)):
+        return jnp.int32(0)
     tokens = units[:, KV_STOP] - units[:, KV_START]
-    wide = jnp.where(jnp.arange(tokens.size) < num_wide, tokens, 0).sum()
+    wide = jnp.where(jnp.arange(tokens.size) < starts[wide_lists], tokens, 0).sum()
     paired = tokens.sum() - wide
     programs = multiprocessors()
     long = (wide >= _LONG_WIDE * programs) & (paired >= _LONG_PAIRED * programs)
