@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import sys
 import time
 import types
@@ -62,7 +63,8 @@ def test_the_table_runs_and_is_shown(tmp_path):
     assert kernels.main(["--small", "--backend=xla", f"--json={path}"]) == 0
     rows = load(path)["rows"]
     assert [row["case"] for row in rows] == [case.name for case in small_cases()]
-    assert all(row["relative_error"] < 1e-5 and row["us"] > 0 for row in rows)
+    # Times are slopes, which on a busy machine may come out below 0.
+    assert all(row["relative_error"] < 1e-5 and math.isfinite(row["us"]) for row in rows)
     relay = next(row for row in rows if row["case"].startswith("relay 4"))
     assert relay["target_us"] == pytest.approx(1.35 * relay["floor_us"] + 5)
     assert "| decode 3 x 70, fp8 |" in report.render(tmp_path)

@@ -1,6 +1,9 @@
 """The packed plan, proved by doing what the kernel does with it, in NumPy."""
 
+import functools
+
 import batches
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,6 +12,9 @@ from pallas_kernels.attention.mosaic import PackedPlan, pack_plan
 from pallas_kernels.attention.planner import PlanShape, plan_attention
 from pallas_kernels.attention.reference import paged_attention_reference
 from pallas_kernels.attention.spec import AttentionSpec
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+pack = jax.jit(pack_plan, static_argnums=2)
 
 
 def run_units(packed: PackedPlan, a: batches.Arrays, scale: float):
@@ -63,12 +69,11 @@ def test_units_and_destinations(batch, sharing, N, K, tile_rows):
         sharing=sharing,
         dtype=jnp.float32,
     )
-    packed = pack_plan(a.plan, a.positions, (N, K))
+    packed = pack(a.plan, a.positions, (N, K))
     assert isinstance(packed, PackedPlan)
     out, lse = run_units(packed, a, 0.25)
-    want, want_lse = paged_attention_reference(
-        a.q, a.k_pages, a.v_pages, a.row_table, a.positions, AttentionSpec(0.25)
-    )
+    reference = jax.jit(functools.partial(paged_attention_reference, spec=AttentionSpec(0.25)))
+    want, want_lse = reference(a.q, a.k_pages, a.v_pages, a.row_table, a.positions)
     np.testing.assert_allclose(out, want, atol=1e-5)
     np.testing.assert_allclose(lse, want_lse, atol=1e-5)
 
@@ -93,6 +98,6 @@ def test_long_units_of_both_kinds_run_side_by_side(rows, shared, own, turned):
     plan, _ = plan_attention(
         table, np.arange(rows + 1), lengths, page_size=S, shape=shape, sharing="on"
     )
-    packed = pack_plan(plan, jnp.asarray(lengths - 1), (32, 8))
+    packed = pack(plan, jnp.asarray(lengths - 1), (32, 8))
     assert isinstance(packed, PackedPlan)
     assert int(packed.turned) == turned

@@ -116,7 +116,7 @@ def _turned(
     wide_lists = sum(work.wide for work in lists)  # they come first
     if wide_lists in (0, len(lists)):
         return jnp.int32(0)
-    tokens = units[:, KV_STOP] - units[:, KV_START]
+    tokens = (units[:, KV_STOP] - units[:, KV_START]).astype(jnp.float32)
     wide = jnp.where(jnp.arange(tokens.size) < starts[wide_lists], tokens, 0).sum()
     paired = tokens.sum() - wide
     programs = multiprocessors()
