@@ -98,9 +98,9 @@ def make_body(
         scratch=None,
     ):
         """GMEM: units int32 [U, 8], order int32 [2] (live units, and whether every second program
-        takes its own backwards), dest int32 [Y], table int32 [B, M],
-        positions int32 [T], q [T, K, G, H], pages [P, K, S, H]; rest: the arrays of
-        ``names``, out [T, N, H], lse [T, N], part [X, N, H], part_lse [X, N]. SMEM: q_smem
+        takes its own backwards), dest int32 [Y], table int32 [B, M], positions int32 [T], q [T, K,
+        G, H], pages [P, K, S, H]; rest: the arrays of ``names``, out [T, N, H], lse [T, N],
+        part [X, N, H], part_lse [X, N]. SMEM: q_smem
         [buffers * 2, 64, H] and its other views, kv_views [ring, 2, 64, H] and [ring, 128, H],
         scratch [2, 64, H]. Barriers: all others.
         """

@@ -51,7 +51,7 @@ def attend_row(
     """
     H, C = queries.H, queries.C
     start, stop = record[KV_START], record[KV_STOP]
-    limit = record[ALL_VISIBLE]
+    limit = record[ALL_VISIBLE]  # by one row: all that it sees
     tokens = plgpu.broadcasted_iota(jnp.int32, (TILE, C), 0, layout=_WGMMA)
     plain = jnp.int32(0)  # steps that the row sees all of
     if cfg.sliding_window is None:

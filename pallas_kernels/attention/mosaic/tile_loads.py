@@ -80,10 +80,10 @@ class TileLoads:
         a page is."""
         S, K = self._page_size, pool.shape[1]
         size = min(S, TILE)
+        of_tile = TILE // size
         full = ring.full.at[slot]
         for w in range(CONSUMERS):
             head = self.head if self.wide else jnp.minimum(self.head + w, K - 1)
-            of_tile = TILE // size
             mine = pages[w * of_tile : (w + 1) * of_tile] if self.wide else pages
             first = base + w * TILE if self.wide else base
             for n, page in enumerate(mine):
