@@ -54,7 +54,7 @@ class HostOnlyWorker:
             item_rows=lambda rows: min(32, rows),
             cut_of=lambda rows: SPLIT,
             padded_rows=lambda rows: rows,
-            joining=Joining(16, 33, 64),
+            joining=Joining(16, 33, 64, wide_lanes=2, paired_rows=16),
             growth=2,
         )
         self.seconds = dict.fromkeys(("order", "input", "pack"), 0.0)

@@ -10,6 +10,8 @@ MOST_JOINED = 16
 """Cuts in one many-row item at most, or whoever computes it would be the last; but a run of tokens
 need not be more items than this."""
 
+_LAST_ROUNDS = 4
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Joining:
@@ -19,12 +21,22 @@ class Joining:
     Attributes:
         least_wide_items: join those of many-row items while so many are left.
         narrow_lanes: one-row items that the device computes at once.
-        narrow_item_tokens: what a one-row item costs beside its tokens, in tokens.
+        item_tokens: what an item costs beside its tokens, in tokens.
+        wide_lanes: of those lanes, how many a many-row item takes.
+        paired_rows: one of so many rows or fewer takes a single lane.
     """
 
     least_wide_items: int
     narrow_lanes: int
-    narrow_item_tokens: int
+    item_tokens: int
+    wide_lanes: int = 1
+    paired_rows: int = 0
+
+    def taken(self, tokens: Int[np.ndarray, " X"], tile_rows: int) -> Int[np.ndarray, " Y"]:
+        """What many-row items of so many tokens, at most ``tile_rows`` rows each, cost each of the
+        lanes that they take, one after another, in tokens."""
+        lanes = 1 if tile_rows <= self.paired_rows else self.wide_lanes
+        return np.repeat(tokens + self.item_tokens, lanes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,10 +89,13 @@ def join_many(spans: Spans, tokens: int, tile_rows: int, joining: Joining) -> Sp
     return spans.joined(joined * tokens)
 
 
-def join_single(spans: Spans, tokens: int, capacity: int, joining: Joining) -> Spans:
+def join_single(
+    spans: Spans, tokens: int, capacity: int, joining: Joining, before: Int[np.ndarray, " Y"]
+) -> Spans:
     """One-row items of as many cuts as leave the busiest lane the least to do, dealt evenly.
 
-    At most ``capacity``, but where so many cannot be joined to fewer: then as they are.
+    At most ``capacity``, but where so many cannot be joined to fewer: then as they are. ``before``:
+    what the lanes take first (``Joining.taken``).
     """
     found = spans.select(np.lexsort((spans.kv_start, spans.row_begin)))
     goes_on = np.zeros(found.kv_start.size, bool)
@@ -92,7 +107,8 @@ def join_single(spans: Spans, tokens: int, capacity: int, joining: Joining) -> S
     while True:
         first = np.flatnonzero(~goes_on | (found.kv_start % (joined * tokens) == 0))
         stop = found.kv_stop[np.append(first, goes_on.size)[1:] - 1]
-        order, busiest = _deal(stop - found.kv_start[first] + joining.narrow_item_tokens, joining)
+        costs = stop - found.kv_start[first] + joining.item_tokens
+        order, busiest = _deal(costs, before, joining.narrow_lanes)
         if first.size <= capacity and busiest <= least:
             best, least = (first[order], stop[order]), busiest
         if first.size <= enough:
@@ -103,17 +119,29 @@ def join_single(spans: Spans, tokens: int, capacity: int, joining: Joining) -> S
 
 
 def _deal(
-    costs: Int[np.ndarray, " X"], joining: Joining
-) -> tuple[Int[np.ndarray, " X"], int | np.integer]:
+    costs: Int[np.ndarray, " X"], before: Int[np.ndarray, " Y"], lanes: int
+) -> tuple[Int[np.ndarray, " X"], int]:
     """An order in which items that the lanes take in turn load them alike; the largest load.
 
-    The longest first, every second round from its other end.
+    The lanes take what is ``before`` first, and a last round that is not whole from its other end,
+    if none of that is in it. In each of the last rounds the longest items go where there is the
+    least to do; the many before, if there are, turn by turn.
     """
-    lanes = joining.narrow_lanes
-    order = np.argsort(-costs, kind="stable")
-    whole, rest = np.split(order, [order.size // lanes * lanes])
-    whole = whole.reshape(-1, lanes)
-    whole[::-2] = whole[::-2, ::-1].copy()  # the last whole round too, before what is left
-    loads = costs[whole].sum(axis=0)
-    loads[: rest.size] += costs[rest]
-    return np.concatenate([whole.ravel(), rest]), loads.max()
+    Y, total = before.size, before.size + costs.size
+    rest = total % lanes
+    lane = np.arange(total) % lanes
+    if rest <= costs.size:
+        lane[total - rest :] = lanes - 1 - lane[total - rest :]
+    loads = np.bincount(lane[:Y], before, lanes)
+    longest, order = np.argsort(-costs, kind="stable"), np.empty(costs.size, np.int64)
+    start = Y
+    while start < total:
+        rounds = 1 if start % lanes else max(1, (total - start) // lanes - _LAST_ROUNDS)
+        stop = min((start // lanes + rounds) * lanes, total)
+        free = np.argsort(loads[lane[start : start + (stop - start) // rounds]], kind="stable")
+        place = free + np.arange(start - Y, stop - Y, free.size)[:, None]
+        place[1::2] = place[1::2, ::-1].copy()
+        order[place] = longest[start - Y : stop - Y].reshape(place.shape)
+        loads = loads + np.bincount(lane[start:stop], costs[order[start - Y : stop - Y]], lanes)
+        start = stop
+    return order, int(loads.max())

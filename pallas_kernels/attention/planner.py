@@ -153,9 +153,11 @@ def plan_attention(
             page_table, query_start, context_len, page_size, shape.tile_rows, tokens, sharing
         )
         if shape.joining is not None:
-            single = join_single(single, tokens, shape.narrow_capacity, shape.joining)
             many = join_many(many, tokens, shape.tile_rows, shape.joining)
         tiles = many.tiled(shape.tile_rows)
+        if shape.joining is not None:
+            before = shape.joining.taken(tiles.kv_stop - tiles.kv_start, shape.tile_rows)
+            single = join_single(single, tokens, shape.narrow_capacity, shape.joining, before)
         if (
             single.row_count.size <= shape.narrow_capacity
             and tiles.row_count.size <= shape.wide_capacity

@@ -289,7 +289,10 @@ def _mosaic(model: ModelConfig, fp8: bool) -> Backend:
             least_wide_items=-(-_MULTIPROCESSORS // model.num_kv_heads),
             # A program takes one-row items two heads at a time.
             narrow_lanes=max(1, multiprocessors() // -(-model.num_kv_heads // 2)),
-            narrow_item_tokens=64,  # about: to begin, to end and to merge
+            item_tokens=64,  # about: to begin, to end and to merge
+            # And wide ones a head at a time.
+            wide_lanes=model.num_kv_heads // -(-model.num_kv_heads // 2),
+            paired_rows=_WGMMA_ROWS // 2 // group,
         ),
         # Microseconds: `python -m bench.kernels.cost_model` on an H200, 32 heads over 8 KV heads of
         # 128 dims. Other heads change all four alike.

@@ -250,7 +250,7 @@ def test_one_row_runs_are_joined_where_that_spares_the_busiest_lane():
     )
 
     def runs(lanes, overhead):
-        joining = Joining(least_wide_items=1, narrow_lanes=lanes, narrow_item_tokens=overhead)
+        joining = Joining(least_wide_items=1, narrow_lanes=lanes, item_tokens=overhead)
         shape = dataclasses.replace(SHAPE, joining=joining)
         plan, _ = plan_attention(table, start, context, page_size=S, shape=shape, sharing="on")
         items, count = plan.lists[0], int(plan.lists[0].num_items)
@@ -274,7 +274,7 @@ def test_one_row_runs_are_joined_wherever_they_begin():
     table, start, context = make_batch(
         np.random.default_rng(0), lengths, one, np.full(count, 16 // S)
     )
-    shape = dataclasses.replace(SHAPE, joining=Joining(1, narrow_lanes=2, narrow_item_tokens=8))
+    shape = dataclasses.replace(SHAPE, joining=Joining(1, narrow_lanes=2, item_tokens=8))
     plan, _ = plan_attention(table, start, context, page_size=S, shape=shape, sharing="on")
     narrow = plan.lists[0]
     assert int(narrow.num_items) == count

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import os
 
 import batches
@@ -280,7 +281,7 @@ def test_many_units_a_program(backend, tile_rows, programs):
 @pytest.mark.gpu
 @pytest.mark.parametrize("S", [16, 64, 128])
 def test_the_order_of_units_changes_no_bit(S):
-    """Every second program backwards, which else only long batches do."""
+    """Every second program backwards, and a last round from either end."""
     own = tuple(int(x) for x in np.random.default_rng(1).integers(1, 200, 24))
     batch = batches.Batch(shared=512, members=(20, 4), own=own, queries=(1,) * 24)
     a = batches.make_arrays(
@@ -290,9 +291,12 @@ def test_the_order_of_units_changes_no_bit(S):
     assert isinstance(packed, mosaic.PackedPlan)
     run = jax.jit(functools.partial(mosaic.paged_attention, spec=AttentionSpec(0.1), programs=5))
     results = []
-    for turned in range(2):
-        plan = dataclasses.replace(packed, turned=jnp.int32(turned))
+    assert int(packed.num_units) % 5
+    for turned, num_wide in itertools.product(range(2), (0, packed.num_units)):
+        order = {"turned": turned, "num_wide": num_wide}
+        plan = dataclasses.replace(packed, **{k: jnp.int32(v) for k, v in order.items()})
         results.append(run(a.q, a.k_pages, a.v_pages, a.page_table, a.positions, plan))
     assert not int(packed.turned)
-    for one, other in zip(*results, strict=True):
-        np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))
+    for other in results[1:]:
+        for one, same in zip(results[0], other, strict=True):
+            np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(same, np.float32))

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.mosaic import PackedPlan, pack_plan
+from pallas_kernels.attention.mosaic import pack as pack_module
 from pallas_kernels.attention.planner import PlanShape, plan_attention
 from pallas_kernels.attention.reference import paged_attention_reference
 from pallas_kernels.attention.spec import AttentionSpec
@@ -101,3 +103,36 @@ def test_long_units_of_both_kinds_run_side_by_side(rows, shared, own, turned):
     packed = pack(plan, jnp.asarray(lengths - 1), (32, 8))
     assert isinstance(packed, PackedPlan)
     assert int(packed.turned) == turned
+
+
+def load_of_programs(packed: PackedPlan, programs: int):
+    """Tokens of the units that each program takes, and 64 a unit to begin and to end."""
+    units = np.asarray(packed.units)[: int(packed.num_units)]
+    rest = len(units) % programs
+    program = np.arange(len(units)) % programs
+    if len(units) - rest >= int(packed.num_wide):
+        program[len(units) - rest :] = programs - 1 - program[len(units) - rest :]
+    tokens = units[:, pack_module.KV_STOP] - units[:, pack_module.KV_START]
+    return np.bincount(program, tokens + 64, programs)
+
+
+@pytest.mark.parametrize("queries", [0, 64])
+@pytest.mark.parametrize("spread", [0, 128])
+def test_no_program_has_much_more_than_others(queries, spread):
+    """64 single rows over 2,048 shared and about 256 own tokens, alone and beside a prompt's."""
+    own = 256 + np.random.default_rng(0).integers(-spread, spread + 1, 64)
+    counts = np.append(np.ones(64, int), queries)[: 65 if queries else 64]
+    lengths = 2048 + np.append(own, 96)[: counts.size]
+    table = np.tile(np.arange(40), (counts.size, 1))
+    table[:, 32:] += np.arange(counts.size)[:, None] * 8
+    joining = Joining(16, 33, 64, wide_lanes=2, paired_rows=16)
+    shape = PlanShape(64 + queries, 65, 2560, tile_rows=32, split_tokens=256, joining=joining)
+    start = np.append(0, counts.cumsum())
+    plan, _ = plan_attention(table, start, lengths, page_size=64, shape=shape, sharing="on")
+    positions = np.concatenate(
+        [n - np.arange(c, 0, -1) for n, c in zip(lengths, counts, strict=True)]
+    )
+    packed = pack(plan, jnp.asarray(positions), (32, 8))
+    assert isinstance(packed, PackedPlan)
+    load = load_of_programs(packed, 132)
+    assert load.max() < 1.1 * load.mean()

@@ -1,6 +1,7 @@
 """The Mosaic GPU work-list kernel (Hopper): TMA a page, wgmma, warp-specialised, persistent.
 
-One program (CTA) takes every ``grid``-th unit of work until none is left. A unit is
+One program (CTA) takes every ``grid``-th unit of work until none is left; the last programs take
+those of a last round of paired units that is not whole, since the first have wide ones. A unit is
   - wide (an item whose rows fill more than 64 matrix rows): one KV head, 128 query rows, KV steps
     of 128 tokens that both consumer warpgroups read, each for its own 64 rows;
   - paired (an item of at most 64 matrix rows): two KV heads, KV steps of 64 tokens, one consumer
@@ -97,12 +98,12 @@ def make_body(
         turn,
         scratch=None,
     ):
-        """GMEM: units int32 [U, 8], order int32 [2] (live units, and whether every second program
-        takes its own backwards), dest int32 [Y], table int32 [B, M], positions int32 [T], q [T, K,
-        G, H], pages [P, K, S, H]; rest: the arrays of ``names``, out [T, N, H], lse [T, N],
-        part [X, N, H], part_lse [X, N]. SMEM: q_smem
-        [buffers * 2, 64, H] and its other views, kv_views [ring, 2, 64, H] and [ring, 128, H],
-        scratch [2, 64, H]. Barriers: all others.
+        """GMEM: units int32 [U, 8], order int32 [3] (live units, wide ones, and whether every
+        second program takes its own backwards), dest int32 [Y], table int32 [B, M], positions
+        int32 [T], q [T, K, G, H], pages [P, K, S, H]; rest: the arrays of ``names``, out [T, N, H],
+        lse [T, N], part [X, N, H], part_lse [X, N]. SMEM: q_smem [buffers * 2, 64, H] and its other
+        views, kv_views [ring, 2, 64, H] and [ring, 128, H], scratch [2, 64, H]. Barriers: all
+        others.
         """
         *numbers, out, lse, part, part_lse = rest
         numbers = dict(zip(names, numbers, strict=True))
@@ -113,14 +114,17 @@ def make_body(
         wg = lax.axis_index("wg")
         program = lax.axis_index("program")
 
-        mine = lax.div(order[0] - program + (cfg.programs - 1), jnp.int32(cfg.programs))
-        backwards = (lax.rem(program, 2) == 1) & (order[1] != 0)
+        rounds, rest = (f(order[0], jnp.int32(cfg.programs)) for f in (lax.div, lax.rem))
+        in_last = jnp.where(order[0] - rest >= order[1], cfg.programs - 1 - program, program)
+        mine = rounds + (in_last < rest).astype(jnp.int32)
+        backwards = (lax.rem(program, 2) == 1) & (order[2] != 0)
 
         def fetch(number):
             """A unit's record; read one unit ahead, so that nobody waits for it."""
             if any_wide and any_pair:
                 number = jnp.where(backwards, jnp.maximum(mine - 1 - number, 0), number)
-            place = jnp.minimum(program + number * cfg.programs, units.shape[0] - 1)
+            place = jnp.where(number < rounds, program, in_last) + number * cfg.programs
+            place = jnp.minimum(place, units.shape[0] - 1)
             return tuple(units[place, field] for field in range(FIELDS))
 
         def each_unit(run):

@@ -39,6 +39,7 @@ class PackedPlan:
             of KV tokens, end of the KV tokens that all rows see, first slot, head * lists + list).
             Units at ``num_units`` and beyond have no live rows.
         num_units: live units.
+        num_wide: of them those of wide lists, which come first.
         turned: 1 if every second program takes its units backwards, else 0.
         dest: where the result of each slot (item, row) goes: a merge entry, or -1 for the only
             result of its row, which goes straight to the output.
@@ -50,6 +51,7 @@ class PackedPlan:
 
     units: Int[Array, "U 8"]
     num_units: Int[Array, ""]
+    num_wide: Int[Array, ""]
     turned: Int[Array, ""]
     dest: Int[Array, " Y"]
     merge_indptr: Int[Array, " T1"]
@@ -91,11 +93,13 @@ def pack_plan(
         base += block.shape[0]
     units = jnp.concatenate(blocks)[jnp.clip(source, 0, room - 1)]
     units = jnp.where((place < starts[-1])[:, None], units, 0)
+    num_wide = starts[sum(work.wide for work in lists)]
     dest, indptr = merge_destinations(plan)
     return PackedPlan(
         units=units,
         num_units=starts[-1],
-        turned=_turned(units, starts, lists),
+        num_wide=num_wide,
+        turned=_turned(units, num_wide, lists),
         dest=dest,
         merge_indptr=indptr,
         entries=plan.merge_slots.shape[0],
@@ -105,19 +109,18 @@ def pack_plan(
 
 
 def _turned(
-    units: Int[Array, "U 8"], starts: Int[Array, " L1"], lists: list[ListShape]
+    units: Int[Array, "U 8"], num_wide: Int[Array, ""], lists: list[ListShape]
 ) -> Int[Array, ""]:
     """1 where wide units and the others both take a program long.
 
     Wide units compute and the others wait for memory, so that they had better run side by side.
     Where one kind is soon done, all programs had better end with the shorter units: those load
-    while the wide ones still compute, and end together. starts: first units of the lists.
+    while the wide ones still compute, and end together.
     """
-    wide_lists = sum(work.wide for work in lists)  # they come first
-    if wide_lists in (0, len(lists)):
+    if len({work.wide for work in lists}) == 1:
         return jnp.int32(0)
     tokens = (units[:, KV_STOP] - units[:, KV_START]).astype(jnp.float32)
-    wide = jnp.where(jnp.arange(tokens.size) < starts[wide_lists], tokens, 0).sum()
+    wide = jnp.where(jnp.arange(tokens.size) < num_wide, tokens, 0).sum()
     paired = tokens.sum() - wide
     programs = multiprocessors()
     long = (wide >= _LONG_WIDE * programs) & (paired >= _LONG_PAIRED * programs)
