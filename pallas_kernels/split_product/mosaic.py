@@ -15,6 +15,7 @@ from pallas_kernels.streamed_product import Cut, ring_slots, store_rows, streame
 
 _MOST_SPLITS = 8
 _FEW_ROWS = 16
+_LONG_CHUNK_ROWS = 64  # beyond, a run of the whole depth is faster in shorter chunks
 _SHARED_BYTES = 220 << 10
 
 
@@ -89,6 +90,8 @@ def _choose_cut(T: int, depth: int, columns: int, splits: int | None) -> Cut:
         chunk = 64 if n == 128 or depth % 128 or T == 1 else 128
         most = min(_MOST_SPLITS, max(1, depth // chunk))
         own = splits or max(1, min(most, multiprocessors() // tiles))
+        if T > _LONG_CHUNK_ROWS and own == 1:
+            chunk = 64
         ring = ring_slots(T, depth, columns=n, chunk=chunk, splits=own, shared_bytes=_SHARED_BYTES)
         cuts.append(Cut(n, chunk, own, ring))
     fitting = [cut for cut in cuts if columns % cut.columns == 0] or cuts

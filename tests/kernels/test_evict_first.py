@@ -56,14 +56,14 @@ def test_weights_do_and_rows_do_not(rows):
 
 
 # Queries are copied by one descriptor a list of items; keys and values by one for whole tiles,
-# which wide items take too, and one for halves. Each kind of items has two copies by each.
+# which wide items take too, and three for parts. Each kind of items has two copies by each.
 @pytest.mark.parametrize(
     ("tile_rows", "batch", "pools"),
     [
-        (8, batches.RELAY, [[1, 1]] * 4),
-        (32, batches.RELAY, [[1, 1], [1, 1], [1, 1, 1, 1], [1, 1, 1, 1]]),
-        (8, MANY_ROWS, [[1, 1]] * 4),
-        (32, MANY_ROWS, [[0, 0, 1, 1], [0, 0, 1, 1], [1, 1], [1, 1]]),
+        (8, batches.RELAY, [[1, 1]] * 8),
+        (32, batches.RELAY, [[1, 1]] * 6 + [[1, 1, 1, 1]] * 2),
+        (8, MANY_ROWS, [[1, 1]] * 8),
+        (32, MANY_ROWS, [[0, 0, 1, 1]] * 2 + [[1, 1]] * 6),
     ],
 )
 def test_keys_and_values_do_but_for_wide_items_in_steps_of_many_rows(tile_rows, batch, pools):

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 TILE = 64  # tokens of one K or V tile
-HALF = 32  # tokens of a tile that come where no more are used
+PARTS = (16, 32, 48, TILE)  # tokens of a last tile that come, as many as are used
 ROWS = 64  # rows of one warpgroup's matrix product
 HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
 FP8_HEAD_DIMS = (64, 96, 128, 192, 256)  # whole runs of 32 bytes, as the tensor cores read

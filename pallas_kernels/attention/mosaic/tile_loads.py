@@ -11,7 +11,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.attention.mosaic.config import CONSUMERS, HALF, TILE
+from pallas_kernels.attention.mosaic.config import CONSUMERS, PARTS, TILE
 from pallas_kernels.attention.mosaic.pack import KV_START, KV_STOP, TABLE_ROW
 from pallas_kernels.attention.mosaic.ring import Ring
 from pallas_kernels.mosaic_emit import evict_first
@@ -75,7 +75,7 @@ class TileLoads:
         return tuple(self.table[self.record[TABLE_ROW], jnp.minimum(p, last)] for p in places)
 
     def _fill(self, ring: Ring, slot, pool, base, pages):
-        """Of a head's single tile only the half that is used need come, and of small pages those:
+        """Of a head's single tile only the part that is used need come, and of small pages those:
         what lies in the place of others is of another time, and is masked or cleared as the rest of
         a page is."""
         S, K = self._page_size, pool.shape[1]
@@ -91,7 +91,7 @@ class TileLoads:
                 def copy(tokens: int, head=head, w=w, n=n, page=page, first=first):
                     source = pool.at[page, head]
                     if tokens != S:
-                        offset = pl.multiple_of(lax.rem(first, jnp.int32(S)), tokens)
+                        offset = pl.multiple_of(lax.rem(first, jnp.int32(S)), TILE)
                         source = source.at[pl.ds(offset, tokens)]
                     target = ring.halves.at[slot, w, pl.ds(n * size, tokens)]
                     plgpu.copy_gmem_to_smem(source, target, full)
@@ -101,10 +101,19 @@ class TileLoads:
                 if self.wide:
                     copy(size)
                 elif S >= TILE:
-                    few = first + HALF > self._last
-                    lax.cond(few, lambda c=copy: c(HALF), lambda c=copy: c(TILE))
+                    _fewest(PARTS, self._last - first + 1, copy)
                 elif n == 0:
                     copy(size)
                 else:
                     used = first + n * size <= self._last
                     lax.cond(used, lambda c=copy: c(size), lambda: plgpu.barrier_arrive(full))
+
+
+def _fewest(sizes: tuple[int, ...], used, copy):
+    """``copy`` the least of these sizes that is not below ``used``, or the largest."""
+    *smaller, size = sizes
+    if not smaller:
+        copy(size)
+    else:
+        more = used > smaller[-1]
+        lax.cond(more, lambda: copy(size), lambda: _fewest(tuple(smaller), used, copy))
