@@ -66,7 +66,7 @@ class Engine(Protocol):
         ...
 
 
-_TAKEN_IN = 64  # requests between two steps of a batch that is coming in
+_TAKEN_IN = 32  # requests between two steps of a batch that is coming in
 
 
 class LLM:
