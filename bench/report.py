@@ -22,6 +22,7 @@ from bench import (
     latency,
     machine_code,
     startup,
+    step_parts,
     swap,
     throughput,
 )
@@ -88,6 +89,15 @@ def _rows(columns: Mapping[str, str]) -> Callable[[Record], str]:
     return table
 
 
+def _decode_steps(found: Record) -> str:
+    table = _rows(decode_step.COLUMNS)(found)
+    parts = step_parts.parts(found)
+    if not parts:
+        return table
+    title = "Where their time goes, by the profiler:"
+    return f"{table}\n\n{title}\n\n{markdown(parts, step_parts.COLUMNS)}"
+
+
 def _table_answers(found: Record) -> str:
     rows = [{"kind": name, **scores} for name, scores in found["scores"].items()]
     return markdown(rows, {key: key for key in dict.fromkeys(k for row in rows for k in row)})
@@ -115,11 +125,9 @@ def _draw_serve(found: Any, path: Path) -> None:
 _LONGBENCH = {key: name for key, name in longbench.COLUMNS.items() if key != "tokens_per_s"}
 
 SECTIONS: dict[str, Section] = {
-    "decode_step": Section("One decode step", _rows(decode_step.COLUMNS)),
-    "decode_step_long": Section(
-        "One decode step of an engine for long sequences", _rows(decode_step.COLUMNS)
-    ),
-    "decode_step_growth": Section("A growing prefix", _rows(decode_step.COLUMNS), decode_step.draw),
+    "decode_step": Section("One decode step", _decode_steps),
+    "decode_step_long": Section("One decode step of an engine for long sequences", _decode_steps),
+    "decode_step_growth": Section("A growing prefix", _decode_steps, decode_step.draw),
     "attention": Section("Attention alone", _rows(attention.COLUMNS), attention.draw),
     "kernels": Section("Kernels", _rows(run_table.COLUMNS)),
     "kernels_peers": Section("Kernels beside what else can be called", peers.table),

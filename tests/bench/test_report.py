@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from bench import report
+from bench import report, step_parts
 from bench.kernels import page
 from bench.records import RESULTS, load
 
@@ -64,3 +64,36 @@ def test_a_file_that_is_no_record_is_refused(tmp_path):
     (tmp_path / "x.json").write_text('{"rows": []}')
     with pytest.raises(ValueError, match="lacks benchmark, command, environment"):
         load(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("name", ["decode_step", "decode_step_growth"])
+def test_the_parts_of_steps_are_whole(name):
+    """Floors add up to those kept with the steps, kinds of kernels to what the device was busy."""
+    found = load(RESULTS / f"{name}.json")
+    shown = step_parts.parts(found)
+    assert len(shown) == len(found["rows"])
+    for row, part in zip(found["rows"], shown, strict=True):
+        floors = [value for key, value in part.items() if key.endswith("_floor")]
+        assert sum(floors) == pytest.approx(row["floor_ms"], rel=1e-6)
+        kinds = ("products", "attention", "logits", "norms", "writes", "rest")
+        assert sum(part[kind] for kind in kinds) == pytest.approx(row["busy_ms"])
+        assert all(part[kind] > 0 for kind in kinds)
+
+
+def test_kernels_are_told_by_name_and_a_product_that_runs_once_is_that_of_the_logits():
+    longest = [
+        ("nvjet_sm90_tst", 64.0, 3e-3),
+        ("nvjet_sm90_tss", 1.0, 4e-4),
+        ("gated_product_kernel", 32.0, 1e-3),
+        ("attention_kernel", 32.0, 2e-3),
+        ("merge_kernel", 32.0, 1e-3),
+        ("loop_gather_fusion", 1.0, 5e-4),
+    ]
+    row = {"model": "llama-3-8b", "batch": 64, "shared": 2048, "own": 256, "busy_ms": 9.0}
+    row["longest"] = [{"name": n, "count": c, "seconds": t} for n, c, t in longest]
+    rates = {"copy_bytes_per_s": 4e12, "matmul_flop_per_s": 8e14}
+    [part] = step_parts.parts({"rows": [row, row | {"longest": []}], **rates})
+    times = {key: part[key] for key in ("products", "attention", "logits", "norms", "rest")}
+    assert times == pytest.approx(
+        {"products": 4.0, "attention": 3.0, "logits": 0.4, "norms": 0.0, "rest": 1.6}
+    )
