@@ -10,7 +10,7 @@ MOST_JOINED = 16
 """Cuts in one many-row item at most, or whoever computes it would be the last; but a run of tokens
 need not be more items than this."""
 
-_LAST_ROUNDS = 4
+_LAST_ROUNDS = 4  # that are dealt one by one: what those before leave uneven is little
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

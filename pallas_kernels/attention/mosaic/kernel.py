@@ -115,6 +115,7 @@ def make_body(
         program = lax.axis_index("program")
 
         rounds, rest = (f(order[0], jnp.int32(cfg.programs)) for f in (lax.div, lax.rem))
+        # This program's place in the last round, where that has so many.
         in_last = jnp.where(order[0] - rest >= order[1], cfg.programs - 1 - program, program)
         mine = rounds + (in_last < rest).astype(jnp.int32)
         backwards = (lax.rem(program, 2) == 1) & (order[2] != 0)
