@@ -27,6 +27,7 @@ COLUMNS: dict[str, str] = {
     "rest": "all else, ms",
 }
 
+_MEASURED = ("products", "attention", "logits", "norms", "writes")  # floors count the first three
 _KINDS = {
     "attention_kernel": "attention",
     "merge_kernel": "attention",
@@ -54,13 +55,12 @@ def parts(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _parts(row: Mapping[str, Any], ceilings: Ceilings) -> dict[str, Any]:
     config = config_from_dict(SHAPES[row["model"]])
     case = DecodeCase(row["batch"], row["shared"], row["own"])
-    kinds = ("products", "attention", "logits", "norms", "writes")
-    times = dict.fromkeys(kinds, 0.0)
+    times: dict[str, float] = {kind: 0.0 for kind in _MEASURED}
     for kernel in row["longest"]:
         kind = _kind(kernel["name"], kernel["count"])
         if kind is not None:
             times[kind] += 1e3 * kernel["seconds"]
-    floors = dict.fromkeys(("products_floor", "attention_floor", "logits_floor"), 0.0)
+    floors: dict[str, float] = {f"{kind}_floor": 0.0 for kind in _MEASURED[:3]}
     for stage in stages(config, case, jnp.dtype(config.dtype).itemsize):
         floor = 1e3 * ceilings.seconds(stage.moved, stage.flops)
         floors[f"{_STAGES.get(stage.name, 'products')}_floor"] += floor
