@@ -11,6 +11,7 @@ import pytest
 from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.mosaic import PackedPlan, pack_plan
 from pallas_kernels.attention.mosaic import pack as pack_module
+from pallas_kernels.attention.mosaic.order import Turns
 from pallas_kernels.attention.planner import PlanShape, plan_attention
 from pallas_kernels.attention.reference import paged_attention_reference
 from pallas_kernels.attention.spec import AttentionSpec
@@ -107,13 +108,16 @@ def test_long_units_of_both_kinds_run_side_by_side(rows, shared, own, turned):
 
 def load_of_programs(packed: PackedPlan, programs: int):
     """Tokens of the units that each program takes, and 64 a unit to begin and to end."""
-    units = np.asarray(packed.units)[: int(packed.num_units)]
-    rest = len(units) % programs
-    program = np.arange(len(units)) % programs
-    if len(units) - rest >= int(packed.num_wide):
-        program[len(units) - rest :] = programs - 1 - program[len(units) - rest :]
-    tokens = units[:, pack_module.KV_STOP] - units[:, pack_module.KV_START]
-    return np.bincount(program, tokens + 64, programs)
+    units, count = np.asarray(packed.units), int(packed.num_units)
+    cost = 64 + units[:, pack_module.KV_STOP] - units[:, pack_module.KV_START]
+    order = jnp.stack([packed.num_units, packed.num_wide, packed.turned])
+    turns = Turns.of(jnp.arange(programs), programs, order, True)
+    load = np.zeros(programs, int)
+    for number in range(-(-count // programs)):
+        place = np.clip(turns.unit(number), 0, count - 1)
+        load += np.where(number < np.asarray(turns.count), cost[place], 0)
+    assert load.sum() == cost[:count].sum()
+    return load
 
 
 @pytest.mark.parametrize("queries", [0, 64])

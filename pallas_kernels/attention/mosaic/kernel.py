@@ -1,7 +1,6 @@
 """The Mosaic GPU work-list kernel (Hopper): TMA a page, wgmma, warp-specialised, persistent.
 
-One program (CTA) takes every ``grid``-th unit of work until none is left; the last programs take
-those of a last round of paired units that is not whole, since the first have wide ones. A unit is
+One program (CTA) takes every ``grid``-th unit of work until none is left (``order``). A unit is
   - wide (an item whose rows fill more than 64 matrix rows): one KV head, 128 query rows, KV steps
     of 128 tokens that both consumer warpgroups read, each for its own 64 rows;
   - paired (an item of at most 64 matrix rows): two KV heads, KV steps of 64 tokens, one consumer
@@ -31,6 +30,7 @@ from pallas_kernels.attention.mosaic.config import (
     query_box,
 )
 from pallas_kernels.attention.mosaic.fp8 import ByteTiles, PageScales, split_queries
+from pallas_kernels.attention.mosaic.order import Turns
 from pallas_kernels.attention.mosaic.pack import (
     FIELDS,
     HEAD_AND_LIST,
@@ -114,18 +114,11 @@ def make_body(
         wg = lax.axis_index("wg")
         program = lax.axis_index("program")
 
-        rounds, rest = (f(order[0], jnp.int32(cfg.programs)) for f in (lax.div, lax.rem))
-        # This program's place in the last round, where that has so many.
-        in_last = jnp.where(order[0] - rest >= order[1], cfg.programs - 1 - program, program)
-        mine = rounds + (in_last < rest).astype(jnp.int32)
-        backwards = (lax.rem(program, 2) == 1) & (order[2] != 0)
+        turns = Turns.of(program, cfg.programs, order, any_wide and any_pair)
 
         def fetch(number):
             """A unit's record; read one unit ahead, so that nobody waits for it."""
-            if any_wide and any_pair:
-                number = jnp.where(backwards, jnp.maximum(mine - 1 - number, 0), number)
-            place = jnp.where(number < rounds, program, in_last) + number * cfg.programs
-            place = jnp.minimum(place, units.shape[0] - 1)
+            place = jnp.minimum(turns.unit(number), units.shape[0] - 1)
             return tuple(units[place, field] for field in range(FIELDS))
 
         def each_unit(run):
@@ -140,7 +133,7 @@ def make_body(
                 following = fetch(number + 1)
                 return run(record, lax.rem(number, jnp.int32(buffers)), tile), following
 
-            lax.fori_loop(0, mine, step, (jnp.int32(0), first))
+            lax.fori_loop(0, turns.count, step, (jnp.int32(0), first))
 
         def decode(record):
             """(first head, is wide, rows of a wide item's first half, list, steps)."""
