@@ -27,7 +27,8 @@ COLUMNS: dict[str, str] = {
     "rest": "all else, ms",
 }
 
-_MEASURED = ("products", "attention", "logits", "norms", "writes")  # floors count the first three
+_WITH_FLOORS = ("products", "attention", "logits")
+_MEASURED = (*_WITH_FLOORS, "norms", "writes")
 _KINDS = {
     "attention_kernel": "attention",
     "merge_kernel": "attention",
@@ -46,7 +47,8 @@ def parts(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """For each profiled row of a result of ``bench.decode_step`` the milliseconds of each kind.
 
     A product that runs once is that of the logits. What is not among the row's longest kernels is
-    "all else", as are activations that are kernels of their own.
+    "all else", as are activations that are kernels of their own. In steps of one row the products
+    do fusion and most norms.
     """
     ceilings = Ceilings(found["copy_bytes_per_s"], found["matmul_flop_per_s"])
     return [_parts(row, ceilings) for row in found["rows"] if row["longest"]]
@@ -60,7 +62,7 @@ def _parts(row: Mapping[str, Any], ceilings: Ceilings) -> dict[str, Any]:
         kind = _kind(kernel["name"], kernel["count"])
         if kind is not None:
             times[kind] += 1e3 * kernel["seconds"]
-    floors: dict[str, float] = {f"{kind}_floor": 0.0 for kind in _MEASURED[:3]}
+    floors: dict[str, float] = {f"{kind}_floor": 0.0 for kind in _WITH_FLOORS}
     for stage in stages(config, case, jnp.dtype(config.dtype).itemsize):
         floor = 1e3 * ceilings.seconds(stage.moved, stage.flops)
         floors[f"{_STAGES.get(stage.name, 'products')}_floor"] += floor
@@ -73,6 +75,6 @@ def _kind(name: str, count: float) -> str | None:
     for start, kind in _KINDS.items():
         if name.startswith(start):
             return kind
-    if name.startswith(_PRODUCTS):
+    if any(part in name for part in _PRODUCTS):
         return "logits" if count == 1 else "products"
     return None

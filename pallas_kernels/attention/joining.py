@@ -124,8 +124,8 @@ def _deal(
     """An order in which items that the lanes take in turn load them alike; the largest load.
 
     The lanes take what is ``before`` first, and a last round that is not whole from its other end,
-    if none of that is in it. In each of the last rounds the longest items go where there is the
-    least to do; the many before, if there are, turn by turn.
+    if none of that is in it (as programs do, ``mosaic.order``). In each of the last rounds the
+    longest items go where there is the least to do; the many before, if there are, turn by turn.
     """
     Y, total = before.size, before.size + costs.size
     rest = total % lanes

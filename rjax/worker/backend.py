@@ -266,6 +266,7 @@ def _takes_one_row(model: ModelConfig) -> bool:
 
 def _mosaic(model: ModelConfig, fp8: bool) -> Backend:
     group, streams = model.num_heads // model.num_kv_heads, _streams_products(model)
+    pairs = -(-model.num_kv_heads // 2)  # of KV heads
     # Numbers of 8 bits are written in pairs, of both halves of what rotates.
     own_write = model.rope is not None and not (fp8 and model.rope.rotary_dim % 4)
     return Backend(
@@ -288,10 +289,10 @@ def _mosaic(model: ModelConfig, fp8: bool) -> Backend:
         joining=Joining(
             least_wide_items=-(-_MULTIPROCESSORS // model.num_kv_heads),
             # A program takes one-row items two heads at a time.
-            narrow_lanes=max(1, multiprocessors() // -(-model.num_kv_heads // 2)),
+            narrow_lanes=max(1, multiprocessors() // pairs),
             item_tokens=64,  # about: to begin, to end and to merge
             # And wide ones a head at a time.
-            wide_lanes=model.num_kv_heads // -(-model.num_kv_heads // 2),
+            wide_lanes=model.num_kv_heads // pairs,
             paired_rows=_WGMMA_ROWS // 2 // group,
         ),
         # Microseconds: `python -m bench.kernels.cost_model` on an H200, 32 heads over 8 KV heads of

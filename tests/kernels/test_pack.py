@@ -110,8 +110,7 @@ def load_of_programs(packed: PackedPlan, programs: int):
     """Tokens of the units that each program takes, and 64 a unit to begin and to end."""
     units, count = np.asarray(packed.units), int(packed.num_units)
     cost = 64 + units[:, pack_module.KV_STOP] - units[:, pack_module.KV_START]
-    order = jnp.stack([packed.num_units, packed.num_wide, packed.turned])
-    turns = Turns.of(jnp.arange(programs), programs, order, True)
+    turns = Turns.of(jnp.arange(programs), programs, packed.order, True)
     load = np.zeros(programs, int)
     for number in range(-(-count // programs)):
         place = np.clip(turns.unit(number), 0, count - 1)

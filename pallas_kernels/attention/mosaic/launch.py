@@ -88,10 +88,9 @@ def attention_call(
     boxes = (query_box(min(work.half_rows, T), N // K, H) for work in packed.lists)
     padding = max(0, max(boxes) - T)
     q4 = jnp.pad(q, ((0, padding), (0, 0), (0, 0))).reshape(-1, K, N // K, H)
-    order = jnp.stack([packed.num_units, packed.num_wide, packed.turned])
     if "alibi_slopes" in numbers:
         numbers = numbers | {"alibi_slopes": numbers["alibi_slopes"] / cfg.unit}
-    plan = (packed.units, order, packed.dest)
+    plan = (packed.units, packed.order, packed.dest)
     return kernel(*plan, page_table, positions, q4, k_pages, v_pages, *numbers.values())
 
 

@@ -59,6 +59,11 @@ class PackedPlan:
     lists: tuple[ListShape, ...] = dataclasses.field(metadata={"static": True})
     heads: tuple[int, int] = dataclasses.field(metadata={"static": True})
 
+    @property
+    def order(self) -> Int[Array, "3"]:
+        """What ``Turns.of`` is told."""
+        return jnp.stack([self.num_units, self.num_wide, self.turned])
+
 
 def pack_plan(
     plan: AttentionPlan, positions: Int[Array, " T"], heads: tuple[int, int] | None = None
