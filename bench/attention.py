@@ -28,8 +28,10 @@ from bench.command_line import (
     command_parser,
     in_time,
     keep,
-    numbers,
+    run,
     save_part,
+    whole,
+    wholes,
 )
 from bench.figures import lines
 from bench.kernels.cases import Case, Inputs, make_inputs
@@ -38,7 +40,7 @@ from bench.kernels.timing import seconds_per_call
 from bench.records import record
 from models import config_from_dict
 from pallas_kernels.attention.spec import AttentionSpec
-from rjax.config import EngineConfig
+from rjax.config import PAGE_SIZES, EngineConfig
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.compilation_cache import keep_compiled
 
@@ -215,14 +217,18 @@ def draw(found: dict[str, Any], path: Path) -> None:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = command_parser("bench.attention", __doc__)
-    p.add_argument("--batch", type=numbers, default=[1, 8, 32, 128], help="numbers of requests")
+    p.add_argument("--batch", type=wholes(1), default=[1, 8, 32, 128], help="numbers of requests")
     p.add_argument(
-        "--prefix", type=numbers, default=[64, 256, 1024, 4096, 16384], help="tokens all share"
+        "--prefix", type=wholes(1), default=[64, 256, 1024, 4096, 16384], help="tokens all share"
     )
-    p.add_argument("--own", type=numbers, default=[128, 256], help="further tokens of each request")
-    p.add_argument("--heads", type=numbers, default=[32, 8], help="query heads, KV heads")
-    p.add_argument("--head-dim", type=int, default=128, help="size of a head")
-    p.add_argument("--page-size", type=int, default=64, help="prefixes are multiples of it")
+    p.add_argument(
+        "--own", type=wholes(1), default=[128, 256], help="further tokens of each request"
+    )
+    p.add_argument("--heads", type=wholes(1, 2), default=[32, 8], help="query heads, KV heads")
+    p.add_argument("--head-dim", type=whole(1), default=128, help="size of a head")
+    p.add_argument(
+        "--page-size", type=int, choices=PAGE_SIZES, default=64, help="prefixes are multiples of it"
+    )
     p.add_argument("--backend", default="auto", help="auto, mosaic or xla")
     p.add_argument("--png", type=Path, help="file for the picture")
     add_time_limit(p)
@@ -256,4 +262,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run("bench.attention", main)

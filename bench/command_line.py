@@ -3,22 +3,24 @@
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from tqdm import tqdm
 
 from bench.records import RESULTS, save
 from bench.tables import text
+from rjax.cli.errors import OneLineParser, run_command
 
 _START = time.monotonic()
 
 
 def command_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
-    """A parser whose help is the module's docstring, with the options of every benchmark."""
-    p = argparse.ArgumentParser(
+    """A parser whose help is the module's docstring, with the options of every benchmark. Its
+    errors are one line."""
+    p = OneLineParser(
         prog=f"python -m {module}",
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -45,9 +47,48 @@ def in_time[T](
         yield point
 
 
-def numbers(given: str) -> list[int]:
-    """Comma-separated whole numbers, for ``type=`` of an option."""
-    return [int(x) for x in given.split(",")]
+def whole(least: int) -> Callable[[str], int]:
+    """For ``type=`` of an option: a whole number that is at least so large."""
+
+    def parse(given: str) -> int:
+        try:
+            number = int(given)
+        except ValueError:
+            number = None
+        if number is None or number < least:
+            raise argparse.ArgumentTypeError(f"{given!r}: give a whole number from {least} on")
+        return number
+
+    return parse
+
+
+def wholes(least: int, count: int | None = None) -> Callable[[str], list[int]]:
+    """For ``type=`` of an option: such numbers with commas between, ``count`` of them or any."""
+
+    def parse(given: str) -> list[int]:
+        found = [whole(least)(x) for x in given.split(",")]
+        if count not in (None, len(found)):
+            raise argparse.ArgumentTypeError(f"{given!r}: give {count} numbers, commas between")
+        return found
+
+    return parse
+
+
+def some_of(*names: str) -> Callable[[str], list[str]]:
+    """For ``type=`` of an option: some of these names with commas between."""
+
+    def parse(given: str) -> list[str]:
+        chosen = given.split(",")
+        if not set(chosen) <= set(names):
+            raise argparse.ArgumentTypeError(f"{given!r}: choose from {', '.join(names)}")
+        return chosen
+
+    return parse
+
+
+def run(module: str, main: Callable[[], int | None]) -> NoReturn:
+    """Run a benchmark's ``main`` as the process, with one line for what its user got wrong."""
+    sys.exit(run_command(module, lambda: main() or 0))
 
 
 def target(given: Path | None, name: str) -> Path | None:

@@ -25,11 +25,19 @@ from typing import Any
 
 import numpy as np
 
-from bench.command_line import add_time_limit, command_parser, numbers
+from bench.command_line import (
+    add_time_limit,
+    command_parser,
+    run,
+    some_of,
+    whole,
+    wholes,
+)
 from bench.figures import lines
 from bench.model_shapes import SHAPES, write_folder
 from bench.records import RESULTS, command, save
 from bench.tables import text
+from rjax.config import PAGE_SIZES
 
 COLUMNS = {
     "system": "system",
@@ -42,6 +50,7 @@ COLUMNS = {
     "floor_ms": "floor, ms",
     "failed": "did not run",
 }
+_METHODS = ("hand", "flex", "shared", "continuous", "generate", "compiled")
 _ROOT = Path(__file__).parents[1]
 _LAST_POINT = 20.0  # seconds that are left to a point of torch's that has begun
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 1e-2}
@@ -74,8 +83,8 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "own": options.own,
         "steps": options.steps,
         "check_tokens": 48,
-        "methods": options.methods.split(","),
-        "relay": options.relay.split(","),
+        "methods": options.methods,
+        "relay": options.relay,
         "decode_steps": options.decode_steps,
         "backend": options.backend,
         "page_size": options.page_size,
@@ -121,6 +130,19 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     }
 
 
+def _need_torch(python: str) -> None:
+    """End where that interpreter lacks what torch's half imports."""
+    seek = (
+        "from importlib.util import find_spec as find\n"
+        "exit(not (find('torch') and find('transformers')))"
+    )
+    if subprocess.run([python, "-c", seek], check=False).returncode:
+        raise SystemExit(
+            f"{python} has no torch or no transformers; install both there, or name an "
+            "interpreter that has them with --torch-python"
+        )
+
+
 def _run(arguments: list[str], extra: dict[str, str], limit: float | None = None) -> None:
     """Run a half to its end, or for ``limit`` seconds; what it has written by then counts."""
     # The halves must not inherit each other's paths: they may be different Pythons.
@@ -154,22 +176,31 @@ def parser() -> argparse.ArgumentParser:
     which = p.add_mutually_exclusive_group(required=True)
     which.add_argument("--shapes", choices=sorted(SHAPES), help="a model's shapes, random weights")
     which.add_argument("--model", help="a model folder of the Llama or Qwen2 kind")
-    p.add_argument("--batch", type=numbers, default=[1, 16, 64], help="rows")
-    p.add_argument("--prefix", type=numbers, default=[0, 512, 2048, 8192], help="shared tokens")
-    p.add_argument("--own", type=int, default=128, help="further tokens of each row")
-    p.add_argument("--steps", type=int, default=32, help="decode steps of a timed run")
-    p.add_argument("--methods", default="hand,flex,shared", help="of torch; see above")
-    p.add_argument("--relay", default="auto,off", help="modes of rjax's engine")
+    p.add_argument("--batch", type=wholes(1), default=[1, 16, 64], help="rows")
+    p.add_argument("--prefix", type=wholes(0), default=[0, 512, 2048, 8192], help="shared tokens")
+    p.add_argument("--own", type=whole(1), default=128, help="further tokens of each row")
+    p.add_argument("--steps", type=whole(1), default=32, help="decode steps of a timed run")
+    p.add_argument(
+        "--methods", type=some_of(*_METHODS), default="hand,flex,shared", help="of torch; see above"
+    )
+    p.add_argument(
+        "--relay",
+        type=some_of("auto", "on", "off"),
+        default="auto,off",
+        help="modes of rjax's engine",
+    )
     p.add_argument(
         "--decode-steps",
-        type=numbers,
+        type=wholes(1),
         default=[1, 8],
         help="steps that rjax's engine starts at once",
     )
     p.add_argument("--dtype", choices=sorted(_TOLERANCE), default="bfloat16", help="of both")
     p.add_argument("--backend", default="auto", help="rjax's attention kernels")
-    p.add_argument("--page-size", type=int, default=64, help="tokens a page of rjax")
-    p.add_argument("--seed", type=int, default=0, help="of weights and prompts")
+    p.add_argument(
+        "--page-size", type=int, choices=PAGE_SIZES, default=64, help="tokens a page of rjax"
+    )
+    p.add_argument("--seed", type=whole(0), default=0, help="of weights and prompts")
     add_time_limit(p)
     p.add_argument("--torch-python", default=sys.executable, help="interpreter that has torch")
     p.add_argument("--png", type=Path, help="file for the picture")
@@ -179,6 +210,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> None:
     """Compare, print, keep, draw."""
     options = parser().parse_args(arguments)
+    _need_torch(options.torch_python)
     with tempfile.TemporaryDirectory() as scratch:
         found = compare(options, Path(scratch))
     print(found["environment"]["device"])
@@ -193,4 +225,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run("bench.compare_torch", main)

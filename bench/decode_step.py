@@ -29,7 +29,7 @@ from jaxtyping import Array
 from tqdm import tqdm
 
 from bench.ceilings import Ceilings, measure_ceilings
-from bench.command_line import command_parser, keep
+from bench.command_line import command_parser, keep, run, whole
 from bench.figures import lines
 from bench.kernel_profile import kernel_times
 from bench.kernels.timing import burst_seconds, seconds_per_call
@@ -39,6 +39,7 @@ from bench.step_floor import DecodeCase, floor_seconds
 from models import ModelConfig, config_from_dict, init_model
 from models.sharding import single_device_mesh
 from pallas_kernels.attention.planner import PlanShape, Sharing, cut_tokens, plan_attention
+from rjax.config import PAGE_SIZES
 from rjax.sampling import SamplerMode, init_state
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.step import StepState, compile_step
@@ -301,16 +302,16 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--only", default="", help="rows of the table whose model name contains this")
     p.add_argument("--growth", action="store_true", help="the growing prefix in place of the table")
     p.add_argument("--model", choices=sorted(SHAPES), help="one row of your own, with the next 3")
-    p.add_argument("--batch", type=int, default=4, help="rows")
-    p.add_argument("--shared", type=int, default=64, help="tokens that all rows share")
-    p.add_argument("--own", type=int, default=16, help="further tokens of each row")
+    p.add_argument("--batch", type=whole(1), default=4, help="rows")
+    p.add_argument("--shared", type=whole(0), default=64, help="tokens that all rows share")
+    p.add_argument("--own", type=whole(1), default=16, help="further tokens of each row")
     p.add_argument("--relay", choices=("auto", "on", "off"), default="auto", help="shared reads")
     p.add_argument("--mode", choices=("greedy", "random", "full"), default="greedy", help="sampler")
     p.add_argument("--backend", default="auto", help="auto, mosaic or xla")
-    p.add_argument("--profile", type=int, default=0, help="print so many kernels of each step")
-    p.add_argument("--page-size", type=int, default=64, help="tokens a page")
+    p.add_argument("--profile", type=whole(0), default=0, help="print so many kernels of each step")
+    p.add_argument("--page-size", type=int, choices=PAGE_SIZES, default=64, help="tokens a page")
     p.add_argument(
-        "--max-model-len", type=int, help="most tokens of a sequence; default: of each row's"
+        "--max-model-len", type=whole(1), help="most tokens of a sequence; default: of each row's"
     )
     return p
 
@@ -344,4 +345,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run("bench.decode_step", main)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.command_line import whole
 from bench.model_shapes import SHAPES, write_folder
 
 
@@ -15,14 +16,20 @@ def add_engine_options(p: argparse.ArgumentParser) -> None:
     """Which model, and how much of it runs at once."""
     p.add_argument("--model", help="model folder or hub id; default: the bundled model")
     p.add_argument("--shapes", choices=sorted(SHAPES), help="a model's shapes, random weights")
-    p.add_argument("--max-num-seqs", type=int, default=64, help="sequences running at once")
-    p.add_argument("--max-num-ahead", type=int, help="further ones, whose prompts are computed")
-    p.add_argument("--max-num-batched-tokens", type=int, help="token budget of a step")
-    p.add_argument("--num-decode-steps", type=int, default=1, help="decode steps started at once")
-    p.add_argument("--num-pages", type=int, help="KV pages; default: what the requests need twice")
-    p.add_argument("--page-size", type=int, default=64, help="tokens a page")
+    p.add_argument("--max-num-seqs", type=whole(1), default=64, help="sequences running at once")
+    p.add_argument(
+        "--max-num-ahead", type=whole(0), help="further ones, whose prompts are computed"
+    )
+    p.add_argument("--max-num-batched-tokens", type=whole(1), help="token budget of a step")
+    p.add_argument(
+        "--num-decode-steps", type=whole(1), default=1, help="decode steps started at once"
+    )
+    p.add_argument(
+        "--num-pages", type=whole(1), help="KV pages; default: what the requests need twice"
+    )
+    p.add_argument("--page-size", type=whole(1), default=64, help="tokens a page")
     p.add_argument("--backend", default="auto", help="attention kernels: auto, mosaic or xla")
-    p.add_argument("--seed", type=int, default=0, help="of weights, prompts and sampling")
+    p.add_argument("--seed", type=whole(0), default=0, help="of weights, prompts and sampling")
 
 
 def model_name(options: argparse.Namespace) -> str:

@@ -19,8 +19,10 @@ from bench.command_line import (
     command_parser,
     in_time,
     keep,
-    numbers,
+    run,
     save_part,
+    whole,
+    wholes,
 )
 from bench.engines import add_engine_options, model_name, pool_pages, running_llm
 from bench.figures import lines
@@ -99,12 +101,12 @@ def parser() -> argparse.ArgumentParser:
     p = command_parser("bench.latency", __doc__)
     add_engine_options(p)
     p.add_argument(
-        "--batch", type=numbers, default=[1, 8, 64], help="requests that arrive together"
+        "--batch", type=wholes(1), default=[1, 8, 64], help="requests that arrive together"
     )
-    p.add_argument("--prefix", type=numbers, default=[0, 2048, 8192], help="tokens they share")
-    p.add_argument("--input", type=int, default=128, help="further prompt tokens of each")
-    p.add_argument("--output", type=int, default=64, help="tokens generated for each")
-    p.add_argument("--rounds", type=int, default=5, help="of each point, besides the cold one")
+    p.add_argument("--prefix", type=wholes(0), default=[0, 2048, 8192], help="tokens they share")
+    p.add_argument("--input", type=whole(1), default=128, help="further prompt tokens of each")
+    p.add_argument("--output", type=whole(1), default=64, help="tokens generated for each")
+    p.add_argument("--rounds", type=whole(1), default=5, help="of each point, besides the cold one")
     p.add_argument("--relay", choices=("auto", "on", "off"), default="auto", help="shared reads")
     p.add_argument("--png", type=Path, help="file for the picture")
     add_time_limit(p)
@@ -133,4 +135,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run("bench.latency", main)

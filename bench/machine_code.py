@@ -27,7 +27,7 @@ from jaxlib.mlir import ir
 from tqdm import tqdm
 
 from bench.assembler import assembled, find_tools, version
-from bench.command_line import command_parser, keep, numbers
+from bench.command_line import command_parser, keep, run, whole, wholes
 from bench.decode_step import step_shape
 from bench.model_shapes import SHAPES
 from bench.records import record
@@ -106,9 +106,9 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = command_parser("bench.machine_code", __doc__)
     p.add_argument("--shapes", choices=sorted(SHAPES), default="llama-3-8b", help="of the model")
-    p.add_argument("--batch", type=numbers, default=[1, 64], help="rows of a step, with commas")
-    p.add_argument("--shared", type=int, default=2048, help="tokens that all rows share")
-    p.add_argument("--own", type=int, default=256, help="further tokens of each row")
+    p.add_argument("--batch", type=wholes(1), default=[1, 64], help="rows of a step, with commas")
+    p.add_argument("--shared", type=whole(0), default=2048, help="tokens that all rows share")
+    p.add_argument("--own", type=whole(1), default=256, help="further tokens of each row")
     p.add_argument("--plugin", type=Path, help="xla_cuda_plugin.so, where it is not installed")
     p.add_argument("--ptxas", type=Path, help="the assembler, where it is not installed")
     p.add_argument("--nvdisasm", type=Path, help="the disassembler, where it is not installed")
@@ -147,4 +147,4 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run("bench.machine_code", main)

@@ -8,7 +8,6 @@ token is told of. Times are medians over steps of the processor time of the engi
 growth is against the row before. Writes ``bench/results/scheduler.json``.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -19,8 +18,10 @@ import time
 import jax
 import numpy as np
 
+from bench.command_line import run, whole
 from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.planner import CostModel
+from rjax.cli.errors import OneLineParser
 from rjax.config import EngineConfig
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.llm_engine import LLMEngine
@@ -190,13 +191,13 @@ def measure_lookup(tokens: int, repeats: int = 7) -> float:
 
 def main() -> None:
     """Measure, print a table and write it as JSON."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m bench.scheduler", description="Host time of a step, without a device."
     )
-    parser.add_argument("--steps", type=int, default=60, help="timed of each (default: 60)")
+    parser.add_argument("--steps", type=whole(1), default=60, help="timed of each (default: 60)")
     parser.add_argument(
         "--seqs",
-        type=int,
+        type=whole(1),
         nargs="+",
         default=[8, 64, 256, 1024],
         help="running sequences (default: 8 64 256 1024)",
@@ -242,4 +243,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run("bench.scheduler", main)

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.command_line import command_parser
+from bench.command_line import command_parser, run, some_of, whole
 from bench.model_shapes import SHAPES, write_folder
 from bench.records import RESULTS, command, save
 from bench.tables import text
@@ -92,7 +92,7 @@ def environment() -> dict[str, Any]:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Two starts for each setting of the warm-up."""
     rows = []
-    for warmup in options.warmup.split(","):
+    for warmup in options.warmup:
         with tempfile.TemporaryDirectory() as folder:
             scratch = Path(folder)
             for cache in ("empty", "filled"):
@@ -115,17 +115,25 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = command_parser("bench.startup", __doc__)
     p.add_argument("--shapes", choices=sorted(SHAPES), default="llama-3-8b", help="of which model")
-    p.add_argument("--warmup", default="off", help="compile every step first: off, on, or both")
-    p.add_argument("--prompt", type=int, default=128, help="tokens of the first prompt")
-    p.add_argument("--max-model-len", type=int, default=4096, help="most tokens of a sequence")
-    p.add_argument("--max-num-seqs", type=int, default=64, help="sequences running at once")
+    p.add_argument(
+        "--warmup",
+        type=some_of("off", "on"),
+        default="off",
+        help="compile every step first: off, on, or both",
+    )
+    p.add_argument("--prompt", type=whole(1), default=128, help="tokens of the first prompt")
+    p.add_argument("--max-model-len", type=whole(1), default=4096, help="most tokens of a sequence")
+    p.add_argument("--max-num-seqs", type=whole(1), default=64, help="sequences running at once")
     p.add_argument("--backend", default="auto", help="attention kernels: auto, mosaic or xla")
     return p
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print, keep."""
-    options = parser().parse_args(arguments)
+    p = parser()
+    options = p.parse_args(arguments)
+    if options.prompt >= options.max_model_len:
+        p.error(f"--prompt is {options.prompt}; --max-model-len must be more")
     found = measure(options)
     print(found["environment"]["device"])
     print(text(found["rows"], COLUMNS))
@@ -137,4 +145,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run("bench.startup", main)

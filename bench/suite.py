@@ -18,6 +18,8 @@ import sys
 import time
 from pathlib import Path
 
+from rjax.cli.errors import OneLineParser
+
 COMMANDS: dict[str, tuple[str, int]] = {
     "decode_step": ("bench.decode_step", 240),
     "decode_step_long": ("bench.decode_step --max-model-len 131072", 240),
@@ -45,7 +47,7 @@ _LAST_POINT = 30.0  # seconds that are left to a point that has begun
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    p = argparse.ArgumentParser(
+    p = OneLineParser(
         prog="python -m bench.suite",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

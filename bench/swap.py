@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from bench.command_line import command_parser, keep, numbers
+from bench.command_line import command_parser, keep, run, whole, wholes
 from bench.engines import add_engine_options, model_name, running_llm
 from bench.records import record
 from rjax.engine.page_operations import SwapIn, SwapOut
@@ -126,10 +126,10 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = command_parser("bench.swap", __doc__)
     add_engine_options(p)
-    p.add_argument("--batch", type=int, default=64, help="sequences that decode")
-    p.add_argument("--own", type=int, default=1024, help="prompt tokens of each")
-    p.add_argument("--pages", type=numbers, default=[4, 16, 64], help="swapped with each step")
-    p.add_argument("--steps", type=int, default=30, help="that count, of each kind")
+    p.add_argument("--batch", type=whole(1), default=64, help="sequences that decode")
+    p.add_argument("--own", type=whole(1), default=1024, help="prompt tokens of each")
+    p.add_argument("--pages", type=wholes(1), default=[4, 16, 64], help="swapped with each step")
+    p.add_argument("--steps", type=whole(1), default=30, help="that count, of each kind")
     return p
 
 
@@ -149,4 +149,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run("bench.swap", main)

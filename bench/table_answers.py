@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from tokenizers import Tokenizer
 
+from bench.command_line import run, whole
 from models import BUNDLED_MODEL, load_model
 from models.tables.decode import answer_questions
 from models.tables.scoring import (
@@ -34,6 +35,7 @@ from models.tables.scoring import (
     score_by_rows,
     summary,
 )
+from rjax.cli.errors import OneLineParser
 
 MAX_NEW_TOKENS = 120
 Answerer = Callable[[Sequence[Sheet]], list[list[str]]]
@@ -126,25 +128,32 @@ def report(scores: dict[str, Score], seconds: float, args: argparse.Namespace) -
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    p = OneLineParser(
+        prog="python -m bench.table_answers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="model folder")
     p.add_argument("--answerer", choices=("engine", "plain"), default="engine")
     p.add_argument("--relay", choices=("auto", "on", "off"), default="auto", help="engine only")
-    p.add_argument("--tables", type=int, default=16)
-    p.add_argument("--questions", type=int, default=16, help="questions about each table")
-    p.add_argument("--rows", type=int, nargs=2, default=[5, 40], help="fewest and most rows")
-    p.add_argument("--seed", type=int, default=EVALUATION_SEED)
-    p.add_argument("--group", type=int, default=8, help="tables at a time, plain answerer only")
-    p.add_argument("--show-wrong", type=int, default=0, help="print so many wrong answers")
+    p.add_argument("--tables", type=whole(1), default=16)
+    p.add_argument("--questions", type=whole(1), default=16, help="questions about each table")
+    p.add_argument("--rows", type=whole(1), nargs=2, default=[5, 40], help="fewest and most rows")
+    p.add_argument("--seed", type=whole(0), default=EVALUATION_SEED)
+    p.add_argument(
+        "--group", type=whole(1), default=8, help="tables at a time, plain answerer only"
+    )
+    p.add_argument("--show-wrong", type=whole(0), default=0, help="print so many wrong answers")
     p.add_argument("--json", type=Path, help="file for the scores")
     return p
 
 
 def main() -> None:
     """Measure and report."""
-    args = parser().parse_args()
+    p = parser()
+    args = p.parse_args()
+    if args.rows[0] > args.rows[1]:
+        p.error(f"--rows {args.rows[0]} {args.rows[1]}: give the fewest first")
     sheets = held_out_sheets(args.tables, args.questions, rows=tuple(args.rows), seed=args.seed)
     answer = (
         engine_answerer(args.model, args.relay)
@@ -162,4 +171,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run("bench.table_answers", main)

@@ -25,7 +25,16 @@ from typing import Any
 
 from bench.bare_step import time_bare_step
 from bench.ceilings import Ceilings, measure_ceilings
-from bench.command_line import add_time_limit, command_parser, in_time, keep, save_part
+from bench.command_line import (
+    add_time_limit,
+    command_parser,
+    in_time,
+    keep,
+    run,
+    save_part,
+    some_of,
+    whole,
+)
 from bench.engines import add_engine_options, model_name, pool_pages, running_llm
 from bench.figures import bars
 from bench.records import record
@@ -201,18 +210,25 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = command_parser("bench.throughput", __doc__)
     add_engine_options(p)
-    p.add_argument("--requests", type=int, default=512, help="all arrive at once")
-    p.add_argument("--prefix", type=int, default=2048, help="tokens that all requests share")
-    p.add_argument("--input", type=int, default=128, help="further prompt tokens of each")
-    p.add_argument("--output", type=int, default=256, help="tokens generated for each")
+    p.add_argument("--requests", type=whole(1), default=512, help="all arrive at once")
+    p.add_argument("--prefix", type=whole(0), default=2048, help="tokens that all requests share")
+    p.add_argument("--input", type=whole(1), default=128, help="further prompt tokens of each")
+    p.add_argument("--output", type=whole(1), default=256, help="tokens generated for each")
     p.add_argument("--file", type=Path, help="ShareGPT JSON or JSON lines, in place of random ids")
     p.add_argument(
         "--max-model-len",
-        type=int,
+        type=whole(1),
         help="most tokens of a sequence; default: of these, and --file needs it",
     )
-    p.add_argument("--relay", default="auto,off", help="modes to compare: auto, on, off")
-    p.add_argument("--rounds", type=int, default=1, help="runs of each mode; the middle one counts")
+    p.add_argument(
+        "--relay",
+        type=some_of("auto", "on", "off"),
+        default="auto,off",
+        help="modes to compare: auto, on, off",
+    )
+    p.add_argument(
+        "--rounds", type=whole(1), default=1, help="runs of each mode; the middle one counts"
+    )
     p.add_argument("--png", type=Path, help="file for the picture")
     p.add_argument("--name", default="throughput", help="name of the kept result")
     add_time_limit(p)
@@ -229,7 +245,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(f"--max-model-len is {options.max_model_len}; each has {needed} tokens")
     ceilings = measure_ceilings()
     found = record("bench.throughput", [], vars(options), matmul_flop_per_s=ceilings.matmul)
-    modes = options.relay.split(",")
+    modes = options.relay
     for relay in in_time(modes, options.seconds, desc="throughput", quiet=options.quiet):
         row, found["backend"] = measure(options, relay, ceilings)
         found["rows"].append(row)
@@ -240,4 +256,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run("bench.throughput", main)

@@ -12,6 +12,9 @@ type RelayMode = Literal["auto", "on", "off"]
 type DType = Literal["auto", "float32", "bfloat16", "float16"]
 type KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 
+PAGE_SIZES = (8, 16, 32, 64, 128, 256)
+"""Tokens that a page may have."""
+
 _SYS, _USR = "{__SYS_PROMPT}", "{__USR_PROMPT}"
 
 
@@ -101,9 +104,10 @@ class CacheSettings:
     kv_cache_dtype: KVCacheDType = "auto"
 
     def __post_init__(self) -> None:
-        if self.page_size not in (8, 16, 32, 64, 128, 256):
+        if self.page_size not in PAGE_SIZES:
             raise InvalidConfigError(
-                f"page_size is {self.page_size!r}; choose one of 8, 16, 32, 64, 128, 256 tokens"
+                f"page_size is {self.page_size!r}; choose one of "
+                f"{', '.join(map(str, PAGE_SIZES))} tokens"
             )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise InvalidConfigError(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import jax
 
-from bench.command_line import command_parser
+from bench.command_line import command_parser, run
 from bench.kernels.backends import NAMES
 from bench.kernels.kept import Kept
 from bench.kernels.peers import run_peers, run_torch
@@ -76,4 +76,4 @@ def _draw(kept: Kept, png: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run("bench.kernels", main)

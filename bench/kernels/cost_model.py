@@ -13,7 +13,6 @@ it; running this again replaces it.
 import argparse
 import dataclasses
 import datetime
-import sys
 from collections.abc import Callable, Sequence
 
 import jax
@@ -21,13 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from bench.command_line import command_parser, numbers
+from bench.command_line import command_parser, run, wholes
 from bench.kernels.backends import NAMES, Kernel, choose_kernel
 from bench.kernels.cases import Case
 from bench.kernels.pool_runner import PoolRunner
 from bench.records import RESULTS, record, save
 from pallas_kernels.attention.planner import CostModel
 from pallas_kernels.attention.work_list import AttentionPlan
+from rjax.config import PAGE_SIZES
 from rjax.worker.cost_model import Fitted, keep_cost_model
 
 COLUMNS = {
@@ -169,9 +169,9 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = command_parser("bench.kernels.cost_model", __doc__)
     p.add_argument(
-        "--heads", type=numbers, default=[32, 8, 128], help="query heads, KV heads, head dim"
+        "--heads", type=wholes(1, 3), default=[32, 8, 128], help="query heads, KV heads, head dim"
     )
-    p.add_argument("--page-size", type=int, default=64, help="tokens a page")
+    p.add_argument("--page-size", type=int, choices=PAGE_SIZES, default=64, help="tokens a page")
     p.add_argument("--backend", default="auto", choices=("auto", *NAMES), help="of the kernels")
     p.add_argument("--dtype", help="of queries and KV; default bfloat16, on a CPU float32")
     p.add_argument("--small", action="store_true", help="short cases, for a CPU")
@@ -218,4 +218,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run("bench.kernels.cost_model", main)

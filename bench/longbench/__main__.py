@@ -18,7 +18,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bench.command_line import command_parser, keep
+from bench.command_line import command_parser, keep, run, some_of, whole
 from bench.engines import add_engine_options, model_name, running_llm
 from bench.longbench.examples import Example, parts, read_examples, shortened
 from bench.longbench.tasks import Task, score, task_of
@@ -107,10 +107,17 @@ def parser() -> argparse.ArgumentParser:
     add_engine_options(p)
     p.add_argument("--data", type=Path, default=SAMPLE, help="folder of NAME.jsonl files")
     p.add_argument("--tasks", help="names, comma-separated; default: every file of the folder")
-    p.add_argument("--limit", type=int, help="examples of each task")
+    p.add_argument("--limit", type=whole(1), help="examples of each task")
     p.add_argument("--chat", action="store_true", help="document as system message, then question")
-    p.add_argument("--relay", default="auto,off", help="modes to compare: auto, on, off")
-    p.add_argument("--max-model-len", type=int, default=4096, help="tokens of prompt and answer")
+    p.add_argument(
+        "--relay",
+        type=some_of("auto", "on", "off"),
+        default="auto,off",
+        help="modes to compare: auto, on, off",
+    )
+    p.add_argument(
+        "--max-model-len", type=whole(1), default=4096, help="tokens of prompt and answer"
+    )
     p.add_argument("--predictions", type=Path, help="folder for the predictions")
     return p
 
@@ -127,7 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(f"{options.data} holds no .jsonl file of these tasks")
     data = {path.stem: read_examples(path, options.limit) for path in files}
     rows, texts, backend = [], {}, ""
-    for relay in options.relay.split(","):
+    for relay in options.relay:
         with running_llm(options, relay=relay, max_model_len=options.max_model_len) as llm:
             for name, examples in tqdm(data.items(), desc=relay, disable=options.quiet):
                 row, predicted = measure(options, name, relay, examples, llm)
@@ -147,4 +154,4 @@ def _write_predictions(path: Path, texts: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run("bench.longbench", main)
