@@ -1,8 +1,14 @@
 """Test set-up: every annotation of the packages is checked at run time, in tests only."""
 
+import gc
+
 import jax
 import jaxtyping
 import pytest
+
+# Tracing makes millions of objects of which few are garbage, and looking for it again and again
+# among all that tests have made takes a tenth of their time.
+gc.set_threshold(50_000, 20, 10)
 
 # Before any import of the packages. PEP 484's tower lets a whole number stand for a float.
 jaxtyping.install_import_hook(
