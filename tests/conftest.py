@@ -2,6 +2,7 @@
 
 import gc
 
+import hypothesis
 import jax
 import jaxtyping
 import pytest
@@ -9,6 +10,10 @@ import pytest
 # Tracing makes millions of objects of which few are garbage, and looking for it again and again
 # among all that tests have made takes a tenth of their time.
 gc.set_threshold(50_000, 20, 10)
+
+# An example may be the first to compile, or meet a busy machine.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # Before any import of the packages. PEP 484's tower lets a whole number stand for a float.
 jaxtyping.install_import_hook(
