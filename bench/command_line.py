@@ -35,6 +35,13 @@ def add_time_limit(p: argparse.ArgumentParser) -> None:
     p.add_argument("--seconds", type=float, help="begin no further point when so many are over")
 
 
+def add_relay_modes(p: argparse.ArgumentParser) -> None:
+    """For benchmarks that run the engine in several modes."""
+    modes = "auto", "on", "off"
+    told = f"modes to compare: {', '.join(modes)}"
+    p.add_argument("--relay", type=some_of(*modes), default="auto,off", help=told)
+
+
 def in_time[T](
     points: Sequence[T], seconds: float | None, *, desc: str, quiet: bool
 ) -> Iterator[T]:

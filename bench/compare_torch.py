@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from bench.command_line import (
+    add_relay_modes,
     add_time_limit,
     command_parser,
     run,
@@ -50,6 +51,7 @@ COLUMNS = {
     "floor_ms": "floor, ms",
     "failed": "did not run",
 }
+# What torch_side.METHODS has; only a Python with torch can read that.
 _METHODS = ("hand", "flex", "shared", "continuous", "generate", "compiled")
 _ROOT = Path(__file__).parents[1]
 _LAST_POINT = 20.0  # seconds that are left to a point of torch's that has begun
@@ -183,12 +185,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--methods", type=some_of(*_METHODS), default="hand,flex,shared", help="of torch; see above"
     )
-    p.add_argument(
-        "--relay",
-        type=some_of("auto", "on", "off"),
-        default="auto,off",
-        help="modes of rjax's engine",
-    )
+    add_relay_modes(p)
     p.add_argument(
         "--decode-steps",
         type=wholes(1),

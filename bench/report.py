@@ -30,6 +30,7 @@ from bench.kernels import cost_model, page, peers, run_table, sweep
 from bench.longbench import __main__ as longbench
 from bench.records import RESULTS
 from bench.tables import markdown
+from rjax.cli.errors import OneLineParser
 
 README: Path = Path(__file__).parent / "README.md"
 """The page that this module writes."""
@@ -211,7 +212,7 @@ def _picture(path: Path) -> Path:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    p = argparse.ArgumentParser(
+    p = OneLineParser(
         prog="python -m bench.report",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import records, serve_client, serve_report
+from bench.command_line import whole
 from bench.serve_workload import Workload
 from bench.tables import text
 from rjax.cli.errors import BAD_INPUT, INTERRUPTED, OneLineParser, report_error
@@ -151,13 +152,12 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _number(group: Any, name: str, default: int, meaning: str, least: int = 1) -> None:
-    def number(given: str) -> int:
-        if not given.isdecimal() or int(given) < least:
-            raise argparse.ArgumentTypeError(f"{given!r}: give a whole number from {least}")
-        return int(given)
-
     group.add_argument(
-        name, metavar="N", type=number, default=default, help=f"{meaning} (default: {default})"
+        name,
+        metavar="N",
+        type=whole(least),
+        default=default,
+        help=f"{meaning} (default: {default})",
     )
 
 

@@ -26,13 +26,13 @@ from typing import Any
 from bench.bare_step import time_bare_step
 from bench.ceilings import Ceilings, measure_ceilings
 from bench.command_line import (
+    add_relay_modes,
     add_time_limit,
     command_parser,
     in_time,
     keep,
     run,
     save_part,
-    some_of,
     whole,
 )
 from bench.engines import add_engine_options, model_name, pool_pages, running_llm
@@ -220,12 +220,7 @@ def parser() -> argparse.ArgumentParser:
         type=whole(1),
         help="most tokens of a sequence; default: of these, and --file needs it",
     )
-    p.add_argument(
-        "--relay",
-        type=some_of("auto", "on", "off"),
-        default="auto,off",
-        help="modes to compare: auto, on, off",
-    )
+    add_relay_modes(p)
     p.add_argument(
         "--rounds", type=whole(1), default=1, help="runs of each mode; the middle one counts"
     )

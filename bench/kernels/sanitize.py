@@ -19,6 +19,7 @@ import jax
 from bench.kernels.backends import NAMES, Kernel, choose_kernel
 from bench.kernels.cases import Case, make_inputs
 from bench.kernels.check import errors
+from rjax.cli.errors import OneLineParser
 
 _MISSING = 3
 _PLACES = ("/usr/local/cuda*/bin/compute-sanitizer", "/opt/nvidia/**/compute-sanitizer")
@@ -59,7 +60,7 @@ def sanitizer() -> str | None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    p = argparse.ArgumentParser(
+    p = OneLineParser(
         prog="python -m bench.kernels.sanitize",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

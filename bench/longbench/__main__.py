@@ -18,7 +18,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bench.command_line import command_parser, keep, run, some_of, whole
+from bench.command_line import add_relay_modes, command_parser, keep, run, whole
 from bench.engines import add_engine_options, model_name, running_llm
 from bench.longbench.examples import Example, parts, read_examples, shortened
 from bench.longbench.tasks import Task, score, task_of
@@ -109,12 +109,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--tasks", help="names, comma-separated; default: every file of the folder")
     p.add_argument("--limit", type=whole(1), help="examples of each task")
     p.add_argument("--chat", action="store_true", help="document as system message, then question")
-    p.add_argument(
-        "--relay",
-        type=some_of("auto", "on", "off"),
-        default="auto,off",
-        help="modes to compare: auto, on, off",
-    )
+    add_relay_modes(p)
     p.add_argument(
         "--max-model-len", type=whole(1), default=4096, help="tokens of prompt and answer"
     )

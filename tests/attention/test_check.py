@@ -48,7 +48,7 @@ def batch(shared, own, queries, sharing="on"):
     }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     shared=st.integers(0, 6).map(lambda x: x * S),
     members=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 4)), min_size=1, max_size=7),

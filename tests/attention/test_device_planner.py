@@ -83,7 +83,7 @@ batches = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(batch=batches, sharing=st.sampled_from(["on", "off", SHARE_WIDE]), seed=st.integers(0, 9))
 def test_decode_reads_each_visible_pair_once_as_the_host_plans(batch, sharing, seed):
     lengths, _, forks = (np.array(x, np.int32) for x in zip(*batch, strict=True))
@@ -104,7 +104,7 @@ def test_decode_reads_each_visible_pair_once_as_the_host_plans(batch, sharing, s
             np.testing.assert_array_equal(own, its)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(batch=batches, seed=st.integers(0, 9))
 def test_chunks_read_each_visible_pair_once(batch, seed):
     lengths, queries, forks = (np.array(x, np.int32) for x in zip(*batch, strict=True))

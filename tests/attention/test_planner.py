@@ -77,7 +77,7 @@ def check_coverage(plan, table, start, context, page_size):
         assert (np.diff(begins[plan.merge_slots[one:end]]) > 0).all()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     batch=batches,
     sharing=st.sampled_from(["on", "off", SHARE_WIDE]),
@@ -95,7 +95,7 @@ def test_every_visible_pair_is_covered_once(batch, sharing, seed, joining):
     assert stats.kv_tokens_unshared >= stats.kv_tokens_read
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     batch=st.lists(
         st.tuples(st.integers(1, MAX_CONTEXT), st.integers(0, MAX_CONTEXT // 2)),

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("no_annotations_checked")
 PAGE, MOST = 2, 12  # tokens a page; pages of a sequence
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     tails=st.lists(
         st.tuples(st.integers(0, 99), st.integers(0, MOST), st.integers(1, MOST * PAGE)),

@@ -81,7 +81,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
 
 TestBlockManager = BlockManagerMachine.TestCase
-TestBlockManager.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBlockManager.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def keys_of(tokens, root=b"r"):

@@ -159,6 +159,5 @@ TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
     max_examples=120,
     stateful_step_count=30,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

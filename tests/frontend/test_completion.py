@@ -13,9 +13,7 @@ from rjax.tokenization import OutputText, Tokenizer
 
 from .tiny_tokenizers import build
 
-QUICK = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+QUICK = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 FINAL = RequestOutputKind.FINAL_ONLY
 
 

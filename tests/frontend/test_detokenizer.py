@@ -10,9 +10,7 @@ from rjax.tokenization import Detokenizer, Tokenizer
 
 from .tiny_tokenizers import build
 
-QUICK = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+QUICK = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 
 

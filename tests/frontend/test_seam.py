@@ -37,7 +37,6 @@ TEXT = st.one_of(
 )
 QUICK = settings(
     max_examples=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

@@ -240,7 +240,7 @@ _ROPE = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     architecture=st.sampled_from(["Llama", "Mistral", "Qwen2", "Qwen3", "Phi3", "OPT"]),
     rope=_ROPE | _ODD,

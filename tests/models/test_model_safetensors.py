@@ -124,7 +124,7 @@ _ENTRY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     header=st.dictionaries(st.text(max_size=4), _ENTRY | _JSON, max_size=4) | _JSON,
     data=st.binary(max_size=40),

@@ -82,7 +82,7 @@ def test_feature(params):
     assert compared
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
 @given(SEQUENCES, st.integers(0, 2**31))
 def test_any_mixture(drawn, seed):
     case = made(drawn)

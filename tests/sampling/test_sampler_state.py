@@ -54,7 +54,7 @@ def run_alone(case: Case, logits: np.ndarray, mode="full", num_steps=STEPS) -> l
     return tokens
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(SEQUENCES, min_size=2, max_size=4), st.integers(0, 2**31), st.randoms())
 def test_tokens_are_the_same_alone_and_in_any_batch(drawn, seed, random):
     cases = [made(one) for one in drawn]
@@ -85,7 +85,7 @@ def test_tokens_are_the_same_alone_and_in_any_batch(drawn, seed, random):
     assert together == alone
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(SEQUENCES, st.integers(0, 2**31), st.integers(0, STEPS))
 def test_resumed_sequence_goes_on_the_same(drawn, seed, cut):
     case = made(drawn)
@@ -111,7 +111,7 @@ def test_a_row_holds_every_field_of_the_state():
     assert [field.name for field in dataclasses.fields(SlotRow)] == names
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(REQUESTS, st.integers(0, 2**64 - 1))
 def test_nothing_of_a_former_sequence_is_left(options, seed):
     state = admitted({s: Case(EVERYTHING, 9, prompt=(1, 2, 3)) for s in range(SLOTS)})

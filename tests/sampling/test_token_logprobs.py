@@ -19,7 +19,7 @@ def expected_logprobs(logits: np.ndarray) -> np.ndarray:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 2**31), st.lists(st.integers(0, V - 1), min_size=3, max_size=3))
 def test_against_numpy(seed, targets):
     logits = logits_of(seed, 3)

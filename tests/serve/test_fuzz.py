@@ -40,7 +40,6 @@ def test_every_route(server: Running, mode, examples):
 
         @settings(
             max_examples=examples,
-            deadline=None,
             database=None,
             derandomize=True,
             suppress_health_check=list(HealthCheck),
