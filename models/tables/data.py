@@ -15,8 +15,15 @@ from jaxtyping import Bool, Int
 from tokenizers import Tokenizer
 
 from models.tables.questions import Question, Weights, random_questions
-from models.tables.table import INTRODUCTIONS, LINES_BEFORE_ROWS, Table, random_table, system_prompt
+from models.tables.table import (
+    INTRODUCTIONS,
+    Table,
+    lines_before_rows,
+    random_table,
+    system_prompt,
+)
 from models.tables.tokenizer import answer_text, prefix_text, question_text
+from models.tables.words import Pool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,10 +49,10 @@ class Plan:
 
     seed: int
     shape: Shape
-    held_out: bool = False
+    which: Pool = "training"
     all_columns: float = 0.75
     key_first: float = 0.0
-    kinds: Weights = (0.5, 0.12, 0.13, 0.13, 0.12)
+    kinds: Weights = (0.42, 0.07, 0.21, 0.17, 0.13)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,8 +66,9 @@ class Batch:
         segments: which branch a token belongs to, from 1; 0 for padding.
         offsets: place of a token in its branch.
         answers: whether the next token exists and belongs to the answer.
-        lines: in answers about one row, the line of the prefix (newlines before it) that holds the
-            row; 0 elsewhere.
+        lines: for each token before an answer's token that is taken from a row, the line of the
+            prefix (newlines before it) that holds the row; 0 elsewhere.
+        first_lines: the line of each prefix that holds its first row.
         questions: the branches' questions, for scoring; empty in training batches.
     """
 
@@ -71,6 +79,7 @@ class Batch:
     offsets: Int[np.ndarray, "B Q"]
     answers: Bool[np.ndarray, "B Q"]
     lines: Int[np.ndarray, "B Q"]
+    first_lines: Int[np.ndarray, " B"]
     questions: tuple[tuple[Question, ...], ...] = ()
 
 
@@ -78,21 +87,39 @@ def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def _fitting_table(rng: random.Random, plan: Plan, tokenizer: Tokenizer) -> tuple[Table, list[int]]:
+def _fitting_table(
+    rng: random.Random, plan: Plan, tokenizer: Tokenizer
+) -> tuple[Table, int, list[int]]:
+    """A table whose prefix fits the plan's shape, the line of its first row, and its tokens."""
     rows = rng.randint(*plan.shape.rows)
     while True:
         table = random_table(
             rng,
             rows,
-            held_out=plan.held_out,
+            which=plan.which,
             all_columns=plan.all_columns,
             key_first=plan.key_first,
         )
-        text = prefix_text(system_prompt(table, rng.choice(INTRODUCTIONS)))
-        ids = _encode(tokenizer, text)
+        introduction = rng.choice(INTRODUCTIONS)
+        ids = _encode(tokenizer, prefix_text(system_prompt(table, introduction)))
         if len(ids) <= plan.shape.prefix:
-            return table, ids
-        rows -= 1  # an unusually wordy table
+            return table, lines_before_rows(introduction), ids
+        # An unusually wordy table: draw another, with fewer rows if that is allowed.
+        rows = max(plan.shape.rows[0], min(rows - 1, rows * plan.shape.prefix // len(ids)))
+
+
+def _encode_answer(
+    tokenizer: Tokenizer, question: Question, first_line: int
+) -> tuple[list[int], list[int]]:
+    """The tokens of an answer with its end, and the line that each is taken from, or 0."""
+    ids: list[int] = []
+    lines: list[int] = []
+    for piece in question.pieces:
+        part = _encode(tokenizer, piece.text)
+        ids += part
+        lines += [0 if piece.row is None else first_line + piece.row] * len(part)
+    end = _encode(tokenizer, answer_text(""))
+    return ids + end, lines + [lines[-1]] * len(end)
 
 
 def make_batch(plan: Plan, tokenizer: Tokenizer, keep_questions: bool = False) -> Batch:
@@ -100,19 +127,19 @@ def make_batch(plan: Plan, tokenizer: Tokenizer, keep_questions: bool = False) -
     rng = random.Random(plan.seed)
     B, P, Q = plan.shape.batch, plan.shape.prefix, plan.shape.branches
     prefix = np.zeros((B, P), np.int16)
-    lengths = np.zeros(B, np.int32)
+    lengths, first_lines = np.zeros(B, np.int32), np.zeros(B, np.int32)
     tokens, segments, offsets, lines = (np.zeros((B, Q), np.int16) for _ in range(4))
     answers = np.zeros((B, Q), np.bool_)
     kept: list[tuple[Question, ...]] = []
     for b in range(B):
-        table, ids = _fitting_table(rng, plan, tokenizer)
+        table, first_line, ids = _fitting_table(rng, plan, tokenizer)
         prefix[b, : len(ids)] = ids
-        lengths[b] = len(ids)
+        lengths[b], first_lines[b] = len(ids), first_line
         at, asked = 0, []
         while True:
             (question,) = random_questions(rng, table, 1, plan.kinds)
             head = _encode(tokenizer, question_text(question.text))
-            tail = _encode(tokenizer, answer_text(question.answer))
+            tail, rows = _encode_answer(tokenizer, question, first_line)
             end = at + len(head) + len(tail)
             if end > Q:
                 break
@@ -121,12 +148,11 @@ def make_batch(plan: Plan, tokenizer: Tokenizer, keep_questions: bool = False) -
             segments[b, at:end] = len(asked)
             offsets[b, at:end] = np.arange(end - at)
             answers[b, at + len(head) - 1 : end - 1] = True
-            if question.row is not None:
-                lines[b, at + len(head) - 1 : end - 1] = LINES_BEFORE_ROWS + question.row
+            lines[b, at + len(head) - 1 : end - 1] = rows
             at = end
         kept.append(tuple(asked))
     questions = tuple(kept) if keep_questions else ()
-    return Batch(prefix, lengths, tokens, segments, offsets, answers, lines, questions)
+    return Batch(prefix, lengths, tokens, segments, offsets, answers, lines, first_lines, questions)
 
 
 _worker_tokenizer: list[Tokenizer] = []  # one a worker process, set by its initializer

@@ -14,7 +14,7 @@ _ROWS = 30
 @functools.cache
 def demo_table() -> Table:
     """The bundled table: 30 people whose names training never saw, columns in the usual order."""
-    drawn = random_table(random.Random(_SEED), _ROWS, held_out=True, all_columns=1.0)
+    drawn = random_table(random.Random(_SEED), _ROWS, which="real", all_columns=1.0, extra=0.0)
     order = [drawn.columns.index(column) for column in fields.COLUMNS]
     return Table(fields.COLUMNS, tuple(tuple(row[at] for at in order) for row in drawn.rows))
 

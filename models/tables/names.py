@@ -1,71 +1,70 @@
-"""Names of people, in two pools that share no first name and no surname.
-
-A name part belongs to the held-out pool when the CRC-32 of its spelling is 0 modulo ``HELD_OUT``.
-The rule needs no list, so it also holds for the syllable-composed names, of which there are more
-than could be written down.
-"""
+"""Names of people, in pools that share no first name and no surname."""
 
 import random
-import zlib
-from collections.abc import Callable
 
-from models.tables.words import words
+from models.tables.strings import accented, foreign, letters, syllables
+from models.tables.words import Pool, is_held_out, pool, words
 
-_REAL = 0.3  # share of real-looking names; less in the smaller pool, or every table had namesakes
-_REAL_HELD_OUT = 0.1
-HELD_OUT = 8  # one name part in this many is kept for evaluation
+_ENDINGS = words("surname_endings")
+_PARTICLES = words("particles")
 
-FIRST = words("first_names")
-
-LAST = words("surnames")
-
-_ONSETS = words("onsets")
-_VOWELS = words("vowels")
-_CODAS = words("codas")
-_SURNAME_ENDINGS = words("surname_endings")
-
-
-def is_held_out(part: str) -> bool:
-    """Whether a first name or surname is reserved for evaluation."""
-    return zlib.crc32(part.encode()) % HELD_OUT == 0
+KINDS = ("listed", "syllables", "letters", "joined", "accented", "foreign")
+Mix = tuple[float, float, float, float, float, float]  # weights in the order of KINDS
+MIXES: tuple[Mix, ...] = (
+    (1.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+    (0.8, 0.0, 0.0, 0.15, 0.05, 0.0),
+    (0.3, 0.3, 0.15, 0.1, 0.1, 0.05),
+    (0.1, 0.35, 0.35, 0.1, 0.05, 0.05),
+)
+_REAL: Mix = (0.95, 0.0, 0.0, 0.05, 0.0, 0.0)
 
 
-def syllables(rng: random.Random, count: int) -> str:
-    """A made-up lower-case word of so many syllables."""
-    return "".join(
-        rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(count)
-    )
+def random_mix(rng: random.Random, which: Pool) -> Mix:
+    """The kinds of names that one table has."""
+    return _REAL if which == "real" else rng.choice(MIXES)
 
 
-def _first(rng: random.Random, real: float) -> str:
-    if rng.random() < real:
-        return rng.choice(FIRST)
-    return syllables(rng, 2 if rng.random() < 0.88 else 3).capitalize()
-
-
-def _last(rng: random.Random, real: float) -> str:
-    if rng.random() < real:
-        return rng.choice(LAST)
-    if rng.random() < 0.5:
-        return (syllables(rng, 1) + rng.choice(_SURNAME_ENDINGS)).capitalize()
-    return syllables(rng, 2).capitalize()
-
-
-def _from_pool(
-    draw: Callable[[random.Random, float], str], rng: random.Random, held_out: bool
-) -> str:
-    real = _REAL_HELD_OUT if held_out else _REAL
+def _word(rng: random.Random, name: str, kind: str, which: Pool) -> str:
+    """One word of a kind that belongs to the pool."""
+    if kind in ("listed", "joined"):
+        return rng.choice(pool(name, which))
     while True:
-        part = draw(rng, real)
-        if len(part) >= 3 and is_held_out(part) == held_out:
-            return part
+        if kind == "letters":
+            word = letters(rng).capitalize()
+        elif kind == "foreign":
+            word = foreign(rng)
+        elif name == "surnames" and rng.random() < 0.4:
+            word = (syllables(rng, 1) + rng.choice(_ENDINGS)).capitalize()
+        else:
+            word = syllables(rng, 2 if rng.random() < 0.75 else 3).capitalize()
+        if kind == "accented":
+            word = accented(rng, rng.choice((word, rng.choice(pool(name, which)))))
+        if len(word) >= 2 and is_held_out(word) == (which != "training"):
+            return word
 
 
-def first_name(rng: random.Random, held_out: bool) -> str:
-    """A first name of the training pool or of the held-out one."""
-    return _from_pool(_first, rng, held_out)
+def _kind(rng: random.Random, mix: Mix) -> str:
+    return rng.choices(KINDS, mix)[0]
 
 
-def surname(rng: random.Random, held_out: bool) -> str:
-    """A surname of the training pool or of the held-out one."""
-    return _from_pool(_last, rng, held_out)
+def first_name(rng: random.Random, mix: Mix, which: Pool) -> str:
+    """A first name: one word, two words, two with a hyphen, or initials."""
+    kind = _kind(rng, mix)
+    word = _word(rng, "first_names", kind, which)
+    if kind != "joined":
+        return word
+    other = _word(rng, "first_names", kind, which)
+    return rng.choice((f"{word} {other}", f"{word}-{other}", f"{word} {other[0]}.", f"{word[0]}."))
+
+
+def surname(rng: random.Random, mix: Mix, which: Pool) -> str:
+    """A surname: one word, two words, two with a hyphen, or one with a particle."""
+    kind = _kind(rng, mix)
+    word = _word(rng, "surnames", kind, which)
+    if kind != "joined":
+        return word
+    other = _word(rng, "surnames", kind, which)
+    particle = rng.choice(_PARTICLES)
+    return rng.choice(
+        (f"{word}-{other}", f"{word} {other}", f"{particle} {word}", f"O'{word}", f"{word} Jr.")
+    )

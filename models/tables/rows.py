@@ -6,6 +6,8 @@ from jaxtyping import Array
 
 from models.config import ModelConfig
 
+ROWS = 64  # classes of the rows' ordinals, and width of the other projections
+
 
 def mean(values: Array, mask: Array) -> Array:
     """Mean of the values where the mask is true; 0 where it is nowhere."""
@@ -13,37 +15,41 @@ def mean(values: Array, mask: Array) -> Array:
 
 
 def fresh_pointers(config: ModelConfig, seed: int) -> dict[str, Array]:
-    """Projections of `row_losses`, [D, 64] each; they serve training alone."""
-    names = ("row_query", "row_key", "pointer_query", "pointer_key")
+    """Projections of `row_losses`, [D, ROWS] each; they serve training alone."""
+    names = ("row_query", "row_key", "pointer_query", "pointer_key", "ordinal")
     keys = jax.random.split(jax.random.key(seed), len(names))
     D = config.hidden_size
     return {
-        name: D**-0.5 * jax.random.normal(key, (D, 64), jnp.float32)
+        name: D**-0.5 * jax.random.normal(key, (D, ROWS), jnp.float32)
         for name, key in zip(names, keys, strict=True)
     }
 
 
 def row_losses(
     pointers: dict[str, Array], stream: list[Array], batch: dict[str, Array], newline: int
-) -> tuple[Array, Array]:
-    """Two losses that teach the middle layers which tokens share a row.
+) -> dict[str, Array]:
+    """Losses that teach the middle layers which tokens share a row, by name.
 
     A cell that stands before the name in its row can be found only by way of something that both
     share. Nothing in next-token prediction rewards a first step towards that, and training stalls
     for long without it. Half way up, every table token must recognise the tokens of its own row
-    among all others; at two thirds, an answer's tokens must recognise the row they are about. Both
-    are -log of the attention that the right row gets from one dot-product attention.
+    among all others (``row``) and know the number of that row (``ordinal``); at two thirds, the
+    token before each token of an answer must recognise the row that it is taken from
+    (``pointer``). ``row`` and ``pointer`` are -log of the attention that the right row gets from
+    one dot-product attention.
     """
     P = batch["prefix"].shape[1]
     is_newline = batch["prefix"] == newline
     line = jnp.cumsum(is_newline, 1) - is_newline
     real = jnp.arange(P) < batch["lengths"][:, None]
 
-    def attention(kind: str, at: int, queries: slice, wanted: Array) -> Array:
+    def normed(at: int) -> Array:
         x = stream[at].astype(jnp.float32)
-        x = (x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5)).astype(
-            stream[at].dtype
-        )
+        x *= jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5)
+        return x.astype(stream[at].dtype)
+
+    def attention(kind: str, at: int, queries: slice, wanted: Array) -> Array:
+        x = normed(at)
         q = jnp.einsum("BTD,DH->BTH", x[:, queries], pointers[f"{kind}_query"].astype(x.dtype))
         k = jnp.einsum("BPD,DH->BPH", x[:, :P], pointers[f"{kind}_key"].astype(x.dtype))
         scores = jnp.einsum("BTH,BPH->BTP", q, k, preferred_element_type=jnp.float32) / 8
@@ -53,6 +59,17 @@ def row_losses(
 
     L = len(stream)
     some = slice(P % 13, P, 13)  # a thirteenth of the tokens is enough
+    row = line - batch["first_lines"][:, None]
+    ordinals = jnp.einsum(
+        "BTD,DR->BTR", normed(L // 2 - 1)[:, some], pointers["ordinal"].astype(stream[0].dtype)
+    ).astype(jnp.float32)
+    numbered = -jnp.take_along_axis(
+        jax.nn.log_softmax(ordinals), jnp.clip(row[:, some], 0, ROWS - 1)[..., None], -1
+    )[..., 0]
     rows = attention("row", L // 2 - 1, some, line[:, some])
     pointed = attention("pointer", 2 * L // 3, slice(P, None), batch["lines"].astype(jnp.int32))
-    return mean(rows, real[:, some]), mean(pointed, batch["lines"] > 0)
+    return {
+        "row": mean(rows, real[:, some]),
+        "pointer": mean(pointed, batch["lines"] > 0),
+        "ordinal": mean(numbered, real[:, some] & (row[:, some] >= 0)),
+    }

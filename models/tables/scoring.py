@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from models.tables.questions import Question, Weights, random_questions
 from models.tables.table import INTRODUCTIONS, random_table, system_prompt
+from models.tables.words import Pool
 
 EVALUATION_SEED = 20_000_003
 
@@ -27,12 +28,13 @@ def held_out_sheets(
     rows: tuple[int, int] = (5, 40),
     seed: int = EVALUATION_SEED,
     weights: Weights = (0.6, 0.06, 0.12, 0.12, 0.1),
+    which: Pool = "real",
 ) -> list[Sheet]:
-    """Random tables whose names training never saw, with so many questions each."""
+    """Random tables whose names and words training never saw, with ``questions`` each."""
     sheets = []
     for at in range(tables):
         rng = random.Random(seed + at)
-        table = random_table(rng, rng.randint(*rows), held_out=True)
+        table = random_table(rng, rng.randint(*rows), which=which)
         asked = tuple(random_questions(rng, table, questions, weights))
         system = system_prompt(table, rng.choice(INTRODUCTIONS))
         sheets.append(Sheet(system, asked, len(table.rows)))

@@ -8,8 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 from flax import nnx
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
+from optax.contrib import MuonDimensionNumbers
 
 from models.config import ModelConfig
 from models.decoder import Decoder
@@ -28,7 +32,10 @@ class Weights:
     Attributes:
         answer, question, table: prediction of the next token in each of them.
         row: telling the tokens of one row from other rows' (`row_losses`).
-        pointer: finding the row that an answer is about (`row_losses`).
+        pointer: finding the row that the next token is taken from (`row_losses`).
+        ordinal: numbering the rows (`row_losses`).
+
+    The last three help a model to begin; they fade to nothing by the end of the run.
     """
 
     answer: float = 1.0
@@ -36,6 +43,13 @@ class Weights:
     table: float = 0.15
     row: float = 0.2
     pointer: float = 0.2
+    ordinal: float = 0.05
+
+    def at(self, progress: Array) -> dict[str, Array | float]:
+        """The weights by name when a share ``progress`` of the run is over."""
+        weights = dataclasses.asdict(self)
+        fading = {name: weights[name] * (1 - progress) for name in ("row", "pointer", "ordinal")}
+        return weights | fading
 
 
 def arrays(batch: Batch) -> dict[str, np.ndarray]:
@@ -70,10 +84,34 @@ def fresh_parameters(config: ModelConfig, seed: int) -> tuple[nnx.GraphDef, Any]
     return graph, nnx.from_flat_state(filled)
 
 
+_MATRICES = {
+    # Each head's, and each of gate and up, is a matrix of its own.
+    "qkv": MuonDimensionNumbers(reduction_axis=0, output_axis=3),
+    "output": MuonDimensionNumbers(reduction_axis=1, output_axis=2),
+    "up": MuonDimensionNumbers(reduction_axis=0, output_axis=2),
+    "down": MuonDimensionNumbers(reduction_axis=0, output_axis=1),
+}
+
+
+def _matrices(state: Any) -> Any:
+    """Which weights Muon updates, and along which axes; None where Adam does."""
+
+    def axes(path: tuple[Any, ...], leaf: Array) -> MuonDimensionNumbers | None:
+        names = [str(getattr(key, "key", key)) for key in path]
+        return next((_MATRICES[name] for name in names if name in _MATRICES), None)
+
+    return jax.tree.map_with_path(axes, state)
+
+
 def optimizer(
     learning_rate: float, steps: int, warm_up: int = 200, decay: float = 0.4
 ) -> optax.GradientTransformation:
-    """AdamW: linear warm-up, constant, linear decay to 2 % over the last ``decay`` of the steps."""
+    """Muon for the layers' matrices, Adam for the rest, with the scale of Adam's updates for both.
+
+    Linear warm-up, constant, linear decay to 2 % over the last ``decay`` of the steps. Muon:
+    Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; its scale: Liu et al. 2025,
+    arXiv:2502.16982.
+    """
     falling = max(1, int(steps * decay))
     schedule = optax.join_schedules(
         [
@@ -85,12 +123,12 @@ def optimizer(
     )
     return optax.chain(
         optax.clip_by_global_norm(1.0),
-        optax.adamw(
+        optax.contrib.muon(
             schedule,
-            b1=0.9,
-            b2=0.98,
             weight_decay=0.05,
-            mask=lambda tree: jax.tree.map(lambda leaf: leaf.ndim > 1, tree),
+            adam_b2=0.98,
+            consistent_rms=0.2,
+            muon_weight_dimension_numbers=_matrices,
         ),
     )
 
@@ -145,7 +183,7 @@ def hidden_states(
     return model.norm(x).reshape(*tokens.shape, -1), stream
 
 
-def _loss(state: Any, trainer: "Trainer", batch: Arrays) -> tuple[Array, Arrays]:
+def _loss(state: Any, trainer: "Trainer", batch: Arrays, progress: Array) -> tuple[Array, Arrays]:
     model = trainer.model(state)
     hidden, stream = hidden_states(model, batch, trainer.implementation)
     P = batch["prefix"].shape[1]
@@ -167,10 +205,8 @@ def _loss(state: Any, trainer: "Trainer", batch: Arrays) -> tuple[Array, Arrays]
         "table": mean(table_losses, in_table),
         "accuracy": mean(right, answers),
     }
-    metrics["row"], metrics["pointer"] = row_losses(
-        state["pointers"], stream, batch, trainer.newline
-    )
-    weights = dataclasses.asdict(trainer.weights)
+    metrics |= row_losses(state["pointers"], stream, batch, trainer.newline)
+    weights = trainer.weights.at(progress)
     loss = sum(weight * metrics[kind] for kind, weight in weights.items())
     return jnp.asarray(loss), metrics
 
@@ -201,12 +237,17 @@ class Trainer:
         return nnx.merge(self.graph, parameters)
 
     def update(
-        self, state: Any, moments: optax.OptState, batch: Arrays
+        self, state: Any, moments: optax.OptState, batch: Arrays, progress: Array
     ) -> tuple[Any, optax.OptState, Arrays]:
-        """One step; to be jitted with the first two arguments donated."""
-        gradient, metrics = jax.grad(_loss, has_aux=True)(state, self, batch)
-        squares = [jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient)]
-        metrics["norm"] = jnp.sqrt(sum(squares))
+        """One step of a data-parallel run, on one device's share of the batch.
+
+        To be run under `jax.shard_map` with a mesh axis ``data``. All gradients are summed as one
+        vector: one collective a step.
+        """
+        result = jax.grad(_loss, has_aux=True)(state, self, batch, progress)
+        flat, unravel = ravel_pytree(result)
+        gradient, metrics = unravel(jax.lax.pmean(flat, "data"))
+        metrics["norm"] = optax.tree.norm(gradient)
         updates, moments = self.transform.update(gradient, moments, state)
         return optax.apply_updates(state, updates), moments, metrics  # pyright: ignore
 
@@ -223,7 +264,35 @@ class Trainer:
         return logits.argmax(-1).reshape(following.shape) == following
 
 
-def compiled(function: Any, donate: tuple[int, ...], *arguments: Any) -> Any:
-    """A function compiled for the shapes of its arguments."""
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
-    return functools.partial(jax.jit, donate_argnums=donate)(function).lower(*shapes).compile()
+def replicated(tree: Any, mesh: Mesh) -> Any:
+    """The arrays of a tree, whole on every device."""
+    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+
+
+def compiled(
+    function: Any, mesh: Mesh, cut: tuple[bool, ...], donate: tuple[int, ...], *arguments: Any
+) -> Any:
+    """A function compiled for the shapes of its arguments, on all devices of a mesh.
+
+    Args:
+        function: computes on one device's share of the arguments.
+        mesh: with one axis, ``data``.
+        cut: which arguments, and at the end which result, are cut along their first axis; the
+            others are whole on every device.
+        donate: arguments whose memory may be used for the results.
+        arguments: examples.
+    """
+    specs = tuple(PartitionSpec("data") if one else PartitionSpec() for one in cut)
+    sharded = jax.shard_map(
+        function, mesh=mesh, in_specs=specs[:-1], out_specs=specs[-1], check_vma=False
+    )
+    shapes = [
+        jax.tree.map(
+            lambda x, s=spec: jax.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=NamedSharding(mesh, s)
+            ),
+            argument,
+        )
+        for spec, argument in zip(specs, arguments, strict=False)
+    ]
+    return functools.partial(jax.jit, donate_argnums=donate)(sharded).lower(*shapes).compile()

@@ -4,16 +4,18 @@ import dataclasses
 import random
 
 from models.tables import fields, names
+from models.tables.words import Pool
 
 INTRODUCTIONS = (
     "Answer questions about the people in this table.",
     "You answer questions about the table below.",
     "You are a helpful assistant. Use this table of people.",
+    "You are a helpful assistant.",
     "Here is a table of people. Answer from it and from nothing else.",
     "This is the staff list.",
     "People:",
+    "The following table lists people.\nAnswer each question with one short sentence.",
 )
-LINES_BEFORE_ROWS = 4  # of a system message: introduction, empty, column names, rule
 _OPTIONAL = tuple(c for c in fields.COLUMNS if c not in ("id", "name"))
 
 
@@ -43,12 +45,26 @@ class Table:
         return "\n".join(head + [self.line(row) for row in range(len(self.rows))])
 
 
+def _random_columns(rng: random.Random, all_columns: float, extra: float) -> list[str]:
+    columns: list[str] = list(fields.COLUMNS)
+    if rng.random() >= all_columns:
+        columns = ["id", "name", *rng.sample(_OPTIONAL, rng.randint(2, 5))]
+    if rng.random() < extra:
+        columns += rng.sample(fields.EXTRA_COLUMNS, rng.randint(1, 2))
+        if len(columns) > 8:
+            dropped = rng.sample(_OPTIONAL, 2)
+            columns = [c for c in columns if c not in dropped]
+    rng.shuffle(columns)
+    return columns
+
+
 def random_table(
     rng: random.Random,
     rows: int,
     *,
-    held_out: bool = False,
+    which: Pool = "training",
     all_columns: float = 0.75,
+    extra: float = 0.25,
     key_first: float = 0.0,
 ) -> Table:
     """A random table.
@@ -56,52 +72,43 @@ def random_table(
     Args:
         rng: where everything is drawn from; the same state gives the same table.
         rows: how many people.
-        held_out: take the names from the pool that training never sees.
+        which: pool that names and words come from.
         all_columns: share of tables with all eight columns; the others have id, name and two to
             five more.
+        extra: share of tables that also have one or two of `fields.EXTRA_COLUMNS`, instead of
+            others where there would be more than eight columns.
         key_first: share of tables that start with the columns id and name.
     """
-    columns = list(fields.COLUMNS)
-    if rng.random() >= all_columns:
-        columns = ["id", "name", *rng.sample(_OPTIONAL, rng.randint(2, 5))]
-    rng.shuffle(columns)
+    columns = _random_columns(rng, all_columns, extra)
     if rng.random() < key_first:
         columns.sort(key=lambda c: c not in ("id", "name"))
 
-    # Few distinct countries and occupations a table, so that counting finds more than one.
-    countries = rng.sample(fields.COUNTRIES, rng.randint(3, 20))
-    occupations = rng.sample(fields.OCCUPATIONS, rng.randint(3, 20))
+    formats = fields.random_formats(rng, which)
+    mix = names.random_mix(rng, which)
     namesakes = rng.choice((0.0, 0.05, 0.1, 0.2))  # half a name must not be enough
-    ids: set[str] = set()
-    people: set[tuple[str, str]] = set()
-    emails: set[str] = set()
+    taken: set[tuple[str, str]] = set()  # cells that must be unique in their column
+    people: list[tuple[str, str]] = []
     lines = []
     while len(lines) < rows:
-        first, last = names.first_name(rng, held_out), names.surname(rng, held_out)
+        first, last = names.first_name(rng, mix, which), names.surname(rng, mix, which)
         if people and rng.random() < namesakes:
-            other = rng.choice(lines)["name"].split()
+            other = rng.choice(people)
             first, last = (other[0], last) if rng.random() < 0.5 else (first, other[1])
-        number, email = fields.random_id(rng), fields.random_email(rng, first, last)
-        if number in ids or (first, last) in people or email in emails:
+        line = fields.random_row(rng, formats, len(lines), first, last)
+        keys = {(column, line[column]) for column in ("id", "name", "email")}
+        if keys & taken:
             continue
-        ids.add(number)
-        people.add((first, last))
-        emails.add(email)
-        lines.append(
-            {
-                "id": number,
-                "name": f"{first} {last}",
-                "age": fields.random_age(rng),
-                "occupation": rng.choice(occupations),
-                "country": rng.choice(countries),
-                "email": email,
-                "phone": fields.random_phone(rng),
-                "address": fields.random_address(rng),
-            }
-        )
+        taken |= keys
+        people.append((first, last))
+        lines.append(line)
     return Table(tuple(columns), tuple(tuple(line[c] for c in columns) for line in lines))
 
 
+def lines_before_rows(introduction: str) -> int:
+    """Lines of a system message before the first row: introduction, empty, column names, rule."""
+    return introduction.count("\n") + 4
+
+
 def system_prompt(table: Table, introduction: str = INTRODUCTIONS[0]) -> str:
-    """The system message the model was trained on: a line of introduction, then the table."""
+    """The system message that the model was trained on: an introduction, then the table."""
     return f"{introduction}\n\n{table.markdown()}"

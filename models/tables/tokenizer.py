@@ -2,7 +2,8 @@
 
 Digits, punctuation, spaces and newlines are tokens of their own, and so is the cell separator
 " | ": a name or a number is spelled with the same tokens in the table, in a question and in an
-answer, wherever it stands, so that answering is copying.
+answer, wherever it stands, so that answering is copying. The vocabulary is small: a rare string
+falls into pieces of one to three letters, each of which training has seen many times.
 """
 
 import argparse
@@ -21,7 +22,7 @@ SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
 SPECIAL = (PAD, BOS, END, SYSTEM, USER, ASSISTANT)
 
 NEWLINE = "Ċ"  # as byte-level BPE writes it
-VOCABULARY = 4096
+VOCABULARY = 2048
 MAX_LENGTH = 4096
 _PIECES = r" ?\| ?|\d|\s|[^\w\s]|_"
 

@@ -1,9 +1,10 @@
 """Training of the bundled model.
 
-The whole run that made the checkpoint, on one GPU with cuDNN attention:
+The whole run that made the checkpoint, on all GPUs of the machine with cuDNN attention:
 
     python -m models.tables.tokenizer
     python -m models.tables.train --implementation cudnn --out models/tables/checkpoint
+    python -m bench.table_answers
 
 A run can be cut short with --minutes and continued with the same command and the same --state.
 """
@@ -11,7 +12,6 @@ A run can be cut short with --minutes and continued with the same command and th
 import argparse
 import concurrent.futures
 import dataclasses
-import itertools
 import json
 import random
 import shutil
@@ -32,14 +32,23 @@ from models.loading.config_file import config_from_dict
 from models.loading.load import load_model
 from models.loading.save import save_model
 from models.tables.data import Batch, Plan, Shape, batches, make_batch
-from models.tables.decode import answer_questions
 from models.tables.questions import Question
 from models.tables.rows import fresh_pointers
-from models.tables.scoring import held_out_sheets, is_right, score, score_by_rows, summary
-from models.tables.step import Trainer, Weights, arrays, compiled, fresh_parameters, optimizer
+from models.tables.scoring import score
+from models.tables.step import (
+    Trainer,
+    Weights,
+    arrays,
+    compiled,
+    fresh_parameters,
+    optimizer,
+    replicated,
+)
 from models.tables.tokenizer import BOS, END, MAX_LENGTH, NEWLINE, PAD
+from models.tables.words import Pool
 
 HERE = Path(__file__).parent
+CHECKED: tuple[Pool, ...] = ("held_out", "real")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
@@ -78,17 +87,17 @@ class Size:
 SIZES = {
     "full": Size(
         hidden=384,
-        layers=8,
+        layers=10,
         heads=6,
-        kv_heads=2,
+        kv_heads=3,
         head_dim=64,
         feed_forward=1024,
         shapes=(
-            Shape(96, 512, 1024, (3, 8)),
-            Shape(64, 1152, 1024, (5, 20)),
-            Shape(32, 2240, 1024, (18, 40)),
+            Shape(144, 640, 1024, (3, 8)),
+            Shape(96, 1408, 1536, (5, 20)),
+            Shape(48, 2688, 2048, (18, 40)),
         ),
-        check=Shape(32, 2240, 1024, (5, 40)),
+        check=Shape(48, 2688, 2048, (5, 40)),
         stages=(
             Stage(0.10, (1.0, 0.0, 0.0), 0.2, 0.5),
             Stage(0.20, (0.5, 0.5, 0.0), 0.1, 0.6),
@@ -103,8 +112,8 @@ SIZES = {
         kv_heads=2,
         head_dim=32,
         feed_forward=256,
-        shapes=(Shape(8, 256, 256, (3, 4)),),
-        check=Shape(8, 256, 256, (3, 4)),
+        shapes=(Shape(8, 384, 256, (3, 4)),),
+        check=Shape(8, 384, 256, (3, 4)),
         stages=(Stage(1.0, (1.0,), 1.0, 0.0),),
     ),
 }
@@ -184,11 +193,13 @@ class Run:
             transform,
             args.implementation,
             jnp.dtype(args.compute_dtype),
-            Weights(row=args.row_weight, pointer=args.pointer_weight),
+            Weights(row=args.row_weight, pointer=args.pointer_weight, ordinal=args.ordinal_weight),
         )
+        self.mesh = jax.make_mesh((jax.device_count(),), ("data",))
         self.step = 0
         if args.state is not None and args.state.exists():
             self._restore(args.state)
+        self.state, self.moments = replicated((self.state, self.moments), self.mesh)
 
     def _restore(self, path: Path) -> None:
         leaves, tree = jax.tree.flatten((self.state, self.moments))
@@ -227,8 +238,8 @@ class Run:
         args, began = self.args, time.monotonic()
         todo = plans(self.size, args.steps, args.seed, args.start_from is None)[self.step :]
         checks = [
-            make_batch(Plan(10**9 + i, self.size.check, held_out=True), self.tokenizer, True)
-            for i in range(args.checks)
+            make_batch(Plan(10**9, self.size.check, which=which), self.tokenizer, True)
+            for which in CHECKED
         ]
         samples = {
             shape: make_batch(Plan(0, dataclasses.replace(shape, rows=(3, 3))), self.tokenizer)
@@ -239,15 +250,24 @@ class Run:
                 shape: threads.submit(
                     compiled,
                     self.trainer.update,
+                    self.mesh,
+                    (False, False, True, False, False),
                     (0, 1),
                     self.state,
                     self.moments,
                     arrays(sample),
+                    np.float32(0),
                 )
                 for shape, sample in samples.items()
             }
             correct = threads.submit(
-                compiled, self.trainer.correct, (), self.state, arrays(checks[0])
+                compiled,
+                self.trainer.correct,
+                self.mesh,
+                (False, True, True),
+                (),
+                self.state,
+                arrays(checks[0]),
             )
             source = batches(todo, args.tokenizer / "tokenizer.json", args.workers)
             log = Log(args.log)
@@ -257,7 +277,10 @@ class Run:
                 batch = next(source)
                 waited += time.monotonic() - asked
                 update = updates[plan.shape].result()
-                self.state, self.moments, metrics = update(self.state, self.moments, arrays(batch))
+                progress = np.float32(self.step / args.steps)
+                self.state, self.moments, metrics = update(
+                    self.state, self.moments, arrays(batch), progress
+                )
                 self.step += 1
                 log.count(plan.shape)
                 last = self.step == args.steps
@@ -266,6 +289,7 @@ class Run:
                     waited = 0.0
                 if self.step % args.check_every == 0 or last:
                     self.check(checks, correct.result())
+                    self.save(args.out)
                     log.restart()
                 if time.monotonic() - began > 60 * args.minutes:
                     break
@@ -273,53 +297,12 @@ class Run:
             source.close()  # pyright: ignore[reportAttributeAccessIssue]
 
     def check(self, checks: list[Batch], correct: Any) -> None:
-        """Print the exact-answer rate on held-out tables."""
-        results = itertools.chain.from_iterable(
-            teacher_forced(batch, np.asarray(correct(self.state, arrays(batch))))
-            for batch in checks
-        )
-        groups = {name: s.accuracy for name, s in score(results).items()}
-        print(
-            f"   held-out at {self.step}: "
-            + "  ".join(f"{name} {100 * value:.1f}" for name, value in groups.items()),
-            flush=True,
-        )
-
-    def evaluate(self) -> dict[str, Any]:
-        """Scores of greedy decoding on held-out tables of 5 to 40 rows."""
-        args = self.args
-        sheets = held_out_sheets(args.tables, args.questions, rows=tuple(args.rows))
-        answers: list[list[str]] = []
-        for at in range(0, len(sheets), 32):
-            part = sheets[at : at + 32]
-            answers += answer_questions(
-                self.model(),
-                self.tokenizer,
-                [sheet.system for sheet in part],
-                [[q.text for q in sheet.questions] for sheet in part],
-                implementation=args.implementation,
-                prefix_length=args.prefix_length,
-                question_length=64,
-            )
-        right = [
-            [is_right(q, a) for q, a in zip(sheet.questions, given, strict=True)]
-            for sheet, given in zip(sheets, answers, strict=True)
-        ]
-        flat = [
-            pair
-            for sheet, marks in zip(sheets, right, strict=True)
-            for pair in zip(sheet.questions, marks, strict=True)
-        ]
-        scores = score(flat) | score_by_rows(sheets, right)
-        print(summary(scores), flush=True)
-        shown = 0
-        for sheet, given, marks in zip(sheets, answers, right, strict=True):
-            for question, answer, mark in zip(sheet.questions, given, marks, strict=True):
-                if not mark and shown < args.show_wrong:
-                    shown += 1
-                    print(f"wrong ({sheet.rows} rows): {question.text}\n  want {question.answer}")
-                    print(f"  got  {answer}", flush=True)
-        return {name: s.as_json() for name, s in scores.items()}
+        """Print the exact-answer rate on tables of each of the pools that training never sees."""
+        for which, batch in zip(CHECKED, checks, strict=True):
+            marks = np.asarray(correct(self.state, arrays(batch)))
+            groups = score(teacher_forced(batch, marks))
+            line = "  ".join(f"{name} {100 * s.accuracy:.1f}" for name, s in groups.items())
+            print(f"   {which} at {self.step}: {line}", flush=True)
 
 
 class Log:
@@ -365,7 +348,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--tokenizer", type=Path, default=HERE / "checkpoint", help="its folder")
     p.add_argument("--state", type=Path, help="file to continue from and to keep the run in")
     p.add_argument("--log", type=Path, help="file for one JSON line per printed line")
-    p.add_argument("--scores", type=Path, help="file for the final scores, as JSON")
     p.add_argument(
         "--start-from", type=Path, help="checkpoint to start from, without the curriculum"
     )
@@ -376,43 +358,26 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--decay", type=float, default=0.4, help="share of steps with falling rate")
     p.add_argument("--row-weight", type=float, default=0.2, help="of that part of the loss")
     p.add_argument("--pointer-weight", type=float, default=0.2, help="likewise")
+    p.add_argument("--ordinal-weight", type=float, default=0.05, help="likewise")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--workers", type=int, default=14, help="processes that make batches")
     p.add_argument("--implementation", choices=("xla", "cudnn"), default="xla")
     p.add_argument("--compute-dtype", choices=("bfloat16", "float32"), default="bfloat16")
     p.add_argument("--log-every", type=int, default=100)
     p.add_argument("--check-every", type=int, default=500)
-    p.add_argument("--checks", type=int, default=3, help="held-out batches a check")
-    p.add_argument("--tables", type=int, default=128, help="held-out tables of the final score")
-    p.add_argument("--questions", type=int, default=32, help="questions about each of them")
-    p.add_argument("--rows", type=int, nargs=2, default=(5, 40), help="size of those tables")
-    p.add_argument("--prefix-length", type=int, default=2432, help="tokens kept for each of them")
-    p.add_argument("--show-wrong", type=int, default=12, help="wrong answers printed at the end")
     return p
 
 
 def main() -> None:
-    """Train, save, score."""
+    """Train and save."""
     args = parser().parse_args()
     began = time.monotonic()
     run = Run(args)
     run.train()
-    trained = time.monotonic() - began
     run.save(args.out)
     if args.state is not None:
         run.keep(args.state)
-    print(f"step {run.step} after {trained:.0f} s; checkpoint in {args.out}", flush=True)
-    if args.tables:
-        scores = run.evaluate()
-        if args.scores is not None:
-            result = {
-                "steps": run.step,
-                "seconds": round(trained),
-                "device": jax.devices()[0].device_kind,
-                "jax": jax.__version__,
-                "scores": scores,
-            }
-            args.scores.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"step {run.step} after {time.monotonic() - began:.0f} s; checkpoint in {args.out}")
 
 
 if __name__ == "__main__":

@@ -18,14 +18,16 @@ from models.tables.rows import fresh_pointers
 from models.tables.step import (
     Trainer,
     arrays,
+    compiled,
     fresh_parameters,
     hidden_states,
     optimizer,
+    replicated,
 )
 from models.tables.tokenizer import NEWLINE
 
 TOKENIZER = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
-SHAPE = Shape(batch=1, prefix=240, branches=160, rows=(3, 4))
+SHAPE = Shape(batch=1, prefix=384, branches=160, rows=(3, 4))
 TINY = dataclasses.replace(train.SIZES["tiny"], hidden=64, layers=2, heads=4, head_dim=16)
 
 
@@ -61,12 +63,15 @@ def test_a_step_lowers_the_loss_of_its_own_batch(batch):
     state = {"model": parameters, "pointers": fresh_pointers(config, seed=0)}
     transform = optimizer(3e-3, 100, warm_up=2)
     trainer = Trainer(graph, TOKENIZER.get_vocab()[NEWLINE], transform, "xla", jnp.float32)
-    update = jax.jit(trainer.update)
-    moments = transform.init(state)
+    mesh = jax.make_mesh((1,), ("data",))
+    state, moments = replicated((state, transform.init(state)), mesh)
+    begin = np.float32(0)
+    cut = (False, False, True, False, False)
+    update = compiled(trainer.update, mesh, cut, (0, 1), state, moments, arrays(batch), begin)
     losses = []
     for _ in range(8):
-        state, moments, metrics = update(state, moments, arrays(batch))
-        losses.append([float(metrics[name]) for name in ("answer", "row", "pointer")])
+        state, moments, metrics = update(state, moments, arrays(batch), begin)
+        losses.append([float(metrics[name]) for name in ("answer", "row", "pointer", "ordinal")])
     for first, last in zip(losses[0], losses[-1], strict=True):
         assert last < 0.97 * first, losses
 
@@ -74,7 +79,7 @@ def test_a_step_lowers_the_loss_of_its_own_batch(batch):
 @pytest.mark.slow
 def test_a_run_is_kept_continued_saved_and_loaded(tmp_path: Path):
     def args(*more: str) -> argparse.Namespace:
-        given = "--size tiny --steps 6 --workers 0 --compute-dtype float32 --checks 1 --tables 0"
+        given = "--size tiny --steps 6 --workers 0 --compute-dtype float32 --tables 0"
         paths = ["--out", str(tmp_path), "--state", str(tmp_path / "state.npz")]
         return train.parser().parse_args([*given.split(), *paths, *more])
 
