@@ -9,8 +9,8 @@ MAX_LAYERS = 4096
 """More layers than any model has; a file that claims more is refused before memory is spent."""
 
 _REQUIRED = object()
-# No model has numbers outside this range, and float32 ends at 1e-38 and 3e38.
-_SMALLEST, _LARGEST = 1e-30, 1e30
+# No model has numbers outside this range; products of two within it stay in the range of float32.
+_SMALLEST, _LARGEST = 1e-18, 1e18
 
 
 class ConfigFields:
@@ -68,7 +68,7 @@ class ConfigFields:
         return value
 
     def number(self, name: str, default: Any = _REQUIRED) -> Any:
-        """A number from 1e-30 to 1e30, as float."""
+        """A number from 1e-18 to 1e18, as float."""
         value = self._get(name, default)
         if value is default:
             return value
