@@ -41,9 +41,7 @@ def random_config(rng: random.Random, model_type: str) -> dict[str, Any]:
     config["num_key_value_heads"] = rng.choice([n for n in (1, 2, 4) if heads % n == 0])
     if model_type in ("llama", "phi3"):
         _maybe(config, rng, "num_key_value_heads", [None])
-    if model_type == "ministral" or rng.random() < 0.5:
-        # Ministral's model in transformers needs it.
-        config["head_dim"] = rng.choice([8, 16, 32])
+    _maybe(config, rng, "head_dim", [8, 16, 32])
     _maybe(config, rng, "rms_norm_eps", [1e-6, 1e-5, 1e-3])
     _maybe(config, rng, "hidden_act", ["silu", "gelu", "gelu_pytorch_tanh", "relu"])
     if model_type in ("llama", "qwen3"):
@@ -51,6 +49,8 @@ def random_config(rng: random.Random, model_type: str) -> dict[str, Any]:
     if model_type == "llama":
         _maybe(config, rng, "mlp_bias", [True, False])
     _windows(config, rng, model_type, layers)
+    if model_type == "ministral" or (model_type == "mistral" and "layer_types" in config):
+        config.setdefault("head_dim", head_dim)  # transformers' Ministral needs it
     _rotary(config, rng, model_type)
     return config
 
