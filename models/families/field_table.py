@@ -69,16 +69,12 @@ class FieldTable:
         for name, constraint in self.constraints.items():
             if not fields.given(name):
                 continue
-            holds = (
-                constraint.holds(fields.raw(name), fields)
-                if fields.has(name)
-                else (constraint.null)
-            )
-            if not holds:
+            value = fields.raw(name)
+            if not (constraint.null if value is None else constraint.holds(value, fields)):
                 fields.refuse(name, constraint.allowed)
         unknown = fields.names() - self.reads - self.constraints.keys() - self.ignores
         if unknown:
-            _log.info("config.json: ignored unknown fields %s", ", ".join(sorted(unknown)))
+            _log.info("config.json: ignored unknown fields %s", sorted(unknown))
         return fields.only(self.reads)
 
 
@@ -159,7 +155,7 @@ def field_table(
     ``model_types`` are those under which transformers computes the same: it goes by ``model_type``,
     not by ``architectures``.
     """
-    model_type = one_of(*model_types, why="it contradicts architectures")
+    model_type = one_of(*model_types, why="any other contradicts architectures")
     return FieldTable(
         reads=frozenset(reads) | {"architectures", "dtype", "torch_dtype"},
         constraints={"model_type": model_type, **_EVERYWHERE, **(constraints or {})},
