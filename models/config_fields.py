@@ -1,8 +1,7 @@
 """Checked reading of a config.json."""
 
-import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Set
+from typing import Any, NoReturn
 
 from models.errors import CheckpointError
 
@@ -10,6 +9,8 @@ MAX_LAYERS = 4096
 """More layers than any model has; a file that claims more is refused before memory is spent."""
 
 _REQUIRED = object()
+# No model has numbers outside this range; products of two within it stay in the range of float32.
+_SMALLEST, _LARGEST = 1e-18, 1e18
 
 
 class ConfigFields:
@@ -19,21 +20,36 @@ class ConfigFields:
     it must be. A null counts as missing.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        where: str = "config.json",
+        readable: Set[str] | None = None,
+    ) -> None:
         self._values = values
         self._where = where
+        self._readable = readable
+
+    def only(self, readable: Set[str]) -> "ConfigFields":
+        """The same fields for a reader that declares which of them it reads."""
+        return ConfigFields(self._values, self._where, readable)
+
+    def names(self) -> Set[str]:
+        """Names of all fields, those with null included."""
+        return self._values.keys()
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
-        return self._values.get(name) is not None
+        return self.raw(name) is not None
 
     def given(self, name: str) -> bool:
         """Whether the field is there at all, be it null."""
+        assert self._readable is None or name in self._readable, f"{name} is read undeclared"
         return name in self._values
 
     def raw(self, name: str) -> Any:
         """The field as JSON gives it, or None."""
-        return self._values.get(name)
+        return self._values[name] if self.given(name) else None
 
     def integer(
         self,
@@ -48,32 +64,31 @@ class ConfigFields:
             return value
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not whole or not minimum <= value <= maximum:
-            self._fail(name, value, f"a whole number from {minimum} to {maximum}")
+            self.refuse(name, f"a whole number from {minimum} to {maximum}")
         return value
 
     def number(self, name: str, default: Any = _REQUIRED) -> Any:
-        """A finite number above 0, as float."""
+        """A number from 1e-18 to 1e18, as float."""
         value = self._get(name, default)
         if value is default:
             return value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            self._fail(name, value, "a number above 0")
-        if not (math.isfinite(value) and value > 0):
-            self._fail(name, value, "a finite number above 0")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not _SMALLEST <= value <= _LARGEST:
+            self.refuse(name, f"a number from {_SMALLEST:g} to {_LARGEST:g}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         """true or false."""
         value = self._get(name, default)
         if not isinstance(value, bool):
-            self._fail(name, value, "true or false")
+            self.refuse(name, "true or false")
         return value
 
     def choice(self, name: str, allowed: Mapping[str, str], default: str) -> str:
         """The entry of ``allowed`` under the text found."""
         value = self._get(name, default)
         if not isinstance(value, str) or value not in allowed:
-            self._fail(name, value, "one of " + ", ".join(sorted(allowed)))
+            self.refuse(name, "one of " + ", ".join(sorted(allowed)))
         return allowed[value]
 
     def texts(self, name: str) -> tuple[str, ...] | None:
@@ -82,24 +97,23 @@ class ConfigFields:
         if value is None:
             return None
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            self._fail(name, value, "a list of texts")
+            self.refuse(name, "a list of texts")
         return tuple(value)
 
     def inner(self, name: str) -> "ConfigFields":
         """An object inside this one; empty where there is none."""
         value = self._get(name, {})
         if not isinstance(value, dict):
-            self._fail(name, value, "an object")
+            self.refuse(name, "an object")
         return ConfigFields(value, f"{self._where}: {name}")
 
-    def require(self, name: str, expected: Any, why: str) -> None:
-        """Raise unless the field is missing or equal to ``expected``."""
-        value = self._get(name, expected)
-        if value != expected:
-            self._fail(name, value, f"{expected!r}: {why}")
+    def refuse(self, name: str, allowed: str) -> NoReturn:
+        """Raise CheckpointError: what the field is, and what it must be."""
+        value = self.raw(name)
+        raise CheckpointError(f"{self._where}: {name} is {value!r:.200}; it must be {allowed}")
 
     def _get(self, name: str, default: Any) -> Any:
-        value = self._values.get(name)
+        value = self.raw(name)
         if value is None:
             if default is _REQUIRED:
                 raise CheckpointError(
@@ -107,6 +121,3 @@ class ConfigFields:
                 )
             return default
         return value
-
-    def _fail(self, name: str, value: Any, allowed: str) -> None:
-        raise CheckpointError(f"{self._where}: {name} is {value!r:.200}; it must be {allowed}")

@@ -1,13 +1,16 @@
 """Llama 2, 3 and 3.x; also the mapping that Llama-like families start from."""
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 from models.config import ModelConfig
 from models.config_fields import MAX_LAYERS, ConfigFields
 from models.errors import CheckpointError
 from models.families.family import Family, Piece, Weights
-from models.families.rope_fields import read_rope
+from models.families.field_table import NO_WINDOWS, Constraint, field_table
+from models.families.rope_fields import ROPE_FIELDS, ROPE_KINDS, read_rope
+from models.rope import RopeKind
 
 ACTIVATION_NAMES = {
     "silu": "silu",
@@ -17,6 +20,30 @@ ACTIVATION_NAMES = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+LLAMA_FIELDS = frozenset(
+    {
+        "head_dim",
+        "hidden_act",
+        "hidden_size",
+        "intermediate_size",
+        "max_position_embeddings",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+        "vocab_size",
+        *ROPE_FIELDS,
+    }
+)
+"""Fields that `read_llama_config` reads."""
+WHOLE_ROTATION = {
+    "partial_rotary_factor": Constraint(
+        lambda value, _: type(value) in (int, float) and value == 1,
+        "1: this architecture rotates every dim",
+    )
+}
+"""Constraint of families that rotate every dim."""
 DTYPES = {name: name for name in ("float32", "float16", "bfloat16")}
 
 
@@ -28,11 +55,13 @@ def read_llama_config(
     num_kv_heads: int | None = None,
     norm_eps: float = 1e-6,
     partial_rotary: bool = False,
+    rope_kinds: Collection[RopeKind] = ROPE_KINDS,
 ) -> ModelConfig:
     """A config.json with Llama's field names; a family replaces what differs.
 
     ``head_dim``, ``num_kv_heads`` and ``norm_eps`` stand in where the file says nothing, as the
-    family's class in transformers has them. ``partial_rotary`` allows partial_rotary_factor.
+    family's class in transformers has them. ``partial_rotary`` allows partial_rotary_factor, and
+    ``rope_kinds`` are the allowed types of scaling.
     """
     hidden_size = fields.integer("hidden_size")
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
@@ -59,7 +88,7 @@ def read_llama_config(
         head_dim=H,
         intermediate_size=fields.integer("intermediate_size"),
         max_position_embeddings=max_position,
-        rope=read_rope(fields, H, max_position, partial_rotary),
+        rope=read_rope(fields, H, max_position, partial_rotary, rope_kinds),
         norm_eps=fields.number("rms_norm_eps", norm_eps),
         tie_embeddings=fields.flag("tie_word_embeddings", False),
         sliding_windows=(None,) * num_layers,
@@ -167,4 +196,15 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-LLAMA = Family("LlamaForCausalLM", _read, llama_weights, _write)
+LLAMA = Family(
+    "LlamaForCausalLM",
+    field_table(
+        ["llama"],
+        reads=LLAMA_FIELDS | {"attention_bias", "mlp_bias"},
+        constraints={**NO_WINDOWS, **WHOLE_ROTATION},
+        ignores=["initializer_range", "pretraining_tp"],
+    ),
+    _read,
+    llama_weights,
+    _write,
+)

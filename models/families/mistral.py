@@ -1,19 +1,38 @@
-"""Mistral: Llama with one sliding window on every layer."""
+"""Mistral and Ministral: Llama with a sliding window, on every layer or on those of one kind.
+
+transformers reads a Mistral config that has ``layer_types`` as a Ministral one, and the two compute
+the same without them, so either name stands for either.
+"""
 
 import dataclasses
+import functools
 
 from models.config import ModelConfig
 from models.config_fields import ConfigFields
 from models.families.family import Family
-from models.families.llama import llama_weights, read_llama_config
-from models.families.windows import uniform_window
+from models.families.field_table import field_table
+from models.families.llama import LLAMA_FIELDS, WHOLE_ROTATION, llama_weights, read_llama_config
+from models.families.windows import typed_windows
+
+_FIELDS = field_table(
+    ["mistral", "ministral"],
+    reads=LLAMA_FIELDS | {"layer_types", "sliding_window"},
+    constraints=WHOLE_ROTATION,
+    ignores=["initializer_range"],
+)
 
 
-def _read(fields: ConfigFields) -> ModelConfig:
-    config = read_llama_config(fields, "MistralForCausalLM", num_kv_heads=8)
+def _read(fields: ConfigFields, architecture: str) -> ModelConfig:
+    config = read_llama_config(fields, architecture, num_kv_heads=8)
     return dataclasses.replace(
-        config, sliding_windows=uniform_window(fields, config.num_layers, 4096)
+        config, sliding_windows=typed_windows(fields, config.num_layers, 4096)
     )
 
 
-MISTRAL = Family("MistralForCausalLM", _read, llama_weights)
+def _family(architecture: str) -> Family:
+    read = functools.partial(_read, architecture=architecture)
+    return Family(architecture, _FIELDS, read, llama_weights)
+
+
+MISTRAL = _family("MistralForCausalLM")
+MINISTRAL = _family("MinistralForCausalLM")

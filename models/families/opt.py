@@ -3,6 +3,7 @@
 from models.config import ModelConfig
 from models.config_fields import MAX_LAYERS, ConfigFields
 from models.families.family import Family, Piece, Weights
+from models.families.field_table import NO_WINDOWS, Constraint, field_table, one_of
 from models.families.llama import ACTIVATION_NAMES, read_dtype, whole_head_dim
 
 _POSITION_OFFSET = 2  # the first rows of the position table belong to padding
@@ -12,10 +13,6 @@ def _read(fields: ConfigFields) -> ModelConfig:
     hidden_size = fields.integer("hidden_size")
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     num_heads = fields.integer("num_attention_heads")
-    fields.require("word_embed_proj_dim", hidden_size, "projected embeddings are not supported")
-    fields.require("do_layer_norm_before", True, "norms after the residual are not supported")
-    fields.require("layer_norm_elementwise_affine", True, "norms must have weights")
-    fields.require("_remove_final_layer_norm", False, "the final norm must be there")
     bias = fields.flag("enable_bias", True)
     return ModelConfig(
         architecture="OPTForCausalLM",
@@ -84,4 +81,37 @@ def _weights(config: ModelConfig) -> Weights:
     return weights
 
 
-OPT = Family("OPTForCausalLM", _read, _weights)
+_ROTARY_FIELDS = (
+    "head_dim",
+    "partial_rotary_factor",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+)
+_FIELDS = field_table(
+    ["opt"],
+    reads=[
+        "activation_function",
+        "enable_bias",
+        "ffn_dim",
+        "hidden_size",
+        "max_position_embeddings",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "tie_word_embeddings",
+        "vocab_size",
+    ],
+    constraints={
+        **NO_WINDOWS,
+        "_remove_final_layer_norm": one_of(False, why="the final norm must be there"),
+        "do_layer_norm_before": one_of(True, why="norms after the residual are not supported"),
+        "layer_norm_elementwise_affine": one_of(True, why="norms must have weights"),
+        "word_embed_proj_dim": Constraint(
+            lambda value, fields: type(value) is int and value == fields.raw("hidden_size"),
+            "equal to hidden_size: projected embeddings are not supported",
+        ),
+    },
+    ignores=["dropout", "init_std", "layerdrop", *_ROTARY_FIELDS],
+)
+
+OPT = Family("OPTForCausalLM", _FIELDS, _read, _weights)

@@ -1,20 +1,26 @@
 """Phi-3: Llama whose checkpoint is already fused, part of whose dims may rotate."""
 
 import dataclasses
+from typing import Any
 
 from models.config import ModelConfig
 from models.config_fields import ConfigFields
 from models.families.family import Family, Piece, Weights
-from models.families.llama import llama_weights, read_llama_config
+from models.families.field_table import Constraint, field_table
+from models.families.llama import LLAMA_FIELDS, llama_weights, read_llama_config
 from models.families.windows import uniform_window
+
+_LONGROPE_FIELDS = {"original_max_position_embeddings"}  # of no use without longrope
 
 
 def _read(fields: ConfigFields) -> ModelConfig:
-    rope = fields.inner("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
-    for name in ("rope_type", "type"):
-        # Phi-3 configs say "su" or "yarn" where they mean longrope.
-        rope.require(name, "default", "the long-context scalings of Phi-3 are not supported")
-    config = read_llama_config(fields, "Phi3ForCausalLM", norm_eps=1e-5, partial_rotary=True)
+    config = read_llama_config(
+        fields,
+        "Phi3ForCausalLM",
+        norm_eps=1e-5,
+        partial_rotary=True,
+        rope_kinds=("default",),  # "su" and "yarn" stand for longrope in Phi-3 configs
+    )
     return dataclasses.replace(
         config, sliding_windows=uniform_window(fields, config.num_layers, None)
     )
@@ -38,4 +44,25 @@ def _weights(config: ModelConfig) -> Weights:
     return weights
 
 
-PHI3 = Family("Phi3ForCausalLM", _read, _weights)
+def _same_layers(kinds: Any, fields: ConfigFields) -> bool:
+    kind = "sliding_attention" if fields.has("sliding_window") else "full_attention"
+    return isinstance(kinds, list) and all(one == kind for one in kinds)
+
+
+PHI3 = Family(
+    "Phi3ForCausalLM",
+    field_table(
+        ["phi3"],
+        reads=(LLAMA_FIELDS | {"partial_rotary_factor", "sliding_window"}) - _LONGROPE_FIELDS,
+        constraints={
+            "layer_types": Constraint(
+                _same_layers,
+                "sliding_attention for each layer with a sliding_window, full_attention without: "
+                "this architecture has one kind of layers",
+            )
+        },
+        ignores={"embd_pdrop", "initializer_range", "resid_pdrop"} | _LONGROPE_FIELDS,
+    ),
+    _read,
+    _weights,
+)

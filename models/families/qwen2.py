@@ -5,8 +5,9 @@ import dataclasses
 from models.config import ModelConfig
 from models.config_fields import ConfigFields
 from models.families.family import Family
-from models.families.llama import llama_weights, read_llama_config
-from models.families.windows import layer_windows
+from models.families.field_table import field_table
+from models.families.llama import LLAMA_FIELDS, WHOLE_ROTATION, llama_weights, read_llama_config
+from models.families.windows import LAYER_WINDOW_FIELDS, layer_windows
 
 
 def _read(fields: ConfigFields) -> ModelConfig:
@@ -16,4 +17,14 @@ def _read(fields: ConfigFields) -> ModelConfig:
     )
 
 
-QWEN2 = Family("Qwen2ForCausalLM", _read, llama_weights)
+QWEN2 = Family(
+    "Qwen2ForCausalLM",
+    field_table(
+        ["qwen2"],
+        reads=LLAMA_FIELDS | LAYER_WINDOW_FIELDS,
+        constraints=WHOLE_ROTATION,
+        ignores=["initializer_range"],
+    ),
+    _read,
+    llama_weights,
+)

@@ -5,8 +5,9 @@ import dataclasses
 from models.config import ModelConfig
 from models.config_fields import ConfigFields
 from models.families.family import Family
-from models.families.llama import llama_weights, read_llama_config
-from models.families.windows import layer_windows
+from models.families.field_table import field_table
+from models.families.llama import LLAMA_FIELDS, WHOLE_ROTATION, llama_weights, read_llama_config
+from models.families.windows import LAYER_WINDOW_FIELDS, layer_windows
 
 
 def _read(fields: ConfigFields) -> ModelConfig:
@@ -21,4 +22,14 @@ def _read(fields: ConfigFields) -> ModelConfig:
     )
 
 
-QWEN3 = Family("Qwen3ForCausalLM", _read, llama_weights)
+QWEN3 = Family(
+    "Qwen3ForCausalLM",
+    field_table(
+        ["qwen3"],
+        reads=LLAMA_FIELDS | LAYER_WINDOW_FIELDS | {"attention_bias"},
+        constraints=WHOLE_ROTATION,
+        ignores=["initializer_range"],
+    ),
+    _read,
+    llama_weights,
+)

@@ -1,39 +1,83 @@
 """Rotary settings as config.json spells them, old and new."""
 
 import math
+from collections.abc import Collection
 
 from models.config_fields import ConfigFields
 from models.errors import CheckpointError
-from models.rope import RopeConfig
+from models.rope import RopeConfig, RopeKind
 
-_MAX_THETA = 1e30  # far above any model's; float32 ends at 3e38
-_KINDS = ("default", "linear", "llama3", "yarn")
+ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
+ROPE_FIELDS = frozenset(
+    {"original_max_position_embeddings", "rope_parameters", "rope_scaling", "rope_theta"}
+)
+"""Fields of config.json that `read_rope` reads; beside them partial_rotary_factor if allowed."""
+INNER_ROPE_FIELDS = frozenset(
+    {
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "factor",
+        "high_freq_factor",
+        "low_freq_factor",
+        "mscale",
+        "mscale_all_dim",
+        "original_max_position_embeddings",
+        "partial_rotary_factor",
+        "rope_theta",
+        "rope_type",
+        "truncate",
+        "type",
+    }
+)
+"""Fields of rope_parameters and rope_scaling that `read_rope` reads, each for the kinds it is of.
+
+The others that transformers knows belong to kinds that are refused (short_factor, long_factor) or
+to several position axes (mrope_section), which are equal in text.
+"""
 
 
 def read_rope(
-    fields: ConfigFields, head_dim: int, max_position: int, partial: bool = False
+    fields: ConfigFields,
+    head_dim: int,
+    max_position: int,
+    partial: bool = False,
+    kinds: Collection[RopeKind] = ROPE_KINDS,
 ) -> RopeConfig:
     """From ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (before).
 
-    ``partial`` says whether the family may rotate only some of the dims.
+    Fields that stand twice are taken as transformers takes them: ``rope_scaling`` before
+    ``rope_parameters``, ``rope_theta`` and ``partial_rotary_factor`` from the inner object first,
+    ``original_max_position_embeddings`` from the outer one first.
 
-    Raises CheckpointError for scalings whose tables change with the sequence length.
+    ``partial`` says whether the family may rotate only some of the dims; ``kinds`` are the types of
+    scaling that it may have.
+
+    Raises CheckpointError for scalings whose tables change with the sequence length, or that differ
+    between layers.
     """
-    name = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
+    name = "rope_scaling" if fields.inner("rope_scaling").names() else "rope_parameters"
     rope = fields.inner(name)
-    kind = rope.raw("rope_type") or rope.raw("type") or "default"
-    if kind not in _KINDS:
+    for key in rope.names():
+        if isinstance(rope.raw(key), dict):
+            raise CheckpointError(
+                f"config.json: {name} has an object of its own for {key!r:.50}; only one rotary "
+                "embedding for all layers is supported"
+            )
+    rope = rope.only(INNER_ROPE_FIELDS)
+    kind = next((rope.raw(key) for key in ("rope_type", "type") if rope.has(key)), "default")
+    if kind not in kinds:
         raise CheckpointError(
-            f"config.json: {name} has the type {kind!r}; supported are {', '.join(_KINDS)}. "
+            f"config.json: {name} has the type {kind!r:.200}; supported are {', '.join(kinds)}. "
             "Types such as dynamic and longrope change the angles of earlier tokens as a sequence "
             "grows, which no stored key can follow"
         )
     theta = rope.number("rope_theta", None) or fields.number("rope_theta", 10000.0)
-    if not 1 < theta <= _MAX_THETA:
-        raise CheckpointError(
-            f"config.json: rope_theta is {theta}; it must be above 1 and at most {_MAX_THETA:g}"
-        )
-    part = rope.number("partial_rotary_factor", None) or fields.number("partial_rotary_factor", 1.0)
+    if theta <= 1:
+        raise CheckpointError(f"config.json: rope_theta is {theta}; it must be above 1")
+    part = rope.number("partial_rotary_factor", None)
+    if part is None:
+        part = fields.number("partial_rotary_factor", 1.0) if partial else 1.0
     if part != 1 and not partial:
         raise CheckpointError(
             f"config.json: partial_rotary_factor is {part}; this architecture rotates every dim"
@@ -48,8 +92,8 @@ def read_rope(
         return RopeConfig("default", theta, rotary_dim)
     if kind == "linear":
         return RopeConfig("linear", theta, rotary_dim, factor=rope.number("factor"))
-    original = rope.integer("original_max_position_embeddings", None)
-    original = original or fields.integer("original_max_position_embeddings", max_position)
+    original = fields.integer("original_max_position_embeddings", None)
+    original = original or rope.integer("original_max_position_embeddings", max_position)
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
         if low >= high:
@@ -75,7 +119,7 @@ def read_rope(
         original_max_position=original,
         beta_fast=rope.number("beta_fast", 32.0),
         beta_slow=rope.number("beta_slow", 1.0),
-        truncate=rope.flag("truncate", True),
+        truncate=rope.flag("truncate", not rope.given("truncate")),  # null counts as false
         attention_factor=_yarn_attention_factor(rope, factor),
     )
 

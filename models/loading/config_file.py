@@ -48,12 +48,8 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     ``auto_map`` (code shipped with a checkpoint) is never looked at.
     """
     fields = ConfigFields(values)
-    if fields.has("quantization_config"):
-        raise CheckpointError(
-            "config.json has a quantization_config; only float32, float16 and bfloat16 weights are "
-            "supported: use the unquantised checkpoint"
-        )
-    return _family_of(fields).read_config(fields)
+    family = _family_of(fields)
+    return family.read_config(family.fields.check(fields))
 
 
 def _family_of(fields: ConfigFields) -> Family:

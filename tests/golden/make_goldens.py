@@ -6,8 +6,12 @@ Usage, in an environment with torch and transformers:
 
 Writes ``models/<case>/`` (a Hugging Face folder, bfloat16 values), ``expected/<case>.safetensors``
 (tokens, positions, float32 logits; a prompt and its greedy continuation) and ``versions.json``.
+
+Beside its config, a case may have ``stride`` (between positions), ``shard`` (size of a weight file)
+and ``rewritten`` (fields put into the written config.json, which is then read again).
 """
 
+import copy
 import json
 import platform
 import sys
@@ -46,7 +50,19 @@ def write_case(name: str, settings: dict, seed: int, folder: Path) -> None:
     settings = dict(settings)
     stride = settings.pop("stride", 1)
     shard = settings.pop("shard", "1GB")
+    rewritten = settings.pop("rewritten", {})
     model = make_model(settings, seed)
+    # A copy is cast: with the model, the rotary frequencies would be.
+    rounded = copy.deepcopy(model).to(torch.bfloat16)
+    rounded.save_pretrained(folder / "models" / name, max_shard_size=shard)
+    (folder / "models" / name / "generation_config.json").unlink(missing_ok=True)
+    if rewritten:
+        file = folder / "models" / name / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | rewritten, indent=2) + "\n")
+        # Only transformers says what it computes for such a file.
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
     tokens = torch.randint(model.config.vocab_size, (1, TOKENS))
     # Strided positions reach far with few tokens. The mask keeps each token seeing all before it.
     positions = torch.arange(TOKENS)[None] * stride
@@ -76,8 +92,6 @@ def write_case(name: str, settings: dict, seed: int, folder: Path) -> None:
         {key: value.contiguous().clone() for key, value in expected.items()},
         folder / "expected" / f"{name}.safetensors",
     )
-    model.to(torch.bfloat16).save_pretrained(folder / "models" / name, max_shard_size=shard)
-    (folder / "models" / name / "generation_config.json").unlink(missing_ok=True)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import models
+from models.families import FAMILIES
 from models.rope import RopeConfig, inverse_frequencies
 
 LLAMA = {
@@ -39,6 +40,8 @@ def read(values):
     return models.config_from_dict(values)
 
 
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+FULL = ["full_attention"] * 3
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -70,8 +73,11 @@ def test_old_and_new_spellings_agree(new, old):
     assert read(LLAMA | new) == read(LLAMA | old)
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+
+
 def test_yarn_settings():
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    yarn = YARN
     found = read(LLAMA | {"rope_scaling": yarn}).rope
     assert found == RopeConfig(
         "yarn",
@@ -112,7 +118,14 @@ def test_yarn_settings():
             ),
             (8, None, 8),
         ),
+        (of("Mistral", sliding_window=64, layer_types=None), (64,) * 3),
+        (of("Mistral", sliding_window=64, layer_types=MIXED), (64, None, 64)),
+        (of("Mistral", layer_types=MIXED), (4096, None, 4096)),
+        (of("Mistral", sliding_window=None, layer_types=FULL), (None,) * 3),
+        (of("Ministral"), (4096,) * 3),
+        (of("Ministral", sliding_window=64, layer_types=MIXED), (64, None, 64)),
         (of("Phi3"), (None,) * 3),
+        (of("Phi3", sliding_window=64, layer_types=["sliding_attention"] * 3), (64,) * 3),
         (of("Phi3", sliding_window=2047), (2047,) * 3),
     ],
 )
@@ -146,7 +159,7 @@ def test_code_of_a_checkpoint_is_never_looked_at():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, r"architectures is \[\]; known are LlamaForCausalLM, Mistral.*Qwen3ForCausalLM"),
+        ({}, r"architectures is \[\]; known are LlamaForCausalLM, Mini.*Qwen3ForCausalLM"),
         (of("Gemma"), r"\['GemmaForCausalLM'\]; known are LlamaForCausalLM"),
         ({"architectures": "LlamaForCausalLM"}, "architectures is .* a list of texts"),
         ({"architectures": [{}]}, "a list of texts"),
@@ -169,6 +182,20 @@ def test_code_of_a_checkpoint_is_never_looked_at():
         (LLAMA | {"rope_theta": 1e300}, "rope_theta"),
         (LLAMA | {"head_dim": 15}, "rotates 15 dims.*even"),
         (LLAMA | {"partial_rotary_factor": 0.5}, "rotates every dim"),
+        *[
+            (LLAMA | {"rope_theta": bad}, "rope_theta is .*; it must be a number from 1e-18 to")
+            for bad in (10**400, -(10**400), "1e4", True, [1e4], float("nan"), float("inf"))
+        ],
+        *[
+            (LLAMA | {"rope_scaling": {**YARN, name: bad}}, f"rope_scaling: {name} is .*; it must")
+            for name in ("factor", "beta_fast", "attention_factor", "truncate")
+            for bad in (10**400, "1", float("nan"))
+        ],
+        (LLAMA | {"rope_scaling": {**YARN, "rope_type": ""}}, "has the type ''; supported"),
+        (
+            LLAMA | {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
+            "an object of its own for 'full_attention'; only one rotary embedding",
+        ),
         (LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic'; supported"),
         (LLAMA | {"rope_scaling": {"rope_type": "longrope"}}, "'longrope'; supported"),
         (LLAMA | {"rope_scaling": {"rope_type": ["x"]}}, "supported"),
@@ -179,12 +206,21 @@ def test_code_of_a_checkpoint_is_never_looked_at():
             LLAMA | {"rope_scaling": {**LLAMA3, "rope_type": "llama3", "high_freq_factor": 1.0}},
             "must be below",
         ),
-        (of("Phi3", rope_scaling={"type": "su"}), "long-context scalings of Phi-3"),
+        (of("Phi3", rope_scaling={"type": "su"}), "'su'; supported are default"),
         (of("Qwen2", layer_types=["full_attention"]), "layer_types has 1 entries"),
         (of("Qwen2", layer_types=["chunked_attention"] * 3), "chunked_attention"),
         (of("Qwen2", layer_types=["sliding_attention"] * 3), "no window applies"),
         (of("Mistral", sliding_window=0), "sliding_window is 0"),
-        (OPT | {"word_embed_proj_dim": 32}, "word_embed_proj_dim is 32; it must be 64"),
+        (of("Mistral", layer_types=["sliding_attention"]), "layer_types has 1 entries"),
+        (of("Ministral", layer_types=[]), "layer_types has 0 entries"),
+        (
+            of("Mistral", layer_types=MIXED, sliding_window=None),
+            "no window applies; set sliding_window to its size",
+        ),
+        (of("Phi3", layer_types=MIXED), "layer_types is .*one kind of layers"),
+        (of("Phi3", layer_types=FULL, sliding_window=64), "layer_types is .*one kind of layers"),
+        (of("Mistral", model_type="llama"), "model_type is 'llama'; it must be mistral or mini"),
+        (OPT | {"word_embed_proj_dim": 32}, "word_embed_proj_dim is 32; it must be equal to"),
         (OPT | {"do_layer_norm_before": False}, "do_layer_norm_before"),
     ],
 )
@@ -217,7 +253,9 @@ def test_reads_a_folder(tmp_path):
     assert models.config_from_folder(str(tmp_path)) == read(LLAMA)
 
 
-_NUMBERS = st.sampled_from([-1, 0, 1, 2, 3, 64, 2**31, 1e-9, 0.5, 1.0, 1e30, math.inf, math.nan])
+_NUMBERS = st.sampled_from(
+    [-1, 0, 1, 2, 3, 64, 2**31, 10**400, 1e-18, 1e-9, 0.5, 1.0, 1e18, 1e300, math.inf, math.nan]
+)
 _ODD = _NUMBERS | st.none() | st.booleans() | st.text(max_size=3) | st.lists(st.none(), max_size=2)
 _ROPE = st.fixed_dictionaries(
     {"rope_type": st.sampled_from(["default", "linear", "llama3", "yarn"])},
@@ -240,11 +278,20 @@ _ROPE = st.fixed_dictionaries(
 )
 
 
+_FIELDS = sorted(
+    set().union(
+        *(family.fields.reads | family.fields.constraints.keys() for family in FAMILIES.values())
+    )
+)
+
+
 @settings(max_examples=300)
 @given(
-    architecture=st.sampled_from(["Llama", "Mistral", "Qwen2", "Qwen3", "Phi3", "OPT"]),
+    architecture=st.sampled_from(
+        ["Llama", "Mistral", "Ministral", "Qwen2", "Qwen3", "Phi3", "OPT"]
+    ),
     rope=_ROPE | _ODD,
-    changes=st.dictionaries(st.sampled_from([*LLAMA, *OPT, "head_dim", "sliding_window"]), _ODD),
+    changes=st.dictionaries(st.sampled_from(_FIELDS), _ODD),
 )
 def test_any_config_is_read_or_refused(architecture, rope, changes):
     values = OPT | of(architecture, rope_parameters=rope) | changes

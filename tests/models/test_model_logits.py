@@ -49,12 +49,15 @@ def _no_window(config):
     return dataclasses.replace(config, sliding_windows=(None,) * config.num_layers)
 
 
-def _plain_rope(config):
-    return dataclasses.replace(config, rope=dataclasses.replace(config.rope, kind="default"))
+def _windows_everywhere(config):
+    window = max(filter(None, config.sliding_windows))
+    return dataclasses.replace(config, sliding_windows=(window,) * config.num_layers)
 
 
-def _no_attention_factor(config):
-    return dataclasses.replace(config, rope=dataclasses.replace(config.rope, attention_factor=1.0))
+def _rope(**changes):
+    return lambda config: dataclasses.replace(
+        config, rope=dataclasses.replace(config.rope, **changes)
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,11 +66,14 @@ def _no_attention_factor(config):
         ("mistral_g8_h64_window", _no_window),
         ("qwen2_g2_h32_windows_tied", _no_window),
         ("phi3_g7_h80_partial_window", _no_window),
-        ("llama_g8_h128_rope_llama3", _plain_rope),
-        ("llama_g2_h64_rope_linear", _plain_rope),
-        ("llama_g1_h96_rope_yarn", _plain_rope),
-        ("qwen3_g1_h96_rope_yarn", _plain_rope),
-        ("llama_g1_h96_rope_yarn", _no_attention_factor),
+        ("llama_g8_h128_rope_llama3", _rope(kind="default")),
+        ("llama_g2_h64_rope_linear", _rope(kind="default")),
+        ("llama_g1_h96_rope_yarn", _rope(kind="default")),
+        ("qwen3_g1_h96_rope_yarn", _rope(kind="default")),
+        ("llama_g1_h96_rope_yarn", _rope(attention_factor=1.0)),
+        ("ministral_g2_h32_layer_types", _windows_everywhere),
+        ("mistral_g2_h32_layer_types", _windows_everywhere),
+        ("llama_g2_h32_rope_fields_twice", _rope(original_max_position=2048)),
     ],
 )
 def test_goldens_would_show_a_lost_option(name, change):

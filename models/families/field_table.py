@@ -1,0 +1,163 @@
+"""What each field of config.json is to a family: read, constrained or ignored."""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from models.config_fields import ConfigFields
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Constraint:
+    """The values of a field under which the model is the one that this package computes.
+
+    Attributes:
+        holds: whether the value is one of them, given the value and all fields.
+        allowed: these values, and why no others; ends the sentence "it must be".
+        null: whether null is one of them too.
+    """
+
+    holds: Callable[[Any, ConfigFields], bool]
+    allowed: str
+    null: bool = True
+
+
+def one_of(*values: Any, why: str, null: bool = True) -> Constraint:
+    """The field must be one of ``values``, of the same type: 1 is not true."""
+
+    def holds(value: Any, _: ConfigFields) -> bool:
+        return any(type(value) is type(one) and value == one for one in values)
+
+    shown = " or ".join(str(one).lower() if isinstance(one, bool) else str(one) for one in values)
+    return Constraint(holds, f"{shown}: {why}", null)
+
+
+def absent(why: str) -> Constraint:
+    """The field must be missing or null."""
+    return Constraint(lambda *_: False, f"absent: {why}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FieldTable:
+    """Every field that transformers' config class and model code of a family know.
+
+    Fields in none of the three groups are unknown to transformers and change nothing there.
+
+    Attributes:
+        reads: fields that the family's reader may look at, and no others.
+        constraints: fields that change the computation and that the reader does not follow; any
+            other value than the constraint allows is refused.
+        ignores: fields that change no logit: training, generation, names and formats.
+    """
+
+    reads: frozenset[str]
+    constraints: Mapping[str, Constraint]
+    ignores: frozenset[str]
+
+    def __post_init__(self) -> None:
+        groups = self.reads, self.constraints.keys(), self.ignores
+        assert len(frozenset().union(*groups)) == sum(map(len, groups)), "a field stands twice"
+
+    def check(self, fields: ConfigFields) -> ConfigFields:
+        """The fields, of which only those that are read can be looked at.
+
+        Raises CheckpointError for a field whose value its constraint does not allow.
+        """
+        for name, constraint in self.constraints.items():
+            if not fields.given(name):
+                continue
+            value = fields.raw(name)
+            if not (constraint.null if value is None else constraint.holds(value, fields)):
+                fields.refuse(name, constraint.allowed)
+        unknown = fields.names() - self.reads - self.constraints.keys() - self.ignores
+        if unknown:
+            _log.info("config.json: ignored unknown fields %s", sorted(unknown))
+        return fields.only(self.reads)
+
+
+def _window_is_whole(value: Any, fields: ConfigFields) -> bool:
+    limit = fields.raw("max_position_embeddings")
+    return type(value) is int and type(limit) is int and value >= limit
+
+
+NO_WINDOWS: Mapping[str, Constraint] = {
+    # Not declared by these families; transformers' KV cache follows them nevertheless.
+    "sliding_window": Constraint(
+        _window_is_whole,
+        "null or at least max_position_embeddings: this architecture has no sliding window",
+    ),
+    "layer_types": Constraint(
+        lambda value, _: isinstance(value, list) and set(map(str, value)) <= {"full_attention"},
+        "full_attention for each layer: this architecture has no sliding window",
+    ),
+}
+"""Constraints of families in which every token sees all before it."""
+
+_EVERYWHERE: Mapping[str, Constraint] = {
+    "quantization_config": absent(
+        "only float32, float16 and bfloat16 weights are supported; use the unquantised checkpoint"
+    ),
+    "is_causal": one_of(True, why="a token sees no later token", null=False),
+    "per_layer_config": Constraint(
+        lambda value, _: value == {}, "empty: settings of single layers are not supported"
+    ),
+    "attention_chunk_size": absent("chunked attention is not supported"),
+    "kv_sharing_modes": absent("layers that share keys and values are not supported"),
+    "transformers_weights": absent("weights are read from *.safetensors under their usual names"),
+}
+
+_IGNORED = frozenset(
+    {
+        # Names, formats and versions.
+        "_commit_hash",
+        "_name_or_path",
+        "auto_map",
+        "name_or_path",
+        "transformers_version",
+        # Forms of the output, and ways to the same output.
+        "_attn_implementation",
+        "attn_implementation",
+        "chunk_size_feed_forward",
+        "experts_implementation",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "tie_last_hidden_states",
+        "use_cache",
+        # Of other kinds of models or heads.
+        "id2label",
+        "is_encoder_decoder",
+        "label2id",
+        "num_labels",
+        "number_of_conv_states",
+        "problem_type",
+        # Special tokens: the tokenizer and generation_config.json say them.
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        # Training.
+        "attention_dropout",
+    }
+)
+
+
+def field_table(
+    model_types: Iterable[str],
+    reads: Iterable[str],
+    constraints: Mapping[str, Constraint] | None = None,
+    ignores: Iterable[str] = (),
+) -> FieldTable:
+    """A family's table; what is the same in every family is added.
+
+    ``model_types`` are those under which transformers computes the same: it goes by ``model_type``,
+    not by ``architectures``.
+    """
+    model_type = one_of(*model_types, why="any other contradicts architectures")
+    return FieldTable(
+        reads=frozenset(reads) | {"architectures", "dtype", "torch_dtype"},
+        constraints={"model_type": model_type, **_EVERYWHERE, **(constraints or {})},
+        ignores=_IGNORED | frozenset(ignores),
+    )

@@ -1,0 +1,200 @@
+"""Every field that transformers knows is read, refused where it matters, or changes no logit.
+
+The lists of fields come from transformers' source, so a version that adds one fails here until the
+family's table says what the field is.
+"""
+
+import pytest
+import transformers_fields
+from test_model_config import LLAMA, OPT, of
+
+import models
+from models.families import FAMILIES
+from models.families.rope_fields import INNER_ROPE_FIELDS
+
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+LONGROPE_LISTS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+
+# A config of each family, from which a change of any field that is read can be seen.
+BASES = {
+    "LlamaForCausalLM": LLAMA | {"head_dim": 16, "rope_scaling": YARN},
+    "MinistralForCausalLM": of("Ministral", rope_scaling=YARN),
+    "MistralForCausalLM": of("Mistral", rope_scaling=YARN),
+    "OPTForCausalLM": OPT,
+    "Phi3ForCausalLM": of("Phi3"),
+    "Qwen2ForCausalLM": of("Qwen2", rope_scaling=YARN, use_sliding_window=True),
+    "Qwen3ForCausalLM": of("Qwen3", rope_scaling=YARN, use_sliding_window=True),
+}
+# Another value of every field that some family reads.
+CHANGES = {
+    "activation_function": "gelu",
+    "attention_bias": True,
+    "dtype": "float16",
+    "enable_bias": False,
+    "ffn_dim": 80,
+    "head_dim": 32,
+    "hidden_act": "gelu",
+    "hidden_size": 128,
+    "intermediate_size": 80,
+    "layer_types": MIXED,
+    "max_position_embeddings": 4096,
+    "max_window_layers": 1,
+    "mlp_bias": True,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 5,
+    "num_key_value_heads": 1,
+    "original_max_position_embeddings": 1024,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+    "rope_scaling": {"type": "linear", "factor": 2.0},
+    "rope_theta": 5e5,
+    "sliding_window": 7,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vocab_size": 101,
+}
+# Where a family needs another value, and what must stand beside the field for it to matter.
+CHANGES_OF = {
+    ("OPTForCausalLM", "tie_word_embeddings"): False,
+    ("Phi3ForCausalLM", "rope_scaling"): {"rope_theta": 5e5},
+}
+BESIDE = {
+    "rope_parameters": {"rope_scaling": None},
+    "sliding_window": {"max_window_layers": 0},
+    "use_sliding_window": {"max_window_layers": 0},
+}
+# Values of constrained fields: those that mean the model as it is, and those that must be refused.
+ALLOWED = {
+    "_remove_final_layer_norm": [False],
+    "attention_chunk_size": [],
+    "do_layer_norm_before": [True],
+    "is_causal": [True],
+    "kv_sharing_modes": [],
+    "layer_norm_elementwise_affine": [True],
+    "layer_types": [["full_attention"] * 3, []],
+    "model_type": [],
+    "partial_rotary_factor": [1, 1.0],
+    "per_layer_config": [{}],
+    "quantization_config": [],
+    "sliding_window": [8192, 10**9],
+    "transformers_weights": [],
+    "word_embed_proj_dim": [64],
+}
+REFUSED = {
+    "_remove_final_layer_norm": [True, 1, "no"],
+    "attention_chunk_size": [16],
+    "do_layer_norm_before": [False, 1],
+    "is_causal": [False, None, 1],
+    "kv_sharing_modes": [["none", "reuse", "none"]],
+    "layer_norm_elementwise_affine": [False],
+    "layer_types": [MIXED, ["sliding_attention"] * 3, "full_attention", [1]],
+    "model_type": ["gemma", "", 3, ["llama"]],
+    "partial_rotary_factor": [0.5, "1", True, float("nan")],
+    "per_layer_config": [{"0": {"rms_norm_eps": 0.5}}, [1]],
+    "quantization_config": [{"bits": 4}, {}],
+    "sliding_window": [16, "no", True, 1e9],
+    "transformers_weights": ["other.safetensors"],
+    "word_embed_proj_dim": [32, 64.0],
+}
+ARCHITECTURES = sorted(FAMILIES)
+
+
+def model_types(architecture):
+    own = architecture.removesuffix("ForCausalLM").lower()
+    # transformers reads either name of these two as the other's.
+    return ["ministral", "mistral"] if own in ("mistral", "ministral") else [own]
+
+
+def read(values):
+    return models.config_from_dict(values)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_field_of_transformers_has_its_place(architecture):
+    table = FAMILIES[architecture].fields
+    known = transformers_fields.taken_from_keywords()
+    for model_type in model_types(architecture):
+        known |= transformers_fields.declared(model_type)
+        known |= transformers_fields.looked_at(model_type)
+    assert known - table.reads - table.constraints.keys() - table.ignores == set()
+    assert {"per_layer_config", "is_causal", "rope_scaling", "head_dim"} <= known
+
+
+def test_every_rotary_field_of_transformers_has_its_place():
+    of_refused_kinds = {"short_factor", "long_factor"}
+    of_several_axes = {"mrope_section"}
+    known = transformers_fields.rope_fields()
+    assert known - INNER_ROPE_FIELDS == of_refused_kinds | of_several_axes
+
+
+@pytest.mark.parametrize(
+    ("architecture", "field"),
+    [
+        (name, field)
+        for name in ARCHITECTURES
+        for field in sorted(FAMILIES[name].fields.reads - {"architectures"})
+    ],
+)
+def test_a_field_that_is_read_changes_the_model(architecture, field):
+    base = BASES[architecture] | BESIDE.get(field, {})
+    value = CHANGES_OF.get((architecture, field), CHANGES[field])
+    assert read(base | {field: value}) != read(base)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_architectures_choose_the_family(architecture):
+    assert read(BASES[architecture]).architecture == architecture
+
+
+@pytest.mark.parametrize(
+    ("architecture", "field"),
+    [
+        (name, field)
+        for name in ARCHITECTURES
+        for field in sorted(FAMILIES[name].fields.constraints)
+    ],
+)
+def test_a_constrained_field_is_refused_where_it_matters(architecture, field):
+    base = BASES[architecture]
+    own = model_types(architecture) if field == "model_type" else []
+    null = [] if field == "is_causal" else [None]
+    limit = [base["max_position_embeddings"]] if field == "sliding_window" else []
+    for value in ALLOWED[field] + own + null + limit:
+        assert read(base | {field: value}) == read(base)
+    for value in REFUSED[field]:
+        with pytest.raises(models.CheckpointError, match=rf"^config.json: {field} is .*; it must"):
+            read(base | {field: value})
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_other_fields_change_nothing(architecture):
+    base = BASES[architecture]
+    unknown = {"unsloth_version", "task_specific_params"}
+    for value in (None, 0, 3, True, 0.5, "text", [1], {"a": 1}):
+        others = dict.fromkeys(FAMILIES[architecture].fields.ignores | unknown, value)
+        assert read(base | others) == read(base), value
+
+
+@pytest.mark.parametrize("kind", ["default", "linear", "llama3", "yarn"])
+def test_rotary_fields_of_refused_kinds_change_nothing(kind):
+    scaling = {
+        "rope_type": kind,
+        "factor": 2.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 2048,
+    }
+    extra = {**LONGROPE_LISTS, "mrope_section": [2, 3, 3]}
+    assert read(LLAMA | {"rope_scaling": scaling | extra}) == read(
+        LLAMA | {"rope_scaling": scaling}
+    )
+
+
+def test_a_reader_cannot_look_at_what_its_table_does_not_have():
+    fields = models.config_fields.ConfigFields({"a": 1, "b": 2}).only({"a"})
+    assert fields.integer("a") == 1
+    with pytest.raises(AssertionError, match="b is read undeclared"):
+        fields.integer("b", None)

@@ -1,0 +1,80 @@
+"""The fields of config.json that transformers' own source knows, without torch."""
+
+import ast
+import dataclasses
+import functools
+from pathlib import Path
+from typing import get_type_hints
+
+import transformers
+from transformers.modeling_rope_utils import RopeParameters
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+_ROOT = Path(transformers.__file__).parent
+# What every decoder-only model of transformers runs through beside its own file.
+_SHARED = (
+    "cache_utils.py",
+    "masking_utils.py",
+    "modeling_rope_utils.py",
+    "utils/generic.py",
+    "utils/output_capturing.py",
+)
+_METHODS = {"get_text_config", "standardize_rope_params", "validate_rope"}
+
+
+def declared(model_type: str) -> set[str]:
+    """Fields that the config class declares."""
+    return {field.name for field in dataclasses.fields(CONFIG_MAPPING[model_type])}
+
+
+def looked_at(model_type: str) -> set[str]:
+    """Fields that the model's code reads from its config, declared or not."""
+    files = [f"models/{model_type}/modeling_{model_type}.py", *_SHARED]
+    found = {name for file in files for name in _attributes(_parse(file))}
+    return found - _METHODS
+
+
+def taken_from_keywords() -> set[str]:
+    """Undeclared fields that every config class looks for, older spellings among them."""
+    functions = {"__post_init__", "convert_rope_params_to_dict"}
+    trees = [_parse("configuration_utils.py"), _parse("modeling_rope_utils.py")]
+    return {
+        node.args[0].value
+        for tree in trees
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef) and function.name in functions
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and ast.unparse(node.func.value) == "kwargs"
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+    }
+
+
+def rope_fields() -> set[str]:
+    """Fields of rope_parameters."""
+    return set(get_type_hints(RopeParameters))
+
+
+@functools.cache
+def _parse(file: str) -> ast.Module:
+    return ast.parse((_ROOT / file).read_text())
+
+
+def _attributes(tree: ast.Module) -> set[str]:
+    """Names after ``config.`` and in ``getattr(config, ...)``, for whatever ends in "config"."""
+
+    def is_config(node: ast.expr) -> bool:
+        name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+        return name.endswith("config") and not name.startswith("generation")
+
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_config(node.value):
+            found.add(node.attr)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+            config, name = node.args[:2]
+            if is_config(config) and isinstance(name, ast.Constant):
+                found.add(name.value)
+    return found
