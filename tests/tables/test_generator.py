@@ -5,11 +5,16 @@ import re
 
 import pytest
 
-from models.tables import Question, Table, fields, names, random_questions, random_table
+from models.tables import Question, Table, fields, random_questions, random_table
 from models.tables.demo import demo_questions, demo_system_prompt, demo_table
+from models.tables.names import first_name, random_mix, surname
 from models.tables.questions import KINDS, MAX_LISTED, random_question
 from models.tables.scoring import held_out_sheets, is_right, score, score_by_rows
-from models.tables.table import system_prompt
+from models.tables.strings import filled, random_pattern
+from models.tables.table import lines_before_rows, system_prompt
+from models.tables.words import is_held_out, pool, words
+
+LISTS = ("first_names", "surnames", "english", "countries", "occupations", "cities", "streets")
 
 
 def drawn(seed: int, rows: int = 12, count: int = 60) -> tuple[Table, list[Question]]:
@@ -23,74 +28,141 @@ def test_the_same_seed_gives_the_same():
     assert drawn(4) != drawn(5)
 
 
-@pytest.mark.parametrize("held_out", [False, True])
-def test_every_name_is_of_its_pool(held_out):
-    for seed in range(20):
-        table = random_table(random.Random(seed), 20, held_out=held_out)
-        for name in table.column("name"):
-            assert [names.is_held_out(part) for part in name.split()] == [held_out, held_out]
+@pytest.mark.parametrize("name", LISTS)
+def test_training_and_evaluation_share_no_word_of_a_list(name):
+    training = set(pool(name, "training"))
+    assert training < set(words(name))
+    for which in ("held_out", "real"):
+        kept = pool(name, which)
+        assert len(kept) >= 10
+        assert all(is_held_out(word) for word in kept)
+        assert not training & set(kept)
 
 
-def test_cells_are_well_formed_and_keys_unique():
-    patterns = {
-        "id": r"[1-9]\d{3}",
-        "name": r"[A-Z]\w+ [A-Z]\w+",
-        "age": r"\d\d",
-        "occupation": r"[a-z]+",
-        "country": r"[A-Z][A-Za-z ]+",
-        "email": r"[a-z0-9.]+@[a-z]+\.[a-z]+",
-        "phone": r"\+\d{1,2} \d{3} \d{4}",
-        "address": r"\d{1,3} [A-Z]\w+ [A-Z]\w+",
-    }
-    for seed in range(30):
-        table = random_table(random.Random(seed), 40)
-        assert {"id", "name"} <= set(table.columns) <= set(fields.COLUMNS)
-        for row in range(40):
-            for column in table.columns:
-                assert re.fullmatch(patterns[column], table.cell(row, column)), column
+@pytest.mark.parametrize("which", ["training", "held_out", "real"])
+def test_every_part_of_a_name_is_of_its_pool(which):
+    rng = random.Random(5)
+    for _ in range(300):
+        mix = random_mix(rng, which)
+        plain = (*mix[:3], 0.0, *mix[4:])  # joined names hold particles and initials too
+        for part in (first_name(rng, plain, which), surname(rng, plain, which)):
+            assert is_held_out(part) == (which != "training"), part
+
+
+@pytest.mark.parametrize("which", ["training", "held_out", "real"])
+def test_cells_are_well_formed_and_keys_unique(which):
+    seen: set[str] = set()
+    for seed in range(40):
+        table = random_table(random.Random(seed), 40, which=which)
+        assert {"id", "name"} <= set(table.columns)
+        assert set(table.columns) <= {*fields.COLUMNS, *fields.EXTRA_COLUMNS}
+        assert len(table.columns) <= 8
+        seen |= set(table.columns)
+        for row in table.rows:
+            for cell in row:
+                assert cell
+                assert cell == cell.strip()
+                assert not re.search(r"[|\n]", cell)
         for column in {"id", "name", "email"} & set(table.columns):
             assert len(set(table.column(column))) == 40
+        for age in table.column("age") if "age" in table.columns else ():
+            assert 0 <= int(age) <= 105
+    assert seen == {*fields.COLUMNS, *fields.EXTRA_COLUMNS}
+
+
+def test_tables_of_real_values_use_plain_formats():
+    patterns = {
+        "id": r"[1-9]\d{3}",
+        "age": r"\d\d",
+        "email": r"[a-z0-9.@_-]+",
+        "phone": r"\+\d{1,2} \d{3} \d{4}",
+        "address": r"\d{1,4} [A-Z]\w+ [A-Z]\w+",
+    }
+    for seed in range(20):
+        table = random_table(random.Random(seed), 30, which="real")
+        for column in patterns.keys() & set(table.columns):
+            for cell in table.column(column):
+                assert re.fullmatch(patterns[column], cell), column
+
+
+def test_patterns_are_filled_as_they_say():
+    rng = random.Random(2)
+    assert re.fullmatch(r"[A-Z]-\d\d[a-z][0-9a-f]\w", filled(rng, "^-##@%*"))
+    for _ in range(100):
+        pattern = random_pattern(rng)
+        assert len(filled(rng, pattern)) == len(pattern)
 
 
 def test_markdown_reads_back_as_the_table():
     table, _ = drawn(1)
-    lines = system_prompt(table, "Intro.").split("\n")
-    assert lines[:2] == ["Intro.", ""]
-    parsed = [tuple(line.strip("| ").split(" | ")) for line in lines[2:]]
+    lines = system_prompt(table, "Intro.\nMore.").split("\n")
+    assert lines[:3] == ["Intro.", "More.", ""]
+    parsed = [tuple(line.strip("| ").split(" | ")) for line in lines[3:]]
+    assert lines[lines_before_rows("Intro.\nMore.")] == table.line(0)
     assert (parsed[0], tuple(parsed[2:])) == (table.columns, table.rows)
     assert set(parsed[1]) == {"---"}
+
+
+TITLES = {
+    "country": r"From (.+?):",
+    "occupation": r"Working as (.+?):",
+    "city": r"In the city (.+?):",
+    "department": r"In the department (.+?):",
+}
+
+
+def listed(table: Table, question: Question) -> str:
+    """The answer to a count, found from question and table by other means than the generator's."""
+    if question.topic == "people":
+        return f"The table has {len(table.rows)} people."
+    rows = people(table)
+    if question.topic == "age":
+        word, limit = re.match(r"(Older|Younger) than (-?\d+):", question.answer).groups()  # pyright: ignore
+        assert limit in question.text
+        sign = 1 if word == "Older" else -1
+        found = [n for n, r in rows if sign * int(r["age"]) > sign * int(limit)]
+        title = f"{word} than {limit}"
+    else:
+        match = re.match(TITLES[question.topic], question.answer)
+        assert match is not None
+        assert match[1] in question.text
+        found = [n for n, r in rows if r[question.topic] == match[1]]
+        title = match[0].removesuffix(":")
+    assert len(found) <= MAX_LISTED
+    numbered = ", ".join(f"{at}. {name}" for at, name in enumerate(found, 1))
+    return f"{title}: {numbered + '.' if found else 'none.'} Total: {len(found)}."
+
+
+def named(table: Table, text: str) -> list[str]:
+    """The names in a text, in its order; a name within another one that stands there is left out."""
+    found = [name for name in table.column("name") if name in text]
+    whole = [n for n in found if not any(n != other and n in other for other in found)]
+    return sorted(whole, key=text.index)
 
 
 def answered_anew(table: Table, question: Question) -> str:
     """The answer found from question and table by other means than the generator's."""
     answer = question.answer
-    found = [name for name in table.column("name") if name in answer]
-    rows = {name: dict(zip(table.columns, row, strict=True)) for name, row in people(table)}
+    rows = dict(people(table))
+    if question.kind == "count":
+        return listed(table, question)
     if question.kind == "row":
-        (name,) = [n for n in rows if n in question.text]
+        (name,) = named(table, question.text)
         return f"Here is the row:\n| {' | '.join(rows[name].values())} |"
     if question.kind in ("cell", "lookup"):
-        column, key = re.match(r"The (\w+) of (.+) is ", answer).groups()  # pyright: ignore
-        assert key.removeprefix("id ") in question.text
-        (row,) = [r for r in rows.values() if key.removeprefix("id ") in r.values()]
-        return f"The {column} of {key} is {row[column]}."
-    if question.topic == "people":
-        return f"The table has {len(table.rows)} people."
-    if question.kind == "count":
-        if question.topic == "age":
-            limit = int(re.search(r"\d+", question.text)[0])  # pyright: ignore
-            found = [n for n, r in rows.items() if int(r["age"]) > limit]
-        else:
-            value = re.match(r"(?:From|Working as) ([^:]+):", answer)[1]  # pyright: ignore
-            assert value in question.text
-            found = [n for n, r in rows.items() if r[question.topic] == value]
-        assert len(found) <= MAX_LISTED
-        return f"{answer.split(':')[0]}: {', '.join(found) or 'none'}. Total: {len(found)}."
+        column, key = re.match(r"The (\w+) of (.+?) is ", answer).groups()  # pyright: ignore
+        by = "id" if question.kind == "lookup" and key.startswith("id ") else "name"
+        by = "email" if "@" in key else by
+        key = key.removeprefix("id ") if by == "id" else key
+        assert key in question.text
+        (row,) = [r for r in rows.values() if r[by] == key]
+        return f"The {column} of {'id ' if by == 'id' else ''}{key} is {row[column]}."
     ages = {n: int(r["age"]) for n, r in rows.items()} if "age" in table.columns else {}
     if question.topic in ("oldest", "youngest"):
-        name = (max if question.topic == "oldest" else min)(ages, key=lambda n: ages[n])
-        return f"The {question.topic} person is {name}, aged {ages[name]}."
-    a, b = sorted((n for n in rows if n in question.text), key=question.text.index)
+        most, how = (max, "highest") if question.topic == "oldest" else (min, "lowest")
+        name = most(ages, key=lambda n: ages[n])
+        return f"The {how} age is {ages[name]}, so the {question.topic} person is {name}."
+    a, b = named(table, question.text)
     if question.topic == "country":
         x, y = rows[a]["country"], rows[b]["country"]
         return f"{a} lives in {x} and {b} lives in {y}, so {'yes' if x == y else 'no'}."
@@ -100,21 +172,35 @@ def answered_anew(table: Table, question: Question) -> str:
     return f"{a} is {ages[a]} and {b} is {ages[b]}, so {end}."
 
 
-def people(table: Table) -> list[tuple[str, tuple[str, ...]]]:
-    return list(zip(table.column("name"), table.rows, strict=True))
+def people(table: Table) -> list[tuple[str, dict[str, str]]]:
+    """Each name with its row by column."""
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    return list(zip(table.column("name"), rows, strict=True))
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_answers_follow_from_the_table(seed):
-    table, questions = drawn(seed, rows=5 + 3 * seed, count=80)
-    for question in questions:
+@pytest.mark.parametrize("which", ["training", "real"])
+@pytest.mark.parametrize("seed", range(8))
+def test_answers_follow_from_the_table(seed, which):
+    table = random_table(random.Random(seed), 5 + 4 * seed, which=which)
+    for question in random_questions(random.Random(seed), table, 80, (1.0, 1.0, 3.0, 2.0, 1.0)):
         assert question.answer == answered_anew(table, question), question
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_piece_of_an_answer_is_of_its_row(seed):
+    table = random_table(random.Random(seed), 20)
+    for question in random_questions(random.Random(seed), table, 60):
+        for piece in question.pieces:
+            if piece.row is None or piece.text.endswith(":"):
+                continue
+            assert any(cell in piece.text for cell in table.rows[piece.row]), question
 
 
 def test_every_kind_and_column_is_asked():
     _, questions = drawn(3, count=400)
     assert {q.kind for q in questions} == set(KINDS)
-    assert {q.topic for q in questions if q.kind == "cell"} <= set(fields.COLUMNS)
+    columns = {*fields.COLUMNS, *fields.EXTRA_COLUMNS}
+    assert {q.topic for q in questions if q.kind == "cell"} <= columns
     with pytest.raises(ValueError, match="kind is 'cells'"):
         random_question(random.Random(0), drawn(0)[0], "cells")
 
