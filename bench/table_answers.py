@@ -37,7 +37,7 @@ from models.tables.scoring import (
 )
 from rjax.cli.errors import OneLineParser
 
-MAX_NEW_TOKENS = 120
+MAX_NEW_TOKENS = 256
 Answerer = Callable[[Sequence[Sheet]], list[list[str]]]
 
 
@@ -79,8 +79,8 @@ def plain_answerer(model: Path, group: int) -> Answerer:
                 [[question.text for question in sheet.questions] for sheet in part],
                 max_new_tokens=MAX_NEW_TOKENS,
                 implementation="cudnn" if on_gpu() else "xla",
-                prefix_length=2432,
-                question_length=64,
+                prefix_length=3584,
+                question_length=128,
             )
         return answers
 

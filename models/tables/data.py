@@ -52,7 +52,7 @@ class Plan:
     which: Pool = "training"
     all_columns: float = 0.75
     key_first: float = 0.0
-    kinds: Weights = (0.42, 0.07, 0.21, 0.17, 0.13)
+    kinds: Weights = (0.35, 0.07, 0.28, 0.18, 0.12)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

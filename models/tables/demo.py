@@ -8,12 +8,12 @@ from models.tables.questions import Question, random_question
 from models.tables.table import Table, random_table, system_prompt
 
 _SEED = 7
-_ROWS = 30
+_ROWS = 24
 
 
 @functools.cache
 def demo_table() -> Table:
-    """The bundled table: 30 people whose names training never saw, columns in the usual order."""
+    """The bundled table: 24 people whose names training never saw, columns in the usual order."""
     drawn = random_table(random.Random(_SEED), _ROWS, which="real", all_columns=1.0, extra=0.0)
     order = [drawn.columns.index(column) for column in fields.COLUMNS]
     return Table(fields.COLUMNS, tuple(tuple(row[at] for at in order) for row in drawn.rows))

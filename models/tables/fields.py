@@ -9,7 +9,15 @@ import random
 import unicodedata
 from collections.abc import Callable
 
-from models.tables.strings import filled, foreign, letters, random_pattern, syllables
+from models.tables.strings import (
+    accented,
+    broken,
+    filled,
+    foreign,
+    letters,
+    random_pattern,
+    syllables,
+)
 from models.tables.words import Pool, is_held_out, pool, words
 
 COLUMNS = ("id", "name", "age", "occupation", "country", "email", "phone", "address")
@@ -89,7 +97,7 @@ def random_formats(rng: random.Random, which: Pool) -> Formats:
         code=random_pattern(rng) if rng.random() < 0.7 else "",
         address=rng.choice(_ADDRESSES),
         ages=(18, 89) if rng.random() < 0.85 else (0, 105),
-        odd=rng.choice((0.0, 0.1, 0.5)),
+        odd=rng.choice((0.0, 0.2, 0.5)),
         values={},
     )
     return dataclasses.replace(drawn, values=_values(rng, drawn))
@@ -119,6 +127,8 @@ def _odd_word(rng: random.Random, which: Pool) -> str:
             word = letters(rng)
         else:
             word = foreign(rng)
+        if rng.random() < 0.1:
+            word = rng.choice((broken, accented))(rng, word)
         if len(word) > 1 and is_held_out(word) == (which != "training"):
             return word
 
@@ -126,9 +136,11 @@ def _odd_word(rng: random.Random, which: Pool) -> str:
 def _value(rng: random.Random, column: str, formats: Formats) -> str:
     if rng.random() >= formats.odd:
         return rng.choice(pool(_LIST_OF[column], formats.which))
-    count = 1 if rng.random() < 0.7 else 2
-    word = " ".join(_odd_word(rng, formats.which) for _ in range(count))
-    return word if column == "occupation" else word.title()
+    words = [_odd_word(rng, formats.which) for _ in range(rng.choices((1, 2, 3), (6, 3, 1))[0])]
+    if column != "occupation":
+        words = [word.capitalize() for word in words]
+    # Small words that questions and answers have too must not end a value.
+    return rng.choice((" ", " ", " ", " and ", " of ", " & ")).join(words)
 
 
 def _digits(rng: random.Random, count: int) -> str:

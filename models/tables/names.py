@@ -2,7 +2,7 @@
 
 import random
 
-from models.tables.strings import accented, foreign, letters, syllables
+from models.tables.strings import accented, broken, foreign, letters, syllables
 from models.tables.words import Pool, is_held_out, pool, words
 
 _ENDINGS = words("surname_endings")
@@ -38,7 +38,8 @@ def _word(rng: random.Random, name: str, kind: str, which: Pool) -> str:
         else:
             word = syllables(rng, 2 if rng.random() < 0.75 else 3).capitalize()
         if kind == "accented":
-            word = accented(rng, rng.choice((word, rng.choice(pool(name, which)))))
+            change = rng.choice((accented, accented, broken))
+            word = change(rng, rng.choice((word, rng.choice(pool(name, which)))))
         if len(word) >= 2 and is_held_out(word) == (which != "training"):
             return word
 

@@ -10,9 +10,10 @@ _CODAS = words("codas")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _COMMON = "eeeeeaaaaiiiooouunnnrrrssstttllldddhhmmggkkbbccppvvffwzyjxq"
 _ACCENTS = {
-    "a": "áàâäãåāăą", "c": "çćč", "d": "ďđ", "e": "éèêëēęě", "g": "ğģ", "i": "íìîïī", "l": "łľ",
-    "n": "ñńňņ", "o": "óòôöõøő", "r": "ŕř", "s": "śšş", "t": "ťţ", "u": "úùûüūůű", "y": "ýÿ",
-    "z": "źżž",
+    "a": "áàâäãåāăąạảấầẩậắ", "b": "ḃ", "c": "çćč", "d": "ďđḍ", "e": "éèêëēęěẹẻẽếềểệ", "g": "ğģ",
+    "h": "ḥ", "i": "íìîïīıịỉ", "k": "ķḳ", "l": "łľḷ", "m": "ṃ", "n": "ñńňņṇ",
+    "o": "óòôöõøőọỏốồổộớờợ",
+    "r": "ŕřṛ", "s": "śšşṣ", "t": "ťţṭ", "u": "úùûüūůűụủứừựư", "w": "ŵẁ", "y": "ýÿỳỵỹ", "z": "źżžẓ",
 }  # fmt: skip
 _SCRIPTS = (
     (0x3B1, 0x3C9),  # Greek
@@ -44,6 +45,12 @@ def accented(rng: random.Random, word: str) -> str:
     return "".join(
         rng.choice(_ACCENTS[c]) if c in _ACCENTS and rng.random() < 0.35 else c for c in word
     )
+
+
+def broken(rng: random.Random, word: str) -> str:
+    """The word with an apostrophe, a hyphen or a dot somewhere inside."""
+    at = rng.randint(1, max(1, len(word) - 1))
+    return word[:at] + rng.choice("''-.\u2019") + word[at:]
 
 
 def foreign(rng: random.Random) -> str:

@@ -109,7 +109,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "pad_token_id": tokenizer.token_to_id(PAD),
         "do_sample": False,
         "temperature": 0.0,
-        "max_new_tokens": 160,
+        "max_new_tokens": 256,
     }
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
 

@@ -352,10 +352,10 @@ def parser() -> argparse.ArgumentParser:
         "--start-from", type=Path, help="checkpoint to start from, without the curriculum"
     )
     p.add_argument("--size", choices=SIZES, default="full")
-    p.add_argument("--steps", type=int, default=6400, help="of the whole run, all calls together")
+    p.add_argument("--steps", type=int, default=9500, help="of the whole run, all calls together")
     p.add_argument("--minutes", type=float, default=1e9, help="stop training after so long")
-    p.add_argument("--learning-rate", type=float, default=1.2e-3)
-    p.add_argument("--decay", type=float, default=0.4, help="share of steps with falling rate")
+    p.add_argument("--learning-rate", type=float, default=3e-3)
+    p.add_argument("--decay", type=float, default=0.5, help="share of steps with falling rate")
     p.add_argument("--row-weight", type=float, default=0.2, help="of that part of the loss")
     p.add_argument("--pointer-weight", type=float, default=0.2, help="likewise")
     p.add_argument("--ordinal-weight", type=float, default=0.05, help="likewise")

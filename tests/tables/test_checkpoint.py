@@ -49,7 +49,7 @@ def test_it_answers_about_a_small_held_out_table(loaded, tokenizer):
         tokenizer,
         [sheet.system for sheet in sheets],
         [[question.text for question in sheet.questions] for sheet in sheets],
-        max_new_tokens=32,
+        max_new_tokens=48,
     )
     wrong = [
         (question.text, answer)

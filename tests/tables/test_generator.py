@@ -134,7 +134,7 @@ def listed(table: Table, question: Question) -> str:
 
 
 def named(table: Table, text: str) -> list[str]:
-    """The names in a text, in its order; a name within another one that stands there is left out."""
+    """The names in a text, in its order, without names that are part of another one."""
     found = [name for name in table.column("name") if name in text]
     whole = [n for n in found if not any(n != other and n in other for other in found)]
     return sorted(whole, key=text.index)
@@ -207,7 +207,7 @@ def test_every_kind_and_column_is_asked():
 
 def test_the_demo_fits_its_table():
     table = demo_table()
-    assert len(table.rows) == 30
+    assert len(table.rows) == 24
     assert table.markdown() in demo_system_prompt()
     questions = demo_questions()
     assert len({text for text, _ in questions}) == 16
