@@ -13,6 +13,8 @@ from rjax.sampling import RequestOutputKind, SamplingParams, sequence_seed
 from rjax.tokenization import Tokenizer
 from rjax.worker.readout import HostLogprobs
 
+_CUT_OFF = ("abort", "error")  # reasons of a sequence's end that say nothing of its tokens
+
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Request:
@@ -150,17 +152,20 @@ class Request:
         if len(found) == self.params.n:
             return found
         # One that was cut off has few tokens, and so a high sum, for no merit of its own.
-        whole = ("stop", "length")
         ranks = [
-            (o.finish_reason in whole, c.cumulative_logprob)
+            (o.finish_reason in ("stop", "length"), c.cumulative_logprob)
             for o, c in zip(found, self.completions, strict=True)
         ]
         best = sorted(range(len(found)), key=lambda i: ranks[i], reverse=True)[: self.params.n]
         chosen = [found[i] for i in best]
+        # Those that were cut off might have been better: the choice ends as they did.
+        cut_off = next((o.finish_reason for o in found if o.finish_reason in _CUT_OFF), None)
         for index, output in enumerate(chosen):
             output.index = index
             if self.params.logprobs is None:
                 output.logprobs = None
+            if cut_off is not None and output.finish_reason is not None:
+                output.finish_reason, output.stop_reason = cut_off, None
         return chosen
 
 
