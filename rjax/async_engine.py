@@ -68,7 +68,10 @@ class RequestStream:
         item = await self.news.get()
         if isinstance(item, Exception):
             self.finished = True
-            raise item
+            try:
+                raise item
+            finally:
+                del item  # the error's traceback refers to this frame
         self.finished = item.finished
         return item
 
@@ -108,7 +111,7 @@ class AsyncLLMEngine:
         self._empty.set()
         self._beat = time.monotonic()
         self._draining = False
-        self._error: BaseException | None = None
+        self._dead = False
 
     async def start(self) -> None:
         """Start the engine's thread."""
@@ -124,7 +127,7 @@ class AsyncLLMEngine:
     @property
     def health(self) -> Health:
         """What the engine thread's last sign of life says."""
-        if self._error is not None or (self._loop is not None and not self._thread.is_alive()):
+        if self._dead or (self._loop is not None and not self._thread.is_alive()):
             return "dead"
         if time.monotonic() - self._beat > self.limits.heartbeat_seconds:
             return "hung"
@@ -210,7 +213,7 @@ class AsyncLLMEngine:
         Raises:
             EngineDeadError: the engine runs no more.
         """
-        if self._error is not None or self._loop is None:
+        if self._dead or self._loop is None:
             raise EngineDeadError("the engine does not run; the server has to be restarted")
         done = self._loop.create_future()
 
@@ -224,7 +227,7 @@ class AsyncLLMEngine:
 
         def command() -> None:
             result, error = None, None
-            if self._error is None:
+            if not self._dead:
                 try:
                     result = function(self.engine)
                 except Exception as raised:  # belongs to this caller alone
@@ -232,9 +235,10 @@ class AsyncLLMEngine:
             else:
                 error = EngineDeadError("the engine stopped; the server has to be restarted")
             self._tell(settle, result, error)
+            del error  # its traceback refers to this frame
 
         self._inbox.put(command)
-        if self._error is not None:  # it died in between: nobody else would run the command
+        if self._dead:  # it died in between: nobody else would run the command
             self._drop_inbox()
         return await done
 
@@ -275,8 +279,8 @@ class AsyncLLMEngine:
                     outputs = self.engine.step()
                     if outputs:
                         self._tell(self._hand_out, outputs)
-        except BaseException as error:
-            self._error = error
+        except BaseException:
+            self._dead = True
             _log.exception("the engine stopped on an error")
             self._tell(self._fail_all)
             self._drop_inbox()
@@ -293,7 +297,7 @@ class AsyncLLMEngine:
                     continue
                 return True
             if command is None:
-                self._error = EngineDeadError("the engine was stopped")
+                self._dead = True
                 self._drop_inbox()
                 return False
             command()
