@@ -1,5 +1,10 @@
 """The command ``python -m rjax.chat``."""
 
+if __name__ == "__main__":  # before all imports, so that Ctrl-C is heeded during them
+    from rjax.cli.process import run_module
+
+    run_module("rjax.chat", "rjax.chat.__main__")
+
 import argparse
 import contextlib
 import sys
@@ -130,7 +135,3 @@ def _answerer(arguments: argparse.Namespace, sampling: dict) -> Answerer:
 
     engine = LLMEngine(EngineConfig.from_options({"use_tqdm": sys.stderr.isatty(), **options}))
     return LocalAnswerer(engine, options.get("model") or BUNDLED_NAME, sampling)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
