@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Literal
 
-from rjax.errors import EngineDeadError, OverloadedError
+from rjax.errors import EngineDeadError, OverloadedError, RjaxError, without_frames
 from rjax.llm import Engine
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams
@@ -215,9 +215,21 @@ class AsyncLLMEngine:
         """
         if self._dead or self._loop is None:
             raise EngineDeadError("the engine does not run; the server has to be restarted")
-        done = self._loop.create_future()
+        done = self._post(self._loop, function)
+        if self._dead:  # it died in between: nobody else would run the command
+            self._drop_inbox()
+        try:
+            return await done
+        finally:
+            del done  # an error's traceback refers to this frame
 
-        def settle(result: T | None, error: Exception | None) -> None:
+    def _post(
+        self, loop: asyncio.AbstractEventLoop, function: Callable[[Any], Any]
+    ) -> asyncio.Future[Any]:
+        """Have the engine's thread run ``function(engine)``; the future gets what comes of it."""
+        done: asyncio.Future[Any] = loop.create_future()
+
+        def settle(result: Any, error: Exception | None) -> None:
             if done.cancelled():
                 return
             if error is None:
@@ -230,17 +242,18 @@ class AsyncLLMEngine:
             if not self._dead:
                 try:
                     result = function(self.engine)
+                except (
+                    RjaxError
+                ) as raised:  # a refusal, of which nobody needs the frames
+                    error = without_frames(raised)
                 except Exception as raised:  # belongs to this caller alone
                     error = raised
             else:
                 error = EngineDeadError("the engine stopped; the server has to be restarted")
             self._tell(settle, result, error)
-            del error  # its traceback refers to this frame
 
         self._inbox.put(command)
-        if self._dead:  # it died in between: nobody else would run the command
-            self._drop_inbox()
-        return await done
+        return done
 
     def forget(self, stream: RequestStream) -> None:
         """Drop a stream; its request is aborted unless it has finished."""
