@@ -242,9 +242,7 @@ class AsyncLLMEngine:
             if not self._dead:
                 try:
                     result = function(self.engine)
-                except (
-                    RjaxError
-                ) as raised:  # a refusal, of which nobody needs the frames
+                except RjaxError as raised:  # a refusal, of which nobody needs the frames
                     error = without_frames(raised)
                 except Exception as raised:  # belongs to this caller alone
                     error = raised

@@ -79,8 +79,8 @@ _TAKEN_IN = 32  # requests between two steps of a batch that is coming in
 class LLM(OneCaller):
     """A model ready to generate.
 
-    It may be used by several threads: their calls are served one after the other. Requests that
-    arrive at different times share steps in `rjax.async_engine.AsyncLLMEngine`.
+    Several threads may use it: their calls are served one after the other. To have requests of
+    several callers share steps, use `rjax.async_engine.AsyncLLMEngine`.
 
     Its device memory is given back by `close`, at the end of ``with LLM(...) as llm:``, or when
     the last reference to it goes.
@@ -347,18 +347,18 @@ class LLM(OneCaller):
             output.prompt = prompt.text
         return outputs
 
-    @one_at_a_time
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer.
 
         Raises:
             InvalidRequestError: the engine serves token ids only.
         """
+        self._check_open()
         return self._prefixes.tokenizer
 
-    @one_at_a_time
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's own defaults, or `SamplingParams()` where it has none."""
+        self._check_open()
         tokenizer = self.engine.tokenizer
         return SamplingParams(**(tokenizer.generation.sampling if tokenizer else {}))
 

@@ -8,12 +8,12 @@ from rjax.engine.completion import Completion, StepLogprobs, logprob_entry
 from rjax.engine.page_hash import PageHashes
 from rjax.engine.sequence import Sequence
 from rjax.engine.token_mask import TokenMask
-from rjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from rjax.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams, sequence_seed
 from rjax.tokenization import Tokenizer
 from rjax.worker.readout import HostLogprobs
 
-_CUT_OFF = ("abort", "error")  # reasons of a sequence's end that say nothing of its tokens
+_CUT_OFF: tuple[FinishReason, ...] = ("error", "abort")  # ends that the tokens did not bring about
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -159,7 +159,8 @@ class Request:
         best = sorted(range(len(found)), key=lambda i: ranks[i], reverse=True)[: self.params.n]
         chosen = [found[i] for i in best]
         # Those that were cut off might have been better: the choice ends as they did.
-        cut_off = next((o.finish_reason for o in found if o.finish_reason in _CUT_OFF), None)
+        reasons = {output.finish_reason for output in found}
+        cut_off = next((reason for reason in _CUT_OFF if reason in reasons), None)
         for index, output in enumerate(chosen):
             output.index = index
             if self.params.logprobs is None:

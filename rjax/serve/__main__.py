@@ -39,7 +39,7 @@ examples:
 
 Prompts that begin alike, such as a common system message, share that beginning by themselves.
 
-exit status: 0 stopped and drained, 2 bad input
+exit status: 0 stopped and drained, 2 bad input, 130 interrupted before the port was open
 """
 
 
