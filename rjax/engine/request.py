@@ -160,13 +160,16 @@ class Request:
         chosen = [found[i] for i in best]
         # Those that were cut off might have been better: the choice ends as they did.
         reasons = {output.finish_reason for output in found}
-        cut_off = next((reason for reason in _CUT_OFF if reason in reasons), None)
+        cut_off: FinishReason | None = next(
+            (reason for reason in _CUT_OFF if reason in reasons), None
+        )
         for index, output in enumerate(chosen):
             output.index = index
             if self.params.logprobs is None:
                 output.logprobs = None
             if cut_off is not None and output.finish_reason is not None:
-                output.finish_reason, output.stop_reason = cut_off, None
+                output.finish_reason = cut_off
+                output.stop_reason = None
         return chosen
 
 
