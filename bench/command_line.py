@@ -13,6 +13,7 @@ from tqdm import tqdm
 from bench.records import RESULTS, save
 from bench.tables import text
 from rjax.cli.errors import OneLineParser, run_command
+from rjax.cli.process import run_process
 
 _START = time.monotonic()
 
@@ -95,7 +96,7 @@ def some_of(*names: str) -> Callable[[str], list[str]]:
 
 def run(module: str, main: Callable[[], int | None]) -> NoReturn:
     """Run a benchmark's ``main`` as the process, with one line for what its user got wrong."""
-    sys.exit(run_command(module, lambda: main() or 0))
+    run_process(module, lambda: run_command(module, lambda: main() or 0))
 
 
 def target(given: Path | None, name: str) -> Path | None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Literal
 
-from rjax.errors import EngineDeadError, OverloadedError
+from rjax.errors import EngineDeadError, OverloadedError, RjaxError, without_frames
 from rjax.llm import Engine
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams
@@ -68,7 +68,10 @@ class RequestStream:
         item = await self.news.get()
         if isinstance(item, Exception):
             self.finished = True
-            raise item
+            try:
+                raise item
+            finally:
+                del item  # the error's traceback refers to this frame
         self.finished = item.finished
         return item
 
@@ -108,7 +111,7 @@ class AsyncLLMEngine:
         self._empty.set()
         self._beat = time.monotonic()
         self._draining = False
-        self._error: BaseException | None = None
+        self._dead = False
 
     async def start(self) -> None:
         """Start the engine's thread."""
@@ -124,7 +127,7 @@ class AsyncLLMEngine:
     @property
     def health(self) -> Health:
         """What the engine thread's last sign of life says."""
-        if self._error is not None or (self._loop is not None and not self._thread.is_alive()):
+        if self._dead or (self._loop is not None and not self._thread.is_alive()):
             return "dead"
         if time.monotonic() - self._beat > self.limits.heartbeat_seconds:
             return "hung"
@@ -210,11 +213,23 @@ class AsyncLLMEngine:
         Raises:
             EngineDeadError: the engine runs no more.
         """
-        if self._error is not None or self._loop is None:
+        if self._dead or self._loop is None:
             raise EngineDeadError("the engine does not run; the server has to be restarted")
-        done = self._loop.create_future()
+        done = self._post(self._loop, function)
+        if self._dead:  # it died in between: nobody else would run the command
+            self._drop_inbox()
+        try:
+            return await done
+        finally:
+            del done  # an error's traceback refers to this frame
 
-        def settle(result: T | None, error: Exception | None) -> None:
+    def _post(
+        self, loop: asyncio.AbstractEventLoop, function: Callable[[Any], Any]
+    ) -> asyncio.Future[Any]:
+        """Have the engine's thread run ``function(engine)``; the future gets what comes of it."""
+        done: asyncio.Future[Any] = loop.create_future()
+
+        def settle(result: Any, error: Exception | None) -> None:
             if done.cancelled():
                 return
             if error is None:
@@ -224,9 +239,11 @@ class AsyncLLMEngine:
 
         def command() -> None:
             result, error = None, None
-            if self._error is None:
+            if not self._dead:
                 try:
                     result = function(self.engine)
+                except RjaxError as raised:  # a refusal, of which nobody needs the frames
+                    error = without_frames(raised)
                 except Exception as raised:  # belongs to this caller alone
                     error = raised
             else:
@@ -234,9 +251,7 @@ class AsyncLLMEngine:
             self._tell(settle, result, error)
 
         self._inbox.put(command)
-        if self._error is not None:  # it died in between: nobody else would run the command
-            self._drop_inbox()
-        return await done
+        return done
 
     def forget(self, stream: RequestStream) -> None:
         """Drop a stream; its request is aborted unless it has finished."""
@@ -275,8 +290,8 @@ class AsyncLLMEngine:
                     outputs = self.engine.step()
                     if outputs:
                         self._tell(self._hand_out, outputs)
-        except BaseException as error:
-            self._error = error
+        except BaseException:
+            self._dead = True
             _log.exception("the engine stopped on an error")
             self._tell(self._fail_all)
             self._drop_inbox()
@@ -293,7 +308,7 @@ class AsyncLLMEngine:
                     continue
                 return True
             if command is None:
-                self._error = EngineDeadError("the engine was stopped")
+                self._dead = True
                 self._drop_inbox()
                 return False
             command()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, no_type_check
 
 from rjax.errors import InvalidConfigError
+from rjax.memory_sizes import GIB, host_memory, parse_size
 
 type RelayMode = Literal["auto", "on", "off"]
 type DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -15,6 +16,7 @@ type KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 PAGE_SIZES = (8, 16, 32, 64, 128, 256)
 """Tokens that a page may have."""
 
+_SWAP_GIB = 4
 _SYS, _USR = "{__SYS_PROMPT}", "{__USR_PROMPT}"
 
 
@@ -82,10 +84,11 @@ class CacheSettings:
         gpu_memory_utilization: share of the device's memory for weights, KV and workspace together.
         num_pages: size of the pool; None profiles the memory that a largest step leaves.
         enable_prefix_caching: keep pages of finished sequences for later prompts.
-        swap_space: bytes of host memory for the pages of preempted sequences; taken from the system
-            as they are used, page-locked. 0 computes them again always. On a GPU, XLA gives out 64
-            GiB of such memory unless XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB is set, which needs raising
-            for more.
+        swap_space: host memory for the pages of preempted sequences: a number of GiB, or a text
+            with a unit such as "512MiB"; None is 4 GiB, or half of the host's memory where that is
+            less. Taken from the system as pages are used, page-locked. 0 computes them again
+            always. On a GPU, XLA gives out 64 GiB of such memory unless
+            XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB is set, which needs raising for more.
         preemption: "swap" to host memory while there is room, "recompute", or "auto": whichever a
             cost model finds cheaper. The tokens are the same.
         prefix_files: files of ``save_prefix`` to load at the start, under the names they hold.
@@ -98,7 +101,7 @@ class CacheSettings:
     gpu_memory_utilization: float = 0.92
     num_pages: int | None = None
     enable_prefix_caching: bool = True
-    swap_space: int = 4 * 2**30
+    swap_space: float | str | None = None
     preemption: Literal["auto", "swap", "recompute"] = "auto"
     prefix_files: tuple[str, ...] = ()
     kv_cache_dtype: KVCacheDType = "auto"
@@ -115,12 +118,17 @@ class CacheSettings:
                 "and up to 1"
             )
         _positive("num_pages", self.num_pages)
-        if not isinstance(self.swap_space, int) or not 0 <= self.swap_space < 2**63:
-            raise InvalidConfigError(
-                f"swap_space is {self.swap_space!r}; give a number of bytes, 0 or more"
-            )
+        if self.swap_space is not None:
+            parse_size("swap_space", self.swap_space)
         _choice("preemption", self.preemption, ("auto", "swap", "recompute"))
         _choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "fp8", "fp8_e4m3"))
+
+    @property
+    def swap_bytes(self) -> int:
+        """``swap_space`` in bytes."""
+        if self.swap_space is None:
+            return min(_SWAP_GIB * GIB, host_memory() // 2)
+        return parse_size("swap_space", self.swap_space)
 
 
 @no_type_check  # what users give is checked by hand, with messages for them

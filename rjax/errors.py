@@ -1,5 +1,8 @@
 """The exceptions a caller can meet, each a subclass of RjaxError."""
 
+import contextlib
+from types import FrameType
+
 
 class RjaxError(Exception):
     """Base of every error rjax raises on purpose."""
@@ -32,3 +35,31 @@ class OverloadedError(RjaxError):
 
 class EngineDeadError(RjaxError):
     """The engine stopped on an error of its own; it has to be started anew."""
+
+
+class EngineClosedError(RjaxError):
+    """It was closed and its memory given back; make a new one."""
+
+
+def without_frames[E: BaseException](error: E) -> E:
+    """An error that is to be kept, without its frames: a kept frame would keep an engine's memory.
+
+    It and its causes lose their tracebacks, and the frames that have ended lose what they refer
+    to. To be called where the error was caught.
+    """
+    part: BaseException | None = error
+    while part is not None:
+        trace, part.__traceback__ = part.__traceback__, None
+        while trace is not None:
+            _clear_ended(trace.tb_frame)
+            trace = trace.tb_next
+        part = part.__cause__ or part.__context__
+    return error
+
+
+def _clear_ended(frame: FrameType | None) -> None:
+    """Clear a frame and its callers, up to those that still run."""
+    with contextlib.suppress(RuntimeError):
+        while frame is not None:
+            frame.clear()
+            frame = frame.f_back

@@ -1,5 +1,10 @@
 """The command ``python -m rjax.generate``: load a model, share a prompt, generate."""
 
+if __name__ == "__main__":  # before all imports, so that Ctrl-C is heeded during them
+    from rjax.cli.process import run_module
+
+    run_module("rjax.generate", "rjax.generate")
+
 import argparse
 import json
 import sys
@@ -277,7 +282,3 @@ def _print_answers(tasks: list[Task], outputs: list[Any], found: dict[str, Any])
         right = sum(as_expected(task, output) for task, output in known)
         print(f"answers: {right} of {len(known)} as expected")
     print("\n".join(figure_lines(found)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,13 +8,20 @@ from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from rjax.beam_search import BeamSearchParams, run_beam_search
+from rjax.closing import OneCaller, one_at_a_time
 from rjax.collection import existing_objects_skipped
 from rjax.config import DType, EngineConfig, RelayMode, RelaySettings
-from rjax.errors import InvalidRequestError
+from rjax.errors import InvalidRequestError, without_frames
 from rjax.outputs import RequestOutput
 from rjax.prefixes import Prefixes
 from rjax.progress import Progress
-from rjax.prompts import Prompt, encode_texts, split_conversations, split_prompts
+from rjax.prompts import (
+    Prompt,
+    encode_texts,
+    raise_first_refusal,
+    split_conversations,
+    split_prompts,
+)
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.tokenization import Tokenizer, encode_sharing
 from rjax.tokenization.seam import DEFAULT_SCHEMA
@@ -69,8 +76,14 @@ class Engine(Protocol):
 _TAKEN_IN = 32  # requests between two steps of a batch that is coming in
 
 
-class LLM:
+class LLM(OneCaller):
     """A model ready to generate.
+
+    Several threads may use it: their calls are served one after the other. To have requests of
+    several callers share steps, use `rjax.async_engine.AsyncLLMEngine`.
+
+    Its device memory is given back by `close`, at the end of ``with LLM(...) as llm:``, or when
+    the last reference to it goes.
 
     Args:
         model: a Hugging Face folder or hub id; None for the bundled model.
@@ -121,22 +134,33 @@ class LLM:
         )
         from rjax.engine.llm_engine import LLMEngine  # brings in JAX: only once it is needed
 
-        self._start(LLMEngine(config), config.relay)
+        self._start(LLMEngine(config), config.relay, owns_engine=True)
 
     @classmethod
     def from_engine(cls, engine: Engine, relay: RelaySettings | None = None) -> "LLM":
-        """An LLM over an engine that exists already."""
+        """An LLM over an engine that exists already; nothing else may step it meanwhile, and
+        closing the LLM leaves it open."""
         llm = cls.__new__(cls)
-        llm._start(engine, relay or RelaySettings())
+        llm._start(engine, relay or RelaySettings(), owns_engine=False)
         return llm
 
-    def _start(self, engine: Engine, relay: RelaySettings) -> None:
+    def _start(self, engine: Engine, relay: RelaySettings, *, owns_engine: bool) -> None:
+        OneCaller.__init__(self)
         self.engine = engine
-        self._prefixes = Prefixes(engine, self.get_tokenizer, relay.sys_schema)
+        self._owns_engine = owns_engine
+        self._prefixes = Prefixes(engine, relay.sys_schema)
         self._ids = itertools.count()
         if relay.sys_prompt is not None:
             self.fill_prefix_kv_cache(relay.sys_prompt)
 
+    def __repr__(self) -> str:
+        return "LLM(closed)" if self._closed else f"LLM({self.engine!r})"
+
+    def _free(self) -> None:
+        if self._owns_engine:
+            self._named_engine.close()
+
+    @one_at_a_time
     def generate(
         self,
         prompts: Any,
@@ -160,6 +184,7 @@ class LLM:
                 configured system prompt.
             cache_salt: KV is shared only with requests of the same salt, up to 128 characters.
             timeout: seconds after which what is not finished ends with ``finish_reason`` "abort".
+                A request with ``best_of`` is aborted as a whole: each of its outputs says so.
 
         Returns:
             One output per prompt, in their order. A prompt of several that cannot be served has
@@ -176,6 +201,7 @@ class LLM:
         more = {key: value for key, value in given.items() if value is not None}
         return self._run(found, sampling_params, use_tqdm, priority, more)
 
+    @one_at_a_time
     def chat(
         self,
         messages: Any,
@@ -218,10 +244,11 @@ class LLM:
                     raise InvalidRequestError("the chat template made an empty prompt")
                 found.append(Prompt(text, None))
             except InvalidRequestError as error:
-                found.append(error)
+                found.append(without_frames(error))
         found = encode_texts(found, lambda texts: encode_sharing(tokenizer, texts, False))
         return self._run(found, sampling_params, use_tqdm, priority)
 
+    @one_at_a_time
     def fill_prefix_kv_cache(self, shared_prefix: str | Sequence[int] | None) -> None:
         """Replace the shared prefix; nothing is compiled anew.
 
@@ -232,6 +259,7 @@ class LLM:
         """
         self._prefixes.fill(shared_prefix)
 
+    @one_at_a_time
     def add_prefix(
         self, name: str, prefix: str | Sequence[int], *, cache_salt: str | None = None
     ) -> None:
@@ -249,6 +277,7 @@ class LLM:
         """
         self._prefixes.add(name, prefix, cache_salt)
 
+    @one_at_a_time
     def drop_prefix(self, name: str) -> None:
         """Let go of a named beginning.
 
@@ -257,10 +286,12 @@ class LLM:
         """
         self._prefixes.drop(name)
 
+    @one_at_a_time
     def prefixes(self) -> list[str]:
         """Names of the beginnings that are kept."""
         return self._prefixes.names()
 
+    @one_at_a_time
     def save_prefix(self, name: str, path: str | pathlib.Path) -> None:
         """Write a named beginning with its KV to a safetensors file, for `load_prefix` or the
         setting ``prefix_files`` of a later start.
@@ -270,6 +301,7 @@ class LLM:
         """
         self._named_engine.save_prefix(name, path)
 
+    @one_at_a_time
     def load_prefix(
         self, path: str | pathlib.Path, name: str | None = None, *, cache_salt: str | None = None
     ) -> str:
@@ -289,6 +321,7 @@ class LLM:
         """
         return self._prefixes.load(path, name, cache_salt)
 
+    @one_at_a_time
     def beam_search(
         self, prompts: Any, params: BeamSearchParams | None = None
     ) -> list[RequestOutput]:
@@ -302,11 +335,10 @@ class LLM:
             InvalidRequestError: a prompt cannot be served, or the engine cannot search so.
         """
         found = self._prefixes.encode(split_prompts(prompts))
+        raise_first_refusal(found)
         rows = []
         for prompt in found:
-            if isinstance(prompt, InvalidRequestError):
-                raise prompt
-            assert prompt.token_ids is not None
+            assert isinstance(prompt, Prompt) and prompt.token_ids is not None
             rows.append(prompt.token_ids)
         name = f"beams{next(self._ids)}"
         outputs = run_beam_search(self.engine, rows, params or BeamSearchParams(), name)
@@ -321,21 +353,21 @@ class LLM:
         Raises:
             InvalidRequestError: the engine serves token ids only.
         """
-        if self.engine.tokenizer is None:
-            raise InvalidRequestError(
-                "this engine has no tokenizer (skip_tokenizer_init); give prompts as token ids"
-            )
-        return self.engine.tokenizer
+        self._check_open()
+        return self._prefixes.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's own defaults, or `SamplingParams()` where it has none."""
+        self._check_open()
         tokenizer = self.engine.tokenizer
         return SamplingParams(**(tokenizer.generation.sampling if tokenizer else {}))
 
+    @one_at_a_time
     def reset_prefix_cache(self) -> None:
         """Forget the KV of former prompts; a configured system prompt stays."""
         self.engine.reset_prefix_cache()
 
+    @one_at_a_time
     def stats(self) -> Any:
         """The engine's counters and memory figures."""
         return self.engine.stats()
@@ -385,6 +417,8 @@ class LLM:
             raise InvalidRequestError(
                 f"{len(priority)} priorities for {count} prompts; give one per prompt"
             )
+        if count == 1:
+            raise_first_refusal(prompts)
         ids = [str(next(self._ids)) for _ in prompts]
         done: dict[str, RequestOutput] = {}
         waiting: set[str] = set()
@@ -439,5 +473,5 @@ def _refused(
 ) -> RequestOutput:
     known = prompt if isinstance(prompt, Prompt) else Prompt(None, None)
     named = InvalidRequestError(f"prompt {index}: {error}")
-    named.__cause__ = error
+    named.__cause__ = without_frames(error)
     return RequestOutput(name, known.text, known.token_ids or [], finished=True, error=named)

@@ -1,10 +1,10 @@
 """The beginnings that stand before prompts: a system prompt, and any number of named ones."""
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from rjax.errors import InvalidRequestError
+from rjax.errors import InvalidRequestError, without_frames
 from rjax.prompts import Prompt, encode_texts, parse_prompt
 from rjax.tokenization import SeamTokenizer, Tokenizer
 
@@ -17,16 +17,27 @@ class Prefixes:
 
     Args:
         engine: with named prefixes, where they are used; `rjax.engine.llm_engine.LLMEngine` has.
-        tokenizer: gives the engine's, or raises where it has none.
         schema: as ``sys_schema`` of the settings.
     """
 
-    def __init__(self, engine: Any, tokenizer: Callable[[], Tokenizer], schema: str) -> None:
+    def __init__(self, engine: Any, schema: str) -> None:
         self._engine = engine
-        self._tokenizer = tokenizer
         self._schema = schema
         self._system: SeamTokenizer | None = None
         self._named: dict[str, tuple[str, SeamTokenizer]] = {}
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The engine's.
+
+        Raises:
+            InvalidRequestError: it serves token ids only.
+        """
+        if self._engine.tokenizer is None:
+            raise InvalidRequestError(
+                "this engine has no tokenizer (skip_tokenizer_init); give prompts as token ids"
+            )
+        return self._engine.tokenizer
 
     def fill(self, prefix: str | Sequence[int] | None) -> None:
         """Replace the system prompt; see `LLM.fill_prefix_kv_cache`."""
@@ -90,11 +101,11 @@ class Prefixes:
             try:
                 found.append(parse_prompt(item))
             except InvalidRequestError as error:
-                found.append(error)
+                found.append(without_frames(error))
         named = None if name is None else self._find(name)
         seam = self._system if named is None else self._seam_of(named)
         if any(isinstance(p, Prompt) and p.token_ids is None for p in found):
-            found = encode_texts(found, (seam or self._tokenizer()).encode_batch)
+            found = encode_texts(found, (seam or self.tokenizer).encode_batch)
         if named is None or seam is not None:
             return found
         return [
@@ -125,4 +136,4 @@ class Prefixes:
         return seam
 
     def _seam(self, text: str) -> SeamTokenizer:
-        return SeamTokenizer(self._tokenizer(), text, self._schema)
+        return SeamTokenizer(self.tokenizer, text, self._schema)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rjax.errors import InvalidRequestError
+from rjax.errors import InvalidRequestError, without_frames
 
 _FORMS = 'a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": [...]}'
 
@@ -18,6 +18,18 @@ class Prompt:
 
     text: str | None
     token_ids: list[int] | None
+
+
+def raise_first_refusal(prompts: "list[Prompt | InvalidRequestError]") -> None:
+    """Raise the first error that stands in a prompt's place, if there is one. It leaves the list,
+    which frames of its traceback refer to."""
+    for i, prompt in enumerate(prompts):
+        if isinstance(prompt, InvalidRequestError):
+            del prompts[i]
+            try:
+                raise prompt
+            finally:
+                del prompt
 
 
 def split_prompts(prompts: Any) -> list[Any]:
@@ -73,7 +85,7 @@ def encode_texts(
             try:
                 rows.append(encode([text])[0])
             except InvalidRequestError as error:
-                rows.append(error)
+                rows.append(without_frames(error))
     found = iter(rows)
     filled: list[Prompt | InvalidRequestError] = []
     for prompt in prompts:

@@ -32,7 +32,8 @@ def fill_randomly(model: Decoder, mesh: Mesh, seed: int) -> Decoder:
             sharding=parameter_sharding(leaf.get_metadata("letters"), abstract.shape, mesh),
         )
         filled.append((path, leaf.replace(value)))
-    return nnx.merge(graph, nnx.from_flat_state(filled))
+    # Of a nested state, flax would make a cycle of references that holds the weights.
+    return nnx.merge(graph, nnx.FlatState(filled, sort=True))
 
 
 @functools.partial(jax.jit, static_argnames=("shape", "dtype", "initial", "sharding"))

@@ -65,10 +65,14 @@ def save_model(
 def _tensors(model: Decoder, config: ModelConfig, dtype: jnp.dtype) -> dict[str, np.ndarray]:
     weights = FAMILIES[config.architecture].weights(config)
     tensors: dict[str, np.ndarray] = {}
-    for path, leaf in nnx.to_flat_state(nnx.state(model)):
+    # flax's own flattening would make a cycle of references that holds the weights.
+    leaves, _ = jax.tree.flatten_with_path(
+        nnx.state(model), is_leaf=lambda node: isinstance(node, nnx.Variable)
+    )
+    for keys, leaf in leaves:
         value = np.asarray(jax.device_get(leaf.get_value())).astype(dtype)
         letters = leaf.get_metadata("letters")
-        pieces = weights[".".join(map(str, path))]
+        pieces = weights[".".join(str(key.key) for key in keys)]
         for piece, part in take_apart(value, letters, pieces, config):
             if piece.rows is None:
                 tensors[piece.tensor] = part

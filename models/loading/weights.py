@@ -62,7 +62,8 @@ def load_weights(
         (path, leaf.replace(values[".".join(map(str, path))]))
         for path, leaf in nnx.to_flat_state(state)
     ]
-    return nnx.merge(graph, nnx.from_flat_state(filled))
+    # Of a nested state, flax would make a cycle of references that holds the weights.
+    return nnx.merge(graph, nnx.FlatState(filled, sort=True))
 
 
 def _read(

@@ -1,9 +1,16 @@
 """The command ``python -m rjax.chat``."""
 
+if __name__ == "__main__":  # before all imports, so that Ctrl-C is heeded during them
+    from rjax.cli.process import run_module
+
+    run_module("rjax.chat", "rjax.chat.__main__")
+
 import argparse
 import contextlib
+import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from rjax.chat.answers import Answerer, LocalAnswerer, RemoteAnswerer
 from rjax.chat.session import Session
@@ -16,7 +23,7 @@ from rjax.cli.arguments import (
 )
 from rjax.cli.errors import BAD_INPUT, OneLineParser, run_command
 from rjax.cli.prompts import read_text
-from rjax.errors import InvalidConfigError
+from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.sampling import SamplingParams
 from rjax.serve import BUNDLED_NAME
 
@@ -31,9 +38,9 @@ examples:
   python -m rjax.chat --url http://127.0.0.1:8000/v1 --api-key-file key.txt
       a server that speaks OpenAI's API
   printf 'Who lives in Peru?\\nHow old is she?\\n' | python -m rjax.chat
-      one question a line
+      one question a line, each answered with those before it in mind
 
-exit status: 0 done, 2 bad input
+exit status: 0 done, 2 bad input (of a pipe, the other lines are still answered), 130 interrupted
 """
 
 
@@ -76,32 +83,57 @@ def _chat(arguments: argparse.Namespace) -> int:
             raise InvalidConfigError(f"--{name.replace('_', '-').lstrip('-')} has no use in a chat")
     SamplingParams.from_options(sampling)
     system = _system(arguments)
-    answerer = _answerer(arguments, sampling)
+    interactive = sys.stdin.isatty()
+    answerer = _answerer(arguments, sampling, stoppable=interactive)
     demo = system is None and "model" not in arguments and answerer.name == BUNDLED_NAME
     if demo:
         from models.tables.demo import demo_system_prompt
 
         system = demo_system_prompt()
-    session = Session(answerer, system, show_stats=not arguments.no_stats)
-    interactive = sys.stdin.isatty()
-    if interactive:
-        with contextlib.suppress(ImportError):
-            import readline  # line editing and history for input()
+    session = Session(answerer, system, show_stats=not arguments.no_stats, stoppable=interactive)
+    if not interactive:
+        return _answer_lines(session)
+    with contextlib.suppress(ImportError):
+        import readline  # line editing and history for input()
 
-            del readline
-        about = "; /system shows the table that it is asked about" if demo else ""
-        print(f"{answerer.name}{about}. /help lists the commands, Ctrl-D leaves.", file=sys.stderr)
+        del readline
+    about = "; /system shows the table that it is asked about" if demo else ""
+    print(f"{answerer.name}{about}. /help lists the commands, Ctrl-D leaves.", file=sys.stderr)
+    return _converse(session)
+
+
+def _converse(session: Session) -> int:
+    """Take lines from a terminal until its user leaves; Ctrl-C does not."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        while True:
+            try:
+                line = input("> ")
+            except EOFError:
+                print(file=sys.stderr)
+                return 0
+            except KeyboardInterrupt:
+                print("\n(Ctrl-D or /exit leaves)", file=sys.stderr)
+                continue
+            if not session.take(line):
+                return 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _answer_lines(session: Session) -> int:
+    """Take each line of stdin as a turn; the status says whether all went well."""
     while True:
         try:
-            line = input("> ") if interactive else sys.stdin.readline()
-        except EOFError:
-            print(file=sys.stderr)
-            return 0
-        except KeyboardInterrupt:
-            print("\n(Ctrl-D or /exit leaves)", file=sys.stderr)
-            continue
-        if (not line and not interactive) or not session.take(line):
-            return 0
+            line = sys.stdin.readline()
+        except UnicodeDecodeError as error:
+            raise InvalidRequestError("stdin: not UTF-8 text; convert it") from error
+        if not line or not session.take(line):
+            return BAD_INPUT if session.failed else 0
 
 
 def _system(arguments: argparse.Namespace) -> str | None:
@@ -110,7 +142,7 @@ def _system(arguments: argparse.Namespace) -> str | None:
     return arguments.system
 
 
-def _answerer(arguments: argparse.Namespace, sampling: dict) -> Answerer:
+def _answerer(arguments: argparse.Namespace, sampling: dict, *, stoppable: bool) -> Answerer:
     if arguments.url is not None:
         given = [key for key in ENGINE_KEYS if key in arguments and key not in ("model", "seed")]
         if given:
@@ -129,8 +161,5 @@ def _answerer(arguments: argparse.Namespace, sampling: dict) -> Answerer:
     from rjax.engine.llm_engine import LLMEngine
 
     engine = LLMEngine(EngineConfig.from_options({"use_tqdm": sys.stderr.isatty(), **options}))
-    return LocalAnswerer(engine, options.get("model") or BUNDLED_NAME, sampling)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    name = options.get("model") or BUNDLED_NAME
+    return LocalAnswerer(engine, name, sampling, stoppable=stoppable)

@@ -67,9 +67,12 @@ class LocalAnswerer:
         engine: with a tokenizer that has a chat template.
         name: of the model.
         sampling: values that win over the model's own.
+        stoppable: Ctrl-C ends an answer; else it is left to the process.
     """
 
-    def __init__(self, engine: Any, name: str, sampling: Mapping[str, Any]) -> None:
+    def __init__(
+        self, engine: Any, name: str, sampling: Mapping[str, Any], *, stoppable: bool = True
+    ) -> None:
         tokenizer = engine.tokenizer
         if tokenizer is None or not tokenizer.has_chat_template:
             raise InvalidConfigError(
@@ -83,6 +86,7 @@ class LocalAnswerer:
             {**values, "output_kind": RequestOutputKind.DELTA}
         )
         self._number = 0
+        self._stoppable = stoppable
 
     def answer(self, messages: Messages, stats: AnswerStats) -> Iterator[str]:
         """The pieces of the answer."""
@@ -92,7 +96,7 @@ class LocalAnswerer:
         self._number += 1
         name = f"answer-{self._number}"
         # A step must not be interrupted half way, so that Ctrl-C only asks for the end.
-        with _interrupts() as asked:
+        with _interrupts() if self._stoppable else contextlib.nullcontext() as asked:
             self._engine.add_request(name, tokens, self._params)
             try:
                 finished = False

@@ -30,6 +30,12 @@ class Session:
         out: where answers go.
         notes: where all else goes.
         show_stats: whether figures follow each answer.
+        stoppable: Ctrl-C stops an answer and not the session, which else lets KeyboardInterrupt
+            through.
+
+    Attributes:
+        messages: the conversation without its system message.
+        failed: whether something that was asked for could not be done.
     """
 
     def __init__(
@@ -40,8 +46,11 @@ class Session:
         out: io.TextIOBase | None = None,
         notes: io.TextIOBase | None = None,
         show_stats: bool = True,
+        stoppable: bool = True,
     ) -> None:
         self.messages: list[dict[str, str]] = []
+        self.failed = False
+        self._stoppable = stoppable
         self._answerer = answerer
         self._system = system
         self._out: Any = out or sys.stdout
@@ -73,7 +82,7 @@ class Session:
             name, _, rest = text.partition(" ")
             command = self._commands.get(name)
             if command is None:
-                self._note(f"there is no {name}; /help lists the commands")
+                self._fail(f"there is no {name}; /help lists the commands")
                 return True
             return command(rest.strip())
         self._ask(text)
@@ -90,13 +99,15 @@ class Session:
                 self._out.flush()
         except RjaxError as error:
             self._end_line(pieces)
-            self._note(f"error: {error}")
+            self._fail(f"error: {error}")
             if not pieces:
                 self.messages.pop()  # as if it had not been asked
                 return
         except KeyboardInterrupt:
             stats.stopped = True
         self._end_line(pieces)
+        if stats.stopped and not self._stoppable:
+            raise KeyboardInterrupt
         self.messages.append({"role": "assistant", "content": "".join(pieces)})
         if stats.stopped:
             self._note("stopped")
@@ -129,7 +140,7 @@ class Session:
 
     def _save(self, path: str) -> bool:
         if not path:
-            self._note("name a file: /save FILE")
+            self._fail("name a file: /save FILE")
             return True
         record = {"model": self._answerer.name, "messages": self.conversation}
         try:
@@ -137,7 +148,7 @@ class Session:
             pathlib.Path(path).expanduser().write_text(text, encoding="utf-8")
             self._note(f"saved {len(self.conversation)} messages in {path}")
         except (OSError, ValueError) as error:
-            self._note(f"error: not saved: {error}")
+            self._fail(f"error: not saved: {error}")
         return True
 
     def _stats(self, _: str) -> bool:
@@ -148,6 +159,10 @@ class Session:
     def _help(self, _: str) -> bool:
         self._note(_HELP)
         return True
+
+    def _fail(self, text: str) -> None:
+        self.failed = True
+        self._note(text)
 
     def _note(self, text: str) -> None:
         dim = self._notes.isatty()

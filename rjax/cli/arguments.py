@@ -72,10 +72,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     _option(
         engine,
         "--swap-space",
-        type=int,
-        metavar="BYTES",
-        help="page-locked host memory for the KV of preempted sequences; XLA gives out 64 GiB"
-        " unless XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB is set (default: 4 GiB)",
+        metavar="SIZE",
+        help="page-locked host memory for the KV of preempted sequences, in GiB or with a unit,"
+        " such as 512MiB; XLA gives out 64 GiB unless XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB is set"
+        " (default: 4)",
     )
     _option(
         engine,

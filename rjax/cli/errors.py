@@ -10,11 +10,11 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from rjax.cli.process import INTERRUPTED
 from rjax.cli.report import one_line
 from rjax.errors import RjaxError
 
 BAD_INPUT = 2
-INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 

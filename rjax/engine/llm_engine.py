@@ -1,6 +1,5 @@
 """The engine: requests in, outputs out, one step at a time."""
 
-import dataclasses
 import itertools
 import logging
 import pathlib
@@ -11,6 +10,7 @@ from typing import no_type_check
 
 import numpy as np
 
+from rjax.closing import Closable
 from rjax.config import EngineConfig
 from rjax.engine.bad_words import bad_words_masks
 from rjax.engine.block_manager import BlockManager
@@ -28,21 +28,24 @@ from rjax.engine.scheduler import Scheduler
 from rjax.engine.sequence import Sequence, SequenceStatus
 from rjax.engine.stats import EngineStats
 from rjax.engine.token_mask import TokenMask
-from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError
+from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams, slot_row
+from rjax.worker.kv_cache import check_pool_holds_one
 from rjax.worker.worker import DispatchedStep
 
 _log = logging.getLogger(__name__)
 _PREFIX_REQUEST = _SHARED_PREFIX = "\0shared prefix"  # no caller's id or name starts so
 
 
-class LLMEngine:
-    """Continuous batching over one model.
+class LLMEngine(Closable):
+    """Continuous batching over one model, for one thread.
 
     The next step is dispatched before the last one's tokens are read: a step's input tokens are
     already on the device, and the host works while the device does. A sequence that ends is known
     one step late; the token computed meanwhile is dropped.
+
+    Weights, KV pool and compiled steps go with the last reference to the engine, or by `close`.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -64,7 +67,7 @@ class LLMEngine:
         self._worker: StepWorker = parts.worker
         self._page_size = config.cache.page_size
         self._blocks = BlockManager(self._worker.pool.num_pages, self._page_size)
-        self._check_room(0)
+        check_pool_holds_one(self._worker.pool, self._page_size, self.max_model_len)
         self._scheduler = Scheduler(
             self._blocks,
             limits=parts.limits,
@@ -92,11 +95,30 @@ class LLMEngine:
         self._budget = parts.limits.max_num_batched_tokens
         self._last_read: float | None = None
         self._deadlines = Deadlines(self._requests)
-        self._stats = EngineStats(backend=parts.backend, device=parts.device)
+        self._stats = EngineStats(
+            parts.backend, parts.device, page_bytes=self._worker.pool.page_bytes
+        )
         if config.warmup:
             self._worker.warmup()
         for path in config.cache.prefix_files:
             self.load_prefix(path)
+
+    def __repr__(self) -> str:
+        model = self.config.model.model or "bundled model"
+        if self._closed:
+            return f"LLMEngine({model}, closed)"
+        stats, pages = self._stats, self._worker.pool.num_pages
+        return (
+            f"LLMEngine({model}, {stats.backend} on {stats.device}, {self.max_model_len} tokens a "
+            f"sequence, {pages} pages of {self._page_size} tokens, {len(self._requests)} requests)"
+        )
+
+    def _free(self) -> None:
+        for request_id in list(self._requests):
+            self.abort_request(request_id)
+        self._held_back.clear()
+        self._in_flight.clear()
+        del self._worker
 
     @no_type_check  # what users give is checked by hand, with messages for them
     def add_request(
@@ -130,6 +152,7 @@ class LLMEngine:
         Raises:
             InvalidRequestError: the request cannot be served as it is; nothing is queued.
         """
+        self._check_open()
         if request_id in self._requests:
             raise InvalidRequestError(f"request id {request_id!r} is in use; choose another")
         self._checks.priority(priority)
@@ -184,6 +207,7 @@ class LLMEngine:
 
         A request with FINAL_ONLY output appears once, when it is finished.
         """
+        self._check_open()
         for request_id in self._deadlines.late():
             self.abort_request(request_id)
         dispatched = self._dispatch()
@@ -233,6 +257,7 @@ class LLMEngine:
 
         An empty list only drops the last one. Errors are those of ``add_prefix``.
         """
+        self._check_open()
         if len(token_ids):
             self._add_prefix(_SHARED_PREFIX, token_ids)
         else:
@@ -264,6 +289,7 @@ class LLMEngine:
             InvalidConfigError: the engine was made without a prefix cache.
             OutOfMemoryError: what is left of the pool would not hold a sequence of full length.
         """
+        self._check_open()
         self._checks.prefix_name(name)
         self._add_prefix(name, token_ids, cache_salt, text)
 
@@ -273,10 +299,12 @@ class LLMEngine:
         Raises:
             InvalidRequestError: there is none of this name.
         """
+        self._check_open()
         self._forest.drop(name)
 
     def prefixes(self) -> list[NamedPrefix]:
         """The named prefixes, in the order of their adding."""
+        self._check_open()
         return [prefix for prefix in self._forest.names() if prefix.name != _SHARED_PREFIX]
 
     def save_prefix(self, name: str, path: str | pathlib.Path) -> None:
@@ -285,6 +313,7 @@ class LLMEngine:
         Raises:
             InvalidRequestError: there is none of this name, or the file cannot be written.
         """
+        self._check_open()
         prefix = self._forest.get(name)
         kv = self._worker.read_pages(list(prefix.pages))
         saved = SavedPrefix(name, list(prefix.token_ids), kv, prefix.text)
@@ -298,6 +327,7 @@ class LLMEngine:
         Raises:
             InvalidConfigError: the file is of another model, dtype or page size, or is none.
         """
+        self._check_open()
         saved = load_prefix_file(path, self._origin, np.dtype(self._worker.kv_dtype))
         name = saved.name if name is None else name
         self._checks.prefix_name(name)
@@ -311,10 +341,12 @@ class LLMEngine:
 
     def warmup(self) -> None:
         """Compile every step size now, so that no request waits for it."""
+        self._check_open()
         self._worker.warmup()
 
     def reset_prefix_cache(self) -> None:
         """Forget the KV of finished requests; pinned and running ones stay."""
+        self._check_open()
         self._blocks.forget_cached()
 
     def pinned_pages(self) -> list[int]:
@@ -323,21 +355,10 @@ class LLMEngine:
 
     def stats(self) -> EngineStats:
         """A copy of the counters, brought up to date."""
+        self._check_open()
         self._count_memory()
-        pool = self._worker.pool
-        return dataclasses.replace(
-            self._stats,
-            steps_by_size=dict(self._stats.steps_by_size),
-            preemptions=self._scheduler.num_preemptions,
-            swaps=self._scheduler.num_swaps,
-            num_swapped=len(self._scheduler.swapped),
-            host_bytes_used=self._scheduler.host.num_used * pool.page_bytes,
-            kv_bytes_cached=self._blocks.counts().cached * pool.page_bytes,
-            kv_bytes_pinned=len(set(self._forest.pages())) * pool.page_bytes,
-            num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
-            kv_bytes_total=pool.num_pages * pool.page_bytes,
-            page_bytes=pool.page_bytes,
+        return self._stats.now(
+            self._scheduler, self._blocks, self._forest.pages(), self._worker.pool.num_pages
         )
 
     @property
@@ -469,23 +490,6 @@ class LLMEngine:
             if not completion.finished:
                 completion.finish_reason = "error"
 
-    def _check_room(self, pinned: int) -> None:
-        """Whether one sequence of full length fits beside so many pinned pages."""
-        total = self._worker.pool.num_pages
-        needed = -(-self.max_model_len // self._page_size)
-        if total - pinned < needed:
-            raise OutOfMemoryError(
-                f"the KV pool has {total} pages of {self._page_size} tokens, {pinned} of them "
-                f"pinned; one sequence of max_model_len = {self.max_model_len} needs {needed}: "
-                "raise num_pages or lower max_model_len"
-            )
-
     def _count_memory(self) -> None:
-        unit = self._worker.pool.page_bytes
-        used = self._blocks.counts().used * unit
-        unshared = sum([len(s.pages) for s in self._scheduler.running]) * unit
-        stats = self._stats
-        stats.kv_bytes_used, stats.kv_bytes_without_sharing = used, unshared
-        if used >= stats.peak_kv_bytes:
-            stats.peak_kv_bytes = used
-        stats.peak_kv_bytes_unshared = max(stats.peak_kv_bytes_unshared, unshared)
+        unshared = sum([len(s.pages) for s in self._scheduler.running])
+        self._stats.count_pages(self._blocks.counts().used, unshared)

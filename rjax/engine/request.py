@@ -8,10 +8,12 @@ from rjax.engine.completion import Completion, StepLogprobs, logprob_entry
 from rjax.engine.page_hash import PageHashes
 from rjax.engine.sequence import Sequence
 from rjax.engine.token_mask import TokenMask
-from rjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from rjax.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams, sequence_seed
 from rjax.tokenization import Tokenizer
 from rjax.worker.readout import HostLogprobs
+
+_CUT_OFF: tuple[FinishReason, ...] = ("error", "abort")  # ends that the tokens did not bring about
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -150,17 +152,24 @@ class Request:
         if len(found) == self.params.n:
             return found
         # One that was cut off has few tokens, and so a high sum, for no merit of its own.
-        whole = ("stop", "length")
         ranks = [
-            (o.finish_reason in whole, c.cumulative_logprob)
+            (o.finish_reason in ("stop", "length"), c.cumulative_logprob)
             for o, c in zip(found, self.completions, strict=True)
         ]
         best = sorted(range(len(found)), key=lambda i: ranks[i], reverse=True)[: self.params.n]
         chosen = [found[i] for i in best]
+        # Those that were cut off might have been better: the choice ends as they did.
+        reasons = {output.finish_reason for output in found}
+        cut_off: FinishReason | None = next(
+            (reason for reason in _CUT_OFF if reason in reasons), None
+        )
         for index, output in enumerate(chosen):
             output.index = index
             if self.params.logprobs is None:
                 output.logprobs = None
+            if cut_off is not None and output.finish_reason is not None:
+                output.finish_reason = cut_off
+                output.stop_reason = None
         return chosen
 
 

@@ -3,7 +3,9 @@
 import dataclasses
 
 from pallas_kernels.attention.planner import PlanStats
+from rjax.engine.block_manager import BlockManager
 from rjax.engine.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
+from rjax.engine.scheduler import Scheduler
 
 
 @dataclasses.dataclass(slots=True)
@@ -98,3 +100,37 @@ class EngineStats:
                 self.pages_swapped_out += len(pages)
             case SwapIn(_, pages):
                 self.pages_swapped_in += len(pages)
+
+    def count_pages(self, used: int, unshared: int) -> None:
+        """Note the pages in use, and how many they would be if no sequence shared any."""
+        self.kv_bytes_used = used * self.page_bytes
+        self.kv_bytes_without_sharing = unshared * self.page_bytes
+        self.peak_kv_bytes = max(self.peak_kv_bytes, self.kv_bytes_used)
+        self.peak_kv_bytes_unshared = max(
+            self.peak_kv_bytes_unshared, self.kv_bytes_without_sharing
+        )
+
+    def now(
+        self, scheduler: Scheduler, blocks: BlockManager, pinned: list[int], num_pages: int
+    ) -> "EngineStats":
+        """A copy, with what the parts of the engine count themselves.
+
+        Args:
+            scheduler: of the engine.
+            blocks: its pool.
+            pinned: pages of shared prefixes, once for each that holds them.
+            num_pages: of the pool.
+        """
+        return dataclasses.replace(
+            self,
+            steps_by_size=dict(self.steps_by_size),
+            preemptions=scheduler.num_preemptions,
+            swaps=scheduler.num_swaps,
+            num_swapped=len(scheduler.swapped),
+            host_bytes_used=scheduler.host.num_used * self.page_bytes,
+            kv_bytes_cached=blocks.counts().cached * self.page_bytes,
+            kv_bytes_pinned=len(set(pinned)) * self.page_bytes,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            kv_bytes_total=num_pages * self.page_bytes,
+        )

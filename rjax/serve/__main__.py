@@ -1,5 +1,10 @@
 """The command ``python -m rjax.serve``: an OpenAI-compatible server."""
 
+if __name__ == "__main__":  # before all imports, so that Ctrl-C is heeded during them
+    from rjax.cli.process import run_module
+
+    run_module("rjax.serve", "rjax.serve.__main__")
+
 import argparse
 import asyncio
 import gc
@@ -34,7 +39,7 @@ examples:
 
 Prompts that begin alike, such as a common system message, share that beginning by themselves.
 
-exit status: 0 stopped and drained, 2 bad input
+exit status: 0 stopped and drained, 2 bad input, 130 interrupted before the port was open
 """
 
 
@@ -233,7 +238,3 @@ def _loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-if __name__ == "__main__":
-    sys.exit(main())

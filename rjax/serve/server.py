@@ -11,6 +11,7 @@ from typing import Any
 import uvicorn
 
 from rjax.async_engine import AsyncLLMEngine, QueueLimits
+from rjax.memory_sizes import GIB
 from rjax.serve.app import build_app
 from rjax.serve.auth import KeyRing
 from rjax.serve.limits import ServeLimits
@@ -167,7 +168,7 @@ def _cache_figures(engine: Any) -> dict[str, object]:
         "cache_dtype": settings.kv_cache_dtype,
         "enable_prefix_caching": settings.enable_prefix_caching,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
-        "swap_space": settings.swap_space,
+        "swap_space": settings.swap_bytes / GIB,
     }
 
 

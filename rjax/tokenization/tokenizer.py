@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rjax.errors import InvalidConfigError, InvalidRequestError
+from rjax.errors import InvalidConfigError, InvalidRequestError, without_frames
 from rjax.tokenization.chat import check_messages, check_template_kwargs
 from rjax.tokenization.detokenizer import (
     CONTEXT_TOKENS,
@@ -182,6 +182,7 @@ class Tokenizer:
                 **extra,
             )
         except Exception as error:  # the template is data: whatever it raises is its refusal
+            without_frames(error)  # Jinja ties them into a cycle that holds its callers' too
             raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
         assert isinstance(text, str)
         return text

@@ -36,9 +36,17 @@ def compile_ahead(
             else:
                 bar.update()
 
-        with ThreadPoolExecutor(threads, "rjax-compile") as pool:
+        pool = ThreadPoolExecutor(threads, "rjax-compile")
+        try:
             for done in [pool.submit(compile_one, program) for program in programs]:
                 done.result()
+        except Exception:
+            pool.shutdown(cancel_futures=True)
+            raise
+        except BaseException:  # Ctrl-C: a compiler cannot be stopped, and nobody waits for it
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown()
         # To time kernels takes memory of the device: several at once may have had too little.
         for program in short:
             program.compile()

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 import pathlib
 from collections.abc import Mapping
 
@@ -13,9 +12,13 @@ from jaxtyping import Array, Float
 
 from models import ModelConfig
 from rjax.errors import OutOfMemoryError
+from rjax.memory_sizes import available_memory, host_memory
 
 _MOST_SHARE = 0.98  # of a device's memory that is advised
-_CPU_SHARE = 0.1  # of the host memory that is free: a CPU engine is a guest on its machine
+_CPU_SHARE = 0.1  # of the host's memory: a CPU engine is a guest on its machine
+_FREE_SHARE = 0.5  # of what is free of it
+_GPU_STEPS = 64  # sizes between two powers of two: rounding loses 1/64 at most
+_CPU_STEPS = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,8 +49,13 @@ def fit_pool(
     """Size the pool by the memory that weights and a largest step leave.
 
     On a GPU: ``utilization`` of the device's memory, less what is in use, less ``workspace_bytes``.
-    On a CPU, which has no ``memory`` statistics: a tenth of the free host memory. Never more than
-    ``num_seqs`` sequences of full length need.
+    On a CPU, which has no ``memory`` statistics: a tenth of the host's memory, and no more than
+    half of what is free. Never more than ``num_seqs`` sequences of full length need.
+
+    The number of pages is in the shapes of every compiled step, so that a start compiles nothing
+    only where it finds the same number as one before. It is rounded down, to one of 64 numbers
+    between two powers of two on a GPU, where a few MiB of what is in use differ from start to
+    start; to one of 8 on a CPU, and to a power of two where little of the host's memory is free.
 
     Raises:
         OutOfMemoryError: not even one sequence of ``max_model_len`` tokens fits.
@@ -55,11 +63,15 @@ def fit_pool(
     if memory and "bytes_limit" in memory:
         taken = memory["bytes_in_use"] + workspace_bytes
         budget = (int(memory["bytes_limit"] * utilization) - taken) * num_devices
+        steps = _GPU_STEPS
     else:
         taken = 0
-        budget = int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _CPU_SHARE)
+        budget, free = int(host_memory() * _CPU_SHARE), int(available_memory() * _FREE_SHARE)
+        steps = _CPU_STEPS if budget <= free else 1
+        budget = min(budget, free)
     one = math.ceil(max_model_len / page_size)
-    pages = max(0, min(budget // bytes_per_page, num_seqs * one))
+    pages = max(0, budget // bytes_per_page)
+    pages = min(max(round_down(pages, steps), min(pages, one)), num_seqs * one)
     if pages < one:
         needed = one * bytes_per_page
         remedies = []
@@ -78,6 +90,12 @@ def fit_pool(
             f"{needed / 2**20:.0f} MiB: {'; '.join(remedies)}"
         )
     return PoolSize(pages, bytes_per_page)
+
+
+def round_down(pages: int, steps: int) -> int:
+    """The largest of ``steps`` numbers of pages between two powers of two that is not above."""
+    unit = max(1, (1 << max(pages, 1).bit_length() - 1) // steps)
+    return pages // unit * unit
 
 
 def check_pool_fits(pool: PoolSize, *, memory: Mapping[str, int] | None, num_devices: int) -> None:
@@ -100,6 +118,21 @@ def check_pool_fits(pool: PoolSize, *, memory: Mapping[str, int] | None, num_dev
             f"{pool.num_pages * pool.page_bytes / 2**30:.1f} GiB, and {num_devices} device(s) have "
             f"{room / 2**30:.1f} GiB to give: set num_pages below {room // pool.page_bytes}, since "
             "a step needs memory too, or leave it out, and the pool takes what is left"
+        )
+
+
+def check_pool_holds_one(pool: PoolSize, page_size: int, max_model_len: int) -> None:
+    """Whether one sequence of full length fits.
+
+    Raises:
+        OutOfMemoryError: it does not.
+    """
+    needed = -(-max_model_len // page_size)
+    if pool.num_pages < needed:
+        raise OutOfMemoryError(
+            f"the KV pool has {pool.num_pages} pages of {page_size} tokens; one sequence of "
+            f"max_model_len = {max_model_len} needs {needed}: raise num_pages or lower "
+            "max_model_len"
         )
 
 

@@ -123,7 +123,7 @@ class Worker:
         self.pool = self._pool_size(loaded, config, max_model_len)
         self._state = self._make_state(loaded, config, self.pool.num_pages)
         self.num_host_pages = min(
-            config.cache.swap_space // self.pool.page_bytes,
+            config.cache.swap_bytes // self.pool.page_bytes,
             _MOST_HOST_POOLS * self.pool.num_pages,
         )
         self._mover = PageMover(

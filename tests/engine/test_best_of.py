@@ -69,11 +69,13 @@ def test_the_best_so_far_are_told_of_while_it_runs(engine):
         assert sums == sorted(sums, reverse=True)
 
 
-def test_a_sample_that_was_cut_off_is_never_better_than_a_whole_one(engine):
-    """Samples end at their own times; those without an end have few tokens when time is up."""
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_sample_that_was_cut_off_is_never_better_than_a_whole_one(engine, n):
+    """Samples end at their own times; those without an end have few tokens when time is up. The
+    choice is not what it would have been, so every output is aborted."""
     stop = [token for token in range(VOCAB) if token % 3 == 0]
     params = dataclasses.replace(
-        BEST, n=1, best_of=8, max_tokens=100, stop_token_ids=stop, seed=1,
+        BEST, n=n, best_of=8, max_tokens=100, stop_token_ids=stop, seed=1,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )  # fmt: skip
     engine.add_request("r", PROMPT, params)
@@ -82,8 +84,9 @@ def test_a_sample_that_was_cut_off_is_never_better_than_a_whole_one(engine):
         assert engine.step() == []
     assert not all(c.finished for c in request.completions)
     engine.abort_request("r")
-    output = run(engine, [])["r"].outputs[0]
-    assert output.finish_reason == "stop"
+    outputs = run(engine, [])["r"].outputs
+    assert outputs[0].token_ids[-1] in stop, "it is a whole one"
+    assert [(o.finish_reason, o.stop_reason) for o in outputs] == [("abort", None)] * n
     assert engine._blocks.counts().used == 0
 
 

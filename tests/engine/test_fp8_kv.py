@@ -100,7 +100,7 @@ def test_many_requests_through_a_small_pool(tiny, alone, options):
 
 
 def test_a_page_takes_one_byte_a_number(tiny):
-    engine = make(tiny, kv_cache_dtype="fp8_e4m3", swap_space=50_000)
+    engine = make(tiny, kv_cache_dtype="fp8_e4m3", swap_space="50KB")
     stats, worker = engine.stats(), engine._worker
     assert worker.kv_dtype == FP8
     for dtype, times in ((FP8, 1), (jnp.bfloat16, 2), (jnp.float32, 4)):

@@ -11,6 +11,7 @@ import pytest
 from rjax.engine.page_operations import CopyPages, SwapIn, SwapOut
 from rjax.errors import OutOfMemoryError
 from rjax.sampling import SamplingParams
+from rjax.worker import kv_cache
 from rjax.worker.kv_cache import PoolSize, check_pool_fits, check_weights_fit, fit_pool
 
 from .tiny import make_engine, run
@@ -34,7 +35,7 @@ def test_nothing_is_compiled_after_a_warmup(tiny, capsys):
 
 
 def test_pages_come_back_as_they_went(tiny):
-    worker = make_engine(tiny, num_pages=100, swap_space=2**22)._worker
+    worker = make_engine(tiny, num_pages=100, swap_space="4MiB")._worker
     rng = np.random.default_rng(0)
     data = rng.normal(size=(100, *worker.page_shape)).astype(np.float32)
     worker.write_pages(list(range(100)), data)
@@ -70,6 +71,47 @@ def test_the_pool_takes_what_is_left():
     assert fit().num_pages == 300
     assert fit(num_devices=2).num_pages == 600
     assert fit(num_seqs=1).num_pages == 100
+
+
+def on_a_cpu(monkeypatch, total: int, free: int, **changes) -> int:
+    """Pages on a host with so many MiB, of 1 MiB each."""
+    monkeypatch.setattr(kv_cache, "host_memory", lambda: total * 2**20)
+    monkeypatch.setattr(kv_cache, "available_memory", lambda: free * 2**20)
+    return fit(memory=None, num_seqs=10**6, max_model_len=64, **changes).num_pages
+
+
+def test_the_pool_of_a_cpu_does_not_follow_what_is_free(monkeypatch):
+    """Compiled steps hold its size."""
+    busy = (23_000, 15_000, 9_999, 5_001, 4_800)
+    assert {on_a_cpu(monkeypatch, 24_000, free) for free in busy} == {2304}
+    # The host's memory differs a little from kernel to kernel.
+    assert {on_a_cpu(monkeypatch, total, 20_000) for total in range(23_100, 25_000, 7)} == {2304}
+    # Beside something large: half of what is free, on the coarsest grid.
+    little = range(2_100, 4_000, 7)
+    assert {on_a_cpu(monkeypatch, 24_000, free) for free in little} == {1024}
+    with pytest.raises(OutOfMemoryError, match="free memory, or set num_pages"):
+        on_a_cpu(monkeypatch, 24_000, 1)
+
+
+def test_the_pool_of_a_gpu_does_not_follow_a_few_mib():
+    total = 140_000
+    sizes = set()
+    for used in range(16_000, 16_100):
+        memory = {"bytes_limit": total * 2**20, "bytes_in_use": used * 2**20}
+        sizes.add(fit(memory=memory, num_seqs=10**6, max_model_len=64).num_pages)
+    assert len(sizes) == 1
+    for used in range(16_000, 120_000, 499):
+        memory = {"bytes_limit": total * 2**20, "bytes_in_use": used * 2**20}
+        left = int(total * 0.9) - used - 100
+        pages = fit(memory=memory, num_seqs=10**6, max_model_len=64).num_pages
+        assert left * (1 - 1 / 64) < pages <= left
+
+
+def test_rounding_leaves_what_a_sequence_of_full_length_needs():
+    memory = {"bytes_limit": 1000 * 2**20, "bytes_in_use": 193 * 2**20}
+    assert fit(memory=memory).num_pages == 600  # of 607
+    assert fit(memory=memory, max_model_len=607 * 64).num_pages == 607
+    assert fit(memory=memory, max_model_len=74 * 64).num_pages == 592, "eight sequences"
 
 
 def test_a_pool_that_does_not_fit_says_what_would():

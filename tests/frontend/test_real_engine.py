@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -130,3 +131,15 @@ def test_command_refuses_what_only_the_engine_can_judge(
         assert out == ""
         assert err.count("\n") == 1
         assert message in err
+
+
+def test_four_threads_get_the_answers_of_one(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=8)
+    prompts = [[f"{user} {i}" for user in USERS] for i in range(4)]
+
+    def ask(mine: list[str]) -> list[str]:
+        return [o.outputs[0].text for o in llm.generate(mine, params, use_tqdm=False)]
+
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(ask, prompts))
+    assert together == [ask(mine) for mine in prompts]

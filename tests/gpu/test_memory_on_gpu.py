@@ -56,7 +56,7 @@ def roomy():
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_a_tiny_pool_gives_the_same_answers(roomy, preemption):
-    llm = start(num_pages=36, preemption=preemption, swap_space=2**24)
+    llm = start(num_pages=36, preemption=preemption, swap_space="16MiB")
     for _ in range(2):  # cold, then warm
         assert answers(llm) == roomy
         stats = llm.stats()
@@ -69,7 +69,7 @@ def test_a_tiny_pool_gives_the_same_answers(roomy, preemption):
 
 
 def test_samples_are_swapped_as_a_group(roomy):
-    llm = start(num_pages=36, swap_space=2**24)
+    llm = start(num_pages=36, swap_space="16MiB")
     params = SamplingParams(temperature=0.01, n=3, max_tokens=140, ignore_eos=True, seed=1)
     outputs = llm.chat(conversations()[:3], params, use_tqdm=False)
     for output, want in zip(outputs, roomy, strict=False):
@@ -81,7 +81,7 @@ def test_samples_are_swapped_as_a_group(roomy):
 
 
 def test_pages_come_back_bit_by_bit():
-    llm = start(num_pages=200, swap_space=2**27)
+    llm = start(num_pages=200, swap_space="128MiB")
     worker = llm.engine._worker  # type: ignore[attr-defined]
     rng = np.random.default_rng(0)
     data = rng.normal(size=(200, *worker.page_shape)).astype(worker.kv_dtype)
@@ -117,7 +117,7 @@ def compilations():
 
 
 def test_nothing_is_compiled_after_a_warmup():
-    llm = start(num_pages=36, preemption="swap", swap_space=2**24, warmup=True)
+    llm = start(num_pages=36, preemption="swap", swap_space="16MiB", warmup=True)
     random = SamplingParams(temperature=0.8, seed=1, max_tokens=140, ignore_eos=True)
     with compilations() as found:
         llm.chat(conversations(), [LONG, random] * 4, use_tqdm=False)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rjax.chat import __main__ as chat
 from rjax.chat.__main__ import main
 from rjax.chat.answers import AnswerStats, LocalAnswerer, RemoteAnswerer
 from rjax.chat.session import Session
@@ -196,6 +197,35 @@ def test_command_answers_a_line_each(folder, monkeypatch, capsys):
     assert out
     assert "be kind" in err
     assert err.count("(4 tokens") == 2
+
+
+def piped(monkeypatch, text: str | io.TextIOBase, answerer=None) -> int:
+    """The status of the command over lines of stdin, answered by ``Echo``."""
+    monkeypatch.setattr(chat, "_answerer", lambda *_, **__: answerer or Echo())
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text) if isinstance(text, str) else text)
+    return main(["--no-stats"])
+
+
+@pytest.mark.parametrize("line", ["fail", "/unknown", "/save", "/save /no/such/folder/file"])
+def test_an_error_in_a_pipe_is_told_by_the_status(monkeypatch, capsys, line):
+    assert piped(monkeypatch, f"one\n{line}\ntwo") == 2
+    out, err = capsys.readouterr()
+    assert out == "one \ntwo \n", "the other lines are answered"
+    assert err.count("\n") == 1
+    assert piped(monkeypatch, "one\n\n/reset\ntwo\n") == 0
+    assert piped(monkeypatch, "") == 0
+
+
+def test_a_pipe_that_is_not_text_is_bad_input(monkeypatch, capsys):
+    assert piped(monkeypatch, io.TextIOWrapper(io.BytesIO(b"one\n\xff\n"), "utf-8")) == 2
+    assert capsys.readouterr().err == "rjax.chat: error: stdin: not UTF-8 text; convert it\n"
+
+
+def test_ctrl_c_ends_what_is_piped(monkeypatch, capsys):
+    assert piped(monkeypatch, "one ^C\ntwo\n") == 130
+    out, err = capsys.readouterr()
+    assert out == "one \n"
+    assert err == "rjax.chat: interrupted\n"
 
 
 @pytest.mark.parametrize("name", ["tables", "tiny"])

@@ -1,0 +1,84 @@
+"""A command as a process: Ctrl-C ends it soon and with status 130, whatever it is doing.
+
+Imports little, so that it watches from the beginning.
+"""
+
+import contextlib
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+INTERRUPTED = 130
+_PATIENCE = 1.0  # seconds for the main thread to end by itself
+
+
+def run_process(name: str, main: Callable[[], int]) -> NoReturn:
+    """Run a command as the whole process, and end it with the status that ``main`` returns.
+
+    Ctrl-C raises KeyboardInterrupt as always. Where that does not end the process soon, since the
+    main thread is in a compiler, or does not end it at all, since a library made another error of
+    it, the process ends nevertheless: at once, with status 130. So it does where compilers run on
+    other threads, for which the interpreter would wait or which would break off its end. A command
+    that handles SIGINT itself is left alone.
+
+    Args:
+        name: of the command, for its last line.
+        main: returns the exit status.
+    """
+    with _interrupts_watched(name) as interrupted:
+        try:
+            status = main()
+        except KeyboardInterrupt:
+            _end(name)
+        except BaseException:
+            if interrupted.wait(0.05):  # the watcher may be late
+                _end(name)
+            raise
+        if status == INTERRUPTED or interrupted.is_set():
+            _end()
+    sys.exit(status)
+
+
+def run_module(name: str, module: str) -> NoReturn:
+    """`run_process` with the ``main`` of a module that is yet to be imported."""
+    run_process(name, lambda: importlib.import_module(module).main())
+
+
+@contextlib.contextmanager
+def _interrupts_watched(name: str) -> Iterator[threading.Event]:
+    """Set the event on Ctrl-C, and end the process if the block goes on after it for long."""
+    interrupted, left = threading.Event(), threading.Event()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def watch() -> None:
+        while found := os.read(reader, 1):
+            own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            if found[0] == signal.SIGINT and own and not left.is_set():
+                interrupted.set()
+                if not left.wait(_PATIENCE):
+                    _end(name)
+
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=watch, name="rjax-interrupts", daemon=True).start()
+    try:
+        yield interrupted
+    finally:
+        left.set()
+        signal.set_wakeup_fd(before)
+        os.close(writer)
+
+
+def _end(name: str | None = None) -> NoReturn:
+    """End the process here and now, with what it has written."""
+    if name is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print(f"{name}: interrupted", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(INTERRUPTED)

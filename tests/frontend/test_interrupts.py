@@ -1,0 +1,167 @@
+"""Ctrl-C ends a command soon and with status 130, whatever the process is doing."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import pytest
+
+from rjax.worker.compile_ahead import compile_ahead
+
+SOON = 10.0  # seconds: the promise is one, and the machine may be busy
+
+STUBBORN = """
+def main():
+    print("ready", flush=True)
+    while True:
+        try:
+            time.sleep(60)  # as a compiler that hears of no interrupt
+        except KeyboardInterrupt:
+            pass
+"""
+TURNED = """
+def main():
+    print("ready", flush=True)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        raise ImportError("while a library began") from None
+"""
+COMPILING = """
+def main():
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+COMMAND = """
+from rjax.cli.errors import run_command
+def main():
+    def body():
+        print("answer so far")  # in a buffer
+        print("ready", file=sys.stderr, flush=True)
+        time.sleep(60)
+    return run_command("it", body)
+"""
+OWN = """
+def main():
+    asked = []
+    signal.signal(signal.SIGINT, lambda *_: asked.append(1))
+    print("ready", flush=True)
+    while not asked:
+        time.sleep(0.01)
+    time.sleep(2)
+    return 7
+"""
+
+
+def interrupted(
+    command: list[str], ready: Callable[[subprocess.Popen], object], **environment: str
+) -> tuple[int, float, str, str]:
+    """Status, seconds and output of a process that gets SIGINT once it is ready."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
+    try:
+        ready(process)
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, time.monotonic() - start, out, err
+    finally:
+        process.kill()
+        process.wait()
+
+
+def stub(main: str) -> list[str]:
+    head = "import signal, sys, threading, time\nfrom rjax.cli.process import run_process\n"
+    return [sys.executable, "-c", f"{head}{main}\nrun_process('it', main)"]
+
+
+@pytest.mark.parametrize("main", [STUBBORN, TURNED, COMPILING])
+def test_every_process_ends(main: str) -> None:
+    status, seconds, _, err = interrupted(stub(main), lambda p: p.stdout.readline())
+    assert (status, err) == (130, "it: interrupted\n")
+    assert seconds < SOON
+
+
+def test_what_was_written_is_not_lost() -> None:
+    status, seconds, out, err = interrupted(stub(COMMAND), lambda p: p.stderr.readline())
+    assert (status, out, err) == (130, "answer so far\n", "it: interrupted\n")
+    assert seconds < SOON
+
+
+def test_a_command_that_handles_it_itself_is_left_alone() -> None:
+    status, _, _, err = interrupted(stub(OWN), lambda p: p.stdout.readline())
+    assert (status, err) == (7, "")
+
+
+def test_an_error_of_its_own_keeps_its_traceback() -> None:
+    done = subprocess.run(stub("def main(): 1 / 0"), capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+
+
+def test_while_it_imports() -> None:
+    command = [sys.executable, "-v", "-m", "rjax.generate", "--no-progress"]
+
+    def imports(process: subprocess.Popen) -> None:
+        for line in process.stderr:  # type: ignore[union-attr]
+            if line.startswith("import 'rjax.cli.arguments'"):
+                return
+
+    status, seconds, _, err = interrupted(command, imports)
+    assert status == 130
+    assert "Traceback" not in err
+    assert seconds < SOON
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["rjax.generate", "rjax.chat", "rjax.serve"])
+@pytest.mark.parametrize("seconds", [0.5, 1, 2, 4, 6, 8, 10, 14, 18])
+def test_at_every_moment(module: str, seconds: float, tmp_path) -> None:
+    """Importing, loading, compiling (nothing is kept from other runs) and waiting for a line; a
+    server that is ready drains."""
+    more = ["--port", "0"] if module == "rjax.serve" else []
+    command = [sys.executable, "-m", module, "--num-pages", "300", *more]
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+    status, taken, out, err = interrupted(command, lambda _: time.sleep(seconds), **cache)
+    ready = "http://" in out
+    assert status == (0 if ready else 130), err
+    assert "Traceback" not in err
+    assert ready or taken < SOON
+
+
+def test_compiling_ahead_waits_for_nobody() -> None:
+    """Programs that compile on other threads go on; no further one begins."""
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    class Program(jax.stages.Lowered):
+        def __init__(self) -> None:
+            """Of nothing."""
+
+        def compile(self, *_: object, **__: object) -> Any:
+            begun.release()
+            assert go_on.wait(60)
+
+    def programs() -> Iterator[jax.stages.Lowered]:
+        for _ in range(100):
+            yield Program()
+        assert begun.acquire(timeout=60)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_ahead(programs(), 100, title="", progress=False)
+    go_on.set()
+    most = 4  # threads
+    assert sum(begun.acquire(timeout=0.1) for _ in range(most)) < most
