@@ -94,5 +94,7 @@ def token_ids(name: str, value: Any, most: int) -> tuple[int, ...]:
         InvalidRequestError: not a sequence of whole numbers from 0 to 2**31-1, or too many.
     """
     items = sequence(name, value, most, "give a list of token ids")
+    if items and set(map(type, items)) == {int} and min(items) >= 0 and max(items) < 2**31:
+        return tuple(dict.fromkeys(items))  # as nearly always, and many times faster
     checked = (whole(f"{name}[{i}]", item, 0, 2**31 - 1) for i, item in enumerate(items))
     return tuple(dict.fromkeys(checked))

@@ -22,11 +22,14 @@ from rjax.serve.answers import (
     Version,
 )
 from rjax.serve.auth import Tenant, authenticate
+from rjax.serve.bodies import body_of
 from rjax.serve.chat import chat
 from rjax.serve.completions import complete
 from rjax.serve.errors import ApiError, install_handlers
 from rjax.serve.intake import Intake
-from rjax.serve.prompts import encode, message_prompt
+from rjax.serve.openapi import describe, takes
+from rjax.serve.pieces import pieced
+from rjax.serve.prompts import encode, message_tokens
 from rjax.serve.requests import (
     ChatBody,
     CompletionBody,
@@ -83,6 +86,7 @@ def build_app(service: Service) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        redirect_slashes=False,  # the Location would hold whatever the Host header says
     )
     app.state.service = service
     app.state.keys = service.keys
@@ -103,17 +107,33 @@ async def health(service: Served) -> HealthAnswer:
     return JSONResponse(answer.model_dump(), 503)  # type: ignore[return-value]
 
 
-@private.post("/v1/completions", response_model=CompletionAnswer, responses={**_ERRORS, **_EVENTS})
+@private.post(
+    "/v1/completions",
+    response_model=CompletionAnswer,
+    responses={**_ERRORS, **_EVENTS},
+    openapi_extra=takes(CompletionBody),
+)
 async def completions(
-    body: CompletionBody, request: Request, tenant: Caller, service: Served
+    body: Annotated[CompletionBody, Depends(body_of(CompletionBody))],
+    request: Request,
+    tenant: Caller,
+    service: Served,
 ) -> Response:
     """Complete a text."""
     return await complete(body, request, tenant, service)
 
 
-@private.post("/v1/chat/completions", response_model=ChatAnswer, responses={**_ERRORS, **_EVENTS})
+@private.post(
+    "/v1/chat/completions",
+    response_model=ChatAnswer,
+    responses={**_ERRORS, **_EVENTS},
+    openapi_extra=takes(ChatBody),
+)
 async def chat_completions(
-    body: ChatBody, request: Request, tenant: Caller, service: Served
+    body: Annotated[ChatBody, Depends(body_of(ChatBody))],
+    request: Request,
+    tenant: Caller,
+    service: Served,
 ) -> Response:
     """Answer a conversation."""
     return await chat(body, request, tenant, service)
@@ -132,33 +152,41 @@ async def model(model: str, service: Served) -> ModelCard:
     return _card(service)
 
 
-@private.post("/tokenize")
-async def tokenize(body: TokenizeBody, service: Served) -> Tokens:
+@private.post("/tokenize", response_model=Tokens, openapi_extra=takes(TokenizeBody))
+async def tokenize(
+    body: Annotated[TokenizeBody, Depends(body_of(TokenizeBody))], tenant: Caller, service: Served
+) -> Response:
     """Token ids of a text or of laid out messages."""
     service.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give prompt or messages, one of them")
+    most = max(service.max_model_len, service.limits.token_ids)
     if body.messages is not None:
         options = {"add_generation_prompt": body.add_generation_prompt}
-        _, tokens = await message_prompt(body.messages, [], options, service)
+        tokens = await message_tokens(body.messages, [], options, tenant, service, most=most)
     else:
         assert body.prompt is not None
         special = body.add_special_tokens
-        found = await encode([body.prompt], service, "prompt", add_special_tokens=special)
-        tokens = found[0]
-    texts = None
-    if body.return_token_strs:
-        texts = [service.tokenizer.token_text(token) for token in tokens]
-    return Tokens(
-        tokens=tokens,
-        count=len(tokens),
-        max_model_len=service.max_model_len,
-        token_strs=texts,
-    )
+        (tokens,) = await encode(
+            [body.prompt], tenant, service, "prompt", add_special_tokens=special, most=most
+        )
+
+    def answer() -> Tokens:
+        text = service.tokenizer.token_text
+        return Tokens(
+            tokens=tokens,
+            count=len(tokens),
+            max_model_len=service.max_model_len,
+            token_strs=[text(token) for token in tokens] if body.return_token_strs else None,
+        )
+
+    return await pieced(answer, len(tokens), service.answer_threads)
 
 
-@private.post("/detokenize")
-async def detokenize(body: DetokenizeBody, service: Served) -> Text:
+@private.post("/detokenize", openapi_extra=takes(DetokenizeBody))
+async def detokenize(
+    body: Annotated[DetokenizeBody, Depends(body_of(DetokenizeBody))], service: Served
+) -> Text:
     """Text of token ids."""
     service.check_model(body.model)
     if len(body.tokens) > service.max_model_len:
@@ -176,16 +204,16 @@ async def detokenize(body: DetokenizeBody, service: Served) -> Text:
                 f"{service.tokenizer.vocab_size - 1}",
                 param="tokens",
             )
-    text = await service.pool.run(
-        lambda: service.tokenizer.decode(body.tokens, skip_special_tokens=False),
-        seconds=service.limits.template_seconds,
-        task="decoding",
+    text = await service.threads.run(
+        lambda: service.tokenizer.decode(body.tokens, skip_special_tokens=False)
     )
     return Text(prompt=text)
 
 
-@private.post("/v1/prefixes")
-async def register_prefix(body: PrefixBody, tenant: Caller, service: Served) -> PrefixCard:
+@private.post("/v1/prefixes", openapi_extra=takes(PrefixBody))
+async def register_prefix(
+    body: Annotated[PrefixBody, Depends(body_of(PrefixBody))], tenant: Caller, service: Served
+) -> PrefixCard:
     """Compute a beginning that prompts will share, and keep it under a name."""
     return await prefixes.register(body, tenant, service)
 
@@ -202,8 +230,10 @@ async def find_prefix(name: str, tenant: Caller, service: Served) -> PrefixCard:
     return prefixes.find(name, tenant, service).card()
 
 
-@private.patch("/v1/prefixes/{name}")
-async def pin_prefix(name: str, body: PinBody, tenant: Caller, service: Served) -> PrefixCard:
+@private.patch("/v1/prefixes/{name}", openapi_extra=takes(PinBody))
+async def pin_prefix(
+    name: str, body: Annotated[PinBody, Depends(body_of(PinBody))], tenant: Caller, service: Served
+) -> PrefixCard:
     """Pin a named prefix, or let the memory go when something else needs it."""
     return await prefixes.pin(name, body.pin, tenant, service)
 
@@ -241,18 +271,7 @@ async def metrics(service: Served) -> Response:
 @private.get("/openapi.json", include_in_schema=False)
 async def openapi(request: Request) -> JSONResponse:
     """The description of these routes."""
-    return JSONResponse(_description(request.app))
-
-
-def _description(app: FastAPI) -> dict[str, Any]:
-    """The app's schema without the 422 that FastAPI adds: bad bodies get a 400 here."""
-    found = app.openapi()
-    for methods in found["paths"].values():
-        for operation in methods.values():
-            operation["responses"].pop("422", None)
-    for name in ("HTTPValidationError", "ValidationError"):
-        found["components"]["schemas"].pop(name, None)
-    return found
+    return JSONResponse(describe(request.app))
 
 
 def _card(service: Service) -> ModelCard:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.sampling import SamplingParams
@@ -28,8 +28,9 @@ from rjax.serve.answers import (
 from rjax.serve.auth import Tenant
 from rjax.serve.completions import UsageCount, stream_error
 from rjax.serve.errors import ApiError
-from rjax.serve.logprobs import chat_logprobs, prompt_logprobs
+from rjax.serve.logprobs import chat_logprobs, check_amount, prompt_logprobs
 from rjax.serve.masks import Constraint, json_constraint, text_constraint
+from rjax.serve.pieces import answer_size, pieced
 from rjax.serve.prompts import chat_prompt
 from rjax.serve.requests import ChatBody, NamedTool, Tool
 from rjax.serve.running import EventStream, Running, unless_disconnected
@@ -50,23 +51,26 @@ async def chat(body: ChatBody, request: Request, tenant: Tenant, service: Servic
     if tools:
         # The tags of a call may be special tokens.
         params = dataclasses.replace(params, skip_special_tokens=False)
-    prompt = await chat_prompt(body, tools, service)
+    prompt = await chat_prompt(body, tools, tenant, service)
+    lengths = [len(prompt[1])]
+    check_amount(params, lengths, service.max_model_len, service.limits.request_logprobs)
     running = Running(service, params)
     answer = _Answer(body, service, params, tools)
     options = engine_options(body, tenant, service.limits)
     if body.stream:
-        await running.start([prompt], constraint, **options)
+        await running.start([prompt], constraint, tenant=tenant.name, **options)
         return EventStream(answer.events(running), running.close)
 
     async def whole() -> list[RequestOutput]:
-        await running.start([prompt], constraint, **options)
+        await running.start([prompt], constraint, tenant=tenant.name, **options)
         return await running.finals()
 
     try:
         outputs = await unless_disconnected(request, whole())
     finally:
         running.close()
-    return JSONResponse(answer.whole(outputs[0]).model_dump())
+    size = answer_size(outputs, params)
+    return await pieced(lambda: answer.whole(outputs[0]), size, service.answer_threads)
 
 
 def _tools(body: ChatBody, service: Service) -> list[Tool]:

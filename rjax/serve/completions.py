@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.serve import prefixes
@@ -20,7 +20,8 @@ from rjax.serve.answers import (
 )
 from rjax.serve.auth import Tenant
 from rjax.serve.errors import as_api_error, error_body
-from rjax.serve.logprobs import completion_logprobs, prompt_logprobs
+from rjax.serve.logprobs import check_amount, completion_logprobs, prompt_logprobs
+from rjax.serve.pieces import answer_size, json_pieces, pieced
 from rjax.serve.prompts import completion_prompts
 from rjax.serve.requests import CompletionBody
 from rjax.serve.running import EventStream, Running, unless_disconnected
@@ -38,27 +39,30 @@ async def complete(
     constraint = constraint_of(body, service.limits)
     if constraint is not None:
         check_constrained(params)
-    prompts = await completion_prompts(body, service)
+    prompts = await completion_prompts(body, tenant, service)
     if body.prefix is not None:
         # Its text is not known where it came as tokens, so echo decodes the whole.
         tokens = prefixes.find(body.prefix, tenant, service).token_ids
         prompts = [(None, tokens + own) for _, own in prompts]
+    lengths = [len(tokens) for _, tokens in prompts]
+    check_amount(params, lengths, service.max_model_len, service.limits.request_logprobs)
     running = Running(service, params)
     answer = _Answer(body, service, params.n)
     options = engine_options(body, tenant, service.limits)
     if body.stream:
-        await running.start(prompts, constraint, **options)
+        await running.start(prompts, constraint, tenant=tenant.name, **options)
         return EventStream(answer.events(running), running.close)
 
     async def whole() -> list[RequestOutput]:
-        await running.start(prompts, constraint, **options)
+        await running.start(prompts, constraint, tenant=tenant.name, **options)
         return await running.finals()
 
     try:
         outputs = await unless_disconnected(request, whole())
     finally:
         running.close()
-    return JSONResponse(answer.whole(outputs).model_dump())
+    size = answer_size(outputs, params)
+    return await pieced(lambda: answer.whole(outputs), size, service.answer_threads)
 
 
 class UsageCount:
@@ -105,6 +109,7 @@ class _Answer:
             "model": service.model,
         }
         self._offsets: dict[int, int] = {}
+        self._of_prompts: dict[int, list[dict[str, Any] | None] | None] = {}
         self._count = UsageCount()
 
     def whole(self, outputs: list[RequestOutput]) -> CompletionAnswer:
@@ -133,8 +138,7 @@ class _Answer:
                     first = index not in begun
                     begun.add(index)
                     if first or completion.token_ids or completion.finish_reason is not None:
-                        choice = self._choice(i, output, completion, first=first)
-                        yield self._chunk([choice])
+                        yield await self._event(i, output, completion, first=first)
             if self._body.stream_options is not None and self._body.stream_options.include_usage:
                 answer = CompletionAnswer(**self._head, choices=[], usage=self._count.usage())
                 yield answer.model_dump_json()
@@ -147,9 +151,19 @@ class _Answer:
             return 0
         return sum(len(c.token_ids) for c in output.outputs)
 
-    def _chunk(self, choices: list[CompletionChoice]) -> str:
-        answer = CompletionAnswer(**self._head, choices=choices)
-        return answer.model_dump_json(exclude={"usage"})
+    async def _event(
+        self, i: int, output: RequestOutput, completion: CompletionOutput, *, first: bool
+    ) -> str:
+        """A chunk; the first one may hold the whole prompt's tokens and logprobs."""
+
+        def make() -> str:
+            choice = self._choice(i, output, completion, first=first)
+            answer = CompletionAnswer(**self._head, choices=[choice])
+            return "".join(json_pieces(answer, exclude=frozenset(("usage",))))
+
+        body = self._body
+        large = body.echo or body.return_token_ids or body.prompt_logprobs is not None
+        return await self._service.answer_threads.run(make) if first and large else make()
 
     def _choice(
         self, i: int, output: RequestOutput, completion: CompletionOutput, *, first: bool
@@ -174,10 +188,16 @@ class _Answer:
             stop_reason=None if hidden else completion.stop_reason,
             token_ids=completion.token_ids if body.return_token_ids and not hidden else None,
             prompt_token_ids=output.prompt_token_ids if body.return_token_ids and first else None,
-            prompt_logprobs=prompt_logprobs(output.prompt_logprobs)
+            prompt_logprobs=self._prompt_logprobs(i, output)
             if body.prompt_logprobs is not None and first
             else None,
         )
+
+    def _prompt_logprobs(self, i: int, output: RequestOutput) -> list[dict[str, Any] | None] | None:
+        """Made once for all samples of the prompt."""
+        if i not in self._of_prompts:
+            self._of_prompts[i] = prompt_logprobs(output.prompt_logprobs)
+        return self._of_prompts[i]
 
     def _logprobs(
         self,

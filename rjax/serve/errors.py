@@ -4,7 +4,6 @@ import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -22,7 +21,6 @@ _TYPES = {
     431: "invalid_request_error",
     503: "service_unavailable_error",
 }
-_NO_PLACE = frozenset(("body", "str", "int", "float", "bool", "NamedTool", "TextPart"))
 _LONGEST = 1000  # characters of a message; what a client sent may be quoted in it
 
 
@@ -92,17 +90,12 @@ def install_handlers(app: FastAPI, retry_after: int) -> None:
     def respond(request: Request, error: Exception) -> JSONResponse:
         return error_response(as_api_error(error), retry_after)
 
-    def invalid(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        return error_response(_of_validation(error), retry_after)
-
     def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         response = error_response(ApiError(error.status_code, str(error.detail)), retry_after)
         response.headers.update(error.headers or {})
         return response
 
-    app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
     for kind in (
         ApiError,
@@ -113,27 +106,3 @@ def install_handlers(app: FastAPI, retry_after: int) -> None:
         Exception,
     ):
         app.add_exception_handler(kind, respond)
-
-
-def _of_validation(error: RequestValidationError) -> ApiError:
-    # Of a union's errors the deepest is that of the form which was meant.
-    first = max(
-        error.errors(), key=lambda e: (e["type"] == "extra_forbidden", len(e["loc"]), e["type"])
-    )
-    place = [str(part) for part in first["loc"] if part not in _NO_PLACE and "[" not in str(part)]
-    param = ".".join(place)[:100] or None
-    if first["type"] == "extra_forbidden":
-        return ApiError(
-            400,
-            f"{param!r} is not a parameter of this route, or not one that this server supports; "
-            "leave it out",
-            code="unknown_parameter",
-            param=param,
-        )
-    if first["type"] == "json_invalid":
-        return ApiError(400, "the body is not valid JSON", code="invalid_json")
-    if first["type"] == "model_attributes_type" and param is None:
-        return ApiError(400, "the body is no JSON object sent with Content-Type: application/json")
-    forms = {e["type"] for e in error.errors() if e["loc"][:-1] == first["loc"][:-1]}
-    message = "give a number" if {"int_type", "float_type"} <= forms else first["msg"]
-    return ApiError(400, f"{param or 'the body'}: {message}", param=param)

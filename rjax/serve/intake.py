@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,7 +23,8 @@ class Intake:
 
     Args:
         app: runs on requests that pass.
-        limits: ``body_bytes``, ``body_seconds``, ``headers``, ``header_bytes``, ``connections``.
+        limits: ``body_bytes``, ``bodies_bytes``, ``body_seconds``, ``headers``, ``header_bytes``,
+            ``connections``.
         keys: of the server.
         metrics: count the requests that are too many.
     """
@@ -33,6 +35,7 @@ class Intake:
         self._keys = keys
         self._metrics = metrics
         self._active = 0
+        self._body_bytes = 0  # of all requests under way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -72,29 +75,59 @@ class Intake:
             except ApiError as error:
                 await self._refuse(error, scope, receive, send)
                 return
-        try:
-            async with asyncio.timeout(limits.body_seconds):
-                body = await self._read(headers, receive)
-        except TimeoutError:
-            message = f"the body did not arrive within {limits.body_seconds:g} seconds"
-            await self._refuse(ApiError(408, message), scope, receive, send)
-            return
-        except ConnectionAbortedError:
-            return
-        if body is None:
-            message = f"the body is too large; at most {limits.body_bytes} bytes are read"
-            await self._refuse(ApiError(413, message), scope, receive, send)
-            return
-        await self._app(scope, _replay(body, receive), send)
+        # What is made of a body stays in memory as long as its request, and so counts as long.
+        with self._counted() as count:
+            try:
+                async with asyncio.timeout(limits.body_seconds):
+                    again = _replay(await self._read(headers, receive, count), receive)
+            except TimeoutError:
+                message = f"the body did not arrive within {limits.body_seconds:g} seconds"
+                await self._refuse(ApiError(408, message), scope, receive, send)
+            except ApiError as error:
+                await self._refuse(error, scope, receive, send)
+            except ConnectionAbortedError:
+                pass
+            else:
+                await self._app(scope, again, send)
 
-    async def _read(self, headers: list[tuple[bytes, bytes]], receive: Receive) -> bytes | None:
-        """The body; None where it is too large."""
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[Callable[[int], None]]:
+        """A function that adds bytes to those of all bodies, until the end of the block."""
+        own = 0
+
+        def count(size: int) -> None:
+            nonlocal own
+            if self._body_bytes + size > self._limits.bodies_bytes:
+                self._metrics.rejected("bodies_bytes")
+                message = "the bodies of the requests under way are too large; try again later"
+                raise ApiError(503, message, code="overloaded")
+            self._body_bytes += size
+            own += size
+
+        try:
+            yield count
+        finally:
+            self._body_bytes -= own
+
+    async def _read(
+        self, headers: list[tuple[bytes, bytes]], receive: Receive, count: Callable[[int], None]
+    ) -> bytes:
+        """The body; each part is counted before it is kept.
+
+        Raises:
+            ApiError: 413, it is too large; 503, all bodies together are.
+            ConnectionAbortedError: the client went away.
+        """
+        limits = self._limits
+        too_large = ApiError(
+            413, f"the body is too large; at most {limits.body_bytes} bytes are read"
+        )
         for name, value in headers:
             # More digits than a limit can have are no size that could pass.
             if name == b"content-length" and (
-                len(value) > 15 or not value.isdigit() or int(value) > self._limits.body_bytes
+                len(value) > 15 or not value.isdigit() or int(value) > limits.body_bytes
             ):
-                return None
+                raise too_large
         parts: list[bytes] = []
         size = 0
         while True:
@@ -103,8 +136,9 @@ class Intake:
                 raise ConnectionAbortedError
             part = message.get("body", b"")
             size += len(part)
-            if size > self._limits.body_bytes:
-                return None
+            if size > limits.body_bytes:
+                raise too_large
+            count(len(part))
             parts.append(part)
             if not message.get("more_body", False):
                 return b"".join(parts)
@@ -130,14 +164,13 @@ async def _discard(receive: Receive) -> None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Give the body once, then whatever comes on the connection (a disconnect)."""
-    given = False
+    """Give the body once and forget it, then whatever comes on the connection (a disconnect)."""
+    left = [body]
+    del body
 
     async def again() -> Message:
-        nonlocal given
-        if given:
+        if not left:
             return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return {"type": "http.request", "body": left.pop(), "more_body": False}
 
     return again

@@ -4,9 +4,42 @@ from collections.abc import Sequence
 from typing import Any
 
 from rjax.outputs import Logprob
+from rjax.sampling import SamplingParams
 from rjax.serve.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from rjax.serve.errors import ApiError
 
 _LOWEST = -9999.0  # in place of -inf, which JSON cannot say
+
+
+def check_amount(
+    params: SamplingParams, lengths: Sequence[int], max_model_len: int, most: int
+) -> None:
+    """Whether a request's logprobs are few enough to be kept and answered.
+
+    Args:
+        params: of the request.
+        lengths: tokens of each prompt; each of ``n`` answers repeats its prompt's logprobs.
+        max_model_len: tokens of a prompt and its output.
+        most: logprobs, every alternative of every token counted.
+
+    Raises:
+        ApiError: 400.
+    """
+    count = 0
+    if params.prompt_logprobs is not None:
+        count += sum(lengths) * (params.prompt_logprobs + 1) * params.n
+    if params.logprobs is not None:
+        room = (max(0, max_model_len - length) for length in lengths)
+        tokens = sum(r if params.max_tokens is None else min(r, params.max_tokens) for r in room)
+        count += tokens * (params.logprobs + 1) * params.num_sequences
+    if count > most:
+        raise ApiError(
+            400,
+            f"up to {count} logprobs are asked for, every alternative of every token counted; at "
+            f"most {most} are given in one request: ask for fewer alternatives, samples, prompts "
+            "or max_tokens",
+            param="logprobs" if params.prompt_logprobs is None else "prompt_logprobs",
+        )
 
 
 def completion_logprobs(

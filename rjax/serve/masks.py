@@ -1,48 +1,58 @@
 """Structured output: llguidance grammars as token masks."""
 
-import dataclasses
 import json
+import time
 from collections import OrderedDict
 from typing import Any, Literal, NoReturn
 
 import llguidance
-import llguidance.hf
 import llguidance.numpy
 import numpy as np
 from jaxtyping import UInt32
 
 from rjax.serve.errors import ApiError
+from rjax.serve.grammar import Constraint, brief, compile_grammar, grammar_tokenizer
 from rjax.serve.limits import ServeLimits
-from rjax.serve.text_pool import TextPool
+from rjax.serve.threads import WorkThreads
+from rjax.serve.workers.pool import WorkerPool
 from rjax.tokenization import Tokenizer
 
-# One space after commas and colons and none elsewhere, as json.dumps writes: free white space lets
-# a weak model go on with it until its tokens are used up.
-_JSON_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_SECONDS_PER_TOKEN = 0.001  # of mask work that each token adds to a request's budget
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Constraint:
-    """What a text must match: a JSON schema (as text), a regex, or a grammar (Lark or GBNF)."""
+class MaskBudget:
+    """The time that the masks of one request may take: its steps hold up everybody's.
 
-    kind: Literal["json", "regex", "grammar"]
-    source: str
+    Args:
+        seconds: to begin with; each token adds a little.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+
+    def spend(self, seconds: float) -> bool:
+        """Take the time of one token's mask; whether it was there."""
+        self._left += _SECONDS_PER_TOKEN - seconds
+        return self._left >= 0
 
 
 class GrammarMask:
     """A `rjax.engine.token_mask.TokenMask` over one llguidance matcher.
 
     Args:
-        matcher: at its start, without an error.
-        vocab_size: width of the logits.
+        matcher: at its start, without an error; it becomes this mask's own.
+        words: the bits of its first token.
+        budget: of the request.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
+    def __init__(
+        self, matcher: llguidance.LLMatcher, words: np.ndarray, budget: MaskBudget
+    ) -> None:
         self._matcher = matcher
-        self._words = np.zeros((1, -(-vocab_size // 32)), np.int32)
+        self._words = words
+        self._budget = budget
         self.failure: str | None = None
         """Why the grammar could not go on, if it could not."""
-        self._fill()
 
     @property
     def words(self) -> UInt32[np.ndarray, " W"]:
@@ -53,106 +63,85 @@ class GrammarMask:
         """Take a sampled token.
 
         Raises:
-            ValueError: the matcher cannot go on.
+            ValueError: the matcher cannot go on, or takes too long.
         """
+        start = time.perf_counter()
         if not self._matcher.consume_token(token_id):
             self._fail("the grammar cannot go on")
-        self._fill()
-
-    def _fill(self) -> None:
         llguidance.numpy.fill_next_token_bitmask(self._matcher, self._words)
         if self._matcher.is_error() or not self._words.any():
             self._fail("no token fits the grammar")
+        if not self._budget.spend(time.perf_counter() - start):
+            self._fail("the grammar takes too long at each token")
 
     def _fail(self, message: str) -> NoReturn:
-        self.failure = f"{message}: {_brief(self._matcher.get_error())}"
+        self.failure = f"{message}: {brief(self._matcher.get_error())}".removesuffix(": ")
         raise ValueError(self.failure)
 
 
 class Grammars:
     """Compiles constraints within limits and keeps the last compiled ones.
 
-    llguidance is written to bound its own work: parsing and every mask have a budget of steps, and
-    its regexes are automata without backtracking. A compile that is late all the same is given up
-    by its request; its thread ends when the budget does.
+    A constraint is compiled in a worker process first, which is killed when it takes too long or
+    too much memory. The server itself compiles only what a worker has compiled within its limits.
 
     Args:
         tokenizer: of the model; without a fast one every constraint is refused.
         vocab_size: width of the logits.
         limits: of the server.
-        pool: threads to compile on.
+        workers: to try constraints in.
+        threads: to compile on.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, limits: ServeLimits, pool: TextPool
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        limits: ServeLimits,
+        workers: WorkerPool,
+        threads: WorkThreads,
     ) -> None:
         self._limits = limits
-        self._pool = pool
-        self._vocab_size = vocab_size
-        self._budget = llguidance.LLParserLimits(
-            initial_lexer_fuel=1_000_000,
-            step_lexer_fuel=200_000,
-            max_lexer_states=50_000,
-            max_grammar_size=200_000,
-            verbose_errors=False,
-        )
-        self._llt: llguidance.LLTokenizer | None = None
-        if tokenizer.is_fast:
-            self._llt = llguidance.hf.from_tokenizer(
-                tokenizer.hf, n_vocab=vocab_size, eos_token=sorted(tokenizer.eos_token_ids)
-            )
-        self._kept: OrderedDict[Constraint, llguidance.LLMatcher] = OrderedDict()
+        self._workers = workers
+        self._threads = threads
+        self._num_words = -(-vocab_size // 32)
+        self._llt = grammar_tokenizer(tokenizer, vocab_size, sorted(tokenizer.eos_token_ids))
+        # Matchers at their start, with the bytes that compiling them took.
+        self._kept: OrderedDict[Constraint, tuple[llguidance.LLMatcher, int]] = OrderedDict()
 
-    async def masks(self, constraint: Constraint, count: int) -> list[GrammarMask]:
+    async def masks(self, constraint: Constraint, count: int, tenant: str) -> list[GrammarMask]:
         """``count`` masks at their start.
 
         Raises:
-            ApiError: 400, the constraint is not valid or takes too long.
+            InvalidRequestError: the constraint is not valid.
+            ApiError: 400, it takes too long or too much memory.
+            OverloadedError: too many are compiled now.
         """
-        matcher = self._kept.get(constraint)
-        if matcher is None:
-            matcher = await self._pool.run(
-                self._compile,
-                constraint,
-                seconds=self._limits.grammar_seconds,
-                task=f"compiling the {constraint.kind}",
+        found = self._kept.get(constraint)
+        if found is None:
+            tried, _ = await self._workers.run(
+                {"task": "compile", "kind": constraint.kind},
+                constraint.source.encode(),
+                tenant=tenant,
+                what=f"compiling the {constraint.kind}",
             )
-            self._kept[constraint] = matcher
+            assert self._llt is not None, "the worker refuses constraints without it"
+            matcher = await self._threads.run(compile_grammar, constraint, self._llt)
+            found = self._kept[constraint] = matcher, tried["bytes"]
         self._kept.move_to_end(constraint)
-        while len(self._kept) > self._limits.grammar_cache:
+        while (
+            len(self._kept) > self._limits.grammar_cache
+            or sum(size for _, size in self._kept.values()) > self._limits.grammar_cache_bytes
+        ):
             self._kept.popitem(last=False)
-        return await self._pool.run(
-            self._start, matcher, count, seconds=self._limits.grammar_seconds, task="a first mask"
-        )
+        return await self._threads.run(self._start, found[0], count)
 
     def _start(self, matcher: llguidance.LLMatcher, count: int) -> list[GrammarMask]:
-        try:
-            return [GrammarMask(matcher.deep_copy(), self._vocab_size) for _ in range(count)]
-        except ValueError as error:
-            raise ApiError(400, f"the constraint allows no text: {_brief(error)}") from error
-
-    def _compile(self, constraint: Constraint) -> llguidance.LLMatcher:
-        if self._llt is None:
-            raise ApiError(
-                400, "structured output needs a fast tokenizer, which this model does not have"
-            )
-        make = llguidance.LLMatcher
-        try:
-            match constraint.kind:
-                case "json":
-                    grammar = make.grammar_from_json_schema(constraint.source, overrides=_JSON_FORM)
-                case "regex":
-                    grammar = make.grammar_from_regex(constraint.source)
-                case "grammar":
-                    grammar = llguidance.grammar_from("grammar", constraint.source)
-            matcher = make(self._llt, grammar, log_level=0, limits=self._budget)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise ApiError(400, f"the {constraint.kind} is not valid: {_brief(error)}") from error
-        if matcher.is_error():
-            raise ApiError(
-                400, f"the {constraint.kind} is not valid: {_brief(matcher.get_error())}"
-            )
-        return matcher
+        words = np.zeros((1, self._num_words), np.int32)
+        first = matcher.deep_copy()
+        llguidance.numpy.fill_next_token_bitmask(first, words)
+        budget = MaskBudget(self._limits.mask_seconds)
+        return [GrammarMask(first.deep_copy(), words.copy(), budget) for _ in range(count)]
 
 
 def json_constraint(schema: Any, limits: ServeLimits, param: str) -> Constraint:
@@ -169,15 +158,17 @@ def json_constraint(schema: Any, limits: ServeLimits, param: str) -> Constraint:
             raise ApiError(400, f"{param} is not valid JSON", param=param) from error
     if not isinstance(schema, dict):
         raise ApiError(400, f"{param} is no JSON schema object", param=param)
-    if _deeper_than(schema, limits.schema_depth):
-        raise ApiError(
-            400, f"{param} nests deeper than {limits.schema_depth}; flatten it", param=param
-        )
     try:
         source = json.dumps(schema, allow_nan=False)
     except ValueError as error:
         raise ApiError(400, f"{param} holds a number that is not finite", param=param) from error
+    except RecursionError:
+        source = ""  # far too deep
     _check_size(source, limits, param)
+    if not source or _deeper_than(schema, limits.schema_depth):
+        raise ApiError(
+            400, f"{param} nests deeper than {limits.schema_depth}; flatten it", param=param
+        )
     return Constraint("json", source)
 
 
@@ -224,7 +215,3 @@ def _deeper_than(value: Any, depth: int) -> bool:
             return False
         level = inner
     return any(isinstance(item, dict | list) for item in level)
-
-
-def _brief(error: object) -> str:
-    return " ".join(str(error).split())[:300]

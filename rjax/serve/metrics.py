@@ -28,7 +28,15 @@ _SECONDS = (
 _TOKENS = tuple(2**i for i in range(18))
 _COUNTS = tuple(2**i for i in range(8))
 _REASONS = ("stop", "length", "abort", "error")
-_REJECTIONS = ("queued_sequences", "queued_tokens", "connections", "draining")
+_REJECTIONS = (
+    "queued_sequences",
+    "queued_tokens",
+    "queued_texts",
+    "slow_tasks",
+    "bodies_bytes",
+    "connections",
+    "draining",
+)
 
 
 class Metrics:

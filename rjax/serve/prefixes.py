@@ -9,7 +9,7 @@ from rjax.serve.answers import PrefixCard, PrefixList
 from rjax.serve.auth import Tenant
 from rjax.serve.errors import ApiError
 from rjax.serve.limits import ServeLimits
-from rjax.serve.prompts import encode, message_prompt
+from rjax.serve.prompts import encode, message_tokens
 from rjax.serve.requests import PrefixBody
 from rjax.serve.sampling import check_word
 from rjax.serve.service import Service
@@ -51,11 +51,12 @@ async def register(body: PrefixBody, tenant: Tenant, service: Service) -> Prefix
     if not good_name(body.name, limits):
         raise ApiError(
             400,
-            f"name: give 1 to {limits.name_chars} letters, digits, '.', '_' or '-'",
+            f"name: give 1 to {limits.name_chars} letters, digits, '.', '_' or '-', not only one "
+            "or two dots",
             param="name",
         )
     check_word("cache_salt", body.cache_salt, limits)
-    tokens = await _tokens(body, service)
+    tokens = await _tokens(body, tenant, service)
     salt = cache_salt(tenant, body.cache_salt)
     found = NamedPrefix(body.name, tokens, salt, body.pin, int(time.time()))
     async with service.prefix_locks[tenant.name]:
@@ -92,7 +93,8 @@ def load(files: Mapping[str, str], engine: LLMEngine, service: Service) -> None:
 def good_name(name: str, limits: ServeLimits) -> bool:
     """Whether a prefix may have this name."""
     plain = name.isascii() and all(c.isalnum() or c in "._-" for c in name)
-    return plain and 1 <= len(name) <= limits.name_chars
+    # Clients resolve "." and ".." in a path, so that no request would ever name these.
+    return plain and 1 <= len(name) <= limits.name_chars and name not in (".", "..")
 
 
 def listing(tenant: Tenant, service: Service) -> PrefixList:
@@ -149,16 +151,15 @@ async def _hold(prefix: NamedPrefix, tenant: Tenant, service: Service) -> None:
     await service.engine.call(command)
 
 
-async def _tokens(body: PrefixBody, service: Service) -> list[int]:
+async def _tokens(body: PrefixBody, tenant: Tenant, service: Service) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give prompt or messages, one of them", param="prompt")
     if body.messages is not None:
         options = {"add_generation_prompt": False}
-        _, tokens = await message_prompt(body.messages, [], options, service)
-        return tokens
+        return await message_tokens(body.messages, [], options, tenant, service)
     assert body.prompt is not None
     if not body.prompt:
         raise ApiError(400, "prompt is empty; give at least one token", param="prompt")
     if isinstance(body.prompt, list):
         return body.prompt
-    return (await encode([body.prompt], service, "prompt"))[0]
+    return (await encode([body.prompt], tenant, service, "prompt"))[0]

@@ -3,19 +3,25 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
+
+from rjax.errors import OverloadedError
+from rjax.serve.auth import Tenant
 from rjax.serve.errors import ApiError
-from rjax.serve.requests import ChatBody, CompletionBody, Message, SamplingBody, Tool
+from rjax.serve.requests import ChatBody, CompletionBody, Message, Tool
 from rjax.serve.service import Service
-from rjax.serve.tools import conversation, tools_for_template
+from rjax.serve.workers.tasks import Layout
 
 type TokenPrompt = tuple[str | None, list[int]]
 
 
-async def completion_prompts(body: CompletionBody, service: Service) -> list[TokenPrompt]:
+async def completion_prompts(
+    body: CompletionBody, tenant: Tenant, service: Service
+) -> list[TokenPrompt]:
     """Text, where there is one, and token ids of each prompt.
 
     Raises:
-        ApiError, InvalidRequestError.
+        ApiError, InvalidRequestError, OverloadedError.
     """
     prompt: Any = body.prompt
     if isinstance(prompt, str):
@@ -38,40 +44,68 @@ async def completion_prompts(body: CompletionBody, service: Service) -> list[Tok
         texts = cast(list[str], prompts)
         # After a prefix no second beginning token may follow.
         special = body.prefix is None
-        rows = await encode(texts, service, "prompt", add_special_tokens=special)
+        last = body.truncate_prompt_tokens
+        rows = await encode(texts, tenant, service, "prompt", add_special_tokens=special, last=last)
         if not all(rows):
             raise ApiError(400, "a prompt has no token; give another text", param="prompt")
-        found: list[TokenPrompt] = list(zip(texts, rows, strict=True))
-    else:
-        found = [(None, tokens) for tokens in prompts]
-    return [_truncated(prompt, body) for prompt in found]
+        # The text of a prompt that was cut is not known.
+        cut = [last is not None and len(row) == last for row in rows]
+        return [(None if c else t, row) for t, row, c in zip(texts, rows, cut, strict=True)]
+    most = body.truncate_prompt_tokens
+    return [(None, tokens if most is None else tokens[-most:]) for tokens in prompts]
 
 
 async def encode(
-    texts: Sequence[str], service: Service, param: str, *, add_special_tokens: bool = True
+    texts: Sequence[str],
+    tenant: Tenant,
+    service: Service,
+    param: str,
+    *,
+    add_special_tokens: bool = True,
+    last: int | None = None,
+    most: int | None = None,
 ) -> list[list[int]]:
-    """Token ids of texts, off the event loop."""
+    """Token ids of texts, found by a worker.
+
+    Args:
+        texts: to tokenise.
+        tenant: who asks.
+        service: of the app.
+        param: that holds the texts, for messages.
+        add_special_tokens: the model's beginning token.
+        last: keep only so many tokens of each, the last ones.
+        most: tokens of a text, then it is refused; by default those of a prompt that fits.
+
+    Raises:
+        ApiError, InvalidRequestError, OverloadedError.
+    """
     for text in texts:
         service.check_text(text, param)
-    return await service.pool.run(
-        service.tokenizer.encode_batch,
-        list(texts),
-        add_special_tokens,
-        seconds=service.limits.template_seconds,
-        task="tokenising",
-    )
+    encoded = [_utf8(text, param) for text in texts]
+    task = {
+        "task": "encode",
+        "sizes": [len(text) for text in encoded],
+        "add_special_tokens": add_special_tokens,
+        "last": last,
+        "most_tokens": service.max_model_len if most is None else most,
+    }
+    head, data = await _run(service, tenant, task, b"".join(encoded), "tokenising")
+    return _rows(head["sizes"], data)
 
 
-async def chat_prompt(body: ChatBody, tools: list[Tool], service: Service) -> TokenPrompt:
-    """The laid out text of a chat request and its token ids.
+async def chat_prompt(
+    body: ChatBody, tools: list[Tool], tenant: Tenant, service: Service
+) -> TokenPrompt:
+    """Token ids of a chat request's prompt.
 
     Args:
         body: of the request.
         tools: to show to the model.
+        tenant: who asks.
         service: of the app.
 
     Raises:
-        ApiError, InvalidRequestError.
+        ApiError, InvalidRequestError, OverloadedError.
     """
     kwargs = body.chat_template_kwargs or {}
     if len(kwargs) > 32 or any(len(name) > service.limits.name_chars for name in kwargs):
@@ -83,17 +117,29 @@ async def chat_prompt(body: ChatBody, tools: list[Tool], service: Service) -> To
         "continue_final_message": body.continue_final_message,
         "chat_template_kwargs": kwargs,
     }
-    return _truncated(await message_prompt(body.messages, tools, options, service), body)
+    last = body.truncate_prompt_tokens
+    tokens = await message_tokens(body.messages, tools, options, tenant, service, last=last)
+    return None, tokens
 
 
-async def message_prompt(
-    messages: list[Message], tools: list[Tool], options: dict[str, Any], service: Service
-) -> TokenPrompt:
-    """The laid out text of messages and its token ids.
+async def message_tokens(
+    messages: list[Message],
+    tools: list[Tool],
+    options: dict[str, Any],
+    tenant: Tenant,
+    service: Service,
+    *,
+    last: int | None = None,
+    most: int | None = None,
+) -> list[int]:
+    """Token ids of messages, laid out by the chat template.
 
-    The template is the model's own, never a request's. It runs in a sandbox, over lists whose
-    length is limited, with ranges limited by Jinja, on a thread that its client waits for only so
-    long.
+    The template is the model's own, never a request's. It runs in a sandbox, in a worker process
+    that is killed when it takes too long or too much memory. ``last`` and ``most`` are as in
+    `encode`.
+
+    Raises:
+        ApiError, InvalidRequestError, OverloadedError.
     """
     if not 1 <= len(messages) <= service.limits.messages:
         raise ApiError(
@@ -101,32 +147,43 @@ async def message_prompt(
             f"{len(messages)} messages; give 1 to {service.limits.messages}",
             param="messages",
         )
-    service.check_text(
-        "".join(
-            part if isinstance(part, str) else "".join(p.text for p in part)
-            for part in (message.content or "" for message in messages)
-        ),
-        "messages",
+    layout = Layout(
+        messages=messages,
+        tools=tools,
+        tool_format=service.tools.name,
+        options=options,
+        longest_text=service.longest_text,
+        last=last,
+        most_tokens=service.max_model_len if most is None else most,
     )
-
-    def render() -> TokenPrompt:
-        tokenizer = service.tokenizer
-        text = tokenizer.apply_chat_template(
-            conversation(messages, tools, tokenizer, service.tools),
-            tools=tools_for_template(tools, tokenizer),
-            **options,
-        )
-        return text, tokenizer.encode(text, add_special_tokens=False)
-
-    text, tokens = await service.pool.run(
-        render, seconds=service.limits.template_seconds, task="laying out the messages"
-    )
+    data = _utf8(layout.model_dump_json(), "messages")
+    task = {"task": "layout"}
+    head, found = await _run(service, tenant, task, data, "laying out the messages")
+    (tokens,) = _rows(head["sizes"], found)
     if not tokens:
         raise ApiError(400, "the messages make an empty prompt", param="messages")
-    return text, tokens
+    return tokens
 
 
-def _truncated(prompt: TokenPrompt, body: SamplingBody) -> TokenPrompt:
-    """The last tokens of a prompt, as many as the request allows; their text is not known."""
-    most = body.truncate_prompt_tokens
-    return prompt if most is None or len(prompt[1]) <= most else (None, prompt[1][-most:])
+async def _run(
+    service: Service, tenant: Tenant, task: dict[str, Any], data: bytes, what: str
+) -> tuple[dict[str, Any], bytes]:
+    """The answer of a worker."""
+    try:
+        return await service.texts.run(task, data, tenant=tenant.name, what=what)
+    except OverloadedError as error:
+        service.metrics.rejected(error.reason)
+        raise
+
+
+def _utf8(text: str, param: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ApiError(400, f"{param} is not valid Unicode", param=param) from error
+
+
+def _rows(sizes: list[int], data: bytes) -> list[list[int]]:
+    """Lists of token ids from a worker's answer."""
+    found = np.split(np.frombuffer(data, np.int32), np.cumsum(sizes)[:-1])
+    return [row.tolist() for row in found]

@@ -2,15 +2,34 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 type Number = float | int
+# Checks stop at a list's first bad entry: an error for every entry costs far more than the entries.
+type Listed[T] = Annotated[list[T], FailFast()]
+type Mapped[T] = Annotated[dict[str, T], FailFast()]
 
 
 class Body(BaseModel):
-    """Base of all bodies: exact types, no unknown fields."""
+    """Base of all bodies: exact types, no unknown fields.
+
+    The errors of one body are at most as many as it has fields, times the forms of each.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_size(cls, value: Any) -> Any:
+        """Refuse more fields than there are before each unknown one becomes an error."""
+        if isinstance(value, dict) and len(value) > len(cls.__pydantic_fields__):
+            raise PydanticCustomError(
+                "too_many_fields",
+                "there are {count} fields, more than the {known} that are known",
+                {"count": len(value), "known": len(cls.__pydantic_fields__)},
+            )
+        return value
 
 
 class StreamOptions(Body):
@@ -24,7 +43,7 @@ class StructuredOutputs(Body):
 
     json_schema: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Listed[str] | None = None
     grammar: Annotated[str | None, Field(description="Lark or GBNF")] = None
     json_object: bool | None = None
 
@@ -42,8 +61,8 @@ class SamplingBody(Body):
     top_k: int | None = None
     min_p: Number | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Listed[str] | None = None
+    stop_token_ids: Listed[int] | None = None
     ignore_eos: bool | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -51,9 +70,9 @@ class SamplingBody(Body):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    logit_bias: dict[str, Number] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    logit_bias: Mapped[Number] | None = None
+    allowed_token_ids: Listed[int] | None = None
+    bad_words: Listed[str] | None = None
     priority: Annotated[int | None, Field(description="smaller runs earlier")] = None
     cache_salt: Annotated[
         str | None, Field(description="only prompts with the same salt share cached KV")
@@ -71,7 +90,7 @@ class SamplingBody(Body):
 class CompletionBody(SamplingBody):
     """Body of POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Listed[str] | Listed[int] | Listed[Listed[int]]
     prefix: Annotated[
         str | None, Field(description="a named prefix whose tokens stand before each prompt's")
     ] = None
@@ -108,9 +127,9 @@ class Message(Body):
     """One message; the last five are what the official client sends back of an answer."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Listed[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Listed[ToolCall] | None = None
     tool_call_id: str | None = None
     refusal: None = None
     annotations: None = None
@@ -167,17 +186,17 @@ class ResponseFormat(Body):
 class ChatBody(SamplingBody):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[Message]
+    messages: Listed[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
+    tools: Listed[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, str | bool | Number | None] | None = None
+    chat_template_kwargs: Mapped[str | bool | Number | None] | None = None
 
 
 class TokenizeBody(Body):
@@ -185,7 +204,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Listed[Message] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
@@ -195,15 +214,15 @@ class DetokenizeBody(Body):
     """Body of POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Listed[int]
 
 
 class PrefixBody(Body):
     """Body of POST /v1/prefixes: prompt or messages, one of them, says what the prefix is."""
 
     name: str
-    prompt: str | list[int] | None = None
-    messages: list[Message] | None = None
+    prompt: str | Listed[int] | None = None
+    messages: Listed[Message] | None = None
     cache_salt: Annotated[
         str | None, Field(description="that of the requests which are to find it")
     ] = None

@@ -39,6 +39,8 @@ class Running:
         self,
         prompts: Sequence[tuple[str | None, list[int]]],
         constraint: Constraint | None,
+        *,
+        tenant: str,
         **options: Any,
     ) -> None:
         """Submit all prompts, or none.
@@ -46,6 +48,7 @@ class Running:
         Args:
             prompts: text, where there is one, and token ids of each.
             constraint: on every sample.
+            tenant: name of the one who asks.
             options: of the engine's ``add_request``.
 
         Raises:
@@ -64,7 +67,7 @@ class Running:
         try:
             service.engine.check_room(count, sum(len(tokens) for _, tokens in prompts))
             if constraint is not None:
-                self._masks = await service.grammars.masks(constraint, count)
+                self._masks = await service.grammars.masks(constraint, count, tenant)
             masks = self._masks
             each = samples if masks else 0
 

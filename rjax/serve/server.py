@@ -18,8 +18,11 @@ from rjax.serve.limits import ServeLimits
 from rjax.serve.masks import Grammars
 from rjax.serve.metrics import Metrics
 from rjax.serve.service import Service
-from rjax.serve.text_pool import TextPool
+from rjax.serve.threads import WorkThreads
 from rjax.serve.tools import choose_format
+from rjax.serve.workers.pool import WorkerLimits, WorkerPool
+from rjax.serve.workers.tasks import TextModel
+from rjax.serve.workers.zygote import Zygote
 
 _LAST_WORDS = 5  # seconds for answers that are complete to reach their clients
 _log = logging.getLogger("rjax.serve")
@@ -32,6 +35,7 @@ def make_service(
     keys: KeyRing | None = None,
     limits: ServeLimits | None = None,
     tool_format: str = "auto",
+    zygote: Zygote | None = None,
 ) -> Service:
     """Everything the routes need, around an engine with a tokenizer.
 
@@ -41,14 +45,37 @@ def make_service(
         keys: who may ask; None lets everybody in.
         limits: of requests.
         tool_format: "auto", or a name of `rjax.serve.tools.FORMATS`.
+        zygote: starts worker processes; None makes one, which the service closes with itself.
     """
     limits = limits or ServeLimits()
     tokenizer = engine.tokenizer
     assert tokenizer is not None, "a server speaks text"
-    # The first call changes a tokenizer that was saved with truncation; later ones, which run on
-    # several threads, then only read it.
-    tokenizer.encode("a")
-    pool = TextPool(limits.text_workers)
+    keys = keys or KeyRing([])
+    template = tokenizer.hf.chat_template
+    vocab_size = engine.model_config.vocab_size
+    text_model = TextModel(
+        folder=str(tokenizer.folder),
+        chat_template=template if isinstance(template, str) else None,
+        vocab_size=vocab_size,
+        eos_token_ids=sorted(tokenizer.eos_token_ids),
+    )
+    own_zygote = zygote is None
+    zygote = zygote or Zygote()
+
+    def workers(quick: int, seconds: float) -> WorkerPool:
+        bounds = WorkerLimits(
+            quick=quick,
+            slow=limits.slow_tasks,
+            queued=limits.queued_texts,
+            wait_seconds=limits.template_seconds,
+            task_seconds=seconds,
+            task_bytes=limits.worker_bytes,
+        )
+        return WorkerPool(zygote, text_model, bounds, shared=len(keys.tenants) > 1)
+
+    texts = workers(limits.text_workers, limits.template_seconds)
+    compilers = workers(limits.grammar_workers, limits.grammar_seconds)
+    threads = WorkThreads(4)
     return Service(
         engine=AsyncLLMEngine(
             engine,
@@ -63,10 +90,14 @@ def make_service(
         created=int(time.time()),
         max_model_len=engine.max_model_len,
         limits=limits,
-        keys=keys or KeyRing([]),
+        keys=keys,
         metrics=Metrics(model, _cache_figures(engine)),
-        grammars=Grammars(tokenizer, engine.model_config.vocab_size, limits, pool),
-        pool=pool,
+        grammars=Grammars(tokenizer, vocab_size, limits, compilers, threads),
+        zygote=zygote if own_zygote else None,
+        texts=texts,
+        compilers=compilers,
+        threads=threads,
+        answer_threads=WorkThreads(2),
         tools=choose_format(tool_format, tokenizer),
     )
 
@@ -123,10 +154,11 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await self.service.engine.start()
         try:
+            await self.service.texts.start()
             await self.serve(sockets=[listener])
         finally:
             await self.service.engine.stop()
-            self.service.pool.close()
+            self.service.close()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the port."""

@@ -14,8 +14,10 @@ from rjax.serve.errors import ApiError
 from rjax.serve.limits import ServeLimits
 from rjax.serve.masks import Grammars
 from rjax.serve.metrics import Metrics
-from rjax.serve.text_pool import TextPool
+from rjax.serve.threads import WorkThreads
 from rjax.serve.tools import ToolFormat
+from rjax.serve.workers.pool import WorkerPool
+from rjax.serve.workers.zygote import Zygote
 from rjax.tokenization import Tokenizer
 
 if TYPE_CHECKING:
@@ -34,7 +36,13 @@ class Service:
         max_model_len: most tokens of prompt and output.
         prefixes: by tenant and name.
         prefix_locks: by tenant; a tenant's prefixes change one after the other.
-        limits, keys, metrics, grammars, pool, tools: as their types say.
+        zygote: of the workers, if it is the service's own.
+        texts: workers that lay out and tokenise.
+        compilers: workers that try grammars.
+        large_bodies: held by the one large body that is parsed.
+        threads: for bounded work on requests.
+        answer_threads: for that on answers.
+        limits, keys, metrics, grammars, tools: as their types say.
     """
 
     engine: AsyncLLMEngine
@@ -46,12 +54,28 @@ class Service:
     keys: KeyRing
     metrics: Metrics
     grammars: Grammars
-    pool: TextPool
+    zygote: Zygote | None
+    texts: WorkerPool
+    compilers: WorkerPool
+    threads: WorkThreads
+    answer_threads: WorkThreads
     tools: ToolFormat
     prefixes: "dict[str, dict[str, NamedPrefix]]" = dataclasses.field(default_factory=dict)
+    large_bodies: asyncio.Semaphore = dataclasses.field(
+        default_factory=lambda: asyncio.Semaphore(1)
+    )
     prefix_locks: defaultdict[str, asyncio.Lock] = dataclasses.field(
         default_factory=lambda: defaultdict(asyncio.Lock)
     )
+
+    def close(self) -> None:
+        """End the worker processes and take no more work for the threads."""
+        self.texts.close()
+        self.compilers.close()
+        if self.zygote is not None:
+            self.zygote.close()
+        self.threads.close()
+        self.answer_threads.close()
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:

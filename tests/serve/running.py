@@ -1,8 +1,10 @@
 """A server on a thread of the test run, over a tiny random model with the bundled tokenizer."""
 
 import asyncio
+import atexit
 import contextlib
 import dataclasses
+import functools
 import json
 import shutil
 import threading
@@ -19,6 +21,7 @@ from rjax.serve.auth import KeyRing
 from rjax.serve.limits import ServeLimits
 from rjax.serve.server import Server, bind, make_service
 from rjax.serve.service import Service
+from rjax.serve.workers.zygote import Zygote
 
 LENGTH = 512
 CONFIG = {
@@ -65,6 +68,14 @@ def write_model(folder: Path) -> Path:
 def make_engine(folder: Path, **options: Any) -> LLMEngine:
     """An engine over that folder."""
     return LLMEngine(EngineConfig.from_options({"model": str(folder), **OPTIONS, **options}))
+
+
+@functools.cache
+def zygote() -> Zygote:
+    """One for all servers of the test run: it takes seconds to import what workers need."""
+    found = Zygote()
+    atexit.register(found.close)
+    return found
 
 
 @dataclasses.dataclass
@@ -119,7 +130,9 @@ def running(
     **more: Any,
 ) -> Iterator[Running]:
     """A server for the length of the block, on a free port of this machine."""
-    service = make_service(engine, model="tiny", keys=KeyRing(keys or []), limits=limits, **more)
+    service = make_service(
+        engine, model="tiny", keys=KeyRing(keys or []), limits=limits, zygote=zygote(), **more
+    )
     prefixes.load(prefix_files or {}, engine, service)
     server = Server(service)
     listener = bind("127.0.0.1", 0)

@@ -5,22 +5,24 @@ import asyncio
 import pytest
 
 from rjax.sampling import SamplingParams
-from rjax.serve.limits import ServeLimits
-from rjax.serve.masks import Constraint, Grammars
-from rjax.serve.text_pool import TextPool
+from rjax.serve.grammar import Constraint
+from rjax.serve.server import make_service
 
-from .running import make_engine
+from .running import make_engine, zygote
 
 
 @pytest.mark.parametrize("plain", [0, 2])
 def test_steps_of_a_masked_token(folder, plain):
     engine = make_engine(folder)
-    pool = TextPool(1)
-    try:
-        grammars = Grammars(engine.tokenizer, engine.model_config.vocab_size, ServeLimits(), pool)
-        masks = asyncio.run(grammars.masks(Constraint("regex", "[ab]{24}"), 2))
-    finally:
-        pool.close()
+    service = make_service(engine, model="tiny", zygote=zygote())
+
+    async def compiled():
+        try:
+            return await service.grammars.masks(Constraint("regex", "[ab]{24}"), 2, "anyone")
+        finally:
+            service.close()
+
+    masks = asyncio.run(compiled())
     for i, mask in enumerate(masks):
         params = SamplingParams(max_tokens=40, seed=3)  # the same tokens, so the same length
         engine.add_request(f"masked {i}", [5, 6, 7], params, masks=[mask])

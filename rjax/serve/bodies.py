@@ -1,0 +1,131 @@
+"""From the bytes of a request's body to its fields, in bounded work."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+from fastapi import Request
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from rjax.serve.errors import ApiError
+from rjax.serve.limits import ServeLimits
+from rjax.serve.requests import Body
+from rjax.serve.service import Service, service_of
+
+_SMALL = 32 * 2**10  # bytes of a body that is parsed in less time than a thread takes to begin
+_NO_PLACE = frozenset(("body", "str", "int", "float", "bool", "NamedTool", "TextPart"))
+
+
+def body_of[B: Body](kind: type[B]) -> Callable[[Request], Awaitable[B]]:
+    """A dependency of a route: the request's body, which must be JSON of this kind.
+
+    Its values are counted before any of them is made. One large body is parsed at a time, on a
+    thread.
+
+    Raises:
+        ApiError: 400.
+    """
+
+    async def read(request: Request) -> B:
+        _check_content_type(request.headers.get("content-type", ""))
+        service = service_of(request)
+        # The request would keep its own copy of the bytes for as long as the answer takes.
+        data = b"".join([part async for part in request.stream()])
+        if len(data) <= _SMALL:
+            return parse_body(data, kind, service.limits)
+        return await _parse_large(data, kind, service)
+
+    return read
+
+
+def parse_body[B: Body](data: bytes, kind: type[B], limits: ServeLimits) -> B:
+    """The fields of a body.
+
+    Raises:
+        ApiError: 400, too many values, no JSON, or not of this kind.
+    """
+    most = limits.body_values
+    if not at_most_values(data, most):
+        raise ApiError(
+            400,
+            f"the body holds more than {most} JSON values; give long prompts as text, or several "
+            "requests",
+            code="too_many_values",
+        )
+    try:
+        found = from_json(data, allow_inf_nan=True, cache_strings=False)
+    except ValueError as error:
+        raise ApiError(400, "the body is not valid JSON", code="invalid_json") from error
+    _check_lengths(found, limits)
+    try:
+        return kind.model_validate(found)
+    except ValidationError as error:
+        raise _as_api_error(error) from None
+
+
+def at_most_values(data: bytes, most: int) -> bool:
+    """Whether JSON text holds at most so many values, keys not counted.
+
+    Each value but the first follows a comma or an opening bracket. Those inside strings are left
+    out where they would decide. Text that is no JSON gets some answer, in the same time.
+    """
+    if data.count(b",") + data.count(b"[") + data.count(b"{") < most:
+        return True
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left ends a string
+    text = np.frombuffer(plain, np.uint8)
+    inside = np.bitwise_xor.accumulate((text == ord('"')).view(np.uint8)).view(bool)
+    before = (text == ord(",")) | (text == ord("[")) | (text == ord("{"))
+    return int(np.count_nonzero(before & ~inside)) < most
+
+
+async def _parse_large[B: Body](data: bytes, kind: type[B], service: Service) -> B:
+    async with service.large_bodies:
+        return await service.threads.run(parse_body, data, kind, service.limits)
+
+
+def _check_content_type(header: str) -> None:
+    media = header.partition(";")[0].strip().lower()
+    if media != "application/json" and not media.endswith("+json"):
+        raise ApiError(400, "the body is no JSON object sent with Content-Type: application/json")
+
+
+def _check_lengths(found: Any, limits: ServeLimits) -> None:
+    """Lists whose entries are costly are counted before their entries are looked at."""
+    if not isinstance(found, dict):
+        raise ApiError(400, "the body is no JSON object sent with Content-Type: application/json")
+    for name, most in (("messages", limits.messages), ("tools", limits.tools)):
+        value = found.get(name)
+        if isinstance(value, list) and len(value) > most:
+            raise ApiError(400, f"{name} has {len(value)} entries; give at most {most}", param=name)
+    messages = found.get("messages")
+    parts = 0
+    for message in messages if isinstance(messages, list) else ():
+        for name in ("content", "tool_calls") if isinstance(message, dict) else ():
+            value = message.get(name)
+            parts += len(value) if isinstance(value, list) else 0
+    if parts > limits.parts:
+        raise ApiError(
+            400,
+            f"messages have {parts} text parts and tool calls; give at most {limits.parts}",
+            param="messages",
+        )
+
+
+def _as_api_error(error: ValidationError) -> ApiError:
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    # Of a union's errors the deepest is that of the form which was meant.
+    first = max(found, key=lambda e: (e["type"] == "extra_forbidden", len(e["loc"]), e["type"]))
+    place = [str(part) for part in first["loc"] if part not in _NO_PLACE and "[" not in str(part)]
+    param = ".".join(place)[:100] or None
+    if first["type"] == "extra_forbidden":
+        return ApiError(
+            400,
+            f"{param!r} is not a parameter of this route, or not one that this server supports; "
+            "leave it out",
+            code="unknown_parameter",
+            param=param,
+        )
+    forms = {e["type"] for e in found if e["loc"][:-1] == first["loc"][:-1]}
+    message = "give a number" if {"int_type", "float_type"} <= forms else first["msg"]
+    return ApiError(400, f"{param or 'the body'}: {message}", param=param)

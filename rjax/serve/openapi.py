@@ -1,0 +1,41 @@
+"""The description of the routes."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic.json_schema import models_json_schema
+
+from rjax.serve.requests import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    PinBody,
+    PrefixBody,
+    TokenizeBody,
+)
+
+_BODIES = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, PrefixBody, PinBody)
+_REFERENCE = "#/components/schemas/{model}"
+
+
+def takes(kind: type[Body]) -> dict[str, Any]:
+    """The ``openapi_extra`` of a route that reads such a body itself."""
+    schema = {"$ref": _REFERENCE.format(model=kind.__name__)}
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The app's schema, without the 422 that FastAPI adds: bad bodies get a 400 here."""
+    found = app.openapi()
+    for methods in found["paths"].values():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
+    schemas = found["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    _, bodies = models_json_schema(
+        [(kind, "validation") for kind in _BODIES], ref_template=_REFERENCE
+    )
+    schemas |= bodies["$defs"]
+    return found

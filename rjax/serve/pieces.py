@@ -1,0 +1,112 @@
+"""Large answers as JSON, made a piece at a time: whole, they would hold up every other request."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from rjax.outputs import RequestOutput
+from rjax.sampling import SamplingParams
+from rjax.serve.threads import WorkThreads
+
+_ENTRIES = 128  # of a list, written at once
+_BYTES = 64 * 2**10  # sent at once
+_SMALL = 8192  # tokens and alternatives that are written at once
+
+
+class PiecedResponse(Response):
+    """A JSON answer that is sent piece by piece, no faster than its client reads.
+
+    Args:
+        pieces: of the body.
+    """
+
+    media_type = "application/json"
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        super().__init__(headers={"Content-Length": str(sum(map(len, pieces)))})
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the pieces."""
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        for piece in self._pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def pieced(make: Callable[[], BaseModel], size: int, threads: WorkThreads) -> PiecedResponse:
+    """The answer that ``make`` returns.
+
+    Args:
+        make: called once.
+        size: tokens of the answer, times their alternatives; a large one is made on a thread.
+        threads: for large answers.
+    """
+
+    def pieces() -> list[bytes]:
+        return list(_blocks(json_pieces(make())))
+
+    return PiecedResponse(pieces() if size <= _SMALL else await threads.run(pieces))
+
+
+def answer_size(outputs: Sequence[RequestOutput], params: SamplingParams) -> int:
+    """Tokens of the prompts and of their samples, times the alternatives that are told of each."""
+    tokens = sum(
+        len(output.prompt_token_ids) * len(output.outputs)
+        + sum(len(completion.token_ids) for completion in output.outputs)
+        for output in outputs
+    )
+    return tokens * (1 + max(params.logprobs or 0, params.prompt_logprobs or 0))
+
+
+def json_pieces(value: Any, exclude: frozenset[str] = frozenset()) -> Iterator[str]:
+    """JSON of a model, in pieces that each take a few milliseconds at most.
+
+    Args:
+        value: a model; its fields may hold models and lists of models.
+        exclude: fields of it to leave out.
+    """
+    if isinstance(value, BaseModel):
+        separator = "{"
+        for name in type(value).__pydantic_fields__:
+            if name not in exclude:
+                yield f"{separator}{json.dumps(name)}:"
+                yield from json_pieces(getattr(value, name))
+                separator = ","
+        yield "}" if separator == "," else "{}"
+    elif isinstance(value, list) and value:
+        # A model may itself be large; other entries are small, and written many at a time.
+        for start in range(0, len(value), _ENTRIES):
+            yield "," if start else "["
+            entries = value[start : start + _ENTRIES]
+            if isinstance(entries[0], BaseModel):
+                for i, entry in enumerate(entries):
+                    yield "," if i else ""
+                    yield from json_pieces(entry)
+            else:
+                yield _json(entries)[1:-1]
+        yield "]"
+    else:
+        yield _json(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _blocks(pieces: Iterator[str]) -> Iterator[bytes]:
+    """The pieces' bytes in blocks of a size that is worth sending."""
+    block: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        block.append(piece.encode())
+        size += len(block[-1])
+        if size >= _BYTES:
+            yield b"".join(block)
+            block, size = [], 0
+    yield b"".join(block)

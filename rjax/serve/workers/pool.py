@@ -1,0 +1,198 @@
+"""Runs tasks in worker processes, within time and memory."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import socket
+from typing import Any
+
+from rjax.errors import InvalidRequestError, OverloadedError
+from rjax.serve.errors import ApiError
+from rjax.serve.workers import frames
+from rjax.serve.workers.lanes import Lane, Lanes
+from rjax.serve.workers.tasks import TextModel
+from rjax.serve.workers.zygote import Zygote
+
+_QUICK_SECONDS = 1.0  # beyond which a task is slow
+_SLOW_NICENESS = 10
+_KEPT_BYTES = 64 * 2**20  # a worker that has grown by more is replaced
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLimits:
+    """Bounds of a pool.
+
+    Attributes:
+        quick: tasks at once that are quick so far.
+        slow: tasks at once that have run for more than a second; one more is ended.
+        queued: tasks of one tenant that wait.
+        wait_seconds: in the queue.
+        task_seconds: that a task may run.
+        task_bytes: memory that a task may take.
+    """
+
+    quick: int
+    slow: int
+    queued: int
+    wait_seconds: float
+    task_seconds: float
+    task_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Worker:
+    """A worker process."""
+
+    pid: int
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
+class WorkerPool:
+    """Worker processes for one kind of task.
+
+    A quick task waits for quick ones only. A task that has run for a second goes on, at a lower
+    priority, in one of a few slow places. Without a free one it is ended, and its client is asked
+    to try again later. Time and memory are bounds on the work itself: what exceeds them is killed.
+
+    Args:
+        zygote: starts the processes.
+        model: that they work for.
+        limits: of the pool.
+        shared: whether several tenants use it.
+    """
+
+    def __init__(
+        self, zygote: Zygote, model: TextModel, limits: WorkerLimits, *, shared: bool
+    ) -> None:
+        self._zygote = zygote
+        self._model = model
+        self._limits = limits
+        self._lanes = Lanes(
+            quick=limits.quick, slow=limits.slow, queued=limits.queued, shared=shared
+        )
+        self._idle: list[_Worker] = []
+        self._closed = False
+
+    async def run(
+        self, head: dict[str, Any], data: bytes, *, tenant: str, what: str
+    ) -> tuple[dict[str, Any], bytes]:
+        """The answer of a task.
+
+        Args:
+            head, data: of the task.
+            tenant: who asks.
+            what: it does, for messages.
+
+        Raises:
+            InvalidRequestError: the task refuses the client's text.
+            ApiError: 400, it took too long or too much memory.
+            OverloadedError: too many tasks wait, or too many slow ones run.
+        """
+        lane = await self._lanes.enter(tenant, self._limits.wait_seconds)
+        worker = None
+        try:
+            worker = self._idle.pop() if self._idle else await self._start()
+            head, data = await self._answer(worker, lane, frames.pack(head, data), what)
+        except BaseException:
+            if worker is not None:
+                self._end(worker)
+            raise
+        finally:
+            lane.leave()
+        # A slow worker's priority cannot be raised again.
+        if lane.is_slow or head["grown"] > _KEPT_BYTES:
+            self._end(worker)
+        else:
+            self._keep(worker)
+        match head.get("error"):
+            case None:
+                return head, data
+            case "invalid":
+                raise InvalidRequestError(head["message"])
+            case "memory":
+                raise self._too_large(what)
+        raise RuntimeError(f"{what} failed in a worker process")
+
+    async def start(self) -> None:
+        """Have one worker ready."""
+        self._keep(await self._start())
+
+    def close(self) -> None:
+        """End the idle workers, and those at work when they are done."""
+        self._closed = True
+        while self._idle:
+            self._end(self._idle.pop())
+
+    async def _answer(
+        self, worker: _Worker, lane: Lane, task: bytes, what: str
+    ) -> tuple[dict[str, Any], bytes]:
+        seconds = self._limits.task_seconds
+        quick = min(_QUICK_SECONDS, seconds)
+        reading = asyncio.ensure_future(_exchange(worker, task))
+        try:
+            done, _ = await asyncio.wait({reading}, timeout=quick)
+            if not done and seconds > quick:
+                if not lane.slow_down():
+                    raise OverloadedError(
+                        f"{what} takes longer than {quick:g} seconds and too many such requests "
+                        "run; try again later",
+                        "slow_tasks",
+                    )
+                with contextlib.suppress(OSError):  # it has ended
+                    os.setpriority(os.PRIO_PROCESS, worker.pid, _SLOW_NICENESS)
+                done, _ = await asyncio.wait({reading}, timeout=seconds - quick)
+            if done:
+                return reading.result()
+            raise ApiError(
+                400, f"{what} takes longer than {seconds:g} seconds; ask for less", code="too_slow"
+            )
+        except (asyncio.IncompleteReadError, ConnectionError):
+            # Where memory cannot be had, much of the code in a worker ends the process.
+            raise self._too_large(what) from None
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    def _too_large(self, what: str) -> ApiError:
+        return ApiError(
+            400,
+            f"{what} takes more than {self._limits.task_bytes} bytes of memory; ask for less",
+            code="too_large",
+        )
+
+    async def _start(self) -> _Worker:
+        forking = asyncio.ensure_future(
+            asyncio.to_thread(self._zygote.fork, self._model, self._limits.task_bytes)
+        )
+        try:
+            pid, own = await asyncio.shield(forking)
+        except asyncio.CancelledError:
+            forking.add_done_callback(self._drop)
+            raise
+        reader, writer = await asyncio.open_connection(sock=own)
+        return _Worker(pid, reader, writer)
+
+    def _drop(self, forked: "asyncio.Future[tuple[int, socket.socket]]") -> None:
+        """End a worker that nobody waits for any more."""
+        if not forked.cancelled() and forked.exception() is None:
+            pid, own = forked.result()
+            own.close()
+            self._zygote.end(pid)
+
+    def _keep(self, worker: _Worker) -> None:
+        if self._closed or len(self._idle) >= self._limits.quick:
+            self._end(worker)
+        else:
+            self._idle.append(worker)
+
+    def _end(self, worker: _Worker) -> None:
+        worker.writer.transport.abort()
+        self._zygote.end(worker.pid)
+
+
+async def _exchange(worker: _Worker, task: bytes) -> tuple[dict[str, Any], bytes]:
+    worker.writer.write(task)
+    await worker.writer.drain()
+    return await frames.read(worker.reader)

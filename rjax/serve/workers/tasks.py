@@ -1,0 +1,173 @@
+"""What a worker process does: lay out messages, tokenise texts, compile grammars."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import llguidance
+import llguidance.numpy
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from rjax.errors import InvalidRequestError
+from rjax.serve.grammar import Constraint, brief, compile_grammar, grammar_tokenizer
+from rjax.serve.requests import Message, Tool
+from rjax.serve.tools import FORMATS, conversation, tools_for_template
+from rjax.serve.workers.memory import resident_bytes
+from rjax.tokenization import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TextModel:
+    """What a worker needs to know of the served model.
+
+    Attributes:
+        folder: of the tokenizer's files.
+        chat_template: in place of the folder's own.
+        vocab_size: width of the logits.
+        eos_token_ids: end a text under a grammar.
+    """
+
+    folder: str
+    chat_template: str | None
+    vocab_size: int
+    eos_token_ids: list[int]
+
+
+class Layout(BaseModel):
+    """Messages to lay out by the chat template and to tokenise.
+
+    Attributes:
+        messages, tools: of the request.
+        tool_format: name of the tool format.
+        options: of the template.
+        longest_text: characters beyond which no prompt fits.
+        last: keep only so many tokens, the last ones.
+        most_tokens: more are refused.
+    """
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    messages: list[Message]
+    tools: list[Tool]
+    tool_format: str
+    options: dict[str, Any]
+    longest_text: int
+    last: int | None
+    most_tokens: int
+
+
+class Tasks:
+    """The tasks over one model, by name: each takes a message's object and bytes and answers with
+    the same.
+
+    Args:
+        model: to load.
+    """
+
+    def __init__(self, model: TextModel) -> None:
+        self._tokenizer = Tokenizer(model.folder, chat_template=model.chat_template)
+        self._llt = grammar_tokenizer(self._tokenizer, model.vocab_size, model.eos_token_ids)
+        self._words = -(-model.vocab_size // 32)
+        self._by_name: dict[str, Callable[..., tuple[dict[str, Any], bytes]]] = {
+            "layout": self._layout,
+            "encode": self._encode,
+            "compile": self._compile,
+        }
+
+    def run(self, head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        """Do a task.
+
+        Raises:
+            InvalidRequestError: the client's text is at fault.
+        """
+        return self._by_name[head["task"]](head, data)
+
+    def _layout(self, head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        task = Layout.model_validate_json(data)
+        # Before templates and tokenising multiply it.
+        self._check_length(sum(map(len, _texts(task))), task.longest_text)
+        tokenizer = self._tokenizer
+        text = tokenizer.apply_chat_template(
+            conversation(task.messages, task.tools, tokenizer, FORMATS[task.tool_format]),
+            tools=tools_for_template(task.tools, tokenizer),
+            **task.options,
+        )
+        self._check_length(len(text), task.longest_text)
+        rows = [tokenizer.encode(text, add_special_tokens=False)]
+        return _answer(rows, task.last, task.most_tokens)
+
+    def _encode(self, head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        ends = list(itertools.accumulate(head["sizes"], initial=0))
+        texts = [data[start:end].decode() for start, end in itertools.pairwise(ends)]
+        rows = self._tokenizer.encode_batch(texts, head["add_special_tokens"])
+        return _answer(rows, head["last"], head["most_tokens"])
+
+    def _compile(self, head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        if self._llt is None:
+            raise InvalidRequestError(
+                "structured output needs a fast tokenizer, which this model does not have"
+            )
+        before = resident_bytes()
+        try:
+            matcher = compile_grammar(Constraint(head["kind"], data.decode()), self._llt)
+        except ValueError as error:
+            raise InvalidRequestError(f"the {head['kind']} is not valid: {error}") from error
+        words = np.zeros((1, self._words), np.int32)
+        llguidance.numpy.fill_next_token_bitmask(matcher, words)
+        if matcher.is_error() or not words.any():
+            why = brief(matcher.get_error())
+            raise InvalidRequestError(f"the constraint allows no text: {why}")
+        return {"bytes": max(0, resident_bytes() - before)}, b""
+
+    @staticmethod
+    def _check_length(characters: int, most: int) -> None:
+        if characters > most:
+            raise InvalidRequestError(
+                f"the request's texts have {characters} characters; more than {most} fit no "
+                "prompt of this model, shorten them"
+            )
+
+
+def _answer(rows: list[list[int]], last: int | None, most: int) -> tuple[dict[str, Any], bytes]:
+    """Token ids as int32, one row after the other."""
+    rows = rows if last is None else [row[-last:] for row in rows]
+    for row in rows:
+        if len(row) > most:
+            raise InvalidRequestError(
+                f"a prompt has {len(row)} tokens; at most {most} fit, shorten it"
+            )
+    return {"sizes": [len(row) for row in rows]}, b"".join(
+        np.asarray(row, np.int32).tobytes() for row in rows
+    )
+
+
+def _texts(task: Layout) -> Iterator[str]:
+    """Every text that a request brings to its prompt."""
+    for message in task.messages:
+        content = message.content or ""
+        yield from [content] if isinstance(content, str) else (part.text for part in content)
+        yield message.name or ""
+        for call in message.tool_calls or ():
+            yield call.function.name
+            yield call.function.arguments
+    for tool in task.tools:
+        yield tool.function.name
+        yield tool.function.description or ""
+        yield from _strings(tool.function.parameters)
+    yield from _strings(task.options.get("chat_template_kwargs"))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every string inside a JSON value, keys included."""
+    left = [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            yield from item
+            left += item.values()
+        elif isinstance(item, list):
+            left += item

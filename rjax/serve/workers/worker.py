@@ -1,0 +1,36 @@
+"""The life of one worker process: tasks in, answers out, until the server ends it."""
+
+import logging
+import socket
+from typing import Any
+
+from rjax.errors import InvalidRequestError
+from rjax.serve.workers import frames
+from rjax.serve.workers.memory import resident_bytes
+from rjax.serve.workers.tasks import Tasks
+
+_log = logging.getLogger("rjax.serve.workers")
+
+
+def work(tasks: Tasks, source: socket.socket) -> None:
+    """Answer tasks, one at a time, until the socket is closed.
+
+    Each answer's object has ``grown``, the bytes that the process uses more than at first, and on
+    failure ``error``: "invalid" (with ``message``, for the client), "memory" or "internal".
+    """
+    first = resident_bytes()
+    while (message := frames.receive(source)) is not None:
+        found, data = _run(tasks, *message)
+        source.sendall(frames.pack(found | {"grown": resident_bytes() - first}, data))
+
+
+def _run(tasks: Tasks, head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    try:
+        return tasks.run(head, data)
+    except InvalidRequestError as error:
+        return {"error": "invalid", "message": str(error)[:2000]}, b""
+    except MemoryError:
+        return {"error": "memory"}, b""
+    except Exception:
+        _log.exception("a task failed")
+        return {"error": "internal"}, b""

@@ -1,0 +1,107 @@
+"""The zygote: a process that has loaded everything once and forks worker processes at once."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from rjax.serve.workers import frames
+from rjax.serve.workers.tasks import TextModel
+
+_log = logging.getLogger("rjax.serve.workers")
+_BOOT = """\
+import json, sys
+sys.path[:] = json.loads(sys.argv[2])
+from rjax.serve.workers.zygote_main import main
+main(int(sys.argv[1]))
+"""
+
+
+class Zygote:
+    """Starts worker processes. Forking the server itself would copy its threads' locks.
+
+    The process begins in the background; the first `fork` waits until it has imported what workers
+    need. One that was killed starts anew with the next `fork`. All methods may be called from any
+    thread; `fork` blocks.
+    """
+
+    def __init__(self) -> None:
+        self._forking = threading.Lock()  # an answer belongs to the last task
+        self._sending = threading.Lock()  # no task inside another
+        self._process, self._control = _begin()
+
+    def fork(self, model: TextModel, more_bytes: int) -> tuple[int, socket.socket]:
+        """A new worker: its process id, which stays its own until `end`, and a socket to it.
+
+        Args:
+            model: that it works for; loaded by the first worker of it.
+            more_bytes: memory that it may take beyond what the zygote has.
+
+        Raises:
+            ChildProcessError: the zygote has ended or cannot load the model.
+        """
+        own, theirs = socket.socketpair()
+        task = frames.pack(
+            {"task": "fork", "model": dataclasses.asdict(model), "more_bytes": more_bytes}
+        )
+        try:
+            with theirs, self._forking:
+                with self._sending:
+                    if self._process.poll() is not None:
+                        _log.error("the workers' zygote has ended, as if killed; it starts anew")
+                        self._stop()
+                        self._process, self._control = _begin()
+                    socket.send_fds(self._control, [task], [theirs.fileno()])
+                message = frames.receive(self._control)
+            if message is None or "pid" not in message[0]:
+                why = "it has ended" if message is None else message[0]["error"]
+                raise ChildProcessError(f"no worker process could be started: {why}")
+        except BaseException as error:
+            own.close()
+            if isinstance(error, OSError):
+                raise ChildProcessError(f"no worker process could be started: {error}") from error
+            raise
+        return message[0]["pid"], own
+
+    def end(self, pid: int) -> None:
+        """Kill a worker, whatever it does; does not block."""
+        with self._sending, contextlib.suppress(OSError):  # the zygote has ended its workers
+            self._control.sendall(frames.pack({"task": "end", "pid": pid}))
+
+    def close(self) -> None:
+        """End the zygote and every worker of it, whatever they do."""
+        with self._sending:
+            self._stop()
+
+    def _stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # a session of their own
+        self._process.wait()
+        self._control.close()
+
+
+def _begin() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A new process, and the socket to control it."""
+    own, theirs = socket.socketpair()
+    path = [str(Path(entry).resolve()) for entry in sys.path]
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, str(theirs.fileno()), json.dumps(path)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # Ctrl-C in the terminal is the server's business
+            env={
+                **os.environ,
+                # No threads may run where a process is forked.
+                "OPENBLAS_NUM_THREADS": "1",
+                "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+            },
+        )
+    return process, own

@@ -1,0 +1,97 @@
+"""What the zygote's process runs: loads models, forks workers, ends them."""
+
+import gc
+import json
+import os
+import signal
+import socket
+from collections import OrderedDict
+from typing import Any
+
+from rjax.serve.workers import frames
+from rjax.serve.workers.memory import bound_memory
+from rjax.serve.workers.tasks import Tasks, TextModel
+from rjax.serve.workers.worker import work
+
+_MOST_MODELS = 4
+
+
+def main(control_fd: int) -> None:
+    """Serve the control socket until the server closes it; then kill every worker."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # it ends when the server does
+    import transformers  # noqa: F401  # before the first fork
+
+    with socket.socket(fileno=control_fd) as control:
+        workers: set[int] = set()
+        models: OrderedDict[str, Tasks] = OrderedDict()
+        try:
+            while (message := _receive(control)) is not None:
+                head, fds = message
+                if head["task"] == "end":
+                    _end(head["pid"], workers)
+                    continue
+                answer = _fork(head, fds[0], control, workers, models)
+                control.sendall(frames.pack(answer))
+        finally:
+            for pid in list(workers):
+                _end(pid, workers)
+
+
+def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """A message and the file descriptors that came with its first byte."""
+    first, fds, _, _ = socket.recv_fds(control, 1, 1)
+    if not first:
+        return None
+    sizes = first + _exactly(control, frames.SIZES.size - 1)
+    head, data = frames.SIZES.unpack(sizes)
+    return json.loads(_exactly(control, head + data)[:head]), fds
+
+
+def _exactly(source: socket.socket, size: int) -> bytes:
+    found = frames.receive_exactly(source, size)
+    if found is None:
+        raise ConnectionError("the server closed the control socket inside a message")
+    return found
+
+
+def _fork(
+    head: dict[str, Any],
+    fd: int,
+    control: socket.socket,
+    workers: set[int],
+    models: OrderedDict[str, Tasks],
+) -> dict[str, Any]:
+    with socket.socket(fileno=fd) as source:
+        key = json.dumps(head["model"])
+        try:
+            if key not in models:
+                models[key] = Tasks(TextModel(**head["model"]))
+        except Exception as error:  # the server says it to the operator
+            return {"error": f"{type(error).__name__}: {error}"}
+        models.move_to_end(key)
+        while len(models) > _MOST_MODELS:
+            models.popitem(last=False)
+        gc.collect()
+        gc.freeze()  # a worker's collections leave the pages shared with the zygote alone
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                control.close()
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                bound_memory(head["more_bytes"])
+                work(models[key], source)
+                status = 0
+            finally:
+                os._exit(status)
+    workers.add(pid)
+    return {"pid": pid}
+
+
+def _end(pid: int, workers: set[int]) -> None:
+    if pid in workers:
+        workers.remove(pid)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

@@ -1,0 +1,139 @@
+"""Answers of tens of megabytes are made a piece at a time: the event loop never stops for 0.2 s."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx2
+import pytest
+
+from rjax.outputs import CompletionOutput, Logprob, RequestOutput
+from rjax.sampling import SamplingParams
+from rjax.serve.answers import AnswerMessage, ChatChoice, Tokens
+from rjax.serve.completions import _Answer
+from rjax.serve.errors import ApiError
+from rjax.serve.limits import ServeLimits
+from rjax.serve.logprobs import check_amount
+from rjax.serve.pieces import answer_size, json_pieces, pieced
+from rjax.serve.requests import CompletionBody
+
+from .attacks import best_of_two
+from .running import LENGTH, Running
+
+TOKENS, ALTERNATIVES = 500, 21
+MOST = ServeLimits().request_logprobs // TOKENS // ALTERNATIVES
+
+
+def output(samples: int) -> RequestOutput:
+    """A prompt with the logprobs of its tokens, sampled so many times."""
+    entry = {i: Logprob(-1.5 * i, i + 1, f"é{i}") for i in range(ALTERNATIVES)}
+    return RequestOutput(
+        request_id="a",
+        prompt="b",
+        prompt_token_ids=[1] * TOKENS,
+        prompt_logprobs=[None, *[entry] * (TOKENS - 1)],
+        outputs=[CompletionOutput(i, "c", [1], finish_reason="length") for i in range(samples)],
+        finished=True,
+    )
+
+
+class Outputs:
+    """In place of the engine."""
+
+    def __init__(self, found: RequestOutput) -> None:
+        self._found = found
+
+    async def outputs(self):
+        yield 0, self._found
+
+
+def paused(work: Callable[[], Awaitable[Any]]) -> tuple[float, Any]:
+    """Seconds of the event loop's longest pause during some work, and its result."""
+
+    async def run() -> tuple[float, Any]:
+        longest = 0.0
+        working = asyncio.ensure_future(work())
+        while not working.done():
+            start = time.perf_counter()
+            await asyncio.sleep(0.005)
+            longest = max(longest, time.perf_counter() - start)
+        return longest, working.result()
+
+    return asyncio.run(run())
+
+
+async def whole(server: Running, samples: int) -> list[bytes]:
+    """The pieces of an answer as they are sent."""
+    body = CompletionBody(prompt="b", prompt_logprobs=20)
+    answer = _Answer(body, server.service, samples)
+    found = output(samples)
+    size = answer_size([found], SamplingParams(prompt_logprobs=20))
+    threads = server.service.answer_threads
+    response = await pieced(lambda: answer.whole([found]), size, threads)
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    await response({}, None, send)  # type: ignore[arg-type]
+    assert int(response.headers["content-length"]) == sum(map(len, sent))
+    return sent
+
+
+async def events(server: Running, samples: int) -> list[str]:
+    body = CompletionBody(prompt="b", prompt_logprobs=20, stream=True)
+    answer = _Answer(body, server.service, samples)
+    return [event async for event in answer.events(Outputs(output(samples)))]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", [whole, events])
+def test_large_answers_do_not_stop_the_loop(server: Running, form: Callable[..., Any]):
+    def measure() -> float:
+        pause, found = paused(lambda: form(server, MOST))
+        assert sum(map(len, found)) > 20e6
+        assert len(found) > MOST
+        assert max(map(len, found)) < 2e6
+        return pause
+
+    best_of_two(measure, 0.2)
+
+
+def test_pieces_make_the_same_json(server: Running):
+    answer = _Answer(CompletionBody(prompt="b", prompt_logprobs=20), server.service, 2)
+    made = answer.whole([output(2)])
+    assert json.loads("".join(json_pieces(made))) == made.model_dump()
+    left = made.model_dump(exclude={"usage"})
+    assert json.loads("".join(json_pieces(made, frozenset(("usage",))))) == left
+    empty = Tokens(tokens=[], count=0, max_model_len=1)
+    assert json.loads("".join(json_pieces(empty))) == empty.model_dump()
+    long = Tokens(tokens=list(range(1000)), count=0, max_model_len=1)
+    assert json.loads("".join(json_pieces(long))) == long.model_dump()
+    choice = ChatChoice(index=0, message=AnswerMessage(content='"é\n'), finish_reason="stop")
+    assert json.loads("".join(json_pieces(choice))) == choice.model_dump()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"prompt_logprobs": 20, "prompt": [[12] * 500] * 60},
+        {"prompt_logprobs": 20, "n": 60, "prompt": [12] * 500},
+        {"logprobs": 20, "n": 64, "max_tokens": 500},
+        {"echo": True, "logprobs": 20, "prompt": [[12] * 500] * 60},
+    ],
+)
+def test_too_many_logprobs_are_refused(server: Running, more: dict):
+    body = {"prompt": "a", "max_tokens": 1, **more}
+    answer = httpx2.post(server.url + "/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 400
+    assert "logprobs are asked for" in answer.json()["error"]["message"]
+
+
+def test_logprobs_within_the_length_are_allowed():
+    """Without ``max_tokens`` the model's length bounds them, and is few enough here."""
+    params = SamplingParams(max_tokens=None, logprobs=20, prompt_logprobs=20)
+    most = LENGTH * ALTERNATIVES
+    check_amount(params, [100], LENGTH, most)
+    with pytest.raises(ApiError, match=f"up to {most} logprobs"):
+        check_amount(params, [100], LENGTH, most - 1)
