@@ -18,6 +18,7 @@ from rjax.serve import BUNDLED_NAME
 from rjax.serve.limits import ServeLimits, limits_table
 
 _NAME = "rjax.serve"
+ENGINE_FAILED = 1
 
 _EPILOG = """\
 examples:
@@ -34,7 +35,7 @@ examples:
 
 Prompts that begin alike, such as a common system message, share that beginning by themselves.
 
-exit status: 0 stopped and drained, 2 bad input
+exit status: 0 stopped and drained, 1 the engine failed, 2 bad input
 """
 
 
@@ -177,6 +178,9 @@ def _serve(arguments: argparse.Namespace) -> int:
             ready=lambda: print(f"{service.model} on http://{shown}:{port}/v1", flush=True),
         )
         asyncio.run(server.run_on(listener))
+    if service.engine.failed:
+        print(f"{_NAME}: error: the engine stopped; the log says why", file=sys.stderr)
+        return ENGINE_FAILED
     return 0
 
 

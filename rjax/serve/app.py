@@ -35,6 +35,7 @@ from rjax.serve.requests import (
     PrefixBody,
     TokenizeBody,
 )
+from rjax.serve.running import unless_disconnected
 from rjax.serve.service import Service, service_of
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -185,9 +186,11 @@ async def detokenize(body: DetokenizeBody, service: Served) -> Text:
 
 
 @private.post("/v1/prefixes")
-async def register_prefix(body: PrefixBody, tenant: Caller, service: Served) -> PrefixCard:
+async def register_prefix(
+    body: PrefixBody, request: Request, tenant: Caller, service: Served
+) -> PrefixCard:
     """Compute a beginning that prompts will share, and keep it under a name."""
-    return await prefixes.register(body, tenant, service)
+    return await unless_disconnected(request, prefixes.register(body, tenant, service))
 
 
 @private.get("/v1/prefixes")
@@ -203,9 +206,11 @@ async def find_prefix(name: str, tenant: Caller, service: Served) -> PrefixCard:
 
 
 @private.patch("/v1/prefixes/{name}")
-async def pin_prefix(name: str, body: PinBody, tenant: Caller, service: Served) -> PrefixCard:
+async def pin_prefix(
+    name: str, body: PinBody, request: Request, tenant: Caller, service: Served
+) -> PrefixCard:
     """Pin a named prefix, or let the memory go when something else needs it."""
-    return await prefixes.pin(name, body.pin, tenant, service)
+    return await unless_disconnected(request, prefixes.pin(name, body.pin, tenant, service))
 
 
 @private.delete("/v1/prefixes/{name}")

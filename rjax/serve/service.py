@@ -5,6 +5,7 @@ import dataclasses
 import functools
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from fastapi import Request
 
@@ -33,7 +34,8 @@ class Service:
         created: when the server started, seconds since 1970.
         max_model_len: most tokens of prompt and output.
         prefixes: by tenant and name.
-        prefix_locks: by tenant; a tenant's prefixes change one after the other.
+        prefix_names: names under which a tenant's prefixes are being computed, by tenant.
+        prefix_locks: by tenant and name; what a name means changes one request after the other.
         limits, keys, metrics, grammars, pool, tools: as their types say.
     """
 
@@ -49,8 +51,11 @@ class Service:
     pool: TextPool
     tools: ToolFormat
     prefixes: "dict[str, dict[str, NamedPrefix]]" = dataclasses.field(default_factory=dict)
-    prefix_locks: defaultdict[str, asyncio.Lock] = dataclasses.field(
-        default_factory=lambda: defaultdict(asyncio.Lock)
+    prefix_names: defaultdict[str, set[str]] = dataclasses.field(
+        default_factory=lambda: defaultdict(set)
+    )
+    prefix_locks: "WeakValueDictionary[tuple[str, str], asyncio.Lock]" = dataclasses.field(
+        default_factory=WeakValueDictionary
     )
 
     @functools.cached_property
