@@ -31,7 +31,7 @@ from rjax.engine.stats import EngineStats
 from rjax.engine.token_mask import TokenMask
 from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError
 from rjax.outputs import RequestOutput
-from rjax.sampling import LIMITS, SamplingParams, slot_row
+from rjax.sampling import SamplingParams, slot_row
 from rjax.worker.worker import DispatchedStep
 
 _log = logging.getLogger(__name__)
@@ -78,11 +78,6 @@ class LLMEngine:
         )
         self._root = parts.identity
         self._eos = self.tokenizer.eos_token_ids if self.tokenizer else frozenset[int]()
-        if len(self._eos) > LIMITS.eos_token_ids:
-            raise InvalidConfigError(
-                f"tokenizer and generation_config.json name {len(self._eos)} end-of-sequence ids; "
-                f"at most {LIMITS.eos_token_ids} fit: take some out of eos_token_id"
-            )
         self._checks = RequestChecks(
             vocab_size=parts.vocab_size,
             max_model_len=parts.max_model_len,

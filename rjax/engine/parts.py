@@ -15,7 +15,7 @@ from rjax.engine.page_operations import PageOperation
 from rjax.engine.schedule import ScheduledSequence
 from rjax.engine.step_limits import StepLimits, step_limits
 from rjax.errors import InvalidConfigError, InvalidRequestError
-from rjax.sampling import SamplingParams, SlotRow
+from rjax.sampling import LIMITS, SamplingParams, SlotRow
 from rjax.tokenization import Tokenizer
 from rjax.worker.backend import choose_backend
 from rjax.worker.compilation_cache import keep_compiled
@@ -216,8 +216,19 @@ def _load_tokenizer(config: EngineConfig, folder) -> Tokenizer | None:
             settings.tokenizer, settings.revision, settings.hf_token, weights=False
         )
     tokenizer = Tokenizer(own, chat_template=settings.chat_template, model_folder=folder)
-    try:
-        SamplingParams(**tokenizer.generation.sampling)  # every request without values of its own
-    except InvalidRequestError as error:
-        raise InvalidConfigError(f"{folder}/generation_config.json: {error}") from error
+    _check_generation(tokenizer, f"{folder}/generation_config.json")
     return tokenizer
+
+
+def _check_generation(tokenizer: Tokenizer, path: str) -> None:
+    """Refuse at the start what would make each request fail."""
+    try:
+        SamplingParams(**tokenizer.generation.sampling)
+    except InvalidRequestError as error:
+        raise InvalidConfigError(f"{path}: {error}") from error
+    ends, most = len(tokenizer.eos_token_ids), LIMITS.eos_token_ids
+    if ends > most:
+        raise InvalidConfigError(
+            f"{path} and the tokenizer name {ends} end-of-sequence ids; at most {most} fit: take "
+            "some out of eos_token_id"
+        )
