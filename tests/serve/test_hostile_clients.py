@@ -80,15 +80,19 @@ def test_prefixes_wait_their_turn_while_streams_go_on(small: Running):
     """The queue has room for 40: four streams, and 36 of 45 prefixes."""
     small.wait_idle()
     with watched(small), ThreadPoolExecutor(45) as pool:
-        with slowed(small, 0.02):
-            streams = [Stream(small, LONG) for _ in range(SLOTS)]
+        with slowed(small, 0.02):  # eight seconds at least, if it were to the end
+            streams = [Stream(small, {**LONG, "max_tokens": 400}) for _ in range(SLOTS)]
             for stream in streams:
                 assert stream.begun.wait(30)
+            start = time.monotonic()
             prefixes = [pool.submit(register, small, f"p{i}") for i in range(45)]
-            while any(stream.is_alive() for stream in streams):
+            while time.monotonic() < start + 2 or sum(p.done() for p in prefixes) < 9:
                 assert get(small, "/health").json == {"status": "ready"}
                 assert get(small, "/v1/prefixes").status == 200
                 time.sleep(0.1)
+            assert all(stream.is_alive() for stream in streams)
+        for stream in streams:
+            stream.join(60)
         codes = [found.result().status for found in prefixes]
     assert all(stream.whole for stream in streams)
     assert max(stream.longest_pause for stream in streams) < 1.0
