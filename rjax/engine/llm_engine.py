@@ -394,21 +394,18 @@ class LLMEngine:
             if output.request_id == _PREFIX_REQUEST and output.error is not None:
                 raise output.error
 
-    def _keep_prefix(self, output: RequestOutput) -> None:
-        """Pin the prompt of a finished request, if that was asked for.
-
-        Its pages were released a moment ago and no step has been planned since, so that all of
-        them are still cached.
-        """
-        pending = self._pending_prefixes.pop(output.request_id, None)
-        if pending is None or output.outputs[0].finish_reason == "error":
+    def _keep_prefix(self, request: Request, sequence: Sequence) -> None:
+        """Pin the prompt of a sequence that is about to finish, if that was asked for."""
+        if sequence.index or request.request_id not in self._pending_prefixes:
             return
+        pending = self._pending_prefixes.pop(request.request_id)
         try:
             # Other prefixes may have been pinned while this one was computed.
             self._forest.check_room(pending.hashes, len(pending.tokens), pending.name)
         except OutOfMemoryError as error:
-            output.error = error
+            request.error = error
             return
+        self._forest.offer(pending.tokens, pending.hashes, sequence.pages)
         pages = self._forest.find(pending.tokens, pending.hashes)
         self._forest.pin(pending.name, pending.tokens, pending.salt, pages, pending.text)
 
@@ -454,7 +451,6 @@ class LLMEngine:
         for request, error in failed:
             if self._requests.pop(request.request_id, None) is not None:  # n samples, one report
                 self._fail(request, error)
-                self._pending_prefixes.pop(request.request_id, None)
                 self._held_back.append(request.snapshot())
 
     def _time_step(self, step: DispatchedStep) -> None:
@@ -499,7 +495,6 @@ class LLMEngine:
         for output in outputs:
             if output.finished:
                 del self._requests[output.request_id]
-                self._keep_prefix(output)
         return outputs
 
     def _append(
@@ -515,6 +510,7 @@ class LLMEngine:
         if sequence.mask is not None and not finished:
             sequence.mask.accept(token)
         if finished:
+            self._keep_prefix(request, sequence)
             self._scheduler.finish(sequence)
         return finished
 
@@ -526,6 +522,7 @@ class LLMEngine:
                 self._scheduler.finish(sequence)
             if not completion.finished:
                 completion.finish_reason = "error"
+        self._pending_prefixes.pop(request.request_id, None)
 
     def _check_room(self, pinned: int) -> None:
         """Whether one sequence of full length fits beside so many pinned pages."""

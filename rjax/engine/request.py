@@ -25,6 +25,7 @@ class Request:
         sequences, completions: the engine's and the caller's side of each sample.
         deadline: moment of ``time.monotonic`` at which it is aborted, or None.
         prompt_logprobs: one entry a prompt token as they come; None unless asked for.
+        error: why its prompt could not be kept as a prefix.
         wants_every_step: whether its caller is told of every token, not only of the end.
     """
 
@@ -37,6 +38,7 @@ class Request:
     tokenizer: Tokenizer | None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     deadline: float | None = None
+    error: Exception | None = None
     wants_every_step: bool = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,6 +143,7 @@ class Request:
             finished,
             self.metrics,
             first.num_cached or 0,
+            self.error,
         )
 
     def _outputs(self) -> list[CompletionOutput]:

@@ -175,8 +175,9 @@ def until(condition: Any, seconds: float = 30.0) -> None:
 class Stream(threading.Thread):
     """An honest client's stream, with the longest pause between two of its events in seconds."""
 
-    def __init__(self, server: Running, body: dict[str, Any]) -> None:
+    def __init__(self, server: Running, body: dict[str, Any], key: str | None = None) -> None:
         super().__init__(daemon=True)
+        self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.url, self.body = server.url + "/v1/completions", body | {"stream": True}
         self.begun = threading.Event()
         self.longest_pause = 0.0
@@ -185,7 +186,9 @@ class Stream(threading.Thread):
 
     def run(self) -> None:
         """Read the stream to its end."""
-        with httpx2.stream("POST", self.url, json=self.body, timeout=60) as answer:
+        with httpx2.stream(
+            "POST", self.url, json=self.body, headers=self.headers, timeout=60
+        ) as answer:
             last = time.monotonic()
             for line in answer.iter_lines():
                 if not line.startswith("data: "):
