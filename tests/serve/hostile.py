@@ -55,9 +55,11 @@ class LoopWatch:
 
 
 @contextlib.contextmanager
-def watched(server: Running, most: float = LOOP_SECONDS) -> Iterator[LoopWatch]:
+def watched(
+    server: Running, most: float = LOOP_SECONDS, *, kept: float = KEPT_BYTES
+) -> Iterator[LoopWatch]:
     """A block in which the server's event loop may not work for longer than ``most`` seconds, and
-    after which memory is back where it was."""
+    which leaves less than ``kept`` bytes of memory behind."""
     watch, before = LoopWatch(), memory()
     running = asyncio.run_coroutine_threadsafe(watch.run(), server.loop)
     try:
@@ -66,7 +68,7 @@ def watched(server: Running, most: float = LOOP_SECONDS) -> Iterator[LoopWatch]:
         watch.done = True
         running.result(30)
     assert watch.longest < most, f"the event loop worked {watch.longest:.3f} s without a pause"
-    assert memory() - before < KEPT_BYTES
+    assert memory() - before < kept
 
 
 def connect(server: Running, source: str = "127.0.0.1", **options: int) -> socket.socket:
