@@ -1,6 +1,7 @@
 """The outputs of a request between the engine and its reader, in bounded memory."""
 
 import asyncio
+import time
 from collections import deque
 
 from rjax.errors import OverloadedError
@@ -8,6 +9,7 @@ from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.sampling import RequestOutputKind
 
 _KEPT_APART = 32  # unread outputs of one request before further ones are merged
+_TURN_SECONDS = 0.01  # of one reader's work before the event loop turns to others
 
 
 class OutputQueue:
@@ -32,6 +34,7 @@ class OutputQueue:
         self._unread = 0
         self._cut = False
         self._news = asyncio.Event()
+        self._turn = 0.0
 
     def put(self, output: RequestOutput) -> None:
         """Add an output.
@@ -77,9 +80,13 @@ class OutputQueue:
         Raises:
             Exception: what `fail` was given.
         """
+        if self._items and time.monotonic() - self._turn > _TURN_SECONDS:
+            await asyncio.sleep(0)  # others have their turn, however much is there to read
+            self._turn = time.monotonic()
         while not self._items:
             self._news.clear()
             await self._news.wait()
+            self._turn = time.monotonic()
         item = self._items.popleft()
         if isinstance(item, Exception):
             raise item

@@ -1,8 +1,12 @@
-"""A request whose prompt is kept as a named prefix once it is computed."""
+"""Requests whose prompts are kept as named prefixes once they are computed."""
 
 import dataclasses
 
 from rjax.engine.page_hash import PageHashes
+from rjax.engine.prefix_forest import PrefixForest
+from rjax.engine.request import Request
+from rjax.engine.sequence import Sequence
+from rjax.errors import OutOfMemoryError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,3 +38,42 @@ class PendingPrefix:
     tokens: list[int]
     hashes: PageHashes
     salt: str | None
+
+
+class PendingPrefixes:
+    """The prefixes that live requests compute.
+
+    Args:
+        forest: keeps them then.
+    """
+
+    def __init__(self, forest: PrefixForest) -> None:
+        self._forest = forest
+        self._pending: dict[str, PendingPrefix] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def add(self, request_id: str, prefix: PendingPrefix | None) -> None:
+        """A request that computes a prefix, or none, is queued."""
+        if prefix is not None:
+            self._pending[request_id] = prefix
+
+    def forget(self, request_id: str) -> None:
+        """A request ends without computing its prefix, if it had one."""
+        self._pending.pop(request_id, None)
+
+    def keep(self, request: Request, sequence: Sequence) -> None:
+        """Pin the prompt of a sequence that is about to finish, if that was asked for."""
+        if sequence.index or request.request_id not in self._pending:
+            return
+        prefix = self._pending.pop(request.request_id)
+        try:
+            # Other prefixes may have been pinned while this one was computed.
+            self._forest.check_room(prefix.hashes, len(prefix.tokens), prefix.name)
+        except OutOfMemoryError as error:
+            request.error = error
+            return
+        self._forest.offer(prefix.tokens, prefix.hashes, sequence.pages)
+        pages = self._forest.find(prefix.tokens, prefix.hashes)
+        self._forest.pin(prefix.name, prefix.tokens, prefix.salt, pages, prefix.text)

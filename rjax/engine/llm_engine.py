@@ -1,6 +1,5 @@
 """The engine: requests in, outputs out, one step at a time."""
 
-import dataclasses
 import itertools
 import logging
 import pathlib
@@ -13,11 +12,11 @@ import numpy as np
 
 from rjax.config import EngineConfig
 from rjax.engine.bad_words import bad_words_masks
-from rjax.engine.block_manager import BlockManager
+from rjax.engine.block_manager import BlockManager, check_sequence_fits
 from rjax.engine.completion import StepLogprobs
 from rjax.engine.deadlines import Deadlines
 from rjax.engine.host_pool import HostPool
-from rjax.engine.kept_prefix import KeepAs, PendingPrefix
+from rjax.engine.kept_prefix import KeepAs, PendingPrefix, PendingPrefixes
 from rjax.engine.page_hash import PageHashes, salted_key
 from rjax.engine.parts import EngineParts, StepWorker, build_parts
 from rjax.engine.preemption import PreemptionCost
@@ -27,9 +26,9 @@ from rjax.engine.request import Request, logprobs_at
 from rjax.engine.request_checks import RequestChecks
 from rjax.engine.scheduler import Scheduler
 from rjax.engine.sequence import Sequence, SequenceStatus
-from rjax.engine.stats import EngineStats
+from rjax.engine.stats import EngineStats, current_stats
 from rjax.engine.token_mask import TokenMask
-from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError
+from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams, slot_row
 from rjax.worker.worker import DispatchedStep
@@ -64,8 +63,8 @@ class LLMEngine:
         self._vocab_size = parts.vocab_size
         self._worker: StepWorker = parts.worker
         self._page_size = config.cache.page_size
+        check_sequence_fits(self._worker.pool.num_pages, self._page_size, self.max_model_len)
         self._blocks = BlockManager(self._worker.pool.num_pages, self._page_size)
-        self._check_room(0)
         self._scheduler = Scheduler(
             self._blocks,
             limits=parts.limits,
@@ -86,11 +85,11 @@ class LLMEngine:
             has_tokenizer=self.tokenizer is not None,
         )
         self._requests: dict[str, Request] = {}
-        self._pending_prefixes: dict[str, PendingPrefix] = {}
         self._arrivals = itertools.count()
         self._in_flight: deque[DispatchedStep] = deque()
         self._held_back: list[RequestOutput] = []
         self._forest = PrefixForest(self._blocks, -(-self.max_model_len // self._page_size))
+        self._pending_prefixes = PendingPrefixes(self._forest)
         self._budget = parts.limits.max_num_batched_tokens
         self._last_read: float | None = None
         self._deadlines = Deadlines(self._requests)
@@ -177,8 +176,7 @@ class LLMEngine:
             eos=self._eos,
             deadline=deadline,
         )
-        if pending is not None:
-            self._pending_prefixes[request_id] = pending
+        self._pending_prefixes.add(request_id, pending)
         self._deadlines.add(request)
         for sequence in request.sequences:
             self._scheduler.add(sequence)
@@ -232,15 +230,11 @@ class LLMEngine:
         request = self._requests.pop(request_id, None)
         if request is None:
             return
-        self._pending_prefixes.pop(request_id, None)
-        for sequence, completion in zip(request.sequences, request.completions, strict=True):
+        self._pending_prefixes.forget(request_id)
+        for sequence in request.sequences:
             if sequence.status is not SequenceStatus.FINISHED:
                 self._scheduler.finish(sequence)
-            try:
-                completion.abort()
-            except Exception:  # of this request's text
-                _log.exception("request %s failed", request_id)
-                completion.finish_reason = "error"
+        request.abort()
         self._held_back.append(request.snapshot())
 
     def set_shared_prefix(self, token_ids: Tokens[int]) -> None:
@@ -343,20 +337,9 @@ class LLMEngine:
     def stats(self) -> EngineStats:
         """A copy of the counters, brought up to date."""
         self._count_memory()
-        pool = self._worker.pool
-        return dataclasses.replace(
-            self._stats,
-            steps_by_size=dict(self._stats.steps_by_size),
-            preemptions=self._scheduler.num_preemptions,
-            swaps=self._scheduler.num_swaps,
-            num_swapped=len(self._scheduler.swapped),
-            host_bytes_used=self._scheduler.host.num_used * pool.page_bytes,
-            kv_bytes_cached=self._blocks.counts().cached * pool.page_bytes,
-            kv_bytes_pinned=len(set(self._forest.pages())) * pool.page_bytes,
-            num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
-            kv_bytes_total=pool.num_pages * pool.page_bytes,
-            page_bytes=pool.page_bytes,
+        pinned = len(set(self._forest.pages()))
+        return current_stats(
+            self._stats, self._scheduler, page_bytes=self._worker.pool.page_bytes, pinned=pinned
         )
 
     @property
@@ -394,21 +377,6 @@ class LLMEngine:
             if output.request_id == _PREFIX_REQUEST and output.error is not None:
                 raise output.error
 
-    def _keep_prefix(self, request: Request, sequence: Sequence) -> None:
-        """Pin the prompt of a sequence that is about to finish, if that was asked for."""
-        if sequence.index or request.request_id not in self._pending_prefixes:
-            return
-        pending = self._pending_prefixes.pop(request.request_id)
-        try:
-            # Other prefixes may have been pinned while this one was computed.
-            self._forest.check_room(pending.hashes, len(pending.tokens), pending.name)
-        except OutOfMemoryError as error:
-            request.error = error
-            return
-        self._forest.offer(pending.tokens, pending.hashes, sequence.pages)
-        pages = self._forest.find(pending.tokens, pending.hashes)
-        self._forest.pin(pending.name, pending.tokens, pending.salt, pages, pending.text)
-
     @no_type_check
     def _salted_root(self, salt: str | None) -> bytes:
         if salt is None:
@@ -427,9 +395,7 @@ class LLMEngine:
             if request.metrics.first_scheduled_time is None:
                 request.metrics.first_scheduled_time = time.monotonic()
             if not sequence.num_preemptions:
-                self._stats.prompt_tokens += len(sequence.prompt_token_ids)
-                self._stats.cached_tokens += sequence.num_cached or 0
-                self._stats.shared_tokens += sequence.num_shared
+                self._stats.count_admission(sequence)
             assert sequence.slot is not None
             try:
                 row = slot_row(
@@ -510,7 +476,7 @@ class LLMEngine:
         if sequence.mask is not None and not finished:
             sequence.mask.accept(token)
         if finished:
-            self._keep_prefix(request, sequence)
+            self._pending_prefixes.keep(request, sequence)
             self._scheduler.finish(sequence)
         return finished
 
@@ -522,18 +488,7 @@ class LLMEngine:
                 self._scheduler.finish(sequence)
             if not completion.finished:
                 completion.finish_reason = "error"
-        self._pending_prefixes.pop(request.request_id, None)
-
-    def _check_room(self, pinned: int) -> None:
-        """Whether one sequence of full length fits beside so many pinned pages."""
-        total = self._worker.pool.num_pages
-        needed = -(-self.max_model_len // self._page_size)
-        if total - pinned < needed:
-            raise OutOfMemoryError(
-                f"the KV pool has {total} pages of {self._page_size} tokens, {pinned} of them "
-                f"pinned; one sequence of max_model_len = {self.max_model_len} needs {needed}: "
-                "raise num_pages or lower max_model_len"
-            )
+        self._pending_prefixes.forget(request.request_id)
 
     def _count_memory(self) -> None:
         unit = self._worker.pool.page_bytes

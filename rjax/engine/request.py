@@ -1,6 +1,7 @@
 """A request: n sequences of one prompt, and what its caller is told of them."""
 
 import dataclasses
+import logging
 import time
 from collections.abc import Sequence as Tokens
 
@@ -12,6 +13,8 @@ from rjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutpu
 from rjax.sampling import RequestOutputKind, SamplingParams, sequence_seed
 from rjax.tokenization import Tokenizer
 from rjax.worker.readout import HostLogprobs
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -109,6 +112,15 @@ class Request:
         if len(self.completions) == 1:
             return self.completions[0].finish_reason is not None
         return all([completion.finished for completion in self.completions])
+
+    def abort(self) -> None:
+        """End its samples where they stand."""
+        for completion in self.completions:
+            try:
+                completion.abort()
+            except Exception:  # of this request's text: it harms no other
+                _log.exception("request %s failed", self.request_id)
+                completion.finish_reason = "error"
 
     def take_prompt_logprobs(self, start: int, found: list[StepLogprobs]) -> None:
         """Add the logprobs of the prompt tokens that follow positions ``start``, ``start`` + 1, ...

@@ -4,6 +4,8 @@ import dataclasses
 
 from pallas_kernels.attention.planner import PlanStats
 from rjax.engine.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
+from rjax.engine.scheduler import Scheduler
+from rjax.engine.sequence import Sequence
 
 
 @dataclasses.dataclass(slots=True)
@@ -69,6 +71,12 @@ class EngineStats:
     peak_kv_bytes_unshared: int = 0
 
     @property
+    def count_admission(self, sequence: Sequence) -> None:
+        """Count a sequence that got its first slot."""
+        self.prompt_tokens += len(sequence.prompt_token_ids)
+        self.cached_tokens += sequence.num_cached or 0
+        self.shared_tokens += sequence.num_shared
+
     def hit_rate(self) -> float:
         """Share of prompt tokens that were not computed; 0 before the first."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
@@ -98,3 +106,24 @@ class EngineStats:
                 self.pages_swapped_out += len(pages)
             case SwapIn(_, pages):
                 self.pages_swapped_in += len(pages)
+
+
+def current_stats(
+    stats: EngineStats, scheduler: Scheduler, *, page_bytes: int, pinned: int
+) -> EngineStats:
+    """A copy of the counters with what queues and pages hold now; ``pinned`` is in pages."""
+    pages = scheduler.blocks.counts()
+    return dataclasses.replace(
+        stats,
+        steps_by_size=dict(stats.steps_by_size),
+        preemptions=scheduler.num_preemptions,
+        swaps=scheduler.num_swaps,
+        num_swapped=len(scheduler.swapped),
+        host_bytes_used=scheduler.host.num_used * page_bytes,
+        kv_bytes_cached=pages.cached * page_bytes,
+        kv_bytes_pinned=pinned * page_bytes,
+        num_running=len(scheduler.running),
+        num_waiting=len(scheduler.waiting),
+        kv_bytes_total=pages.total * page_bytes,
+        page_bytes=page_bytes,
+    )

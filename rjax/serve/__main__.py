@@ -135,12 +135,13 @@ def _serve(arguments: argparse.Namespace) -> int:
     try:
         from rjax.serve import prefixes
         from rjax.serve.auth import KeyRing
-        from rjax.serve.server import Server, bind, make_service
+        from rjax.serve.server import Server, allow_files, bind, make_service
     except ModuleNotFoundError as error:
         raise InvalidConfigError(
             f"the server needs {error.name}, which is not installed; install rjax[serve]"
         ) from error
 
+    allow_files(limits)
     # Before the model is loaded: a key or a name may be no good, or the address in use.
     key_ring = KeyRing(keys)
     prefix_files = _pairs("--prefix-file", arguments.prefix_file)

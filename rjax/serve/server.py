@@ -186,6 +186,17 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+def allow_files(limits: ServeLimits) -> None:
+    """Raise this process's soft limit of open files to what the connections need, if the hard limit
+    lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = limits.open_connections + limits.health_connections + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        needed = min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
 def _most_open(limits: ServeLimits) -> int:
     """Connections that the limits and this process's file descriptors allow."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

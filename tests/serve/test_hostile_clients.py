@@ -6,6 +6,7 @@ The bounds are those of `tests.serve.hostile`.
 import contextlib
 import http.client
 import json
+import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pytest
 
+from rjax.errors import InvalidConfigError
+from rjax.serve import server as server_module
 from rjax.serve.limits import ServeLimits
 
 from .hostile import (
@@ -314,3 +317,21 @@ def test_refusals_hold_up_the_loop_for_little(small: Running):
     with watched(small, REFUSED_SECONDS):
         found = ask(small, "POST", "/v1/prefixes", body)
     assert found.status == 400
+
+
+def test_connections_are_no_more_than_the_files_of_the_process(monkeypatch):
+    limits, had = ServeLimits(open_connections=500), [(300, 400)]
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: had[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, new: had.append(new))
+    assert server_module._most_open(limits) == 300 - 128 - 16
+    server_module.allow_files(limits)
+    assert had[-1] == (400, 400)
+    had.append((300, 10**6))
+    server_module.allow_files(limits)
+    assert had[-1] == (500 + 128 + 16, 10**6)
+    assert server_module._most_open(limits) == 500
+    server_module.allow_files(limits)
+    assert len(had) == 4
+    had.append((100, 100))
+    with pytest.raises(InvalidConfigError, match="raise ulimit -n"):
+        server_module._most_open(limits)
