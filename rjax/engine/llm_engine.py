@@ -337,10 +337,8 @@ class LLMEngine:
     def stats(self) -> EngineStats:
         """A copy of the counters, brought up to date."""
         self._count_memory()
-        pinned = len(set(self._forest.pages()))
-        return current_stats(
-            self._stats, self._scheduler, page_bytes=self._worker.pool.page_bytes, pinned=pinned
-        )
+        unit, pinned = self._worker.pool.page_bytes, len(set(self._forest.pages()))
+        return current_stats(self._stats, self._scheduler, page_bytes=unit, pinned=pinned)
 
     @property
     def _origin(self) -> PrefixOrigin:

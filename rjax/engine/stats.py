@@ -70,13 +70,13 @@ class EngineStats:
     peak_kv_bytes: int = 0
     peak_kv_bytes_unshared: int = 0
 
-    @property
     def count_admission(self, sequence: Sequence) -> None:
         """Count a sequence that got its first slot."""
         self.prompt_tokens += len(sequence.prompt_token_ids)
         self.cached_tokens += sequence.num_cached or 0
         self.shared_tokens += sequence.num_shared
 
+    @property
     def hit_rate(self) -> float:
         """Share of prompt tokens that were not computed; 0 before the first."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
