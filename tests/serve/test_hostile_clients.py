@@ -235,7 +235,9 @@ def test_slow_headers_have_a_deadline(narrow: Running):
         with connect(narrow) as link, contextlib.suppress(ConnectionError):
             link.sendall(before)
             if before:
-                assert link.recv(65536).startswith(b"HTTP/1.1 200")
+                answer = b""
+                while not answer.endswith(b"]}"):
+                    answer += link.recv(65536)
             start, found = time.monotonic(), b""
             for byte in head * 100:
                 link.sendall(bytes([byte]))

@@ -106,7 +106,9 @@ def test_every_attack_at_random_beside_honest_clients(folder, request):
             engine = server.service.engine
             assert (engine._sequences, engine._prompt_tokens, engine.num_live) == (0, 0, 0)
             gc.collect()
-            return threading.active_count(), open_files(), memory()
+            threads = [t for t in threading.enumerate() if not t.name.startswith("rjax-text")]
+            assert threading.active_count() - len(threads) <= limits.text_workers
+            return len(threads), open_files(), memory()
 
         def attacked(seconds: float) -> LoopWatch:
             stop.clear()
