@@ -13,12 +13,14 @@ from typing import Any, Literal
 
 from rjax.errors import EngineDeadError, OverloadedError, RjaxError, without_frames
 from rjax.llm import Engine
+from rjax.output_queue import OutputQueue
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams
 
 type Health = Literal["ready", "draining", "hung", "dead"]
 
 _IDLE_BEAT = 0.25  # seconds that an idle engine thread sleeps between two beats
+_MOST_COMMANDS_SECONDS = 0.05  # of commands between two steps, where there is something to step
 _log = logging.getLogger(__name__)
 
 
@@ -31,11 +33,14 @@ class QueueLimits:
         prompt_tokens: most prompt tokens of those requests together.
         heartbeat_seconds: an engine thread silent for longer counts as hung. The first use of a
             shape compiles, which is silent too.
+        unread_tokens: tokens, and alternatives in their logprobs, of one request that may wait for
+            its reader. A request with more is aborted, and its reader gets an OverloadedError.
     """
 
     sequences: int = 1024
     prompt_tokens: int = 4_194_304
     heartbeat_seconds: float = 120.0
+    unread_tokens: int = 262_144
 
 
 class RequestStream:
@@ -50,13 +55,13 @@ class RequestStream:
         request_id: str,
         sequences: int,
         tokens: int,
-        news: "asyncio.Queue[RequestOutput | Exception] | None" = None,
+        news: OutputQueue,
     ) -> None:
         self.request_id = request_id
         self.sequences = sequences
         self.prompt_tokens = tokens
         self.finished = False
-        self.news = asyncio.Queue[RequestOutput | Exception]() if news is None else news
+        self.news = news
         self._owner = owner
 
     def __aiter__(self) -> "RequestStream":
@@ -65,13 +70,11 @@ class RequestStream:
     async def __anext__(self) -> RequestOutput:
         if self.finished:
             raise StopAsyncIteration
-        item = await self.news.get()
-        if isinstance(item, Exception):
+        try:
+            item = await self.news.get()
+        except Exception:
             self.finished = True
-            try:
-                raise item
-            finally:
-                del item  # the error's traceback refers to this frame
+            raise
         self.finished = item.finished
         return item
 
@@ -112,6 +115,7 @@ class AsyncLLMEngine:
         self._beat = time.monotonic()
         self._draining = False
         self._dead = False
+        self._failed = False
 
     async def start(self) -> None:
         """Start the engine's thread."""
@@ -123,6 +127,11 @@ class AsyncLLMEngine:
     def num_live(self) -> int:
         """Requests accepted and not finished."""
         return len(self._streams)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the engine stopped on an error of its own, and not because it was told to."""
+        return self._failed
 
     @property
     def health(self) -> Health:
@@ -145,16 +154,17 @@ class AsyncLLMEngine:
         if self._draining:
             raise OverloadedError("the server is shutting down; ask another one", "draining")
         limits = self.limits
+        # How full the queue is stays untold: it is how long other tenants' prompts are.
         if self._sequences + sequences > limits.sequences:
             raise OverloadedError(
-                f"the queue holds {self._sequences} sequences of at most {limits.sequences} and "
-                f"this request brings {sequences}; try again later",
+                f"the queue, of at most {limits.sequences} sequences, has no room for the "
+                f"{sequences} of this request; try again later",
                 "queued_sequences",
             )
         if self._prompt_tokens + prompt_tokens > limits.prompt_tokens:
             raise OverloadedError(
-                f"the queue holds {self._prompt_tokens} prompt tokens of at most "
-                f"{limits.prompt_tokens} and this request brings {prompt_tokens}; try again later",
+                f"the queue, of at most {limits.prompt_tokens} prompt tokens, has no room for the "
+                f"{prompt_tokens} of this request; try again later",
                 "queued_tokens",
             )
 
@@ -163,7 +173,7 @@ class AsyncLLMEngine:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         *,
-        news: "asyncio.Queue[RequestOutput | Exception] | None" = None,
+        news: OutputQueue | None = None,
         **options: Any,
     ) -> RequestStream:
         """Hand a request to the engine; returns once the engine has taken it.
@@ -182,6 +192,8 @@ class AsyncLLMEngine:
         """
         sequences, tokens = params.num_sequences, len(prompt_token_ids)
         self.check_room(sequences, tokens)
+        if news is None:
+            news = OutputQueue(params.output_kind, self.limits.unread_tokens)
         stream = RequestStream(self, f"request-{next(self._ids)}", sequences, tokens, news)
         self._streams[stream.request_id] = stream
         self._sequences += stream.sequences
@@ -257,14 +269,19 @@ class AsyncLLMEngine:
         """Drop a stream; its request is aborted unless it has finished."""
         if self._streams.pop(stream.request_id, None) is None:
             return
-        self._sequences -= stream.sequences
-        self._prompt_tokens -= stream.prompt_tokens
+        self._give_back_share(stream)
         if not self._streams:
             self._empty.set()
         if not stream.finished:
             stream.finished = True
             request_id = stream.request_id
             self._inbox.put(lambda: self.engine.abort_request(request_id))
+
+    def _give_back_share(self, stream: RequestStream) -> None:
+        """The engine is done with a request, whether or not its outputs are read."""
+        self._sequences -= stream.sequences
+        self._prompt_tokens -= stream.prompt_tokens
+        stream.sequences = stream.prompt_tokens = 0
 
     async def drain(self, seconds: float) -> bool:
         """Accept nothing more and wait for what runs; whether all of it finished in time."""
@@ -277,7 +294,7 @@ class AsyncLLMEngine:
         """End the thread; what still runs is aborted."""
         self._draining = True
         for stream in list(self._streams.values()):
-            stream.news.put_nowait(OverloadedError("the server is shutting down", "draining"))
+            stream.news.fail(OverloadedError("the server is shutting down", "draining"))
         self._inbox.put(None)
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, 30.0)
@@ -292,12 +309,17 @@ class AsyncLLMEngine:
                         self._tell(self._hand_out, outputs)
         except BaseException:
             self._dead = True
+            self._failed = True
             _log.exception("the engine stopped on an error")
             self._tell(self._fail_all)
             self._drop_inbox()
 
     def _take_commands(self) -> bool:
-        """Run what has come in; waits for it while there is nothing to step. False to stop."""
+        """Run what has come in; waits for it while there is nothing to step. False to stop.
+
+        A flood of commands does not hold up the requests that run: after a while comes a step.
+        """
+        end = time.monotonic() + _MOST_COMMANDS_SECONDS
         while True:
             self._beat = time.monotonic()
             idle = not self.engine.has_unfinished_requests()
@@ -312,6 +334,8 @@ class AsyncLLMEngine:
                 self._drop_inbox()
                 return False
             command()
+            if time.monotonic() > end and self.engine.has_unfinished_requests():
+                return True
 
     def _drop_inbox(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -329,9 +353,18 @@ class AsyncLLMEngine:
     def _hand_out(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             stream = self._streams.get(output.request_id)
-            if stream is not None:
-                stream.news.put_nowait(output)
+            if stream is None:
+                continue
+            if output.finished:
+                self._give_back_share(stream)
+            try:
+                stream.news.put(output)
+            except OverloadedError as error:
+                _log.warning("%s is cut off: %s", output.request_id, error)
+                for read in list(self._streams.values()):
+                    if read.news is stream.news:
+                        self.forget(read)
 
     def _fail_all(self) -> None:
         for stream in self._streams.values():
-            stream.news.put_nowait(EngineDeadError("the engine stopped on an error"))
+            stream.news.fail(EngineDeadError("the engine stopped on an error"))

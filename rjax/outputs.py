@@ -102,7 +102,8 @@ class RequestOutput:
         outputs: one per sequence, with ``best_of`` the best ones alone; empty where `error` is set.
         finished: no further output will come.
         num_cached_tokens: leading prompt tokens whose KV was already there.
-        error: why a prompt of a list was refused, an `InvalidRequestError`; otherwise None.
+        error: why a prompt of a list was refused, an `InvalidRequestError`, or why a prompt could
+            not be kept as a prefix, an `OutOfMemoryError`; otherwise None.
     """
 
     request_id: str

@@ -22,6 +22,13 @@ jaxtyping.install_import_hook(
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How long the server's soak lasts, and which attacks it draws."""
+    parser.addoption("--soak-seconds", type=float, default=1200.0, help="of tests/serve/test_soak")
+    parser.addoption("--soak-seed", type=int, default=0, help="of tests/serve/test_soak")
+    parser.addoption("--soak-attacks", default="", help="names, with commas; default: all")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _compilation_cache(request: pytest.FixtureRequest):
     """Engines of one test run share compiled steps; most of a CPU test's time is compiling."""

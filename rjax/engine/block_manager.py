@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from rjax.engine.page_index import PageContent, PageIndex
+from rjax.errors import OutOfMemoryError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -176,3 +177,18 @@ class BlockManager:
         if key is not None:
             del self._page_of[key]
             self._key_of[page] = None
+
+
+def check_sequence_fits(num_pages: int, page_size: int, max_model_len: int) -> None:
+    """Whether one sequence of full length fits into a pool.
+
+    Raises:
+        OutOfMemoryError: it does not.
+    """
+    needed = -(-max_model_len // page_size)
+    if num_pages < needed:
+        raise OutOfMemoryError(
+            f"the KV pool has {num_pages} pages of {page_size} tokens; one sequence of "
+            f"max_model_len = {max_model_len} needs {needed}: raise num_pages or lower "
+            "max_model_len"
+        )

@@ -13,10 +13,11 @@ import numpy as np
 from rjax.closing import Closable
 from rjax.config import EngineConfig
 from rjax.engine.bad_words import bad_words_masks
-from rjax.engine.block_manager import BlockManager
+from rjax.engine.block_manager import BlockManager, check_sequence_fits
 from rjax.engine.completion import StepLogprobs
 from rjax.engine.deadlines import Deadlines
 from rjax.engine.host_pool import HostPool
+from rjax.engine.kept_prefix import KeepAs, PendingPrefix, PendingPrefixes
 from rjax.engine.page_hash import PageHashes, salted_key
 from rjax.engine.parts import EngineParts, StepWorker, build_parts
 from rjax.engine.preemption import PreemptionCost
@@ -31,7 +32,6 @@ from rjax.engine.token_mask import TokenMask
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams, slot_row
-from rjax.worker.kv_cache import check_pool_holds_one
 from rjax.worker.worker import DispatchedStep
 
 _log = logging.getLogger(__name__)
@@ -66,8 +66,8 @@ class LLMEngine(Closable):
         self._vocab_size = parts.vocab_size
         self._worker: StepWorker = parts.worker
         self._page_size = config.cache.page_size
+        check_sequence_fits(self._worker.pool.num_pages, self._page_size, self.max_model_len)
         self._blocks = BlockManager(self._worker.pool.num_pages, self._page_size)
-        check_pool_holds_one(self._worker.pool, self._page_size, self.max_model_len)
         self._scheduler = Scheduler(
             self._blocks,
             limits=parts.limits,
@@ -92,6 +92,7 @@ class LLMEngine(Closable):
         self._in_flight: deque[DispatchedStep] = deque()
         self._held_back: list[RequestOutput] = []
         self._forest = PrefixForest(self._blocks, -(-self.max_model_len // self._page_size))
+        self._pending_prefixes = PendingPrefixes(self._forest)
         self._budget = parts.limits.max_num_batched_tokens
         self._last_read: float | None = None
         self._deadlines = Deadlines(self._requests)
@@ -133,6 +134,7 @@ class LLMEngine(Closable):
         prefix: str | None = None,
         cache_salt: str | None = None,
         timeout: float | None = None,
+        keep_as: KeepAs | None = None,
     ) -> None:
         """Queue a request.
 
@@ -148,9 +150,12 @@ class LLMEngine(Closable):
             cache_salt: 1 to 128 characters; KV is shared only with requests of the same salt. None
                 takes that of the named prefix, if there is one.
             timeout: seconds from now after which the request is aborted.
+            keep_as: keep the prompt's KV as a prefix of this name when the request has finished.
+                The last output has an OutOfMemoryError in ``error`` where it could not be kept.
 
         Raises:
             InvalidRequestError: the request cannot be served as it is; nothing is queued.
+            InvalidConfigError, OutOfMemoryError: the prompt cannot be kept; see ``add_prefix``.
         """
         self._check_open()
         if request_id in self._requests:
@@ -164,6 +169,7 @@ class LLMEngine(Closable):
         root = self._salted_root(cache_salt)
         tokens = self._checks.prompt(prompt_token_ids)
         self._checks.params(params)
+        pending = None if keep_as is None else self._check_prefix(keep_as, tokens, cache_salt)
         if len(masks) not in (0, params.num_sequences):
             raise InvalidRequestError(
                 f"{len(masks)} masks for {params.num_sequences} samples; give one a sample"
@@ -193,6 +199,7 @@ class LLMEngine(Closable):
             eos=self._eos,
             deadline=deadline,
         )
+        self._pending_prefixes.add(request_id, pending)
         self._deadlines.add(request)
         for sequence in request.sequences:
             self._scheduler.add(sequence)
@@ -227,12 +234,13 @@ class LLMEngine(Closable):
                 self._worker.move(schedule.operations)
                 for operation in schedule.operations:
                     self._stats.count(operation)
-            for sequence in schedule.admitted:
-                self._enter(sequence)
+            failed = self._enter(schedule.admitted)
             if not schedule.scheduled:
+                self._end_failed(failed)
                 return count - 1
             self._count_memory()
             step = self._worker.dispatch(schedule.scheduled, self._scheduler.page_table)
+            self._end_failed(failed)  # now that its pages are written, which others may share
             self._stats.count_step(step.num_tokens, step.stats)
             self._in_flight.append(step)
             alone = step.num_tokens > len(step.batch)  # it holds chunks of prompts
@@ -246,10 +254,11 @@ class LLMEngine(Closable):
         request = self._requests.pop(request_id, None)
         if request is None:
             return
-        for sequence, completion in zip(request.sequences, request.completions, strict=True):
+        self._pending_prefixes.forget(request_id)
+        for sequence in request.sequences:
             if sequence.status is not SequenceStatus.FINISHED:
                 self._scheduler.finish(sequence)
-            completion.abort()
+        request.abort()
         self._held_back.append(request.snapshot())
 
     def set_shared_prefix(self, token_ids: Tokens[int]) -> None:
@@ -259,7 +268,7 @@ class LLMEngine(Closable):
         """
         self._check_open()
         if len(token_ids):
-            self._add_prefix(_SHARED_PREFIX, token_ids)
+            self._add_prefix(KeepAs(_SHARED_PREFIX), token_ids)
         else:
             self._forest.drop(_SHARED_PREFIX, missing_ok=True)
 
@@ -278,6 +287,9 @@ class LLMEngine(Closable):
         request is served from them by beginning with the same tokens, or by naming the prefix.
         Nothing is compiled anew.
 
+        Steps until the prefix is computed. A caller that serves others meanwhile queues a request
+        with ``keep_as`` and goes on stepping.
+
         Args:
             name: 1 to 256 characters; a name in use gets the new tokens.
             token_ids: of the prefix.
@@ -291,7 +303,7 @@ class LLMEngine(Closable):
         """
         self._check_open()
         self._checks.prefix_name(name)
-        self._add_prefix(name, token_ids, cache_salt, text)
+        self._add_prefix(KeepAs(name, text), token_ids, cache_salt)
 
     def drop_prefix(self, name: str) -> None:
         """Let go of a named prefix; its pages may be evicted from now on.
@@ -331,7 +343,8 @@ class LLMEngine(Closable):
         saved = load_prefix_file(path, self._origin, np.dtype(self._worker.kv_dtype))
         name = saved.name if name is None else name
         self._checks.prefix_name(name)
-        tokens, hashes = self._check_prefix(name, saved.token_ids, cache_salt)
+        wanted = self._check_prefix(KeepAs(name), saved.token_ids, cache_salt)
+        tokens, hashes = wanted.tokens, wanted.hashes
         expected = -(-len(tokens) // self._page_size), *self._worker.page_shape
         if saved.kv.shape != expected:
             raise InvalidConfigError(f"{path} holds KV of shape {saved.kv.shape}, not {expected}")
@@ -368,23 +381,22 @@ class LLMEngine(Closable):
 
     @no_type_check
     def _check_prefix(
-        self, name: str, token_ids: Tokens[int], salt: str | None
-    ) -> tuple[list[int], PageHashes]:
+        self, keep_as: KeepAs, token_ids: Tokens[int], salt: str | None
+    ) -> PendingPrefix:
         if not self.config.cache.enable_prefix_caching:
             raise InvalidConfigError("a shared prefix needs enable_prefix_caching=True")
+        if keep_as.name != _SHARED_PREFIX:
+            self._checks.prefix_name(keep_as.name)
         tokens = self._checks.prompt(token_ids)
         hashes = PageHashes(self._salted_root(salt), self._page_size)
         hashes.extend(tokens)
-        self._forest.check_room(hashes, len(tokens), name)
-        return tokens, hashes
+        self._forest.check_room(hashes, len(tokens), keep_as.name)
+        return PendingPrefix(keep_as.name, keep_as.text, tokens, hashes, salt)
 
     @no_type_check
-    def _add_prefix(
-        self, name: str, token_ids: Tokens[int], salt: str | None = None, text: str | None = None
-    ) -> None:
-        tokens, hashes = self._check_prefix(name, token_ids, salt)
+    def _add_prefix(self, keep_as: KeepAs, token_ids: Tokens[int], salt: str | None = None) -> None:
         greedy = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
-        self.add_request(_PREFIX_REQUEST, tokens, greedy, cache_salt=salt)
+        self.add_request(_PREFIX_REQUEST, token_ids, greedy, cache_salt=salt, keep_as=keep_as)
         news: list[RequestOutput] = []
         try:
             while _PREFIX_REQUEST in self._requests:
@@ -393,7 +405,9 @@ class LLMEngine(Closable):
             self.abort_request(_PREFIX_REQUEST)
             news += self._held_back
             self._held_back = [n for n in news if n.request_id != _PREFIX_REQUEST]
-        self._forest.pin(name, tokens, salt, self._forest.find(tokens, hashes), text)
+        for output in news:
+            if output.request_id == _PREFIX_REQUEST and output.error is not None:
+                raise output.error
 
     @no_type_check
     def _salted_root(self, salt: str | None) -> bytes:
@@ -401,25 +415,41 @@ class LLMEngine(Closable):
             return self._root
         return salted_key(self._root, self._checks.salt(salt))
 
-    def _enter(self, sequence: Sequence) -> None:
-        """A sequence got its slot: fill the slot's sampling state."""
-        request = self._requests[sequence.request_id]
-        if request.metrics.first_scheduled_time is None:
-            request.metrics.first_scheduled_time = time.monotonic()
-        if not sequence.num_preemptions:
-            self._stats.prompt_tokens += len(sequence.prompt_token_ids)
-            self._stats.cached_tokens += sequence.num_cached or 0
-            self._stats.shared_tokens += sequence.num_shared
-        assert sequence.slot is not None
-        row = slot_row(
-            sequence.params,
-            seed=sequence.seed,
-            prompt_token_ids=sequence.prompt_token_ids,
-            output_token_ids=sequence.output_token_ids,
-            eos_token_ids=self._eos,
-            vocab_size=self._vocab_size,
-        )
-        self._worker.admit(sequence.slot, row)
+    def _enter(self, admitted: list[Sequence]) -> list[tuple[Request, Exception]]:
+        """Fill the sampling state of sequences that got their slots.
+
+        Returns:
+            The requests whose state cannot be made, each with the reason.
+        """
+        failed: list[tuple[Request, Exception]] = []
+        for sequence in admitted:
+            request = self._requests[sequence.request_id]
+            if request.metrics.first_scheduled_time is None:
+                request.metrics.first_scheduled_time = time.monotonic()
+            if not sequence.num_preemptions:
+                self._stats.count_admission(sequence)
+            assert sequence.slot is not None
+            try:
+                row = slot_row(
+                    sequence.params,
+                    seed=sequence.seed,
+                    prompt_token_ids=sequence.prompt_token_ids,
+                    output_token_ids=sequence.output_token_ids,
+                    eos_token_ids=self._eos,
+                    vocab_size=self._vocab_size,
+                )
+            except Exception as error:  # of this request's parameters: it alone ends
+                failed.append((request, error))
+            else:
+                self._worker.admit(sequence.slot, row)
+        return failed
+
+    def _end_failed(self, failed: list[tuple[Request, Exception]]) -> None:
+        """End and report requests that got a slot but no sampling state."""
+        for request, error in failed:
+            if self._requests.pop(request.request_id, None) is not None:  # n samples, one report
+                self._fail(request, error)
+                self._held_back.append(request.snapshot())
 
     def _time_step(self, step: DispatchedStep) -> None:
         """Learn from a step full of tokens what a token costs; the one before it must have ended
@@ -442,16 +472,16 @@ class LLMEngine(Closable):
             if sequence.status is SequenceStatus.FINISHED:
                 continue
             request = self._requests[sequence.request_id]
-            if request.prompt_logprobs is not None and sequence.index == 0 and result.prompt:
-                found = [logprobs_at(result.prompt, r) for r in range(first_row, row)]
-                request.take_prompt_logprobs(start, found)
-            if not samples:
-                continue
-            received += 1
-            logprobs = None
-            if result.sampled is not None and sequence.params.logprobs is not None:
-                logprobs = logprobs_at(result.sampled, b)
+            received += samples
             try:
+                if request.prompt_logprobs is not None and sequence.index == 0 and result.prompt:
+                    found = [logprobs_at(result.prompt, r) for r in range(first_row, row)]
+                    request.take_prompt_logprobs(start, found)
+                if not samples:
+                    continue
+                logprobs = None
+                if result.sampled is not None and sequence.params.logprobs is not None:
+                    logprobs = logprobs_at(result.sampled, b)
                 finished = self._append(request, sequence, tokens[b], logprobs)
             except Exception as error:  # of this request's text or mask: it alone ends
                 self._fail(request, error)
@@ -478,6 +508,7 @@ class LLMEngine(Closable):
         if sequence.mask is not None and not finished:
             sequence.mask.accept(token)
         if finished:
+            self._pending_prefixes.keep(request, sequence)
             self._scheduler.finish(sequence)
         return finished
 
@@ -489,6 +520,7 @@ class LLMEngine(Closable):
                 self._scheduler.finish(sequence)
             if not completion.finished:
                 completion.finish_reason = "error"
+        self._pending_prefixes.forget(request.request_id)
 
     def _count_memory(self) -> None:
         unshared = sum([len(s.pages) for s in self._scheduler.running])

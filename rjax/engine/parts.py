@@ -14,8 +14,8 @@ from rjax.engine.page_hash import root_key
 from rjax.engine.page_operations import PageOperation
 from rjax.engine.schedule import ScheduledSequence
 from rjax.engine.step_limits import StepLimits, step_limits
-from rjax.errors import InvalidConfigError
-from rjax.sampling import SlotRow
+from rjax.errors import InvalidConfigError, InvalidRequestError
+from rjax.sampling import LIMITS, SamplingParams, SlotRow
 from rjax.tokenization import Tokenizer
 from rjax.worker.backend import choose_backend
 from rjax.worker.compilation_cache import keep_compiled
@@ -215,4 +215,20 @@ def _load_tokenizer(config: EngineConfig, folder) -> Tokenizer | None:
         own = resolve_folder(
             settings.tokenizer, settings.revision, settings.hf_token, weights=False
         )
-    return Tokenizer(own, chat_template=settings.chat_template, model_folder=folder)
+    tokenizer = Tokenizer(own, chat_template=settings.chat_template, model_folder=folder)
+    _check_generation(tokenizer, f"{folder}/generation_config.json")
+    return tokenizer
+
+
+def _check_generation(tokenizer: Tokenizer, path: str) -> None:
+    """Refuse at the start what would make each request fail."""
+    try:
+        SamplingParams(**tokenizer.generation.sampling)
+    except InvalidRequestError as error:
+        raise InvalidConfigError(f"{path}: {error}") from error
+    ends, most = len(tokenizer.eos_token_ids), LIMITS.eos_token_ids
+    if ends > most:
+        raise InvalidConfigError(
+            f"{path} and the tokenizer name {ends} end-of-sequence ids; at most {most} fit: take "
+            "some out of eos_token_id"
+        )

@@ -83,7 +83,7 @@ def load_prefix_file(
             metadata = file.metadata() or {}
             known = {"tokens", "kv"} & set(file.keys())
             tensors = {name: file.get_tensor(name) for name in known}
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, TypeError) as error:  # NumPy has not every dtype
         raise InvalidConfigError(f"{path} cannot be read as a prefix: {error}") from error
     if metadata.get("format") != _FORMAT or len(tensors) != 2:
         raise InvalidConfigError(f"{path} holds no prefix; give a file of save_prefix")
@@ -94,7 +94,13 @@ def load_prefix_file(
                 f"{str(wanted)!r}: save the prefix again"
             )
     tokens, kv = tensors["tokens"], tensors["kv"]
-    if kv.dtype != np.uint8 or kv.ndim == 0 or kv.shape[-1] % dtype.itemsize or tokens.ndim != 1:
+    for name, found, kind in (("tokens", tokens, np.int32), ("kv", kv, np.uint8)):
+        if found.dtype != kind:
+            raise InvalidConfigError(
+                f"{path} holds {name} of dtype {found.dtype}, not {np.dtype(kind)}; save the "
+                "prefix again"
+            )
+    if kv.ndim == 0 or kv.shape[-1] % dtype.itemsize or tokens.ndim != 1:
         raise InvalidConfigError(f"{path} is damaged; save the prefix again")
     return SavedPrefix(
         metadata.get("name", ""), tokens.tolist(), kv.view(dtype), metadata.get("text")

@@ -76,6 +76,19 @@ class PrefixForest:
                 f"{self._reserve}: raise num_pages, lower max_model_len, or drop a prefix"
             )
 
+    def offer(self, tokens: list[int], hashes: PageHashes, pages: list[int]) -> None:
+        """Make pages that hold these tokens findable.
+
+        Some may be unknown to the index: another page held the same when they were computed, and
+        has been evicted since.
+        """
+        for n, key in enumerate(hashes.keys):
+            self._blocks.register(pages[n], key, hashes.parent(n), hashes.blocks[n])
+        rest = tokens[len(hashes.keys) * self._blocks.page_size :]
+        if rest:
+            n = len(hashes.keys)
+            self._blocks.register_beginning(pages[n], hashes.parent(n), block_bytes(rest))
+
     def find(self, tokens: list[int], hashes: PageHashes) -> list[int]:
         """Pages that hold these tokens, with no reference taken; to be called between steps."""
         self._blocks.begin_step()
@@ -125,12 +138,7 @@ class PrefixForest:
             self._blocks.release(known)
             raise OutOfMemoryError("the running requests hold the pages; load the prefix later")
         pages = known + fresh
-        for n, key in enumerate(hashes.keys):
-            self._blocks.register(pages[n], key, hashes.parent(n), hashes.blocks[n])
-        rest = tokens[len(hashes.keys) * S :]
-        if rest:
-            parent = hashes.parent(len(hashes.keys))
-            self._blocks.register_beginning(pages[-1], parent, block_bytes(rest))
+        self.offer(tokens, hashes, pages)
         self.pin(name, tokens, salt, pages, text)
         self._blocks.release(pages)
         return fresh

@@ -1,6 +1,7 @@
 """A request: n sequences of one prompt, and what its caller is told of them."""
 
 import dataclasses
+import logging
 import time
 from collections.abc import Sequence as Tokens
 
@@ -13,6 +14,7 @@ from rjax.sampling import RequestOutputKind, SamplingParams, sequence_seed
 from rjax.tokenization import Tokenizer
 from rjax.worker.readout import HostLogprobs
 
+_log = logging.getLogger(__name__)
 _CUT_OFF: tuple[FinishReason, ...] = ("error", "abort")  # ends that the tokens did not bring about
 
 
@@ -27,6 +29,7 @@ class Request:
         sequences, completions: the engine's and the caller's side of each sample.
         deadline: moment of ``time.monotonic`` at which it is aborted, or None.
         prompt_logprobs: one entry a prompt token as they come; None unless asked for.
+        error: why its prompt could not be kept as a prefix.
         wants_every_step: whether its caller is told of every token, not only of the end.
     """
 
@@ -39,6 +42,7 @@ class Request:
     tokenizer: Tokenizer | None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     deadline: float | None = None
+    error: Exception | None = None
     wants_every_step: bool = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,6 +114,15 @@ class Request:
             return self.completions[0].finish_reason is not None
         return all([completion.finished for completion in self.completions])
 
+    def abort(self) -> None:
+        """End its samples where they stand."""
+        for completion in self.completions:
+            try:
+                completion.abort()
+            except Exception:  # of this request's text: it harms no other
+                _log.exception("request %s failed", self.request_id)
+                completion.finish_reason = "error"
+
     def take_prompt_logprobs(self, start: int, found: list[StepLogprobs]) -> None:
         """Add the logprobs of the prompt tokens that follow positions ``start``, ``start`` + 1, ...
 
@@ -143,6 +156,7 @@ class Request:
             finished,
             self.metrics,
             first.num_cached or 0,
+            self.error,
         )
 
     def _outputs(self) -> list[CompletionOutput]:

@@ -6,6 +6,7 @@ from pallas_kernels.attention.planner import PlanStats
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
 from rjax.engine.scheduler import Scheduler
+from rjax.engine.sequence import Sequence
 
 
 @dataclasses.dataclass(slots=True)
@@ -69,6 +70,12 @@ class EngineStats:
     kv_bytes_without_sharing: int = 0
     peak_kv_bytes: int = 0
     peak_kv_bytes_unshared: int = 0
+
+    def count_admission(self, sequence: Sequence) -> None:
+        """Count a sequence that got its first slot."""
+        self.prompt_tokens += len(sequence.prompt_token_ids)
+        self.cached_tokens += sequence.num_cached or 0
+        self.shared_tokens += sequence.num_shared
 
     @property
     def hit_rate(self) -> float:

@@ -286,9 +286,15 @@ class SamplingParams:
             eos_token_ids: ids that end a sequence by the model's own configuration.
 
         Raises:
-            InvalidRequestError: a token id beyond the logits, too many log-probabilities, or a
-                ``min_tokens`` that leaves no token to sample.
+            InvalidRequestError: a token id beyond the logits, too many log-probabilities or ids
+                that end the sequence, or a ``min_tokens`` that leaves no token to sample.
         """
+        suppressed = self.suppressed_ids(eos_token_ids)
+        if len(suppressed) > LIMITS.suppressed:
+            raise InvalidRequestError(
+                f"{len(suppressed)} token ids end this sequence; give at most {LIMITS.suppressed} "
+                "in stop_token_ids and the model's eos_token_id together"
+            )
         for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
             ids = getattr(self, name) or ()
             if len(ids) and (highest := max(ids)) >= vocab_size:
@@ -307,7 +313,7 @@ class SamplingParams:
                     f"{vocab_size}"
                 )
         if self.min_tokens:
-            ends = {i for i in self.suppressed_ids(eos_token_ids) if i < vocab_size}
+            ends = {i for i in suppressed if i < vocab_size}
             allowed = self.allowed_token_ids
             if len(ends) == vocab_size or (allowed is not None and ends.issuperset(allowed)):
                 raise InvalidRequestError(

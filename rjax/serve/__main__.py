@@ -23,6 +23,7 @@ from rjax.serve import BUNDLED_NAME
 from rjax.serve.limits import ServeLimits, limits_table
 
 _NAME = "rjax.serve"
+ENGINE_FAILED = 1
 
 _EPILOG = """\
 examples:
@@ -39,7 +40,8 @@ examples:
 
 Prompts that begin alike, such as a common system message, share that beginning by themselves.
 
-exit status: 0 stopped and drained, 2 bad input, 130 interrupted before the port was open
+exit status: 0 stopped and drained, 1 the engine failed, 2 bad input, 130 interrupted before the
+port was open
 """
 
 
@@ -139,12 +141,13 @@ def _serve(arguments: argparse.Namespace) -> int:
     try:
         from rjax.serve import prefixes
         from rjax.serve.auth import KeyRing
-        from rjax.serve.server import Server, bind, make_service
+        from rjax.serve.server import Server, allow_files, bind, make_service
     except ModuleNotFoundError as error:
         raise InvalidConfigError(
             f"the server needs {error.name}, which is not installed; install rjax[serve]"
         ) from error
 
+    allow_files(limits)
     # Before the model is loaded: a key or a name may be no good, or the address in use.
     key_ring = KeyRing(keys)
     prefix_files = _pairs("--prefix-file", arguments.prefix_file)
@@ -182,6 +185,9 @@ def _serve(arguments: argparse.Namespace) -> int:
             ready=lambda: print(f"{service.model} on http://{shown}:{port}/v1", flush=True),
         )
         asyncio.run(server.run_on(listener))
+    if service.engine.failed:
+        print(f"{_NAME}: error: the engine stopped; the log says why", file=sys.stderr)
+        return ENGINE_FAILED
     return 0
 
 

@@ -38,6 +38,7 @@ from rjax.serve.requests import (
     PrefixBody,
     TokenizeBody,
 )
+from rjax.serve.running import unless_disconnected
 from rjax.serve.service import Service, service_of
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -212,10 +213,13 @@ async def detokenize(
 
 @private.post("/v1/prefixes", openapi_extra=takes(PrefixBody))
 async def register_prefix(
-    body: Annotated[PrefixBody, Depends(body_of(PrefixBody))], tenant: Caller, service: Served
+    body: Annotated[PrefixBody, Depends(body_of(PrefixBody))],
+    request: Request,
+    tenant: Caller,
+    service: Served,
 ) -> PrefixCard:
     """Compute a beginning that prompts will share, and keep it under a name."""
-    return await prefixes.register(body, tenant, service)
+    return await unless_disconnected(request, prefixes.register(body, tenant, service))
 
 
 @private.get("/v1/prefixes")
@@ -232,10 +236,14 @@ async def find_prefix(name: str, tenant: Caller, service: Served) -> PrefixCard:
 
 @private.patch("/v1/prefixes/{name}", openapi_extra=takes(PinBody))
 async def pin_prefix(
-    name: str, body: Annotated[PinBody, Depends(body_of(PinBody))], tenant: Caller, service: Served
+    name: str,
+    body: Annotated[PinBody, Depends(body_of(PinBody))],
+    request: Request,
+    tenant: Caller,
+    service: Served,
 ) -> PrefixCard:
     """Pin a named prefix, or let the memory go when something else needs it."""
-    return await prefixes.pin(name, body.pin, tenant, service)
+    return await unless_disconnected(request, prefixes.pin(name, body.pin, tenant, service))
 
 
 @private.delete("/v1/prefixes/{name}")

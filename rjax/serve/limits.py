@@ -61,7 +61,15 @@ class ServeLimits:
     queued_tokens: int = _limit(4_194_304, "prompt tokens accepted and not finished; more is a 503")
     retry_after: int = _limit(2, "seconds that a 503 asks a client to wait")
     prefixes: int = _limit(64, "named prefixes of one API key")
+    unread_tokens: int = _limit(
+        262_144, "tokens and their alternatives that wait for one client to read, then it is cut"
+    )
+    send_seconds: float = _limit(30.0, "seconds for a client to take 16 KiB of what waits for it")
     connections: int = _limit(2048, "requests under way at once; more is a 503")
+    open_connections: int = _limit(4096, "connections, silent and idle ones included")
+    address_connections: int = _limit(1024, "connections of one address (IPv6: of one /64)")
+    health_connections: int = _limit(16, "further connections, on which only /health is answered")
+    header_seconds: float = _limit(10.0, "seconds for the headers of a request to arrive")
     keep_alive_seconds: int = _limit(30, "seconds that an idle connection stays open")
     heartbeat_seconds: float = _limit(120.0, "silence of the engine before /health is a 503")
 

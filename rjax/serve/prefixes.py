@@ -1,10 +1,15 @@
 """Named prefixes: beginnings that a client registers, pins and drops."""
 
+import asyncio
 import dataclasses
 import time
 from collections.abc import Mapping
+from typing import Any
 
+from rjax.engine.kept_prefix import KeepAs
 from rjax.engine.llm_engine import LLMEngine
+from rjax.errors import InvalidConfigError, OutOfMemoryError, OverloadedError
+from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.serve.answers import PrefixCard, PrefixList
 from rjax.serve.auth import Tenant
 from rjax.serve.errors import ApiError
@@ -14,6 +19,11 @@ from rjax.serve.requests import PrefixBody
 from rjax.serve.sampling import check_word
 from rjax.serve.service import Service
 from rjax.serve.tenancy import cache_salt, engine_prefix_name
+
+# A request has at least one token; its text is nobody's.
+_ONE_TOKEN = SamplingParams(
+    temperature=0, max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,16 +69,20 @@ async def register(body: PrefixBody, tenant: Tenant, service: Service) -> Prefix
     tokens = await _tokens(body, tenant, service)
     salt = cache_salt(tenant, body.cache_salt)
     found = NamedPrefix(body.name, tokens, salt, body.pin, int(time.time()))
-    async with service.prefix_locks[tenant.name]:
-        own = service.prefixes.setdefault(tenant.name, {})
-        if body.name not in own and len(own) >= limits.prefixes:
+    own = service.prefixes.setdefault(tenant.name, {})
+    coming = service.prefix_names[tenant.name]
+    async with _lock(body.name, tenant, service):
+        if body.name not in own and len(own.keys() | coming) >= limits.prefixes:
             raise ApiError(
                 409,
-                f"there are {len(own)} prefixes already; drop one first",
+                f"there are {limits.prefixes} prefixes already; drop one first",
                 code="too_many_prefixes",
             )
-        await _hold(found, tenant, service)
-        own[body.name] = found
+        coming.add(body.name)
+        try:
+            await _hold(found, tenant, service)
+        finally:
+            coming.discard(body.name)
     return found.card()
 
 
@@ -118,37 +132,97 @@ def find(name: str, tenant: Tenant, service: Service) -> NamedPrefix:
 
 async def pin(name: str, pinned: bool, tenant: Tenant, service: Service) -> PrefixCard:
     """Pin a prefix or let go of its memory; its name stays."""
-    async with service.prefix_locks[tenant.name]:
+    async with _lock(name, tenant, service):
         known = find(name, tenant, service)
-        if known.pinned != pinned:
-            known = dataclasses.replace(known, pinned=pinned)
-            await _hold(known, tenant, service)
-            service.prefixes[tenant.name][name] = known
-    return known.card()
+        if known.pinned == pinned:
+            return known.card()
+        changed = dataclasses.replace(known, pinned=pinned)
+        if pinned:
+            await _hold(changed, tenant, service)
+        else:
+            service.prefixes[tenant.name][name] = changed
+            await _let_go(name, tenant, service)
+        return changed.card()
 
 
 async def drop(name: str, tenant: Tenant, service: Service) -> PrefixCard:
     """Forget a prefix."""
-    async with service.prefix_locks[tenant.name]:
+    async with _lock(name, tenant, service):
         known = find(name, tenant, service)
         del service.prefixes[tenant.name][name]
         if known.pinned:
-            key = engine_prefix_name(tenant, name)
-            await service.engine.call(lambda engine: engine.drop_prefix(key))
+            await _let_go(name, tenant, service)
     return known.card()
 
 
+def _lock(name: str, tenant: Tenant, service: Service) -> asyncio.Lock:
+    return service.prefix_locks.setdefault((tenant.name, name), asyncio.Lock())
+
+
 async def _hold(prefix: NamedPrefix, tenant: Tenant, service: Service) -> None:
-    """Have the engine compute the prefix, and keep it or not."""
+    """Compute a prefix, as a request among others, and give it its name.
+
+    Raises:
+        ApiError, InvalidRequestError, OverloadedError, EngineDeadError: the name means what it
+            meant before.
+    """
     key = engine_prefix_name(tenant, prefix.name)
-    tokens, salt, pinned = prefix.token_ids, prefix.salt, prefix.pinned
+    own = service.prefixes.setdefault(tenant.name, {})
+    replaced = own.get(prefix.name)
 
-    def command(engine) -> None:
-        engine.add_prefix(key, tokens, cache_salt=salt)
-        if not pinned:
-            engine.drop_prefix(key)
+    def is_kept(engine: LLMEngine) -> bool:
+        wanted = key, tuple(prefix.token_ids), prefix.salt
+        return wanted in [(p.name, p.token_ids, p.cache_salt) for p in engine.prefixes()]
 
-    await service.engine.call(command)
+    try:
+        await _compute(prefix, key, service)
+    except asyncio.CancelledError:
+        # The engine may have kept it before the request was aborted.
+        if prefix.pinned and await service.engine.call(is_kept):
+            own[prefix.name] = prefix
+        raise
+    own[prefix.name] = prefix
+    if not prefix.pinned and replaced is not None and replaced.pinned:
+        await _let_go(prefix.name, tenant, service)
+
+
+async def _compute(prefix: NamedPrefix, key: str, service: Service) -> None:
+    """Have the engine compute a prefix and, where it is pinned, keep it under this key."""
+    options: dict[str, Any] = {"timeout": service.limits.request_seconds}
+    if prefix.salt is not None:
+        options["cache_salt"] = prefix.salt
+    if prefix.pinned:
+        options["keep_as"] = KeepAs(key)
+    try:
+        async with await service.engine.submit(prefix.token_ids, _ONE_TOKEN, **options) as stream:
+            output = await anext(stream)
+        if output.error is not None:
+            raise output.error
+    except OverloadedError as error:
+        service.metrics.rejected(error.reason)
+        raise
+    except OutOfMemoryError as error:  # its message tells how much other tenants hold
+        raise ApiError(
+            409,
+            f"there is no room to keep {len(prefix.token_ids)} more tokens; drop a prefix, or "
+            "register it with pin false",
+            code="out_of_memory",
+        ) from error
+    except InvalidConfigError as error:
+        raise ApiError(
+            400, "this server keeps no prefixes: it was started without a prefix cache"
+        ) from error
+    reason = output.outputs[0].finish_reason
+    if reason == "abort":
+        seconds = service.limits.request_seconds
+        raise ApiError(503, f"the prefix was not computed within {seconds:g} seconds")
+    if reason == "error":
+        raise ApiError(500, "the server failed on this request; its log says why")
+
+
+async def _let_go(name: str, tenant: Tenant, service: Service) -> None:
+    key = engine_prefix_name(tenant, name)
+    await service.engine.call(lambda engine: engine.drop_prefix(key))
 
 
 async def _tokens(body: PrefixBody, tenant: Tenant, service: Service) -> list[int]:

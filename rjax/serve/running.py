@@ -10,6 +10,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from rjax.errors import OverloadedError
+from rjax.output_queue import OutputQueue
 from rjax.outputs import RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.serve.errors import ApiError
@@ -28,7 +29,7 @@ class Running:
     def __init__(self, service: Service, params: SamplingParams) -> None:
         self._service = service
         self._params = params
-        self._news: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
+        self._news = OutputQueue(params.output_kind, service.engine.limits.unread_tokens)
         self._streams: dict[str, Any] = {}
         self._generated: dict[str, int] = {}
         self._last: dict[str, float] = {}
@@ -106,8 +107,6 @@ class Running:
         open_streams = len(self._streams)
         while open_streams:
             item = await self._news.get()
-            if isinstance(item, Exception):
-                raise item
             name = item.request_id
             if name not in self._streams or self._streams[name].finished:
                 continue

@@ -1,7 +1,9 @@
 """Runs the app: sockets, signals, the end of the process."""
 
 import asyncio
+import functools
 import logging
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -11,12 +13,15 @@ from typing import Any
 import uvicorn
 
 from rjax.async_engine import AsyncLLMEngine, QueueLimits
+from rjax.errors import InvalidConfigError
 from rjax.memory_sizes import GIB
 from rjax.serve.app import build_app
 from rjax.serve.auth import KeyRing
+from rjax.serve.connections import Connections
 from rjax.serve.limits import ServeLimits
 from rjax.serve.masks import Grammars
 from rjax.serve.metrics import Metrics
+from rjax.serve.protocol import BoundedProtocol
 from rjax.serve.service import Service
 from rjax.serve.threads import WorkThreads
 from rjax.serve.tools import choose_format
@@ -25,6 +30,11 @@ from rjax.serve.workers.tasks import TextModel
 from rjax.serve.workers.zygote import Zygote
 
 _LAST_WORDS = 5  # seconds for answers that are complete to reach their clients
+_DEAD_SECONDS = 2.0  # in which requests to a dead engine are answered before the server ends
+_SWEEP_TICKS = 5  # of a tenth of a second, between two looks at the connections
+_ACCEPTED_AT_ONCE = 64  # connections, before the loop turns to other work
+_WAITING_TO_BE_ACCEPTED = 1024
+_OTHER_FILES = 128  # file descriptors for all but connections
 _log = logging.getLogger("rjax.serve")
 
 
@@ -83,6 +93,7 @@ def make_service(
                 sequences=limits.queued_sequences,
                 prompt_tokens=limits.queued_tokens,
                 heartbeat_seconds=limits.heartbeat_seconds,
+                unread_tokens=limits.unread_tokens,
             ),
         ),
         tokenizer=tokenizer,
@@ -105,6 +116,9 @@ def make_service(
 class Server(uvicorn.Server):
     """Serves until it is told to stop, then finishes what it accepted.
 
+    Where the engine stops on an error, all requests get a 503 and the server ends soon after, with
+    ``engine.failed`` set: an engine is not put together again in the same process.
+
     The first SIGTERM or SIGINT drains: /health turns to 503, new requests get a 503 with
     Retry-After, and those that were accepted go on for at most ``drain_seconds``. A second signal
     ends at once.
@@ -125,10 +139,12 @@ class Server(uvicorn.Server):
         ready: Callable[[], None] | None = None,
     ) -> None:
         limits = service.limits
+        self._open = Connections(limits, _most_open(limits))
         super().__init__(
             uvicorn.Config(
                 build_app(service),
-                http="h11",
+                http=functools.partial(BoundedProtocol, self._open, limits.retry_after),  # type: ignore[arg-type]
+                backlog=_ACCEPTED_AT_ONCE,
                 ws="none",
                 lifespan="off",
                 access_log=access_log,
@@ -136,8 +152,6 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 h11_max_incomplete_event_size=limits.header_bytes,
-                # Room for idle connections and for those that the app refuses itself.
-                limit_concurrency=2 * limits.connections + 16,
                 timeout_keep_alive=limits.keep_alive_seconds,
                 timeout_graceful_shutdown=_LAST_WORDS,
             )
@@ -148,6 +162,7 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._dead_since: float | None = None
 
     async def run_on(self, listener: socket.socket) -> None:
         """Serve on a bound socket until stopped. Only now it begins to listen."""
@@ -163,8 +178,21 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the port."""
         await super().startup(sockets)
+        for listener in sockets or []:  # uvicorn accepts as many at once as it lets wait
+            listener.listen(_WAITING_TO_BE_ACCEPTED)
         if self._ready is not None:
             self._ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look after connections and engine, ten times a second; whether to stop."""
+        if counter % _SWEEP_TICKS == 0:
+            self._open.sweep()
+        if self.service.engine.failed:
+            now = time.monotonic()
+            self._dead_since = self._dead_since or now
+            if now - self._dead_since > _DEAD_SECONDS:
+                self.should_exit = True
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal came."""
@@ -189,6 +217,36 @@ class Server(uvicorn.Server):
             )
             await engine.stop()
         self.should_exit = True
+
+
+def allow_files(limits: ServeLimits) -> None:
+    """Raise this process's soft limit of open files to what the connections need, if the hard limit
+    lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = limits.open_connections + limits.health_connections + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        needed = min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _most_open(limits: ServeLimits) -> int:
+    """Connections that the limits and this process's file descriptors allow."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = files - _OTHER_FILES - limits.health_connections
+    if files == resource.RLIM_INFINITY or room >= limits.open_connections:
+        return limits.open_connections
+    if room < 1:
+        raise InvalidConfigError(
+            f"this process may open {files} files, too few for connections; raise ulimit -n"
+        )
+    _log.warning(
+        "this process may open %d files: at most %d connections; raise ulimit -n, or set "
+        "open_connections",
+        files,
+        room,
+    )
+    return room
 
 
 def _cache_figures(engine: Any) -> dict[str, object]:

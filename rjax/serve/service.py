@@ -5,6 +5,7 @@ import dataclasses
 import functools
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from fastapi import Request
 
@@ -35,7 +36,8 @@ class Service:
         created: when the server started, seconds since 1970.
         max_model_len: most tokens of prompt and output.
         prefixes: by tenant and name.
-        prefix_locks: by tenant; a tenant's prefixes change one after the other.
+        prefix_names: names under which a tenant's prefixes are being computed, by tenant.
+        prefix_locks: by tenant and name; what a name means changes one request after the other.
         zygote: of the workers, if it is the service's own.
         texts: workers that lay out and tokenise.
         compilers: workers that try grammars.
@@ -64,8 +66,11 @@ class Service:
     large_bodies: asyncio.Semaphore = dataclasses.field(
         default_factory=lambda: asyncio.Semaphore(1)
     )
-    prefix_locks: defaultdict[str, asyncio.Lock] = dataclasses.field(
-        default_factory=lambda: defaultdict(asyncio.Lock)
+    prefix_names: defaultdict[str, set[str]] = dataclasses.field(
+        default_factory=lambda: defaultdict(set)
+    )
+    prefix_locks: "WeakValueDictionary[tuple[str, str], asyncio.Lock]" = dataclasses.field(
+        default_factory=WeakValueDictionary
     )
 
     def close(self) -> None:

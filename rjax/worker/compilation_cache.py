@@ -1,5 +1,6 @@
 """Compiled steps kept on disk, so that a second start need not compile again."""
 
+import contextlib
 import functools
 import hashlib
 import pathlib
@@ -7,6 +8,7 @@ import warnings
 from typing import Any
 
 import jax
+from jax._src import compilation_cache as cache_reader
 from jax.experimental.compilation_cache import compilation_cache
 from jax.experimental.mosaic import gpu as mosaic_gpu
 from jax.extend.mlir import ir
@@ -22,6 +24,7 @@ def keep_compiled(folder: str | None) -> None:
     things as they are.
     """
     _name_kernels_by_content()
+    _drop_unreadable_entries()
     if folder is None or jax.config.jax_compilation_cache_dir is not None:
         return
     path = pathlib.Path(folder).expanduser()
@@ -33,6 +36,27 @@ def keep_compiled(folder: str | None) -> None:
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_KEEPING)
     compilation_cache.reset_cache()  # it may have been found switched off already
+
+
+@functools.cache  # once a process
+def _drop_unreadable_entries() -> None:
+    """Have JAX delete an entry that it cannot read, such as one cut short by a full disk.
+
+    JAX warns of it and compiles anew, but it never writes over an entry that exists: every later
+    start would warn and compile again.
+    """
+    read = cache_reader.get_executable_and_time
+
+    def checked(cache_key: str, *arguments: Any, **options: Any) -> Any:
+        try:
+            return read(cache_key, *arguments, **options)
+        except Exception:
+            entry = f"{jax.config.jax_compilation_cache_dir}/{cache_key}-cache"
+            with contextlib.suppress(OSError):
+                pathlib.Path(entry).unlink()
+            raise
+
+    cache_reader.get_executable_and_time = checked
 
 
 @functools.cache  # once a process

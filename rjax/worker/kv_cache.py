@@ -121,21 +121,6 @@ def check_pool_fits(pool: PoolSize, *, memory: Mapping[str, int] | None, num_dev
         )
 
 
-def check_pool_holds_one(pool: PoolSize, page_size: int, max_model_len: int) -> None:
-    """Whether one sequence of full length fits.
-
-    Raises:
-        OutOfMemoryError: it does not.
-    """
-    needed = -(-max_model_len // page_size)
-    if pool.num_pages < needed:
-        raise OutOfMemoryError(
-            f"the KV pool has {pool.num_pages} pages of {page_size} tokens; one sequence of "
-            f"max_model_len = {max_model_len} needs {needed}: raise num_pages or lower "
-            "max_model_len"
-        )
-
-
 def check_weights_fit(
     folder: pathlib.Path,
     *,

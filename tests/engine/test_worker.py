@@ -7,11 +7,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from rjax.engine.page_operations import CopyPages, SwapIn, SwapOut
 from rjax.errors import OutOfMemoryError
 from rjax.sampling import SamplingParams
 from rjax.worker import kv_cache
+from rjax.worker.compilation_cache import keep_compiled
 from rjax.worker.kv_cache import PoolSize, check_pool_fits, check_weights_fit, fit_pool
 
 from .tiny import make_engine, run
@@ -184,3 +186,35 @@ def test_compiled_steps_are_kept_on_disk(tiny, tmp_path):
         kept.append({file.name for file in cache.glob("jit_step*-cache")})
     assert kept[0]
     assert kept[1] == kept[0], "the second start compiles no step anew"
+
+
+@pytest.mark.parametrize("left", [0, 100, -1])
+def test_a_damaged_compiled_step_is_compiled_once_more_and_no_oftener(tmp_path, left):
+    """Its entry ends after ``left`` bytes: one start warns, the next does not."""
+    before = {
+        name: getattr(jax.config, name)
+        for name in ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    }
+    keep_compiled(None)
+    try:
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        compilation_cache.reset_cache()
+
+        def start() -> None:
+            jax.clear_caches()
+            assert jax.jit(lambda x: x * 3 + left)(2) == 6 + left
+
+        start()
+        [entry] = tmp_path.glob("jit__lambda*-cache")
+        whole = entry.read_bytes()
+        entry.write_bytes(whole[:left])
+        with pytest.warns(UserWarning, match="Error reading persistent compilation cache"):
+            start()
+        assert len(entry.read_bytes()) > len(whole) // 2
+        start()  # warnings are errors
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        jax.clear_caches()

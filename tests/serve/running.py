@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -127,15 +128,19 @@ def running(
     keys: list[str] | None = None,
     limits: ServeLimits | None = None,
     prefix_files: dict[str, str] | None = None,
+    send_buffer: int | None = None,
     **more: Any,
 ) -> Iterator[Running]:
-    """A server for the length of the block, on a free port of this machine."""
+    """A server for the length of the block, on a free port of this machine. ``send_buffer`` is what
+    the kernel keeps of an answer that is not read, in bytes."""
     service = make_service(
         engine, model="tiny", keys=KeyRing(keys or []), limits=limits, zygote=zygote(), **more
     )
     prefixes.load(prefix_files or {}, engine, service)
     server = Server(service)
     listener = bind("127.0.0.1", 0)
+    if send_buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(
         target=loop.run_until_complete, args=(server.run_on(listener),), daemon=True

@@ -12,7 +12,7 @@
 | 7 | health of a dead engine | test_async_engine, test_dead_engine_is_unhealthy_and_says_little |
 | 8 | token ids beyond the logits | test_limits, test_ids_between_tokenizer_and_logits |
 | 9 | state left in a slot | test_state, tests/sampling, tests/engine |
-| 10 | timing of shared prefixes | test_auth, test_prefixes (salts); SHA-256 keys in tests/engine |
+| 10 | timing of shared prefixes | test_tenants, test_auth (salts); SHA-256 keys in tests/engine |
 | 11 | authentication | test_auth |
 | 12 | HTTP: headers, bodies | test_limits, test_hostile_bodies |
 | 12 | HTTP: labels | test_metric_labels_are_bounded |
@@ -21,7 +21,8 @@
 | 15 | request ids | test_client_ids_are_not_used |
 | 16 | parsers that execute | test_tool_calls (json alone reads); tests/structure |
 | 17 | tensors from clients | no field takes one; unknown fields are refused (test_limits) |
-| 18 | leaks | test_vanish, test_async_engine, tests/engine |
+| 18 | leaks | test_vanish, test_soak, test_async_engine, tests/engine |
+| 19 | clients that are silent, slow or many | test_hostile_clients, test_soak |
 """
 
 import ast

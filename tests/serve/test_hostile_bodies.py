@@ -24,8 +24,8 @@ from rjax.serve.limits import ServeLimits
 from rjax.serve.metrics import Metrics
 from rjax.serve.requests import CompletionBody
 
-from .attacks import best_of_two, check_memory, resident, watched
 from .running import Running
+from .watch import best_of_two, check_memory, resident, watched
 
 COMPLETIONS, CHAT, PREFIXES = "/v1/completions", "/v1/chat/completions", "/v1/prefixes"
 MOST = ServeLimits().body_values

@@ -19,8 +19,8 @@ from rjax.serve.logprobs import check_amount
 from rjax.serve.pieces import answer_size, json_pieces, pieced
 from rjax.serve.requests import CompletionBody
 
-from .attacks import best_of_two
 from .running import LENGTH, Running
+from .watch import best_of_two
 
 TOKENS, ALTERNATIVES = 500, 21
 MOST = ServeLimits().request_logprobs // TOKENS // ALTERNATIVES

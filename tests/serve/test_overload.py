@@ -18,8 +18,8 @@ import pytest
 
 from rjax.serve.limits import ServeLimits
 
-from .attacks import HONEST, HONEST_SECONDS, best_of_two, check_memory, resident, watched
 from .running import Running, make_engine, running, zygote
+from .watch import HONEST, HONEST_SECONDS, best_of_two, check_memory, resident, watched
 
 PATTERNS = {"patternProperties": {f"^(a|b)*{i}_{j}$": {} for i in range(40) for j in range(50)}}
 BOMB = {**HONEST, "structured_outputs": {"json": {"type": "object", **PATTERNS}}}

@@ -1,0 +1,339 @@
+"""Each attack: honest clients are answered, the event loop turns, memory and shares come back.
+
+The bounds are those of `tests.serve.hostile`.
+"""
+
+import contextlib
+import http.client
+import json
+import resource
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+
+from rjax.errors import InvalidConfigError
+from rjax.serve import server as server_module
+from rjax.serve.limits import ServeLimits
+
+from .hostile import (
+    ELSEWHERE,
+    HONEST_SECONDS,
+    REFUSED_SECONDS,
+    SHORT,
+    Answer,
+    Stream,
+    ask,
+    connect,
+    ended,
+    get,
+    post,
+    raw_post,
+    until,
+    watched,
+)
+from .running import Running, make_engine, running
+
+SLOTS = 4
+LONG = {"prompt": "a", "max_tokens": 120, "ignore_eos": True, "temperature": 0}
+
+
+@contextlib.contextmanager
+def slowed(server: Running, seconds: float) -> Iterator[None]:
+    """Steps take longer, as those of a large model do."""
+    engine = server.service.engine.engine
+    step = engine.step
+
+    def slow():
+        time.sleep(seconds)
+        return step()
+
+    engine.step = slow
+    try:
+        yield
+    finally:
+        del engine.step
+
+
+@pytest.fixture(scope="module")
+def small(folder) -> Iterator[Running]:
+    limits = ServeLimits(
+        heartbeat_seconds=1.0, queued_sequences=40, send_seconds=1.5, unread_tokens=2000
+    )
+    with running(make_engine(folder), limits=limits, send_buffer=8192) as found:
+        assert complete(found, SHORT).status == 200
+        assert complete(found, {**SHORT, "logprobs": 20}).status == 200
+        yield found
+
+
+def complete(server: Running, body: dict) -> Answer:
+    """A request that may take as long as it likes."""
+    return ask(server, "POST", "/v1/completions", body)
+
+
+def register(server: Running, name: str) -> Answer:
+    body = {"name": name, "prompt": f"{name} Answer from this table and nothing else. " * 3}
+    return ask(server, "POST", "/v1/prefixes", body)
+
+
+def test_prefixes_wait_their_turn_while_streams_go_on(small: Running):
+    """The queue has room for 40: four streams, and 36 of 45 prefixes."""
+    small.wait_idle()
+    with watched(small), ThreadPoolExecutor(45) as pool:
+        with slowed(small, 0.02):  # eight seconds at least, if it were to the end
+            streams = [Stream(small, {**LONG, "max_tokens": 400}) for _ in range(SLOTS)]
+            for stream in streams:
+                assert stream.begun.wait(30)
+            start = time.monotonic()
+            prefixes = [pool.submit(register, small, f"p{i}") for i in range(45)]
+            while time.monotonic() < start + 2 or sum(p.done() for p in prefixes) < 9:
+                assert get(small, "/health").json == {"status": "ready"}
+                assert get(small, "/v1/prefixes").status == 200
+                time.sleep(0.1)
+            assert all(stream.is_alive() for stream in streams)
+        for stream in streams:
+            stream.join(60)
+        codes = [found.result().status for found in prefixes]
+    assert all(stream.whole for stream in streams)
+    assert max(stream.longest_pause for stream in streams) < 1.0
+    assert codes.count(200) == 36
+    assert codes.count(503) == 9
+    names = [card["name"] for card in get(small, "/v1/prefixes").json["data"]]
+    assert len(names) == 36
+    for name in names:
+        assert ask(small, "DELETE", f"/v1/prefixes/{name}").status == 200
+    small.wait_idle()
+    assert small.used_bytes() == 0
+
+
+def test_a_registration_is_cancelled_with_its_client(small: Running):
+    small.wait_idle()
+    assert register(small, "kept").status == 200
+    before = get(small, "/v1/prefixes/kept").json
+    with slowed(small, 0.015):
+        streams = [Stream(small, LONG) for _ in range(SLOTS)]
+        for stream in streams:
+            assert stream.begun.wait(30)
+        for name in ("new", "kept"):
+            body = {"name": name, "prompt": "another one " * 20}
+            with connect(small) as link:
+                link.sendall(raw_post("/v1/prefixes", body))
+                until(lambda: small.service.engine.num_live == SLOTS + 1)
+            until(lambda: small.service.engine.num_live == SLOTS)
+    for stream in streams:
+        stream.join(60)
+    assert get(small, "/v1/prefixes").json["data"] == [before]
+    assert [p.name for p in small.call(lambda engine: engine.prefixes())] == ["anyone/kept"]
+    assert ask(small, "DELETE", "/v1/prefixes/kept").status == 200
+    small.wait_idle()
+    assert small.used_bytes() == 0
+
+
+def test_a_reader_that_stops_gives_its_share_back_and_is_cut(small: Running):
+    """Its 36 sequences leave room for four; the answer is 400 KB and no more than 90 KB are on
+    their way."""
+    small.wait_idle()
+    body = {**LONG, "prompt": ["a"] * 36, "max_tokens": 50, "stream": True}
+    with watched(small), connect(small, receive_buffer=4096) as link:
+        link.sendall(raw_post("/v1/completions", body))
+        until(lambda: small.service.engine.num_live == 36)
+        assert complete(small, {**LONG, "prompt": ["a"] * 5}).status == 503
+        until(lambda: not small.call(lambda engine: engine.has_unfinished_requests()))
+        # The engine is idle: the whole queue is there for others, whoever reads or does not.
+        others = {**SHORT, "prompt": ["a"] * 40, "max_tokens": 1}
+        assert complete(small, others).status == 200
+        until(lambda: small.service.engine.num_live == 0, 10)
+        until(lambda: len(small.server._open) == 0, 10)
+        assert ended(link, 5) is not None
+    small.wait_idle()
+    assert small.used_bytes() == 0
+
+
+def test_tokens_that_wait_for_a_reader_are_bounded(small: Running):
+    """2,000 may wait, each alternative counting as one: of 8 x 60 x 21 most are never made."""
+    small.wait_idle()
+    before = small.call(lambda engine: engine.stats()).output_tokens
+    body = {**LONG, "prompt": ["a"] * 8, "max_tokens": 60, "stream": True, "logprobs": 20}
+    with connect(small, receive_buffer=4096) as link:
+        link.sendall(raw_post("/v1/completions", body))
+        until(lambda: small.service.engine.num_live == 8)
+        small.wait_idle()
+        made = small.call(lambda engine: engine.stats()).output_tokens - before
+        assert made < 300
+    assert small.used_bytes() == 0
+
+
+def test_an_answer_that_is_never_read_is_dropped(small: Running):
+    small.wait_idle()
+    until(lambda: len(small.server._open) == 0, 10)
+    body = {**LONG, "prompt": ["a"] * 4, "max_tokens": 60, "logprobs": 20}
+    with watched(small), connect(small, receive_buffer=4096) as link:
+        link.sendall(raw_post("/v1/completions", body))
+        until(lambda: len(small.server._open) == 1)
+        small.wait_idle()
+        until(lambda: len(small.server._open) == 0, 10)
+        found = ended(link, 5)
+        assert found is not None and len(found) < 200_000
+
+
+def test_slow_readers_get_all_of_their_stream(small: Running):
+    """Slower than the engine, and faster than 16 KiB in ``send_seconds``."""
+    small.wait_idle()
+    body = {**LONG, "prompt": ["a"] * 8, "max_tokens": 50, "stream": True}
+    alone = complete(small, {**body, "stream": False})
+    texts = dict.fromkeys(range(8), "")
+    with httpx2.stream("POST", small.url + "/v1/completions", json=body, timeout=60) as answer:
+        for i, line in enumerate(answer.iter_lines()):
+            if line.startswith("data: {"):
+                [choice] = json.loads(line[6:])["choices"]
+                texts[choice["index"]] += choice["text"]
+            if i % 100 == 0:
+                time.sleep(0.1)
+    assert list(texts.values()) == [choice["text"] for choice in alone.json["choices"]]
+
+
+@pytest.fixture(scope="module")
+def narrow(folder) -> Iterator[Running]:
+    limits = ServeLimits(
+        connections=30,
+        open_connections=60,
+        address_connections=40,
+        health_connections=4,
+        header_seconds=1.5,
+        body_seconds=2.5,
+    )
+    with running(make_engine(folder), limits=limits) as found:
+        assert complete(found, SHORT).status == 200
+        yield found
+
+
+def test_silent_connections_keep_nobody_out(narrow: Running):
+    """Three times as many as may be open, from one address and from another."""
+    with watched(narrow), contextlib.ExitStack() as stack:
+        links = [stack.enter_context(connect(narrow, ELSEWHERE)) for _ in range(180)]
+        until(lambda: len(narrow.server._open) >= 40)
+        for source in ("127.0.0.1", ELSEWHERE, "127.0.0.3"):
+            assert get(narrow, "/health", source=source).json == {"status": "ready"}
+            assert post(narrow, SHORT, source=source).status == 200
+        assert len(narrow.server._open) <= 60
+        links += [stack.enter_context(connect(narrow, f"127.0.1.{i}")) for i in range(1, 180)]
+        assert get(narrow, "/health").json == {"status": "ready"}
+        assert post(narrow, SHORT).status == 200
+        assert len(narrow.server._open) <= 60
+        for link in links:
+            assert ended(link, 5) == b""
+    until(lambda: len(narrow.server._open) == 0)
+
+
+def test_slow_headers_have_a_deadline(narrow: Running):
+    """At the first request and at a later one of the connection."""
+    head = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n"
+    for before in (b"", head + b"\r\n"):
+        with connect(narrow) as link, contextlib.suppress(ConnectionError):
+            link.sendall(before)
+            if before:
+                answer = b""
+                while not answer.endswith(b"]}"):
+                    answer += link.recv(65536)
+            start, found = time.monotonic(), b""
+            for byte in head * 100:
+                link.sendall(bytes([byte]))
+                link.settimeout(0.1)
+                with contextlib.suppress(TimeoutError):
+                    found = link.recv(65536)
+                    break
+            assert found.startswith(b"HTTP/1.1 408")
+            assert time.monotonic() - start < 4
+
+
+def test_busy_connections_leave_health_its_own(narrow: Running):
+    """Bodies that never come keep as many requests under way as may be; they have a deadline."""
+    part = raw_post("/v1/completions", SHORT)[:-5]
+    with watched(narrow), contextlib.ExitStack() as stack:
+        links = []
+        for i in range(2):
+            for _ in range(30):
+                links.append(stack.enter_context(connect(narrow, f"127.0.2.{i + 1}")))
+                with contextlib.suppress(ConnectionError):
+                    links[-1].sendall(part)
+        until(lambda: len(narrow.server._open) >= 30)
+        assert get(narrow, "/health").json == {"status": "ready"}
+        for _ in range(20):  # more than there are such connections: each is closed after it
+            assert get(narrow, "/health").json == {"status": "ready"}
+        start = time.monotonic()
+        until(lambda: _answered(narrow), 10)
+        assert time.monotonic() - start < 8
+    until(lambda: len(narrow.server._open) == 0)
+
+
+def _answered(server: Running) -> bool:
+    try:
+        return post(server, SHORT).status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def test_where_all_are_busy_only_health_is_answered(folder):
+    limits = ServeLimits(open_connections=5, address_connections=5, health_connections=2)
+    part = raw_post("/v1/completions", SHORT)[:-5]
+    with running(make_engine(folder), limits=limits) as tiny, contextlib.ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(connect(tiny)).sendall(part)
+        until(lambda: len(tiny.server._open._all.members["busy"]) == 5)
+        for _ in range(5):
+            stack.enter_context(connect(tiny))  # silent ones make room here too
+        for _ in range(5):
+            assert get(tiny, "/health").json == {"status": "ready"}
+            refused = get(tiny, "/v1/models")
+            assert refused.status == 503
+            assert refused.json["error"]["code"] == "overloaded"
+            assert refused.headers["retry-after"] == "2"
+
+
+def test_a_flood_of_commands_does_not_stop_streams(small: Running):
+    small.wait_idle()
+    stop = threading.Event()
+
+    def flood() -> None:
+        while not stop.is_set():
+            assert ask(small, "GET", "/metrics").status == 200
+
+    with watched(small), ThreadPoolExecutor(8) as pool:
+        asking = [pool.submit(flood) for _ in range(8)]
+        stream = Stream(small, LONG)
+        stream.join(60)
+        stop.set()
+        for found in asking:
+            found.result()
+    assert stream.whole
+    assert stream.longest_pause < HONEST_SECONDS
+
+
+def test_refusals_hold_up_the_loop_for_little(small: Running):
+    """Bodies of the largest size, refused each."""
+    small.wait_idle()
+    body = {"name": "x" * 10**6, "prompt": [1] * 2 * 10**6}
+    with watched(small, REFUSED_SECONDS):
+        found = ask(small, "POST", "/v1/prefixes", body)
+    assert found.status == 400
+
+
+def test_connections_are_no_more_than_the_files_of_the_process(monkeypatch):
+    limits, had = ServeLimits(open_connections=500), [(300, 400)]
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: had[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, new: had.append(new))
+    assert server_module._most_open(limits) == 300 - 128 - 16
+    server_module.allow_files(limits)
+    assert had[-1] == (400, 400)
+    had.append((300, 10**6))
+    server_module.allow_files(limits)
+    assert had[-1] == (500 + 128 + 16, 10**6)
+    assert server_module._most_open(limits) == 500
+    server_module.allow_files(limits)
+    assert len(had) == 4
+    had.append((100, 100))
+    with pytest.raises(InvalidConfigError, match="raise ulimit -n"):
+        server_module._most_open(limits)

@@ -1,0 +1,152 @@
+"""Every attack at random beside honest clients; afterwards all is where it began.
+
+``--soak-seconds``, ``--soak-seed`` and ``--soak-attacks`` say how long and which.
+"""
+
+import gc
+import random
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from rjax.serve.limits import ServeLimits
+
+from .attacks import ATTACKS, attack
+from .hostile import KEPT_BYTES, LoopWatch, ask, memory, open_files, until, watched
+from .running import Running, make_engine, running
+
+HONEST, ATTACKERS = 16, 6
+WARM_SECONDS = 30.0  # of attacks before the memory counts: caches fill, allocators grow
+SLOWEST_HEALTH = 3.0
+LOOP_SECONDS = 1.0  # several requests at once, refused and not
+
+
+def probes(draw: random.Random) -> list[dict[str, Any]]:
+    """What the honest clients ask, greedily."""
+    return [
+        {
+            "prompt": [draw.randrange(10, 200) for _ in range(draw.choice([3, 40, 200]))],
+            "max_tokens": draw.choice([1, 12, 30]),
+            "temperature": 0,
+            **draw.choice([{}, {"n": 1, "logprobs": 2}, {"cache_salt": "own"}]),
+        }
+        for _ in range(HONEST)
+    ]
+
+
+def text(server: Running, body: dict[str, Any]) -> str | None:
+    """The answer's text; None where the server asks for another try."""
+    found = ask(server, "POST", "/v1/completions", body)
+    if found.status == 503:
+        return None
+    assert found.status == 200, found.body[:500]
+    return found.json["choices"][0]["text"]
+
+
+@pytest.mark.slow
+def test_every_attack_at_random_beside_honest_clients(folder, request):
+    seconds = request.config.getoption("--soak-seconds")
+    seed = request.config.getoption("--soak-seed")
+    names = request.config.getoption("--soak-attacks")
+    chosen = [a for a in ATTACKS if not names or a.__name__ in names.split(",")]
+    draw = random.Random(seed)
+    limits = ServeLimits(
+        send_seconds=3.0, header_seconds=2.0, body_seconds=3.0, open_connections=400,
+        address_connections=200, connections=200, keep_alive_seconds=2, queued_sequences=160,
+    )  # fmt: skip
+    with running(make_engine(folder), limits=limits, send_buffer=8192) as server:
+        asked = probes(draw)
+        alone = [text(server, body) for body in asked]
+        stop, answers, waits = threading.Event(), Counter[int](), [0.0]
+        errors: list[BaseException] = []
+        done: Counter[str] = Counter()
+
+        def honest(i: int) -> None:
+            try:
+                while not stop.is_set():
+                    found = text(server, asked[i])
+                    if found is None:
+                        time.sleep(0.2)
+                        continue
+                    assert found == alone[i]
+                    answers[i] += 1
+            except BaseException as error:
+                errors.append(error)
+
+        def hostile(i: int) -> None:
+            own = random.Random(f"{seed} {i}")
+            try:
+                while not stop.is_set():
+                    one = own.choice(chosen)
+                    attack(one, server, own)
+                    done[one.__name__] += 1
+            except BaseException as error:
+                errors.append(error)
+
+        def health() -> None:
+            try:
+                while not stop.is_set():
+                    start = time.monotonic()
+                    assert ask(server, "GET", "/health").json == {"status": "ready"}
+                    waits.append(time.monotonic() - start)
+                    time.sleep(0.2)
+            except BaseException as error:
+                errors.append(error)
+
+        def settled() -> tuple[int, int, int]:
+            """Threads, files and memory once everything has ended."""
+            for card in ask(server, "GET", "/v1/prefixes").json["data"]:
+                ask(server, "DELETE", f"/v1/prefixes/{card['name']}")
+            server.wait_idle(120)
+            until(lambda: len(server.server._open) == 0, 30)
+            assert server.used_bytes() == 0
+            engine = server.service.engine
+            assert (engine._sequences, engine._prompt_tokens, engine.num_live) == (0, 0, 0)
+            gc.collect()
+            threads = [t for t in threading.enumerate() if not t.name.startswith("rjax-text")]
+            assert threading.active_count() - len(threads) <= limits.text_workers
+            return len(threads), open_files(), memory()
+
+        def attacked(seconds: float) -> LoopWatch:
+            stop.clear()
+            threads = [
+                *(threading.Thread(target=honest, args=(i,)) for i in range(HONEST)),
+                *(threading.Thread(target=hostile, args=(i,)) for i in range(ATTACKERS)),
+                threading.Thread(target=health),
+            ]
+            with watched(server, float("inf"), kept=float("inf")) as watch:
+                for thread in threads:
+                    thread.start()
+                end = time.monotonic() + seconds
+                while time.monotonic() < end and not errors:
+                    time.sleep(0.5)
+                stop.set()
+                for thread in threads:
+                    thread.join(180)
+                    assert not thread.is_alive()
+            if errors:
+                raise errors[0]
+            return watch
+
+        attacked(min(WARM_SECONDS, seconds / 4))
+        threads, files, kept = settled()
+        waits[:] = [0.0]
+        watch = attacked(seconds)
+        now = settled()
+        print(
+            f"\n{seconds:g} s, seed {seed}: attacks {dict(done)}; {sum(answers.values())} honest "
+            f"answers; health within {max(waits):.2f} s; loop {watch.longest:.2f} s; threads "
+            f"{threads} to {now[0]}, files {files} to {now[1]}, memory {kept / 1e6:.0f} to "
+            f"{now[2] / 1e6:.0f} MB"
+        )
+        assert min(answers[i] for i in range(HONEST)) > 0
+        assert max(waits) < SLOWEST_HEALTH
+        assert watch.longest < LOOP_SECONDS
+        assert now[0] <= threads
+        assert now[1] <= files
+        assert now[2] < kept + KEPT_BYTES
+        assert [text(server, body) for body in asked] == alone
+        assert len(done) == len(chosen) or seconds < 60
