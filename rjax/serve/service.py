@@ -122,6 +122,7 @@ class Service:
             )
 
 
-def service_of(request: Request) -> Service:
-    """The service of the app that the request came to."""
+async def service_of(request: Request) -> Service:
+    """The service of the app that the request came to; a coroutine, since FastAPI runs plain
+    functions on threads."""
     return request.app.state.service
