@@ -29,7 +29,7 @@ def body_of[B: Body](kind: type[B]) -> Callable[[Request], Awaitable[B]]:
 
     async def read(request: Request) -> B:
         _check_content_type(request.headers.get("content-type", ""))
-        service = service_of(request)
+        service = await service_of(request)
         # The request would keep its own copy of the bytes for as long as the answer takes.
         data = b"".join([part async for part in request.stream()])
         if len(data) <= _SMALL:

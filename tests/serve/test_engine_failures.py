@@ -92,6 +92,8 @@ def test_a_request_that_fails_in_a_step_fails_alone(server: Running, monkeypatch
     other = Stream(server, {**SHORT, "max_tokens": 100, "ignore_eos": True})
     assert other.begun.wait(60)
     for n in (1, 3):
+        body = {**SHORT, "temperature": 1, "seed": 1, "n": n}
+        assert ask(server, "POST", "/v1/completions", body).status == 200  # may compile
         found = post(server, {**SHORT, "temperature": 1, "seed": 666, "n": n})
         assert found.status == 500
         assert b"0x" not in found.body
