@@ -1,6 +1,7 @@
-"""Exact-answer scores of the bundled model (or another) on held-out tables with unseen names.
+"""Exact-answer scores of the bundled model (or another) on tables of values it never saw.
 
-    python -m bench.table_answers                      # through the engine, 16 tables
+    python -m bench.table_answers                      # through the engine, 16 tables of real names
+    python -m bench.table_answers --values held_out    # names and values as training's, but unseen
     python -m bench.table_answers --answerer plain     # a plain decoding loop, no engine
     python -m bench.table_answers --tables 128 --json bench/results/table_answers.json
 
@@ -114,6 +115,7 @@ def report(scores: dict[str, Score], seconds: float, args: argparse.Namespace) -
         "command": shlex.join(["python", "-m", "bench.table_answers", *sys.argv[1:]]),
         "answerer": args.answerer,
         "model": args.model.name if args.model != BUNDLED_MODEL else "bundled",
+        "values": args.values,
         "seed": args.seed,
         "tables": args.tables,
         "questions_per_table": args.questions,
@@ -139,6 +141,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--tables", type=whole(1), default=16)
     p.add_argument("--questions", type=whole(1), default=16, help="questions about each table")
     p.add_argument("--rows", type=whole(1), nargs=2, default=[5, 40], help="fewest and most rows")
+    p.add_argument(
+        "--values",
+        choices=("real", "held_out"),
+        default="real",
+        help="real names and values, or generated ones; training saw neither",
+    )
     p.add_argument("--seed", type=whole(0), default=EVALUATION_SEED)
     p.add_argument(
         "--group", type=whole(1), default=8, help="tables at a time, plain answerer only"
@@ -154,7 +162,9 @@ def main() -> None:
     args = p.parse_args()
     if args.rows[0] > args.rows[1]:
         p.error(f"--rows {args.rows[0]} {args.rows[1]}: give the fewest first")
-    sheets = held_out_sheets(args.tables, args.questions, rows=tuple(args.rows), seed=args.seed)
+    sheets = held_out_sheets(
+        args.tables, args.questions, rows=tuple(args.rows), seed=args.seed, which=args.values
+    )
     answer = (
         engine_answerer(args.model, args.relay)
         if args.answerer == "engine"
