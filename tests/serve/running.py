@@ -1,4 +1,4 @@
-"""A server on a thread of the test run, over a tiny random model with the bundled tokenizer."""
+"""A server on a thread of the test run, over a tiny random model with a fixed tokenizer."""
 
 import asyncio
 import atexit
@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from models import BUNDLED_MODEL
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 from rjax.serve import prefixes
@@ -53,12 +52,14 @@ OPTIONS = {
 }
 
 
+TOKENIZER = Path(__file__).parents[1] / "golden" / "tokenizer"
+
+
 def write_model(folder: Path) -> Path:
-    """A model folder: the bundled tokenizer, a tiny configuration, no weights."""
+    """A model folder: a tokenizer that no training changes, a tiny configuration, no weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    source = Path(BUNDLED_MODEL)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(source / name, folder / name)
+        shutil.copy(TOKENIZER / name, folder / name)
     vocab = len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
     added = len(json.loads((folder / "tokenizer.json").read_text())["added_tokens"])
     size = -(-(vocab + added) // 64) * 64  # wider than the tokenizer, as models are
