@@ -71,6 +71,8 @@ def interrupted(
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | environment,
+        # Where tests run in the background, a shell has them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     try:
         ready(process)
