@@ -64,6 +64,8 @@ def interrupted(
     command: list[str], ready: Callable[[subprocess.Popen], object], **environment: str
 ) -> tuple[int, float, str, str]:
     """Status, seconds and output of a process that gets SIGINT once it is ready."""
+    # Where tests run in the background, a shell has them, and so their children, ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -71,9 +73,8 @@ def interrupted(
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | environment,
-        # Where tests run in the background, a shell has them ignore it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
+    signal.signal(signal.SIGINT, before)
     try:
         ready(process)
         start = time.monotonic()
