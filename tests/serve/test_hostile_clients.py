@@ -301,7 +301,7 @@ def test_a_flood_of_commands_does_not_stop_streams(small: Running):
         while not stop.is_set():
             assert ask(small, "GET", "/metrics").status == 200
 
-    with watched(small), ThreadPoolExecutor(8) as pool:
+    with watched(small, 1.0), ThreadPoolExecutor(8) as pool:
         asking = [pool.submit(flood) for _ in range(8)]
         stream = Stream(small, LONG)
         stream.join(60)
