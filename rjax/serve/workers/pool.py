@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import socket
 from typing import Any
 
 from rjax.errors import InvalidRequestError, OverloadedError
@@ -163,23 +162,22 @@ class WorkerPool:
         )
 
     async def _start(self) -> _Worker:
-        forking = asyncio.ensure_future(
-            asyncio.to_thread(self._zygote.fork, self._model, self._limits.task_bytes)
-        )
+        starting = asyncio.ensure_future(self._fork())
         try:
-            pid, own = await asyncio.shield(forking)
+            return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            forking.add_done_callback(self._drop)
+            starting.add_done_callback(self._drop)
             raise
+
+    async def _fork(self) -> _Worker:
+        pid, own = await asyncio.to_thread(self._zygote.fork, self._model, self._limits.task_bytes)
         reader, writer = await asyncio.open_connection(sock=own)
         return _Worker(pid, reader, writer)
 
-    def _drop(self, forked: "asyncio.Future[tuple[int, socket.socket]]") -> None:
+    def _drop(self, started: "asyncio.Future[_Worker]") -> None:
         """End a worker that nobody waits for any more."""
-        if not forked.cancelled() and forked.exception() is None:
-            pid, own = forked.result()
-            own.close()
-            self._zygote.end(pid)
+        if not started.cancelled() and started.exception() is None:
+            self._end(started.result())
 
     def _keep(self, worker: _Worker) -> None:
         if self._closed or len(self._idle) >= self._limits.quick:
