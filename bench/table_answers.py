@@ -11,8 +11,6 @@ An answer counts when it equals the canonical one character for character; decod
 import argparse
 import json
 import platform
-import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -24,6 +22,7 @@ import jax.numpy as jnp
 from tokenizers import Tokenizer
 
 from bench.command_line import run, whole
+from bench.records import command
 from models import BUNDLED_MODEL, load_model
 from models.tables.decode import answer_questions
 from models.tables.scoring import (
@@ -112,7 +111,7 @@ def measure(sheets: Sequence[Sheet], answer: Answerer, show_wrong: int) -> dict[
 def report(scores: dict[str, Score], seconds: float, args: argparse.Namespace) -> dict[str, Any]:
     """The scores with everything needed to repeat them."""
     return {
-        "command": shlex.join(["python", "-m", "bench.table_answers", *sys.argv[1:]]),
+        "command": command("bench.table_answers"),
         "answerer": args.answerer,
         "model": args.model.name if args.model != BUNDLED_MODEL else "bundled",
         "values": args.values,

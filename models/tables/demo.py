@@ -8,7 +8,9 @@ from models.tables.questions import Question, random_question
 from models.tables.table import Table, random_table, system_prompt
 
 _SEED = 7
+_QUESTIONS_SEED = 14
 _ROWS = 24
+_LONGEST = 8  # pieces of an answer
 
 
 @functools.cache
@@ -25,22 +27,21 @@ def demo_system_prompt() -> str:
 
 
 def demo_questions() -> list[tuple[str, str]]:
-    """16 questions about the bundled table and their answers: 12 cells, and others.
+    """16 questions about the bundled table and their answers: 10 cells, and others.
 
-    None asks for what the model does badly (lists of people, the oldest and the youngest).
+    The model answers all of these rightly, so that another answer points to the installation.
+    Counts are of few people: the model is less sure of many.
     """
-    rng = random.Random(_SEED + 1)
-    questions = _drawn(rng, 12, "cell", fields.COLUMNS)
-    questions += _drawn(rng, 1, "row", ("row",))
-    questions += _drawn(rng, 1, "count", ("people",))
-    questions += _drawn(rng, 2, "comparison", ("age", "country"))
+    rng = random.Random(_QUESTIONS_SEED)
+    kinds = {"cell": 10, "row": 1, "count": 3, "comparison": 2}
+    questions = [question for kind, count in kinds.items() for question in _drawn(rng, count, kind)]
     return [(question.text, question.answer) for question in questions]
 
 
-def _drawn(rng: random.Random, count: int, kind: str, topics: tuple[str, ...]) -> list[Question]:
+def _drawn(rng: random.Random, count: int, kind: str) -> list[Question]:
     found: dict[str, Question] = {}
     while len(found) < count:
         question = random_question(rng, demo_table(), kind)
-        if question is not None and question.topic in topics:
+        if question is not None and len(question.pieces) <= _LONGEST:
             found.setdefault(question.text, question)
     return list(found.values())

@@ -352,7 +352,7 @@ def parser() -> argparse.ArgumentParser:
         "--start-from", type=Path, help="checkpoint to start from, without the curriculum"
     )
     p.add_argument("--size", choices=SIZES, default="full")
-    p.add_argument("--steps", type=int, default=9500, help="of the whole run, all calls together")
+    p.add_argument("--steps", type=int, default=12000, help="of the whole run, all calls together")
     p.add_argument("--minutes", type=float, default=1e9, help="stop training after so long")
     p.add_argument("--learning-rate", type=float, default=3e-3)
     p.add_argument("--decay", type=float, default=0.5, help="share of steps with falling rate")

@@ -34,7 +34,7 @@ def conversations():
 
 def answers(llm: LLM) -> list[list[int]]:
     """Tokens up to the end of each answer."""
-    ends = llm.get_tokenizer().eos_token_ids
+    ends = llm.engine.tokenizer.eos_token_ids
     found = []
     for output in llm.chat(conversations(), LONG, use_tqdm=False):
         tokens = output.outputs[0].token_ids
@@ -49,7 +49,7 @@ def roomy():
     llm = start(num_pages=256)
     found = answers(llm)
     assert llm.stats().preemptions == 0
-    tokenizer = llm.get_tokenizer()
+    tokenizer = llm.engine.tokenizer
     assert [tokenizer.decode(a).strip() for a in found] == [want for _, want in QUESTIONS]
     return found
 
@@ -132,7 +132,7 @@ def test_nothing_is_compiled_after_a_warmup():
 
 def test_a_saved_prefix_is_loaded_again(roomy, tmp_path):
     first = start(num_pages=256)
-    tokenizer = first.get_tokenizer()
+    tokenizer = first.engine.tokenizer
     prompts = [
         tokenizer.encode(tokenizer.apply_chat_template(c), add_special_tokens=False)
         for c in conversations()
