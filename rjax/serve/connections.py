@@ -1,7 +1,9 @@
 """Bounds on open connections: how many, from whom, and how long each may be silent or stuck."""
 
 import ipaddress
+import itertools
 import time
+from collections import OrderedDict
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from rjax.serve.limits import ServeLimits
@@ -10,6 +12,8 @@ type Admission = Literal["served", "health only", "refused"]
 type State = Literal["silent", "idle", "busy"]
 
 _LEAST_PROGRESS = 16 * 2**10  # bytes that a client takes within ``send_seconds``
+_REMEMBERED = 4096  # addresses that had an answer
+_LOOKED_AT = 64  # connections that may be silent, for each that wants their place
 
 
 @runtime_checkable
@@ -28,15 +32,21 @@ class Connection(Protocol):
         """Bytes that wait for the client, and bytes that went out in all."""
         ...
 
+    def has_unread(self) -> bool:
+        """Whether bytes of the client have come that the event loop has not read yet."""
+        ...
+
 
 class Connections:
     """All open connections of a server.
 
     Where an address, or all of them together, have as many as they may, a new connection takes the
-    place of the oldest silent one, then of the oldest that is idle between two requests. Only
-    where all of them are busy is the new one refused, except for a few on which /health is
-    answered. A client that sends its request at once is therefore served however many others are
-    silent.
+    place of a silent one, then of one that is idle between two requests: the oldest of the address,
+    or where it concerns all addresses of the one that has most silent ones beyond those it uses,
+    and first of addresses that had no answer lately. Only where all are busy is the new one
+    refused, except for a few on which /health is answered. A client that sends its request at once
+    is therefore served however many others are silent, and however many of them connect in one
+    turn of the event loop.
 
     A *silent* connection has no complete request yet; its headers have ``header_seconds``. The
     client of a connection with unsent bytes has ``send_seconds`` to take some of them.
@@ -54,6 +64,7 @@ class Connections:
         self._all = _Group(most_open)
         self._health = _Group(limits.health_connections)
         self._addresses: dict[str, _Group] = {}
+        self._answered: OrderedDict[str, None] = OrderedDict()  # addresses, the latest last
         self._records: dict[Connection, _Record] = {}
 
     def __len__(self) -> int:
@@ -89,6 +100,8 @@ class Connections:
         """Say what a connection does; one that stays silent keeps its deadline."""
         record = self._records.get(connection)
         if record is not None and record.state != state:
+            if record.state == "busy":
+                self._note_answer(record.address)
             record.leave(connection)
             record.enter(state, connection)
 
@@ -112,12 +125,29 @@ class Connections:
             return True
         states: tuple[State, ...] = ("silent", "idle")
         for state in states:
-            oldest = group.oldest(state)
-            if oldest is not None:
-                oldest.shut()
-                self.close(oldest)
-                return True
+            groups = [group]
+            if group is self._all and group.members[state]:
+                groups.insert(0, self._least_deserving())
+            for one in groups:
+                for oldest in itertools.islice(one.members[state], _LOOKED_AT):
+                    if not oldest.has_unread():
+                        oldest.shut()
+                        self.close(oldest)
+                        return True
         return False
+
+    def _least_deserving(self) -> "_Group":
+        def rank(item: tuple[str, _Group]) -> tuple[bool, int]:
+            address, own = item
+            return len(own.members["silent"]) > 0 and address not in self._answered, own.unused()
+
+        return max(self._addresses.items(), key=rank)[1]
+
+    def _note_answer(self, address: str) -> None:
+        self._answered[address] = None
+        self._answered.move_to_end(address)
+        if len(self._answered) > _REMEMBERED:
+            self._answered.popitem(last=False)
 
 
 class _Group:
@@ -133,6 +163,10 @@ class _Group:
     def oldest(self, state: State) -> Connection | None:
         """The connection that has been in this state for longest."""
         return next(iter(self.members[state]), None)
+
+    def unused(self) -> int:
+        """How many more are silent than are in use."""
+        return 2 * len(self.members["silent"]) - len(self)
 
 
 class _Record:

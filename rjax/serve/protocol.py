@@ -1,6 +1,9 @@
 """uvicorn's HTTP/1.1 connection, held to the bounds of `rjax.serve.connections`."""
 
+import array
 import asyncio
+import fcntl
+import termios
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,13 +20,21 @@ class BoundedProtocol(H11Protocol):
 
     Args:
         connections: of the server.
+        health_paths: that a connection beyond the bounds may ask for.
         retry_after: seconds that a 503 asks the client to wait.
         options: uvicorn's.
     """
 
-    def __init__(self, connections: Connections, retry_after: int, **options: Any) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        health_paths: frozenset[str],
+        retry_after: int,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
         self._open = connections
+        self._health_paths = health_paths
         self._retry_after = retry_after
         self._counted: _CountingTransport
 
@@ -35,7 +46,7 @@ class BoundedProtocol(H11Protocol):
         if admission == "refused":
             transport.abort()
         elif admission == "health only":
-            self.app = _HealthOnly(self.app, self._retry_after)
+            self.app = _HealthOnly(self.app, self._health_paths, self._retry_after)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
@@ -70,6 +81,14 @@ class BoundedProtocol(H11Protocol):
         waiting = self._counted.get_write_buffer_size()
         return waiting, self._counted.written - waiting
 
+    def has_unread(self) -> bool:
+        """Whether bytes of the client have come that the event loop has not read yet."""
+        if self._counted.is_closing():
+            return False
+        count = array.array("i", [0])
+        fcntl.ioctl(self._counted.get_extra_info("socket").fileno(), termios.FIONREAD, count)
+        return count[0] > 0
+
     def _moved(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
             self._open.now(self, "busy")
@@ -96,10 +115,11 @@ class _CountingTransport:
 
 
 class _HealthOnly:
-    """Answers /health once, and a 503 to everything else."""
+    """Answers a question for health once, and a 503 to everything else."""
 
-    def __init__(self, app: ASGIApp, retry_after: int) -> None:
+    def __init__(self, app: ASGIApp, health_paths: frozenset[str], retry_after: int) -> None:
         self._app = app
+        self._health_paths = health_paths
         self._retry_after = retry_after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,7 +130,7 @@ class _HealthOnly:
                 message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
             await send(message)
 
-        if scope["path"] == "/health":
+        if scope["path"] in self._health_paths:
             await self._app(scope, receive, closing)
             return
         error = ApiError(503, "too many connections; try again later", code="overloaded")

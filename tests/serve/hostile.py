@@ -140,10 +140,11 @@ def ask(
     *,
     source: str = "127.0.0.1",
     key: str | None = None,
+    seconds: float = 60,
 ) -> Answer:
     """One request on a connection of its own, with little work: many clients share a process."""
     host, port = server.url.removeprefix("http://").split(":")
-    link = http.client.HTTPConnection(host, int(port), timeout=60, source_address=(source, 0))
+    link = http.client.HTTPConnection(host, int(port), timeout=seconds, source_address=(source, 0))
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     content = None
     if body is not None:

@@ -3,6 +3,7 @@
 The bounds are those of `tests.serve.hostile`.
 """
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -228,6 +229,47 @@ def test_silent_connections_keep_nobody_out(narrow: Running):
     until(lambda: len(narrow.server._open) == 0)
 
 
+def test_a_request_that_is_here_keeps_its_place(narrow: Running):
+    """More silent connections than may be open come after it in the same turn of the loop."""
+    request = b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        blocked = threading.Event()
+        narrow.loop.call_soon_threadsafe(blocked.wait)
+        honest = stack.enter_context(connect(narrow))
+        honest.sendall(request)
+        for i in range(100):
+            stack.enter_context(connect(narrow, f"127.0.4.{i + 1}"))
+        blocked.set()
+        answer = ended(honest, 5)
+        assert answer is not None and answer.startswith(b"HTTP/1.1 200")
+
+
+def test_those_with_most_silent_connections_lose_them(narrow: Running):
+    """Not whoever connected first and is slow to send."""
+    with contextlib.ExitStack() as stack:
+        slow = stack.enter_context(connect(narrow))
+        for i in range(200):
+            stack.enter_context(connect(narrow, f"127.0.5.{i // 8 + 1}"))
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.3), narrow.loop).result(5)
+        slow.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        answer = ended(slow, 5)
+        assert answer is not None and answer.startswith(b"HTTP/1.1 200")
+
+
+def test_addresses_that_had_answers_keep_their_silent_connections(narrow: Running):
+    """Even if they have more of them than each of many others."""
+    assert get(narrow, "/health").json == {"status": "ready"}
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(connect(narrow)) for _ in range(10)]
+        for i in range(200):
+            stack.enter_context(connect(narrow, f"127.0.6.{i + 1}"))
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.3), narrow.loop).result(5)
+        for link in slow:
+            link.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            answer = ended(link, 5)
+            assert answer is not None and answer.startswith(b"HTTP/1.1 200")
+
+
 def test_slow_headers_have_a_deadline(narrow: Running):
     """At the first request and at a later one of the connection."""
     head = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n"
@@ -261,8 +303,9 @@ def test_busy_connections_leave_health_its_own(narrow: Running):
                     links[-1].sendall(part)
         until(lambda: len(narrow.server._open) >= 30)
         assert get(narrow, "/health").json == {"status": "ready"}
-        for _ in range(20):  # more than there are such connections: each is closed after it
-            assert get(narrow, "/health").json == {"status": "ready"}
+        for i in range(20):  # more than there are such connections: each is closed after it
+            path = "/ping" if i % 2 else "/health"
+            assert get(narrow, path).json == {"status": "ready"}
         start = time.monotonic()
         until(lambda: _answered(narrow), 10)
         assert time.monotonic() - start < 8
@@ -285,8 +328,8 @@ def test_where_all_are_busy_only_health_is_answered(folder):
         until(lambda: len(tiny.server._open._all.members["busy"]) == 5)
         for _ in range(5):
             stack.enter_context(connect(tiny))  # silent ones make room here too
-        for _ in range(5):
-            assert get(tiny, "/health").json == {"status": "ready"}
+        for path in ("/health", "/ping", "/health", "/ping", "/health"):
+            assert get(tiny, path).json == {"status": "ready"}
             refused = get(tiny, "/v1/models")
             assert refused.status == 503
             assert refused.json["error"]["code"] == "overloaded"
@@ -301,7 +344,7 @@ def test_a_flood_of_commands_does_not_stop_streams(small: Running):
         while not stop.is_set():
             assert ask(small, "GET", "/metrics").status == 200
 
-    with watched(small, 1.0), ThreadPoolExecutor(8) as pool:
+    with watched(small), ThreadPoolExecutor(8) as pool:
         asking = [pool.submit(flood) for _ in range(8)]
         stream = Stream(small, LONG)
         stream.join(60)
