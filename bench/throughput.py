@@ -179,7 +179,7 @@ def _requests(
         1, prefix=options.prefix, own=0, output=0, vocab_size=vocab_size, seed=options.seed
     )[0].prompt
     if options.file is not None:
-        tokenizer = llm.get_tokenizer()
+        tokenizer = llm.engine.tokenizer
         return from_file(
             options.file,
             lambda text: tokenizer.encode_batch([text])[0],

@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rjax.async_engine import AsyncLLMEngine
+    from rjax.async_llm import AsyncLLM
     from rjax.beam_search import BeamSearchParams
     from rjax.config import EngineConfig
     from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError, RjaxError
     from rjax.llm import LLM
     from rjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-    from rjax.sampling import RequestOutputKind, SamplingParams
+    from rjax.sampling import RequestOutputKind, SamplingParams, StructuredOutputsParams
+    from rjax.scoring import ScoreOutput
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "AsyncLLMEngine",
     "BeamSearchParams",
     "CompletionOutput",
@@ -33,15 +36,20 @@ __all__ = [
     "RequestOutputKind",
     "RjaxError",
     "SamplingParams",
+    "ScoreOutput",
+    "StructuredOutputsParams",
 ]
 
 _HOME = {
     "LLM": "rjax.llm",
+    "AsyncLLM": "rjax.async_llm",
     "AsyncLLMEngine": "rjax.async_engine",
     "BeamSearchParams": "rjax.beam_search",
     "EngineConfig": "rjax.config",
     "SamplingParams": "rjax.sampling",
     "RequestOutputKind": "rjax.sampling",
+    "ScoreOutput": "rjax.scoring",
+    "StructuredOutputsParams": "rjax.sampling",
     **dict.fromkeys(
         ("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"), "rjax.outputs"
     ),

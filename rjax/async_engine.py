@@ -11,7 +11,13 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Literal
 
-from rjax.errors import EngineDeadError, OverloadedError, RjaxError, without_frames
+from rjax.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    OverloadedError,
+    RjaxError,
+    without_frames,
+)
 from rjax.llm import Engine
 from rjax.output_queue import OutputQueue
 from rjax.outputs import RequestOutput
@@ -150,7 +156,9 @@ class AsyncLLMEngine:
             EngineDeadError: not ever.
         """
         if self.health in ("dead", "hung"):
-            raise EngineDeadError(f"the engine is {self.health}; the server has to be restarted")
+            raise EngineDeadError(
+                f"the engine is {self.health}; make a new one, or restart the server"
+            )
         if self._draining:
             raise OverloadedError("the server is shutting down; ask another one", "draining")
         limits = self.limits
@@ -174,6 +182,7 @@ class AsyncLLMEngine:
         params: SamplingParams,
         *,
         news: OutputQueue | None = None,
+        request_id: str | None = None,
         **options: Any,
     ) -> RequestStream:
         """Hand a request to the engine; returns once the engine has taken it.
@@ -183,6 +192,7 @@ class AsyncLLMEngine:
             params: how to sample; ``output_kind`` says what the stream's outputs hold.
             news: queue to put the outputs into, for a caller that reads several streams at once;
                 it sets ``finished`` of each stream itself.
+            request_id: unique among live requests; None makes one up.
             options: further arguments of the engine's ``add_request``.
 
         Raises:
@@ -194,7 +204,7 @@ class AsyncLLMEngine:
         self.check_room(sequences, tokens)
         if news is None:
             news = OutputQueue(params.output_kind, self.limits.unread_tokens)
-        stream = RequestStream(self, f"request-{next(self._ids)}", sequences, tokens, news)
+        stream = RequestStream(self, self._name(request_id), sequences, tokens, news)
         self._streams[stream.request_id] = stream
         self._sequences += stream.sequences
         self._prompt_tokens += stream.prompt_tokens
@@ -209,6 +219,14 @@ class AsyncLLMEngine:
             stream.close()
             raise
         return stream
+
+    def _name(self, request_id: str | None) -> str:
+        if request_id is None:
+            made = (f"request-{i}" for i in self._ids)
+            return next(name for name in made if name not in self._streams)
+        if request_id in self._streams:
+            raise InvalidRequestError(f"request id {request_id!r} is in use; choose another")
+        return request_id
 
     async def generate(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, **options: Any
@@ -226,7 +244,7 @@ class AsyncLLMEngine:
             EngineDeadError: the engine runs no more.
         """
         if self._dead or self._loop is None:
-            raise EngineDeadError("the engine does not run; the server has to be restarted")
+            raise EngineDeadError("the engine does not run; make a new one, or restart the server")
         done = self._post(self._loop, function)
         if self._dead:  # it died in between: nobody else would run the command
             self._drop_inbox()
@@ -259,7 +277,7 @@ class AsyncLLMEngine:
                 except Exception as raised:  # belongs to this caller alone
                     error = raised
             else:
-                error = EngineDeadError("the engine stopped; the server has to be restarted")
+                error = EngineDeadError("the engine stopped; make a new one, or restart the server")
             self._tell(settle, result, error)
 
         self._inbox.put(command)
@@ -293,11 +311,21 @@ class AsyncLLMEngine:
     async def stop(self) -> None:
         """End the thread; what still runs is aborted."""
         self._draining = True
-        for stream in list(self._streams.values()):
-            stream.news.fail(OverloadedError("the server is shutting down", "draining"))
-        self._inbox.put(None)
+        self.fail_all(OverloadedError("the server is shutting down", "draining"))
+        self.end_thread()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, 30.0)
+
+    def end_thread(self) -> None:
+        """Have the thread end after the step that it is in, without waiting for it; any thread may
+        call this."""
+        self._inbox.put(None)
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the thread's end; whether it has ended."""
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         """The engine thread."""
@@ -311,7 +339,7 @@ class AsyncLLMEngine:
             self._dead = True
             self._failed = True
             _log.exception("the engine stopped on an error")
-            self._tell(self._fail_all)
+            self._tell(self.fail_all, EngineDeadError("the engine stopped on an error"))
             self._drop_inbox()
 
     def _take_commands(self) -> bool:
@@ -365,6 +393,7 @@ class AsyncLLMEngine:
                     if read.news is stream.news:
                         self.forget(read)
 
-    def _fail_all(self) -> None:
+    def fail_all(self, error: Exception) -> None:
+        """Give an error to every reader."""
         for stream in self._streams.values():
-            stream.news.fail(EngineDeadError("the engine stopped on an error"))
+            stream.news.fail(error)

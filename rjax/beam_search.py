@@ -7,7 +7,7 @@ that of transformers' ``generate(num_beams=...)``, its early stopping included.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, no_type_check
 
 from rjax.errors import InvalidRequestError
@@ -137,7 +137,11 @@ class BeamSearch:
 
 
 def run_beam_search(
-    engine: Any, prompts: Sequence[Sequence[int]], params: BeamSearchParams, name: str
+    engine: Any,
+    prompts: Sequence[Sequence[int]],
+    params: BeamSearchParams,
+    name: str,
+    step: Callable[[], list[RequestOutput]] | None = None,
 ) -> list[RequestOutput]:
     """Search for every prompt at once.
 
@@ -146,6 +150,7 @@ def run_beam_search(
         prompts: token ids.
         params: of the search.
         name: beginning of the request ids, unused otherwise.
+        step: steps the engine and returns the outputs of these requests; by default the engine's.
 
     Returns:
         One output a prompt; its ``outputs`` are the beams, best first, with the sum of their
@@ -187,14 +192,15 @@ def run_beam_search(
         for i in range(len(prompts)):
             start(i)
         while waiting:
-            for output in engine.step():
+            for output in (step or engine.step)():
                 place = waiting.pop(output.request_id, None) if output.finished else None
                 if place is None:
                     continue
                 i, b = place
                 cached.setdefault(i, output.num_cached_tokens)
-                entries = output.outputs[0].logprobs[0].items()
-                answers[i][b] = {token: entry.logprob for token, entry in entries}
+                logprobs = output.outputs[0].logprobs
+                assert logprobs is not None, "every request asks for them"
+                answers[i][b] = {token: entry.logprob for token, entry in logprobs[0].items()}
                 if len(answers[i]) == len(searches[i].running):
                     searches[i].advance([answers[i][n] for n in range(len(answers[i]))])
                     answers[i] = {}

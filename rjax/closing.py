@@ -1,8 +1,9 @@
 """Objects that own memory until they are closed, and calls that exclude one another."""
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Concatenate
 
@@ -16,6 +17,11 @@ class Closable:
     """
 
     _closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     def close(self) -> None:
         """End what still runs and free the memory; from then on every use raises
@@ -49,11 +55,40 @@ class OneCaller(Closable):
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._calls = 0
 
     def close(self) -> None:
         """As `Closable.close`; waits for the calls of other threads."""
         with self._lock:
             super().close()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """For the length of the block no other thread is in a call.
+
+        Raises:
+            EngineClosedError: it is closed.
+        """
+        with self._lock:
+            self._check_open()
+            self._calls += 1
+            try:
+                yield
+            finally:
+                self._calls -= 1
+
+    def if_idle(self, function: Callable[[], None]) -> bool:
+        """Call a function if no call is under way, of another thread or of this one; whether it was
+        called. It waits for nothing, so that a finalizer may use it."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            idle = not self._calls and not self._closed
+            if idle:
+                function()
+            return idle
+        finally:
+            self._lock.release()
 
 
 def one_at_a_time[**P, R](
@@ -67,8 +102,7 @@ def one_at_a_time[**P, R](
 
     @functools.wraps(method)
     def alone(self: Any, *given: P.args, **named: P.kwargs) -> R:
-        with self._lock:
-            self._check_open()
+        with self.alone():
             return method(self, *given, **named)
 
     return alone

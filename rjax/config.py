@@ -41,7 +41,8 @@ class ModelSettings:
 
     Attributes:
         model: a Hugging Face folder or hub id; None for the bundled model.
-        tokenizer: folder or hub id of the tokenizer; None for the model's own.
+        tokenizer: folder or hub id of the tokenizer, a file tokenizer.json, or a tokenizer of
+            ``transformers`` or ``tokenizers``; None for the model's own.
         dtype: of weights, and of KV unless ``kv_cache_dtype`` is another; "auto" is the
             checkpoint's on a GPU and float32 on a CPU.
         load_format: "auto" reads safetensors, "dummy" draws random weights from config.json alone.
@@ -54,7 +55,7 @@ class ModelSettings:
     """
 
     model: str | None = None
-    tokenizer: str | None = None
+    tokenizer: Any = None
     dtype: DType = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
     revision: str | None = None

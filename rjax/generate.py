@@ -193,7 +193,8 @@ def _load(options: dict[str, Any], *, progress: bool) -> "LLM":
 def _defaults(llm: "LLM", *, bundled: bool) -> dict[str, Any]:
     """Sampling values of the model, where the command line has none."""
     defaults: dict[str, Any] = {"max_tokens": _DEFAULT_MAX_TOKENS}
-    defaults |= llm.get_tokenizer().generation.sampling
+    if llm.engine.tokenizer is not None:
+        defaults |= llm.engine.tokenizer.generation.sampling
     if bundled:
         defaults["temperature"] = 0.0
     return defaults
@@ -215,7 +216,8 @@ def _encode(
     """Prompt text and token ids of each task."""
     from rjax.tokenization import encode_sharing
 
-    tokenizer = llm.get_tokenizer()
+    tokenizer = llm.engine.tokenizer
+    assert tokenizer is not None
     if not raw and not tokenizer.has_chat_template:
         messages = next((task.source for task in tasks if task.messages is not None), None)
         if messages is not None:

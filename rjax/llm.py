@@ -1,29 +1,27 @@
 """Offline use: a model in this process, lists of prompts in, lists of outputs out."""
 
-import dataclasses
-import itertools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Never, Protocol, runtime_checkable
 
 from rjax.beam_search import BeamSearchParams, run_beam_search
 from rjax.closing import OneCaller, one_at_a_time
-from rjax.collection import existing_objects_skipped
 from rjax.config import DType, EngineConfig, RelayMode, RelaySettings
-from rjax.errors import InvalidRequestError, without_frames
+from rjax.conversations import encode_conversations
+from rjax.output_stream import OutputStream
 from rjax.outputs import RequestOutput
 from rjax.prefixes import Prefixes
-from rjax.progress import Progress
-from rjax.prompts import (
-    Prompt,
-    encode_texts,
-    raise_first_refusal,
-    split_conversations,
-    split_prompts,
+from rjax.prompts import Prompt, raise_first_refusal, split_prompts
+from rjax.request_runner import (
+    NewRequest,
+    RequestRunner,
+    default_sampling_params,
+    new_requests,
+    params_of_each,
 )
 from rjax.sampling import RequestOutputKind, SamplingParams
-from rjax.tokenization import Tokenizer, encode_sharing
+from rjax.scoring import ScoreOutput, refuse_pooling, score_of, score_requests
+from rjax.tokenization import Tokenizer
 from rjax.tokenization.seam import DEFAULT_SCHEMA
 
 
@@ -73,21 +71,19 @@ class Engine(Protocol):
         ...
 
 
-_TAKEN_IN = 32  # requests between two steps of a batch that is coming in
-
-
 class LLM(OneCaller):
     """A model ready to generate.
 
-    Several threads may use it: their calls are served one after the other. To have requests of
-    several callers share steps, use `rjax.async_engine.AsyncLLMEngine`.
+    Several threads may use it: their calls are served one after the other, except that requests of
+    `stream` take part in the steps of every call. For asyncio there is `rjax.AsyncLLM`.
 
     Its device memory is given back by `close`, at the end of ``with LLM(...) as llm:``, or when
     the last reference to it goes.
 
     Args:
         model: a Hugging Face folder or hub id; None for the bundled model.
-        tokenizer: folder or hub id of the tokenizer; None for the model's own.
+        tokenizer: folder or hub id of the tokenizer, a file tokenizer.json, or a tokenizer of
+            ``transformers`` or ``tokenizers``; None for the model's own.
         dtype: of weights, and of KV unless ``kv_cache_dtype`` is another; "auto" is the
             checkpoint's on a GPU and float32 on a CPU.
         seed: of requests that bring no seed of their own (and of dummy weights).
@@ -108,7 +104,7 @@ class LLM(OneCaller):
         self,
         model: str | None = None,
         *,
-        tokenizer: str | None = None,
+        tokenizer: Any = None,
         dtype: DType = "auto",
         seed: int = 0,
         max_model_len: int | None = None,
@@ -149,7 +145,7 @@ class LLM(OneCaller):
         self.engine = engine
         self._owns_engine = owns_engine
         self._prefixes = Prefixes(engine, relay.sys_schema)
-        self._ids = itertools.count()
+        self._runner = RequestRunner(engine)
         if relay.sys_prompt is not None:
             self.fill_prefix_kv_cache(relay.sys_prompt)
 
@@ -157,6 +153,7 @@ class LLM(OneCaller):
         return "LLM(closed)" if self._closed else f"LLM({self.engine!r})"
 
     def _free(self) -> None:
+        self._runner.close()
         if self._owns_engine:
             self._named_engine.close()
 
@@ -194,12 +191,45 @@ class LLM(OneCaller):
             InvalidRequestError: the only prompt cannot be served, or the arguments do not fit
                 each other.
         """
-        found = self._prefixes.encode(split_prompts(prompts), prefix)
-        if prefix is not None and cache_salt is None:
-            cache_salt = self._prefixes.salt(prefix)
-        given = {"cache_salt": cache_salt, "timeout": timeout}
-        more = {key: value for key, value in given.items() if value is not None}
-        return self._run(found, sampling_params, use_tqdm, priority, more)
+        whole = RequestOutputKind.FINAL_ONLY
+        requests = self._requests(
+            prompts, sampling_params, whole, priority, prefix, cache_salt, timeout
+        )
+        return self._runner.run(requests, use_tqdm)
+
+    @one_at_a_time
+    def stream(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+        prefix: str | None = None,
+        cache_salt: str | None = None,
+        timeout: float | None = None,
+    ) -> OutputStream:
+        """Complete each prompt and give out the tokens as they come::
+
+            for output in llm.stream("Why is the sky blue?", SamplingParams(max_tokens=64)):
+                print(output.outputs[0].text, end="", flush=True)
+
+        Arguments are as in `generate`. A prompt of several that cannot be served has one output,
+        with the reason in ``.error``.
+
+        Returns:
+            An iterator of increments (``RequestOutputKind.DELTA``), in the order in which they are
+            ready; ``prompt_index`` names the prompt of each. Leaving the loop aborts what still
+            runs; see `OutputStream`, also for threads.
+
+        Raises:
+            InvalidRequestError: as `generate`; or ``output_kind`` is FINAL_ONLY, or ``best_of``
+                chooses at the end.
+        """
+        news = RequestOutputKind.DELTA
+        requests = self._requests(
+            prompts, sampling_params, news, priority, prefix, cache_salt, timeout
+        )
+        return OutputStream(self, self._runner, self._runner.open_stream(requests))
 
     @one_at_a_time
     def chat(
@@ -228,25 +258,73 @@ class LLM(OneCaller):
 
         The rest, the order of outputs and the errors are as in `generate`.
         """
-        tokenizer = self.get_tokenizer()
-        found: list[Prompt | InvalidRequestError] = []
-        for conversation in split_conversations(messages):
-            try:
-                text = tokenizer.apply_chat_template(
-                    conversation,
-                    chat_template=chat_template,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    tools=tools,
-                    chat_template_kwargs=chat_template_kwargs,
-                )
-                if not text:
-                    raise InvalidRequestError("the chat template made an empty prompt")
-                found.append(Prompt(text, None))
-            except InvalidRequestError as error:
-                found.append(without_frames(error))
-        found = encode_texts(found, lambda texts: encode_sharing(tokenizer, texts, False))
-        return self._run(found, sampling_params, use_tqdm, priority)
+        found = encode_conversations(
+            self._prefixes.tokenizer,
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        every = self._params(sampling_params, len(found), RequestOutputKind.FINAL_ONLY)
+        return self._runner.run(new_requests(found, every, priority), use_tqdm)
+
+    @one_at_a_time
+    def stream_chat(
+        self,
+        messages: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+        **template: Any,
+    ) -> OutputStream:
+        """`chat` as `stream` does it; ``template`` are the arguments of `chat` from
+        ``chat_template`` on."""
+        found = encode_conversations(self._prefixes.tokenizer, messages, **template)
+        every = self._params(sampling_params, len(found), RequestOutputKind.DELTA)
+        requests = new_requests(found, every, priority)
+        return OutputStream(self, self._runner, self._runner.open_stream(requests))
+
+    @one_at_a_time
+    def score(
+        self, prompts: Any, continuations: Any, *, use_tqdm: bool | Callable[..., Any] = True
+    ) -> list[ScoreOutput]:
+        """The log-likelihood of each continuation after its prompt. Prompts that begin alike are
+        computed once, so that the choices of one question cost little more than one.
+
+        Args:
+            prompts: one prompt for all continuations, or one for each; forms as in `generate`. An
+                empty text stands for the model's beginning token alone.
+            continuations: texts after texts, token ids after token ids. Prompt and continuation are
+                tokenised as one text; a token that lies across their seam counts as continuation.
+            use_tqdm: as in `generate`.
+
+        Returns:
+            One `ScoreOutput` a continuation, in their order.
+
+        Raises:
+            InvalidRequestError: a pair cannot be scored; nothing is returned then.
+        """
+        requests = score_requests(prompts, continuations, self._prefixes)
+        outputs = self._runner.run(requests, use_tqdm)
+        return [score_of(*pair) for pair in zip(requests, outputs, strict=True)]
+
+    def embed(self, *given: Any, **options: Any) -> Never:
+        """Refused: no supported family pools.
+
+        Raises:
+            InvalidRequestError: always.
+        """
+        refuse_pooling("LLM.embed")
+
+    def encode(self, *given: Any, **options: Any) -> Never:
+        """Refused: no supported family pools.
+
+        Raises:
+            InvalidRequestError: always.
+        """
+        refuse_pooling("LLM.encode")
 
     @one_at_a_time
     def fill_prefix_kv_cache(self, shared_prefix: str | Sequence[int] | None) -> None:
@@ -340,27 +418,27 @@ class LLM(OneCaller):
         for prompt in found:
             assert isinstance(prompt, Prompt) and prompt.token_ids is not None
             rows.append(prompt.token_ids)
-        name = f"beams{next(self._ids)}"
-        outputs = run_beam_search(self.engine, rows, params or BeamSearchParams(), name)
+        name, step = f"beams{self._runner.new_id()}", self._runner.step
+        outputs = run_beam_search(self.engine, rows, params or BeamSearchParams(), name, step)
         for prompt, output in zip(found, outputs, strict=True):
             assert isinstance(prompt, Prompt)
             output.prompt = prompt.text
         return outputs
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer.
+    def get_tokenizer(self) -> Any:
+        """The tokenizer of ``transformers``, with ``encode``, ``decode``, ``apply_chat_template``
+        and the rest; the very object that the LLM was given, where it was given one.
 
         Raises:
             InvalidRequestError: the engine serves token ids only.
         """
         self._check_open()
-        return self._prefixes.tokenizer
+        return self._prefixes.tokenizer.hf
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's own defaults, or `SamplingParams()` where it has none."""
         self._check_open()
-        tokenizer = self.engine.tokenizer
-        return SamplingParams(**(tokenizer.generation.sampling if tokenizer else {}))
+        return default_sampling_params(self.engine.tokenizer)
 
     @one_at_a_time
     def reset_prefix_cache(self) -> None:
@@ -377,101 +455,21 @@ class LLM(OneCaller):
         """The engine as one with named prefixes, which not every `Engine` need have."""
         return self.engine
 
-    def _params(self, given: Any, count: int) -> list[SamplingParams]:
-        if given is None:
-            given = self.get_default_sampling_params()
-        if isinstance(given, SamplingParams):
-            every = [given] * count
-        else:
-            every = list(given) if isinstance(given, Sequence) else [given]
-            if not all(isinstance(params, SamplingParams) for params in every):
-                raise InvalidRequestError(
-                    "sampling_params holds something other than SamplingParams; give one, or a "
-                    "list with one per prompt"
-                )
-        if len(every) != count:
-            raise InvalidRequestError(
-                f"{len(every)} sampling_params for {count} prompts; give one, or one per prompt"
-            )
-        if any(params.output_kind == RequestOutputKind.DELTA for params in every):
-            raise InvalidRequestError(
-                "output_kind=DELTA is for streaming; generate returns whole outputs: leave "
-                "output_kind as it is"
-            )
-        final = RequestOutputKind.FINAL_ONLY
-        whole = {id(p): dataclasses.replace(p, output_kind=final) for p in every}
-        return [whole[id(p)] for p in every]
+    def _params(self, given: Any, count: int, kind: RequestOutputKind) -> list[SamplingParams]:
+        return params_of_each(given, count, self.get_default_sampling_params, kind)
 
-    @existing_objects_skipped()
-    def _run(
+    def _requests(
         self,
-        prompts: "list[Prompt | InvalidRequestError]",
+        prompts: Any,
         sampling_params: Any,
-        use_tqdm: bool | Callable[..., Any],
+        kind: RequestOutputKind,
         priority: Sequence[int] | None,
-        more: Mapping[str, Any] = MappingProxyType({}),
-    ) -> list[RequestOutput]:
-        count = len(prompts)
-        every = self._params(sampling_params, count)
-        if priority is not None and len(priority) != count:
-            raise InvalidRequestError(
-                f"{len(priority)} priorities for {count} prompts; give one per prompt"
-            )
-        if count == 1:
-            raise_first_refusal(prompts)
-        ids = [str(next(self._ids)) for _ in prompts]
-        done: dict[str, RequestOutput] = {}
-        waiting: set[str] = set()
-        progress = Progress(use_tqdm, count)
-        try:
-            for i, (name, prompt, params) in enumerate(zip(ids, prompts, every, strict=True)):
-                try:
-                    if isinstance(prompt, InvalidRequestError):
-                        raise prompt
-                    assert prompt.token_ids is not None
-                    self.engine.add_request(
-                        name,
-                        prompt.token_ids,
-                        params,
-                        prompt=prompt.text,
-                        priority=0 if priority is None else priority[i],
-                        **more,
-                    )
-                    waiting.add(name)
-                except InvalidRequestError as error:
-                    if count == 1:
-                        raise
-                    done[name] = _refused(i, name, prompt, error)
-                    progress.advance(1)
-                # The device begins with the first while the host takes in the others; which are
-                # the first is known where all are alike.
-                if priority is None and waiting and (i + 1) % _TAKEN_IN == 0:
-                    self._step(waiting, done, progress)
-            while waiting:
-                self._step(waiting, done, progress)
-        except BaseException:
-            for name in waiting:
-                self.engine.abort_request(name)
-            raise
-        finally:
-            progress.close()
-        return [done[name] for name in ids]
-
-    def _step(self, waiting: set[str], done: dict[str, RequestOutput], progress: Progress) -> None:
-        if not self.engine.has_unfinished_requests():
-            raise RuntimeError(f"the engine lost {len(waiting)} requests; report this")
-        progress.show()
-        for output in self.engine.step():
-            if output.finished and output.request_id in waiting:
-                waiting.discard(output.request_id)
-                done[output.request_id] = output
-                progress.count(output)
-
-
-def _refused(
-    index: int, name: str, prompt: "Prompt | InvalidRequestError", error: InvalidRequestError
-) -> RequestOutput:
-    known = prompt if isinstance(prompt, Prompt) else Prompt(None, None)
-    named = InvalidRequestError(f"prompt {index}: {error}")
-    named.__cause__ = without_frames(error)
-    return RequestOutput(name, known.text, known.token_ids or [], finished=True, error=named)
+        prefix: str | None,
+        cache_salt: str | None,
+        timeout: float | None,
+    ) -> list[NewRequest]:
+        found = self._prefixes.encode(split_prompts(prompts), prefix)
+        if prefix is not None and cache_salt is None:
+            cache_salt = self._prefixes.salt(prefix)
+        every = self._params(sampling_params, len(found), kind)
+        return new_requests(found, every, priority, cache_salt=cache_salt, timeout=timeout)

@@ -15,8 +15,9 @@ _TURN_SECONDS = 0.01  # of one reader's work before the event loop turns to othe
 class OutputQueue:
     """Outputs in their order, of one request or of several that are read together.
 
-    A reader that is behind finds the further DELTA outputs of a request merged into one. One that
-    stays behind is cut off: memory for the tokens that nobody reads has a bound.
+    A reader that is behind finds the further DELTA outputs of a request merged into one, and of
+    CUMULATIVE ones the last alone. One that stays behind is cut off: memory for the tokens that
+    nobody reads has a bound.
 
     All methods belong to one event loop.
 
@@ -45,8 +46,10 @@ class OutputQueue:
         """
         if self._cut:
             return
-        size = _size(output)
-        self._unread += size
+        name = output.request_id
+        apart = self._apart.get(name, 0)
+        latest = self._kind is RequestOutputKind.CUMULATIVE and apart > 0
+        self._unread += _size(output) - (_size(self._last[name]) if latest else 0)
         bounded = self._kind is not RequestOutputKind.FINAL_ONLY
         if bounded and self._items and self._unread > self._most_unread:
             self._cut = True
@@ -54,15 +57,21 @@ class OutputQueue:
             self._last.clear()
             self.fail(self._too_slow())
             raise self._too_slow()
-        name = output.request_id
-        apart = self._apart.get(name, 0)
+        if latest:
+            self._replace(name, output)
+            return
         if self._kind is RequestOutputKind.DELTA and apart >= _KEPT_APART:
-            _merge(self._last[name], output)
+            merge_delta(self._last[name], output)
             return
         self._apart[name] = apart + 1
         self._last[name] = output
         self._items.append(output)
         self._news.set()
+
+    def _replace(self, name: str, output: RequestOutput) -> None:
+        """Let an output stand in the place of the one before it, all of which it holds."""
+        place = next(i for i, item in enumerate(self._items) if item is self._last[name])
+        self._items[place] = self._last[name] = output
 
     def _too_slow(self) -> OverloadedError:
         return OverloadedError(
@@ -112,7 +121,7 @@ def _size(output: RequestOutput) -> int:
     return size
 
 
-def _merge(earlier: RequestOutput, later: RequestOutput) -> None:
+def merge_delta(earlier: RequestOutput, later: RequestOutput) -> None:
     """Add what a DELTA output brings to the one before it of the same request."""
     for known, new in zip(earlier.outputs, later.outputs, strict=True):
         _extend(known, new)

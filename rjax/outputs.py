@@ -104,6 +104,7 @@ class RequestOutput:
         num_cached_tokens: leading prompt tokens whose KV was already there.
         error: why a prompt of a list was refused, an `InvalidRequestError`, or why a prompt could
             not be kept as a prefix, an `OutOfMemoryError`; otherwise None.
+        prompt_index: place of the prompt in the list that `LLM` was given; 0 elsewhere.
     """
 
     request_id: str
@@ -115,3 +116,4 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
     error: Exception | None = None
+    prompt_index: int = 0

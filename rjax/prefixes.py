@@ -113,6 +113,14 @@ class Prefixes:
             for p in found
         ]
 
+    def encode_texts(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of texts, laid out after the system prompt; a text may be empty.
+
+        Raises:
+            InvalidRequestError: a text is no valid Unicode, or there is no tokenizer.
+        """
+        return (self._system or self.tokenizer).encode_batch(texts)
+
     def _find(self, name: str) -> Any:
         for prefix in self._engine.prefixes():
             if prefix.name == name:

@@ -49,7 +49,7 @@ def predict(
     """The engine's outputs for all examples, and the seconds they took."""
     from rjax import SamplingParams
 
-    tokenizer = llm.get_tokenizer()
+    tokenizer = llm.engine.tokenizer
 
     def encode(text: str) -> list[int]:
         return tokenizer.encode_batch([text])[0]

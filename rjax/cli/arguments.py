@@ -1,6 +1,7 @@
 """Command-line flags for the engine and for sampling, under their names in Python."""
 
 import argparse
+import json
 from typing import Any
 
 from rjax.errors import InvalidRequestError
@@ -164,6 +165,14 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="never generate this word; repeatable",
     )
+    _option(
+        group,
+        "--structured-outputs",
+        type=_object,
+        metavar="JSON",
+        help="what the text must match: one of json (a schema), regex, choice, grammar and "
+        """json_object, such as '{"choice": ["yes", "no"]}'""",
+    )
 
 
 ENGINE_KEYS = (
@@ -215,6 +224,7 @@ SAMPLING_KEYS = (
     "logit_bias",
     "allowed_token_ids",
     "bad_words",
+    "structured_outputs",
 )
 
 
@@ -240,6 +250,16 @@ def sampling_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _option(group: Any, *names: str, **settings: Any) -> None:
     group.add_argument(*names, default=argparse.SUPPRESS, **settings)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r:.200} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text!r:.200} is no JSON object")
+    return found
 
 
 def _bias(text: str) -> tuple[int, float]:

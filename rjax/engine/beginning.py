@@ -53,19 +53,19 @@ class BeginningFinder:
         fresh = leader is not sequence and not sequence.output_token_ids
         if fresh and leader.status is SequenceStatus.RUNNING:
             return _fork(sequence, leader, self.blocks.page_size)
-        if not (self.caching and sequence.reads_cache):
+        S, most = self.blocks.page_size, sequence.most_cached
+        if not (self.caching and most):
             return Beginning([])
         if sequence.awaited is not None and self.blocks.is_promised(sequence.awaited):
             return None
-        keys = self._keys(sequence)
+        keys = self._keys(sequence)[: most // S]
         pages = self.blocks.match(keys)
         sequence.awaited = None
         if len(pages) < len(keys) and self.blocks.is_promised(keys[len(pages)]):
             sequence.awaited = keys[len(pages)]
             return None
-        S = self.blocks.page_size
         stored = len(pages) * S
-        wanted = sequence.tokens(stored, min(stored + S, sequence.num_known))
+        wanted = sequence.tokens(stored, min(stored + S, most))
         parent = sequence.hashes.parent(len(pages))
         found = self.blocks.match_tail(parent, block_bytes(wanted)) if wanted else None
         if found is None:

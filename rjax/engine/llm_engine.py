@@ -1,5 +1,6 @@
 """The engine: requests in, outputs out, one step at a time."""
 
+import functools
 import itertools
 import logging
 import time
@@ -30,6 +31,7 @@ from rjax.engine.token_mask import TokenMask
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams, slot_row
+from rjax.structured.compiler import GrammarCompiler
 from rjax.worker.worker import DispatchedStep
 
 _log = logging.getLogger(__name__)
@@ -133,6 +135,7 @@ class LLMEngine(PrefixMethods):
         cache_salt: str | None = None,
         timeout: float | None = None,
         keep_as: KeepAs | None = None,
+        logprob_start_len: int = 0,
     ) -> None:
         """Queue a request.
 
@@ -143,13 +146,16 @@ class LLMEngine(PrefixMethods):
             prompt: the prompt's text, to be given back.
             priority: smaller runs first; equal ones in order of arrival. A step of one goes before
                 ``priority_patience`` earlier arrivals, so that no request waits for ever.
-            masks: one for each sample that is generated, restricting its tokens; none by default.
+            masks: one for each sample that is generated, restricting its tokens. By default those
+                of ``params.structured_outputs``, as ``structured_masks`` makes them.
             prefix: a named prefix whose tokens are put in front of the prompt's.
             cache_salt: 1 to 128 characters; KV is shared only with requests of the same salt. None
                 takes that of the named prefix, if there is one.
             timeout: seconds from now after which the request is aborted.
             keep_as: keep the prompt's KV as a prefix of this name when the request has finished.
                 The last output has an OutOfMemoryError in ``error`` where it could not be kept.
+            logprob_start_len: with ``params.prompt_logprobs``, the first prompt token to report.
+                Entries before it are None, and cached KV may stand for the tokens before it.
 
         Raises:
             InvalidRequestError: the request cannot be served as it is; nothing is queued.
@@ -167,6 +173,7 @@ class LLMEngine(PrefixMethods):
         root = self._salted_root(cache_salt)
         tokens = self._checks.prompt(prompt_token_ids)
         self._checks.params(params)
+        self._checks.logprob_start(logprob_start_len, len(tokens))
         pending = None if keep_as is None else self._check_prefix(keep_as, tokens, cache_salt)
         if len(masks) not in (0, params.num_sequences):
             raise InvalidRequestError(
@@ -176,6 +183,8 @@ class LLMEngine(PrefixMethods):
             if masks:
                 raise InvalidRequestError("bad_words and masks exclude one another; give one")
             masks = bad_words_masks(params, self.tokenizer, self._vocab_size, self._eos)
+        if params.structured_outputs is not None and not masks:
+            masks = self.structured_masks(params)
         room = self.max_model_len - len(tokens)
         arrival = next(self._arrivals)
         seed = params.seed
@@ -196,11 +205,34 @@ class LLMEngine(PrefixMethods):
             tokenizer=self.tokenizer,
             eos=self._eos,
             deadline=deadline,
+            logprob_start_len=logprob_start_len,
         )
         self._pending_prefixes.add(request_id, pending)
         self._deadlines.add(request)
         for sequence in request.sequences:
             self._scheduler.add(sequence)
+
+    def structured_masks(self, params: SamplingParams) -> list[TokenMask]:
+        """The masks of a request with ``structured_outputs``, one for each sample; none without.
+
+        Any thread may call this, so that ``add_request`` need not wait for a compile.
+
+        Raises:
+            InvalidRequestError: the constraint is not valid, or there is no tokenizer it needs.
+            InvalidConfigError: the package that makes masks is not installed.
+        """
+        wanted = params.structured_outputs
+        if wanted is None:
+            return []
+        return [*self._grammars.masks(wanted.constraint, params.num_sequences)]
+
+    @functools.cached_property
+    def _grammars(self) -> GrammarCompiler:
+        if self.tokenizer is None:
+            raise InvalidRequestError(
+                "structured_outputs needs a tokenizer, and this engine was made without one"
+            )
+        return GrammarCompiler(self.tokenizer, self._vocab_size)
 
     def has_unfinished_requests(self) -> bool:
         """Whether ``step`` has anything left to do or to tell."""

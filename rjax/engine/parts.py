@@ -1,6 +1,7 @@
 """What an engine is put together from."""
 
 import dataclasses
+import pathlib
 from typing import Any, Protocol
 
 import jax
@@ -211,10 +212,14 @@ def _load_tokenizer(config: EngineConfig, folder) -> Tokenizer | None:
     if settings.skip_tokenizer_init:
         return None
     own = folder
-    if settings.tokenizer is not None:
-        own = resolve_folder(
-            settings.tokenizer, settings.revision, settings.hf_token, weights=False
-        )
+    if isinstance(settings.tokenizer, str):
+        given = settings.tokenizer
+        if pathlib.Path(given).is_file():
+            own = given
+        else:
+            own = resolve_folder(given, settings.revision, settings.hf_token, weights=False)
+    elif settings.tokenizer is not None:
+        own = settings.tokenizer
     tokenizer = Tokenizer(own, chat_template=settings.chat_template, model_folder=folder)
     _check_generation(tokenizer, f"{folder}/generation_config.json")
     return tokenizer

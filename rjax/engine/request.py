@@ -65,6 +65,7 @@ class Request:
         tokenizer: Tokenizer | None,
         eos: frozenset[int],
         deadline: float | None,
+        logprob_start_len: int,
     ) -> "Request":
         """A request that arrives now; ``order`` is its sequences', ``root`` their first key's."""
         each = params.each_sequence()
@@ -79,6 +80,7 @@ class Request:
                 order=(*order, index),
                 hashes=PageHashes(root, page_size),
                 mask=masks[index] if masks else None,
+                logprob_start_len=logprob_start_len,
             )
             for index in range(params.num_sequences)
         ]
@@ -95,6 +97,7 @@ class Request:
             )
             for index in range(params.num_sequences)
         ]
+        unreported: list[dict[int, Logprob] | None] = [None] * max(logprob_start_len, 1)
         return cls(
             request_id=request_id,
             prompt=prompt,
@@ -103,7 +106,7 @@ class Request:
             completions=completions,
             metrics=RequestMetrics(arrival_time=time.monotonic()),
             tokenizer=tokenizer,
-            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            prompt_logprobs=None if params.prompt_logprobs is None else unreported,
             deadline=deadline,
         )
 

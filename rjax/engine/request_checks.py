@@ -74,6 +74,15 @@ class RequestChecks:
         return priority
 
     @no_type_check
+    def logprob_start(self, start: int, length: int) -> int:
+        """A place in the prompt."""
+        if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start < length:
+            raise InvalidRequestError(
+                f"logprob_start_len is {start!r}; give a whole number from 0 to {length - 1}"
+            )
+        return start
+
+    @no_type_check
     def timeout(self, timeout: float) -> float:
         """A positive number of seconds."""
         number = isinstance(timeout, int | float) and not isinstance(timeout, bool)

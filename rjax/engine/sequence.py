@@ -67,6 +67,7 @@ class Sequence:
     hashes: PageHashes
     siblings: list["Sequence"] = dataclasses.field(default_factory=list)
     mask: TokenMask | None = None
+    logprob_start_len: int = 0
     output_token_ids: list[int] = dataclasses.field(default_factory=list)
     in_flight: int = 0
     num_known: int = 0
@@ -99,9 +100,11 @@ class Sequence:
         self.wants_logprobs = asked != (None, None)
 
     @property
-    def reads_cache(self) -> bool:
-        """Whether cached KV may stand for its prompt: not where its logits are wanted."""
-        return self.index > 0 or self.params.prompt_logprobs is None
+    def most_cached(self) -> int:
+        """Leading tokens for which cached KV may stand: not those whose logits are wanted."""
+        if self.index > 0 or self.params.prompt_logprobs is None:
+            return self.num_known
+        return max(self.logprob_start_len - 1, 0)
 
     @property
     def leader(self) -> "Sequence":

@@ -1,6 +1,7 @@
 """Group sampling in one call: n samples of each prompt, a loop on the device."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -39,7 +40,7 @@ def rollout(
     *,
     samples: int,
     max_new_tokens: int,
-    end_token: int | Int[Array, ""] = -1,
+    end_token: int | Sequence[int] | Int[Array, ""] | Int[Array, " E"] = -1,
     temperature: float | Float[Array, ""] = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
@@ -59,7 +60,8 @@ def rollout(
         keys: one for each prompt.
         samples: n.
         max_new_tokens: Z; the loop ends earlier when all samples have.
-        end_token: ends a sample; -1 for none.
+        end_token: ends a sample; several end it too, as a list or an array. -1 is none, so that
+            an array may be padded with it.
         temperature, top_k, top_p, min_p: as in ``sample``.
 
     Raises:
@@ -72,6 +74,7 @@ def rollout(
             f"{samples} samples of up to {Q} prompt tokens and {Z} new ones; samples and new "
             f"tokens must be at least 1, and max_context ({setup.max_context}) must hold both"
         )
+    ends = jnp.atleast_1d(jnp.asarray(end_token, jnp.int32))
     pages = pages_needed(setup, prompts=A, prompt_tokens=Q, samples=samples, new_tokens=Z)
     dtype = jnp.result_type(*jax.tree.leaves(weights))
     state = make_state(setup, batch=A, num_pages=pages, dtype=dtype)
@@ -88,7 +91,7 @@ def rollout(
         token = jnp.where(done, -1, found.tokens)
         tokens = tokens.at[:, i].set(token)
         logprobs = logprobs.at[:, i].set(jnp.where(done, 0.0, found.logprobs))
-        return token, tokens, logprobs, done | (token == end_token)
+        return token, tokens, logprobs, done | jnp.isin(token, ends)
 
     def unfinished(carry) -> Bool[Array, ""]:
         i, *_, done = carry

@@ -13,6 +13,7 @@ from rjax.sampling.state import (
     init_state,
     slot_row,
 )
+from rjax.sampling.structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "LIMITS",
@@ -23,6 +24,7 @@ __all__ = [
     "SamplingParams",
     "SamplingState",
     "SlotRow",
+    "StructuredOutputsParams",
     "TokenLogprobs",
     "admit",
     "compile_admission",

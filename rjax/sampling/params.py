@@ -10,6 +10,7 @@ from typing import Any, Literal, cast, no_type_check
 from rjax.errors import InvalidRequestError
 from rjax.sampling import checks
 from rjax.sampling.limits import LIMITS
+from rjax.sampling.structured_outputs import EXCLUDED, StructuredOutputsParams
 
 type SamplerMode = Literal["greedy", "random", "full"]
 
@@ -68,6 +69,7 @@ class SamplingParams:
         allowed_token_ids: only these tokens may be generated; None allows all.
         bad_words: up to 128 words that are not generated: the last token of each is forbidden where
             its others stand; kept as a tuple, or None.
+        structured_outputs: what the text must match: a JSON schema, a regex, a grammar, a choice.
 
     Raises:
         InvalidRequestError: a value that is of the wrong type, not finite or out of range, or two
@@ -99,6 +101,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = dataclasses.field(default=None, hash=False)
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -164,6 +167,15 @@ class SamplingParams:
                 f"min_tokens is {self.min_tokens} and max_tokens {self.max_tokens}; give a "
                 "min_tokens that is not above max_tokens"
             )
+        wanted = self.structured_outputs
+        if wanted is not None:
+            if not isinstance(wanted, StructuredOutputsParams):
+                checks.refuse("structured_outputs", wanted, "give a StructuredOutputsParams")
+            for name in EXCLUDED:
+                if getattr(self, name):
+                    raise InvalidRequestError(
+                        f"{name} contradicts structured_outputs; give one of them"
+                    )
         if self.stop and not self.detokenize:
             raise InvalidRequestError(
                 "stop strings are searched in the text, and detokenize is False; set detokenize to "
@@ -198,7 +210,8 @@ class SamplingParams:
         """Build from a mapping, as the command line and the server have it.
 
         JSON's forms are taken too: ``null`` for a parameter that cannot be None means its default,
-        keys of ``logit_bias`` may be digits in a string, ``output_kind`` may be a name.
+        keys of ``logit_bias`` may be digits in a string, ``output_kind`` may be a name,
+        ``structured_outputs`` may be a mapping.
 
         Raises:
             InvalidRequestError: an unknown key (the message names the nearest valid one), or a
@@ -218,6 +231,9 @@ class SamplingParams:
         bias = given.get("logit_bias")
         if isinstance(bias, Mapping):
             given["logit_bias"] = {_json_key(key): value for key, value in bias.items()}
+        wanted = given.get("structured_outputs")
+        if isinstance(wanted, Mapping):
+            given["structured_outputs"] = StructuredOutputsParams.from_options(wanted)
         kind = given.get("output_kind")
         if isinstance(kind, str) and kind.upper() in RequestOutputKind.__members__:
             given["output_kind"] = RequestOutputKind[kind.upper()]
@@ -387,5 +403,5 @@ _FLAGS = (
 )
 _NULLABLE = frozenset(
     {"best_of", "seed", "stop", "stop_token_ids", "max_tokens", "logprobs", "prompt_logprobs"}
-    | {"logit_bias", "allowed_token_ids", "bad_words"}
+    | {"logit_bias", "allowed_token_ids", "bad_words", "structured_outputs"}
 )

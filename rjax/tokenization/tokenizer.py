@@ -1,12 +1,13 @@
 """A model's tokenizer: a local Hugging Face folder, read without remote code."""
 
+import copy
 import functools
 import itertools
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rjax.errors import InvalidConfigError, InvalidRequestError, without_frames
+from rjax.errors import InvalidRequestError, without_frames
 from rjax.tokenization.chat import check_messages, check_template_kwargs
 from rjax.tokenization.detokenizer import (
     CONTEXT_TOKENS,
@@ -15,36 +16,38 @@ from rjax.tokenization.detokenizer import (
     WindowDetokenizer,
 )
 from rjax.tokenization.generation_config import GenerationConfig
+from rjax.tokenization.loading import load_tokenizer
 
 
 class Tokenizer:
     """Text to token ids and back.
 
     Args:
-        folder: holds the tokenizer's files. Code in it is never run.
+        source: a folder that holds the tokenizer's files, in which no code is ever run; a file
+            tokenizer.json; or a tokenizer object of ``transformers`` or ``tokenizers``.
         chat_template: Jinja source in place of the tokenizer's own; rendered in a sandbox.
         model_folder: holds generation_config.json, where that is another folder.
 
+    Attributes:
+        folder: of the files; None where the tokenizer did not come from a folder.
+        hf: the tokenizer as ``transformers`` has it.
+
     Raises:
-        InvalidConfigError: the folder holds no tokenizer that can be loaded.
+        InvalidConfigError: there is no tokenizer that can be loaded, or the object is none.
     """
 
     def __init__(
         self,
-        folder: str | pathlib.Path,
+        source: Any,
         *,
         chat_template: str | None = None,
         model_folder: str | pathlib.Path | None = None,
     ) -> None:
-        self.folder = pathlib.Path(folder)
-        if not self.folder.is_dir():
-            raise InvalidConfigError(
-                f"no tokenizer: {str(folder)!r} is not a folder; give one with tokenizer.json and "
-                "tokenizer_config.json"
-            )
-        self.generation = GenerationConfig.from_folder(model_folder or folder)
-        self.hf = _load(self.folder)
+        self.hf, self.folder = load_tokenizer(source)
+        found = model_folder or self.folder
+        self.generation = GenerationConfig.from_folder(found) if found else GenerationConfig()
         if chat_template is not None:
+            self.hf = copy.copy(self.hf)
             self.hf.chat_template = chat_template
 
     @property
@@ -270,19 +273,4 @@ def _check_text(text: str) -> None:
         raise InvalidRequestError(
             f"the text holds half of a surrogate pair at character {error.start}; give valid "
             "Unicode"
-        ) from error
-
-
-def _load(folder: pathlib.Path) -> Any:
-    import transformers
-
-    try:
-        return transformers.AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # transformers raises many kinds for files it cannot read
-        first = str(error).strip().splitlines() or [type(error).__name__]
-        raise InvalidConfigError(
-            f"no tokenizer could be loaded from {str(folder)!r} (it needs tokenizer.json and "
-            f"tokenizer_config.json): {first[0]}"
         ) from error

@@ -3,15 +3,12 @@
 
 import asyncio
 import contextlib
-import gc
-import json
 import pathlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import jaxtyping
 import pytest
 
 from rjax.async_engine import AsyncLLMEngine
@@ -20,11 +17,10 @@ from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 from rjax.errors import EngineClosedError, InvalidRequestError
 from rjax.llm import LLM
-from rjax.sampling import SamplingParams
+from rjax.sampling import SamplingParams, StructuredOutputsParams
 
 from .fake_engine import FakeEngine
-from .test_real_engine import CONFIG
-from .tiny_tokenizers import KINDS, build, save
+from .tiny_tokenizers import build
 
 OPTIONS = {
     "load_format": "dummy",
@@ -37,26 +33,6 @@ OPTIONS = {
 TALK = [{"role": "user", "content": "Hello"}]
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A model folder: tokenizer, configuration, no weights."""
-    path = tmp_path_factory.mktemp("tiny")
-    save(KINDS["byte_level_bos"](), path)
-    (path / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 1}))
-    return path
-
-
-@pytest.fixture
-def collector_off() -> Iterator[None]:
-    """Only reference counting frees anything. What checks annotations makes cycles of its own."""
-    gc.collect()
-    gc.disable()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-        yield
-    gc.enable()
 
 
 def make(folder: pathlib.Path, **options: Any) -> LLM:
@@ -79,6 +55,13 @@ def use(llm: LLM, path: pathlib.Path) -> list[Any]:
     found.append(llm.beam_search("Who?", BeamSearchParams(beam_width=2, max_tokens=2)))
     llm.add_prefix("rules", "Be brief, and say what is true. ")
     found.append(ask(llm, prefix="rules"))
+    found.append(llm.score("Who?", [" I", " you"], use_tqdm=False))
+    found.append(list(llm.stream("Who?", GREEDY)))
+    for output in llm.stream(["Who?", "", "Where?"], GREEDY):
+        found.append(output)
+        break
+    wanted = StructuredOutputsParams(choice=["a"])
+    found.append(ask(llm, params=SamplingParams(temperature=0, structured_outputs=wanted)))
     llm.save_prefix("rules", path)
     llm.drop_prefix("rules")
     llm.load_prefix(path)
@@ -102,9 +85,11 @@ def use(llm: LLM, path: pathlib.Path) -> list[Any]:
 
 
 @pytest.mark.usefixtures("collector_off")
-def test_the_last_reference_frees_everything(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_the_last_reference_frees_everything(
+    tiny_folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     before = held()[0]
-    llm = make(folder)
+    llm = make(tiny_folder)
     outputs = use(llm, tmp_path / "rules.safetensors")
     engine: Any = llm.engine
     programs = list(engine._worker._programs._made.values())
@@ -121,23 +106,26 @@ def test_the_last_reference_frees_everything(folder: pathlib.Path, tmp_path: pat
 
 
 @pytest.mark.usefixtures("collector_off")
-def test_close_frees_everything_and_is_told_of(folder: pathlib.Path) -> None:
+def test_close_frees_everything_and_is_told_of(tiny_folder: pathlib.Path) -> None:
     before = held()[0]
-    with make(folder) as llm:
+    with make(tiny_folder) as llm:
         assert "pages of 8 tokens" in repr(llm)
-        assert str(folder) in repr(llm)
+        assert str(tiny_folder) in repr(llm)
         ask(llm)
         engine: Any = llm.engine
         engine.add_request("left", [1, 2], GREEDY)
     assert held()[0] == before
     assert repr(llm) == "LLM(closed)"
-    assert repr(engine) == f"LLMEngine({folder}, closed)"
+    assert repr(engine) == f"LLMEngine({tiny_folder}, closed)"
     llm.close()
     engine.close()
     assert not engine.has_unfinished_requests()
     uses: list[Callable[[], Any]] = [
         lambda: ask(llm),
         lambda: llm.chat([{"role": "user", "content": "Hello"}]),
+        lambda: llm.stream("Who?"),
+        lambda: llm.stream_chat(TALK),
+        lambda: llm.score("a", "b"),
         lambda: llm.beam_search("Who?"),
         lambda: llm.fill_prefix_kv_cache(None),
         lambda: llm.add_prefix("a", "b"),
@@ -182,8 +170,8 @@ def test_an_engine_of_someone_else_stays_open() -> None:
 
 
 @pytest.mark.usefixtures("collector_off")
-def test_an_engine_behind_asyncio_goes_too(folder: pathlib.Path) -> None:
-    engine = LLMEngine(EngineConfig.from_options({"model": str(folder), **OPTIONS}))
+def test_an_engine_behind_asyncio_goes_too(tiny_folder: pathlib.Path) -> None:
+    engine = LLMEngine(EngineConfig.from_options({"model": str(tiny_folder), **OPTIONS}))
     watched = weakref.ref(engine)
 
     async def serve(served: AsyncLLMEngine) -> None:

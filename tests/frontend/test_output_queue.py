@@ -65,11 +65,16 @@ def test_a_late_reader_gets_all_tokens_in_few_outputs():
     assert [next(iter(entry)) for entry in logprobs] == [*range(1000)]
 
 
-def test_cumulative_outputs_stay_apart():
-    queue = OutputQueue(CUMULATIVE, 10**6)
+def test_of_cumulative_outputs_the_last_one_is_enough():
+    queue = OutputQueue(CUMULATIVE, 10)
     for i in range(100):
         queue.put(output("a", i))
-    assert [o.outputs[0].token_ids for o in read(queue, 100)] == [[i] for i in range(100)]
+        queue.put(output("b", -i))
+    found = [(o.request_id, o.outputs[0].token_ids) for o in read(queue, 2)]
+    assert found == [("a", [99]), ("b", [-99])]
+    assert not queue._items
+    queue.put(output("a", 7))
+    assert read(queue, 1)[0].outputs[0].token_ids == [7]
 
 
 @pytest.mark.parametrize("alternatives", [0, 4])

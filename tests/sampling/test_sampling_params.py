@@ -105,7 +105,7 @@ def test_defaults_are_those_of_vllm():
         ignore_eos=False, max_tokens=16, min_tokens=0, logprobs=None, prompt_logprobs=None,
         detokenize=True, skip_special_tokens=True, spaces_between_special_tokens=True,
         include_stop_str_in_output=False, output_kind=RequestOutputKind.CUMULATIVE,
-        logit_bias=None, allowed_token_ids=None, bad_words=None,
+        logit_bias=None, allowed_token_ids=None, bad_words=None, structured_outputs=None,
     )  # fmt: skip
     assert dataclasses.asdict(params) == expected
     assert hash(params) == hash(SamplingParams())

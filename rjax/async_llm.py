@@ -1,0 +1,293 @@
+"""A model in this process for asyncio programs."""
+
+import asyncio
+import concurrent.futures
+import math
+import pathlib
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rjax.async_engine import AsyncLLMEngine, QueueLimits
+from rjax.config import EngineConfig, RelaySettings
+from rjax.conversations import encode_conversations
+from rjax.errors import EngineClosedError, InvalidRequestError
+from rjax.llm import Engine
+from rjax.outputs import RequestOutput
+from rjax.prefixes import Prefixes
+from rjax.prompts import Prompt, raise_first_refusal
+from rjax.request_runner import default_sampling_params
+from rjax.sampling import SamplingParams
+
+_NO_LIMITS = QueueLimits(
+    sequences=sys.maxsize,
+    prompt_tokens=sys.maxsize,
+    heartbeat_seconds=math.inf,
+    unread_tokens=sys.maxsize,
+)
+_STOP_SECONDS = 60.0
+
+
+class AsyncLLM:
+    """A model ready to generate, for one event loop; requests of all tasks share steps::
+
+        async with AsyncLLM("Qwen/Qwen3-0.6B") as llm:
+            async for output in llm.generate("Why is the sky blue?", SamplingParams(max_tokens=64)):
+                print(output.outputs[0].text)
+
+    The engine runs on a thread of its own, which starts with the first request. All methods but
+    the constructor belong to the event loop of that request.
+
+    The device memory is given back by `close` or `shutdown`, or at the end of ``async with``.
+
+    Args:
+        model: a Hugging Face folder or hub id; None for the bundled model.
+        options: as `rjax.LLM` takes them.
+
+    Raises:
+        InvalidConfigError: an unknown option or a value out of range.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        config = EngineConfig.from_options({"model": model, **options})
+        from rjax.engine.llm_engine import LLMEngine  # brings in JAX: only once it is needed
+
+        self._start(LLMEngine(config), config.relay, None, owns_engine=True)
+
+    @classmethod
+    def from_engine(
+        cls,
+        engine: Engine,
+        relay: RelaySettings | None = None,
+        limits: QueueLimits | None = None,
+    ) -> "AsyncLLM":
+        """An AsyncLLM over an engine that exists already; nothing else may step it meanwhile, and
+        closing the AsyncLLM leaves it open. Without ``limits`` any number of requests may wait."""
+        llm = cls.__new__(cls)
+        llm._start(engine, relay or RelaySettings(), limits, owns_engine=False)
+        return llm
+
+    def _start(
+        self,
+        engine: Engine,
+        relay: RelaySettings,
+        limits: QueueLimits | None,
+        *,
+        owns_engine: bool,
+    ) -> None:
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._owns_engine = owns_engine
+        self._engine: Any = engine
+        self._served = AsyncLLMEngine(engine, limits or _NO_LIMITS)
+        self._prefixes = Prefixes(engine, relay.sys_schema)
+        # One thread, so that prompts enter the engine in the order in which they were given.
+        self._texts = concurrent.futures.ThreadPoolExecutor(1, "rjax-texts")
+        if relay.sys_prompt is not None:
+            self._prefixes.fill(relay.sys_prompt)
+
+    def __repr__(self) -> str:
+        return "AsyncLLM(closed)" if self._closed else f"AsyncLLM({self._engine!r})"
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        prefix: str | None = None,
+        cache_salt: str | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Complete one prompt; yields its outputs as they come, the last one ``finished``.
+
+        ``sampling_params.output_kind`` says what each output holds: everything so far (CUMULATIVE,
+        the default), what is new (DELTA), or there is one output at the end (FINAL_ONLY). A reader
+        who is late gets outputs merged. Closing the generator, or cancelling the task that reads
+        it, aborts the request.
+
+        Args:
+            prompt: a text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": [...]}``.
+            sampling_params: None takes the model's defaults.
+            request_id: for `abort`, unique among live requests; None makes one up.
+            priority, prefix, cache_salt, timeout: as in `LLM.generate`.
+
+        Raises:
+            InvalidRequestError: the prompt cannot be served.
+            EngineDeadError: the engine stopped on an error.
+            EngineClosedError: it is closed, or was closed meanwhile.
+        """
+        await self._ensure_started()
+        encode = self._prefixes.encode
+        if prefix is None:
+            found = await self._on_thread(lambda: encode([prompt]))
+        else:  # what a name means is known to the engine's thread
+            found = await self._served.call(lambda engine: encode([prompt], prefix))
+            if cache_salt is None:
+                salt = self._prefixes.salt
+                cache_salt = await self._served.call(lambda engine: salt(prefix))
+        given = {"priority": priority, "cache_salt": cache_salt, "timeout": timeout}
+        async for output in self._outputs(found, sampling_params, request_id, given):
+            yield output
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        **template: Any,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Answer one conversation; yields as `generate` does. ``template`` are the arguments of
+        `LLM.chat` from ``chat_template`` on."""
+        await self._ensure_started()
+        tokenizer = self._prefixes.tokenizer
+        found = await self._on_thread(
+            lambda: encode_conversations(tokenizer, [messages], **template)
+        )
+        given = {"priority": priority, "timeout": timeout}
+        async for output in self._outputs(found, sampling_params, request_id, given):
+            yield output
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests where they stand; each gets a last output with ``finish_reason`` "abort".
+        Unknown ids are ignored, since a request may finish while its abort is on the way."""
+        self._check_open()
+        names = [request_id] if isinstance(request_id, str) else list(request_id)
+        if self._loop is not None:
+            await self.call(lambda engine: [engine.abort_request(name) for name in names])
+
+    async def call[T](self, function: Callable[[Any], T]) -> T:
+        """Run ``function(engine)`` on the engine's thread between two steps, with an `LLMEngine`,
+        as for ``stats`` or ``reset_prefix_cache``; what it raises is raised here."""
+        await self._ensure_started()
+        return await self._served.call(function)
+
+    async def fill_prefix_kv_cache(self, shared_prefix: str | Sequence[int] | None) -> None:
+        """Replace the shared prefix, as `LLM.fill_prefix_kv_cache`; requests wait meanwhile."""
+        await self.call(lambda engine: self._prefixes.fill(shared_prefix))
+
+    async def add_prefix(
+        self, name: str, prefix: str | Sequence[int], *, cache_salt: str | None = None
+    ) -> None:
+        """Keep the KV of a prefix under a name, as `LLM.add_prefix`; requests wait meanwhile."""
+        await self.call(lambda engine: self._prefixes.add(name, prefix, cache_salt))
+
+    async def drop_prefix(self, name: str) -> None:
+        """Let go of a named prefix, as `LLM.drop_prefix`."""
+        await self.call(lambda engine: self._prefixes.drop(name))
+
+    async def load_prefix(
+        self, path: str | pathlib.Path, name: str | None = None, *, cache_salt: str | None = None
+    ) -> str:
+        """Keep a prefix that `LLM.save_prefix` wrote, as `LLM.load_prefix`."""
+        return await self.call(lambda engine: self._prefixes.load(path, name, cache_salt))
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget the KV of former prompts; a configured system prompt stays."""
+        await self.call(lambda engine: engine.reset_prefix_cache())
+
+    async def stats(self) -> Any:
+        """The engine's counters and memory figures."""
+        return await self.call(lambda engine: engine.stats())
+
+    def get_tokenizer(self) -> Any:
+        """The tokenizer, as `LLM.get_tokenizer` gives it."""
+        self._check_open()
+        return self._prefixes.tokenizer.hf
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The checkpoint's own defaults, or `SamplingParams()` where it has none."""
+        self._check_open()
+        return default_sampling_params(self._engine.tokenizer)
+
+    async def close(self) -> None:
+        """Abort what still runs, end the thread and free the memory; from then on every use raises
+        EngineClosedError. Closing twice does nothing."""
+        if self._begin_closing():
+            await asyncio.to_thread(self._end)
+
+    def shutdown(self) -> None:
+        """`close` without an event loop: blocks until the step that runs has ended."""
+        if self._begin_closing():
+            self._end()
+
+    async def __aenter__(self) -> "AsyncLLM":
+        await self._ensure_started()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self._served.end_thread()
+            self._texts.shutdown(wait=False)
+
+    async def _outputs(
+        self,
+        found: "list[Prompt | Any]",
+        given: SamplingParams | None,
+        request_id: str | None,
+        options: dict[str, Any],
+    ) -> AsyncGenerator[RequestOutput]:
+        raise_first_refusal(found)
+        (prompt,) = found
+        assert isinstance(prompt, Prompt)
+        assert prompt.token_ids is not None
+        params = self.get_default_sampling_params() if given is None else given
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(
+                f"sampling_params is {type(params).__name__}; give SamplingParams"
+            )
+        self._check_open()
+        if params.structured_outputs is not None:  # compiled while the engine steps
+            make = self._engine.structured_masks
+            options["masks"] = await self._on_thread(lambda: make(params))
+        self._check_open()
+        stream = await self._served.submit(
+            prompt.token_ids,
+            params,
+            request_id=request_id,
+            prompt=prompt.text,
+            **{name: value for name, value in options.items() if value is not None},
+        )
+        async with stream:
+            async for output in stream:
+                yield output
+
+    async def _on_thread[T](self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._texts, function)
+
+    async def _ensure_started(self) -> None:
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+            await self._served.start()
+        elif self._loop is not loop:
+            raise RuntimeError(
+                "this AsyncLLM was first used in another event loop; use it in that one only"
+            )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosedError("this AsyncLLM is closed; make a new one")
+
+    def _begin_closing(self) -> bool:
+        if self._closed:
+            return False
+        self._closed = True
+        self._served.fail_all(EngineClosedError("this AsyncLLM was closed; make a new one"))
+        return True
+
+    def _end(self) -> None:
+        self._texts.shutdown()
+        self._served.end_thread()
+        if not self._served.join(_STOP_SECONDS):
+            raise RuntimeError(f"the engine's step took over {_STOP_SECONDS:g} seconds; not freed")
+        if self._owns_engine:
+            self._engine.close()

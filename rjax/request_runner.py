@@ -1,0 +1,286 @@
+"""The requests of an LLM's calls: into the engine, and their outputs to whom they belong."""
+
+import dataclasses
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rjax.collection import existing_objects_skipped
+from rjax.errors import InvalidRequestError, without_frames
+from rjax.output_queue import merge_delta
+from rjax.outputs import RequestOutput
+from rjax.progress import Progress
+from rjax.prompts import Prompt, raise_first_refusal
+from rjax.sampling import RequestOutputKind, SamplingParams
+from rjax.tokenization import Tokenizer
+
+_TAKEN_IN = 32  # requests between two steps of a batch that is coming in
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A prompt to complete.
+
+    Attributes:
+        prompt: with token ids, or the reason why it cannot be served.
+        params: how to sample.
+        priority: lower runs earlier.
+        options: further arguments of the engine's ``add_request``.
+    """
+
+    prompt: Prompt | InvalidRequestError
+    params: SamplingParams
+    priority: int = 0
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class StreamInbox:
+    """The unread outputs of the requests of one stream.
+
+    The increments of a request that are not read in time are merged into one.
+
+    Args:
+        index: place of each request's prompt in the list that was given.
+    """
+
+    def __init__(self, index: dict[str, int]) -> None:
+        self.live = set(index)
+        self._index = index
+        self._unread: dict[str, RequestOutput] = {}
+
+    def put(self, output: RequestOutput) -> None:
+        """Add an output."""
+        name = output.request_id
+        output.prompt_index = self._index[name]
+        if output.finished:
+            self.live.discard(name)
+        if name in self._unread:
+            merge_delta(self._unread[name], output)
+        else:
+            self._unread[name] = output
+
+    def take(self) -> RequestOutput | None:
+        """The output that has waited longest, if there is one."""
+        if not self._unread:
+            return None
+        return self._unread.pop(next(iter(self._unread)))
+
+
+class RequestRunner:
+    """Adds requests to an engine and steps it. Its user sees to it that no two threads are in it.
+
+    Whoever steps the engine, outputs of open streams go into their inboxes.
+
+    Args:
+        engine: a `rjax.llm.Engine`.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._ids = itertools.count()
+        self._inboxes: dict[str, StreamInbox] = {}
+        self._abandoned: deque[StreamInbox] = deque()
+
+    def new_id(self) -> str:
+        """A request id that was not used before."""
+        return str(next(self._ids))
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; outputs of requests that are not streamed."""
+        while self._abandoned:
+            self.close_stream(self._abandoned.popleft())
+        others = []
+        for output in self._engine.step():
+            inbox = self._inboxes.get(output.request_id)
+            if inbox is None:
+                others.append(output)
+                continue
+            inbox.put(output)
+            if output.finished:
+                del self._inboxes[output.request_id]
+        return others
+
+    @existing_objects_skipped()
+    def run(
+        self, requests: list[NewRequest], use_tqdm: bool | Callable[..., Any]
+    ) -> list[RequestOutput]:
+        """Complete requests; see `LLM.generate`."""
+        ids = [self.new_id() for _ in requests]
+        alike = len({request.priority for request in requests}) == 1
+        done: dict[str, RequestOutput] = {}
+        waiting: set[str] = set()
+        progress = Progress(use_tqdm, len(requests))
+        try:
+            for i, (name, request) in enumerate(zip(ids, requests, strict=True)):
+                refusal = self._add(i, name, request, alone=len(requests) == 1)
+                if refusal is None:
+                    waiting.add(name)
+                else:
+                    done[name] = refusal
+                    progress.advance(1)
+                # The device begins with the first while the host takes in the others; which are
+                # the first is known where all are alike.
+                if alike and waiting and (i + 1) % _TAKEN_IN == 0:
+                    self._step(waiting, done, progress)
+            while waiting:
+                self._step(waiting, done, progress)
+        except BaseException:
+            for name in waiting:
+                self._engine.abort_request(name)
+            raise
+        finally:
+            progress.close()
+        found = [done[name] for name in ids]
+        for i, output in enumerate(found):
+            output.prompt_index = i
+        return found
+
+    def open_stream(self, requests: list[NewRequest]) -> StreamInbox:
+        """Queue requests whose outputs are read one by one."""
+        ids = [self.new_id() for _ in requests]
+        inbox = StreamInbox({name: i for i, name in enumerate(ids)})
+        added: list[str] = []
+        try:
+            for i, (name, request) in enumerate(zip(ids, requests, strict=True)):
+                refusal = self._add(i, name, request, alone=len(requests) == 1)
+                if refusal is None:
+                    added.append(name)
+                else:
+                    inbox.put(refusal)
+        except BaseException:
+            for name in added:
+                self._engine.abort_request(name)
+            raise
+        self._inboxes |= dict.fromkeys(added, inbox)
+        return inbox
+
+    def close_stream(self, inbox: StreamInbox) -> None:
+        """Abort what still runs of a stream."""
+        for name in inbox.live:
+            self._inboxes.pop(name, None)
+            self._engine.abort_request(name)
+        inbox.live.clear()
+
+    def abandon(self, inbox: StreamInbox) -> None:
+        """Close a stream before the next step; any thread may call this at any time."""
+        self._abandoned.append(inbox)
+
+    def close(self) -> None:
+        """Abort what still runs of all streams."""
+        for inbox in set(self._inboxes.values()):
+            self.close_stream(inbox)
+
+    def _add(self, i: int, name: str, request: NewRequest, *, alone: bool) -> RequestOutput | None:
+        """Queue a request; an output with the reason where it cannot be served beside others."""
+        prompt = request.prompt
+        try:
+            if isinstance(prompt, InvalidRequestError):
+                raise prompt
+            assert prompt.token_ids is not None
+            self._engine.add_request(
+                name,
+                prompt.token_ids,
+                request.params,
+                prompt=prompt.text,
+                priority=request.priority,
+                **request.options,
+            )
+        except InvalidRequestError as error:
+            if alone:
+                raise
+            return _refused(i, name, prompt, error)
+        return None
+
+    def _step(self, waiting: set[str], done: dict[str, RequestOutput], progress: Progress) -> None:
+        if not self._engine.has_unfinished_requests():
+            raise RuntimeError(f"the engine lost {len(waiting)} requests; report this")
+        progress.show()
+        for output in self.step():
+            if output.finished and output.request_id in waiting:
+                waiting.discard(output.request_id)
+                done[output.request_id] = output
+                progress.count(output)
+
+
+def new_requests(
+    prompts: "list[Prompt | InvalidRequestError]",
+    every: list[SamplingParams],
+    priority: Sequence[int] | None,
+    **options: Any,
+) -> list[NewRequest]:
+    """The requests of a call.
+
+    Args:
+        prompts: with token ids, or the reason why one cannot be served.
+        every: parameters of each.
+        priority: of each, or None.
+        options: further arguments of the engine's ``add_request``; those that are None are left
+            out.
+
+    Raises:
+        InvalidRequestError: the only prompt cannot be served, or there are too few priorities.
+    """
+    count = len(prompts)
+    if priority is not None and len(priority) != count:
+        raise InvalidRequestError(
+            f"{len(priority)} priorities for {count} prompts; give one per prompt"
+        )
+    if count == 1:
+        raise_first_refusal(prompts)
+    more = {name: value for name, value in options.items() if value is not None}
+    order = [0] * count if priority is None else priority
+    return [NewRequest(*each, more) for each in zip(prompts, every, order, strict=True)]
+
+
+def params_of_each(
+    given: Any, count: int, default: Callable[[], SamplingParams], kind: RequestOutputKind
+) -> list[SamplingParams]:
+    """Parameters of each prompt, with this kind of output, from what `LLM.generate` was given.
+
+    Raises:
+        InvalidRequestError: none of the forms, another number than that of the prompts, or an
+            ``output_kind`` that contradicts the call.
+    """
+    if given is None:
+        given = default()
+    if isinstance(given, SamplingParams):
+        every = [given] * count
+    else:
+        every = list(given) if isinstance(given, Sequence) else [given]
+        if not all(isinstance(params, SamplingParams) for params in every):
+            raise InvalidRequestError(
+                "sampling_params holds something other than SamplingParams; give one, or a "
+                "list with one per prompt"
+            )
+    if len(every) != count:
+        raise InvalidRequestError(
+            f"{len(every)} sampling_params for {count} prompts; give one, or one per prompt"
+        )
+    kinds = {params.output_kind for params in every}
+    if kind is RequestOutputKind.FINAL_ONLY and RequestOutputKind.DELTA in kinds:
+        raise InvalidRequestError(
+            "output_kind=DELTA is for streaming; generate returns whole outputs: leave "
+            "output_kind as it is, or call stream"
+        )
+    if kind is RequestOutputKind.DELTA and RequestOutputKind.FINAL_ONLY in kinds:
+        raise InvalidRequestError(
+            "output_kind=FINAL_ONLY is not for streaming; leave output_kind as it is, or call "
+            "generate"
+        )
+    same_kind = {id(p): dataclasses.replace(p, output_kind=kind) for p in every}
+    return [same_kind[id(p)] for p in every]
+
+
+def default_sampling_params(tokenizer: Tokenizer | None) -> SamplingParams:
+    """The checkpoint's own defaults, or `SamplingParams()` where it has none."""
+    return SamplingParams(**(tokenizer.generation.sampling if tokenizer else {}))
+
+
+def _refused(
+    index: int, name: str, prompt: "Prompt | InvalidRequestError", error: InvalidRequestError
+) -> RequestOutput:
+    known = prompt if isinstance(prompt, Prompt) else Prompt(None, None)
+    named = InvalidRequestError(f"prompt {index}: {error}")
+    named.__cause__ = without_frames(error)
+    return RequestOutput(name, known.text, known.token_ids or [], finished=True, error=named)

@@ -1,0 +1,38 @@
+"""What a generated text must match."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Constraint:
+    """What a text must match.
+
+    Attributes:
+        kind: of the source.
+        source: a JSON schema (as text), a regex, or a grammar (Lark or GBNF).
+        outer: a Lark grammar of the whole text, in which ``@body`` is what the source says; none
+            if that is all.
+    """
+
+    kind: Literal["json", "regex", "grammar"]
+    source: str
+    outer: str = ""
+
+
+def json_source(schema: Mapping[str, Any]) -> str:
+    """The source of a JSON schema.
+
+    Raises:
+        ValueError: a number in it is not finite.
+        TypeError: a value in it is not JSON.
+        RecursionError: it nests too deep.
+    """
+    return json.dumps(schema, allow_nan=False)
+
+
+def choice_source(choices: Sequence[str]) -> str:
+    """The source of a grammar that allows one of several texts."""
+    return "start: " + " | ".join(json.dumps(text) for text in choices)

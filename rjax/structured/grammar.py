@@ -1,0 +1,83 @@
+"""Grammars of llguidance, and the budget that each is compiled and followed within."""
+
+import json
+
+import llguidance
+import llguidance.hf
+
+from rjax.structured.constraint import Constraint
+from rjax.structured.lark import JSON_FORM, Marks
+from rjax.tokenization import Tokenizer
+
+
+def grammar_tokenizer(
+    tokenizer: Tokenizer, vocab_size: int, eos_token_ids: list[int]
+) -> llguidance.LLTokenizer | None:
+    """llguidance's view of a tokenizer; None of one that is not fast, which it cannot read."""
+    if not tokenizer.is_fast:
+        return None
+    return llguidance.hf.from_tokenizer(tokenizer.hf, n_vocab=vocab_size, eos_token=eos_token_ids)
+
+
+def grammar_marks(tokenizer: Tokenizer, seen: llguidance.LLTokenizer | None) -> Marks:
+    """The added tokens of a tokenizer that llguidance takes as special: more than those that are
+    (it takes all in angle brackets)."""
+    if seen is None:
+        return Marks()
+    added = tokenizer.hf.added_tokens_decoder
+    return Marks(
+        {token.content: i for i, token in added.items() if seen.is_special_token(i)},
+        tuple(tokenizer.eos_token_ids),
+    )
+
+
+def compile_grammar(
+    constraint: Constraint, tokenizer: llguidance.LLTokenizer
+) -> llguidance.LLMatcher:
+    """The matcher of a constraint, at its start.
+
+    llguidance's own budget bounds each mask, but not the time that a compile takes: a schema of
+    64 KiB can take hours.
+
+    Raises:
+        ValueError: the constraint is not valid.
+    """
+    make = llguidance.LLMatcher
+    try:
+        match constraint.kind:
+            case "json":
+                grammar = make.grammar_from_json_schema(constraint.source, overrides=JSON_FORM)
+            case "regex":
+                grammar = make.grammar_from_regex(constraint.source)
+            case "grammar":
+                lark = llguidance.grammar_from("grammar", constraint.source)
+                grammar = json.dumps({"grammars": [{"lark_grammar": lark}]})
+        if constraint.outer:
+            grammar = _with_outer(grammar, constraint.outer)
+        budget = llguidance.LLParserLimits(
+            initial_lexer_fuel=1_000_000,
+            step_lexer_fuel=200_000,
+            max_lexer_states=50_000,
+            max_grammar_size=200_000,
+            verbose_errors=False,
+        )
+        matcher = make(tokenizer, grammar, log_level=0, limits=budget)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(brief(error)) from error
+    if matcher.is_error():
+        raise ValueError(brief(matcher.get_error()))
+    return matcher
+
+
+def _with_outer(grammar: str, outer: str) -> str:
+    """A grammar of llguidance inside another, which calls it ``@body``."""
+    found = json.loads(grammar)
+    (body,) = found["grammars"]
+    return json.dumps(
+        {**found, "grammars": [{"name": "outer", "lark_grammar": outer}, {**body, "name": "body"}]}
+    )
+
+
+def brief(error: object) -> str:
+    """An error of llguidance in one line."""
+    return " ".join(str(error).split())[:300]

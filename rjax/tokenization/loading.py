@@ -1,0 +1,98 @@
+"""A tokenizer of ``transformers`` from what a user gives."""
+
+import pathlib
+from typing import Any
+
+from rjax.errors import InvalidConfigError
+
+_FORMS = (
+    "give a folder with tokenizer.json and tokenizer_config.json, a file tokenizer.json, or a "
+    "tokenizer of transformers or tokenizers"
+)
+_NEEDED = (
+    "__call__",
+    "__len__",
+    "added_tokens_decoder",
+    "apply_chat_template",
+    "bos_token",
+    "bos_token_id",
+    "chat_template",
+    "convert_ids_to_tokens",
+    "decode",
+    "encode",
+    "eos_token_id",
+    "get_vocab",
+)
+
+
+def load_tokenizer(source: Any) -> tuple[Any, pathlib.Path | None]:
+    """The tokenizer, and the folder that it came from, if it did.
+
+    Args:
+        source: see `Tokenizer`.
+
+    Raises:
+        InvalidConfigError: naming the file or the method that is missing.
+    """
+    if not isinstance(source, str | pathlib.Path):
+        return _of_object(source), None
+    path = pathlib.Path(source)
+    if path.is_file():
+        return _of_file(path), None
+    if not path.is_dir():
+        raise InvalidConfigError(
+            f"no tokenizer: {str(source)!r} is neither a folder nor a file; {_FORMS}"
+        )
+    return _of_folder(path), path
+
+
+def _of_object(given: Any) -> Any:
+    import tokenizers
+
+    if isinstance(given, tokenizers.Tokenizer):
+        return _wrapped(given)
+    if isinstance(given, type):
+        raise InvalidConfigError(f"the tokenizer is the class {given.__name__}; give an object")
+    missing = [name for name in _NEEDED if not hasattr(given, name)]
+    if missing:
+        raise InvalidConfigError(
+            f"the tokenizer {type(given).__name__} has no {', '.join(missing)}, which a tokenizer "
+            f"of transformers has; {_FORMS}"
+        )
+    return given
+
+
+def _wrapped(rust: Any) -> Any:
+    import transformers
+
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=rust)
+
+
+def _of_file(path: pathlib.Path) -> Any:
+    import tokenizers
+
+    try:
+        return _wrapped(tokenizers.Tokenizer.from_file(str(path)))
+    except Exception as error:  # the library raises bare Exceptions for files it cannot read
+        raise InvalidConfigError(f"{str(path)!r} is no tokenizer.json: {_first(error)}") from error
+
+
+def _of_folder(folder: pathlib.Path) -> Any:
+    import transformers
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # transformers raises many kinds for files it cannot read
+        names = ("tokenizer.json", "tokenizer_config.json")
+        missing = [name for name in names if not (folder / name).is_file()]
+        why = f"it has no {' and no '.join(missing)}" if missing else _first(error)
+        raise InvalidConfigError(
+            f"no tokenizer could be loaded from {str(folder)!r} (it needs tokenizer.json and "
+            f"tokenizer_config.json): {why}"
+        ) from error
+
+
+def _first(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
