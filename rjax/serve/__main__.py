@@ -21,6 +21,7 @@ from rjax.cli.prompts import read_text
 from rjax.errors import InvalidConfigError
 from rjax.serve import BUNDLED_NAME
 from rjax.serve.limits import ServeLimits, limits_table
+from rjax.serve.options import HttpOptions, json_names
 
 _NAME = "rjax.serve"
 ENGINE_FAILED = 1
@@ -76,10 +77,48 @@ def build_parser() -> argparse.ArgumentParser:
         help="a named prefix for every client, from a file that LLM.save_prefix wrote; repeatable",
     )
     server.add_argument(
+        "--root-path",
+        default="",
+        metavar="PATH",
+        help="where a reverse proxy shows the server, such as /llm; requests may come with it or "
+        "without",
+    )
+    for flag, what, default in (
+        ("--allowed-origins", "origins of web pages that may use the server (CORS)", "none"),
+        ("--allowed-methods", "methods of their requests", "all"),
+        ("--allowed-headers", "headers of their requests", "all"),
+    ):
+        server.add_argument(
+            flag,
+            metavar="JSON",
+            help=f"a JSON list of {what}; '[\"*\"]' is all (default: {default})",
+        )
+    server.add_argument(
+        "--allow-credentials",
+        action="store_true",
+        help="let those pages send cookies, which a proxy may ask for",
+    )
+    server.add_argument(
+        "--enable-tokenizer-info-endpoint",
+        action="store_true",
+        help="show the tokenizer's configuration and chat template at /tokenizer_info",
+    )
+    server.add_argument(
         "--tool-format",
         choices=("auto", "hermes", "llama3"),
         default="auto",
         help="how the model writes tool calls (default: by its chat template)",
+    )
+    server.add_argument(
+        "--reasoning-parser",
+        choices=("qwen3", "deepseek_r1", "openai_gptoss"),
+        help="how the model marks its reasoning, which answers then hold apart (default: none)",
+    )
+    server.add_argument(
+        "--literal-json-schemas",
+        action="store_true",
+        help="let a model add properties to objects whose schema does not say additionalProperties "
+        "(default: such objects are closed)",
     )
     server.add_argument(
         "--warmup",
@@ -101,6 +140,11 @@ def build_parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME=VALUE",
         help="change a limit; repeatable",
+    )
+    server.add_argument(
+        "--strict-fields",
+        action="store_true",
+        help="refuse requests with unknown fields (default: ignore them, and log each name once)",
     )
     server.add_argument("--list-limits", action="store_true", help="print the limits and stop")
     server.add_argument("--access-log", action="store_true", help="log a line for each request")
@@ -129,6 +173,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.port < 65536:
         raise InvalidConfigError(f"--port is {arguments.port}; give 0 to 65535")
     keys = _keys(arguments.api_key_file)
+    http = _http_options(arguments)
     options = engine_options(arguments)
     if "chat_template" in arguments:
         options["chat_template"] = read_text(arguments.chat_template, "--chat-template")
@@ -140,6 +185,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         from rjax.serve import prefixes
+        from rjax.serve.app import check_root_path
         from rjax.serve.auth import KeyRing
         from rjax.serve.server import Server, allow_files, bind, make_service
     except ModuleNotFoundError as error:
@@ -148,7 +194,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         ) from error
 
     allow_files(limits)
-    # Before the model is loaded: a key or a name may be no good, or the address in use.
+    # Before the model is loaded: a key, a path or a name may be no good, or the address in use.
+    check_root_path(http.root_path)
     key_ring = KeyRing(keys)
     prefix_files = _pairs("--prefix-file", arguments.prefix_file)
     for name, path in prefix_files.items():
@@ -165,12 +212,18 @@ def _serve(arguments: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
         engine = _engine({"warmup": arguments.warmup, **options})
+        root = _name(options.get("model"))
         service = make_service(
             engine,
-            model=arguments.served_model_name or _name(options.get("model")),
+            model=arguments.served_model_name or root,
+            root=root,
             keys=key_ring,
             limits=limits,
             tool_format=arguments.tool_format,
+            strict_fields=arguments.strict_fields,
+            reasoning_parser=arguments.reasoning_parser,
+            literal_json_schemas=arguments.literal_json_schemas,
+            http=http,
         )
         prefixes.load(prefix_files, engine, service)
         # What is there now stays, and no collection need go through it while clients wait.
@@ -206,6 +259,20 @@ def _engine(options: dict[str, Any]) -> Any:
         while engine.has_unfinished_requests():
             engine.step()
     return engine
+
+
+def _http_options(arguments: argparse.Namespace) -> HttpOptions:
+    lists = {
+        name: json_names("--" + name.replace("_", "-"), text)
+        for name in ("allowed_origins", "allowed_methods", "allowed_headers")
+        if (text := getattr(arguments, name)) is not None
+    }
+    return HttpOptions(
+        root_path=arguments.root_path,
+        allow_credentials=arguments.allow_credentials,
+        tokenizer_info=arguments.enable_tokenizer_info_endpoint,
+        **lists,
+    )
 
 
 def _keys(path: str | None) -> list[str]:

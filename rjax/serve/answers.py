@@ -108,10 +108,12 @@ class CalledToolDelta(BaseModel):
 
 
 class AnswerMessage(BaseModel):
-    """The assistant's message."""
+    """The assistant's message; the reasoning has the names of newer and of older clients."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     refusal: None = None
     tool_calls: list[CalledTool] | None = None
 
@@ -145,6 +147,8 @@ class Delta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[CalledToolDelta] | None = None
 
 
@@ -168,16 +172,38 @@ class ChatChunk(BaseModel):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class ModelPermission(BaseModel):
+    """What a client may do with a model, in the shape that clients of vLLM know."""
+
+    id: str
+    object: Literal["model_permission"] = "model_permission"
+    created: int
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
 
 
 class ModelCard(BaseModel):
-    """An entry of /v1/models."""
+    """An entry of /v1/models: ``root`` is the model's own name, ``parent`` the one that an adapter
+    adapts."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "rjax"
+    root: str
+    parent: str | None = None
     max_model_len: int
+    permission: list[ModelPermission]
 
 
 class ModelList(BaseModel):
@@ -223,6 +249,12 @@ class Version(BaseModel):
     """Answer of /version."""
 
     version: str
+
+
+class Load(BaseModel):
+    """Answer of /load."""
+
+    server_load: int
 
 
 class HealthAnswer(BaseModel):

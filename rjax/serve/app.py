@@ -1,35 +1,34 @@
 """The routes."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import Response
+from starlette.middleware.cors import CORSMiddleware
 
 import rjax
-from rjax.serve import prefixes
+from rjax.errors import InvalidConfigError
+from rjax.serve import information, pooling, prefixes
 from rjax.serve.answers import (
     ChatAnswer,
     CompletionAnswer,
-    ErrorAnswer,
-    HealthAnswer,
     ModelCard,
     ModelList,
+    ModelPermission,
     PrefixCard,
     PrefixList,
     Text,
     Tokens,
-    Version,
 )
-from rjax.serve.auth import Tenant, authenticate
 from rjax.serve.bodies import body_of
 from rjax.serve.chat import chat
 from rjax.serve.completions import complete
 from rjax.serve.errors import ApiError, install_handlers
 from rjax.serve.intake import Intake
-from rjax.serve.openapi import describe, takes
+from rjax.serve.openapi import takes
 from rjax.serve.pieces import pieced
-from rjax.serve.prompts import encode, message_tokens
+from rjax.serve.prompts import encode, layout_options, message_tokens
 from rjax.serve.requests import (
     ChatBody,
     CompletionBody,
@@ -38,80 +37,74 @@ from rjax.serve.requests import (
     PrefixBody,
     TokenizeBody,
 )
+from rjax.serve.responses import routes as responses
+from rjax.serve.routing import ERRORS, EVENTS, Caller, Served, private_router
 from rjax.serve.running import unless_disconnected
-from rjax.serve.service import Service, service_of
-
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer, "description": text}
-    for status, text in (
-        (400, "the request cannot be served as it is"),
-        (401, "no valid API key"),
-        (404, "no such model or name"),
-        (409, "too much is held already"),
-        (408, "the body did not arrive in time"),
-        (413, "the body is too large"),
-        (431, "the headers are too large"),
-        (500, "the server failed"),
-        (503, "overloaded, shutting down or dead"),
-    )
-}
-_EVENTS = {
-    200: {
-        "description": "the answer, or with stream set a stream of events that each hold a chunk",
-        "content": {
-            "text/event-stream": {
-                "schema": {  # of one event
-                    "type": "object",
-                    "properties": {"data": {"type": "string"}},
-                    "required": ["data"],
-                }
-            }
-        },
-    }
-}
+from rjax.serve.service import Service
 
 _METRICS_SECONDS = 5.0  # the engine answers between two steps
 
-Caller = Annotated[Tenant, Depends(authenticate)]
-Served = Annotated[Service, Depends(service_of)]
-
-public = APIRouter()
-private = APIRouter(dependencies=[Depends(authenticate)], responses=_ERRORS)
+private = private_router()
+_ROUTERS = (information.public, private, responses.router, pooling.router, information.private)
 
 
 def build_app(service: Service) -> FastAPI:
-    """The server's app. Every route but /health asks for an API key, where there are keys."""
+    """The server's app. Every route but /health and /ping asks for an API key, where there are
+    keys."""
     app = FastAPI(
         title="rjax",
         version=rjax.__version__,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        servers=[{"url": service.http.root_path}] if service.http.root_path else None,
         redirect_slashes=False,  # the Location would hold whatever the Host header says
     )
     app.state.service = service
     app.state.keys = service.keys
-    app.include_router(public)
-    app.include_router(private)
+    for router in _ROUTERS:
+        app.include_router(router)
+    http = service.http
+    app.root_path = http.root_path
     install_handlers(app, service.limits.retry_after)
-    app.add_middleware(Intake, limits=service.limits, keys=service.keys, metrics=service.metrics)
+    app.add_middleware(
+        Intake,
+        limits=service.limits,
+        keys=service.keys,
+        metrics=service.metrics,
+        health_paths=http.health_paths,
+    )
+    if http.allowed_origins:
+        # Outermost: browsers ask for permission without a key, and read refusals by permission.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=http.allowed_origins,
+            allow_methods=http.allowed_methods,
+            allow_headers=http.allowed_headers,
+            allow_credentials=http.allow_credentials,
+        )
     return app
 
 
-@public.get("/health", responses={503: {"model": HealthAnswer}})
-async def health(service: Served) -> HealthAnswer:
-    """200 while the engine's thread gives signs of life and takes requests, otherwise 503."""
-    status = service.engine.health
-    answer = HealthAnswer(status=status)
-    if status == "ready":
-        return answer
-    return JSONResponse(answer.model_dump(), 503)  # type: ignore[return-value]
+def check_root_path(root_path: str) -> None:
+    """Whether every route can be told apart from the path that a proxy puts before it.
+
+    Raises:
+        InvalidConfigError: a route begins like that path.
+    """
+    routes = (route for router in _ROUTERS for route in router.routes)
+    for path in (getattr(route, "path", "") for route in routes):
+        if root_path and (path + "/").startswith(root_path + "/"):
+            raise InvalidConfigError(
+                f"--root-path is {root_path!r}, with which the route {path} begins; give the path "
+                "before it"
+            )
 
 
 @private.post(
     "/v1/completions",
     response_model=CompletionAnswer,
-    responses={**_ERRORS, **_EVENTS},
+    responses={**ERRORS, **EVENTS},
     openapi_extra=takes(CompletionBody),
 )
 async def completions(
@@ -127,7 +120,7 @@ async def completions(
 @private.post(
     "/v1/chat/completions",
     response_model=ChatAnswer,
-    responses={**_ERRORS, **_EVENTS},
+    responses={**ERRORS, **EVENTS},
     openapi_extra=takes(ChatBody),
 )
 async def chat_completions(
@@ -163,11 +156,18 @@ async def tokenize(
         raise ApiError(400, "give prompt or messages, one of them")
     most = max(service.max_model_len, service.limits.token_ids)
     if body.messages is not None:
-        options = {"add_generation_prompt": body.add_generation_prompt}
-        tokens = await message_tokens(body.messages, [], options, tenant, service, most=most)
+        tokens = await message_tokens(
+            body.messages,
+            body.tools or [],
+            layout_options(body, service),
+            tenant,
+            service,
+            add_special_tokens=bool(body.add_special_tokens),
+            most=most,
+        )
     else:
         assert body.prompt is not None
-        special = body.add_special_tokens
+        special = body.add_special_tokens is not False
         (tokens,) = await encode(
             [body.prompt], tenant, service, "prompt", add_special_tokens=special, most=most
         )
@@ -252,12 +252,6 @@ async def drop_prefix(name: str, tenant: Caller, service: Served) -> PrefixCard:
     return await prefixes.drop(name, tenant, service)
 
 
-@private.get("/version")
-async def version() -> Version:
-    """The version of rjax."""
-    return Version(version=rjax.__version__)
-
-
 @private.get(
     "/metrics",
     response_class=Response,
@@ -276,11 +270,11 @@ async def metrics(service: Served) -> Response:
     )
 
 
-@private.get("/openapi.json", include_in_schema=False)
-async def openapi(request: Request) -> JSONResponse:
-    """The description of these routes."""
-    return JSONResponse(describe(request.app))
-
-
 def _card(service: Service) -> ModelCard:
-    return ModelCard(id=service.model, created=service.created, max_model_len=service.max_model_len)
+    return ModelCard(
+        id=service.model,
+        created=service.created,
+        root=service.root,
+        max_model_len=service.max_model_len,
+        permission=[ModelPermission(id=f"modelperm-{service.created:x}", created=service.created)],
+    )

@@ -9,12 +9,28 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from rjax.serve.errors import ApiError
+from rjax.serve.fields import UnknownFields
 from rjax.serve.limits import ServeLimits
 from rjax.serve.requests import Body
 from rjax.serve.service import Service, service_of
 
 _SMALL = 32 * 2**10  # bytes of a body that is parsed in less time than a thread takes to begin
-_NO_PLACE = frozenset(("body", "str", "int", "float", "bool", "NamedTool", "TextPart"))
+_FIELD_ERRORS = frozenset(("refused_field", "unknown_field"))
+_NO_PLACE = frozenset(
+    (
+        "body",
+        "str",
+        "int",
+        "float",
+        "bool",
+        "NamedTool",
+        "NamedFunctionTool",
+        "TextPart",
+        "input_text",
+        "output_text",
+    )
+)
+_PARTS = ("content", "tool_calls", "output", "summary")  # lists of a message or an item
 
 
 def body_of[B: Body](kind: type[B]) -> Callable[[Request], Awaitable[B]]:
@@ -33,14 +49,16 @@ def body_of[B: Body](kind: type[B]) -> Callable[[Request], Awaitable[B]]:
         # The request would keep its own copy of the bytes for as long as the answer takes.
         data = b"".join([part async for part in request.stream()])
         if len(data) <= _SMALL:
-            return parse_body(data, kind, service.limits)
+            return parse_body(data, kind, service.limits, service.unknown_fields)
         return await _parse_large(data, kind, service)
 
     return read
 
 
-def parse_body[B: Body](data: bytes, kind: type[B], limits: ServeLimits) -> B:
-    """The fields of a body.
+def parse_body[B: Body](
+    data: bytes, kind: type[B], limits: ServeLimits, unknown: UnknownFields
+) -> B:
+    """The fields of a body; unknown ones are logged.
 
     Raises:
         ApiError: 400, too many values, no JSON, or not of this kind.
@@ -58,10 +76,13 @@ def parse_body[B: Body](data: bytes, kind: type[B], limits: ServeLimits) -> B:
     except ValueError as error:
         raise ApiError(400, "the body is not valid JSON", code="invalid_json") from error
     _check_lengths(found, limits)
+    check = unknown.check()
     try:
-        return kind.model_validate(found)
+        body = kind.model_validate(found, context=check)
     except ValidationError as error:
         raise _as_api_error(error) from None
+    unknown.warn(check.ignored)
+    return body
 
 
 def at_most_values(data: bytes, most: int) -> bool:
@@ -81,7 +102,9 @@ def at_most_values(data: bytes, most: int) -> bool:
 
 async def _parse_large[B: Body](data: bytes, kind: type[B], service: Service) -> B:
     async with service.large_bodies:
-        return await service.threads.run(parse_body, data, kind, service.limits)
+        return await service.threads.run(
+            parse_body, data, kind, service.limits, service.unknown_fields
+        )
 
 
 def _check_content_type(header: str) -> None:
@@ -94,38 +117,44 @@ def _check_lengths(found: Any, limits: ServeLimits) -> None:
     """Lists whose entries are costly are counted before their entries are looked at."""
     if not isinstance(found, dict):
         raise ApiError(400, "the body is no JSON object sent with Content-Type: application/json")
-    for name, most in (("messages", limits.messages), ("tools", limits.tools)):
+    for name, most in (
+        ("messages", limits.messages),
+        ("input", limits.messages),
+        ("tools", limits.tools),
+    ):
         value = found.get(name)
         if isinstance(value, list) and len(value) > most:
             raise ApiError(400, f"{name} has {len(value)} entries; give at most {most}", param=name)
-    messages = found.get("messages")
-    parts = 0
-    for message in messages if isinstance(messages, list) else ():
-        for name in ("content", "tool_calls") if isinstance(message, dict) else ():
-            value = message.get(name)
-            parts += len(value) if isinstance(value, list) else 0
-    if parts > limits.parts:
-        raise ApiError(
-            400,
-            f"messages have {parts} text parts and tool calls; give at most {limits.parts}",
-            param="messages",
-        )
+    for field in ("messages", "input"):
+        messages = found.get(field)
+        parts = 0
+        for message in messages if isinstance(messages, list) else ():
+            for name in _PARTS if isinstance(message, dict) else ():
+                value = message.get(name)
+                parts += len(value) if isinstance(value, list) else 0
+        if parts > limits.parts:
+            raise ApiError(
+                400,
+                f"{field} has {parts} text parts and tool calls; give at most {limits.parts}",
+                param=field,
+            )
 
 
 def _as_api_error(error: ValidationError) -> ApiError:
-    found = error.errors(include_url=False, include_context=False, include_input=False)
+    found = error.errors(include_url=False, include_input=False)
     # Of a union's errors the deepest is that of the form which was meant.
-    first = max(found, key=lambda e: (e["type"] == "extra_forbidden", len(e["loc"]), e["type"]))
+    first = max(found, key=lambda e: (e["type"] in _FIELD_ERRORS, len(e["loc"]), e["type"]))
     place = [str(part) for part in first["loc"] if part not in _NO_PLACE and "[" not in str(part)]
+    context = first.get("ctx", {})
+    if first["type"] in _FIELD_ERRORS:
+        place.append(context["name"])
     param = ".".join(place)[:100] or None
-    if first["type"] == "extra_forbidden":
-        return ApiError(
-            400,
-            f"{param!r} is not a parameter of this route, or not one that this server supports; "
-            "leave it out",
-            code="unknown_parameter",
-            param=param,
-        )
+    if first["type"] == "refused_field":
+        message = f"{param!r} is not supported: {context['advice']}"
+        return ApiError(400, message, code="unsupported_parameter", param=param)
+    if first["type"] == "unknown_field":
+        message = f"{param!r} is not a parameter of this route, or not one that this server knows"
+        return ApiError(400, f"{message}; leave it out", code="unknown_parameter", param=param)
     forms = {e["type"] for e in found if e["loc"][:-1] == first["loc"][:-1]}
     message = "give a number" if {"int_type", "float_type"} <= forms else first["msg"]
     return ApiError(400, f"{param or 'the body'}: {message}", param=param)

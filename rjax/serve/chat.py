@@ -3,7 +3,7 @@
 import dataclasses
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from fastapi import Request
@@ -26,10 +26,10 @@ from rjax.serve.answers import (
     FunctionDelta,
 )
 from rjax.serve.auth import Tenant
-from rjax.serve.completions import UsageCount, stream_error
+from rjax.serve.completions import UsageCount, continuous_usage, stream_error, usage_wanted
 from rjax.serve.errors import ApiError
 from rjax.serve.logprobs import chat_logprobs, check_amount, prompt_logprobs
-from rjax.serve.masks import Constraint, json_constraint, text_constraint
+from rjax.serve.masks import json_constraint, text_constraint
 from rjax.serve.pieces import answer_size, pieced
 from rjax.serve.prompts import chat_prompt
 from rjax.serve.requests import ChatBody, NamedTool, Tool
@@ -37,40 +37,119 @@ from rjax.serve.running import EventStream, Running, unless_disconnected
 from rjax.serve.sampling import chat_params, check_constrained, constraint_of
 from rjax.serve.service import Service
 from rjax.serve.tenancy import engine_options
-from rjax.serve.tools import CallPiece, CallReader, join_pieces
+from rjax.serve.tools import CallPiece, join_pieces, message_text
+from rjax.structured.constraint import Constraint
 
 
 async def chat(body: ChatBody, request: Request, tenant: Tenant, service: Service) -> Response:
     """Answer a chat request."""
+    run = await prepare_chat(body, tenant, service)
+    if body.stream:
+        await run.start()
+        return EventStream(_events(run), run.close)
+    output = await run.final(request)
+    size = answer_size([output], run.params)
+    return await pieced(lambda: run.answer(output), size, service.answer_threads)
+
+
+async def prepare_chat(body: ChatBody, tenant: Tenant, service: Service) -> "ChatRun":
+    """Check a chat request and lay out its prompt; nothing is submitted yet.
+
+    Raises:
+        ApiError, InvalidRequestError, OverloadedError.
+    """
     service.check_model(body.model)
     tools = _tools(body, service)
-    params = chat_params(body, service.defaults, service.limits)
-    constraint = _constraint(body, tools, service)
+    params = chat_params(body, service.defaults, service.limits, service.vocab_size)
+    constraint, of_calls = _constraint(body, tools, service)
     if constraint is not None:
         check_constrained(params)
-    if tools:
-        # The tags of a call may be special tokens.
+    if service.answers.shows_special_tokens(bool(tools)):
         params = dataclasses.replace(params, skip_special_tokens=False)
     prompt = await chat_prompt(body, tools, tenant, service)
+    start = _start(body, prompt[1], service)
+    if constraint is not None:
+        constraint = service.answers.after_reasoning(constraint, start, calls=of_calls)
     lengths = [len(prompt[1])]
     check_amount(params, lengths, service.max_model_len, service.limits.request_logprobs)
     running = Running(service, params)
-    answer = _Answer(body, service, params, tools)
-    options = engine_options(body, tenant, service.limits)
-    if body.stream:
-        await running.start([prompt], constraint, tenant=tenant.name, **options)
-        return EventStream(answer.events(running), running.close)
+    options = {"tenant": tenant.name, **engine_options(body, tenant, service.limits)}
+    answer = _Answer(body, service, params, tools, start)
+    return ChatRun(params, running, answer, lambda: running.start([prompt], constraint, **options))
 
-    async def whole() -> list[RequestOutput]:
-        await running.start([prompt], constraint, tenant=tenant.name, **options)
-        return await running.finals()
 
+class ChatRun:
+    """A chat request that is ready to run; every route that runs a chat runs one of these.
+
+    Args:
+        params: of its samples.
+        running: its prompt in the engine.
+        answer: makes answers and chunks of its outputs.
+        start: submits the prompt.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        running: Running,
+        answer: "_Answer",
+        start: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.params = params
+        self._running = running
+        self._answer = answer
+        self._start = start
+
+    async def start(self) -> None:
+        """Submit the prompt.
+
+        Raises:
+            ApiError, InvalidRequestError, OverloadedError, EngineDeadError.
+        """
+        await self._start()
+
+    def chunks(self) -> AsyncIterator[ChatChunk]:
+        """The chunks of a started stream, the usage if wanted.
+
+        Raises:
+            ApiError: a sample ended on an error.
+        """
+        return self._answer.chunks(self._running)
+
+    async def final(self, request: Request) -> RequestOutput:
+        """Run to the end and return the last output; a client that goes away ends the run.
+
+        Raises:
+            ApiError, InvalidRequestError, OverloadedError, EngineDeadError.
+        """
+
+        async def whole() -> list[RequestOutput]:
+            await self._start()
+            return await self._running.finals()
+
+        try:
+            (output,) = await unless_disconnected(request, whole())
+        finally:
+            self.close()
+        return output
+
+    def answer(self, output: RequestOutput) -> ChatAnswer:
+        """The answer, from the last output."""
+        return self._answer.whole(output)
+
+    def close(self) -> None:
+        """Abort what still runs."""
+        self._running.close()
+
+
+async def _events(run: ChatRun) -> AsyncIterator[str]:
+    """The data of each event of a stream; a chunk has the fields that were set, null or not."""
     try:
-        outputs = await unless_disconnected(request, whole())
-    finally:
-        running.close()
-    size = answer_size(outputs, params)
-    return await pieced(lambda: answer.whole(outputs[0]), size, service.answer_threads)
+        async for chunk in run.chunks():
+            yield chunk.model_dump_json(exclude_unset=True)
+        yield "[DONE]"
+    except Exception as error:
+        yield stream_error(error)
 
 
 def _tools(body: ChatBody, service: Service) -> list[Tool]:
@@ -100,19 +179,6 @@ def _tools(body: ChatBody, service: Service) -> list[Tool]:
                 f"tool_choice names {choice.function.name[:100]!r}, which is not among the tools",
                 param="tool_choice",
             )
-    forced = _forced(body)
-    if not forced and any(tool.function.strict for tool in tools):
-        raise ApiError(
-            400,
-            "strict functions need a tool_choice that forces a call (required, or a name)",
-            param="tools",
-        )
-    if not forced and body.parallel_tool_calls is False and tools and choice != "none":
-        raise ApiError(
-            400,
-            "parallel_tool_calls false needs a tool_choice that forces a call",
-            param="parallel_tool_calls",
-        )
     return [] if choice == "none" else tools
 
 
@@ -120,40 +186,66 @@ def _forced(body: ChatBody) -> bool:
     return body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
 
 
-def _constraint(body: ChatBody, tools: list[Tool], service: Service) -> Constraint | None:
-    found = constraint_of(body, service.limits)
-    if not _forced(body):
-        return found
+def _constraint(
+    body: ChatBody, tools: list[Tool], service: Service
+) -> tuple[Constraint | None, bool]:
+    """What the answer must match, without its reasoning, and whether that is a grammar of calls."""
+    literal = service.literal_json_schemas
+    found = constraint_of(body, service.limits, literal=literal)
+    forced = _forced(body)
+    single = body.parallel_tool_calls is False
+    strict = any(tool.function.strict for tool in tools)
+    if not forced and not strict and (found is not None or not single or not tools):
+        return found, False
     if found is not None:
         raise ApiError(
-            400, "a forced tool call and structured output exclude each other", param="tool_choice"
+            400,
+            "structured output excludes forced tool calls and strict functions; leave out one of "
+            "them",
+            param="tool_choice" if forced else "tools",
         )
-    several = body.tool_choice == "required" and body.parallel_tool_calls is not False
     for i, tool in enumerate(tools):
-        if tool.function.parameters is not None:
+        if tool.function.parameters is not None and (forced or tool.function.strict):
             # The limits of a schema hold for each function's.
             json_constraint(tool.function.parameters, service.limits, f"tools.{i}.parameters")
-    grammar = service.tools.grammar(tools, several=several)
-    return text_constraint("grammar", grammar, service.limits, "tools")
+    several = not single and not isinstance(body.tool_choice, NamedTool)
+    answers = service.answers
+    make = answers.calls_grammar if forced else answers.text_or_calls_grammar
+    grammar = make(tools, several=several, literal=literal)
+    return text_constraint("grammar", grammar, service.limits, "tools"), True
+
+
+def _start(body: ChatBody, token_ids: list[int], service: Service) -> str:
+    """How the answer to this prompt starts."""
+    continued = None
+    if body.continue_final_message:
+        continued = message_text(body.messages[-1])
+    last = service.answers.prompt_tokens
+    tail = service.tokenizer.decode(token_ids[-last:], skip_special_tokens=False) if last else ""
+    return service.answers.start(tail, continued)
 
 
 class _Answer:
     """Turns outputs into answers and chunks."""
 
     def __init__(
-        self, body: ChatBody, service: Service, params: SamplingParams, tools: list[Tool]
+        self,
+        body: ChatBody,
+        service: Service,
+        params: SamplingParams,
+        tools: list[Tool],
+        start: str,
     ) -> None:
         self._body = body
         self._params = params
         names = frozenset(tool.function.name for tool in tools)
-        self._readers = [
-            CallReader(service.tools, names) if tools else None for _ in range(params.n)
-        ]
+        self._readers = [service.answers.reader(start, names) for _ in range(params.n)]
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": service.model,
         }
+        self._echoed = message_text(body.messages[-1]) if _echoes(body) else ""
         self._count = UsageCount()
 
     def whole(self, output: RequestOutput) -> ChatAnswer:
@@ -169,19 +261,23 @@ class _Answer:
         )
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:
-        content, pieces = self._read(completion.index, completion.text, ended=True)
+        found = self._readers[completion.index].feed(completion.text, ended=True)
         made = [
             CalledTool(
                 id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments)
             )
-            for call in join_pieces(pieces)
+            for call in join_pieces(found.calls)
         ]
         reason = completion.finish_reason
         assert reason is not None
+        content = self._echoed + found.content
         return ChatChoice(
             index=completion.index,
             message=AnswerMessage(
-                content=None if made and not content.strip() else content, tool_calls=made or None
+                content=content if content.strip() or not (made or found.reasoning) else None,
+                reasoning=found.reasoning or None,
+                reasoning_content=found.reasoning or None,
+                tool_calls=made or None,
             ),
             logprobs=self._logprobs(completion),
             finish_reason=self._reason(completion),
@@ -189,77 +285,100 @@ class _Answer:
             token_ids=completion.token_ids if self._body.return_token_ids else None,
         )
 
-    async def events(self, running: Running) -> AsyncIterator[str]:
-        """The chunks as they come, the usage if wanted, and the end."""
+    async def chunks(self, running: Running) -> AsyncIterator[ChatChunk]:
+        """The chunks as they come, and the usage if wanted."""
         begun: set[int] = set()
         ended: set[int] = set()
-        try:
-            async for _, output in running.outputs():
-                self._count.add(0, output)
-                for completion in output.outputs:
-                    index = completion.index
-                    if index in ended:
-                        continue
-                    if index not in begun:
-                        begun.add(index)
-                        yield self._chunk(index, Delta(role="assistant", content=""))
-                    if completion.finish_reason is not None:
-                        ended.add(index)
-                    for chunk in self._news(completion):
-                        yield chunk
-            if self._body.stream_options is not None and self._body.stream_options.include_usage:
-                chunk = ChatChunk(**self._head, choices=[], usage=self._count.usage())
-                yield chunk.model_dump_json()
-            yield "[DONE]"
-        except Exception as error:
-            yield stream_error(error)
+        async for _, output in running.outputs():
+            self._count.add(0, output)
+            for completion in output.outputs:
+                index = completion.index
+                if index in ended:
+                    continue
+                if index not in begun:
+                    tokens = output.prompt_token_ids if not begun else None
+                    begun.add(index)
+                    yield self._first_chunk(index, tokens)
+                if completion.finish_reason is not None:
+                    ended.add(index)
+                for chunk in self._news(completion):
+                    yield chunk
+        if usage_wanted(self._body):
+            chunk = self._made([])
+            chunk.usage = self._count.usage()
+            yield chunk
 
-    def _news(self, completion: CompletionOutput) -> list[str]:
-        """The chunks of one sample's news: content, then pieces of calls, then the end."""
+    def _news(self, completion: CompletionOutput) -> list[ChatChunk]:
+        """The chunks of one sample's news: reasoning, content, pieces of calls, then the end."""
         index = completion.index
         ended = completion.finish_reason is not None
-        content, pieces = self._read(index, completion.text, ended=ended)
-        chunks = []
+        found = self._readers[index].feed(completion.text, ended=ended)
+        deltas = []
+        if found.reasoning:
+            deltas.append(Delta(reasoning=found.reasoning, reasoning_content=found.reasoning))
+        if found.content:
+            deltas.append(Delta(content=found.content))
         logprobs = self._logprobs(completion)
         tokens = completion.token_ids if self._body.return_token_ids else None
-        if content or (completion.token_ids and (logprobs is not None or tokens is not None)):
-            delta = Delta(content=content)
-            chunks.append(self._chunk(index, delta, logprobs=logprobs, token_ids=tokens))
-        chunks += [self._chunk(index, Delta(tool_calls=[_news_of(piece)])) for piece in pieces]
+        more: dict[str, Any] = {"logprobs": logprobs}
+        if tokens is not None:
+            more["token_ids"] = tokens
+        if completion.token_ids and not deltas and (logprobs is not None or tokens is not None):
+            deltas.append(Delta(content=""))
+        chunks = []
+        for delta in deltas:
+            chunks.append(self._chunk(index, delta, **more))
+            more = {}  # the tokens are told once
+        chunks += [self._chunk(index, Delta(tool_calls=[_news_of(piece)])) for piece in found.calls]
         if ended:
-            reason, stop = self._reason(completion), completion.stop_reason
-            chunks.append(self._chunk(index, Delta(), finish_reason=reason, stop_reason=stop))
+            more = {"finish_reason": self._reason(completion)}
+            if completion.stop_reason is not None:
+                more["stop_reason"] = completion.stop_reason
+            chunks.append(self._chunk(index, Delta(), **more))
         return chunks
 
-    def _chunk(self, index: int, delta: Delta, **more: Any) -> str:
-        choice = ChatChunkChoice(index=index, delta=delta, **more)
-        chunk = ChatChunk(**self._head, choices=[choice])
-        return chunk.model_dump_json(exclude_none=True)
+    def _first_chunk(self, index: int, prompt_token_ids: list[int] | None) -> ChatChunk:
+        chunk = self._chunk(index, Delta(role="assistant", content=self._echoed))
+        if self._body.return_token_ids and prompt_token_ids is not None:
+            chunk.prompt_token_ids = prompt_token_ids
+        return chunk
 
-    def _read(self, index: int, text: str, *, ended: bool) -> tuple[str, list[CallPiece]]:
-        reader = self._readers[index]
-        return (text, []) if reader is None else reader.feed(text, ended=ended)
+    def _chunk(self, index: int, delta: Delta, **more: Any) -> ChatChunk:
+        choice = ChatChunkChoice(
+            index=index, delta=delta, **({"logprobs": None, "finish_reason": None} | more)
+        )
+        chunk = self._made([choice])
+        if continuous_usage(self._body):
+            chunk.usage = self._count.usage()
+        return chunk
 
-    def _calls(self, index: int) -> int:
-        reader = self._readers[index]
-        return 0 if reader is None else reader.num_calls
+    def _made(self, choices: list[ChatChunkChoice]) -> ChatChunk:
+        return ChatChunk(**self._head, object="chat.completion.chunk", choices=choices)
 
     def _reason(self, completion: CompletionOutput) -> Finish:
         reason = completion.finish_reason
         assert reason is not None
-        return "tool_calls" if reason == "stop" and self._calls(completion.index) else reason
+        called = self._readers[completion.index].num_calls > 0
+        return "tool_calls" if reason == "stop" and called else reason
 
     def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
         if completion.logprobs is None:
             return None
-        top = self._body.top_logprobs or 0
-        return chat_logprobs(completion.token_ids, completion.logprobs, top)
+        return chat_logprobs(
+            completion.token_ids,
+            completion.logprobs,
+            self._params.logprobs or 0,
+            as_token_ids=self._body.return_tokens_as_token_ids,
+        )
+
+
+def _echoes(body: ChatBody) -> bool:
+    return body.echo and body.messages[-1].role == "assistant"
 
 
 def _news_of(piece: CallPiece) -> CalledToolDelta:
-    return CalledToolDelta(
-        index=piece.index,
-        id=piece.id,
-        type=None if piece.id is None else "function",
-        function=FunctionDelta(name=piece.name, arguments=piece.arguments),
-    )
+    if piece.id is None:
+        function = FunctionDelta(arguments=piece.arguments)
+        return CalledToolDelta(index=piece.index, function=function)
+    function = FunctionDelta(name=piece.name, arguments=piece.arguments)
+    return CalledToolDelta(index=piece.index, id=piece.id, type="function", function=function)

@@ -23,7 +23,7 @@ from rjax.serve.errors import as_api_error, error_body
 from rjax.serve.logprobs import check_amount, completion_logprobs, prompt_logprobs
 from rjax.serve.pieces import answer_size, json_pieces, pieced
 from rjax.serve.prompts import completion_prompts
-from rjax.serve.requests import CompletionBody
+from rjax.serve.requests import CompletionBody, SamplingBody
 from rjax.serve.running import EventStream, Running, unless_disconnected
 from rjax.serve.sampling import check_constrained, completion_params, constraint_of
 from rjax.serve.service import Service
@@ -35,8 +35,8 @@ async def complete(
 ) -> Response:
     """Answer a completion request."""
     service.check_model(body.model)
-    params = completion_params(body, service.defaults, service.limits)
-    constraint = constraint_of(body, service.limits)
+    params = completion_params(body, service.defaults, service.limits, service.vocab_size)
+    constraint = constraint_of(body, service.limits, literal=service.literal_json_schemas)
     if constraint is not None:
         check_constrained(params)
     prompts = await completion_prompts(body, tenant, service)
@@ -139,7 +139,7 @@ class _Answer:
                     begun.add(index)
                     if first or completion.token_ids or completion.finish_reason is not None:
                         yield await self._event(i, output, completion, first=first)
-            if self._body.stream_options is not None and self._body.stream_options.include_usage:
+            if usage_wanted(self._body):
                 answer = CompletionAnswer(**self._head, choices=[], usage=self._count.usage())
                 yield answer.model_dump_json()
             yield "[DONE]"
@@ -155,11 +155,13 @@ class _Answer:
         self, i: int, output: RequestOutput, completion: CompletionOutput, *, first: bool
     ) -> str:
         """A chunk; the first one may hold the whole prompt's tokens and logprobs."""
+        usage = self._count.usage() if continuous_usage(self._body) else None
 
         def make() -> str:
             choice = self._choice(i, output, completion, first=first)
-            answer = CompletionAnswer(**self._head, choices=[choice])
-            return "".join(json_pieces(answer, exclude=frozenset(("usage",))))
+            answer = CompletionAnswer(**self._head, choices=[choice], usage=usage)
+            hidden = frozenset(("usage",)) if usage is None else frozenset()
+            return "".join(json_pieces(answer, exclude=hidden))
 
         body = self._body
         large = body.echo or body.return_token_ids or body.prompt_logprobs is not None
@@ -221,14 +223,27 @@ class _Answer:
             tokens += completion.token_ids
             entries += completion.logprobs
         offset = self._offsets.get(index, 0)
-        found = completion_logprobs(tokens, entries, offset)
+        as_ids = self._body.return_tokens_as_token_ids
+        found = completion_logprobs(tokens, entries, offset, as_token_ids=as_ids)
+        token_text = self._service.tokenizer.token_text
         if echo and tokens and entries[0] is None:
-            found.tokens[0] = self._service.tokenizer.token_text(tokens[0])
-            size = len(found.tokens[0])
-            found.text_offset[1:] = [place + size for place in found.text_offset[1:]]
+            first = token_text(tokens[0])
+            found.tokens[0] = f"token_id:{tokens[0]}" if as_ids else first
+            found.text_offset[1:] = [place + len(first) for place in found.text_offset[1:]]
         if found.tokens:
-            self._offsets[index] = found.text_offset[-1] + len(found.tokens[-1])
+            self._offsets[index] = found.text_offset[-1] + len(token_text(tokens[-1]))
         return found
+
+
+def usage_wanted(body: SamplingBody) -> bool:
+    """Whether a last chunk tells the usage."""
+    return body.stream_options is not None and body.stream_options.include_usage
+
+
+def continuous_usage(body: SamplingBody) -> bool:
+    """Whether every chunk tells the usage up to it; as in vLLM only where the last one does."""
+    options = body.stream_options
+    return options is not None and options.include_usage and options.continuous_usage_stats
 
 
 def stream_error(error: Exception) -> str:

@@ -10,29 +10,40 @@ from rjax.serve.auth import KeyRing
 from rjax.serve.errors import ApiError, error_response
 from rjax.serve.limits import ServeLimits
 from rjax.serve.metrics import Metrics
+from rjax.serve.options import HEALTH_PATHS
 
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 64 * 2**20
+_HEALTH_BYTES = 1024  # of a body that comes without a key
 
 
 class Intake:
     """ASGI middleware that takes the whole body within its limits, then runs the app.
 
-    Without a valid key no body is read, but for /health, which has none. The routes ask for the key
-    again: this check saves work, that one guards.
+    Without a valid key no body is read, but for a question for health, whose body is a few bytes.
+    The routes ask for the key again: this check saves work, that one guards.
 
     Args:
         app: runs on requests that pass.
         limits: ``body_bytes``, ``bodies_bytes``, ``body_seconds``, ``headers``, ``header_bytes``,
             ``connections``.
         keys: of the server.
+        health_paths: that need no key, and have room when all ``connections`` are busy.
         metrics: count the requests that are too many.
     """
 
-    def __init__(self, app: ASGIApp, limits: ServeLimits, keys: KeyRing, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: ServeLimits,
+        keys: KeyRing,
+        metrics: Metrics,
+        health_paths: frozenset[str] = HEALTH_PATHS,
+    ) -> None:
         self._app = app
         self._limits = limits
         self._keys = keys
+        self._health_paths = health_paths
         self._metrics = metrics
         self._active = 0
         self._body_bytes = 0  # of all requests under way
@@ -45,8 +56,8 @@ class Intake:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # A busy server is healthy: whoever asks for that must not take it for a dead one.
-        if self._active >= self._limits.connections and scope["path"] != "/health":
+        # A busy server is healthy: a probe must not take it for a dead one.
+        if self._active >= self._limits.connections and scope["path"] not in self._health_paths:
             self._metrics.rejected("connections")
             message = f"{self._active} requests are under way; try again later"
             await self._refuse(ApiError(503, message, code="overloaded"), scope, receive, send)
@@ -68,7 +79,8 @@ class Intake:
             )
             await self._refuse(ApiError(431, message), scope, receive, send)
             return
-        if scope["path"] != "/health":
+        health = scope["path"] in self._health_paths
+        if not health:
             given = next((v.decode("latin-1") for k, v in headers if k == b"authorization"), None)
             try:
                 self._keys.tenant(given)
@@ -79,7 +91,8 @@ class Intake:
         with self._counted() as count:
             try:
                 async with asyncio.timeout(limits.body_seconds):
-                    again = _replay(await self._read(headers, receive, count), receive)
+                    most = _HEALTH_BYTES if health else limits.body_bytes
+                    again = _replay(await self._read(headers, receive, count, most), receive)
             except TimeoutError:
                 message = f"the body did not arrive within {limits.body_seconds:g} seconds"
                 await self._refuse(ApiError(408, message), scope, receive, send)
@@ -110,22 +123,23 @@ class Intake:
             self._body_bytes -= own
 
     async def _read(
-        self, headers: list[tuple[bytes, bytes]], receive: Receive, count: Callable[[int], None]
+        self,
+        headers: list[tuple[bytes, bytes]],
+        receive: Receive,
+        count: Callable[[int], None],
+        most: int,
     ) -> bytes:
-        """The body; each part is counted before it is kept.
+        """The body, of at most so many bytes; each part is counted before it is kept.
 
         Raises:
             ApiError: 413, it is too large; 503, all bodies together are.
             ConnectionAbortedError: the client went away.
         """
-        limits = self._limits
-        too_large = ApiError(
-            413, f"the body is too large; at most {limits.body_bytes} bytes are read"
-        )
+        too_large = ApiError(413, f"the body is too large; at most {most} bytes are read")
         for name, value in headers:
             # More digits than a limit can have are no size that could pass.
             if name == b"content-length" and (
-                len(value) > 15 or not value.isdigit() or int(value) > limits.body_bytes
+                len(value) > 15 or not value.isdigit() or int(value) > most
             ):
                 raise too_large
         parts: list[bytes] = []
@@ -136,7 +150,7 @@ class Intake:
                 raise ConnectionAbortedError
             part = message.get("body", b"")
             size += len(part)
-            if size > limits.body_bytes:
+            if size > most:
                 raise too_large
             count(len(part))
             parts.append(part)

@@ -27,8 +27,8 @@ class ServeLimits:
     n: int = _limit(64, "samples of one prompt, generated or given back")
     prompts: int = _limit(128, "prompts of one completion request")
     sequences: int = _limit(256, "prompts times samples of one request")
-    messages: int = _limit(1024, "messages of one chat request")
-    parts: int = _limit(4096, "text parts and tool calls of one chat request")
+    messages: int = _limit(1024, "messages of one chat request, items of one response's input")
+    parts: int = _limit(4096, "text parts and tool calls of one chat request or input")
     stop_strings: int = _limit(4, "stop strings")
     bad_words: int = _limit(128, "bad words")
     logprobs: int = _limit(20, "alternatives at each token")
@@ -61,6 +61,10 @@ class ServeLimits:
     queued_tokens: int = _limit(4_194_304, "prompt tokens accepted and not finished; more is a 503")
     retry_after: int = _limit(2, "seconds that a 503 asks a client to wait")
     prefixes: int = _limit(64, "named prefixes of one API key")
+    responses: int = _limit(1024, "stored responses of one API key; the oldest go")
+    responses_bytes: int = _limit(
+        64 * 2**20, "bytes of one API key's stored responses and their conversations"
+    )
     unread_tokens: int = _limit(
         262_144, "tokens and their alternatives that wait for one client to read, then it is cut"
     )
@@ -68,7 +72,7 @@ class ServeLimits:
     connections: int = _limit(2048, "requests under way at once; more is a 503")
     open_connections: int = _limit(4096, "connections, silent and idle ones included")
     address_connections: int = _limit(1024, "connections of one address (IPv6: of one /64)")
-    health_connections: int = _limit(16, "further connections, on which only /health is answered")
+    health_connections: int = _limit(16, "further connections, on which only probes are answered")
     header_seconds: float = _limit(10.0, "seconds for the headers of a request to arrive")
     keep_alive_seconds: int = _limit(30, "seconds that an idle connection stays open")
     heartbeat_seconds: float = _limit(120.0, "silence of the engine before /health is a 503")

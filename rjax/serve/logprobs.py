@@ -46,6 +46,8 @@ def completion_logprobs(
     token_ids: Sequence[int],
     entries: "Sequence[dict[int, Logprob] | None]",
     offset: int,
+    *,
+    as_token_ids: bool = False,
 ) -> CompletionLogprobs:
     """Logprobs of /v1/completions.
 
@@ -53,19 +55,20 @@ def completion_logprobs(
         token_ids: of the text.
         entries: at each of them; None for a prompt's first token.
         offset: characters of the text before the first token.
+        as_token_ids: write ``token_id:N`` for a token's text.
     """
     found = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
     for token, entry in zip(token_ids, entries, strict=True):
         own = None if entry is None else entry[token]
         text = "" if own is None else _text(own, token)
         found.text_offset.append(offset)
-        found.tokens.append(text)
+        found.tokens.append(_named(token) if as_token_ids else text)
         found.token_logprobs.append(None if own is None else _value(own))
         top: dict[str, float] | None = None
         if entry is not None:
             top = {}
             for other, logprob in entry.items():
-                name = _text(logprob, other)
+                name = _named(other) if as_token_ids else _text(logprob, other)
                 top[name] = max(top.get(name, _LOWEST), _value(logprob))
         found.top_logprobs.append(top)
         offset += len(text)
@@ -73,17 +76,23 @@ def completion_logprobs(
 
 
 def chat_logprobs(
-    token_ids: Sequence[int], entries: Sequence[dict[int, Logprob]], top: int
+    token_ids: Sequence[int],
+    entries: Sequence[dict[int, Logprob]],
+    top: int,
+    *,
+    as_token_ids: bool = False,
 ) -> ChatLogprobs:
-    """Logprobs of /v1/chat/completions, with the ``top`` likeliest tokens at each position."""
+    """Logprobs of /v1/chat/completions, with the ``top`` likeliest tokens at each position.
+
+    ``as_token_ids`` writes ``token_id:N`` for a token's text; its bytes stay those of the text.
+    """
     content = []
     for token, entry in zip(token_ids, entries, strict=True):
         best = sorted(entry.items(), key=lambda item: item[1].rank)[:top]
-        own = _top(token, entry[token])
-        content.append(
-            TokenLogprob(**own.model_dump(), top_logprobs=[_top(i, found) for i, found in best])
-        )
-    return ChatLogprobs(content=content)
+        own = _top(token, entry[token], as_token_ids)
+        others = [_top(i, found, as_token_ids) for i, found in best]
+        content.append(TokenLogprob(**own.model_dump(), top_logprobs=others))
+    return ChatLogprobs(content=content, refusal=None)
 
 
 def prompt_logprobs(
@@ -107,15 +116,20 @@ def prompt_logprobs(
     ]
 
 
-def _top(token: int, found: Logprob) -> TopLogprob:
+def _top(token: int, found: Logprob, as_token_ids: bool) -> TopLogprob:
     text = _text(found, token)
     # U+FFFD stands for a part of a character; the text's own bytes would be wrong.
     data = None if "\ufffd" in text else list(text.encode())
-    return TopLogprob(token=text, logprob=_value(found), bytes=data)
+    name = _named(token) if as_token_ids else text
+    return TopLogprob(token=name, logprob=_value(found), bytes=data)
 
 
 def _text(found: Logprob, token: int) -> str:
-    return f"token_id:{token}" if found.decoded_token is None else found.decoded_token
+    return _named(token) if found.decoded_token is None else found.decoded_token
+
+
+def _named(token: int) -> str:
+    return f"token_id:{token}"
 
 
 def _value(found: Logprob) -> float:

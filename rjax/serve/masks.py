@@ -1,82 +1,20 @@
 """Structured output: llguidance grammars as token masks."""
 
 import json
-import time
 from collections import OrderedDict
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import llguidance
-import llguidance.numpy
-import numpy as np
-from jaxtyping import UInt32
 
 from rjax.serve.errors import ApiError
-from rjax.serve.grammar import Constraint, brief, compile_grammar, grammar_tokenizer
 from rjax.serve.limits import ServeLimits
 from rjax.serve.threads import WorkThreads
 from rjax.serve.workers.pool import WorkerPool
+from rjax.structured.constraint import Constraint, choice_source, json_source
+from rjax.structured.grammar import compile_grammar, grammar_marks, grammar_tokenizer
+from rjax.structured.mask import GrammarMask, start_masks
+from rjax.structured.schemas import generation_schema
 from rjax.tokenization import Tokenizer
-
-_SECONDS_PER_TOKEN = 0.001  # of mask work that each token adds to a request's budget
-
-
-class MaskBudget:
-    """The time that the masks of one request may take: its steps hold up everybody's.
-
-    Args:
-        seconds: to begin with; each token adds a little.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._left = seconds
-
-    def spend(self, seconds: float) -> bool:
-        """Take the time of one token's mask; whether it was there."""
-        self._left += _SECONDS_PER_TOKEN - seconds
-        return self._left >= 0
-
-
-class GrammarMask:
-    """A `rjax.engine.token_mask.TokenMask` over one llguidance matcher.
-
-    Args:
-        matcher: at its start, without an error; it becomes this mask's own.
-        words: the bits of its first token.
-        budget: of the request.
-    """
-
-    def __init__(
-        self, matcher: llguidance.LLMatcher, words: np.ndarray, budget: MaskBudget
-    ) -> None:
-        self._matcher = matcher
-        self._words = words
-        self._budget = budget
-        self.failure: str | None = None
-        """Why the grammar could not go on, if it could not."""
-
-    @property
-    def words(self) -> UInt32[np.ndarray, " W"]:
-        """The allowed tokens' bits."""
-        return self._words[0].view(np.uint32)
-
-    def accept(self, token_id: int) -> None:
-        """Take a sampled token.
-
-        Raises:
-            ValueError: the matcher cannot go on, or takes too long.
-        """
-        start = time.perf_counter()
-        if not self._matcher.consume_token(token_id):
-            self._fail("the grammar cannot go on")
-        llguidance.numpy.fill_next_token_bitmask(self._matcher, self._words)
-        if self._matcher.is_error() or not self._words.any():
-            self._fail("no token fits the grammar")
-        if not self._budget.spend(time.perf_counter() - start):
-            self._fail("the grammar takes too long at each token")
-
-    def _fail(self, message: str) -> NoReturn:
-        self.failure = f"{message}: {brief(self._matcher.get_error())}".removesuffix(": ")
-        raise ValueError(self.failure)
 
 
 class Grammars:
@@ -104,8 +42,9 @@ class Grammars:
         self._limits = limits
         self._workers = workers
         self._threads = threads
-        self._num_words = -(-vocab_size // 32)
+        self._vocab_size = vocab_size
         self._llt = grammar_tokenizer(tokenizer, vocab_size, sorted(tokenizer.eos_token_ids))
+        self.marks = grammar_marks(tokenizer, self._llt)
         # Matchers at their start, with the bytes that compiling them took.
         self._kept: OrderedDict[Constraint, tuple[llguidance.LLMatcher, int]] = OrderedDict()
 
@@ -120,7 +59,7 @@ class Grammars:
         found = self._kept.get(constraint)
         if found is None:
             tried, _ = await self._workers.run(
-                {"task": "compile", "kind": constraint.kind},
+                {"task": "compile", "kind": constraint.kind, "outer": constraint.outer},
                 constraint.source.encode(),
                 tenant=tenant,
                 what=f"compiling the {constraint.kind}",
@@ -134,18 +73,20 @@ class Grammars:
             or sum(size for _, size in self._kept.values()) > self._limits.grammar_cache_bytes
         ):
             self._kept.popitem(last=False)
-        return await self._threads.run(self._start, found[0], count)
-
-    def _start(self, matcher: llguidance.LLMatcher, count: int) -> list[GrammarMask]:
-        words = np.zeros((1, self._num_words), np.int32)
-        first = matcher.deep_copy()
-        llguidance.numpy.fill_next_token_bitmask(first, words)
-        budget = MaskBudget(self._limits.mask_seconds)
-        return [GrammarMask(first.deep_copy(), words.copy(), budget) for _ in range(count)]
+        seconds = self._limits.mask_seconds
+        return await self._threads.run(start_masks, found[0], self._vocab_size, count, seconds)
 
 
-def json_constraint(schema: Any, limits: ServeLimits, param: str) -> Constraint:
+def json_constraint(
+    schema: Any, limits: ServeLimits, param: str, *, literal: bool = False
+) -> Constraint:
     """A JSON schema, given as an object or as text, within its limits.
+
+    Args:
+        schema: of the request.
+        limits: of the server.
+        param: that holds the schema, for messages.
+        literal: leave objects open, as in `generation_schema`.
 
     Raises:
         ApiError: 400.
@@ -159,7 +100,7 @@ def json_constraint(schema: Any, limits: ServeLimits, param: str) -> Constraint:
     if not isinstance(schema, dict):
         raise ApiError(400, f"{param} is no JSON schema object", param=param)
     try:
-        source = json.dumps(schema, allow_nan=False)
+        source = json_source(schema)
     except ValueError as error:
         raise ApiError(400, f"{param} holds a number that is not finite", param=param) from error
     except RecursionError:
@@ -169,7 +110,7 @@ def json_constraint(schema: Any, limits: ServeLimits, param: str) -> Constraint:
         raise ApiError(
             400, f"{param} nests deeper than {limits.schema_depth}; flatten it", param=param
         )
-    return Constraint("json", source)
+    return Constraint("json", json_source(generation_schema(schema, literal=literal)))
 
 
 def text_constraint(
@@ -186,7 +127,7 @@ def choice_constraint(choices: list[str], limits: ServeLimits, param: str) -> Co
     """One of several texts."""
     if not 1 <= len(choices) <= limits.choices or not all(choices):
         raise ApiError(400, f"{param}: give 1 to {limits.choices} texts, none empty", param=param)
-    source = "start: " + " | ".join(json.dumps(text) for text in choices)
+    source = choice_source(choices)
     _check_size(source, limits, param)
     return Constraint("grammar", source)
 

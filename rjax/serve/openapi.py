@@ -14,8 +14,17 @@ from rjax.serve.requests import (
     PrefixBody,
     TokenizeBody,
 )
+from rjax.serve.responses.requests import ResponsesBody
 
-_BODIES = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, PrefixBody, PinBody)
+BODIES = (
+    CompletionBody,
+    ChatBody,
+    ResponsesBody,
+    TokenizeBody,
+    DetokenizeBody,
+    PrefixBody,
+    PinBody,
+)
 _REFERENCE = "#/components/schemas/{model}"
 
 
@@ -35,7 +44,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     _, bodies = models_json_schema(
-        [(kind, "validation") for kind in _BODIES], ref_template=_REFERENCE
+        [(kind, "validation") for kind in BODIES], ref_template=_REFERENCE
     )
     schemas |= bodies["$defs"]
     return found

@@ -51,7 +51,17 @@ async def pieced(make: Callable[[], BaseModel], size: int, threads: WorkThreads)
     def pieces() -> list[bytes]:
         return list(_blocks(json_pieces(make())))
 
-    return PiecedResponse(pieces() if size <= _SMALL else await threads.run(pieces))
+    return PiecedResponse(await threads.run(pieces) if is_large(size) else pieces())
+
+
+def is_large(size: int) -> bool:
+    """Whether an answer of that size (`answer_size`) is to be written on a thread."""
+    return size > _SMALL
+
+
+def slices(data: bytes) -> list[bytes]:
+    """Bytes in slices of a size that is worth sending."""
+    return [data[start : start + _BYTES] for start in range(0, len(data), _BYTES)]
 
 
 def answer_size(outputs: Sequence[RequestOutput], params: SamplingParams) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 from rjax.errors import OverloadedError
 from rjax.serve.auth import Tenant
 from rjax.serve.errors import ApiError
-from rjax.serve.requests import ChatBody, CompletionBody, Message, Tool
+from rjax.serve.requests import ChatBody, CompletionBody, Message, TokenizeBody, Tool
 from rjax.serve.service import Service
 from rjax.serve.workers.tasks import Layout
 
@@ -42,8 +42,9 @@ async def completion_prompts(
         raise ApiError(400, "a prompt is empty; give at least one token", param="prompt")
     if isinstance(prompts[0], str):
         texts = cast(list[str], prompts)
-        # After a prefix no second beginning token may follow.
-        special = body.prefix is None
+        special = body.add_special_tokens
+        if special is None:  # after a prefix no second beginning token should follow
+            special = body.prefix is None
         last = body.truncate_prompt_tokens
         rows = await encode(texts, tenant, service, "prompt", add_special_tokens=special, last=last)
         if not all(rows):
@@ -107,19 +108,38 @@ async def chat_prompt(
     Raises:
         ApiError, InvalidRequestError, OverloadedError.
     """
+    options = layout_options(body, service)
+    last = body.truncate_prompt_tokens
+    special = body.add_special_tokens
+    tokens = await message_tokens(
+        body.messages, tools, options, tenant, service, add_special_tokens=special, last=last
+    )
+    return None, tokens
+
+
+def layout_options(body: ChatBody | TokenizeBody, service: Service) -> dict[str, Any]:
+    """What the request asks of the chat template.
+
+    Raises:
+        ApiError: 400.
+    """
     kwargs = body.chat_template_kwargs or {}
     if len(kwargs) > 32 or any(len(name) > service.limits.name_chars for name in kwargs):
         raise ApiError(
             400, "chat_template_kwargs: give at most 32 names", param="chat_template_kwargs"
         )
-    options = {
+    asked = "add_generation_prompt" in body.model_fields_set and body.add_generation_prompt
+    if asked and body.continue_final_message:
+        raise ApiError(
+            400,
+            "add_generation_prompt and continue_final_message are both true; give one of them",
+            param="continue_final_message",
+        )
+    return {
         "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
         "continue_final_message": body.continue_final_message,
         "chat_template_kwargs": kwargs,
     }
-    last = body.truncate_prompt_tokens
-    tokens = await message_tokens(body.messages, tools, options, tenant, service, last=last)
-    return None, tokens
 
 
 async def message_tokens(
@@ -129,14 +149,15 @@ async def message_tokens(
     tenant: Tenant,
     service: Service,
     *,
+    add_special_tokens: bool = False,
     last: int | None = None,
     most: int | None = None,
 ) -> list[int]:
     """Token ids of messages, laid out by the chat template.
 
     The template is the model's own, never a request's. It runs in a sandbox, in a worker process
-    that is killed when it takes too long or too much memory. ``last`` and ``most`` are as in
-    `encode`.
+    that is killed when it takes too long or too much memory. ``add_special_tokens``,
+    ``last`` and ``most`` are as in `encode`.
 
     Raises:
         ApiError, InvalidRequestError, OverloadedError.
@@ -155,6 +176,7 @@ async def message_tokens(
         longest_text=service.longest_text,
         last=last,
         most_tokens=service.max_model_len if most is None else most,
+        add_special_tokens=add_special_tokens,
     )
     data = _utf8(layout.model_dump_json(), "messages")
     task = {"task": "layout"}

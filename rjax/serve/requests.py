@@ -1,45 +1,153 @@
-"""The bodies of requests. A field that is not listed here is refused, never ignored."""
+"""The bodies of requests. README.md lists what each field does."""
 
-from typing import Annotated, Any, Literal
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
+
+from rjax.serve import refused_fields
+from rjax.serve.fields import Refused, known_fields
+
+
+def _whole(value: Any) -> Any:
+    """Clients whose language has one kind of number send 1.0 for 1, which JSON Schema allows."""
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _logprobs_flag(value: Any) -> Any:
+    if type(value) is not int:
+        return value
+    if value not in (0, 1):
+        raise PydanticCustomError("flag", "give true, and their number in top_logprobs")
+    return bool(value)
+
 
 type Number = float | int
+Whole = Annotated[int, BeforeValidator(_whole)]
+# Clients of vLLM send the flag as 0 or 1 too.
+LogprobsFlag = Annotated[
+    bool,
+    BeforeValidator(_logprobs_flag),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "integer", "enum": [0, 1]}]}),
+]
+# A field that has no effect here, of any value. It goes no further than the request's body.
+Ignored = Annotated[Any, Field(exclude=True)]
 # Checks stop at a list's first bad entry: an error for every entry costs far more than the entries.
 type Listed[T] = Annotated[list[T], FailFast()]
 type Mapped[T] = Annotated[dict[str, T], FailFast()]
+type TemplateKwargs = Mapped[str | bool | Number | None]
 
 
 class Body(BaseModel):
-    """Base of all bodies: exact types, no unknown fields.
+    """Base of all bodies and of the objects in them: exact types, and a null is an absent field.
 
-    The errors of one body are at most as many as it has fields, times the forms of each.
+    Unknown fields are handled by `rjax.serve.fields.known_fields`; the validation context is a
+    `rjax.serve.fields.FieldCheck`. The errors of one body are at most as many as it has known
+    fields, times the forms of each.
+
+    Attributes:
+        place: of the object in its body, with a dot at its end; empty for the body itself.
+        refused: unknown fields that may not be ignored.
+        names: of the fields, as clients write them.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    place: ClassVar[str] = ""
+    refused: ClassVar[Mapping[str, Refused]] = {}
+    names: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.names = frozenset(
+            field.alias or name for name, field in cls.__pydantic_fields__.items()
+        )
 
     @model_validator(mode="before")
     @classmethod
-    def _check_size(cls, value: Any) -> Any:
-        """Refuse more fields than there are before each unknown one becomes an error."""
-        if isinstance(value, dict) and len(value) > len(cls.__pydantic_fields__):
-            raise PydanticCustomError(
-                "too_many_fields",
-                "there are {count} fields, more than the {known} that are known",
-                {"count": len(value), "known": len(cls.__pydantic_fields__)},
-            )
-        return value
+    def _read_fields(cls, value: Any, info: Any) -> Any:
+        """Leave out nulls and unknown fields. ``info`` is a ValidationInfo, a protocol that the
+        tests' run-time checks of types cannot check."""
+        if not isinstance(value, dict):
+            return value
+        return known_fields(value, cls.names, cls.refused, cls.place, info.context)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The schema, with null for every field that may be absent."""
+        found = handler(core_schema)
+        schema = handler.resolve_ref_schema(found)
+        required = schema.get("required", ())
+        for name, field in schema.get("properties", {}).items():
+            if name not in required:
+                schema["properties"][name] = _nullable(field)
+        return found
+
+
+def _nullable(schema: JsonSchemaValue) -> JsonSchemaValue:
+    forms = schema.get("anyOf", [])
+    if {"type": "null"} in forms or not schema.keys() & {"type", "$ref", "anyOf", "enum", "const"}:
+        return schema
+    notes = {key: schema[key] for key in ("title", "description", "default") if key in schema}
+    bare = {key: value for key, value in schema.items() if key not in notes}
+    return {"anyOf": [*(forms or [bare]), {"type": "null"}], **notes}
 
 
 class StreamOptions(Body):
     """What a stream adds."""
 
+    place: ClassVar[str] = "stream_options."
+
     include_usage: bool = False
+    continuous_usage_stats: Annotated[
+        bool, Field(description="with include_usage: every chunk holds the usage up to it")
+    ] = False
+    include_obfuscation: Ignored = None
+
+
+class JsonSchema(Body):
+    """The schema of a ``response_format``."""
+
+    place: ClassVar[str] = "response_format.json_schema."
+
+    name: str
+    description: Ignored = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What an answer must be."""
+
+    place: ClassVar[str] = "response_format."
+    refused: ClassVar[Mapping[str, Refused]] = refused_fields.RESPONSE_FORMAT
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(Body):
     """What the text must match: exactly one of these."""
+
+    place: ClassVar[str] = "structured_outputs."
+    refused: ClassVar[Mapping[str, Refused]] = refused_fields.STRUCTURED_OUTPUTS
 
     json_schema: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     regex: str | None = None
@@ -51,58 +159,79 @@ class StructuredOutputs(Body):
 class SamplingBody(Body):
     """Fields of both completion routes; names and meaning as in `rjax.SamplingParams`."""
 
+    refused: ClassVar[Mapping[str, Refused]] = refused_fields.SAMPLING
+
     model: Annotated[str | None, Field(description="must be the served model's name")] = None
-    n: int | None = None
+    n: Whole | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
     temperature: Number | None = None
     top_p: Number | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: Number | None = None
-    seed: int | None = None
+    seed: Whole | None = None
     stop: str | Listed[str] | None = None
     stop_token_ids: Listed[int] | None = None
     ignore_eos: bool | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    prompt_logprobs: int | None = None
+    max_tokens: Whole | None = None
+    min_tokens: Whole | None = None
+    prompt_logprobs: Whole | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     logit_bias: Mapped[Number] | None = None
     allowed_token_ids: Listed[int] | None = None
     bad_words: Listed[str] | None = None
-    priority: Annotated[int | None, Field(description="smaller runs earlier")] = None
+    priority: Annotated[Whole | None, Field(description="smaller runs earlier")] = None
     cache_salt: Annotated[
         str | None, Field(description="only prompts with the same salt share cached KV")
     ] = None
     return_token_ids: Annotated[bool, Field(description="add token ids to the answer")] = False
     truncate_prompt_tokens: Annotated[
-        int | None, Field(description="keep only so many tokens of each prompt, its last ones")
+        Whole | None, Field(description="keep only so many tokens of each prompt, its last ones")
     ] = None
+    return_tokens_as_token_ids: Annotated[
+        bool, Field(description="logprobs name a token token_id:N in place of its text")
+    ] = False
+    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Annotated[str | None, Field(description="goes into the log, nowhere else")] = None
+    store: Ignored = None
+    metadata: Ignored = None
+    service_tier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
 
 
 class CompletionBody(SamplingBody):
     """Body of POST /v1/completions."""
+
+    refused: ClassVar[Mapping[str, Refused]] = refused_fields.COMPLETION
 
     prompt: str | Listed[str] | Listed[int] | Listed[Listed[int]]
     prefix: Annotated[
         str | None, Field(description="a named prefix whose tokens stand before each prompt's")
     ] = None
     best_of: Annotated[
-        int | None, Field(description="samples to generate; the n likeliest are given back")
+        Whole | None, Field(description="samples to generate; the n likeliest are given back")
     ] = None
-    logprobs: int | None = None
+    logprobs: Whole | None = None
     echo: bool = False
+    add_special_tokens: Annotated[
+        bool | None,
+        Field(description="the model's beginning token, before texts; true, unless prefix is set"),
+    ] = None
 
 
 class TextPart(Body):
     """A part of a message; only text is read."""
+
+    place: ClassVar[str] = "messages.content."
+    refused: ClassVar[Mapping[str, Refused]] = refused_fields.PART
 
     type: Literal["text"]
     text: str
@@ -111,6 +240,8 @@ class TextPart(Body):
 class FunctionCall(Body):
     """A function that the assistant called."""
 
+    place: ClassVar[str] = "messages.tool_calls.function."
+
     name: str
     arguments: Annotated[str, Field(description="JSON")]
 
@@ -118,28 +249,37 @@ class FunctionCall(Body):
 class ToolCall(Body):
     """One call of an assistant message."""
 
+    place: ClassVar[str] = "messages.tool_calls."
+
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
 class Message(Body):
-    """One message; the last five are what the official client sends back of an answer."""
+    """One message; the last ones are fields of answers, which clients send back."""
+
+    place: ClassVar[str] = "messages."
+    refused: ClassVar[Mapping[str, Refused]] = refused_fields.MESSAGE
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Listed[TextPart] | None = None
     name: str | None = None
     tool_calls: Listed[ToolCall] | None = None
     tool_call_id: str | None = None
-    refusal: None = None
-    annotations: None = None
-    audio: None = None
-    function_call: None = None
-    reasoning: None = None
+    refusal: Annotated[str | None, Field(description="read where there is no content")] = None
+    reasoning: Annotated[str | None, Field(description="of an assistant message")] = None
+    reasoning_content: Annotated[
+        str | None, Field(description="the older name of reasoning; give one, or both alike")
+    ] = None
+    annotations: Ignored = None
+    provider_specific_fields: Ignored = None
 
 
 class Function(Body):
     """A function that the model may call."""
+
+    place: ClassVar[str] = "tools.function."
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
@@ -150,6 +290,8 @@ class Function(Body):
 class Tool(Body):
     """An entry of ``tools``."""
 
+    place: ClassVar[str] = "tools."
+
     type: Literal["function"]
     function: Function
 
@@ -157,56 +299,64 @@ class Tool(Body):
 class NamedFunction(Body):
     """The function that must be called."""
 
+    place: ClassVar[str] = "tool_choice.function."
+
     name: str
 
 
 class NamedTool(Body):
     """A ``tool_choice`` that names a function."""
 
+    place: ClassVar[str] = "tool_choice."
+
     type: Literal["function"]
     function: NamedFunction
-
-
-class JsonSchema(Body):
-    """The schema of a ``response_format``."""
-
-    name: str
-    description: str | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    strict: bool | None = None
-
-
-class ResponseFormat(Body):
-    """What an answer must be."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
 
 
 class ChatBody(SamplingBody):
     """Body of POST /v1/chat/completions."""
 
+    refused: ClassVar[Mapping[str, Refused]] = refused_fields.CHAT
+
     messages: Listed[Message]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
+    max_completion_tokens: Whole | None = None
+    logprobs: LogprobsFlag | None = None
+    top_logprobs: Whole | None = None
     tools: Listed[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: Annotated[
+        bool | None, Field(description="false: calls after the first are left out")
+    ] = None
+    echo: Annotated[
+        bool, Field(description="begin the answer with the last message, if the assistant's")
+    ] = False
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: Mapped[str | bool | Number | None] | None = None
+    add_special_tokens: Annotated[
+        bool, Field(description="add the beginning token to what the template writes")
+    ] = False
+    chat_template_kwargs: TemplateKwargs | None = None
+    modalities: Listed[Literal["text"]] | None = None
+    prediction: Ignored = None
+    verbosity: Ignored = None
 
 
 class TokenizeBody(Body):
     """Body of POST /tokenize: a prompt or messages."""
 
+    refused: ClassVar[Mapping[str, Refused]] = refused_fields.TOKENIZE
+
     model: str | None = None
     prompt: str | None = None
     messages: Listed[Message] | None = None
-    add_special_tokens: bool = True
+    tools: Annotated[Listed[Tool] | None, Field(description="to show with messages")] = None
+    add_special_tokens: Annotated[
+        bool | None,
+        Field(description="the beginning token; by default true of a prompt, false of messages"),
+    ] = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: TemplateKwargs | None = None
     return_token_strs: bool = False
 
 
@@ -219,6 +369,8 @@ class DetokenizeBody(Body):
 
 class PrefixBody(Body):
     """Body of POST /v1/prefixes: prompt or messages, one of them, says what the prefix is."""
+
+    refused: ClassVar[Mapping[str, Refused]] = refused_fields.PREFIX
 
     name: str
     prompt: str | Listed[int] | None = None

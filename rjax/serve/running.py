@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -14,8 +14,9 @@ from rjax.output_queue import OutputQueue
 from rjax.outputs import RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.serve.errors import ApiError
-from rjax.serve.masks import Constraint, GrammarMask
 from rjax.serve.service import Service
+from rjax.structured.constraint import Constraint
+from rjax.structured.mask import GrammarMask
 
 
 class Running:
@@ -169,17 +170,27 @@ async def unless_disconnected[T](request: Request, work: Awaitable[T]) -> T:
         await asyncio.gather(working, gone, return_exceptions=True)
 
 
+class NamedEvent(NamedTuple):
+    """A server-sent event with a name."""
+
+    name: str
+    data: str
+
+
 class EventStream(StreamingResponse):
     """A response of server-sent events that ends their source when the client goes away.
 
     Args:
-        events: data of each event. It handles its own errors: the status is sent before it.
+        events: data of each event, or its name and data. It handles its own errors: the status is
+            sent before it.
         close: called at the end, however it comes; also where ``events`` never began.
     """
 
-    def __init__(self, events: AsyncIterator[str], close: Callable[[], None]) -> None:
+    def __init__(
+        self, events: AsyncIterator[str] | AsyncIterator[NamedEvent], close: Callable[[], None]
+    ) -> None:
         super().__init__(
-            events,
+            (),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
@@ -202,8 +213,10 @@ class EventStream(StreamingResponse):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for data in self._events:
-            body = f"data: {data}\n\n".encode()
+        async for event in self._events:
+            named = isinstance(event, NamedEvent)
+            text = f"event: {event.name}\ndata: {event.data}" if named else f"data: {event}"
+            body = f"{text}\n\n".encode()
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

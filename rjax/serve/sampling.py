@@ -5,10 +5,12 @@ from typing import Any
 
 from rjax.errors import InvalidRequestError
 from rjax.sampling import RequestOutputKind, SamplingParams
+from rjax.sampling.structured_outputs import EXCLUDED
 from rjax.serve.errors import ApiError
 from rjax.serve.limits import ServeLimits
-from rjax.serve.masks import Constraint, choice_constraint, json_constraint, text_constraint
+from rjax.serve.masks import choice_constraint, json_constraint, text_constraint
 from rjax.serve.requests import ChatBody, CompletionBody, SamplingBody
+from rjax.structured.constraint import Constraint
 
 _PASSED_ON = (
     "n",
@@ -37,21 +39,26 @@ _COMPLETION_TOKENS = 16  # OpenAI's default
 
 
 def completion_params(
-    body: CompletionBody, defaults: dict[str, Any], limits: ServeLimits
+    body: CompletionBody,
+    defaults: dict[str, Any],
+    limits: ServeLimits,
+    vocab_size: int | None = None,
 ) -> SamplingParams:
     """Parameters of /v1/completions.
+
+    Logprobs -1 are those of ``vocab_size`` tokens; without that they are refused.
 
     ``max_tokens`` 0 is for scoring a prompt (with ``echo``): the one token that the engine must
     sample is not shown.
     """
     check_limits(body, limits)
-    given = _given(body)
+    given = _given(body, limits, vocab_size)
     if body.best_of is not None:
         given["best_of"] = _bounded("best_of", body.best_of, 1, limits.n)
     if body.logprobs is not None:
-        given["logprobs"] = _bounded("logprobs", body.logprobs, 0, limits.logprobs)
+        given["logprobs"] = _alternatives("logprobs", body.logprobs, limits, vocab_size)
         if body.echo:
-            given["prompt_logprobs"] = body.logprobs
+            given["prompt_logprobs"] = given["logprobs"]
     if body.max_tokens == 0:
         if not body.echo:
             raise ApiError(400, "max_tokens is 0; give 1 or more, or set echo", param="max_tokens")
@@ -59,10 +66,15 @@ def completion_params(
     return _params({"max_tokens": _COMPLETION_TOKENS, **defaults}, given, body)
 
 
-def chat_params(body: ChatBody, defaults: dict[str, Any], limits: ServeLimits) -> SamplingParams:
-    """Parameters of /v1/chat/completions; without a ``max_tokens`` the model's length is it."""
+def chat_params(
+    body: ChatBody, defaults: dict[str, Any], limits: ServeLimits, vocab_size: int | None = None
+) -> SamplingParams:
+    """Parameters of /v1/chat/completions; without a ``max_tokens`` the model's length is it.
+
+    Logprobs -1 are those of ``vocab_size`` tokens; without that they are refused.
+    """
     check_limits(body, limits)
-    given = _given(body)
+    given = _given(body, limits, vocab_size)
     if body.max_completion_tokens is not None:
         if body.max_tokens not in (None, body.max_completion_tokens):
             raise ApiError(
@@ -71,10 +83,19 @@ def chat_params(body: ChatBody, defaults: dict[str, Any], limits: ServeLimits) -
                 param="max_completion_tokens",
             )
         given["max_tokens"] = body.max_completion_tokens
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs set to true", param="top_logprobs")
     if body.logprobs:
-        given["logprobs"] = _bounded("top_logprobs", body.top_logprobs or 0, 0, limits.logprobs)
+        top = _alternatives("top_logprobs", body.top_logprobs or 0, limits, vocab_size)
+        given["logprobs"] = top
+        if body.echo and not body.stream:
+            given.setdefault("prompt_logprobs", top)
+    if body.stream and body.prompt_logprobs is not None:
+        raise ApiError(
+            400,
+            "prompt_logprobs are in no stream of this route; leave out one of them",
+            param="prompt_logprobs",
+        )
     return _params({"max_tokens": None, **defaults}, given, body)
 
 
@@ -86,8 +107,6 @@ def check_limits(body: SamplingBody, limits: ServeLimits) -> None:
     """
     if body.n is not None:
         _bounded("n", body.n, 1, limits.n)
-    if body.prompt_logprobs is not None:
-        _bounded("prompt_logprobs", body.prompt_logprobs, 0, limits.logprobs)
     if body.truncate_prompt_tokens is not None:
         _bounded("truncate_prompt_tokens", body.truncate_prompt_tokens, 1, 2**31 - 1)
     if body.priority is not None:
@@ -122,15 +141,20 @@ def check_word(name: str, value: str | None, limits: ServeLimits) -> None:
         )
 
 
-def constraint_of(body: CompletionBody | ChatBody, limits: ServeLimits) -> Constraint | None:
+def constraint_of(body: SamplingBody, limits: ServeLimits, *, literal: bool) -> Constraint | None:
     """What the request says its text must match.
+
+    Args:
+        body: of the request.
+        limits: of the server.
+        literal: leave the objects of JSON schemas open, as in `generation_schema`.
 
     Raises:
         ApiError: 400; it says it twice, or with parameters that contradict it.
     """
     found: list[Constraint] = []
-    if isinstance(body, ChatBody) and body.response_format is not None:
-        found += _of_format(body, limits)
+    if body.response_format is not None:
+        found += _of_format(body, limits, literal=literal)
     wanted = body.structured_outputs
     if wanted is not None:
         where = "structured_outputs."
@@ -142,7 +166,8 @@ def constraint_of(body: CompletionBody | ChatBody, limits: ServeLimits) -> Const
                 param="structured_outputs",
             )
         if wanted.json_schema is not None:
-            found.append(json_constraint(wanted.json_schema, limits, where + "json"))
+            schema = wanted.json_schema
+            found.append(json_constraint(schema, limits, where + "json", literal=literal))
         elif wanted.regex is not None:
             found.append(text_constraint("regex", wanted.regex, limits, where + "regex"))
         elif wanted.choice is not None:
@@ -166,14 +191,14 @@ def check_constrained(params: SamplingParams) -> None:
     Raises:
         ApiError: 400.
     """
-    for name in ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"):
+    for name in EXCLUDED:
         if getattr(params, name):
             raise ApiError(
                 400, f"{name} contradicts structured output and forced tool calls", param=name
             )
 
 
-def _of_format(body: ChatBody, limits: ServeLimits) -> list[Constraint]:
+def _of_format(body: SamplingBody, limits: ServeLimits, *, literal: bool) -> list[Constraint]:
     wanted = body.response_format
     assert wanted is not None
     param = "response_format.json_schema"
@@ -186,13 +211,15 @@ def _of_format(body: ChatBody, limits: ServeLimits) -> list[Constraint]:
         return []
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:
         return [json_constraint({"type": "object"}, limits, "response_format")]
-    return [json_constraint(wanted.json_schema.schema_, limits, param)]
+    return [json_constraint(wanted.json_schema.schema_, limits, param, literal=literal)]
 
 
-def _given(body: SamplingBody) -> dict[str, Any]:
-    return {
-        name: value for name in _PASSED_ON if (value := getattr(body, name)) is not None
-    }  # fmt: skip
+def _given(body: SamplingBody, limits: ServeLimits, vocab_size: int | None) -> dict[str, Any]:
+    given = {name: value for name in _PASSED_ON if (value := getattr(body, name)) is not None}
+    if body.prompt_logprobs is not None:
+        name = "prompt_logprobs"
+        given[name] = _alternatives(name, body.prompt_logprobs, limits, vocab_size)
+    return given
 
 
 def _params(defaults: dict[str, Any], given: dict[str, Any], body: SamplingBody) -> SamplingParams:
@@ -207,6 +234,21 @@ def _params(defaults: dict[str, Any], given: dict[str, Any], body: SamplingBody)
     except InvalidRequestError as error:
         param = str(error).split(" ", 1)[0].split("[", 1)[0]
         raise ApiError(400, str(error), param=param if param in given else None) from error
+
+
+def _alternatives(name: str, value: int, limits: ServeLimits, vocab_size: int | None) -> int:
+    """Alternatives at each token; -1 asks for the whole vocabulary, as in vLLM."""
+    if value == -1 and vocab_size is not None:
+        if vocab_size <= limits.logprobs:
+            return vocab_size
+        raise ApiError(
+            400,
+            f"{name} is -1, the whole vocabulary of {vocab_size} tokens; at most "
+            f"{limits.logprobs} are given: ask for fewer, or start the server with --limit "
+            f"logprobs={vocab_size} and --max-logprobs {vocab_size}",
+            param=name,
+        )
+    return _bounded(name, value, 0, limits.logprobs)
 
 
 def _bounded(name: str, value: int, low: int, high: int) -> int:

@@ -18,10 +18,14 @@ from rjax.memory_sizes import GIB
 from rjax.serve.app import build_app
 from rjax.serve.auth import KeyRing
 from rjax.serve.connections import Connections
+from rjax.serve.fields import UnknownFields
 from rjax.serve.limits import ServeLimits
 from rjax.serve.masks import Grammars
 from rjax.serve.metrics import Metrics
+from rjax.serve.options import HttpOptions
 from rjax.serve.protocol import BoundedProtocol
+from rjax.serve.reasoning import answer_format
+from rjax.serve.responses.store import ResponseStore
 from rjax.serve.service import Service
 from rjax.serve.threads import WorkThreads
 from rjax.serve.tools import choose_format
@@ -42,9 +46,14 @@ def make_service(
     engine: Any,
     *,
     model: str,
+    root: str | None = None,
     keys: KeyRing | None = None,
     limits: ServeLimits | None = None,
     tool_format: str = "auto",
+    strict_fields: bool = False,
+    reasoning_parser: str | None = None,
+    literal_json_schemas: bool = False,
+    http: HttpOptions | None = None,
     zygote: Zygote | None = None,
 ) -> Service:
     """Everything the routes need, around an engine with a tokenizer.
@@ -52,17 +61,29 @@ def make_service(
     Args:
         engine: an `rjax.engine.llm_engine.LLMEngine`; from now on only the service touches it.
         model: name that requests give.
+        root: the model's own name; by default the one that requests give.
         keys: who may ask; None lets everybody in.
         limits: of requests.
         tool_format: "auto", or a name of `rjax.serve.tools.FORMATS`.
+        strict_fields: refuse unknown fields of requests; otherwise each name is logged once.
+        reasoning_parser: a name of `rjax.serve.reasoning.REASONING_PARSERS`; None leaves reasoning
+            in the content.
+        literal_json_schemas: leave objects of JSON schemas without ``additionalProperties`` open.
+        http: how the app speaks to proxies and browsers.
         zygote: starts worker processes; None makes one, which the service closes with itself.
     """
     limits = limits or ServeLimits()
     tokenizer = engine.tokenizer
     assert tokenizer is not None, "a server speaks text"
     keys = keys or KeyRing([])
+    if tokenizer.folder is None:
+        raise InvalidConfigError(
+            "the server's workers load the tokenizer from a folder, and this engine's did not come "
+            "from one; save it with save_pretrained and give the folder"
+        )
     template = tokenizer.hf.chat_template
     vocab_size = engine.model_config.vocab_size
+    tools = choose_format(tool_format, tokenizer)
     text_model = TextModel(
         folder=str(tokenizer.folder),
         chat_template=template if isinstance(template, str) else None,
@@ -86,6 +107,7 @@ def make_service(
     texts = workers(limits.text_workers, limits.template_seconds)
     compilers = workers(limits.grammar_workers, limits.grammar_seconds)
     threads = WorkThreads(4)
+    grammars = Grammars(tokenizer, vocab_size, limits, compilers, threads)
     return Service(
         engine=AsyncLLMEngine(
             engine,
@@ -98,18 +120,25 @@ def make_service(
         ),
         tokenizer=tokenizer,
         model=model,
+        root=root or model,
         created=int(time.time()),
         max_model_len=engine.max_model_len,
+        vocab_size=vocab_size,
+        unknown_fields=UnknownFields(strict=strict_fields),
         limits=limits,
         keys=keys,
         metrics=Metrics(model, _cache_figures(engine)),
-        grammars=Grammars(tokenizer, vocab_size, limits, compilers, threads),
+        grammars=grammars,
         zygote=zygote if own_zygote else None,
         texts=texts,
         compilers=compilers,
         threads=threads,
         answer_threads=WorkThreads(2),
-        tools=choose_format(tool_format, tokenizer),
+        tools=tools,
+        answers=answer_format(reasoning_parser, tools, tool_format, tokenizer, grammars.marks),
+        literal_json_schemas=literal_json_schemas,
+        responses=ResponseStore(limits.responses, limits.responses_bytes),
+        http=http or HttpOptions(),
     )
 
 
@@ -143,7 +172,9 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 build_app(service),
-                http=functools.partial(BoundedProtocol, self._open, limits.retry_after),  # type: ignore[arg-type]
+                http=functools.partial(
+                    BoundedProtocol, self._open, service.http.health_paths, limits.retry_after
+                ),  # type: ignore[arg-type]
                 backlog=_ACCEPTED_AT_ONCE,
                 ws="none",
                 lifespan="off",

@@ -12,9 +12,13 @@ from fastapi import Request
 from rjax.async_engine import AsyncLLMEngine
 from rjax.serve.auth import KeyRing
 from rjax.serve.errors import ApiError
+from rjax.serve.fields import UnknownFields
 from rjax.serve.limits import ServeLimits
 from rjax.serve.masks import Grammars
 from rjax.serve.metrics import Metrics
+from rjax.serve.options import HttpOptions
+from rjax.serve.reasoning import AnswerFormat
+from rjax.serve.responses.store import ResponseStore
 from rjax.serve.threads import WorkThreads
 from rjax.serve.tools import ToolFormat
 from rjax.serve.workers.pool import WorkerPool
@@ -33,6 +37,7 @@ class Service:
         engine: on its own thread.
         tokenizer: of the model.
         model: the name that requests may give and answers bear.
+        root: the model's own name.
         created: when the server started, seconds since 1970.
         max_model_len: most tokens of prompt and output.
         prefixes: by tenant and name.
@@ -41,17 +46,25 @@ class Service:
         zygote: of the workers, if it is the service's own.
         texts: workers that lay out and tokenise.
         compilers: workers that try grammars.
+        unknown_fields: what becomes of fields that a body does not have.
+        vocab_size: width of the logits.
         large_bodies: held by the one large body that is parsed.
         threads: for bounded work on requests.
         answer_threads: for that on answers.
-        limits, keys, metrics, grammars, tools: as their types say.
+        tools: how calls are laid out in prompts.
+        answers: how answers are read.
+        literal_json_schemas: whether objects of JSON schemas stay open where they do not say so.
+        limits, keys, metrics, grammars, responses, http: as their types say.
     """
 
     engine: AsyncLLMEngine
     tokenizer: Tokenizer
     model: str
+    root: str
     created: int
     max_model_len: int
+    vocab_size: int
+    unknown_fields: UnknownFields
     limits: ServeLimits
     keys: KeyRing
     metrics: Metrics
@@ -62,6 +75,10 @@ class Service:
     threads: WorkThreads
     answer_threads: WorkThreads
     tools: ToolFormat
+    answers: AnswerFormat
+    responses: ResponseStore
+    http: HttpOptions
+    literal_json_schemas: bool = False
     prefixes: "dict[str, dict[str, NamedPrefix]]" = dataclasses.field(default_factory=dict)
     large_bodies: asyncio.Semaphore = dataclasses.field(
         default_factory=lambda: asyncio.Semaphore(1)

@@ -126,6 +126,7 @@ class Running:
 def running(
     engine: Any,
     *,
+    model: str = "tiny",
     keys: list[str] | None = None,
     limits: ServeLimits | None = None,
     prefix_files: dict[str, str] | None = None,
@@ -135,7 +136,7 @@ def running(
     """A server for the length of the block, on a free port of this machine. ``send_buffer`` is what
     the kernel keeps of an answer that is not read, in bytes."""
     service = make_service(
-        engine, model="tiny", keys=KeyRing(keys or []), limits=limits, zygote=zygote(), **more
+        engine, model=model, keys=KeyRing(keys or []), limits=limits, zygote=zygote(), **more
     )
     prefixes.load(prefix_files or {}, engine, service)
     server = Server(service)

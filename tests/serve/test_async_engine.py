@@ -81,11 +81,13 @@ def drive(
 
 
 def tokens(count: int, **more: Any) -> SamplingParams:
-    return SamplingParams(max_tokens=count, **more)
+    """The engine here gives one token an output, which is DELTA."""
+    return SamplingParams(max_tokens=count, **{"output_kind": RequestOutputKind.DELTA, **more})
 
 
 async def collect(engine: AsyncLLMEngine, prompt: list[int], params: SamplingParams) -> list[int]:
-    return [o.outputs[0].token_ids[0] async for o in engine.generate(prompt, params)]
+    outputs = engine.generate(prompt, params)
+    return [token async for o in outputs for token in o.outputs[0].token_ids]
 
 
 async def until(condition: Callable[[], bool]) -> None:

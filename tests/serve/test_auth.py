@@ -1,6 +1,7 @@
-"""API keys on every route but /health; tenants learn nothing of one another's prompts."""
+"""API keys on every route but /health and /ping; tenants learn nothing of one another's prompts."""
 
 import hmac
+import itertools
 from collections.abc import Iterator
 
 import httpx2
@@ -26,27 +27,35 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def test_every_route_but_health_asks_for_a_key(guarded: Running):
+def test_every_route_but_probes_asks_for_a_key(guarded: Running):
     paths = guarded.server.config.app.openapi()["paths"]  # type: ignore[union-attr]
     asked = 0
-    for path, methods in {**paths, "/openapi.json": {"get": {}}}.items():
-        for method in methods:
-            url = guarded.url + path.replace("{model}", "tiny").replace("{name}", "x")
-            for headers in ({}, bearer("wrong-key-0000"), {"Authorization": KEYS[0]}, bearer("x")):
-                found = httpx2.request(method.upper(), url, headers=headers, timeout=30)
-                if path == "/health":
+    hidden = {"/openapi.json": {"get": {}}, "/docs": {"get": {}}}
+    headers_tried = ({}, bearer("wrong-key-0000"), {"Authorization": KEYS[0]}, bearer("x"))
+    with httpx2.Client(base_url=guarded.url, timeout=30) as client:
+        for path, methods in {**paths, **hidden}.items():
+            shown = path.replace("{model}", "tiny").replace("{name}", "x")
+            shown = shown.replace("{response_id}", "resp_x")
+            for method, headers in itertools.product(methods, headers_tried):
+                found = client.request(method.upper(), shown, headers=headers)
+                if path in ("/health", "/ping"):
                     assert found.status_code == 200
                 else:
                     assert found.status_code == 401, (path, method, headers)
                     assert found.json()["error"]["code"] == "invalid_api_key"
                     asked += 1
-    assert asked >= 4 * 9
+    assert asked >= 4 * 25
     # Nor is a stranger's body read.
     for content in (b"{", b"x" * 10_000_000):
         assert httpx2.post(guarded.url + "/v1/completions", content=content).status_code == 401
-    for path in ("/docs", "/redoc"):
-        assert httpx2.get(guarded.url + path).status_code == 401
-        assert httpx2.get(guarded.url + path, headers=bearer(KEYS[0])).status_code == 404
+    assert httpx2.get(guarded.url + "/redoc").status_code == 401
+    assert httpx2.get(guarded.url + "/redoc", headers=bearer(KEYS[0])).status_code == 404
+
+
+def test_a_probe_brings_no_large_body(guarded: Running):
+    for path in ("/health", "/ping"):
+        assert httpx2.post(guarded.url + path, content=b"x" * 1025).status_code == 413
+    assert httpx2.post(guarded.url + "/ping", content=b"x" * 1024).status_code == 200
 
 
 @pytest.mark.parametrize(

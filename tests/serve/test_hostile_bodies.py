@@ -19,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from rjax.serve.auth import KeyRing
 from rjax.serve.bodies import at_most_values, parse_body
 from rjax.serve.errors import ApiError
+from rjax.serve.fields import UnknownFields
 from rjax.serve.intake import Intake
 from rjax.serve.limits import ServeLimits
 from rjax.serve.metrics import Metrics
@@ -28,6 +29,7 @@ from .running import Running
 from .watch import best_of_two, check_memory, resident, watched
 
 COMPLETIONS, CHAT, PREFIXES = "/v1/completions", "/v1/chat/completions", "/v1/prefixes"
+RESPONSES = "/v1/responses"
 MOST = ServeLimits().body_values
 JSON = {"Content-Type": "application/json"}
 
@@ -70,6 +72,39 @@ REFUSED = {
         json.dumps({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {
             "name": "f", "arguments": listed("[]", 2_000_000)}}]}]}).encode(),
     ),
+    "items of any kind": (RESPONSES, large('{"input":%s}', listed("{}", 1000))),
+    "2 MB of empty items": (RESPONSES, large('{"input":%s}', listed("{}", 200_000))),
+    "parts of an item": (
+        RESPONSES,
+        large(
+            '{"input":[{"role":"user","content":%s}]}',
+            listed('{"type":"input_text","text":""}', 60_000),
+        ),
+    ),
+    "parts of an output": (
+        RESPONSES,
+        large(
+            '{"input":[{"type":"function_call_output","call_id":"a","output":%s}]}',
+            listed('{"type":"input_text","text":""}', 60_000),
+        ),
+    ),
+    "an echo of many values": (
+        RESPONSES,
+        large(
+            '{"input":"a","max_output_tokens":1,"tool_choice":"none","tools":[{"type":"function",'
+            '"name":"f","parameters":{"enum":%s}}]}',
+            listed("12", MOST - 30),
+        ),
+    ),
+    "a streamed echo of a long text": (
+        RESPONSES,
+        large(
+            '{"input":"a","max_output_tokens":1,"stream":true,"tool_choice":"none","tools":[{'
+            '"type":"function","name":"f","description":"%s"}]}',
+            "\\u4e2d" * 2_500_000,
+        ),
+    ),
+    "tools of any kind": (RESPONSES, large('{"input":"a","tools":%s}', listed("{}", 200_000))),
     "prefix": (PREFIXES, large('{"name":"a","prompt":%s}', listed("0,{}", 100_000))),
     "detokenize": ("/detokenize", large('{"tokens":%s}', listed("0,{}", 100_000))),
     "long text": (COMPLETIONS, large('{"prompt":"%s"}', "\\u4e2d" * 2_700_000)),
@@ -86,7 +121,22 @@ ALLOWED = {
         large('{"max_tokens":1,"prompt":"a","allowed_token_ids":%s}', listed("12", 131_072)),
         200,
     ),
+    "parts of items": (
+        RESPONSES,
+        large(
+            '{"max_output_tokens":1,"input":[{"role":"user","content":%s}]}',
+            listed('{"type":"input_text","text":""}', 4096),
+        ),
+        200,
+    ),
     "parts": ("/tokenize", chat(content=[{"type": "text", "text": ""}] * 4096).encode(), 200),
+    "unknown fields": (
+        "/tokenize",
+        chat(
+            content=[{"type": "text", "text": ""} | {f"x{i}": 0 for i in range(64)}] * 3900
+        ).encode(),
+        200,
+    ),
     "prompts": (
         COMPLETIONS,
         large(
@@ -141,9 +191,9 @@ def test_values_are_counted_outside_strings(text: str, values: int):
 
 def test_a_text_full_of_commas_is_one_value():
     body = json.dumps({"prompt": 'a,"[{\\' * 100_000}).encode()
-    assert parse_body(body, CompletionBody, ServeLimits(body_values=3))
+    assert parse_body(body, CompletionBody, ServeLimits(body_values=3), UnknownFields())
     with pytest.raises(ApiError, match="JSON values"):
-        parse_body(body, CompletionBody, ServeLimits(body_values=1))
+        parse_body(body, CompletionBody, ServeLimits(body_values=1), UnknownFields())
 
 
 def test_bodies_have_a_bound_together():
@@ -185,7 +235,7 @@ def test_bodies_have_a_bound_together():
 
 def test_a_slash_more_is_no_redirect(server: Running):
     """A Location made of the Host header would send a client, and its key, anywhere."""
-    for path in (COMPLETIONS, "/v1/models", PREFIXES, "/health"):
+    for path in (COMPLETIONS, "/v1/models", PREFIXES, "/health", RESPONSES, "/ping", "/docs"):
         for method in ("GET", "POST"):
             found = httpx2.request(
                 method, server.url + path + "/", headers={"Host": "evil.example"}, timeout=20

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from rjax.sampling import SamplingParams
-from rjax.serve.grammar import Constraint
 from rjax.serve.server import make_service
+from rjax.structured.constraint import Constraint
 
 from .running import make_engine, zygote
 

@@ -1,9 +1,13 @@
 """The small routes, as they should be used."""
 
+import re
+
 import httpx2
+import pytest
 
 import rjax
 
+from .hostile import Stream, until
 from .running import Running
 
 
@@ -65,3 +69,61 @@ def test_what_this_is(server: Running):
     paths = httpx2.get(server.url + "/openapi.json").json()["paths"]
     assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/prefixes"} <= set(paths)
     assert {"/tokenize", "/detokenize", "/health", "/metrics", "/version"} <= set(paths)
+    assert {"/v1/responses", "/ping", "/load", "/tokenizer_info"} <= set(paths)
+
+
+def test_the_model_as_vllm_tells_it(server: Running):
+    [card] = httpx2.get(server.url + "/v1/models").json()["data"]
+    assert card == httpx2.get(server.url + "/v1/models/tiny").json()
+    assert {name: card[name] for name in ("id", "object", "root", "parent", "max_model_len")} == {
+        "id": "tiny", "object": "model", "root": "tiny", "parent": None, "max_model_len": 512
+    }  # fmt: skip
+    [permission] = card["permission"]
+    assert permission["object"] == "model_permission"
+    assert permission["allow_sampling"]
+    assert not permission["allow_fine_tuning"]
+
+
+def test_probes(server: Running):
+    for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+        found = httpx2.request(method, server.url + path)
+        assert (found.status_code, found.json()) == (200, {"status": "ready"})
+
+
+def test_load_counts_what_runs(server: Running):
+    def load() -> int:
+        return httpx2.get(server.url + "/load").json()["server_load"]
+
+    server.wait_idle()
+    assert load() == 0
+    body = {"prompt": ["a", "b", "c"], "max_tokens": 150, "ignore_eos": True, "temperature": 0}
+    stream = Stream(server, body)
+    assert stream.begun.wait(60)
+    assert load() == 3
+    stream.join(60)
+    until(lambda: load() == 0)
+
+
+def test_the_tokenizer_is_shown_only_where_that_is_wanted(server: Running):
+    found = httpx2.get(server.url + "/tokenizer_info")
+    assert found.status_code == 404
+    assert "--enable-tokenizer-info-endpoint" in found.json()["error"]["message"]
+
+
+def test_the_page_of_the_routes_loads_nothing(server: Running):
+    found = httpx2.get(server.url + "/docs")
+    assert found.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in found.headers["content-security-policy"]
+    for path in httpx2.get(server.url + "/openapi.json").json()["paths"]:
+        assert f"<code>{path}</code>" in found.text
+    assert not re.search(r"<(script|link|img|iframe)|src=|url\(|@import|https?://", found.text)
+    for target in re.findall(r'href="#([^"]*)"', found.text):
+        assert f'id="{target}"' in found.text
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/score", "/pooling"])
+def test_what_a_generating_model_does_not_do(server: Running, path):
+    found = httpx2.post(server.url + path, json={"model": "tiny", "input": "a"})
+    assert found.status_code == 404
+    assert found.json()["error"]["code"] == "not_supported"
+    assert "'tiny' generates text" in found.json()["error"]["message"]

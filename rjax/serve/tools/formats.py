@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
-from typing import Any
 
 from rjax.errors import InvalidConfigError
 from rjax.serve.requests import Tool
+from rjax.serve.tools.arguments import arguments_rule
+from rjax.structured.lark import TEXT_RULE, Marks, quoted, regex_text
 from rjax.tokenization import Tokenizer
+
+PYTHON_TAG = "<|python_tag|>"  # Llama's, before calls
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,41 +34,78 @@ class ToolFormat:
 
     def call_text(self, name: str, arguments: str) -> str:
         """A call as the model would write it."""
-        return (
-            f'{self.begin}{{"name": {json.dumps(name)}, "{self.arguments}": {arguments}}}{self.end}'
-        )
+        return f"{self.begin}{self._object(name, arguments)}{self.end}"
 
-    def grammar(self, tools: list[Tool], *, several: bool) -> str:
-        """A Lark grammar of one call (or more) of these functions, arguments by their schemas."""
-        schemas = [
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": tool.function.name},
-                    self.arguments: tool.function.parameters or {"type": "object"},
-                },
-                "required": ["name", self.arguments],
-                "additionalProperties": False,
-            }
-            for tool in tools
-        ]
-        call = "(" + " | ".join(f"call_{i}" for i in range(len(schemas))) + ")"
-        parts = [part for part in (_quoted(self.begin), call, _quoted(self.end)) if part]
-        rules = [f"one: {' '.join(parts)}"]
-        again = f" ({_quoted(self.separator)} one)*" if several else ""
-        rules.append(f"start: one{again}")
-        # The object is written without free white space, which a weak model could go on with.
-        options: dict[str, Any] = {
-            "x-guidance": {
-                "whitespace_flexible": False,
-                "item_separator": ", ",
-                "key_separator": ": ",
-            }
-        }
-        rules += [
-            f"call_{i}: %json {json.dumps(options | schema)}" for i, schema in enumerate(schemas)
-        ]
-        return "\n".join(rules)
+    def grammar(
+        self, tools: list[Tool], marks: Marks, *, several: bool, literal: bool = False
+    ) -> str:
+        """A Lark grammar of one call (or more) of these functions, arguments by their schemas.
+
+        Args:
+            tools: the functions.
+            marks: of the tokenizer.
+            several: whether more than one call may be there.
+            literal: as in `rjax.structured.schemas.generation_schema`.
+        """
+        again = f" ({quoted(self.separator)} one)*" if several else ""
+        rules = [f"start: one{again}", f"one: {marks.rule(self.begin)} call {marks.rule(self.end)}"]
+        return "\n".join(rules + self._call_rules(tools, strict=True, literal=literal))
+
+    def text_or_calls_grammar(
+        self,
+        tools: list[Tool],
+        marks: Marks,
+        *,
+        several: bool,
+        literal: bool = False,
+        unlike: str | None = None,
+    ) -> str:
+        """A Lark grammar of any text, with calls of these functions where this format has them.
+
+        The arguments of strict functions match their schemas, those of others are objects.
+
+        Args:
+            tools: the functions.
+            marks: of the tokenizer.
+            several: whether more than one call may be there.
+            literal: as in `rjax.structured.schemas.generation_schema`.
+            unlike: a marker that the text does not begin with.
+        """
+        others = [mark for mark in (unlike,) if mark is not None]
+        if self.anywhere:
+            begin = self.begin.strip()
+            one = f"{quoted(self.begin.removeprefix(begin))} call {marks.rule(self.end)}"
+            more = f"(lead {one})* TEXT" if several else ""
+            rules = [
+                f"start: PLAIN | first {one} {more}",
+                marks.text_up_to("first", begin, "PLAIN"),
+                TEXT_RULE,
+            ]
+            if several:
+                rules.append(marks.text_up_to("lead", begin))
+            plain = r"/(.|\n)*/"
+        else:
+            others.append(PYTHON_TAG)
+            more = f"({quoted(self.separator)} call)*" if several else ""
+            rules = [f"start: PLAIN | ({marks.rule(PYTHON_TAG)})? call {more}"]
+            plain = r"/\s*([^\s{](.|\n)*)?/"
+        for mark in others:
+            if not marks.is_special(mark):  # no text holds special tokens
+                plain += rf" & ~/\s*{regex_text(mark)}(.|\n)*/"
+        rules.append(f"PLAIN: {plain}")
+        return "\n".join(rules + self._call_rules(tools, strict=False, literal=literal))
+
+    def _call_rules(self, tools: list[Tool], *, strict: bool, literal: bool) -> list[str]:
+        """The rule ``call``, the JSON of a call of one of these functions."""
+        rules = ["call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
+        for i, tool in enumerate(tools):
+            head, tail = self._object(tool.function.name, "\0").split("\0")
+            rules.append(f"call_{i}: {quoted(head)} arguments_{i} {quoted(tail)}")
+            rules.append(f"arguments_{i}: {arguments_rule(tool, strict=strict, literal=literal)}")
+        return rules
+
+    def _object(self, name: str, arguments: str) -> str:
+        return f'{{"name": {json.dumps(name)}, "{self.arguments}": {arguments}}}'
 
 
 HERMES = ToolFormat(
@@ -102,7 +142,3 @@ def choose_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
             f"the tool format is {name!r}; choose one of auto, {', '.join(FORMATS)}"
         )
     return FORMATS[name]
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text) if text else ""

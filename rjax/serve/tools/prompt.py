@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from rjax.errors import InvalidRequestError
 from rjax.serve.requests import Message, Tool, ToolCall
 from rjax.serve.tools.formats import ToolFormat
 from rjax.tokenization import Tokenizer
@@ -33,14 +34,18 @@ def conversation(
     ``developer`` is OpenAI's newer name of ``system``, which is what templates know. Where the
     template knows nothing of tools, they are described in the system message, calls become text of
     the assistant and results text of the user.
+
+    Raises:
+        InvalidRequestError: a message whose reasoning is none.
     """
     native = knows_tools(tokenizer)
     found: list[dict[str, Any]] = []
     for message in messages:
         role = "system" if message.role == "developer" else message.role
-        entry: dict[str, Any] = {"role": role, "content": _text(message)}
+        entry: dict[str, Any] = {"role": role, "content": _content(message)}
         if message.name is not None:
             entry["name"] = message.name
+        entry |= _reasoning(message)
         if native:
             if message.tool_call_id is not None:
                 entry["tool_call_id"] = message.tool_call_id
@@ -63,12 +68,38 @@ def conversation(
     return found
 
 
-def _text(message: Message) -> str | None:
+def message_text(message: Message) -> str:
+    """The text of a message, its parts joined; where there is none, its refusal."""
     if isinstance(message.content, list):
         return "".join(part.text for part in message.content)
-    if message.content is None and not message.tool_calls:
-        return ""
-    return message.content
+    return message.content or message.refusal or ""
+
+
+def _content(message: Message) -> str | None:
+    """The text for the template; None for an assistant's calls without one."""
+    bare = message.content is None and message.refusal is None
+    return None if bare and message.tool_calls else message_text(message)
+
+
+def _reasoning(message: Message) -> dict[str, str]:
+    """The reasoning, under every name that templates know."""
+    given = {message.reasoning, message.reasoning_content} - {None}
+    if not given:
+        return {}
+    if len(given) > 1:
+        raise InvalidRequestError(
+            "messages: reasoning and reasoning_content of a message differ; give one of them"
+        )
+    if message.role != "assistant":
+        raise InvalidRequestError(
+            f"messages: a {message.role} message has reasoning, which only the assistant's have"
+        )
+    (text,) = given
+    assert text is not None
+    names = ["reasoning", "reasoning_content"]
+    if not message.content:
+        names.append("thinking")  # gpt-oss's name, which its template refuses beside a content
+    return dict.fromkeys(names, text)
 
 
 def _native_call(call: ToolCall) -> dict[str, Any]:

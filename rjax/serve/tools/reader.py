@@ -6,13 +6,13 @@ import re
 import secrets
 from collections.abc import Callable, Iterable
 
-from rjax.serve.tools.formats import ToolFormat
+from rjax.serve.markers import partial_marker
+from rjax.serve.tools.formats import PYTHON_TAG, ToolFormat
 
 _DECODER = json.JSONDecoder()
-_PYTHON_TAG = "<|python_tag|>"
 _MOST_CALLS = 128
 _LONGEST_HEAD = 512  # characters before the arguments; names are shorter
-_LEAD = re.compile(rf"\s*(?:{re.escape(_PYTHON_TAG)}\s*)?")
+_LEAD = re.compile(rf"\s*(?:{re.escape(PYTHON_TAG)}\s*)?")
 _HEAD = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?'
     r'"name"\s*:\s*"([a-zA-Z0-9_.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
@@ -89,7 +89,7 @@ class CallReader:
             self._content.append(self._buffer[:at])
             self._open(at + len(self._begin), self._begin)
             return True
-        keep = 0 if ended else _open_end(self._buffer, self._begin)
+        keep = 0 if ended else partial_marker(self._buffer, self._begin)
         cut = len(self._buffer) - keep
         self._content.append(self._buffer[:cut])
         self._buffer = self._buffer[cut:]
@@ -102,7 +102,7 @@ class CallReader:
         rest = self._buffer[lead.end() :]
         if rest.startswith("{"):
             self._open(lead.end(), lead.group())
-        elif _PYTHON_TAG.startswith(rest) and not ended:
+        elif PYTHON_TAG.startswith(rest) and not ended:
             return False
         else:
             self._state = self._prose
@@ -235,8 +235,7 @@ class CallReader:
 
     def _tell(self, name: str, arguments: str) -> None:
         """Begin a call."""
-        name_id = f"call_{secrets.token_hex(12)}"
-        self._pieces.append(CallPiece(self.num_calls, arguments, id=name_id, name=name))
+        self._pieces.append(CallPiece(self.num_calls, arguments, id=new_call_id(), name=name))
         self.num_calls += 1
 
     def _parse(self, text: str) -> tuple[str, str] | None:
@@ -256,6 +255,11 @@ class CallReader:
         return name, json.dumps(arguments, ensure_ascii=False)
 
 
+def new_call_id() -> str:
+    """An id that no other call has."""
+    return f"call_{secrets.token_hex(12)}"
+
+
 def join_pieces(pieces: Iterable[CallPiece]) -> list[Call]:
     """The calls that pieces, all there are, make up."""
     calls: list[Call] = []
@@ -268,11 +272,3 @@ def join_pieces(pieces: Iterable[CallPiece]) -> list[Call]:
                 last, arguments=last.arguments + piece.arguments
             )
     return calls
-
-
-def _open_end(text: str, marker: str) -> int:
-    """Length of the longest end of text that begins the marker."""
-    for size in range(min(len(text), len(marker) - 1), 0, -1):
-        if marker.startswith(text[-size:]):
-            return size
-    return 0

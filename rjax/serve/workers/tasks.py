@@ -5,16 +5,16 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import llguidance
-import llguidance.numpy
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from rjax.errors import InvalidRequestError
-from rjax.serve.grammar import Constraint, brief, compile_grammar, grammar_tokenizer
 from rjax.serve.requests import Message, Tool
 from rjax.serve.tools import FORMATS, conversation, tools_for_template
 from rjax.serve.workers.memory import resident_bytes
+from rjax.structured.constraint import Constraint
+from rjax.structured.grammar import compile_grammar, grammar_tokenizer
+from rjax.structured.mask import first_bitmask
 from rjax.tokenization import Tokenizer
 
 
@@ -45,6 +45,7 @@ class Layout(BaseModel):
         longest_text: characters beyond which no prompt fits.
         last: keep only so many tokens, the last ones.
         most_tokens: more are refused.
+        add_special_tokens: the model's beginning token, before what the template writes.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
@@ -56,6 +57,7 @@ class Layout(BaseModel):
     longest_text: int
     last: int | None
     most_tokens: int
+    add_special_tokens: bool
 
 
 class Tasks:
@@ -69,7 +71,7 @@ class Tasks:
     def __init__(self, model: TextModel) -> None:
         self._tokenizer = Tokenizer(model.folder, chat_template=model.chat_template)
         self._llt = grammar_tokenizer(self._tokenizer, model.vocab_size, model.eos_token_ids)
-        self._words = -(-model.vocab_size // 32)
+        self._vocab_size = model.vocab_size
         self._by_name: dict[str, Callable[..., tuple[dict[str, Any], bytes]]] = {
             "layout": self._layout,
             "encode": self._encode,
@@ -95,7 +97,7 @@ class Tasks:
             **task.options,
         )
         self._check_length(len(text), task.longest_text)
-        rows = [tokenizer.encode(text, add_special_tokens=False)]
+        rows = [tokenizer.encode(text, add_special_tokens=task.add_special_tokens)]
         return _answer(rows, task.last, task.most_tokens)
 
     def _encode(self, head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -111,14 +113,14 @@ class Tasks:
             )
         before = resident_bytes()
         try:
-            matcher = compile_grammar(Constraint(head["kind"], data.decode()), self._llt)
+            constraint = Constraint(head["kind"], data.decode(), head["outer"])
+            matcher = compile_grammar(constraint, self._llt)
         except ValueError as error:
             raise InvalidRequestError(f"the {head['kind']} is not valid: {error}") from error
-        words = np.zeros((1, self._words), np.int32)
-        llguidance.numpy.fill_next_token_bitmask(matcher, words)
-        if matcher.is_error() or not words.any():
-            why = brief(matcher.get_error())
-            raise InvalidRequestError(f"the constraint allows no text: {why}")
+        try:
+            first_bitmask(matcher, self._vocab_size)
+        except ValueError as error:
+            raise InvalidRequestError(str(error)) from error
         return {"bytes": max(0, resident_bytes() - before)}, b""
 
     @staticmethod
@@ -149,6 +151,8 @@ def _texts(task: Layout) -> Iterator[str]:
         content = message.content or ""
         yield from [content] if isinstance(content, str) else (part.text for part in content)
         yield message.name or ""
+        yield message.refusal or ""
+        yield message.reasoning or message.reasoning_content or ""
         for call in message.tool_calls or ():
             yield call.function.name
             yield call.function.arguments

@@ -1,0 +1,96 @@
+"""How the server speaks to proxies and browsers."""
+
+import dataclasses
+import functools
+import json
+import re
+from typing import Any
+
+from rjax.errors import InvalidConfigError
+
+HEALTH_PATHS = frozenset(("/health", "/ping"))
+"""Routes that need no API key, and are answered when all connections are busy."""
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s@?#]+|null")
+_ROOT = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+)+")
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # a method's or a header's name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HttpOptions:
+    """Options of the app.
+
+    Attributes:
+        root_path: where a reverse proxy shows the server, such as ``/llm``; requests may come with
+            it or without.
+        allowed_origins: of web pages that may use the server from a browser (CORS); "*" is all.
+        allowed_methods: of their requests.
+        allowed_headers: of their requests.
+        allow_credentials: whether browsers may add cookies.
+        tokenizer_info: whether GET /tokenizer_info answers.
+
+    Raises:
+        InvalidConfigError: a path, an origin or a name that is none, or options without origins.
+    """
+
+    root_path: str = ""
+    allowed_origins: tuple[str, ...] = ()
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    tokenizer_info: bool = False
+
+    def __post_init__(self) -> None:
+        if self.root_path and not _ROOT.fullmatch(self.root_path):
+            raise InvalidConfigError(
+                f"--root-path is {self.root_path!r}; give a path such as /llm, with a slash at its "
+                "beginning and none at its end"
+            )
+        for origin in self.allowed_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise InvalidConfigError(
+                    f"--allowed-origins holds {origin!r}; give origins such as "
+                    "https://example.com, without a path, or *"
+                )
+        for flag, names in (
+            ("--allowed-methods", self.allowed_methods),
+            ("--allowed-headers", self.allowed_headers),
+        ):
+            for name in names:
+                if not _TOKEN.fullmatch(name):
+                    raise InvalidConfigError(f"{flag} holds {name!r}; give names, or *")
+        fields = {field.name: field.default for field in dataclasses.fields(self)}
+        if not self.allowed_origins:
+            for name in ("allowed_methods", "allowed_headers", "allow_credentials"):
+                if getattr(self, name) != fields[name]:
+                    flag = "--" + name.replace("_", "-")
+                    raise InvalidConfigError(
+                        f"{flag} does nothing without --allowed-origins; give the origins too"
+                    )
+        if self.allow_credentials and "*" in self.allowed_origins:
+            raise InvalidConfigError(
+                "--allow-credentials with the origin * would let every web page act for its "
+                "visitors; name the origins"
+            )
+
+    @functools.cached_property
+    def health_paths(self) -> frozenset[str]:
+        """`HEALTH_PATHS` as requests may spell them."""
+        return HEALTH_PATHS | {self.root_path + path for path in HEALTH_PATHS}
+
+
+def json_names(flag: str, text: str) -> tuple[str, ...]:
+    """The texts of a JSON list, as vLLM takes them on the command line.
+
+    Raises:
+        InvalidConfigError: it is no such list.
+    """
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or not all(isinstance(entry, str) for entry in found):
+        raise InvalidConfigError(
+            f"{flag} is {text!r}; give a JSON list of texts, such as '[\"*\"]'"
+        )
+    return tuple(found)

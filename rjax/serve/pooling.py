@@ -1,0 +1,20 @@
+"""Routes of models that pool their hidden states, which no supported family does."""
+
+from rjax.serve.errors import ApiError
+from rjax.serve.routing import Served, private_router
+
+router = private_router()
+
+
+@router.post("/v1/embeddings")
+@router.post("/v1/rerank")
+@router.post("/v1/score")
+@router.post("/pooling")
+async def pool(service: Served) -> None:
+    """Refused: the served model generates text."""
+    raise ApiError(
+        404,
+        f"the model {service.model!r} generates text and gives no embeddings, scores or rankings, "
+        "like every model that this server supports; use a server with an embedding model",
+        code="not_supported",
+    )

@@ -1,0 +1,134 @@
+"""Reads answers in the channels of OpenAI's harmony format, as gpt-oss writes them."""
+
+import re
+from collections.abc import Callable
+from typing import Literal
+
+from rjax.serve.markers import partial_marker
+from rjax.serve.reasoning.base import AnswerPiece
+from rjax.serve.tools import CallPiece, new_call_id
+
+START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+FUNCTIONS = "functions."
+_ROLE = f"{START}assistant"
+_ENDS = (END, CALL, RETURN, START, CHANNEL)
+_ANY_END = re.compile("|".join(map(re.escape, _ENDS)))
+_CHANNEL_NAME = re.compile(re.escape(CHANNEL) + r"\s*([a-z]+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_AFTER_ROLE = (CHANNEL, MESSAGE, CONSTRAIN, "to=")
+_LONGEST_HEADER = 512  # characters; names are shorter
+_MOST_CALLS = 128
+
+
+class HarmonyReader:
+    """Splits the messages of one answer by their channels while they come in.
+
+    The channel ``analysis`` is reasoning. A message to ``functions.name`` is a call, if the name is
+    known. Everything else is content: the channel ``final``, what ``commentary`` tells the user,
+    text without a header. Messages of one kind are joined by a line break.
+
+    Args:
+        header: of the first message, as far as the prompt holds it.
+        names: functions that may be called.
+    """
+
+    def __init__(self, header: str, names: frozenset[str]) -> None:
+        self._names = names
+        self._buffer = header  # text that is not told yet
+        # Each state takes what it can of the buffer, and returns whether another should go on.
+        self._state: Callable[[bool], bool] = self._between
+        self._kind: Literal["reasoning", "content", "call"] = "content"
+        self._begun: set[str] = set()  # kinds of which there is text
+        self._break = ""  # before the next text
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._pieces: list[CallPiece] = []
+        self.num_calls = 0
+
+    def feed(self, text: str, *, ended: bool = False) -> AnswerPiece:
+        """Take more text, the last if ``ended``; return what is now certain."""
+        self._buffer += text
+        while self._state(ended):
+            pass
+        found = AnswerPiece("".join(self._reasoning), "".join(self._content), self._pieces)
+        self._reasoning, self._content, self._pieces = [], [], []
+        return found
+
+    def _between(self, ended: bool) -> bool:
+        """Before a message."""
+        self._buffer = text = self._buffer.lstrip()
+        if text.startswith((START, CHANNEL, MESSAGE)):
+            self._state = self._header
+            return True
+        if partial_marker(text, START, CHANNEL, MESSAGE) == len(text) and not ended:
+            return False
+        if text:
+            self._open("content")
+        return bool(text)
+
+    def _header(self, ended: bool) -> bool:
+        text = self._buffer
+        at = text.find(MESSAGE, 0, _LONGEST_HEADER)
+        if at >= 0:
+            self._buffer = text[at + len(MESSAGE) :]
+            self._open_by(text[:at])
+            return True
+        rest = text[len(_ROLE) :].lstrip() if text.startswith(_ROLE) else ""
+        if len(text) >= _LONGEST_HEADER or not _may_follow_role(rest):
+            self._open("content")
+            self._buffer = rest
+            if not rest:  # what looked like a header is text
+                marker = START if text.startswith(START) else CHANNEL
+                self._tell(marker)
+                self._buffer = text.removeprefix(marker)
+            return True
+        if ended:
+            self._buffer = ""
+        return False
+
+    def _open_by(self, header: str) -> None:
+        """Begin the message of this header."""
+        recipient = _RECIPIENT.search(header)
+        name = recipient.group(1).removeprefix(FUNCTIONS) if recipient else None
+        if name in self._names and self.num_calls < _MOST_CALLS:
+            self._pieces.append(CallPiece(self.num_calls, "", id=new_call_id(), name=name))
+            self.num_calls += 1
+            self._kind, self._state = "call", self._body
+            return
+        channel = _CHANNEL_NAME.search(header)
+        self._open("reasoning" if channel and channel.group(1) == "analysis" else "content")
+
+    def _open(self, kind: Literal["reasoning", "content"]) -> None:
+        self._kind, self._state = kind, self._body
+        self._break = "\n" if kind in self._begun else ""
+
+    def _body(self, ended: bool) -> bool:
+        end = _ANY_END.search(self._buffer)
+        if end is None:
+            keep = 0 if ended else partial_marker(self._buffer, *_ENDS)
+            cut = len(self._buffer) - keep
+            self._tell(self._buffer[:cut])
+            self._buffer = self._buffer[cut:]
+            return False
+        self._tell(self._buffer[: end.start()])
+        # A marker that begins the next header stays.
+        self._buffer = self._buffer[end.start() if end.group() in (START, CHANNEL) else end.end() :]
+        self._state = self._between
+        return True
+
+    def _tell(self, text: str) -> None:
+        if not text:
+            return
+        if self._kind == "call":
+            self._pieces.append(CallPiece(self.num_calls - 1, text))
+            return
+        parts = self._reasoning if self._kind == "reasoning" else self._content
+        parts += self._break, text
+        self._begun.add(self._kind)
+        self._break = ""
+
+
+def _may_follow_role(text: str) -> bool:
+    """Whether a header can go on with this text, as far as it came."""
+    return any(part.startswith(text[: len(part)]) for part in _AFTER_ROLE)

@@ -1,0 +1,89 @@
+"""The harmony format as an `AnswerFormat`: its prompts' ends and its grammars."""
+
+import dataclasses
+
+from rjax.serve.reasoning.harmony import (
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    FUNCTIONS,
+    MESSAGE,
+    START,
+    HarmonyReader,
+)
+from rjax.serve.requests import Tool
+from rjax.serve.tools.arguments import arguments_rule
+from rjax.structured.constraint import Constraint
+from rjax.structured.lark import TEXT_RULE, quoted
+
+_FIRST = f"{START}assistant"
+_FINAL = f"{START}assistant{CHANNEL}final{MESSAGE}"
+_THOUGHT = f'thought: {CHANNEL} "analysis" {MESSAGE} TEXT {END} {START} "assistant"'
+MARKERS = (START, CHANNEL, MESSAGE, END, CONSTRAIN)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HarmonyFormat:
+    """Channels: analysis, commentary and final. An answer's start is what its prompt holds of the
+    first message's header."""
+
+    reasons: bool = True
+    prompt_tokens: int = 24
+
+    def start(self, tail: str, continued: str | None) -> str:
+        """See `AnswerFormat`."""
+        if continued is not None:
+            return _FINAL
+        _, sign, header = tail.rpartition(START)
+        if not sign:
+            return _FIRST
+        if END in header:
+            return ""
+        head, sign, _ = header.partition(MESSAGE)
+        return START + head + sign
+
+    def shows_special_tokens(self, tools: bool) -> bool:
+        """See `AnswerFormat`."""
+        return True
+
+    def reader(self, start: str, names: frozenset[str]) -> HarmonyReader:
+        """See `AnswerFormat`."""
+        return HarmonyReader(start, names)
+
+    def calls_grammar(self, tools: list[Tool], *, several: bool, literal: bool) -> str:
+        """See `AnswerFormat`. A turn of this format ends with its first call."""
+        rules = ["start: call", *_call_rules(tools, strict=True, literal=literal)]
+        return "\n".join(rules)
+
+    def text_or_calls_grammar(self, tools: list[Tool], *, several: bool, literal: bool) -> str:
+        """See `AnswerFormat`."""
+        rules = [
+            "start: (preamble thought*)* (call | final)",
+            f'preamble: {CHANNEL} "commentary" {MESSAGE} TEXT {END} {START} "assistant"',
+            f'final: {CHANNEL} "final" {MESSAGE} TEXT',
+            _THOUGHT,
+            *_call_rules(tools, strict=False, literal=literal),
+            TEXT_RULE,
+        ]
+        return "\n".join(rules)
+
+    def after_reasoning(self, constraint: Constraint, start: str, *, calls: bool) -> Constraint:
+        """See `AnswerFormat`."""
+        if start.endswith(MESSAGE) and "analysis" not in start:
+            return constraint  # the prompt has opened the answer's message
+        lead = {_FIRST: "", "": f'{START} "assistant"'}.get(start)
+        if lead is None:
+            lead = f'TEXT {END} {START} "assistant"'
+        header = "" if calls else f'{CHANNEL} "final" {MESSAGE}'
+        outer = "\n".join((f"start: {lead} thought* {header} @body", _THOUGHT, TEXT_RULE))
+        return dataclasses.replace(constraint, outer=outer)
+
+
+def _call_rules(tools: list[Tool], *, strict: bool, literal: bool) -> list[str]:
+    """The rule ``call``, a call of one of these functions, and what it is made of."""
+    rules = [f"call: {CHANNEL} (" + " | ".join(f"call_{i}" for i in range(len(tools))) + ")"]
+    for i, tool in enumerate(tools):
+        head = quoted(f"commentary to={FUNCTIONS}{tool.function.name} ")
+        rules.append(f'call_{i}: {head} {CONSTRAIN} "json" {MESSAGE} arguments_{i}')
+        rules.append(f"arguments_{i}: {arguments_rule(tool, strict=strict, literal=literal)}")
+    return rules

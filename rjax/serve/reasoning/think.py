@@ -1,0 +1,118 @@
+"""Reasoning between tags at the beginning of an answer, such as <think> and </think>."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+from rjax.serve.markers import partial_marker
+
+type Thinking = Literal["inside", "undecided", "outside"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkTags:
+    """How a model marks its reasoning.
+
+    Attributes:
+        begin, end: the tags.
+        inside_at_first: whether an answer begins inside the reasoning where neither its prompt nor
+            its own beginning has a tag. If not, it has none.
+    """
+
+    begin: str = "<think>"
+    end: str = "</think>"
+    inside_at_first: bool
+
+    def thinking(self, tail: str, continued: str | None) -> Thinking:
+        """Where an answer begins.
+
+        Args:
+            tail: end of the prompt's text. A template opens the reasoning there, or closes it at
+                once where thinking is switched off.
+            continued: the content that the answer continues, if it does.
+        """
+        if continued is not None:
+            return (
+                "inside" if continued.rfind(self.begin) > continued.rfind(self.end) else "outside"
+            )
+        if tail.rstrip().endswith(self.begin):
+            return "inside"
+        if tail.rstrip().endswith(self.end):
+            return "outside"
+        return "inside" if self.inside_at_first else "undecided"
+
+
+class ThinkReader:
+    """Splits an answer at its tags while it comes in.
+
+    White space around the tags belongs to neither part. Without a closing tag all is reasoning.
+
+    Args:
+        tags: of the model.
+        thinking: where the answer begins.
+    """
+
+    def __init__(self, tags: ThinkTags, thinking: Thinking) -> None:
+        self._begin, self._end = tags.begin, tags.end
+        self._inside_at_first = thinking == "inside"
+        self._buffer = ""
+        # Each state returns what is certain, and whether another should go on.
+        self._state: Callable[[bool], tuple[str, str, bool]] = (
+            self._content if thinking == "outside" else self._opening
+        )
+
+    def feed(self, text: str, *, ended: bool = False) -> tuple[str, str]:
+        """Take more text, the last if ``ended``; return what follows of both parts."""
+        self._buffer += text
+        reasoning, content = "", ""
+        going = True
+        while going:
+            thought, said, going = self._state(ended)
+            reasoning, content = reasoning + thought, content + said
+        return reasoning, content
+
+    def _opening(self, ended: bool) -> tuple[str, str, bool]:
+        """The answer's beginning, perhaps with a tag that the prompt has already."""
+        text = self._buffer.lstrip()
+        if text.startswith(self._begin):
+            self._buffer = text[len(self._begin) :]
+            self._state = self._gap
+        elif self._begin.startswith(text) and not ended:
+            return "", "", False
+        else:
+            self._state = self._gap if self._inside_at_first else self._content
+        return "", "", True
+
+    def _gap(self, ended: bool) -> tuple[str, str, bool]:
+        """White space before the reasoning."""
+        self._buffer = self._buffer.lstrip()
+        if not self._buffer:
+            return "", "", False
+        self._state = self._reasoning
+        return "", "", True
+
+    def _reasoning(self, ended: bool) -> tuple[str, str, bool]:
+        at = self._buffer.find(self._end)
+        if at >= 0:
+            found, self._buffer = self._buffer[:at], self._buffer[at + len(self._end) :]
+            self._state = self._gap_after
+            return found.rstrip(), "", True
+        if ended:
+            found, self._buffer = self._buffer, ""
+            return found.rstrip(), "", False
+        held = partial_marker(self._buffer, self._end)
+        found = self._buffer[: len(self._buffer) - held].rstrip()
+        self._buffer = self._buffer[len(found) :]
+        return found, "", False
+
+    def _gap_after(self, ended: bool) -> tuple[str, str, bool]:
+        """White space before the content."""
+        self._buffer = self._buffer.lstrip()
+        if not self._buffer:
+            return "", "", False
+        self._state = self._content
+        return "", "", True
+
+    def _content(self, ended: bool) -> tuple[str, str, bool]:
+        found, self._buffer = self._buffer, ""
+        return "", found, False

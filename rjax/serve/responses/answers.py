@@ -1,0 +1,225 @@
+"""Responses, their items and the events of their streams, in the shape of OpenAI's API."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from rjax.serve.responses.requests import Status
+
+
+class TopTextLogprob(BaseModel):
+    """A token that could have stood there; ``bytes`` is empty for a part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TextLogprob(TopTextLogprob):
+    """A token of the text."""
+
+    top_logprobs: list[TopTextLogprob]
+
+
+class AnswerText(BaseModel):
+    """The text of a message."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[TextLogprob] = []
+
+
+class AnswerReasoningText(BaseModel):
+    """The text of reasoning."""
+
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class AnswerReasoningItem(BaseModel):
+    """What the assistant thought; there is no summary of it."""
+
+    id: str
+    type: Literal["reasoning"] = "reasoning"
+    summary: list[Any] = []
+    content: list[AnswerReasoningText]
+    status: Status
+
+
+class AnswerMessageItem(BaseModel):
+    """A message of the assistant."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    status: Status
+    content: list[AnswerText]
+
+
+class AnswerCallItem(BaseModel):
+    """A call of a function."""
+
+    id: str
+    type: Literal["function_call"] = "function_call"
+    call_id: str
+    name: str
+    arguments: str
+    status: Status
+
+
+type AnswerItem = AnswerReasoningItem | AnswerMessageItem | AnswerCallItem
+
+
+class InputTokensDetails(BaseModel):
+    """Of the input tokens, those served from the prefix cache and those whose KV this request
+    computed and wrote to it."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(BaseModel):
+    """Of the output tokens, those of reasoning that is told apart from the text."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(BaseModel):
+    """Tokens of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseFailure(BaseModel):
+    """Why a response failed."""
+
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    message: str
+
+
+class IncompleteDetails(BaseModel):
+    """Why a response ends early."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseAnswer(BaseModel):
+    """A response; what it repeats of its request is what was used, defaults included."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: Literal[False] = False
+    error: ResponseFailure | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[AnswerItem]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: dict[str, Any]
+    safety_identifier: str | None
+    service_tier: Literal["default"] = "default"
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None
+
+
+class DeletedResponse(BaseModel):
+    """Answer of DELETE /v1/responses/{response_id}."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class Event(BaseModel):
+    """One event of a stream; they are numbered from 0."""
+
+    type: str
+    sequence_number: int
+
+
+class ResponseEvent(Event):
+    """A response begins or ends."""
+
+    response: ResponseAnswer
+
+
+class ItemEvent(Event):
+    """An item begins or ends."""
+
+    output_index: int
+    item: AnswerItem
+
+
+class _OfItem(Event):
+    item_id: str
+    output_index: int
+
+
+class PartEvent(_OfItem):
+    """The text of reasoning or of a message begins or ends."""
+
+    content_index: int = 0
+    part: AnswerText | AnswerReasoningText
+
+
+class TextDeltaEvent(_OfItem):
+    """What is new of a text."""
+
+    content_index: int = 0
+    delta: str
+    logprobs: list[TextLogprob]
+
+
+class TextDoneEvent(_OfItem):
+    """A whole text."""
+
+    content_index: int = 0
+    text: str
+    logprobs: list[TextLogprob]
+
+
+class ReasoningDeltaEvent(_OfItem):
+    """What is new of reasoning."""
+
+    content_index: int = 0
+    delta: str
+
+
+class ReasoningDoneEvent(_OfItem):
+    """A whole reasoning."""
+
+    content_index: int = 0
+    text: str
+
+
+class ArgumentsDeltaEvent(_OfItem):
+    """What is new of a call's arguments."""
+
+    delta: str
+
+
+class ArgumentsDoneEvent(_OfItem):
+    """All arguments of a call."""
+
+    name: str
+    arguments: str

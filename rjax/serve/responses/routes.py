@@ -1,0 +1,65 @@
+"""The routes of the Responses API."""
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.responses import Response
+
+from rjax.serve.bodies import body_of
+from rjax.serve.errors import ApiError
+from rjax.serve.openapi import takes
+from rjax.serve.responses.answers import DeletedResponse, ResponseAnswer
+from rjax.serve.responses.requests import ResponsesBody
+from rjax.serve.responses.respond import respond, stored
+from rjax.serve.routing import ERRORS, EVENTS, Caller, Served, private_router
+
+router = private_router()
+
+
+@router.post(
+    "/v1/responses",
+    response_model=ResponseAnswer,
+    responses={**ERRORS, **EVENTS},
+    openapi_extra=takes(ResponsesBody),
+)
+async def create_response(
+    body: Annotated[ResponsesBody, Depends(body_of(ResponsesBody))],
+    request: Request,
+    tenant: Caller,
+    service: Served,
+) -> Response:
+    """Answer a conversation that is given as items, or that goes on from a stored response."""
+    return await respond(body, request, tenant, service)
+
+
+@router.get("/v1/responses/{response_id}", response_model=ResponseAnswer)
+async def find_response(
+    response_id: str, request: Request, tenant: Caller, service: Served
+) -> Response:
+    """A stored response."""
+    for name in request.query_params:
+        raise ApiError(
+            400,
+            f"{name[:100]!r} is not a parameter of this route; a stored response is given whole",
+            code="unknown_parameter",
+            param=name[:100],
+        )
+    return stored(response_id, tenant, service)
+
+
+@router.delete("/v1/responses/{response_id}")
+async def drop_response(response_id: str, tenant: Caller, service: Served) -> DeletedResponse:
+    """Forget a stored response."""
+    service.responses.drop(tenant.name, response_id)
+    return DeletedResponse(id=response_id)
+
+
+@router.post("/v1/responses/{response_id}/cancel", response_model=ResponseAnswer)
+async def cancel_response(response_id: str, tenant: Caller, service: Served) -> Response:
+    """Refused: only responses in the background could be cancelled, and there are none."""
+    service.responses.find(tenant.name, response_id)
+    raise ApiError(
+        400,
+        "the response has ended; to cancel one that goes on, close the connection of its request",
+        code="not_cancellable",
+    )

@@ -1,0 +1,242 @@
+"""Turns the deltas of a chat into the items of a response and the events of its stream."""
+
+import secrets
+import time
+from collections.abc import Sequence
+
+from rjax.serve.answers import CalledToolDelta, Delta, Finish, TokenLogprob, TopLogprob, Usage
+from rjax.serve.errors import ApiError
+from rjax.serve.responses.answers import (
+    AnswerCallItem,
+    AnswerItem,
+    AnswerMessageItem,
+    AnswerReasoningItem,
+    AnswerReasoningText,
+    AnswerText,
+    ArgumentsDeltaEvent,
+    ArgumentsDoneEvent,
+    Event,
+    IncompleteDetails,
+    InputTokensDetails,
+    ItemEvent,
+    OutputTokensDetails,
+    PartEvent,
+    ReasoningDeltaEvent,
+    ReasoningDoneEvent,
+    ResponseAnswer,
+    ResponseEvent,
+    ResponseFailure,
+    ResponseUsage,
+    TextDeltaEvent,
+    TextDoneEvent,
+    TextLogprob,
+    TopTextLogprob,
+)
+from rjax.serve.responses.requests import Status
+
+_FAILURES = {400: "invalid_prompt", 503: "rate_limit_exceeded"}
+
+
+class ResponseWriter:
+    """Writes one response.
+
+    Reasoning makes an item, text a message, each call an item of its own. White space that stands
+    before a call, or alone after a call or reasoning, is dropped, as the chat route does.
+
+    Args:
+        response: in progress, without output.
+    """
+
+    def __init__(self, response: ResponseAnswer) -> None:
+        self.response = response
+        self.size = 0
+        """Logprobs of the text, every alternative counted: what makes an event large."""
+        self._events: list[Event] = []
+        self._number = 0
+        self._done: list[AnswerItem] = []
+        self._item: AnswerItem | None = None  # as it was added
+        self._call_index: int | None = None
+        self._pieces: list[str] = []  # of the open item's text or arguments
+        self._logprobs: list[TextLogprob] = []
+        self._held = ""  # white space that may be all there is before an item
+
+    def begin(self) -> list[Event]:
+        """The first events."""
+        for name in ("response.created", "response.in_progress"):
+            self._tell(ResponseEvent, name, response=self.response)
+        return self._take()
+
+    def feed(self, delta: Delta, logprobs: Sequence[TokenLogprob] = ()) -> list[Event]:
+        """The events of a delta."""
+        if delta.reasoning:
+            self._reasoning(delta.reasoning)
+        if delta.content or logprobs:
+            self._text(delta.content or "", [_logprob(entry) for entry in logprobs])
+        for call in delta.tool_calls or ():
+            self._call(call)
+        return self._take()
+
+    def finish(self, reason: Finish, usage: Usage) -> list[Event]:
+        """The last events; the response is then as it stays.
+
+        Args:
+            reason: why the chat ended.
+            usage: of the chat.
+        """
+        response = self.response
+        response.usage = _usage(usage)
+        if reason in ("abort", "error"):
+            message = "the request took longer than this server allows"
+            return self.fail(ApiError(500, message))
+        if not self._done and self._item is None:
+            self._begin_text(self._held)
+        cut = reason == "length"
+        self._close("incomplete" if cut else "completed")
+        response.output = self._done
+        response.status = "incomplete" if cut else "completed"
+        if cut:
+            response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
+        response.completed_at = int(time.time())
+        self._tell(ResponseEvent, f"response.{response.status}", response=response)
+        return self._take()
+
+    def fail(self, error: ApiError) -> list[Event]:
+        """The last event of a response that an error ended."""
+        response = self.response
+        if self._item is not None:
+            self._done.append(self._whole_item("incomplete"))
+        response.output = self._done
+        response.status = "failed"
+        response.error = ResponseFailure.model_validate(
+            {"code": _FAILURES.get(error.status, "server_error"), "message": error.message}
+        )
+        self._tell(ResponseEvent, "response.failed", response=response)
+        return self._take()
+
+    def _reasoning(self, text: str) -> None:
+        if not isinstance(self._item, AnswerReasoningItem):
+            self._close("completed")
+            name = f"rs_{secrets.token_hex(12)}"
+            self._open(AnswerReasoningItem(id=name, status="in_progress", content=[]))
+            part = AnswerReasoningText(text="")
+            self._tell_of_item(PartEvent, "response.content_part.added", part=part)
+        self._pieces.append(text)
+        self._tell_of_item(ReasoningDeltaEvent, "response.reasoning_text.delta", delta=text)
+
+    def _text(self, text: str, logprobs: list[TextLogprob]) -> None:
+        if not isinstance(self._item, AnswerMessageItem):
+            self._held += text
+            if not self._held.strip() and not logprobs:
+                return
+            self._close("completed")
+            self._begin_text(self._held, logprobs)
+        else:
+            self._add_text(text, logprobs)
+
+    def _begin_text(self, text: str, logprobs: Sequence[TextLogprob] = ()) -> None:
+        name = f"msg_{secrets.token_hex(12)}"
+        self._open(AnswerMessageItem(id=name, status="in_progress", content=[]))
+        self._tell_of_item(PartEvent, "response.content_part.added", part=AnswerText(text=""))
+        if text or logprobs:
+            self._add_text(text, logprobs)
+
+    def _add_text(self, text: str, logprobs: Sequence[TextLogprob]) -> None:
+        self._pieces.append(text)
+        self._logprobs += logprobs
+        self.size += sum(1 + len(entry.top_logprobs) for entry in logprobs)
+        name = "response.output_text.delta"
+        self._tell_of_item(TextDeltaEvent, name, delta=text, logprobs=list(logprobs))
+
+    def _call(self, piece: CalledToolDelta) -> None:
+        if piece.index != self._call_index:
+            self._close("completed")
+            self._call_index = piece.index
+            assert piece.id is not None
+            assert piece.function.name is not None
+            self._open(
+                AnswerCallItem(
+                    id=f"fc_{secrets.token_hex(12)}",
+                    call_id=piece.id,
+                    name=piece.function.name,
+                    arguments="",
+                    status="in_progress",
+                )
+            )
+        if piece.function.arguments:
+            arguments = piece.function.arguments
+            self._pieces.append(arguments)
+            name = "response.function_call_arguments.delta"
+            self._tell_of_item(ArgumentsDeltaEvent, name, delta=arguments)
+
+    def _open(self, item: AnswerItem) -> None:
+        self._held = ""
+        self._item = item
+        self._tell(ItemEvent, "response.output_item.added", output_index=len(self._done), item=item)
+
+    def _close(self, status: Status) -> None:
+        """End the open item, if there is one."""
+        if self._item is None:
+            return
+        item = self._whole_item(status)
+        if isinstance(item, AnswerMessageItem):
+            (part,) = item.content
+            name = "response.output_text.done"
+            self._tell_of_item(TextDoneEvent, name, text=part.text, logprobs=part.logprobs)
+            self._tell_of_item(PartEvent, "response.content_part.done", part=part)
+        elif isinstance(item, AnswerReasoningItem):
+            (part,) = item.content
+            self._tell_of_item(ReasoningDoneEvent, "response.reasoning_text.done", text=part.text)
+            self._tell_of_item(PartEvent, "response.content_part.done", part=part)
+        else:
+            name = "response.function_call_arguments.done"
+            self._tell_of_item(ArgumentsDoneEvent, name, name=item.name, arguments=item.arguments)
+        self._tell(ItemEvent, "response.output_item.done", output_index=len(self._done), item=item)
+        self._done.append(item)
+        self._item, self._pieces, self._logprobs = None, [], []
+
+    def _whole_item(self, status: Status) -> AnswerItem:
+        """The open item with all that came of it."""
+        whole = "".join(self._pieces)
+        if isinstance(self._item, AnswerMessageItem):
+            part = AnswerText(text=whole, logprobs=self._logprobs)
+            return self._item.model_copy(update={"status": status, "content": [part]})
+        if isinstance(self._item, AnswerReasoningItem):
+            part = AnswerReasoningText(text=whole)
+            return self._item.model_copy(update={"status": status, "content": [part]})
+        assert self._item is not None
+        return self._item.model_copy(update={"status": status, "arguments": whole})
+
+    def _tell_of_item(self, kind: type[Event], type_: str, **fields: object) -> None:
+        assert self._item is not None
+        place = {"item_id": self._item.id, "output_index": len(self._done)}
+        self._tell(kind, type_, **place, **fields)
+
+    def _tell(self, kind: type[Event], type_: str, **fields: object) -> None:
+        event = kind.model_validate({"type": type_, "sequence_number": self._number, **fields})
+        self._events.append(event)
+        self._number += 1
+
+    def _take(self) -> list[Event]:
+        found, self._events = self._events, []
+        return found
+
+
+def _logprob(entry: TokenLogprob) -> TextLogprob:
+    def fields(found: TopLogprob) -> dict[str, object]:
+        return {"token": found.token, "logprob": found.logprob, "bytes": found.bytes or []}
+
+    top = [TopTextLogprob.model_validate(fields(other)) for other in entry.top_logprobs]
+    return TextLogprob.model_validate({**fields(entry), "top_logprobs": top})
+
+
+def _usage(usage: Usage) -> ResponseUsage:
+    cached = usage.prompt_tokens_details.cached_tokens
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=InputTokensDetails(
+            cached_tokens=cached, cache_write_tokens=usage.prompt_tokens - cached
+        ),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+        total_tokens=usage.total_tokens,
+    )

@@ -1,0 +1,106 @@
+"""POST /v1/completions: prompts of every form, stop conditions, refusals."""
+
+import pytest
+
+ROUTE = "/v1/completions"
+
+
+def test_usage_counts_prompt_and_output(post):
+    _, tokens = post("/tokenize", prompt="Who lives in Peru?")
+    _, found = post(ROUTE, prompt="Who lives in Peru?", max_tokens=5)
+    assert found["object"] == "text_completion"
+    assert found["choices"][0]["finish_reason"] == "length"
+    usage = found["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (tokens["count"], 5)
+    assert usage["total_tokens"] == tokens["count"] + 5
+
+
+def test_a_prompt_as_token_ids_is_the_same_prompt(post):
+    texts = ["Who lives in Peru?", "How old is Ann?"]
+    ids = [post("/tokenize", prompt=text)[1]["tokens"] for text in texts]
+    forms = {
+        "text": [post(ROUTE, prompt=text, max_tokens=5)[1] for text in texts],
+        "ids": [post(ROUTE, prompt=one, max_tokens=5)[1] for one in ids],
+    }
+    alone = [[answer["choices"][0]["text"] for answer in form] for form in forms.values()]
+    assert alone[0] == alone[1]
+    for batch in (texts, ids):
+        choices = post(ROUTE, prompt=batch, max_tokens=5)[1]["choices"]
+        assert [choice["index"] for choice in choices] == [0, 1]
+        assert [choice["text"] for choice in choices] == alone[0]
+
+
+def test_one_text_in_a_list_is_one_prompt(post):
+    one = post(ROUTE, prompt="a", max_tokens=4)[1]["choices"]
+    assert post(ROUTE, prompt=["a"], max_tokens=4)[1]["choices"] == one
+
+
+def test_n_gives_each_prompt_its_samples_side_by_side(post):
+    given = {"temperature": 1, "seed": 4, "max_tokens": 6}
+    choices = post(ROUTE, prompt=["a", "b"], n=3, **given)[1]["choices"]
+    assert [choice["index"] for choice in choices] == list(range(6))
+    alone = post(ROUTE, prompt="b", n=3, **given)[1]["choices"]
+    assert [c["text"] for c in choices[3:]] == [c["text"] for c in alone]
+
+
+def test_min_tokens_keeps_the_end_away(post):
+    _, found = post(ROUTE, prompt="a", max_tokens=6, min_tokens=6)
+    assert found["usage"]["completion_tokens"] == 6
+    assert found["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_stop_token_ends_with_its_id_as_the_reason(post):
+    ids = post(ROUTE, prompt="a", max_tokens=8, return_token_ids=True)[1]["choices"][0]
+    stop = ids["token_ids"][3]
+    first = ids["token_ids"].index(stop)
+    _, found = post(ROUTE, prompt="a", max_tokens=8, stop_token_ids=[stop])
+    choice = found["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert choice["stop_reason"] == stop
+    assert found["usage"]["completion_tokens"] == first + 1
+
+
+def test_allowed_token_ids_are_the_only_ones(post):
+    _, found = post(
+        ROUTE, prompt="a", max_tokens=8, allowed_token_ids=[77, 78], return_token_ids=True
+    )
+    assert set(found["choices"][0]["token_ids"]) <= {77, 78}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [-1]}, "-1"),
+        ({"prompt": [10**6]}, "1000000"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"n": 0}, "n"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"prompt_logprobs": -2}, "prompt_logprobs"),
+        ({"logit_bias": {"1000000": 1}}, "logit_bias"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"suffix": "b"}, "suffix"),
+        ({"stream_options": {"include_usage": True}}, "stream"),
+        ({"echo": True, "max_tokens": 2, "prompt": "a " * 600}, "512"),
+    ],
+    ids=str,
+)
+def test_a_refusal_names_the_field(refused, given, said):
+    assert said in refused(ROUTE, **{"prompt": "a", "max_tokens": 2, **given})
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"1", b"{", b'"a"', b'{"model": "tiny",}'])
+def test_a_body_that_is_no_object_is_refused(http, body):
+    answer = http.post(ROUTE, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"

@@ -1,0 +1,82 @@
+"""Logprobs of outputs and, with echo, of prompts."""
+
+import math
+
+import pytest
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+HI = [{"role": "user", "content": "Who lives in Peru?"}]
+
+
+def test_without_logprobs_there_are_none(post):
+    assert post(COMPLETIONS, prompt="a", max_tokens=2)[1]["choices"][0]["logprobs"] is None
+    assert post(CHAT, messages=HI, max_tokens=2)[1]["choices"][0]["logprobs"] is None
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_each_token_has_as_many_alternatives_as_asked(post, count):
+    _, found = post(COMPLETIONS, prompt="a", max_tokens=4, logprobs=count)
+    logprobs = found["choices"][0]["logprobs"]
+    assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == 4
+    for chosen, value, top in zip(
+        logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+    ):
+        # The chosen token is among them, beside as many as asked for.
+        assert max(1, count) <= len(top) <= count + 1
+        assert top[chosen] == value
+
+
+def test_offsets_are_where_tokens_begin_in_the_text(post):
+    given = {"prompt": "Who lives in Peru?", "max_tokens": 6, "logprobs": 1}
+    for echo in (False, True):
+        choice = post(COMPLETIONS, echo=echo, **given)[1]["choices"][0]
+        offsets = choice["logprobs"]["text_offset"]
+        assert len(offsets) == len(choice["logprobs"]["tokens"])
+        assert offsets == sorted(offsets)
+        assert offsets[0] == 0 if echo else offsets[0] >= 0
+        assert offsets[-1] <= len(given["prompt"]) + len(choice["text"])
+
+
+def test_echo_scores_a_batch_as_each_prompt_alone(post):
+    prompts = ["Who lives in Peru?", "How old?", "a"]
+    given = {"max_tokens": 1, "logprobs": 1, "echo": True}
+    together = post(COMPLETIONS, prompt=prompts, **given)[1]["choices"]
+    for prompt, choice in zip(prompts, together, strict=True):
+        alone = post(COMPLETIONS, prompt=prompt, **given)[1]["choices"][0]
+        assert choice["text"] == alone["text"]
+        assert choice["text"].startswith(prompt)
+        one, other = (c["logprobs"]["token_logprobs"] for c in (choice, alone))
+        assert one[0] is None
+        assert one[1:] == pytest.approx(other[1:], abs=1e-4)
+
+
+def test_echo_without_logprobs_gives_the_prompt_back(post):
+    plain = post(COMPLETIONS, prompt="Who?", max_tokens=3)[1]["choices"][0]["text"]
+    echoed = post(COMPLETIONS, prompt="Who?", max_tokens=3, echo=True)[1]["choices"][0]
+    assert echoed["text"] == "Who?" + plain
+    assert echoed["logprobs"] is None
+
+
+def test_prompt_logprobs_give_each_prompt_token_its_rank(post):
+    _, found = post(COMPLETIONS, prompt="Who lives?", max_tokens=1, prompt_logprobs=2)
+    _, ids = post("/tokenize", prompt="Who lives?")
+    scored = found["choices"][0]["prompt_logprobs"]
+    assert scored[0] is None
+    assert len(scored) == ids["count"]
+    for token, entry in zip(ids["tokens"][1:], scored[1:], strict=True):
+        assert str(token) in entry
+        assert {1, 2} <= {value["rank"] for value in entry.values()}
+        assert all(math.isfinite(value["logprob"]) for value in entry.values())
+
+
+def test_chat_alternatives_are_counted_apart_from_the_chosen(post):
+    for count in (0, 3):
+        _, found = post(CHAT, messages=HI, max_tokens=3, logprobs=True, top_logprobs=count)
+        content = found["choices"][0]["logprobs"]["content"]
+        assert [len(token["top_logprobs"]) for token in content] == [count] * 3
+
+
+@pytest.mark.parametrize("given", [{"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 21}])
+def test_chat_refuses_alternatives_without_logprobs_or_too_many(refused, given):
+    assert "logprobs" in refused(CHAT, messages=HI, **given)

@@ -1,0 +1,181 @@
+"""What OpenAI's and vLLM's clients send beyond the plain request, as a server answers it."""
+
+import json
+from typing import Any
+
+import httpx2
+import pytest
+
+from rjax.serve.limits import ServeLimits
+
+from .running import Running, make_engine, running
+
+ASK = {"role": "user", "content": "Who lives in Peru?"}
+BEGUN = {"role": "assistant", "content": "In Peru lives"}
+CHAT: dict[str, Any] = {"messages": [ASK], "max_tokens": 4, "temperature": 0}
+COMPLETION: dict[str, Any] = {"prompt": "Who lives in Peru?", "max_tokens": 4, "temperature": 0}
+ROUTES = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
+TOOL = {"type": "function", "function": {"name": "find", "description": "finds people"}}
+
+
+def post(server: Running, path: str, body: dict[str, Any], **more: Any) -> dict[str, Any]:
+    found = httpx2.post(server.url + path, json=body | more, timeout=60)
+    assert found.status_code == 200, found.text
+    return found.json()
+
+
+def chat(server: Running, **more: Any) -> dict[str, Any]:
+    return post(server, "/v1/chat/completions", CHAT, **more)
+
+
+def complete(server: Running, **more: Any) -> dict[str, Any]:
+    return post(server, "/v1/completions", COMPLETION, **more)
+
+
+def chunks(server: Running, path: str, **more: Any) -> list[dict[str, Any]]:
+    body = ROUTES[path] | {"stream": True} | more
+    found = httpx2.post(server.url + path, json=body, timeout=60)
+    assert found.status_code == 200, found.text
+    events = [line.removeprefix("data: ") for line in found.text.split("\n\n") if line]
+    assert events[-1] == "[DONE]"
+    return [json.loads(event) for event in events[:-1]]
+
+
+def test_a_second_turn_with_all_of_the_first_answer(server: Running):
+    plain = chat(server)["choices"][0]["message"]
+    message = plain | {
+        "provider_specific_fields": {"a": 1},
+        "annotations": [],
+        "audio": None,
+        "function_call": None,
+        "reasoning_content": "\ud7ff",
+        "reasoning": None,
+        "tool_calls": [],
+        "parsed": {"b": 2},
+    }
+    bare = {"role": "assistant", "content": plain["content"]}
+    found, expected = (
+        chat(server, messages=[ASK, answer, ASK], return_token_ids=True, max_tokens=4.0)
+        for answer in (message, bare)
+    )
+    assert found["prompt_token_ids"] == expected["prompt_token_ids"]
+    assert found["choices"] == expected["choices"]
+    refused = {"role": "assistant", "content": None, "refusal": plain["content"]}
+    again = chat(server, messages=[ASK, refused, ASK], return_token_ids=True)
+    assert again["prompt_token_ids"] == expected["prompt_token_ids"]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_continuous_usage(server: Running, path):
+    both = {"include_usage": True, "continuous_usage_stats": True}
+    told = chunks(server, path, stream_options=both)
+    *every, last = [chunk["usage"] for chunk in told]
+    counts = [usage["completion_tokens"] for usage in every]
+    assert counts == sorted(counts)
+    assert counts[-1] == last["completion_tokens"] == 4
+    assert all(u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] for u in every)
+    assert told[-1]["choices"] == []
+    for less in ({"include_usage": True}, {"continuous_usage_stats": True}):
+        usages = [chunk.get("usage") for chunk in chunks(server, path, stream_options=less)]
+        assert usages[:-1] == [None] * len(usages[:-1])
+        assert (usages[-1] is not None) == ("include_usage" in less)
+
+
+def test_tokens_as_token_ids(server: Running):
+    more = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+    asked = {"logprobs": True, "top_logprobs": 2}
+    named, plain = chat(server, **asked, **more)["choices"][0], chat(server, **asked)["choices"][0]
+    for new, old in zip(named["logprobs"]["content"], plain["logprobs"]["content"], strict=True):
+        assert new["token"] in [top["token"] for top in new["top_logprobs"]]
+        assert [top["bytes"] for top in new["top_logprobs"]] == [
+            top["bytes"] for top in old["top_logprobs"]
+        ]
+    tokens = [entry["token"] for entry in named["logprobs"]["content"]]
+    assert tokens == [f"token_id:{token}" for token in named["token_ids"]]
+    asked = {"logprobs": 2, "echo": True}
+    named, plain = (complete(server, **asked, **m)["choices"][0] for m in (more, {}))
+    ids = [*named["prompt_token_ids"], *named["token_ids"]]
+    assert named["logprobs"]["tokens"] == [f"token_id:{token}" for token in ids]
+    assert named["logprobs"]["text_offset"] == plain["logprobs"]["text_offset"]
+    assert all(name.startswith("token_id:") for name in named["logprobs"]["top_logprobs"][-1])
+    parts = chunks(server, "/v1/completions", **asked, **more)
+    offsets = [o for part in parts for o in part["choices"][0]["logprobs"]["text_offset"]]
+    assert offsets == named["logprobs"]["text_offset"]
+
+
+def test_a_chats_echo(server: Running):
+    more = {"messages": [ASK, BEGUN], "continue_final_message": True}
+    text = chat(server, **more)["choices"][0]["message"]["content"]
+    echoed = chat(server, **more, echo=True, n=1, logprobs=True)
+    assert echoed["choices"][0]["message"]["content"] == BEGUN["content"] + text
+    assert len(echoed["prompt_logprobs"]) == echoed["usage"]["prompt_tokens"]
+    parts = chunks(server, "/v1/chat/completions", **more, echo=True, return_token_ids=True)
+    deltas = [part["choices"][0]["delta"].get("content", "") for part in parts]
+    assert deltas[0] == BEGUN["content"]
+    assert "".join(deltas) == BEGUN["content"] + text
+    sent = [part["prompt_token_ids"] for part in parts if "prompt_token_ids" in part]
+    assert [len(tokens) for tokens in sent] == [echoed["usage"]["prompt_tokens"]]
+    # The last message is the user's: nothing to begin with.
+    assert chat(server, echo=True)["choices"] == chat(server)["choices"]
+
+
+def test_the_beginning_token_of_a_completion(server: Running):
+    def prompt(**more: Any) -> list[int]:
+        found = complete(server, return_token_ids=True, max_tokens=1, **more)
+        return found["choices"][0]["prompt_token_ids"]
+
+    plain = prompt()
+    assert prompt(add_special_tokens=True) == plain
+    assert prompt(add_special_tokens=False) == plain[1:]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tools": [TOOL]},
+        {"messages": [ASK, BEGUN], "continue_final_message": True},
+        {"add_generation_prompt": False, "chat_template_kwargs": {"a": None}},
+    ],
+    ids=["tools", "continue", "kwargs"],
+)
+def test_tokenize_shows_what_a_chat_reads(server: Running, more):
+    read = chat(server, max_tokens=1, return_token_ids=True, **more)["prompt_token_ids"]
+    assert read != chat(server, max_tokens=1, return_token_ids=True)["prompt_token_ids"]
+    assert post(server, "/tokenize", {"messages": CHAT["messages"]} | more)["tokens"] == read
+
+
+def test_completions_match_a_response_format(server: Running):
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    schema |= {"additionalProperties": False}
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    [choice] = complete(server, response_format=wanted, max_tokens=30)["choices"]
+    assert json.loads(choice["text"]).keys() == {"ok"}
+
+
+def test_a_strict_server(folder):
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    with running(make_engine(folder, chat_template=template), strict_fields=True) as found:
+        unknown = httpx2.post(f"{found.url}/v1/completions", json=COMPLETION | {"mood": 1})
+        assert unknown.status_code == 400
+        assert unknown.json()["error"]["code"] == "unknown_parameter"
+        assert unknown.json()["error"]["param"] == "mood"
+        # A template that does not write the beginning token, so that one can be added.
+        bare = post(found, "/tokenize", {"messages": [ASK]})["tokens"]
+        more = post(found, "/tokenize", {"messages": [ASK], "add_special_tokens": True})["tokens"]
+        assert more == post(found, "/tokenize", {"prompt": ASK["content"]})["tokens"]
+        assert more[1:] == bare
+
+
+@pytest.mark.slow
+def test_logprobs_of_the_whole_vocabulary(folder):
+    vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
+    limits = ServeLimits(logprobs=vocab, request_logprobs=vocab * 16)
+    with running(make_engine(folder, max_logprobs=vocab), limits=limits) as found:
+        asked = {"prompt": [5, 6, 7], "prompt_logprobs": -1, "max_tokens": 1}
+        first, *others = complete(found, **asked)["choices"][0]["prompt_logprobs"]
+        assert first is None
+        assert [len(entry) for entry in others] == [vocab, vocab]
+        many = COMPLETION | asked | {"prompt": [5] * 17}
+        refused = httpx2.post(f"{found.url}/v1/completions", json=many)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "prompt_logprobs"

@@ -1,0 +1,109 @@
+"""A server behind a reverse proxy, used by pages of a browser."""
+
+import json
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+
+from rjax.errors import InvalidConfigError
+from rjax.serve.options import HttpOptions, json_names
+
+from .running import Running, make_engine, running
+
+KEY = "first-key-1234"
+PAGE = "https://page.example"
+BEARER = {"Authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture(scope="module")
+def proxied(folder) -> Iterator[Running]:
+    http = HttpOptions(root_path="/llm/one", allowed_origins=(PAGE,), tokenizer_info=True)
+    with running(make_engine(folder), keys=[KEY], http=http, root="plain") as found:
+        yield found
+
+
+@pytest.mark.parametrize("prefix", ["", "/llm/one"])
+def test_a_path_comes_with_the_root_or_without(proxied: Running, prefix):
+    url = proxied.url + prefix
+    for path in ("/health", "/ping"):
+        assert httpx2.get(url + path).json() == {"status": "ready"}
+        assert httpx2.post(url + path, content=b"x" * 1025).status_code == 413
+    assert httpx2.get(url + "/v1/models").status_code == 401
+    [card] = httpx2.get(url + "/v1/models", headers=BEARER).json()["data"]
+    assert (card["id"], card["root"]) == ("tiny", "plain")
+    schema = httpx2.get(url + "/openapi.json", headers=BEARER).json()
+    assert schema["servers"] == [{"url": "/llm/one"}]
+
+
+@pytest.mark.parametrize("path", ["/llm/health", "/llm/one/llm/one/health", "/llm/oneX/health"])
+def test_no_other_path_is_a_probe(proxied: Running, path):
+    assert httpx2.get(proxied.url + path).status_code == 401
+
+
+def test_the_tokenizer_without_the_servers_files(proxied: Running, folder):
+    found = httpx2.get(proxied.url + "/tokenizer_info", headers=BEARER)
+    assert found.status_code == 200
+    assert str(folder) not in found.text
+    told = json.loads((folder / "tokenizer_config.json").read_text())
+    shown = found.json()
+    for name in ("chat_template", "model_max_length", "bos_token", "eos_token", "pad_token"):
+        assert shown[name] == told[name]
+    assert shown["tokenizer_class"]
+
+
+def preflight(server: Running, origin: str, **more: str) -> httpx2.Response:
+    headers = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+        **more,
+    }
+    return httpx2.request("OPTIONS", server.url + "/v1/chat/completions", headers=headers)
+
+
+def test_a_page_that_is_allowed_asks_without_a_key(proxied: Running):
+    found = preflight(proxied, PAGE)
+    assert found.status_code == 200
+    assert found.headers["access-control-allow-origin"] == PAGE
+    assert found.headers["access-control-allow-headers"] == "authorization,content-type"
+    assert "access-control-allow-credentials" not in found.headers
+    # Answers and refusals are for it to read.
+    for headers, status in ((BEARER, 200), ({}, 401)):
+        answer = httpx2.get(proxied.url + "/v1/models", headers={"Origin": PAGE, **headers})
+        assert answer.status_code == status
+        assert answer.headers["access-control-allow-origin"] == PAGE
+
+
+def test_other_pages_are_not_allowed(proxied: Running, server: Running):
+    found = preflight(proxied, "https://other.example")
+    assert found.status_code == 400
+    assert "access-control-allow-origin" not in found.headers
+    headers = {"Origin": "https://other.example", **BEARER}
+    answer = httpx2.get(proxied.url + "/v1/models", headers=headers)
+    assert "access-control-allow-origin" not in answer.headers
+    # Nor is any, where nobody asked for it.
+    plain = preflight(server, PAGE)
+    assert plain.status_code == 405
+    assert not [name for name in plain.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"root_path": "/"},
+        {"root_path": "/a/../b"},
+        {"root_path": "/a b"},
+        {"allowed_origins": ("example.com",)},
+        {"allowed_origins": ("https://a.example, https://b.example",)},
+        {"allowed_origins": ("*",), "allowed_headers": ("a\r\nb",)},
+    ],
+)
+def test_options_that_are_none(wrong):
+    with pytest.raises(InvalidConfigError):
+        HttpOptions(**wrong)
+
+
+def test_lists_are_read_as_vllm_reads_them():
+    assert json_names("--allowed-origins", '["*", "null"]') == ("*", "null")
+    assert HttpOptions(allowed_origins=("*", "null", "http://localhost:3000")).health_paths
