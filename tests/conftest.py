@@ -23,7 +23,12 @@ jaxtyping.install_import_hook(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long the server's soak lasts, and which attacks it draws."""
+    """How long the server's soak lasts, which attacks it draws; whether clients may be missing."""
+    parser.addoption(
+        "--require-clients",
+        action="store_true",
+        help="fail where an environment of tests/clients is missing, instead of skipping",
+    )
     parser.addoption("--soak-seconds", type=float, default=1200.0, help="of tests/serve/test_soak")
     parser.addoption("--soak-seed", type=int, default=0, help="of tests/serve/test_soak")
     parser.addoption("--soak-attacks", default="", help="names, with commas; default: all")
