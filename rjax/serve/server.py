@@ -36,7 +36,7 @@ from rjax.serve.workers.zygote import Zygote
 _LAST_WORDS = 5  # seconds for answers that are complete to reach their clients
 _DEAD_SECONDS = 2.0  # in which requests to a dead engine are answered before the server ends
 _SWEEP_TICKS = 5  # of a tenth of a second, between two looks at the connections
-_ACCEPTED_AT_ONCE = 64  # connections, before the loop turns to other work
+_ACCEPTED_AT_ONCE = 16  # connections, before the loop turns to other work
 _WAITING_TO_BE_ACCEPTED = 1024
 _OTHER_FILES = 128  # file descriptors for all but connections
 _log = logging.getLogger("rjax.serve")
