@@ -3,28 +3,38 @@
 from pathlib import Path
 
 from models.config import ModelConfig
-from models.context import HeadsContext, LayerContext, Rotary
-from models.decoder import Decoder
+from models.decoder import Decoder, DecoderLayer
 from models.dense import DenseAttention
 from models.errors import CheckpointError
+from models.layers.linear import Linear
+from models.layers.norm import Norm
 from models.loading.config_file import config_from_dict, config_from_folder
 from models.loading.hub import resolve_folder
 from models.loading.load import LoadedModel, init_model, load_model
 from models.loading.save import save_model
+from models.operations import Activation, HeadsOperations, Operations, Residual
+from models.rope import Rotary
+from models.schemes import WeightScheme
 
 BUNDLED_MODEL: Path = Path(__file__).parent / "tables" / "checkpoint"
 """Folder of the small model that ships with the package."""
 
 __all__ = [
     "BUNDLED_MODEL",
+    "Activation",
     "CheckpointError",
     "Decoder",
+    "DecoderLayer",
     "DenseAttention",
-    "HeadsContext",
-    "LayerContext",
+    "HeadsOperations",
+    "Linear",
     "LoadedModel",
     "ModelConfig",
+    "Norm",
+    "Operations",
+    "Residual",
     "Rotary",
+    "WeightScheme",
     "config_from_dict",
     "config_from_folder",
     "init_model",

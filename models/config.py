@@ -3,6 +3,7 @@
 import dataclasses
 
 from models.rope import RopeConfig
+from models.schemes import UNQUANTISED, WeightScheme
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class ModelConfig:
         sliding_windows: one entry per layer, the window in tokens or None.
         activation: "silu", "relu", "gelu" or "gelu_tanh".
         dtype: float type the checkpoint declares.
+        scheme: how the weights of the projections are stored.
     """
 
     architecture: str
@@ -53,6 +55,7 @@ class ModelConfig:
     gated_mlp: bool = True
     learned_positions: bool = False
     position_offset: int = 0
+    scheme: WeightScheme = UNQUANTISED
 
     @property
     def axis_sizes(self) -> dict[str, int]:

@@ -6,16 +6,16 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from models.config import ModelConfig
-from models.context import LayerContext, Rotary
 from models.layers.attention import Attention
+from models.layers.embedding import Embedding
 from models.layers.mlp import Mlp
 from models.layers.norm import Norm
-from models.layers.parameter import parameter
-from models.rope import rotary_tables
+from models.operations import Operations, Residual
+from models.rope import Rotary, rotary_tables
 
 
 class DecoderLayer(nnx.Module):
-    """Pre-norm attention and feed-forward, each added to the residual."""
+    """Pre-norm attention and feed-forward, each an update of the residual stream."""
 
     def __init__(self, config: ModelConfig, layer: int, dtype: DTypeLike) -> None:
         self.attention_norm = Norm(config, dtype)
@@ -24,18 +24,11 @@ class DecoderLayer(nnx.Module):
         self.mlp = Mlp(config, dtype)
 
     def __call__(
-        self,
-        x: Float[Array, "T D"],
-        update: Float[Array, "T D"] | Float[Array, "X T D"] | None,
-        rotary: Rotary | None,
-        context: LayerContext,
-    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"] | Float[Array, "X T D"]]:
-        """(residual, what is still to be added to it), the same before and after.
-
-        So that every sum of the residual meets the norm that reads it, in one kernel.
-        """
-        x, update = self.attention(x, update, self.attention_norm, rotary, context)
-        return self.mlp(x, update, self.mlp_norm, context)
+        self, residual: Residual, rotary: Rotary | None, operations: Operations
+    ) -> Residual:
+        """The stream after this layer; its last update is added by the norm that comes next."""
+        residual = self.attention(residual, self.attention_norm, rotary, operations)
+        return self.mlp(residual, self.mlp_norm, operations)
 
 
 class Decoder(nnx.Module):
@@ -47,30 +40,29 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
         self.config = config
-        self.embedding = parameter("V D", config, dtype)
-        self.positions = parameter("C D", config, dtype) if config.learned_positions else None
+        self.embedding = Embedding("V", config, dtype)
+        self.positions = Embedding("C", config, dtype) if config.learned_positions else None
         self.layers = nnx.List(DecoderLayer(config, i, dtype) for i in range(config.num_layers))
         self.norm = Norm(config, dtype)
-        self.head = None if config.tie_embeddings else parameter("V D", config, dtype)
+        self.head = None if config.tie_embeddings else Embedding("V", config, dtype)
 
     def __call__(
-        self, tokens: Int[Array, " T"], positions: Int[Array, " T"], context: LayerContext
+        self, tokens: Int[Array, " T"], positions: Int[Array, " T"], operations: Operations
     ) -> Float[Array, "T D"]:
         """Final-normed hidden states, in the parameters' dtype.
 
         Tokens and positions outside their range (padding rows) are clipped into it.
         """
-        x = jnp.take(self.embedding[...], tokens, axis=0, mode="clip")
+        x = self.embedding(tokens)
         if self.positions is not None:
-            rows = jnp.maximum(positions, 0) + self.config.position_offset
-            x = x + jnp.take(self.positions[...], rows, axis=0, mode="clip")
+            x = x + self.positions(jnp.maximum(positions, 0) + self.config.position_offset)
         rotary = None if self.config.rope is None else rotary_tables(self.config.rope, positions)
-        update = None
+        residual = Residual(x)
         for layer in self.layers:
-            x, update = layer(x, update, rotary, context)
-        return self.norm.add(x, update, context)[1]
+            residual = layer(residual, rotary, operations)
+        return operations.norm(residual, self.norm)[1]
 
     def logits(self, hidden: Float[Array, "X D"]) -> Float[Array, "X V"]:
         """Scores of every vocabulary entry, float32."""
         head = self.embedding if self.head is None else self.head
-        return jnp.einsum("XD,VD->XV", hidden, head[...], preferred_element_type=jnp.float32)
+        return head.logits(hidden)

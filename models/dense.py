@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from models.context import HeadsContext, Rotary
+from models.operations import HeadsOperations
+from models.rope import Rotary
 from pallas_kernels.attention.spec import AttentionSpec
 from pallas_kernels.kv_write.xla import rotate
 
 
-class DenseAttention(HeadsContext):
+class DenseAttention(HeadsOperations):
     """The T tokens of a call are one sequence in order; token i sees the tokens up to i.
 
     Keeps no state, so it may be shared, traced and mapped with ``jax.vmap`` over sequences.

@@ -4,11 +4,10 @@ import dataclasses
 import math
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
-
-from models.context import Rotary
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 
@@ -40,6 +39,18 @@ class RopeConfig:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rotary:
+    """Float32 tables that rotate the first 2R dims of H, one row per token.
+
+    The attention factor of yarn is folded into both tables.
+    """
+
+    cos: Float[Array, "T R"]
+    sin: Float[Array, "T R"]
 
 
 def rotary_tables(config: RopeConfig, positions: Int[Array, " T"]) -> Rotary:

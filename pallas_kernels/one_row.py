@@ -24,10 +24,12 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from pallas_kernels.mosaic_emit import SCALAR, THREADS, store_strided, thread_index, widest_vector
+from pallas_kernels.partial import Partial
 from pallas_kernels.relay_fusion.mosaic import merge_entries
+from pallas_kernels.unmerged_attention import UnmergedAttention
 
 MOST_COLUMNS = 5120
 """Columns of the row that a program takes at most: they fill memory that weights want."""
@@ -159,35 +161,32 @@ class GivenRow(RowSource):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MergedRow(RowSource):
-    """A row's attention, of its partial results; arguments as in ``merge_in_place`` with T = 1."""
+    """A row's attention, merged from its partial results."""
 
-    out: Float[Array, "1 N H"]
-    part: Float[Array, "X N H"]
-    part_lse: Float[Array, "X N"]
-    merge_indptr: Int[Array, "2"]
+    attention: UnmergedAttention
 
     @property
     def operands(self) -> tuple[Array, ...]:
-        entries = len(self.part)
-        flat = (self.out.reshape(1, -1), self.part.reshape(entries, -1))
-        return (*flat, self.part_lse, self.merge_indptr)
+        given = self.attention
+        flat = (given.out.reshape(1, -1), given.part.reshape(len(given.part), -1))
+        return (*flat, given.part_lse, given.merge_indptr)
 
     @property
     def row(self) -> jax.ShapeDtypeStruct:
-        _, N, H = self.out.shape
-        return jax.ShapeDtypeStruct((1, N * H), self.out.dtype)
+        _, N, H = self.attention.shape
+        return jax.ShapeDtypeStruct((1, N * H), self.attention.out.dtype)
 
     def fill(self, refs, results, line: Line, scratch, is_first) -> None:
         del results, scratch, is_first
         out, parts, lses, indptr = refs
-        H = self.out.shape[2]
+        H, dtype = self.attention.shape[2], self.attention.out.dtype
         step, firsts = line.pieces()
         layout = _strided(step)
         begin, end = indptr[0], indptr[1]
         for first in firsts:
 
             def put(merged, _, first=first):
-                line.put(merged.astype(self.out.dtype), first, layout)
+                line.put(merged.astype(dtype), first, layout)
 
             @pl.when(end - begin == 1)
             def _(first=first):
@@ -203,13 +202,14 @@ class NormedRow(RowSource):
     """The RMSNorm of a residual sum, whose sum is a result too; as ``add_rms_norm`` with T = 1."""
 
     x: Float[Array, "1 D"]
-    update: Float[Array, "1 D"] | Float[Array, "X 1 D"]
+    update: Float[Array, "1 D"] | Partial
     weight: Float[Array, " D"]
     eps: float
 
     @property
     def operands(self) -> tuple[Array, ...]:
-        return (self.x, self.update, self.weight)
+        update = self.update.summands if isinstance(self.update, Partial) else self.update
+        return (self.x, update, self.weight)
 
     @property
     def row(self) -> jax.ShapeDtypeStruct:

@@ -21,6 +21,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.typing import DTypeLike
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 from jaxtyping import Array, Float
@@ -71,8 +72,10 @@ def _line_rows(rows: int, slots: int) -> int:
     return (slots - 1) * max(rows, GROUP) + max(rows, _TILE)
 
 
-def refusal(rows: int, depth: int, columns: int) -> str | None:
+def refusal(rows: int, depth: int, columns: int, dtype: DTypeLike) -> str | None:
     """Why the kernel cannot multiply [rows, depth] with [depth, columns], or None."""
+    if jnp.dtype(dtype).itemsize != 2:
+        return f"numbers are {jnp.dtype(dtype)}; the kernel takes one 16-bit dtype"
     if rows not in ROWS:
         return f"{rows} rows; the kernel takes {', '.join(map(str, ROWS))}, so pad them"
     unit = DEPTH_UNIT if rows == 1 else 64
@@ -80,6 +83,16 @@ def refusal(rows: int, depth: int, columns: int) -> str | None:
         return (
             f"weights of {depth} x {columns}; with {rows} rows the kernel takes multiples of "
             f"{unit} x 64"
+        )
+    return None
+
+
+def row_refusal(depth: int, run: int) -> str | None:
+    """Why a program cannot hold ``run`` of one row's ``depth`` numbers, or None."""
+    if run > MOST_COLUMNS:
+        return (
+            f"a row of {depth} numbers in runs of {run}; with one row the kernel takes runs of at "
+            f"most {MOST_COLUMNS}, so pad it to {ROWS[1]} rows"
         )
     return None
 
@@ -108,9 +121,10 @@ def streamed_product(
     """
     source = h if isinstance(h, RowSource) else GivenRow(h) if h.shape[0] == 1 else None
     (T, D), (_, W, E), dtype = h.shape, w.shape, h.dtype
-    if dtype.itemsize != 2 or dtype != w.dtype:
+    if dtype != w.dtype:
         raise ValueError(f"h is {dtype} and w {w.dtype}; the kernel takes one 16-bit dtype")
-    why = refusal(T, D, E)
+    runs = -(-D // cut.chunk // cut.splits)
+    why = refusal(T, D, E, dtype) or (row_refusal(D, runs * cut.chunk) if T == 1 else None)
     if why is not None:
         raise ValueError(why)
     n, chunk, ring = cut.columns, cut.chunk, cut.ring
@@ -119,14 +133,7 @@ def streamed_product(
     operands, results = (h,), ()
     if source is not None:
         operands, results = source.operands, source.results
-    runs = -(-D // chunk // cut.splits)
-    if source is not None:
-        assert chunk == 64
-        if runs * chunk > MOST_COLUMNS:
-            raise ValueError(
-                f"a row of {D} numbers in {cut.splits} runs; with one row the kernel takes runs of "
-                f"at most {MOST_COLUMNS}, so pad it to {ROWS[1]} rows"
-            )
+    assert source is None or chunk == 64
 
     def kernel(*refs, tiles, lines, full, free, scratch=None):
         """GMEM: rows [T, D] or what they are made of, w [D, W, E], out, other results. SMEM: tiles

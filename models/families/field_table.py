@@ -97,9 +97,6 @@ NO_WINDOWS: Mapping[str, Constraint] = {
 """Constraints of families in which every token sees all before it."""
 
 _EVERYWHERE: Mapping[str, Constraint] = {
-    "quantization_config": absent(
-        "only float32, float16 and bfloat16 weights are supported; use the unquantised checkpoint"
-    ),
     "is_causal": one_of(True, why="a token sees no later token", null=False),
     "per_layer_config": Constraint(
         lambda value, _: value == {}, "empty: settings of single layers are not supported"
@@ -157,7 +154,7 @@ def field_table(
     """
     model_type = one_of(*model_types, why="any other contradicts architectures")
     return FieldTable(
-        reads=frozenset(reads) | {"architectures", "dtype", "torch_dtype"},
+        reads=frozenset(reads) | {"architectures", "dtype", "quantization_config", "torch_dtype"},
         constraints={"model_type": model_type, **_EVERYWHERE, **(constraints or {})},
         ignores=_IGNORED | frozenset(ignores),
     )

@@ -7,9 +7,10 @@ from typing import Any
 from models.config import ModelConfig
 from models.config_fields import MAX_LAYERS, ConfigFields
 from models.errors import CheckpointError
-from models.families.family import Family, Piece, Weights
+from models.families.family import Family
 from models.families.field_table import NO_WINDOWS, Constraint, field_table
 from models.families.rope_fields import ROPE_FIELDS, ROPE_KINDS, read_rope
+from models.loading.piece import Piece, Weights
 from models.rope import RopeKind
 
 ACTIVATION_NAMES = {
@@ -117,46 +118,46 @@ def llama_weights(config: ModelConfig) -> Weights:
     """The pieces of every parameter under Llama's tensor names."""
     G = config.axis_sizes["G"]
     weights: Weights = {
-        "embedding": (Piece("model.embed_tokens.weight", "V D"),),
+        "embedding.weight": (Piece("model.embed_tokens.weight", "V D"),),
         "norm.weight": (Piece("model.norm.weight", "D"),),
     }
     if not config.tie_embeddings:
-        weights["head"] = (Piece("lm_head.weight", "V D"),)
+        weights["head.weight"] = (Piece("lm_head.weight", "V D"),)
     for i in range(config.num_layers):
         ours, theirs = f"layers.{i}.", f"model.layers.{i}."
         attention, mlp = theirs + "self_attn.", theirs + "mlp."
         weights |= {
             ours + "attention_norm.weight": (Piece(theirs + "input_layernorm.weight", "D"),),
             ours + "mlp_norm.weight": (Piece(theirs + "post_attention_layernorm.weight", "D"),),
-            ours + "attention.qkv": (
+            ours + "attention.qkv.weight": (
                 Piece(attention + "q_proj.weight", "(K A H) D", a=G),
                 Piece(attention + "k_proj.weight", "(K A H) D"),
                 Piece(attention + "v_proj.weight", "(K A H) D"),
             ),
-            ours + "attention.output": (Piece(attention + "o_proj.weight", "D (N H)"),),
-            ours + "mlp.up": (
+            ours + "attention.output.weight": (Piece(attention + "o_proj.weight", "D (N H)"),),
+            ours + "mlp.up.weight": (
                 Piece(mlp + "gate_proj.weight", "(A F) D"),
                 Piece(mlp + "up_proj.weight", "(A F) D"),
             ),
-            ours + "mlp.down": (Piece(mlp + "down_proj.weight", "D F"),),
+            ours + "mlp.down.weight": (Piece(mlp + "down_proj.weight", "D F"),),
         }
         if config.qkv_bias:
-            weights[ours + "attention.qkv_bias"] = (
+            weights[ours + "attention.qkv.bias"] = (
                 Piece(attention + "q_proj.bias", "(K A H)", a=G),
                 Piece(attention + "k_proj.bias", "(K A H)"),
                 Piece(attention + "v_proj.bias", "(K A H)"),
             )
         if config.output_bias:
-            weights[ours + "attention.output_bias"] = (Piece(attention + "o_proj.bias", "D"),)
+            weights[ours + "attention.output.bias"] = (Piece(attention + "o_proj.bias", "D"),)
         if config.qk_norm:
             weights[ours + "attention.q_norm.weight"] = (Piece(attention + "q_norm.weight", "H"),)
             weights[ours + "attention.k_norm.weight"] = (Piece(attention + "k_norm.weight", "H"),)
         if config.mlp_bias:
-            weights[ours + "mlp.up_bias"] = (
+            weights[ours + "mlp.up.bias"] = (
                 Piece(mlp + "gate_proj.bias", "(A F)"),
                 Piece(mlp + "up_proj.bias", "(A F)"),
             )
-            weights[ours + "mlp.down_bias"] = (Piece(mlp + "down_proj.bias", "D"),)
+            weights[ours + "mlp.down.bias"] = (Piece(mlp + "down_proj.bias", "D"),)
     return weights
 
 

@@ -2,9 +2,10 @@
 
 from models.config import ModelConfig
 from models.config_fields import MAX_LAYERS, ConfigFields
-from models.families.family import Family, Piece, Weights
+from models.families.family import Family
 from models.families.field_table import NO_WINDOWS, Constraint, field_table, one_of
 from models.families.llama import ACTIVATION_NAMES, read_dtype, whole_head_dim
+from models.loading.piece import Piece, Weights
 
 _POSITION_OFFSET = 2  # the first rows of the position table belong to padding
 
@@ -50,33 +51,33 @@ def _norm(ours: str, theirs: str) -> Weights:
 def _weights(config: ModelConfig) -> Weights:
     root = "model.decoder."
     weights: Weights = {
-        "embedding": (Piece(root + "embed_tokens.weight", "V D"),),
-        "positions": (Piece(root + "embed_positions.weight", "C D"),),
+        "embedding.weight": (Piece(root + "embed_tokens.weight", "V D"),),
+        "positions.weight": (Piece(root + "embed_positions.weight", "C D"),),
         **_norm("norm", root + "final_layer_norm"),
     }
     if not config.tie_embeddings:
-        weights["head"] = (Piece("lm_head.weight", "V D"),)
+        weights["head.weight"] = (Piece("lm_head.weight", "V D"),)
     for i in range(config.num_layers):
         ours, theirs = f"layers.{i}.", f"{root}layers.{i}."
         attention = theirs + "self_attn."
         weights |= _norm(ours + "attention_norm", theirs + "self_attn_layer_norm")
         weights |= _norm(ours + "mlp_norm", theirs + "final_layer_norm")
         weights |= {
-            ours + "attention.qkv": tuple(
+            ours + "attention.qkv.weight": tuple(
                 Piece(f"{attention}{x}_proj.weight", "(K A H) D") for x in "qkv"
             ),
-            ours + "attention.output": (Piece(attention + "out_proj.weight", "D (N H)"),),
-            ours + "mlp.up": (Piece(theirs + "fc1.weight", "(A F) D"),),
-            ours + "mlp.down": (Piece(theirs + "fc2.weight", "D F"),),
+            ours + "attention.output.weight": (Piece(attention + "out_proj.weight", "D (N H)"),),
+            ours + "mlp.up.weight": (Piece(theirs + "fc1.weight", "(A F) D"),),
+            ours + "mlp.down.weight": (Piece(theirs + "fc2.weight", "D F"),),
         }
         if config.qkv_bias:
             weights |= {
-                ours + "attention.qkv_bias": tuple(
+                ours + "attention.qkv.bias": tuple(
                     Piece(f"{attention}{x}_proj.bias", "(K A H)") for x in "qkv"
                 ),
-                ours + "attention.output_bias": (Piece(attention + "out_proj.bias", "D"),),
-                ours + "mlp.up_bias": (Piece(theirs + "fc1.bias", "(A F)"),),
-                ours + "mlp.down_bias": (Piece(theirs + "fc2.bias", "D"),),
+                ours + "attention.output.bias": (Piece(attention + "out_proj.bias", "D"),),
+                ours + "mlp.up.bias": (Piece(theirs + "fc1.bias", "(A F)"),),
+                ours + "mlp.down.bias": (Piece(theirs + "fc2.bias", "D"),),
             }
     return weights
 

@@ -5,10 +5,11 @@ from typing import Any
 
 from models.config import ModelConfig
 from models.config_fields import ConfigFields
-from models.families.family import Family, Piece, Weights
+from models.families.family import Family
 from models.families.field_table import Constraint, field_table
 from models.families.llama import LLAMA_FIELDS, llama_weights, read_llama_config
 from models.families.windows import uniform_window
+from models.loading.piece import Piece, Weights
 
 _LONGROPE_FIELDS = {"original_max_position_embeddings"}  # of no use without longrope
 
@@ -35,12 +36,12 @@ def _weights(config: ModelConfig) -> Weights:
     for i in range(config.num_layers):
         qkv = f"model.layers.{i}.self_attn.qkv_proj.weight"
         gate_up = f"model.layers.{i}.mlp.gate_up_proj.weight"
-        weights[f"layers.{i}.attention.qkv"] = (
+        weights[f"layers.{i}.attention.qkv.weight"] = (
             Piece(qkv, "(K A H) D", a=sizes["G"], rows=rows),
             Piece(qkv, "(K A H) D", first_row=queries, rows=rows),
             Piece(qkv, "(K A H) D", first_row=queries + keys, rows=rows),
         )
-        weights[f"layers.{i}.mlp.up"] = (Piece(gate_up, "(A F) D", a=2),)
+        weights[f"layers.{i}.mlp.up.weight"] = (Piece(gate_up, "(A F) D", a=2),)
     return weights
 
 

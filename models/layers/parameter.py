@@ -1,14 +1,11 @@
 """A parameter that knows its axes."""
 
-from typing import Literal
-
 import jax
 from flax import nnx
 from jax.typing import DTypeLike
 
 from models.config import ModelConfig
-
-Initial = Literal["normal", "zeros", "ones"]
+from models.schemes.scheme import Initial
 
 
 def parameter(
@@ -19,7 +16,7 @@ def parameter(
     Args:
         letters: its axes, such as "D K A H"; A is the axis along which projections are fused.
         config: gives each letter its size.
-        dtype: float type of the values.
+        dtype: of the values.
         initial: how a fresh model fills it ("normal" has standard deviation 0.02).
         a: size of axis A.
     """

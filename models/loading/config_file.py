@@ -1,5 +1,6 @@
 """Reading config.json."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from models.config_fields import ConfigFields
 from models.errors import CheckpointError
 from models.families import FAMILIES
 from models.families.family import Family
+from models.schemes import read_scheme
 
 _MAX_CONFIG_BYTES = 16 << 20
 
@@ -49,7 +51,8 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     """
     fields = ConfigFields(values)
     family = _family_of(fields)
-    return family.read_config(family.fields.check(fields))
+    config = family.read_config(family.fields.check(fields))
+    return dataclasses.replace(config, scheme=read_scheme(values.get("quantization_config")))
 
 
 def _family_of(fields: ConfigFields) -> Family:

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models.config import ModelConfig
-from models.families.family import Piece
+from models.loading.piece import Piece
 from models.sharding import TENSOR_AXIS, partition_spec
 
 # Of one piece: its axes in the tensor's order, their sizes, and the parameter's axes as positions.

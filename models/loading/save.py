@@ -15,6 +15,7 @@ from models.config import ModelConfig
 from models.decoder import Decoder
 from models.families import FAMILIES
 from models.loading.layout import take_apart, tensor_shape
+from models.schemes import UNQUANTISED
 
 
 def save_model(
@@ -30,12 +31,15 @@ def save_model(
     One file where everything fits into ``shard_bytes``, else shards of at most that (a larger
     tensor gets a shard of its own) and their index. Tokenizer files are the caller's.
 
-    Raises ValueError for a family or a rotary kind whose config cannot be written.
+    Raises ValueError for a family or a rotary kind whose config cannot be written, and for
+    quantised weights.
     """
     folder = Path(folder)
     family = FAMILIES[config.architecture]
     if family.write_config is None:
         raise ValueError(f"{config.architecture} cannot be saved, only LlamaForCausalLM")
+    if config.scheme != UNQUANTISED:
+        raise ValueError(f"weights stored as {config.scheme.name} cannot be saved")
     dtype = jnp.dtype(dtype)
     written = family.write_config(dataclasses.replace(config, dtype=dtype.name))
     tensors = _tensors(model, config, dtype)

@@ -13,9 +13,10 @@ from models.config import ModelConfig
 from models.decoder import Decoder
 from models.errors import CheckpointError
 from models.families import FAMILIES
-from models.families.family import Piece, Weights
+from models.layers.linear import Linear
 from models.loading.checkpoint_folder import read_tensors
 from models.loading.layout import assemble, piece_shape, piece_sharding, tensor_shape, view
+from models.loading.piece import Piece, Weights
 from models.loading.safetensors_header import TensorEntry
 from models.sharding import parameter_sharding
 
@@ -36,7 +37,7 @@ def load_weights(
     Raises CheckpointError for missing, unknown or wrongly shaped tensors and for malformed files.
     """
     tensors = read_tensors(folder)
-    weights = FAMILIES[config.architecture].weights(config)
+    weights = stored_weights(model, FAMILIES[config.architecture].weights(config))
     entries = _match(weights, tensors, config, folder)
     graph, state = nnx.split(model)
     parameters = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}
@@ -64,6 +65,18 @@ def load_weights(
     ]
     # Of a nested state, flax would make a cycle of references that holds the weights.
     return nnx.merge(graph, nnx.FlatState(filled, sort=True))
+
+
+def stored_weights(model: Decoder, weights: Weights) -> Weights:
+    """The pieces of every leaf, given those of the weights without quantisation."""
+    stored = dict(weights)
+    for path, module in nnx.iter_modules(model):
+        if isinstance(module, Linear):
+            own = ".".join(map(str, path))
+            weight = stored.pop(f"{own}.weight")
+            for leaf, _ in module.leaf_letters:
+                stored[f"{own}.{leaf}"] = module.scheme.pieces(leaf, weight)
+    return stored
 
 
 def _read(
@@ -125,7 +138,7 @@ def _match(
                 f"tensor {name!r} of {folder} has the shape {found}; config.json means {expected}"
             )
     if config.tie_embeddings and _HEAD in tensors:
-        _check_tied(tensors[_HEAD], tensors[weights["embedding"][0].tensor], folder)
+        _check_tied(tensors[_HEAD], tensors[weights["embedding.weight"][0].tensor], folder)
     return {name: tensors[name] for name in pieces}
 
 

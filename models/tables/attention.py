@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from models.context import HeadsContext, Rotary
+from models.operations import HeadsOperations
+from models.rope import Rotary
 from pallas_kernels.attention.spec import AttentionSpec
 from pallas_kernels.kv_write.xla import rotate
 
@@ -40,7 +41,7 @@ def _check(spec: AttentionSpec) -> None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TreeAttention(HeadsContext):
+class TreeAttention(HeadsOperations):
     """B examples at once: of each the P prefix tokens, then the Q branch tokens.
 
     The T = B * (P + Q) tokens of a call come example by example.
@@ -81,7 +82,7 @@ class TreeAttention(HeadsContext):
         return jnp.concatenate([prefix, branches], 1).reshape(T, N, H)
 
 
-class PrefixAttention(HeadsContext):
+class PrefixAttention(HeadsOperations):
     """Causal attention of B prefixes that keeps each layer's rotated keys, and values."""
 
     def __init__(self, B: int, implementation: Implementation = "xla") -> None:
@@ -116,7 +117,7 @@ class PrefixAttention(HeadsContext):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class BranchAttention(HeadsContext):
+class BranchAttention(HeadsOperations):
     """Attention of the branches alone, over prefixes that `PrefixAttention` has kept."""
 
     keys: list[Float[Array, "B P K H"]]

@@ -8,11 +8,23 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from pallas_kernels.mosaic_emit import THREADS, store_strided
 
 _WIDEST = 8  # numbers a thread: 16 bytes
+
+
+def refusal(F: int, dtype: DTypeLike) -> str | None:
+    """Why the kernel cannot take F columns in ``dtype``, or None."""
+    if jnp.dtype(dtype).itemsize != 2:
+        return f"h is {jnp.dtype(dtype)}; the mosaic backend needs a 16-bit dtype"
+    if F % _WIDEST or F < THREADS:
+        return (
+            f"rows of {F} numbers; the mosaic backend takes multiples of {_WIDEST} from {THREADS}"
+        )
+    return None
 
 
 def gated_silu(h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
@@ -25,12 +37,9 @@ def gated_silu(h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
         ValueError: a shape or dtype the kernel does not take.
     """
     T, _, F = h.shape
-    if h.dtype.itemsize != 2:
-        raise ValueError(f"h is {h.dtype}; the mosaic backend needs a 16-bit dtype")
-    if F % _WIDEST or F < THREADS:
-        raise ValueError(
-            f"rows of {F} numbers; the mosaic backend takes multiples of {_WIDEST} from {THREADS}"
-        )
+    why = refusal(F, h.dtype)
+    if why is not None:
+        raise ValueError(why)
     vector = _WIDEST
     while vector * THREADS > F:
         vector //= 2

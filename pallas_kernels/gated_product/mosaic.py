@@ -8,17 +8,39 @@ Bytes moved beside the weights and rows: 2 * T * F of results.
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from pallas_kernels import streamed_product
 from pallas_kernels.mosaic_emit import multiprocessors
 from pallas_kernels.one_row import NormedRow, RowSource
+from pallas_kernels.partial import Partial
 from pallas_kernels.residual_norm.mosaic import add_rms_norm
-from pallas_kernels.streamed_product import Cut, ring_slots, store_rows, streamed_product
+from pallas_kernels.streamed_product import Cut, ring_slots, store_rows
 
 _CHUNK = 64
 _ALONE = 64  # rows; programs of more fill a multiprocessor
 _ENOUGH = 0.8  # programs for each multiprocessor
 _SHARED_BYTES = 220 << 10  # of a multiprocessor
+
+
+def refusal(rows: int, depth: int, columns: int, dtype: DTypeLike) -> str | None:
+    """Why `gated_product` cannot multiply [rows, depth] with twice [depth, columns], or None."""
+    why = streamed_product.refusal(rows, depth, columns, dtype)
+    if why is not None or rows > 1:
+        return why
+    return streamed_product.row_refusal(depth, depth)
+
+
+def normed_refusal(
+    rows: int, depth: int, columns: int, dtype: DTypeLike, pending_bias: bool
+) -> str | None:
+    """Why `normed_gated_product` cannot, or None."""
+    if rows != 1:
+        return f"{rows} rows; a norm is part of the product for one row only"
+    if pending_bias:
+        return "a pending bias; it takes updates without one"
+    return refusal(rows, depth, columns, dtype)
 
 
 def gated_product(h: Float[Array, "T D"], w: Float[Array, "D 2 F"]) -> Float[Array, "T F"]:
@@ -39,7 +61,7 @@ def gated_product(h: Float[Array, "T D"], w: Float[Array, "D 2 F"]) -> Float[Arr
 
 def normed_gated_product(
     x: Float[Array, "1 D"],
-    update: Float[Array, "1 D"] | Float[Array, "X 1 D"],
+    update: Float[Array, "1 D"] | Partial,
     weight: Float[Array, " D"],
     eps: float,
     w: Float[Array, "D 2 F"],
@@ -65,7 +87,7 @@ def _gated(h: Float[Array, "T D"] | RowSource, w: Float[Array, "D 2 F"]) -> tupl
         store_rows(out, hidden.astype(out.dtype), row, column)
 
     shape = jax.ShapeDtypeStruct((T, F), h.dtype)
-    return streamed_product("gated_product", h, w, _cut(T, D, F)[0], shape, finish)
+    return streamed_product.streamed_product("gated_product", h, w, _cut(T, D, F)[0], shape, finish)
 
 
 def _cut(T: int, D: int, F: int) -> tuple[Cut, int]:

@@ -16,17 +16,47 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.typing import DTypeLike
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, vector
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.fp8 import Scales, check_scales
 from pallas_kernels.mosaic_emit import SCALAR, THREADS, thread_index
+from pallas_kernels.partial import Partial
+
+
+def refusal(
+    head_dim: int,
+    rotary_dim: int | None,
+    dtype: DTypeLike,
+    kv_dtype: DTypeLike,
+    partial: bool = False,
+) -> str | None:
+    """Why the kernel cannot take projections of ``dtype`` and pages of ``kv_dtype``, or None."""
+    dtype, kv_dtype = jnp.dtype(dtype), jnp.dtype(kv_dtype)
+    fp8 = kv_dtype == jnp.float8_e4m3fn
+    if dtype.itemsize != 2 or (not fp8 and dtype != kv_dtype):
+        return (
+            f"qkv is {dtype} and the pages are {kv_dtype}; the mosaic backend needs one 16-bit "
+            "dtype for both, or pages in float8_e4m3fn"
+        )
+    if fp8 and partial:
+        return "qkv is a Partial; with float8_e4m3fn pages the mosaic backend takes it reduced"
+    if rotary_dim is None:
+        return "no rotary embedding; the mosaic backend takes models that have one"
+    if not 2 <= rotary_dim <= head_dim:
+        return f"{rotary_dim} rotated dims; {head_dim} dims have room for 2 to {head_dim}"
+    if fp8 and _run(head_dim, rotary_dim // 2) % 2:
+        return (
+            f"{head_dim} dims of which {rotary_dim} are rotated are no pairs; float8_e4m3fn pages "
+            "need an even number of each half"
+        )
+    return None
 
 
 def rotate_and_write(
-    qkv: Float[Array, "T K A H"] | Float[Array, "X T K A H"],
-    bias: Float[Array, "K A H"] | None,
+    qkv: Float[Array, "T K A H"] | Partial,
     cos: Float[Array, "T R"],
     sin: Float[Array, "T R"],
     k_pages: Float[Array, "P K S H"],
@@ -39,10 +69,8 @@ def rotate_and_write(
     """Rotate q and k, write k and v at token slots page * S + offset; negative slots write nothing.
 
     Args:
-        qkv: of each KV head its A - 2 queries, its key, its value; bfloat16 or float16, the dtype
-            of the pages unless they are float8_e4m3fn. Or in parts (``split_product``), whose sum
-            is rounded to the dtype of the pages, which then are of 16 bits.
-        bias: added to qkv first, in qkv's dtype, or None.
+        qkv: each KV head's A - 2 queries, its key, its value; bfloat16 or float16, the dtype of the
+            pages unless they are float8_e4m3fn, for which qkv is not a Partial.
         cos, sin: float32; the first 2R of H dims are rotated, x[i] paired with x[i + R].
         k_pages, v_pages: updated in place when donated.
         slots: int32.
@@ -57,37 +85,26 @@ def rotate_and_write(
 
     Source: rotary position embedding, Su et al., 2021.
     """
-    T, K, A, H = qkv.shape[-4:]
+    T, K, A, H = qkv.shape
     S, R = k_pages.shape[2], cos.shape[-1]
-    in_parts = qkv.ndim == 5
-    dtype = k_pages.dtype if in_parts else qkv.dtype
+    dtype = jnp.dtype(qkv.dtype)
     check_scales(k_pages, v_pages, k_scales, v_scales)
-    given = (qkv,) if bias is None else (qkv, bias)
+    why = refusal(H, 2 * R, dtype, k_pages.dtype, isinstance(qkv, Partial))
+    if why is not None:
+        raise ValueError(why)
+    bias = qkv.bias if isinstance(qkv, Partial) else None
+    addend = qkv.summands if isinstance(qkv, Partial) else qkv
+    given = (addend,) if bias is None else (addend, bias)
     scales = () if k_scales is None or v_scales is None else (k_scales, v_scales)
-    same = given[in_parts:] if scales else (*given[in_parts:], k_pages, v_pages)
-    if (
-        any(x.dtype != dtype for x in same)
-        or dtype.itemsize != 2
-        or (in_parts and qkv.dtype != jnp.float32)
-    ):
+    if k_pages.dtype != v_pages.dtype or (bias is not None and bias.dtype != dtype):
         found = ", ".join(str(x.dtype) for x in (*given, k_pages, v_pages))
-        raise ValueError(
-            f"qkv, bias and pages are {found}; the mosaic backend needs one 16-bit dtype for all, "
-            "or pages in float8_e4m3fn, or qkv in float32 parts"
-        )
-    if 2 * R > H or R < 1:
-        raise ValueError(f"cos and sin hold {R} frequencies; {H} dims have room for 1 to {H // 2}")
+        raise ValueError(f"qkv, bias and pages are {found}; bias must be as qkv, both pages alike")
     if cos.dtype != jnp.float32 or sin.dtype != jnp.float32:
         raise ValueError(f"cos and sin are {cos.dtype} and {sin.dtype}; they must be float32")
     sizes = _Sizes(K, A - 2, H, R, S)
-    if scales and sizes.run % 2:
-        raise ValueError(
-            f"{H} dims of which {2 * R} are rotated are no pairs; float8_e4m3fn pages need an even "
-            "number of each half"
-        )
 
     def rotate_and_write_kernel(*refs):
-        """GMEM: qkv [T, K, A, H] or in parts, bias [K, A, H] if any, cos, sin [T, R], slots [T],
+        """GMEM: qkv [T, K, A, H] or its summands [X, T, K, A, H], bias [K, A, H] if any, cos, sin [T, R], slots [T],
         both scales [K] or [P, K] if any, both pools [P, K, S, H], out [T, N, H].
         """
         token, part = lax.axis_index("token"), lax.axis_index("part")
@@ -117,13 +134,18 @@ def rotate_and_write(
     return rotated, jax.freeze(k_ref), jax.freeze(v_ref)
 
 
+def _run(H: int, R: int) -> int:
+    """Numbers that a thread reads at once."""
+    return math.gcd(8, R, H - 2 * R)
+
+
 class _Sizes:
     """How a token's projections are cut into pieces of ``run`` numbers (twice that if rotated)."""
 
     def __init__(self, K: int, G: int, H: int, R: int, S: int):
         self.K, self.G, self.H, self.R, self.S = K, G, H, R, S
         rest = H - 2 * R
-        self.run = math.gcd(8, R, rest) if rest else math.gcd(8, R)
+        self.run = _run(H, R)
         self.per_head = R // self.run + rest // self.run  # rotated pairs, then plain runs
         self.per_value = H // self.run
         self.queries = K * G * self.per_head

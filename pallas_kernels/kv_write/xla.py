@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.fp8 import Scales, check_scales, quantise
-from pallas_kernels.split_product.xla import sum_parts
+from pallas_kernels.partial import Partial, reduced
 
 
 def rotate(
@@ -52,8 +52,7 @@ def write_kv(
 
 
 def rotate_and_write(
-    qkv: Float[Array, "T K A H"] | Float[Array, "X T K A H"],
-    bias: Float[Array, "K A H"] | None,
+    qkv: Float[Array, "T K A H"] | Partial,
     cos: Float[Array, "T R"] | None,
     sin: Float[Array, "T R"] | None,
     k_pages: Float[Array, "P K S H"],
@@ -65,13 +64,10 @@ def rotate_and_write(
 ) -> tuple[Float[Array, "T N H"], Float[Array, "P K S H"], Float[Array, "P K S H"]]:
     """Rotate q and k, write k and v: what ``rotate`` and ``write_kv`` do, from projections.
 
-    ``qkv`` holds of each KV head its A - 2 queries, its key, its value, or comes in parts that are
-    summed, in the dtype of the pages, as ``split_product`` gives them; ``bias`` is added first.
-    Without cos and sin nothing is rotated. Scales as in ``write_kv``. Returns (q with
-    N = K (A - 2), k_pages, v_pages).
+    ``qkv`` holds each KV head's A - 2 queries, its key, its value. Without cos and sin nothing is
+    rotated. Scales as in ``write_kv``. Returns (q with N = K (A - 2), k_pages, v_pages).
     """
-    qkv = sum_parts(qkv, k_pages, 4)
-    q, k, v = split_qkv(qkv if bias is None else qkv + bias)
+    q, k, v = split_qkv(reduced(qkv))
     if cos is not None and sin is not None:
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     return q, *write_kv(k, v, k_pages, v_pages, slots, k_scales=k_scales, v_scales=v_scales)

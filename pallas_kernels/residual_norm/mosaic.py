@@ -1,22 +1,38 @@
 """Residual sum and RMSNorm on Hopper, one launch (Mosaic GPU).
 
-A program takes one row: it reads x and the update (or its parts) once, keeps the sum in registers,
-reduces its squares over the threads, and writes the sum and the normed row. Bytes moved:
-4 * D * itemsize a row, or with X parts (3 * itemsize + 4 * X) * D, and the weight.
+One CTA handles one row: it reads x and the update (or its summands) once, keeps the sum in
+registers, reduces its squares over the threads, and writes the sum and the normed row. Bytes moved:
+4 * D * itemsize a row, or with X summands (3 * itemsize + 4 * X) * D, and the weight.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from pallas_kernels.mosaic_emit import THREADS, store_strided, widest_vector
+from pallas_kernels.partial import Partial
+
+
+def refusal(D: int, dtype: DTypeLike, pending_bias: bool = False) -> str | None:
+    """Why the kernel cannot take rows of D numbers in ``dtype``, or None.
+
+    ``pending_bias`` says whether the update is a Partial with a bias.
+    """
+    if jnp.dtype(dtype).itemsize != 2:
+        return f"x is {jnp.dtype(dtype)}; the mosaic backend needs one 16-bit dtype"
+    if D % THREADS:
+        return f"rows of {D} numbers; the mosaic backend takes multiples of {THREADS}"
+    if pending_bias:
+        return "a pending bias; the mosaic backend takes updates without one"
+    return None
 
 
 def add_rms_norm(
     x: Float[Array, "T D"],
-    update: Float[Array, "T D"] | Float[Array, "X T D"],
+    update: Float[Array, "T D"] | Partial,
     weight: Float[Array, " D"],
     eps: float,
 ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
@@ -24,7 +40,7 @@ def add_rms_norm(
 
     Args:
         x: bfloat16 or float16; D is a multiple of 128.
-        update: in x's dtype, or in parts (``split_product``), whose sum is rounded to it.
+        update: in x's dtype; a Partial has no bias.
         weight: any float dtype.
         eps: added to the mean of the squares.
 
@@ -34,18 +50,17 @@ def add_rms_norm(
     Source: root mean square layer normalization, Zhang and Sennrich, 2019.
     """
     T, D = x.shape
-    parts = update.shape[0] if update.ndim == 3 else None
-    if x.dtype.itemsize != 2 or update.dtype != (jnp.float32 if parts else x.dtype):
-        raise ValueError(
-            f"x is {x.dtype} and update {update.dtype}; the mosaic backend needs one 16-bit dtype, "
-            "or an update in parts of float32"
-        )
-    if D % THREADS:
-        raise ValueError(f"rows of {D} numbers; the mosaic backend takes multiples of {THREADS}")
+    why = refusal(D, x.dtype, isinstance(update, Partial) and update.bias is not None)
+    if why is not None:
+        raise ValueError(why)
+    if update.dtype != x.dtype:
+        raise ValueError(f"x is {x.dtype} and update {update.dtype}; they must be alike")
+    parts = len(update.summands) if isinstance(update, Partial) else None
+    addend = update.summands if isinstance(update, Partial) else update
     strided = plgpu.Layout.WG_STRIDED((D,), vec_size=widest_vector(D))
 
     def add_rms_norm_kernel(x_ref, update_ref, weight_ref, total_ref, normed_ref):
-        """GMEM: x [T, D], update [T, D] or [X, T, D], weight [D], total, normed [T, D]."""
+        """GMEM: x [T, D], update [T, D] or its summands [X, T, D], weight [D], total, normed [T, D]."""
         row = lax.axis_index("row")
 
         def read(ref):
@@ -75,4 +90,4 @@ def add_rms_norm(
         compiler_params=plgpu.CompilerParams(
             unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
-    )(x, update, weight)
+    )(x, addend, weight)

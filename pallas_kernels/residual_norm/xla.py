@@ -4,22 +4,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.split_product.xla import sum_parts
+from pallas_kernels.partial import Partial, reduced
 
 
 def add_rms_norm(
     x: Float[Array, "T D"],
-    update: Float[Array, "T D"] | Float[Array, "X T D"],
+    update: Float[Array, "T D"] | Partial,
     weight: Float[Array, " D"],
     eps: float,
 ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
     """(x + update, its RMSNorm), both in x's dtype; the norm of the rounded sum, in float32.
 
-    An update may come in parts, as ``split_product`` gives them.
-
     Source: root mean square layer normalization, Zhang and Sennrich, 2019.
     """
-    x = x + sum_parts(update, x, 2)
+    x = x + reduced(update)
     y = x.astype(jnp.float32)
     y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)
     return x, (y * weight.astype(jnp.float32)).astype(x.dtype)

@@ -7,11 +7,15 @@ Nobody waits for a kernel that sums the parts: whoever reads the product next su
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Int
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
 
+from pallas_kernels import streamed_product
 from pallas_kernels.mosaic_emit import multiprocessors
 from pallas_kernels.one_row import MergedRow, NormedRow, RowSource
-from pallas_kernels.streamed_product import Cut, ring_slots, store_rows, streamed_product
+from pallas_kernels.partial import Partial
+from pallas_kernels.streamed_product import Cut, ring_slots, store_rows
+from pallas_kernels.unmerged_attention import UnmergedAttention
 
 _MOST_SPLITS = 8
 _FEW_ROWS = 16
@@ -19,10 +23,37 @@ _LONG_CHUNK_ROWS = 64  # beyond, a run of the whole depth is faster in shorter c
 _SHARED_BYTES = 220 << 10
 
 
+def refusal(rows: int, depth: int, columns: int, dtype: DTypeLike) -> str | None:
+    """Why `split_product` cannot multiply [rows, depth] with [depth, columns], or None."""
+    why = streamed_product.refusal(rows, depth, columns, dtype)
+    if why is not None or rows > 1:
+        return why
+    return streamed_product.row_refusal(depth, _run(depth, columns))
+
+
+def normed_refusal(
+    rows: int, depth: int, columns: int, dtype: DTypeLike, pending_bias: bool
+) -> str | None:
+    """Why `normed_product` cannot, or None."""
+    if rows != 1:
+        return f"{rows} rows; a norm is part of the product for one row only"
+    if pending_bias:
+        return "a pending bias; it takes updates without one"
+    # Every program computes the norm of the whole row.
+    return refusal(rows, depth, columns, dtype) or streamed_product.row_refusal(depth, depth)
+
+
+def merged_refusal(rows: int, depth: int, columns: int, dtype: DTypeLike) -> str | None:
+    """Why `merged_product` cannot, or None."""
+    if rows != 1:
+        return f"{rows} rows; the merge is part of the product for one row only"
+    return refusal(rows, depth, columns, dtype)
+
+
 def split_product(
     h: Float[Array, "T D"], w: Float[Array, "D E"], *, splits: int | None = None
-) -> Float32[Array, "X T E"]:
-    """Parts, float32, that sum to h @ w; the same ones whatever the run.
+) -> Partial:
+    """h @ w as split-K partials; the same ones at every call.
 
     Args:
         h, w: bfloat16 or float16, both alike; T is 1, 8, 16, 32, 64 or 128, D and E multiples of
@@ -32,35 +63,28 @@ def split_product(
     Raises:
         ValueError: a shape or dtype the kernel does not take.
     """
-    return _split(h, w, splits)[0]
+    return Partial(_split(h, w, splits)[0], dtype=h.dtype)
 
 
-def merged_product(
-    out: Float[Array, "1 N H"],
-    part: Float[Array, "X N H"],
-    part_lse: Float[Array, "X N"],
-    merge_indptr: Int[Array, "2"],
-    w: Float[Array, "D E"],
-) -> Float32[Array, "Y 1 E"]:
-    """``split_product`` of one row that ``relay_fusion.mosaic.merge_in_place`` would make of these
-    arguments of it; D is N * H."""
-    return _split(MergedRow(out, part, part_lse, merge_indptr), w, None)[0]
+def merged_product(attention: UnmergedAttention, w: Float[Array, "D E"]) -> Partial:
+    """``split_product`` of one row of attention, which is merged on the way; D is N * H."""
+    return Partial(_split(MergedRow(attention), w, None)[0], dtype=attention.out.dtype)
 
 
 def normed_product(
     x: Float[Array, "1 D"],
-    update: Float[Array, "1 D"] | Float[Array, "X 1 D"],
+    update: Float[Array, "1 D"] | Partial,
     weight: Float[Array, " D"],
     eps: float,
     w: Float[Array, "D E"],
-) -> tuple[Float[Array, "1 D"], Float32[Array, "Y 1 E"]]:
+) -> tuple[Float[Array, "1 D"], Partial]:
     """(x + update, ``split_product`` of its RMSNorm); arguments as in ``residual_norm``."""
     parts, total = _split(NormedRow(x, update, weight, eps), w, None)
-    return total, parts
+    return total, Partial(parts, dtype=x.dtype)
 
 
-def run(depth: int, columns: int) -> int:
-    """Columns of a row that a program takes, where there is one row."""
+def _run(depth: int, columns: int) -> int:
+    """Numbers of a row that a program takes, where there is one row."""
     cut = _choose_cut(1, depth, columns, None)
     return -(-depth // cut.chunk // cut.splits) * cut.chunk
 
@@ -75,7 +99,7 @@ def _split(
         store_rows(out.at[part], totals[0], row, column)
 
     shape = jax.ShapeDtypeStruct((cut.splits, T, E), jnp.float32)
-    return streamed_product("split_product", h, w[:, None], cut, shape, finish)
+    return streamed_product.streamed_product("split_product", h, w[:, None], cut, shape, finish)
 
 
 def _choose_cut(T: int, depth: int, columns: int, splits: int | None) -> Cut:

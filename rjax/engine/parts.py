@@ -150,6 +150,7 @@ def build_parts(config: EngineConfig) -> EngineParts:
         dtype=dtype,
         page_size=config.cache.page_size,
         kv_dtype=kv_dtype,
+        devices=mesh.size,
     )
     check_weights_fit(
         folder,
@@ -169,7 +170,7 @@ def build_parts(config: EngineConfig) -> EngineParts:
     limits = step_limits(
         config.scheduler,
         most_tokens=512 if on_cpu else 2048,
-        spare_rows=backend.spare_rows if mesh.size == 1 else 0,
+        spare_rows=backend.spare_rows,
     )
     return EngineParts(
         config=config,

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.attention.device_planner import plan_on_device
 from rjax.functional.setup import Setup
 from rjax.functional.state import DecodeState
-from rjax.worker.paged_context import PagedContext
+from rjax.worker.paged_operations import PagedOperations
 from rjax.worker.step_input import StepInput
 
 
@@ -61,14 +61,14 @@ def _extend(
     table, counts, fits, used = _take_pages(setup, state, counts)
     lengths = state.lengths + counts
     step = _step_input(setup, tokens, table, counts, lengths)
-    context = PagedContext(state.k_pages, state.v_pages, step, setup.backend, setup.mesh)
+    operations = PagedOperations(state.k_pages, state.v_pages, step, setup.backend, setup.mesh)
     model = nnx.merge(setup.graph, weights)
-    hidden = model(step.tokens, step.positions, context)
+    hidden = model(step.tokens, step.positions, operations)
     last = jnp.arange(B) * Q + jnp.maximum(counts - 1, 0)
     logits = jnp.where(fits[:, None], model.logits(hidden[last]), jnp.nan)
     new = DecodeState(
-        k_pages=context.k_pages,
-        v_pages=context.v_pages,
+        k_pages=operations.k_pages,
+        v_pages=operations.v_pages,
         page_table=table,
         lengths=lengths,
         pages_used=used,

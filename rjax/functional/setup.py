@@ -116,6 +116,7 @@ def prepare(
         model=config,
         dtype=dtype,
         page_size=page_size,
+        devices=mesh.size,
     )
     fitted = fitted_cost_model(chosen, config, dtype, mesh)
     modes: dict[str, Sharing] = {"on": "on", "off": "off", "auto": fitted or chosen.cost_model}

@@ -9,23 +9,18 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from models import ModelConfig
-from pallas_kernels import one_row, streamed_product
 from pallas_kernels.attention import mosaic as attention_mosaic
 from pallas_kernels.attention import xla as attention_xla
 from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.mosaic import config as mosaic_config
 from pallas_kernels.attention.planner import CostModel
 from pallas_kernels.attention.triton import config as triton_config
-from pallas_kernels.gated_activation import mosaic as activation_mosaic
-from pallas_kernels.gated_activation import xla as activation_xla
-from pallas_kernels.gated_product import mosaic as gated_product_mosaic
-from pallas_kernels.kv_write import mosaic as kv_write_mosaic
-from pallas_kernels.kv_write import xla as kv_write_xla
 from pallas_kernels.mosaic_emit import multiprocessors
-from pallas_kernels.residual_norm import mosaic as norm_mosaic
-from pallas_kernels.residual_norm import xla as norm_xla
-from pallas_kernels.split_product import mosaic as split_product_mosaic
+from pallas_kernels.relay_fusion.mosaic import merge_in_place
+from pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.errors import InvalidConfigError
+from rjax.worker.kernels import Dispatcher
+from rjax.worker.kernels.row_counts import streamed_rows
 
 _log = logging.getLogger("rjax")
 _MULTIPROCESSORS = 128  # about, of a Hopper GPU: many-row items mostly come in powers of two
@@ -34,32 +29,16 @@ _WGMMA_ROWS = 128  # of a wide item in the mosaic kernel: two consumer warpgroup
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class OneRow:
-    """Kernels of steps of one row, each the one before and a product in one launch.
-
-    Attributes:
-        unmerged_attention: ``paged_attention`` up to its relay fusion, which is in
-        merged_product: that, and ``split_product``.
-        normed_product, normed_gated_product: ``add_rms_norm``, and a product of its norm.
-    """
-
-    unmerged_attention: Callable[..., Any]
-    merged_product: Callable[..., Any]
-    normed_product: Callable[..., Any]
-    normed_gated_product: Callable[..., Any]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Backend:
     """The kernels of one backend and how its work is best cut.
 
     Attributes:
         name: as given in the configuration.
-        paged_attention, rotate_and_write, add_rms_norm, gated_silu: see ``pallas_kernels``.
-        split_product: products in parts, in steps of few rows (``streams_products``), for
-            ``rotate_and_write`` and ``add_rms_norm`` to sum; None where XLA does all products.
-        gated_product: the product before ``gated_silu`` and it, in the same steps, or None.
-        one_row: for steps of one row, or None where those are padded.
+        dispatcher: chooses the other kernels.
+        streamed_rows: numbers of rows at which kernels that stream weights take every projection.
+        paged_attention: see ``pallas_kernels``.
+        unmerged_attention: the same before its partial results are merged, or None.
+        merge: merges those.
         prepare: (plan, positions, (N, K) of a device) to what ``paged_attention`` takes as its
             plan, once a step.
         tile_rows: rows of a many-row item at most; see ``item_rows``.
@@ -73,13 +52,11 @@ class Backend:
     """
 
     name: str
+    dispatcher: Dispatcher
+    streamed_rows: tuple[int, ...]
     paged_attention: Callable[..., Any]
-    rotate_and_write: Callable[..., Any]
-    add_rms_norm: Callable[..., Any]
-    gated_silu: Callable[..., Any]
-    split_product: Callable[..., Any] | None
-    gated_product: Callable[..., Any] | None
-    one_row: OneRow | None
+    unmerged_attention: Callable[..., UnmergedAttention] | None
+    merge: Callable[[UnmergedAttention], Any] | None
     prepare: Callable[..., Any]
     tile_rows: int
     split_tokens: int
@@ -96,26 +73,15 @@ class Backend:
         """Rows of a many-row item in a step of so many rows: kernels for few have less code."""
         return min(self.tile_rows, rows)
 
-    def streams_products(self, rows: int) -> bool:
-        """Whether a step of so many rows has products by ``split_product``."""
-        return self.split_product is not None and rows in self._streamed_rows
-
     def padded_rows(self, rows: int) -> int:
-        """Rows of a decode step that has so many: of few, as many as ``split_product`` takes."""
-        if self.split_product is None or rows > streamed_product.ROWS[-1]:
-            return rows
-        return next(count for count in self._streamed_rows if rows <= count)
+        """Rows of a decode step that has so many: of few, as many as the kernels take."""
+        return next((count for count in self.streamed_rows if rows <= count), rows)
 
     @property
     def spare_rows(self) -> int:
         """Rows up to which a step takes little longer than one of a few: it waits for the weights.
         0 where that is not known."""
-        return streamed_product.ROWS[-1] if self.split_product is not None else 0
-
-    @property
-    def _streamed_rows(self) -> tuple[int, ...]:
-        rows = streamed_product.ROWS
-        return rows if self.one_row is not None else rows[1:]
+        return max(self.streamed_rows, default=0)
 
 
 def backends_on(compute_capability: float | None) -> tuple[str, ...]:
@@ -141,6 +107,7 @@ def choose_backend(
     dtype: DTypeLike,
     page_size: int,
     kv_dtype: DTypeLike | None = None,
+    devices: int = 1,
 ) -> Backend:
     """The backend of this name; "auto" is the fastest that runs this model here.
 
@@ -154,6 +121,7 @@ def choose_backend(
         dtype: of weights.
         page_size: tokens a page.
         kv_dtype: of KV: float8_e4m3fn, or None for ``dtype``.
+        devices: that share the model.
 
     Raises:
         InvalidConfigError: an unknown name, or a backend that cannot run this, and why.
@@ -165,7 +133,7 @@ def choose_backend(
     fp8 = kv_dtype is not None and jnp.dtype(kv_dtype) == jnp.float8_e4m3fn
     no_mosaic = _mosaic_cannot(platform, compute_capability, model, dtype, page_size, fp8)
     if name != "triton" and no_mosaic is None:
-        return _mosaic(model, fp8)
+        return _mosaic(model, dtype, devices)
     if name == "mosaic":
         raise InvalidConfigError(f"the mosaic backend cannot run this: {no_mosaic}; use auto")
     no_triton = _triton_cannot(platform, compute_capability, model, dtype)
@@ -235,51 +203,28 @@ def _triton_cannot(
     return None
 
 
-def _streams_products(model: ModelConfig) -> bool:
-    """Whether the kernels take the products of this model, and others what they give."""
-    D, H = model.hidden_size, model.head_dim
-    if model.rope is None or model.layer_norm or D % 128:
-        return False
-    queries, projections = model.num_heads * H, (model.num_heads + 2 * model.num_kv_heads) * H
-    matrices = ((D, projections), (queries, D), (model.intermediate_size, D))
-    rows = streamed_product.ROWS[1]
-    return all(streamed_product.refusal(rows, *matrix) is None for matrix in matrices)
+def _unmerged_attention(*operands: Any, **options: Any) -> UnmergedAttention:
+    out, part, part_lse, merge_indptr = attention_mosaic.unmerged_attention(*operands, **options)
+    return UnmergedAttention(out, part, part_lse, merge_indptr)
 
 
-_ONE_ROW = OneRow(
-    unmerged_attention=attention_mosaic.unmerged_attention,
-    merged_product=split_product_mosaic.merged_product,
-    normed_product=split_product_mosaic.normed_product,
-    normed_gated_product=gated_product_mosaic.normed_gated_product,
-)
+def _merge(attention: UnmergedAttention) -> Any:
+    lse = jnp.zeros(attention.shape[:2], jnp.float32)  # of rows that are in place: nobody reads it
+    rest = attention.part, attention.part_lse, attention.merge_indptr
+    return merge_in_place(attention.out, lse, *rest)[0]
 
 
-def _takes_one_row(model: ModelConfig) -> bool:
-    """Whether the kernels of one row take a model whose products they take."""
-    D, F, E = model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim
-    return (
-        D <= one_row.MOST_COLUMNS
-        and all(depth % one_row.DEPTH_UNIT == 0 for depth in (D, F, E))
-        and all(split_product_mosaic.run(depth, D) <= one_row.MOST_COLUMNS for depth in (F, E))
-    )
-
-
-def _mosaic(model: ModelConfig, fp8: bool) -> Backend:
-    group, streams = model.num_heads // model.num_kv_heads, _streams_products(model)
+def _mosaic(model: ModelConfig, dtype: DTypeLike, devices: int) -> Backend:
+    group = model.num_heads // model.num_kv_heads
     pairs = -(-model.num_kv_heads // 2)  # of KV heads
-    # Numbers of 8 bits are written in pairs, of both halves of what rotates.
-    own_write = model.rope is not None and not (fp8 and model.rope.rotary_dim % 4)
+    dispatcher = Dispatcher.of("mosaic")
     return Backend(
         name="mosaic",
+        dispatcher=dispatcher,
+        streamed_rows=streamed_rows(dispatcher, model, dtype, devices),
         paged_attention=attention_mosaic.paged_attention,
-        rotate_and_write=(kv_write_mosaic if own_write else kv_write_xla).rotate_and_write,
-        add_rms_norm=(norm_mosaic if model.hidden_size % 128 == 0 else norm_xla).add_rms_norm,
-        gated_silu=(
-            activation_mosaic if model.intermediate_size % 128 == 0 else activation_xla
-        ).gated_silu,
-        split_product=split_product_mosaic.split_product if streams else None,
-        gated_product=gated_product_mosaic.gated_product if streams else None,
-        one_row=_ONE_ROW if streams and _takes_one_row(model) else None,
+        unmerged_attention=_unmerged_attention,
+        merge=_merge,
         prepare=attention_mosaic.pack_plan,
         tile_rows=2 * (_WGMMA_ROWS // 2 // group),
         # On an H200; see bench/kernels/README.md.
@@ -309,13 +254,11 @@ def _triton(model: ModelConfig) -> Backend:
 
     return Backend(
         name="triton",
+        dispatcher=Dispatcher.of("triton"),
+        streamed_rows=(),
         paged_attention=api.paged_attention,
-        rotate_and_write=kv_write_xla.rotate_and_write,
-        add_rms_norm=norm_xla.add_rms_norm,
-        gated_silu=activation_xla.gated_silu,
-        split_product=None,
-        gated_product=None,
-        one_row=None,
+        unmerged_attention=None,
+        merge=None,
         prepare=lambda plan, positions, heads: pack.pack_plan(plan, heads),
         tile_rows=triton_config.WIDE_ROWS // (model.num_heads // model.num_kv_heads),
         split_tokens=512,
@@ -329,13 +272,11 @@ def _triton(model: ModelConfig) -> Backend:
 def _xla() -> Backend:
     return Backend(
         name="xla",
+        dispatcher=Dispatcher.of("xla"),
+        streamed_rows=(),
         paged_attention=attention_xla.paged_attention,
-        rotate_and_write=kv_write_xla.rotate_and_write,
-        add_rms_norm=norm_xla.add_rms_norm,
-        gated_silu=activation_xla.gated_silu,
-        split_product=None,
-        gated_product=None,
-        one_row=None,
+        unmerged_attention=None,
+        merge=None,
         prepare=lambda plan, positions, heads: plan,
         tile_rows=16,
         split_tokens=128,

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Float32, Int, UInt32
 
 from rjax.sampling import SampleResult, SamplingState, TokenLogprobs, sample, token_logprobs
 from rjax.worker.backend import Backend
-from rjax.worker.paged_context import PagedContext
+from rjax.worker.paged_operations import PagedOperations
 from rjax.worker.step_input import PackedLayout, StepInput
 from rjax.worker.step_shape import StepFeatures
 
@@ -151,14 +151,14 @@ def _forward(
     ) -> tuple[StepState, HeldStep]:
         batch = layout.unpack(packed)
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
-        context = PagedContext(state.k_pages, state.v_pages, batch, backend, mesh)
+        operations = PagedOperations(state.k_pages, state.v_pages, batch, backend, mesh)
         tokens = jnp.where(batch.token_slot >= 0, state.last_tokens[batch.token_slot], batch.tokens)
-        hidden = model(tokens, batch.positions, context)
+        hidden = model(tokens, batch.positions, operations)
         held = HeldStep(
             logits=model.logits(hidden[batch.sample_row]),
             prompt=_prompt_logprobs(model, hidden, jnp.asarray(batch.targets), features),
         )
-        written = dataclasses.replace(state, k_pages=context.k_pages, v_pages=context.v_pages)
+        written = dataclasses.replace(state, k_pages=operations.k_pages, v_pages=operations.v_pages)
         return written, held
 
     return forward

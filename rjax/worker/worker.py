@@ -106,7 +106,7 @@ class Worker:
             page_size=page_size,
             item_rows=backend.item_rows,
             cut_of=cut_of,
-            padded_rows=backend.padded_rows if mesh.size == 1 else lambda rows: rows,
+            padded_rows=backend.padded_rows,
             joining=joining,
             growth=growth,
         )

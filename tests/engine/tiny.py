@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import DenseAttention, LayerContext, load_model
+from models import DenseAttention, Operations, load_model
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 
@@ -71,7 +71,7 @@ def run(engine: LLMEngine, requests, *, steps: int = 10_000):
     pytest.fail("requests left unfinished")
 
 
-def dense(folder: Path, attention: LayerContext | None = None) -> Callable[[list[int]], np.ndarray]:
+def dense(folder: Path, attention: Operations | None = None) -> Callable[[list[int]], np.ndarray]:
     """What gives the float32 logits at each position of a sequence by one plain forward pass."""
     attention = attention or DenseAttention()
     loaded = load_model(folder, dtype=jnp.float32, load_format="dummy", seed=5, progress=False)

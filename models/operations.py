@@ -1,0 +1,159 @@
+"""The operations that layers call."""
+
+import abc
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from models.layers.linear import Linear
+from models.layers.norm import Norm
+from models.rope import Rotary
+from pallas_kernels.attention.spec import AttentionSpec
+from pallas_kernels.gated_activation.xla import gated_silu
+from pallas_kernels.kv_write.xla import split_qkv
+from pallas_kernels.partial import Partial, reduced
+from pallas_kernels.residual_norm.xla import add_rms_norm
+from pallas_kernels.unmerged_attention import UnmergedAttention
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Residual:
+    """The residual stream: x, and an update that the next norm adds to it in the same kernel."""
+
+    x: Float[Array, "T D"]
+    update: Float[Array, "T D"] | Partial | None = None
+
+    def plus(self, update: Float[Array, "T D"] | Partial) -> "Residual":
+        """The stream with an update, after a norm has added the one before."""
+        assert self.update is None, "a norm comes between two updates"
+        return Residual(self.x, update)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Activation:
+    """The activation of a feed-forward block.
+
+    Attributes:
+        name: "silu", "relu", "gelu" or "gelu_tanh".
+        gated: the first entry of axis A goes through it and multiplies the second.
+    """
+
+    name: str
+    gated: bool
+
+    @property
+    def is_swiglu(self) -> bool:
+        """Whether it is silu(gate) * up, which has kernels."""
+        return self.gated and self.name == "silu"
+
+    def __call__(self, h: Float[Array, "T A F"]) -> Float[Array, "T F"]:
+        """The activated product, in plain JAX."""
+        if self.is_swiglu:
+            return gated_silu(h)
+        hidden = _ACTIVATIONS[self.name](h[:, 0])
+        return hidden * h[:, 1] if self.gated else hidden
+
+
+_ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "relu": jax.nn.relu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
+
+
+class Operations(abc.ABC):
+    """What a layer calls; whoever runs the model decides how each is computed.
+
+    The forms here are plain JAX. A model never sees a KV cache or a kernel. Results may be pending
+    (``Partial``, ``UnmergedAttention``): the operation that takes them completes them.
+    """
+
+    @abc.abstractmethod
+    def attention(
+        self,
+        layer: int,
+        qkv: Float[Array, "T K A H"] | Partial,
+        rotary: Rotary | None,
+        spec: AttentionSpec,
+    ) -> Float[Array, "T N H"] | UnmergedAttention:
+        """Attention of T tokens at one layer, in the dtype of the projections.
+
+        Args:
+            layer: index of the layer.
+            qkv: each KV head's A - 2 queries, its key, its value, before the rotary embedding.
+            rotary: None where the model has no rotary embedding.
+            spec: scale, window and soft cap.
+
+        Returns:
+            N counts the queries of KV head 0 first, then those of KV head 1, and so on.
+        """
+
+    def linear(
+        self, linear: Linear, h: Float[Array, "T ..."] | UnmergedAttention
+    ) -> Float[Array, "T ..."] | Partial:
+        """The projection of h."""
+        assert not isinstance(h, UnmergedAttention), "plain attention is merged"
+        h = h.reshape(len(h), linear.depth)
+        product = jnp.tensordot(h, linear.weight_matrix(h.dtype), 1)
+        return product if linear.bias is None else product + linear.bias[...]
+
+    def norm(self, residual: Residual, norm: Norm) -> tuple[Residual, Float[Array, "T D"]]:
+        """(the stream with its update added, the norm of it)."""
+        x, update = residual.x, residual.update
+        if update is None:
+            return residual, norm(x)
+        if norm.bias is None:
+            x, h = self.add_rms_norm(x, update, norm)
+            return Residual(x), h
+        x = x + reduced(update)
+        return Residual(x), norm(x)
+
+    def add_rms_norm(
+        self, x: Float[Array, "T D"], update: Float[Array, "T D"] | Partial, norm: Norm
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
+        """(x + update, the RMSNorm of it)."""
+        return add_rms_norm(x, update, norm.weight[...], norm.eps)
+
+    def norm_linear(
+        self, residual: Residual, norm: Norm, linear: Linear
+    ) -> tuple[Residual, Float[Array, "T ..."] | Partial]:
+        """(the stream with its update added, the projection of its norm)."""
+        residual, h = self.norm(residual, norm)
+        return residual, self.linear(linear, h)
+
+    def norm_linear_activation(
+        self, residual: Residual, norm: Norm, linear: Linear, activation: Activation
+    ) -> tuple[Residual, Float[Array, "T F"]]:
+        """(the stream with its update added, the activated projection of its norm)."""
+        residual, h = self.norm(residual, norm)
+        return residual, activation(reduced(self.linear(linear, h)))
+
+
+class HeadsOperations(Operations):
+    """Operations whose attention takes queries, keys and values apart."""
+
+    @abc.abstractmethod
+    def attend(
+        self,
+        layer: int,
+        q: Float[Array, "T N H"],
+        k: Float[Array, "T K H"],
+        v: Float[Array, "T K H"],
+        rotary: Rotary | None,
+        spec: AttentionSpec,
+    ) -> Float[Array, "T N H"]:
+        """Attention of T tokens at one layer, in q's dtype; q and k are not rotated yet."""
+
+    def attention(
+        self,
+        layer: int,
+        qkv: Float[Array, "T K A H"] | Partial,
+        rotary: Rotary | None,
+        spec: AttentionSpec,
+    ) -> Float[Array, "T N H"]:
+        """``attend`` from the projections."""
+        return self.attend(layer, *split_qkv(reduced(qkv)), rotary, spec)

@@ -1,0 +1,14 @@
+"""How the weights of a `Linear` are stored: one scheme a format."""
+
+from models.schemes.registry import read_scheme, register_scheme
+from models.schemes.scheme import Leaf, WeightScheme
+from models.schemes.unquantised import UNQUANTISED, Unquantised
+
+__all__ = [
+    "UNQUANTISED",
+    "Leaf",
+    "Unquantised",
+    "WeightScheme",
+    "read_scheme",
+    "register_scheme",
+]

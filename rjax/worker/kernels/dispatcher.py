@@ -1,0 +1,55 @@
+"""The one place that chooses a kernel."""
+
+import dataclasses
+
+from rjax.worker.kernels.kernel import Kernel, registered_kernels
+from rjax.worker.kernels.mosaic import MOSAIC_KERNELS
+from rjax.worker.kernels.plain import PLAIN_KERNELS
+from rjax.worker.kernels.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """What was chosen for a problem.
+
+    Attributes:
+        problem: the problem.
+        kernel: the first kernel that takes it. None where no kernel does the whole operation: its
+            steps are then operations of their own.
+        refused: (name, reason) of the kernels before it.
+    """
+
+    problem: Problem
+    kernel: Kernel | None
+    refused: tuple[tuple[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Dispatcher:
+    """Chooses the kernel of each problem.
+
+    Attributes:
+        backend: "mosaic", "triton" or "xla"; kernels of other backends are not considered.
+        kernels: in the order in which they are asked.
+    """
+
+    backend: str
+    kernels: tuple[Kernel, ...]
+
+    @classmethod
+    def of(cls, backend: str) -> "Dispatcher":
+        """With all kernels of a backend, those from `register_kernel` first, plain JAX last."""
+        kernels = (*registered_kernels(), *MOSAIC_KERNELS, *PLAIN_KERNELS)
+        return cls(backend, tuple(kernel for kernel in kernels if backend in kernel.backends))
+
+    def choose(self, problem: Problem) -> Choice:
+        """The first kernel that does not refuse."""
+        refused = []
+        for kernel in self.kernels:
+            if kernel.operation != problem.operation:
+                continue
+            reason = kernel.refusal(problem)
+            if reason is None:
+                return Choice(problem, kernel, tuple(refused))
+            refused.append((kernel.name, reason))
+        return Choice(problem, None, tuple(refused))

@@ -1,0 +1,49 @@
+"""One implementation of an operation, and the registry of all."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from rjax.worker.kernels.problem import Operation, Problem
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kernel:
+    """One implementation of an operation.
+
+    Attributes:
+        name: in logs and reports, such as "mosaic.split_k".
+        operation: what it computes; ``Problem`` says with which operands.
+        backends: those whose engines use it.
+        refusal: why it cannot take a problem, or None.
+        run: computes it: (problem, *operands) to the result.
+        pads_rows: whether steps of few rows are worth padding to a number of rows that it takes.
+    """
+
+    name: str
+    operation: Operation
+    backends: frozenset[str]
+    refusal: Callable[[Problem], str | None]
+    run: Callable[..., Any]
+    pads_rows: bool = False
+
+
+_REGISTERED: list[Kernel] = []
+
+
+def register_kernel(kernel: Kernel) -> None:
+    """Have every engine made from now on consider a kernel, before those that are there already.
+
+    Call this once, when the module that holds the kernel is imported.
+
+    Raises:
+        ValueError: a kernel of this name is registered already.
+    """
+    if any(other.name == kernel.name for other in _REGISTERED):
+        raise ValueError(f"a kernel named {kernel.name!r} is registered already")
+    _REGISTERED.append(kernel)
+
+
+def registered_kernels() -> tuple[Kernel, ...]:
+    """Kernels from outside, the latest first."""
+    return tuple(reversed(_REGISTERED))

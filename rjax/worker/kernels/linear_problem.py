@@ -1,0 +1,83 @@
+"""The problem that a `Linear` poses to each device of a mesh."""
+
+import dataclasses
+import math
+
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.typing import DTypeLike
+
+from models import Activation, Linear
+from models.sharding import TENSOR_AXIS, partition_spec
+from rjax.worker.kernels.problem import Operation, Problem
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LinearSharding:
+    """How a `Linear` is sharded over the devices of a mesh.
+
+    Attributes:
+        leaves: of each leaf of the weight, by name.
+        inputs: of the flattened input axes, one entry.
+        outputs: of the result's axes after T.
+        depth, columns: of the part of one device.
+        needs_partial: the inputs are sharded, so that each device has a share of the result.
+    """
+
+    leaves: dict[str, PartitionSpec]
+    inputs: str | None
+    outputs: tuple[str | None, ...]
+    depth: int
+    columns: tuple[int, ...]
+    needs_partial: bool
+
+
+def linear_sharding(linear: Linear, mesh: Mesh | AbstractMesh) -> LinearSharding:
+    """How this mesh shards a projection; on one device everything is whole."""
+    devices = mesh.shape[TENSOR_AXIS]
+    shape = (*linear.input_shape, *linear.output_shape)
+    spec = tuple(partition_spec(f"{linear.inputs} {linear.outputs}", shape, mesh))
+    inputs, outputs = spec[: len(linear.input_shape)], spec[len(linear.input_shape) :]
+    # The first input axis leads the flattened one, so a cut of it is a cut of that.
+    assert not any(inputs[1:])
+    return LinearSharding(
+        leaves={
+            name: partition_spec(letters, linear.leaves[name].shape, mesh)
+            for name, letters in linear.leaf_letters
+        },
+        inputs=inputs[0],
+        outputs=outputs,
+        depth=math.prod(linear.input_shape) // (devices if inputs[0] else 1),
+        columns=tuple(
+            size // (devices if cut else 1)
+            for size, cut in zip(linear.output_shape, outputs, strict=True)
+        ),
+        needs_partial=inputs[0] is not None,
+    )
+
+
+def linear_problem(
+    operation: Operation,
+    linear: Linear,
+    sharding: LinearSharding,
+    *,
+    rows: int,
+    dtype: DTypeLike,
+    activation: Activation | None = None,
+    eps: float = 0.0,
+    pending_bias: bool = False,
+) -> Problem:
+    """What a kernel is chosen by."""
+    return Problem(
+        operation=operation,
+        rows=rows,
+        dtype=str(dtype),
+        label=f"{linear.inputs} -> {linear.outputs}",
+        depth=sharding.depth,
+        columns=sharding.columns,
+        scheme=linear.scheme,
+        activation=activation,
+        bias=linear.bias is not None,
+        pending_bias=pending_bias,
+        needs_partial=sharding.needs_partial,
+        eps=eps,
+    )

@@ -1,0 +1,146 @@
+"""The Mosaic GPU kernels between the attention kernels."""
+
+from typing import Any
+
+from jaxtyping import Array
+
+from pallas_kernels.gated_activation import mosaic as gated_activation
+from pallas_kernels.gated_product import mosaic as gated_product
+from pallas_kernels.kv_write import mosaic as kv_write
+from pallas_kernels.partial import Partial
+from pallas_kernels.residual_norm import mosaic as residual_norm
+from pallas_kernels.split_product import mosaic as split_product
+from rjax.worker.kernels.kernel import Kernel
+from rjax.worker.kernels.problem import Operation, Problem
+
+
+def _only_unquantised(problem: Problem) -> str | None:
+    assert problem.scheme is not None
+    if problem.scheme.name != "unquantised":
+        return f"weights stored as {problem.scheme.name}; it takes unquantised ones"
+    return None
+
+
+def _only_swiglu(problem: Problem) -> str | None:
+    if problem.activation is None or not problem.activation.is_swiglu:
+        return "it takes silu with a gate"
+    return "a bias before the activation" if problem.bias else None
+
+
+def _split_k_refusal(problem: Problem) -> str | None:
+    return _only_unquantised(problem) or split_product.refusal(
+        problem.rows, problem.depth, problem.width, problem.dtype
+    )
+
+
+def _norm_split_k_refusal(problem: Problem) -> str | None:
+    return _only_unquantised(problem) or split_product.normed_refusal(
+        problem.rows, problem.depth, problem.width, problem.dtype, problem.pending_bias
+    )
+
+
+def _merge_split_k_refusal(problem: Problem) -> str | None:
+    return _only_unquantised(problem) or split_product.merged_refusal(
+        problem.rows, problem.depth, problem.width, problem.dtype
+    )
+
+
+def _gated_refusal(problem: Problem) -> str | None:
+    return (
+        _only_unquantised(problem)
+        or _only_swiglu(problem)
+        or gated_product.refusal(problem.rows, problem.depth, problem.columns[-1], problem.dtype)
+    )
+
+
+def _norm_gated_refusal(problem: Problem) -> str | None:
+    return (
+        _only_unquantised(problem)
+        or _only_swiglu(problem)
+        or gated_product.normed_refusal(
+            problem.rows, problem.depth, problem.columns[-1], problem.dtype, problem.pending_bias
+        )
+    )
+
+
+def _add_rms_norm_refusal(problem: Problem) -> str | None:
+    return residual_norm.refusal(problem.depth, problem.dtype, problem.pending_bias)
+
+
+def _activation_refusal(problem: Problem) -> str | None:
+    return _only_swiglu(problem) or gated_activation.refusal(problem.columns[-1], problem.dtype)
+
+
+def _rope_and_cache_refusal(problem: Problem) -> str | None:
+    return kv_write.refusal(problem.head_dim, problem.rotary_dim, problem.dtype, problem.kv_dtype)
+
+
+def _flat(problem: Problem, leaves: dict[str, Array]) -> Array:
+    return leaves["weight"].reshape(problem.depth, -1)
+
+
+def _shaped(problem: Problem, partial: Partial) -> Partial:
+    summands = partial.summands
+    return Partial(summands.reshape(*summands.shape[:2], *problem.columns), dtype=partial.dtype)
+
+
+def _split_k(problem: Problem, h: Array, leaves: dict[str, Array]) -> Partial:
+    return _shaped(problem, split_product.split_product(h, _flat(problem, leaves)))
+
+
+def _norm_split_k(
+    problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
+) -> tuple[Array, Partial]:
+    x, partial = split_product.normed_product(
+        x, update, weight, problem.eps, _flat(problem, leaves)
+    )
+    return x, _shaped(problem, partial)
+
+
+def _merge_split_k(problem: Problem, attention: Any, leaves: dict[str, Array]) -> Partial:
+    return split_product.merged_product(attention, _flat(problem, leaves))
+
+
+def _gated(problem: Problem, h: Array, leaves: dict[str, Array]) -> Array:
+    del problem
+    return gated_product.gated_product(h, leaves["weight"])
+
+
+def _norm_gated(
+    problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
+) -> tuple[Array, Array]:
+    return gated_product.normed_gated_product(x, update, weight, problem.eps, leaves["weight"])
+
+
+def _add_rms_norm(problem: Problem, x: Array, update: Any, weight: Array) -> Any:
+    return residual_norm.add_rms_norm(x, update, weight, problem.eps)
+
+
+def _activation(problem: Problem, h: Array) -> Array:
+    del problem
+    return gated_activation.gated_silu(h)
+
+
+def _rope_and_cache(problem: Problem, *operands: Any) -> Any:
+    del problem
+    qkv, *arrays, scales = operands
+    if scales and isinstance(qkv, Partial):
+        qkv = qkv.reduce()
+    return kv_write.rotate_and_write(qkv, *arrays, **scales)
+
+
+def _kernel(name: str, operation: Operation, refusal: Any, run: Any) -> Kernel:
+    streams = operation not in ("add_rms_norm", "activation", "rope_and_cache")
+    return Kernel(f"mosaic.{name}", operation, frozenset({"mosaic"}), refusal, run, streams)
+
+
+MOSAIC_KERNELS = (
+    _kernel("split_k", "linear", _split_k_refusal, _split_k),
+    _kernel("norm_split_k", "norm_linear", _norm_split_k_refusal, _norm_split_k),
+    _kernel("merge_split_k", "merge_linear", _merge_split_k_refusal, _merge_split_k),
+    _kernel("gate_up", "linear_activation", _gated_refusal, _gated),
+    _kernel("norm_gate_up", "norm_linear_activation", _norm_gated_refusal, _norm_gated),
+    _kernel("add_rms_norm", "add_rms_norm", _add_rms_norm_refusal, _add_rms_norm),
+    _kernel("gated_silu", "activation", _activation_refusal, _activation),
+    _kernel("rope_and_cache", "rope_and_cache", _rope_and_cache_refusal, _rope_and_cache),
+)

@@ -1,0 +1,56 @@
+"""The operations in plain JAX, where XLA makes the kernels. They take every problem."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels.kv_write.xla import rotate_and_write
+from pallas_kernels.partial import Partial
+from pallas_kernels.residual_norm.xla import add_rms_norm
+from rjax.worker.kernels.kernel import Kernel
+from rjax.worker.kernels.problem import Problem
+
+
+def _linear(
+    problem: Problem, h: Float[Array, "T D"], leaves: dict[str, Array]
+) -> Float[Array, "T ..."] | Partial:
+    assert problem.scheme is not None
+    weight = problem.scheme.dequantise(leaves, h.dtype).reshape(problem.depth, *problem.columns)
+    if not problem.needs_partial:
+        return jnp.tensordot(h, weight, 1)
+    product = jnp.tensordot(h, weight, 1, preferred_element_type=jnp.float32)
+    return Partial(product[None], dtype=h.dtype)
+
+
+def _add_rms_norm(problem: Problem, x: Any, update: Any, weight: Any) -> Any:
+    return add_rms_norm(x, update, weight, problem.eps)
+
+
+def _activation(problem: Problem, h: Float[Array, "T A F"]) -> Float[Array, "T F"]:
+    assert problem.activation is not None
+    return problem.activation(h)
+
+
+def _rope_and_cache(problem: Problem, *operands: Any) -> Any:
+    del problem
+    *arrays, scales = operands
+    return rotate_and_write(*arrays, **scales)
+
+
+def _takes_all(problem: Problem) -> None:
+    del problem
+
+
+def _kernel(operation: Any, run: Any) -> Kernel:
+    everywhere = frozenset({"mosaic", "triton", "xla"})
+    return Kernel(f"xla.{operation}", operation, everywhere, _takes_all, run)
+
+
+PLAIN_KERNELS = (
+    _kernel("linear", _linear),
+    _kernel("add_rms_norm", _add_rms_norm),
+    _kernel("activation", _activation),
+    _kernel("rope_and_cache", _rope_and_cache),
+)
+"""Used where no other kernel of a backend takes a problem."""

@@ -1,0 +1,71 @@
+"""What a kernel is chosen by."""
+
+import dataclasses
+import math
+from typing import Literal
+
+from models import Activation, WeightScheme
+
+type Operation = Literal[
+    "linear",
+    "linear_activation",
+    "norm_linear",
+    "norm_linear_activation",
+    "merge_linear",
+    "add_rms_norm",
+    "activation",
+    "rope_and_cache",
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One operation at one size, on one device of the mesh.
+
+    Attributes:
+        operation: the operands and the result of each:
+
+            - linear: (h [T, D], leaves) to [T, ...] or a Partial;
+            - linear_activation: the same to [T, F];
+            - norm_linear, norm_linear_activation: (x, update, norm weight, leaves) to
+              (x + update, the result);
+            - merge_linear: (UnmergedAttention, leaves) to [T, ...] or a Partial;
+            - add_rms_norm: (x, update, norm weight) to (x + update, its norm);
+            - activation: h [T, A, F] to [T, F];
+            - rope_and_cache: (qkv, cos, sin, K pages, V pages, slots, scales) to (q, K pages,
+              V pages).
+
+        label: the axes of a projection, such as "D -> K A H", for reports.
+        rows: T.
+        dtype: name of the float type of the activations.
+        depth: entries that are contracted, or the numbers of a row.
+        columns: shape of the result after T.
+        scheme: how the weight is stored; None where there is none.
+        activation: of the operations that end with one.
+        bias: whether a bias is added to the result.
+        pending_bias: the update of a norm is a Partial with a bias.
+        needs_partial: the depth is sharded over devices, so that the result must be a Partial.
+        eps: of the norm.
+        head_dim, rotary_dim, kv_dtype: of rope_and_cache; rotary_dim is None without rotation.
+    """
+
+    operation: Operation
+    rows: int
+    dtype: str
+    label: str = ""
+    depth: int = 0
+    columns: tuple[int, ...] = ()
+    scheme: WeightScheme | None = None
+    activation: Activation | None = None
+    bias: bool = False
+    pending_bias: bool = False
+    needs_partial: bool = False
+    eps: float = 0.0
+    head_dim: int = 0
+    rotary_dim: int | None = None
+    kv_dtype: str = ""
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row of the result."""
+        return math.prod(self.columns)

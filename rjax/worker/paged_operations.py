@@ -1,0 +1,394 @@
+"""The engine's operations: KV in pages, attention by work list, kernels by the dispatcher."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float
+
+from models import Activation, Linear, Norm, Operations, Residual, Rotary
+from models.sharding import TENSOR_AXIS
+from pallas_kernels.attention.spec import AttentionSpec
+from pallas_kernels.partial import Partial, reduced
+from pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.worker.backend import Backend
+from rjax.worker.kernels import Choice, Kernel, Problem
+from rjax.worker.kernels.linear_problem import LinearSharding, linear_problem, linear_sharding
+from rjax.worker.step_input import StepInput
+
+_WHOLE = PartitionSpec()
+_PROJECTIONS = PartitionSpec(None, TENSOR_AXIS, None, None)
+_HEADS = PartitionSpec(None, TENSOR_AXIS, None)
+_POOL = PartitionSpec(None, TENSOR_AXIS, None, None)
+
+
+class PagedOperations(Operations):
+    """Writes each layer's new K and V into its pages, then attends over them.
+
+    Holds the pools of all layers, [P, K, S, H] each, and replaces them as layers write; lives for
+    one trace of the step. On a mesh every kernel runs under ``shard_map``: attention and the
+    projections over K, N and F. A projection whose inputs are sharded gives a Partial whose
+    summands are the devices' shares; the consumer adds them up.
+
+    Pools in float8_e4m3fn have scales of 1: KV is rounded to that type and clipped at 448.
+
+    Args:
+        k_pages, v_pages: one pool for each layer.
+        step: the batch.
+        backend: attention and the dispatcher of the other kernels.
+        mesh: with an axis ``tensor``.
+        record: called with every choice of a kernel.
+    """
+
+    def __init__(
+        self,
+        k_pages: list[Float[Array, "P K S H"]],
+        v_pages: list[Float[Array, "P K S H"]],
+        step: StepInput,
+        backend: Backend,
+        mesh: Mesh,
+        record: Callable[[Choice], None] | None = None,
+    ) -> None:
+        self.k_pages = list(k_pages)
+        self.v_pages = list(v_pages)
+        self._step = step
+        self._plan = None
+        self._backend = backend
+        self._mesh = mesh
+        self._record = record
+
+    def attention(
+        self,
+        layer: int,
+        qkv: Float[Array, "T K A H"] | Partial,
+        rotary: Rotary | None,
+        spec: AttentionSpec,
+    ) -> Float[Array, "T N H"] | UnmergedAttention:
+        """Rotate q and k, write k and v, attend; see ``models.Operations``.
+
+        One row stays unmerged where the backend can leave it so: the output projection merges it.
+        """
+        T, K, A, H = qkv.shape
+        if self._plan is None:  # every layer has the same heads
+            heads = (K * (A - 2) // self._mesh.size, K // self._mesh.size)
+            self._plan = self._backend.prepare(self._step.plan, self._step.positions, heads)
+        kv_dtype = self.k_pages[layer].dtype
+        problem = Problem(
+            operation="rope_and_cache",
+            rows=T,
+            dtype=str(jnp.dtype(qkv.dtype)),
+            head_dim=H,
+            rotary_dim=None if rotary is None else 2 * rotary.cos.shape[-1],
+            kv_dtype=str(kv_dtype),
+        )
+        write = self._choose(problem).kernel
+        unmerged = T == 1 and self._backend.unmerged_attention is not None
+        attend = functools.partial(
+            _attend,
+            write=write,
+            problem=problem,
+            backend=self._backend,
+            spec=spec,
+            unmerged=unmerged,
+        )
+        if self._mesh.size > 1:
+            row_heads = PartitionSpec(None, TENSOR_AXIS)
+            merged = UnmergedAttention(_HEADS, _HEADS, row_heads, _WHOLE)  # type: ignore[arg-type]
+            attend = jax.shard_map(
+                attend,
+                mesh=self._mesh,
+                in_specs=(_qkv_specs(qkv), _POOL, _POOL, _WHOLE, _WHOLE, _WHOLE),
+                out_specs=(merged if unmerged else _HEADS, _POOL, _POOL),
+                check_vma=False,
+            )
+        out, self.k_pages[layer], self.v_pages[layer] = attend(
+            qkv, self.k_pages[layer], self.v_pages[layer], rotary, self._step, self._plan
+        )
+        return out
+
+    def linear(
+        self, linear: Linear, h: Float[Array, "T ..."] | UnmergedAttention
+    ) -> Float[Array, "T ..."] | Partial:
+        """The projection of h, perhaps as split-K partials or as the devices' shares."""
+        sharding = linear_sharding(linear, self._mesh)
+        if isinstance(h, UnmergedAttention):
+            problem = self._linear_problem("merge_linear", linear, sharding, h.out)
+            kernel = self._choose(problem).kernel
+            if kernel is not None:
+                row_heads = PartitionSpec(None, TENSOR_AXIS)
+                specs = UnmergedAttention(_HEADS, _HEADS, row_heads, _WHOLE)  # type: ignore[arg-type]
+                operands, value = (h, linear.leaves), _value_specs(sharding)
+                product = self._run(kernel, problem, operands, (specs, sharding.leaves), value)
+                return _with_bias(product, linear)
+            h = self._merge(h)
+        h = h.reshape(len(h), linear.depth)
+        problem = self._linear_problem("linear", linear, sharding, h)
+        kernel = self._choose(problem).kernel
+        assert kernel is not None, "plain JAX takes every product"
+        specs = (PartitionSpec(None, sharding.inputs), sharding.leaves)
+        product = self._run(kernel, problem, (h, linear.leaves), specs, _value_specs(sharding))
+        return _with_bias(product, linear)
+
+    def add_rms_norm(
+        self, x: Float[Array, "T D"], update: Float[Array, "T D"] | Partial, norm: Norm
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
+        """(x + update, the RMSNorm of it)."""
+        update = self._addable(update)
+        problem = Problem(
+            operation="add_rms_norm",
+            rows=len(x),
+            dtype=str(x.dtype),
+            depth=x.shape[1],
+            columns=x.shape[1:],
+            pending_bias=_has_bias(update),
+            eps=norm.eps,
+        )
+        kernel = self._choose(problem).kernel
+        assert kernel is not None, "plain JAX takes every norm"
+        operands = (x, update, norm.weight[...])
+        return self._run(kernel, problem, operands, (_WHOLE,) * 3, lambda _: _WHOLE)
+
+    def norm_linear(
+        self, residual: Residual, norm: Norm, linear: Linear
+    ) -> tuple[Residual, Float[Array, "T ..."] | Partial]:
+        """(the stream with its update added, the projection of its norm)."""
+        fused = self._norm_and("norm_linear", residual, norm, linear, None)
+        return super().norm_linear(residual, norm, linear) if fused is None else fused
+
+    def norm_linear_activation(
+        self, residual: Residual, norm: Norm, linear: Linear, activation: Activation
+    ) -> tuple[Residual, Float[Array, "T F"]]:
+        """(the stream with its update added, the activated projection of its norm)."""
+        fused = self._norm_and("norm_linear_activation", residual, norm, linear, activation)
+        if fused is not None:
+            return fused
+        residual, h = self.norm(residual, norm)
+        sharding = linear_sharding(linear, self._mesh)
+        problem = self._linear_problem("linear_activation", linear, sharding, h, activation)
+        kernel = self._choose(problem).kernel
+        if kernel is not None:
+            specs = (_WHOLE, sharding.leaves)
+            of_value = _value_specs(sharding, activated=True)
+            return residual, self._run(kernel, problem, (h, linear.leaves), specs, of_value)
+        return residual, self._activate(reduced(self.linear(linear, h)), activation, sharding)
+
+    def _activate(
+        self, h: Float[Array, "T A F"], activation: Activation, sharding: LinearSharding
+    ) -> Float[Array, "T F"]:
+        problem = Problem(
+            operation="activation",
+            rows=len(h),
+            dtype=str(h.dtype),
+            columns=sharding.columns,
+            activation=activation,
+        )
+        kernel = self._choose(problem).kernel
+        assert kernel is not None, "plain JAX takes every activation"
+        specs = (PartitionSpec(None, *sharding.outputs),)
+        of_value = _value_specs(sharding, activated=True)
+        return self._run(kernel, problem, (h,), specs, of_value)
+
+    def _norm_and(
+        self,
+        operation: Any,
+        residual: Residual,
+        norm: Norm,
+        linear: Linear,
+        activation: Activation | None,
+    ) -> tuple[Residual, Any] | None:
+        """A norm and what follows it in one kernel, or None where there is no such kernel."""
+        if residual.update is None or norm.bias is not None:
+            return None
+        x, update = residual.x, self._addable(residual.update)
+        sharding = linear_sharding(linear, self._mesh)
+        problem = self._linear_problem(
+            operation, linear, sharding, x, activation, norm.eps, _has_bias(update)
+        )
+        kernel = self._choose(problem).kernel
+        if kernel is None:
+            return None
+        operands = (x, update, norm.weight[...], linear.leaves)
+        of_value = _value_specs(sharding, activated=activation is not None)
+        x, value = self._run(
+            kernel,
+            problem,
+            operands,
+            (_WHOLE, _WHOLE, _WHOLE, sharding.leaves),
+            lambda found: (_WHOLE, of_value(found[1])),
+        )
+        return Residual(x), value if activation is not None else _with_bias(value, linear)
+
+    def _linear_problem(
+        self,
+        operation: Any,
+        linear: Linear,
+        sharding: LinearSharding,
+        h: Array,
+        activation: Activation | None = None,
+        eps: float = 0.0,
+        pending_bias: bool = False,
+    ) -> Problem:
+        return linear_problem(
+            operation,
+            linear,
+            sharding,
+            rows=len(h),
+            dtype=h.dtype,
+            activation=activation,
+            eps=eps,
+            pending_bias=pending_bias,
+        )
+
+    def _choose(self, problem: Problem) -> Choice:
+        choice = self._backend.dispatcher.choose(problem)
+        if self._record is not None:
+            self._record(choice)
+        return choice
+
+    def _addable(self, update: Float[Array, "T D"] | Partial) -> Float[Array, "T D"] | Partial:
+        """An update as the norm's kernel takes it: on a mesh, the devices' shares are summed."""
+        return update if self._mesh.size == 1 else reduced(update)
+
+    def _merge(self, attention: UnmergedAttention) -> Float[Array, "T N H"]:
+        assert self._backend.merge is not None
+        return self._backend.merge(attention)
+
+    def _run(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        operands: tuple[Any, ...],
+        specs: tuple[Any, ...],
+        of_result: Callable[[Any], Any],
+    ) -> Any:
+        """Run a kernel, on a mesh under ``shard_map``.
+
+        Args:
+            kernel, problem: the choice.
+            operands: of the operation.
+            specs: of the operands, or a prefix of that tree.
+            of_result: from the result of one device, as shapes, to its specs.
+        """
+        if self._mesh.size == 1:
+            return _run(operands, kernel=kernel, problem=problem)
+        flat, tree = jax.tree.flatten(operands)
+        whole_specs = jax.tree.broadcast(specs, operands, is_leaf=_is_spec)
+        each = jax.tree.leaves(whole_specs, is_leaf=_is_spec)
+        shapes = [_local(leaf, spec, self._mesh) for leaf, spec in zip(flat, each, strict=True)]
+        found = jax.eval_shape(
+            functools.partial(kernel.run, problem), *jax.tree.unflatten(tree, shapes)
+        )
+        out_specs, out_tree = jax.tree.flatten(of_result(found), is_leaf=_is_spec)
+        return _run_sharded(
+            flat,
+            tree=tree,
+            kernel=kernel,
+            problem=problem,
+            mesh=self._mesh,
+            in_specs=tuple(each),
+            out_specs=tuple(out_specs),
+            out_tree=out_tree,
+        )
+
+
+def _is_spec(value: Any) -> bool:
+    return isinstance(value, PartitionSpec)
+
+
+def _local(leaf: Array, spec: PartitionSpec, mesh: Mesh) -> jax.ShapeDtypeStruct:
+    """The part of one device."""
+    cuts = [*spec, *[None] * (leaf.ndim - len(spec))]
+    shape = (size // (mesh.size if cut else 1) for size, cut in zip(leaf.shape, cuts, strict=True))
+    return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
+
+
+def _qkv_specs(qkv: Array | Partial) -> Any:
+    if not isinstance(qkv, Partial):
+        return _PROJECTIONS
+    bias = None if qkv.bias is None else PartitionSpec(TENSOR_AXIS, None, None)
+    return Partial(PartitionSpec(None, *_PROJECTIONS), bias, qkv.dtype)  # type: ignore[arg-type]
+
+
+def _value_specs(sharding: LinearSharding, activated: bool = False) -> Callable[[Any], Any]:
+    """From a projection's result to its specs; the summands of a Partial may be sharded."""
+    columns = sharding.outputs[-1:] if activated else sharding.outputs
+
+    def specs(found: Any) -> Any:
+        if not isinstance(found, Partial):
+            return PartitionSpec(None, *columns)
+        first = TENSOR_AXIS if sharding.needs_partial else None
+        return Partial(PartitionSpec(first, None, *columns), None, found.dtype)  # type: ignore[arg-type]
+
+    return specs
+
+
+def _has_bias(update: Array | Partial) -> bool:
+    return isinstance(update, Partial) and update.bias is not None
+
+
+def _with_bias(product: Any, linear: Linear) -> Any:
+    if linear.bias is None:
+        return product
+    if isinstance(product, Partial):
+        return Partial(product.summands, linear.bias[...], product.dtype)
+    return product + linear.bias[...]
+
+
+# Each is jitted by itself, so that it is traced, lowered and (its kernels) compiled once for all
+# layers and not once for each; XLA inlines it into the step.
+
+
+@functools.partial(jax.jit, static_argnames=("kernel", "problem"))
+def _run(operands, *, kernel: Kernel, problem: Problem):
+    return kernel.run(problem, *operands)
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("tree", "kernel", "problem", "mesh", "in_specs", "out_specs", "out_tree"),
+)
+def _run_sharded(
+    flat, *, tree, kernel: Kernel, problem: Problem, mesh, in_specs, out_specs, out_tree
+):
+    def run(*parts):
+        return kernel.run(problem, *jax.tree.unflatten(tree, parts))
+
+    return jax.shard_map(
+        run,
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=jax.tree.unflatten(out_tree, out_specs),
+        check_vma=False,
+    )(*flat)
+
+
+@functools.partial(jax.jit, static_argnames=("write", "problem", "backend", "spec", "unmerged"))
+def _attend(
+    qkv,
+    k_pages,
+    v_pages,
+    rotary,
+    step,
+    plan,
+    *,
+    write: Kernel,
+    problem: Problem,
+    backend: Backend,
+    spec,
+    unmerged: bool,
+):
+    cos, sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
+    scales = {}
+    if k_pages.dtype == jnp.float8_e4m3fn:
+        ones = jnp.ones(k_pages.shape[1], jnp.float32)
+        scales = {"k_scales": ones, "v_scales": ones}
+    written = write.run(problem, qkv, cos, sin, k_pages, v_pages, step.kv_slots, scales)
+    operands = *written, step.page_table, step.positions, plan, spec
+    if unmerged:
+        assert backend.unmerged_attention is not None
+        return backend.unmerged_attention(*operands, **scales), *written[1:]
+    out, _ = backend.paged_attention(*operands, **scales)
+    return out, *written[1:]
