@@ -104,8 +104,8 @@ def rotate_and_write(
     sizes = _Sizes(K, A - 2, H, R, S)
 
     def rotate_and_write_kernel(*refs):
-        """GMEM: qkv [T, K, A, H] or its summands [X, T, K, A, H], bias [K, A, H] if any, cos, sin [T, R], slots [T],
-        both scales [K] or [P, K] if any, both pools [P, K, S, H], out [T, N, H].
+        """GMEM: qkv [T, K, A, H] or its summands [X, T, K, A, H], bias [K, A, H] if any, cos, sin
+        [T, R], slots [T], both scales [K] or [P, K] if any, both pools [P, K, S, H], out [T, N, H].
         """
         token, part = lax.axis_index("token"), lax.axis_index("part")
 

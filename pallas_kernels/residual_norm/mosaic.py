@@ -60,7 +60,9 @@ def add_rms_norm(
     strided = plgpu.Layout.WG_STRIDED((D,), vec_size=widest_vector(D))
 
     def add_rms_norm_kernel(x_ref, update_ref, weight_ref, total_ref, normed_ref):
-        """GMEM: x [T, D], update [T, D] or its summands [X, T, D], weight [D], total, normed [T, D]."""
+        """GMEM: x [T, D], update [T, D] or its summands [X, T, D], weight [D], total [T, D],
+        normed [T, D].
+        """
         row = lax.axis_index("row")
 
         def read(ref):

@@ -54,14 +54,14 @@ def answers(folder: Path, relay: bool | str) -> list[dict[str, Any]]:
         "max_num_seqs": 8,
         "max_num_batched_tokens": 32,
         "relay_split_tokens": 16,
-        "max_model_len": 128,
+        "max_model_len": 64,
         "use_tqdm": False,
     }
     engine = LLMEngine(EngineConfig.from_options(options))
     draw = np.random.default_rng(7)
-    shared = draw.integers(3, 90, 40).tolist()
-    for i, suffix in enumerate((3, 9, 17, 1, 30)):
-        prompt = (shared if i < 4 else []) + draw.integers(3, 90, suffix).tolist()
+    shared = draw.integers(3, 60, 24).tolist()
+    for i, suffix in enumerate((3, 9, 17, 1, 25)):
+        prompt = (shared if i < 4 else []) + draw.integers(3, 60, suffix).tolist()
         params = SamplingParams(max_tokens=10, temperature=0, logprobs=1, ignore_eos=True)
         engine.add_request(str(i), prompt, params)
     done: dict[str, Any] = {}

@@ -41,7 +41,7 @@ def linear_sharding(linear: Linear, mesh: Mesh | AbstractMesh) -> LinearSharding
     assert not any(inputs[1:])
     return LinearSharding(
         leaves={
-            name: partition_spec(letters, linear.leaves[name].shape, mesh)
+            name: partition_spec(letters, getattr(linear, name).shape, mesh)
             for name, letters in linear.leaf_letters
         },
         inputs=inputs[0],
