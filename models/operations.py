@@ -31,6 +31,10 @@ class Residual:
         assert self.update is None, "a norm comes between two updates"
         return Residual(self.x, update)
 
+    def total(self) -> Float[Array, "T D"]:
+        """The stream with its update added."""
+        return self.x if self.update is None else self.x + reduced(self.update)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Activation:

@@ -29,6 +29,9 @@ class Partial:
     bias: Float[Array, "..."] | None = None
     dtype: DTypeLike = dataclasses.field(default=jnp.bfloat16, metadata={"static": True})
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", jnp.dtype(self.dtype))
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the result."""

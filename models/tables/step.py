@@ -17,6 +17,7 @@ from optax.contrib import MuonDimensionNumbers
 
 from models.config import ModelConfig
 from models.decoder import Decoder
+from models.operations import Residual
 from models.rope import rotary_tables
 from models.tables.attention import Implementation, TreeAttention, branch_mask
 from models.tables.data import Batch
@@ -69,13 +70,13 @@ def fresh_parameters(config: ModelConfig, seed: int) -> tuple[nnx.GraphDef, Any]
     key = jax.random.key(seed)
     filled = []
     for at, (path, leaf) in enumerate(nnx.to_flat_state(state)):
-        name, shape = str(path[-1]), leaf.get_value().shape
+        module, shape = str(path[-2]), leaf.get_value().shape
         if leaf.get_metadata("initial") != "normal":
             filled.append((path, leaf.replace(jnp.ones(shape, jnp.float32))))
             continue
-        if name == "embedding":
+        if module == "embedding":
             deviation = 0.02
-        elif name in ("output", "down"):
+        elif module in ("output", "down"):
             deviation = (np.prod(shape[:-1]) * 2 * config.num_layers) ** -0.5
         else:
             deviation = shape[0] ** -0.5
@@ -174,13 +175,12 @@ def hidden_states(
     assert config.rope is not None
     rotary = rotary_tables(config.rope, positions)
     attention = TreeAttention(P, branch_mask(lengths, batch["segments"], P), implementation)
-    x, update = _lookup(model.embedding[...], tokens.reshape(-1)), None
+    residual = Residual(_lookup(model.embedding.weight[...], tokens.reshape(-1)))
     stream = []
     for layer in model.layers:
-        x, update = layer(x, update, rotary, attention)
-        stream.append((x + update).reshape(*tokens.shape, -1))
-    x = x if update is None else x + update
-    return model.norm(x).reshape(*tokens.shape, -1), stream
+        residual = layer(residual, rotary, attention)
+        stream.append(residual.total().reshape(*tokens.shape, -1))
+    return model.norm(residual.total()).reshape(*tokens.shape, -1), stream
 
 
 def _loss(state: Any, trainer: "Trainer", batch: Arrays, progress: Array) -> tuple[Array, Arrays]:

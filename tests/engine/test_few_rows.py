@@ -11,70 +11,101 @@ from bench.model_shapes import SHAPES
 from models import config_from_dict
 from pallas_kernels.attention import xla as attention
 from pallas_kernels.gated_activation.xla import gated_silu
-from pallas_kernels.gated_product.mosaic import gated_product
+from pallas_kernels.partial import Partial
 from pallas_kernels.residual_norm.xla import add_rms_norm
-from pallas_kernels.split_product import mosaic, xla
+from pallas_kernels.split_product import xla
+from pallas_kernels.streamed_product import ROWS
+from pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax import functional
 from rjax.engine import parts
 from rjax.sampling import SamplingParams
-from rjax.worker.backend import OneRow, choose_backend
+from rjax.worker.backend import Backend, choose_backend
+from rjax.worker.kernels import Dispatcher, Kernel
+from rjax.worker.kernels.plain import PLAIN_KERNELS
+from rjax.worker.kernels.row_counts import streamed_rows
 from tests.functional.programs import prepared, prompts
 
 from .tiny import make_engine, run
 
 
-@pytest.fixture
-def kernels():
-    """The plain forms, and what rows they have been asked for."""
-    asked = set()
+class PlainForms:
+    """Plain forms of the streaming kernels, and with how many rows each was called.
 
-    def split_product(h, w):
-        asked.add(("split", h.shape[0]))
-        return xla.split_product(h, w, 2)
+    Args:
+        rows: that they take.
+        fused: whether there are the kernels of one row that begin with a norm or a merge.
+    """
 
-    def gated(h, w):
-        asked.add(("gated", h.shape[0]))
-        return gated_silu(jnp.einsum("TD,DAF->TAF", h, w))
+    def __init__(self, rows: tuple[int, ...], *, fused: bool) -> None:
+        self.called: set[tuple[str, int]] = set()
+        self._rows = rows
+        self._fused = fused
 
-    return {"split_product": split_product, "gated_product": gated}, asked
+    def taken_by(self, backend: Backend, config: Any) -> Backend:
+        """The backend with these kernels."""
+        makers = [("linear", self._linear), ("linear_activation", self._activated)]
+        if self._fused:
+            makers += [
+                ("norm_linear", self._norm_linear),
+                ("norm_linear_activation", self._norm_activated),
+                ("merge_linear", self._merge_linear),
+            ]
+        kernels = [
+            Kernel(f"plain.{name}", name, frozenset({"xla"}), self._refusal, run, pads_rows=True)
+            for name, run in makers
+        ]
+        dispatcher = Dispatcher("xla", (*kernels, *PLAIN_KERNELS))
+        return dataclasses.replace(
+            backend,
+            dispatcher=dispatcher,
+            streamed_rows=streamed_rows(dispatcher, config, "float32", 1),
+            unmerged_attention=self._attention if self._fused else None,
+        )
 
+    def _refusal(self, problem: Any) -> str | None:
+        alone = problem.operation.startswith(("norm", "merge"))
+        rows = (1,) if alone else self._rows
+        return None if problem.rows in rows else f"{problem.rows} rows"
 
-@pytest.fixture
-def one_row():
-    """Plain forms of the kernels of one row, and which have been asked for."""
-    asked = set()
+    def _linear(self, problem, h, leaves):
+        self.called.add((problem.operation, problem.rows))
+        partial = xla.split_product(h, leaves["weight"].reshape(problem.depth, -1), 2)
+        shape = (*partial.summands.shape[:2], *problem.columns)
+        return Partial(partial.summands.reshape(shape), dtype=h.dtype)
 
-    def unmerged_attention(*arguments, **options):
+    def _activated(self, problem, h, leaves):
+        self.called.add((problem.operation, problem.rows))
+        return gated_silu(jnp.einsum("TD,DAF->TAF", h, leaves["weight"]))
+
+    def _norm_linear(self, problem, x, update, weight, leaves):
+        x, h = add_rms_norm(x, update, weight, problem.eps)
+        return x, self._linear(problem, h, leaves)
+
+    def _norm_activated(self, problem, x, update, weight, leaves):
+        x, h = add_rms_norm(x, update, weight, problem.eps)
+        return x, self._activated(problem, h, leaves)
+
+    def _merge_linear(self, problem, unmerged, leaves):
+        assert len(unmerged) == 1 and unmerged.merge_indptr.size == 2
+        return self._linear(problem, unmerged.out.reshape(1, -1), leaves)
+
+    def _attention(self, *arguments, **options):
         out, lse = attention.paged_attention(*arguments, **options)
         part = jnp.stack([out[0], jnp.full_like(out[0], jnp.nan)])
-        return out, part, jnp.stack([lse[0], lse[0]]), jnp.asarray([0, 1])
-
-    def merged_product(out, part, part_lse, merge_indptr, w):
-        assert out.shape[0] == 1 and part.shape[:2] == part_lse.shape and merge_indptr.size == 2
-        asked.add("merged")
-        return xla.split_product(out.reshape(1, -1), w, 2)
-
-    def normed_product(x, update, weight, eps, w):
-        asked.add("normed")
-        x, h = add_rms_norm(x, update, weight, eps)
-        return x, xla.split_product(h, w, 2)
-
-    def normed_gated_product(x, update, weight, eps, w):
-        asked.add("normed gated")
-        x, h = add_rms_norm(x, update, weight, eps)
-        return x, gated_silu(jnp.einsum("TD,DAF->TAF", h, w))
-
-    return OneRow(unmerged_attention, merged_product, normed_product, normed_gated_product), asked
+        return UnmergedAttention(out, part, jnp.stack([lse[0], lse[0]]), jnp.asarray([0, 1]))
 
 
 @pytest.fixture
-def with_kernels(monkeypatch, kernels):
-    """Engines made from here on take them."""
+def use(monkeypatch):
+    """Has engines made from here on take such kernels."""
 
-    def choose(*arguments, **options):
-        return dataclasses.replace(choose_backend(*arguments, **options), **kernels[0])
+    def patch(forms: PlainForms) -> None:
+        def choose(*arguments, **options):
+            return forms.taken_by(choose_backend(*arguments, **options), options["model"])
 
-    monkeypatch.setattr(parts, "choose_backend", choose)
+        monkeypatch.setattr(parts, "choose_backend", choose)
+
+    return patch
 
 
 def answers(folder, count, **options):
@@ -88,46 +119,48 @@ def answers(folder, count, **options):
 @pytest.mark.parametrize(
     ("count", "at_once", "kv"), [(3, 4, "auto"), (9, 1, "auto"), (9, 1, "fp8")]
 )
-def test_an_engine_answers_the_same(tiny, kernels, with_kernels, monkeypatch, count, at_once, kv):
+def test_an_engine_answers_the_same(tiny, use, monkeypatch, count, at_once, kv):
+    forms = PlainForms(ROWS[1:], fused=False)
+    use(forms)
     engine, got = answers(tiny, count, num_decode_steps=at_once, kv_cache_dtype=kv)
     worker: Any = engine._worker
     decode = worker.shapes.decode
     assert [(s.rows, s.seqs) for s in decode] == [(8, 1), (8, 4), (16, 16)]
     rows = 16 if count > 8 else 8
-    assert kernels[1] == {("split", rows), ("gated", rows)}  # not the chunks of prompts
+    # Not the chunks of prompts.
+    assert forms.called == {("linear", rows), ("linear_activation", rows)}
     monkeypatch.undo()
     assert answers(tiny, count, kv_cache_dtype=kv)[1] == got
 
 
 @pytest.mark.parametrize("kv", ["auto", "fp8"])
-def test_one_sequence_is_one_row(tiny, kernels, one_row, monkeypatch, kv):
-    def choose(*arguments, **options):
-        taken = kernels[0] | {"one_row": one_row[0]}
-        return dataclasses.replace(choose_backend(*arguments, **options), **taken)
-
-    monkeypatch.setattr(parts, "choose_backend", choose)
+def test_one_sequence_is_one_row(tiny, use, monkeypatch, kv):
+    forms = PlainForms(ROWS, fused=True)
+    use(forms)
     engine, got = answers(tiny, 1, kv_cache_dtype=kv)
     worker: Any = engine._worker
     assert [(s.rows, s.seqs) for s in worker.shapes.decode] == [(1, 1), (8, 4), (16, 16)]
-    # The first layer's norm has no sum before it; the rest of its products are of given rows.
-    assert one_row[1] == {"merged", "normed", "normed gated"}
-    assert kernels[1] == {("split", 1)}
+    # The first layer's norm has no update before it.
+    fused = ("norm_linear", "norm_linear_activation", "merge_linear")
+    assert forms.called == {(name, 1) for name in ("linear", *fused)}
     monkeypatch.undo()
     assert answers(tiny, 1, kv_cache_dtype=kv)[1] == got
 
 
-def test_functional_programs_take_them(kernels):
+def test_functional_programs_take_them():
+    forms = PlainForms(ROWS[1:], fused=False)
     logits = []
-    for taken in ({}, kernels[0]):
+    for taken in (False, True):
         setup, weights = prepared()
-        backend = dataclasses.replace(setup.backend, **taken)
-        setup = dataclasses.replace(setup, backend=backend)
+        if taken:
+            backend = forms.taken_by(setup.backend, setup.config)
+            setup = dataclasses.replace(setup, backend=backend)
         state = functional.make_state(setup, batch=8, num_pages=64, dtype=jnp.float32)
         tokens, lengths = prompts(8, longest=20)
         state, _ = functional.prefill(setup, weights, state, tokens, lengths)
         _, found = functional.decode(setup, weights, state, jnp.arange(8))
         logits.append(np.asarray(found))
-    assert {("split", 8), ("gated", 8)} <= kernels[1]
+    assert {("linear", 8), ("linear_activation", 8)} <= forms.called
     np.testing.assert_allclose(logits[0], logits[1], rtol=1e-4, atol=1e-4)
 
 
@@ -144,8 +177,7 @@ def backend_of(model="llama-3-8b", *, dtype="bfloat16", name="mosaic", **change)
 
 def test_which_models_take_them():
     for taken in (backend_of(), backend_of("qwen2.5-3b"), backend_of("qwen2.5-0.5b")):
-        assert taken.split_product is mosaic.split_product
-        assert taken.gated_product is gated_product
+        assert taken.streamed_rows == ROWS
         assert [taken.padded_rows(T) for T in (1, 4, 8, 9, 33, 65, 129)] == [
             1,
             8,
@@ -155,14 +187,7 @@ def test_which_models_take_them():
             128,
             129,
         ]
-        assert [T for T in range(129) if taken.streams_products(T)] == [1, 8, 16, 32, 64, 128]
     wide = backend_of(hidden_size=8192, num_attention_heads=64)  # one row fills too much memory
-    assert wide.one_row is None and wide.padded_rows(1) == 8 and not wide.streams_products(1)
-    for other in (
-        backend_of(intermediate_size=14344),
-        backend_of(hidden_size=960, num_attention_heads=15, num_key_value_heads=5),
-        backend_of(name="xla"),
-    ):
-        assert other.split_product is None and other.gated_product is None
-        assert other.padded_rows(1) == 1
-        assert not other.streams_products(8)
+    assert wide.streamed_rows == ROWS[1:] and wide.padded_rows(1) == 8
+    for other in (backend_of(intermediate_size=14344), backend_of(name="xla")):
+        assert other.streamed_rows == () and other.padded_rows(1) == 1

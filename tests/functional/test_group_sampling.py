@@ -83,7 +83,7 @@ def test_a_trainer_samples_its_current_weights_without_a_recompile():
     model = tiny_model()
     tokens, lengths = prompts(PROMPTS)
     first = run(nnx.split(model)[1], tokens, lengths, keys(0))
-    model.embedding[...] = model.embedding[...] * 1.5  # a step of training
+    model.embedding.weight[...] = model.embedding.weight[...] * 1.5  # a step of training
     weights = nnx.split(model)[1]
     second = run(weights, tokens, lengths, keys(0))
     assert run._cache_size() == 1

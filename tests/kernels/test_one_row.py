@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from pallas_kernels.gated_product import mosaic as gated
+from pallas_kernels.partial import Partial
 from pallas_kernels.relay_fusion.reference import relay_fusion_reference
 from pallas_kernels.residual_norm import xla as norm
 from pallas_kernels.split_product import mosaic as split
+from pallas_kernels.unmerged_attention import UnmergedAttention
 
 # (D, F, N, H, projections): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B, the bundled model, odd cuts
 MODELS = [
@@ -31,7 +33,8 @@ def spec(*shape, dtype=jnp.bfloat16):
 
 
 def normed_arguments(D, E, parts=4):
-    update = normal(1, D, seed=1) if parts == 0 else normal(parts, 1, D, dtype=jnp.float32, seed=1)
+    summands = normal(max(parts, 1), 1, D, dtype=jnp.float32, seed=1)
+    update = Partial(summands) if parts else summands[0].astype(jnp.bfloat16)
     return normal(1, D), update, normal(D, seed=2), normal(D, *E, seed=3, scale=D**-0.5)
 
 
@@ -41,18 +44,19 @@ def merged_arguments(N, H, entries, columns, room=48):
     lse = normal(room, N, dtype=jnp.float32, seed=5, scale=3.0).at[entries:].set(jnp.nan)
     out = normal(1, N, H, seed=6) if entries == 1 else jnp.full((1, N, H), jnp.nan, jnp.bfloat16)
     indptr = jnp.asarray([0, entries], jnp.int32)
-    return out, part, lse, indptr, normal(N * H, columns, seed=7, scale=(N * H) ** -0.5)
+    w = normal(N * H, columns, seed=7, scale=(N * H) ** -0.5)
+    return UnmergedAttention(out, part, lse, indptr), w
 
 
-def merged_row(out, part, lse, indptr):
+def merged_row(given):
     """float32 [N * H], in plain arithmetic."""
-    count = int(indptr[1])
+    count = int(given.merge_indptr[1])
     if count == 0:
-        return np.zeros(out.size, np.float32)
+        return np.zeros(given.out.size, np.float32)
     if count == 1:
-        return np.asarray(out, np.float32).ravel()
-    part = part[:count, None].astype(jnp.float32)
-    return np.asarray(relay_fusion_reference(part, lse[:count, None])[0]).ravel()
+        return np.asarray(given.out, np.float32).ravel()
+    part = given.part[:count, None].astype(jnp.float32)
+    return np.asarray(relay_fusion_reference(part, given.part_lse[:count, None])[0]).ravel()
 
 
 def product(row, w):
@@ -66,8 +70,9 @@ def error(found, want):
 @pytest.mark.parametrize("model", MODELS)
 def test_kernels_lower(model):
     D, F, N, H, E = model
-    row, weight, parts = spec(1, D), spec(D), spec(4, 1, D, dtype=jnp.float32)
-    partial = (spec(1, N, H), spec(48, N, H), spec(48, N, dtype=jnp.float32))
+    row, weight, update = spec(1, D), spec(D), Partial(spec(4, 1, D, dtype=jnp.float32))
+    entries = spec(48, N, H), spec(48, N, dtype=jnp.float32)
+    attention = UnmergedAttention(spec(1, N, H), *entries, spec(2, dtype=jnp.int32))
 
     def normed(*a):
         return split.normed_product(*a[:3], EPS, a[3])
@@ -77,9 +82,9 @@ def test_kernels_lower(model):
 
     calls = [
         (split.split_product, (spec(1, F), spec(F, D))),
-        (split.merged_product, (*partial, spec(2, dtype=jnp.int32), spec(N * H, D))),
-        (normed, (row, parts, weight, spec(D, E))),
-        (normed_gated, (row, parts, weight, spec(D, 2, F))),
+        (split.merged_product, (attention, spec(N * H, D))),
+        (normed, (row, update, weight, spec(D, E))),
+        (normed_gated, (row, update, weight, spec(D, 2, F))),
         (normed_gated, (row, row, weight, spec(D, 2, F))),
     ]
     shapes = [(1, D), (1, D), (1, E), (1, F), (1, F)]
@@ -107,8 +112,8 @@ def test_a_row_that_is_there(model):
     h, w = normal(1, F), normal(F, D, seed=1)
     run = jax.jit(split.split_product)
     first, again = run(h, w), run(h, w)
-    np.testing.assert_array_equal(first, again)
-    assert error(np.asarray(first).sum(0)[0], product(h[0], w)) < 1e-4
+    np.testing.assert_array_equal(first.summands, again.summands)
+    assert error(np.asarray(first.summands).sum(0)[0], product(h[0], w)) < 1e-4
 
 
 @pytest.mark.gpu
@@ -126,11 +131,11 @@ def test_a_row_that_is_a_norm(model, parts):
         )
         first, again = run(x, update, weight, EPS, w), run(x, update, weight, EPS, w)
         np.testing.assert_array_equal(np.asarray(first[0]), np.asarray(total))
-        for a, b in zip(first, again, strict=True):
+        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
             np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
         if len(columns) == 1:
             # Norms round a few numbers to their neighbours.
-            assert error(np.asarray(first[1]).sum(0)[0], product(row[0], w)) < 1e-3
+            assert error(np.asarray(first[1].summands).sum(0)[0], product(row[0], w)) < 1e-3
         else:
             gate, up = product(row[0], w[:, 0]), product(row[0], w[:, 1])
             assert error(first[1][0].astype(jnp.float32), gate / (1 + np.exp(-gate)) * up) < 4e-3
@@ -142,12 +147,12 @@ def test_a_row_that_is_a_norm(model, parts):
 @pytest.mark.parametrize("model", MODELS)
 def test_a_row_that_is_merged(model, entries):
     D, _, N, H, _ = model
-    *given, w = merged_arguments(N, H, entries, D)
+    given, w = merged_arguments(N, H, entries, D)
     run = jax.jit(split.merged_product)
-    first, again = run(*given, w), run(*given, w)
-    np.testing.assert_array_equal(first, again)
-    want = product(merged_row(*given), w)
-    found = np.asarray(first).sum(0)[0]
+    first, again = run(given, w), run(given, w)
+    np.testing.assert_array_equal(first.summands, again.summands)
+    want = product(merged_row(given), w)
+    found = np.asarray(first.summands).sum(0)[0]
     if entries == 0:
         assert not found.any()
     else:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.kv_write import mosaic, xla
+from pallas_kernels.partial import Partial, reduced
 
 # (T, G, K, H, R, S, whether there is a bias)
 SHAPES = [
@@ -28,9 +29,9 @@ def make(shape, dtype=jnp.bfloat16) -> tuple[Any, ...]:
     slots = rng.permutation(6 * S)[:T].astype(np.int32)
     if T > 1:
         slots[-1] = -1
+    qkv, bias = normal(T, K, G + 2, H), normal(K, G + 2, H)
     return (
-        normal(T, K, G + 2, H),
-        normal(K, G + 2, H) if biased else None,
+        Partial(qkv[None].astype(jnp.float32), bias, dtype) if biased else qkv,
         normal(T, R, kind=jnp.float32),
         normal(T, R, kind=jnp.float32),
         normal(6, K, S, H),
@@ -60,9 +61,9 @@ def test_against_plain(shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_plain_is_its_parts(shape):
-    qkv, bias, cos, sin, k_pages, v_pages, slots = make(shape, jnp.float32)
-    q, new_k, new_v = xla.rotate_and_write(qkv, bias, cos, sin, k_pages, v_pages, slots)
-    whole = qkv if bias is None else qkv + bias
+    qkv, cos, sin, k_pages, v_pages, slots = make(shape, jnp.float32)
+    q, new_k, new_v = xla.rotate_and_write(qkv, cos, sin, k_pages, v_pages, slots)
+    whole = reduced(qkv)
     T, K, A, H = qkv.shape
     for head in range(K * (A - 2)):
         one = whole[:, head // (A - 2), head % (A - 2)][:, None]
@@ -71,7 +72,7 @@ def test_plain_is_its_parts(shape):
     for row, slot in enumerate(np.asarray(slots)):
         if slot >= 0:
             np.testing.assert_array_equal(new_v[slot // S, :, slot % S], whole[row, :, -1])
-    unrotated, *_ = xla.rotate_and_write(qkv, bias, None, None, k_pages, v_pages, slots)
+    unrotated, *_ = xla.rotate_and_write(qkv, None, None, k_pages, v_pages, slots)
     np.testing.assert_array_equal(unrotated, whole[:, :, :-2].reshape(T, K * (A - 2), H))
 
 
@@ -83,11 +84,11 @@ def test_lowers_for_cuda(shape):
 
 def with_fp8_pages(shape, per_page) -> tuple[tuple[Any, ...], jax.Array]:
     """The arguments of ``make``, and scales."""
-    *args, k_pages, v_pages, slots = make(shape)
+    qkv, *args, k_pages, v_pages, slots = make(shape)
     k_pages, v_pages = (x.astype(jnp.float8_e4m3fn) for x in (k_pages, v_pages))
     size = (6, shape[2]) if per_page else (shape[2],)
     scales = np.random.default_rng(4).uniform(0.02, 0.1, (2, *size)).astype(np.float32)
-    return (*args, k_pages, v_pages, slots), jnp.asarray(scales)
+    return (reduced(qkv), *args, k_pages, v_pages, slots), jnp.asarray(scales)
 
 
 @pytest.mark.gpu
@@ -99,7 +100,7 @@ def test_fp8_pages_against_plain(shape, per_page):
     scales = dict(k_scales=k_scales, v_scales=v_scales)
     want = xla.rotate_and_write(*args, **scales)
     got = jax.jit(mosaic.rotate_and_write)(*args, **scales)
-    for pool, plain, before, share in zip(got[1:], want[1:], args[4:6], (0.1, 0.01), strict=True):
+    for pool, plain, before, share in zip(got[1:], want[1:], args[3:5], (0.1, 0.01), strict=True):
         assert pool.dtype == jnp.float8_e4m3fn
         pool, plain, before = (np.asarray(x, np.float32) for x in (pool, plain, before))
         np.testing.assert_allclose(pool, plain, rtol=0.13, atol=2**-9)
@@ -121,8 +122,8 @@ def test_refusals():
     with pytest.raises(ValueError, match="16-bit"):
         mosaic.rotate_and_write(*args)
     args = list(make(SHAPES[0]))
-    args[2] = args[3] = jnp.ones((5, 65), jnp.float32)
-    with pytest.raises(ValueError, match="frequencies"):
+    args[1] = args[2] = jnp.ones((5, 65), jnp.float32)
+    with pytest.raises(ValueError, match="130 rotated dims"):
         mosaic.rotate_and_write(*args)
     args, _ = with_fp8_pages(SHAPES[0], per_page=False)
     with pytest.raises(ValueError, match="give k_scales"):

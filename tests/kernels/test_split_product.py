@@ -1,4 +1,4 @@
-"""Products in parts, and the kernels that sum them."""
+"""Split-K products, and the kernels that reduce their partials."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,7 @@ import pytest
 
 from pallas_kernels.kv_write import mosaic as mosaic_write
 from pallas_kernels.kv_write import xla as xla_write
+from pallas_kernels.partial import Partial
 from pallas_kernels.residual_norm import mosaic as mosaic_norm
 from pallas_kernels.residual_norm import xla as xla_norm
 from pallas_kernels.split_product import mosaic, xla
@@ -29,41 +30,43 @@ def normal(*shape, dtype=jnp.bfloat16, seed=0):
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32), dtype)
 
 
-def test_parts_add_up():
+def test_summands_add_up():
     h, w = normal(5, 96, dtype=jnp.float32), normal(96, 24, dtype=jnp.float32, seed=1)
-    parts = xla.split_product(h, w, 4)
-    assert parts.shape == (4, 5, 24)
-    np.testing.assert_allclose(parts.sum(0), h @ w, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(parts[1], h[:, 24:48] @ w[24:48], rtol=1e-4, atol=1e-4)
+    partial = xla.split_product(h, w, 4)
+    assert partial.summands.shape == (4, 5, 24) and partial.shape == (5, 24)
+    np.testing.assert_allclose(partial.reduce(), h @ w, rtol=1e-4, atol=1e-4)
+    second = partial.summands[1]
+    np.testing.assert_allclose(second, h[:, 24:48] @ w[24:48], rtol=1e-4, atol=1e-4)
+
+
+def test_a_sum_is_rounded_before_its_bias_is_added():
+    partial = Partial(normal(3, 5, 24, dtype=jnp.float32), normal(24, seed=1))
+    want = partial.summands.sum(0).astype(jnp.bfloat16) + partial.bias
+    np.testing.assert_array_equal(partial.reduce(), want)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_plain_readers_sum_parts(dtype):
-    parts = normal(3, 5, 96, dtype=jnp.float32)
+def test_plain_consumers_reduce(dtype):
+    partial = Partial(normal(3, 5, 96, dtype=jnp.float32), dtype=dtype)
     x, weight = normal(5, 96, dtype=dtype, seed=1), normal(96, dtype=dtype, seed=2)
-    whole = parts.sum(0).astype(dtype)
-    got = xla_norm.add_rms_norm(x, parts, weight, 1e-5)
-    want = xla_norm.add_rms_norm(x, whole, weight, 1e-5)
+    got = xla_norm.add_rms_norm(x, partial, weight, 1e-5)
+    want = xla_norm.add_rms_norm(x, partial.reduce(), weight, 1e-5)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
-    arguments = written(parts.reshape(3, 5, 2, 3, 16), dtype)
-    got, want = (xla_write.rotate_and_write(*a) for a in (arguments, whole_of(arguments)))
+    qkv, *rest = written(partial.summands.reshape(3, 5, 2, 3, 16), dtype)
+    got, want = (xla_write.rotate_and_write(x, *rest) for x in (qkv, qkv.reduce()))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
 
 
-def written(qkv, dtype, page_size=16):
-    """Arguments of ``rotate_and_write`` with a bias, for projections in parts."""
-    _, T, K, A, H = qkv.shape
+def written(summands, dtype, page_size=16):
+    """Arguments of ``rotate_and_write`` for a Partial with a bias."""
+    _, T, K, A, H = summands.shape
     rotary = [normal(T, H // 2, dtype=jnp.float32, seed=i) for i in (3, 4)]
     pages = [normal(4, K, page_size, H, dtype=dtype, seed=i) for i in (5, 6)]
     slots = jnp.asarray(np.random.default_rng(7).permutation(4 * page_size)[:T].astype(np.int32))
-    return qkv, normal(K, A, H, dtype=dtype, seed=8), *rotary, *pages, slots
-
-
-def whole_of(arguments):
-    qkv, *rest = arguments
-    return qkv.sum(0).astype(rest[3].dtype), *rest
+    qkv = Partial(summands, normal(K, A, H, dtype=dtype, seed=8), dtype)
+    return qkv, *rotary, *pages, slots
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -78,10 +81,10 @@ def test_kernels_lower(shape):
     assert parts.shape[0] * columns // 64 >= 48
 
 
-def test_readers_of_parts_lower():
-    parts = normal(4, 8, 1024, dtype=jnp.float32)
+def test_consumers_of_partials_lower():
+    partial = Partial(normal(4, 8, 1024, dtype=jnp.float32))
     x, weight = normal(8, 1024), normal(1024)
-    traced = jax.jit(mosaic_norm.add_rms_norm, static_argnums=3).trace(x, parts, weight, 1e-5)
+    traced = jax.jit(mosaic_norm.add_rms_norm, static_argnums=3).trace(x, partial, weight, 1e-5)
     traced.lower(lowering_platforms=("cuda",))
     arguments = written(normal(2, 8, 2, 4, 64, dtype=jnp.float32), jnp.bfloat16)
     traced = jax.jit(mosaic_write.rotate_and_write).trace(*arguments)
@@ -103,12 +106,16 @@ def test_what_the_kernel_does_not_take(h, w, found):
         mosaic.split_product(h, w)
 
 
-def test_parts_must_be_float32():
-    with pytest.raises(ValueError, match="parts of float32"):
-        mosaic_norm.add_rms_norm(normal(8, 256), normal(2, 8, 256), normal(256), 1e-5)
-    qkv, *rest = written(normal(2, 8, 2, 4, 64, dtype=jnp.float32), jnp.bfloat16)
-    with pytest.raises(ValueError, match="float32 parts"):
-        mosaic_write.rotate_and_write(qkv.astype(jnp.bfloat16), *rest)
+def test_partials_that_the_consumers_do_not_take():
+    partial = Partial(normal(2, 8, 256, dtype=jnp.float32), normal(256))
+    with pytest.raises(ValueError, match="pending bias"):
+        mosaic_norm.add_rms_norm(normal(8, 256), partial, normal(256), 1e-5)
+    half = Partial(partial.summands, dtype=jnp.float16)
+    with pytest.raises(ValueError, match="update float16"):
+        mosaic_norm.add_rms_norm(normal(8, 256), half, normal(256), 1e-5)
+    qkv, *rest = written(normal(2, 8, 2, 4, 64, dtype=jnp.float32), jnp.float16)
+    with pytest.raises(ValueError, match="qkv is bfloat16 and the pages are float16"):
+        mosaic_write.rotate_and_write(Partial(qkv.summands), *rest)
 
 
 @pytest.mark.gpu
@@ -119,20 +126,22 @@ def test_against_float32(shape):
     h, w = normal(T, depth), normal(depth, columns, seed=1)
     run = jax.jit(mosaic.split_product)
     first, again = run(h, w), run(h, w)
-    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(first.summands, again.summands)
     with jax.default_matmul_precision("highest"):
         want = np.asarray(h.astype(jnp.float32) @ w.astype(jnp.float32))
-    error = np.linalg.norm(np.asarray(first).sum(0) - want) / np.linalg.norm(want)
+    found = np.asarray(first.summands).sum(0)
+    error = np.linalg.norm(found - want) / np.linalg.norm(want)
     assert error < 1e-4
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(("X", "T", "D"), [(4, 64, 4096), (8, 16, 896), (1, 8, 2048)])
-def test_norm_of_parts(X, T, D):
-    x, parts, weight = normal(T, D), normal(X, T, D, dtype=jnp.float32, seed=1), normal(D, seed=2)
-    got = jax.jit(mosaic_norm.add_rms_norm, static_argnums=3)(x, parts, weight, 1e-5)
-    want = xla_norm.add_rms_norm(x, parts, weight, 1e-5)
+def test_norm_of_a_partial(X, T, D):
+    x, weight = normal(T, D), normal(D, seed=2)
+    partial = Partial(normal(X, T, D, dtype=jnp.float32, seed=1))
+    got = jax.jit(mosaic_norm.add_rms_norm, static_argnums=3)(x, partial, weight, 1e-5)
+    want = xla_norm.add_rms_norm(x, partial, weight, 1e-5)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(
             np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=1e-2, atol=1e-2
@@ -142,7 +151,7 @@ def test_norm_of_parts(X, T, D):
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("shape", [(2, 64, 8, 6, 128), (7, 16, 2, 9, 64)])
-def test_write_of_parts(shape):
+def test_write_of_a_partial(shape):
     arguments = written(normal(*shape, dtype=jnp.float32), jnp.bfloat16, page_size=64)
     got = jax.jit(mosaic_write.rotate_and_write)(*arguments)
     for a, b in zip(got, xla_write.rotate_and_write(*arguments), strict=True):

@@ -56,7 +56,7 @@ def test_half_precision_is_close(dtype):
 
     def run(model):
         hidden, logits = jitted(model)(tokens, tokens)
-        assert hidden.dtype == model.embedding[...].dtype
+        assert hidden.dtype == model.embedding.weight[...].dtype
         assert logits.dtype == jnp.float32
         return np.asarray(logits)
 

@@ -66,13 +66,13 @@ def refused(folder, message):
 def test_values_arrive_where_they_belong(folder):
     loaded = load(folder)
     tensors = load_file(folder / WEIGHTS)
-    qkv = np.asarray(loaded.model.layers[1].attention.qkv[...])  # [D, K, G+2, H]
+    qkv = np.asarray(loaded.model.layers[1].attention.qkv.weight[...])  # [D, K, G+2, H]
     q = tensors["model.layers.1.self_attn.q_proj.weight"].reshape(2, 2, 4, 16)
     np.testing.assert_array_equal(qkv[:, 1, 0], q[1, 0].T)
     np.testing.assert_array_equal(qkv[:, 0, 1], q[0, 1].T)
     v = tensors["model.layers.1.self_attn.v_proj.weight"].reshape(2, 4, 16)
     np.testing.assert_array_equal(qkv[:, 1, 3], v[1].T)
-    up = np.asarray(loaded.model.layers[0].mlp.up[...])
+    up = np.asarray(loaded.model.layers[0].mlp.up.weight[...])
     np.testing.assert_array_equal(up[:, 1], tensors["model.layers.0.mlp.up_proj.weight"].T)
 
 
@@ -96,8 +96,8 @@ def test_dummy_weights_need_config_alone(tmp_path):
     other = load(tmp_path, load_format="dummy", seed=2, dtype="bfloat16")
     for a, b in zip(leaves(loaded.model), leaves(again.model), strict=True):
         np.testing.assert_array_equal(a, b)
-    embedding = np.asarray(loaded.model.embedding[...], np.float32)
-    assert np.any(embedding != np.asarray(other.model.embedding[...], np.float32))
+    embedding = np.asarray(loaded.model.embedding.weight[...], np.float32)
+    assert np.any(embedding != np.asarray(other.model.embedding.weight[...], np.float32))
     assert embedding.std() == pytest.approx(0.02, rel=0.1)
     np.testing.assert_array_equal(loaded.model.norm.weight[...], 1)
     with pytest.raises(models.CheckpointError, match=r"no \*.safetensors"):

@@ -74,7 +74,7 @@ for name, n in [("phi3_g1_h96", 2), ("opt_h64_tied", 2)]:
         one, _ = run(mesh_of(1), folder, tokens, positions, **options)
         many, model = run(mesh_of(n), folder, tokens, positions, **options)
         np.testing.assert_allclose(many, one, rtol=1e-4, atol=1e-5 * np.abs(one).max())
-        qkv = model.layers[0].attention.qkv[...]
+        qkv = model.layers[0].attention.qkv.weight[...]
         assert qkv.sharding.is_equivalent_to(
             jax.sharding.NamedSharding(mesh_of(n), jax.P(None, "tensor")), 4
         ), qkv.sharding

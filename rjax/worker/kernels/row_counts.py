@@ -4,11 +4,12 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 from jax.typing import DTypeLike
 
-from models import DecoderLayer, ModelConfig
+from models import DecoderLayer, Linear, ModelConfig
 from models.sharding import TENSOR_AXIS
 from pallas_kernels.streamed_product import ROWS
 from rjax.worker.kernels.dispatcher import Dispatcher
 from rjax.worker.kernels.linear_problem import linear_problem, linear_sharding
+from rjax.worker.kernels.problem import Operation
 
 
 def streamed_rows(
@@ -24,7 +25,13 @@ def streamed_rows(
 
     def streams(rows: int) -> bool:
         one = rows == 1
-        activated = "norm_linear_activation" if one else "linear_activation"
+        activated: Operation = "norm_linear_activation" if one else "linear_activation"
+        operations: list[tuple[Operation, Linear]] = [
+            ("norm_linear" if one else "linear", attention.qkv),
+            ("merge_linear" if one else "linear", attention.output),
+            (activated if mlp.activation.is_swiglu else "linear", mlp.up),
+            ("linear", mlp.down),
+        ]
         problems = [
             linear_problem(
                 operation,
@@ -34,12 +41,7 @@ def streamed_rows(
                 dtype=dtype,
                 activation=mlp.activation if linear is mlp.up else None,
             )
-            for operation, linear in (
-                ("norm_linear" if one else "linear", attention.qkv),
-                ("merge_linear" if one else "linear", attention.output),
-                (activated if mlp.activation.is_swiglu else "linear", mlp.up),
-                ("linear", mlp.down),
-            )
+            for operation, linear in operations
         ]
         chosen = [dispatcher.choose(problem).kernel for problem in problems]
         return all(kernel is not None and kernel.pads_rows for kernel in chosen)
