@@ -14,7 +14,7 @@ from models.loading.load import LoadedModel, init_model, load_model
 from models.loading.save import save_model
 from models.operations import Activation, HeadsOperations, Operations, Residual
 from models.rope import Rotary
-from models.schemes import WeightScheme
+from models.schemes import Leaf, WeightScheme, register_scheme
 
 BUNDLED_MODEL: Path = Path(__file__).parent / "tables" / "checkpoint"
 """Folder of the small model that ships with the package."""
@@ -27,6 +27,7 @@ __all__ = [
     "DecoderLayer",
     "DenseAttention",
     "HeadsOperations",
+    "Leaf",
     "Linear",
     "LoadedModel",
     "ModelConfig",
@@ -39,6 +40,7 @@ __all__ = [
     "config_from_folder",
     "init_model",
     "load_model",
+    "register_scheme",
     "resolve_folder",
     "save_model",
 ]
