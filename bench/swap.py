@@ -23,7 +23,7 @@ from tqdm import tqdm
 from bench.command_line import command_parser, keep, run, whole, wholes
 from bench.engines import add_engine_options, model_name, running_llm
 from bench.records import record
-from rjax.engine.page_operations import SwapIn, SwapOut
+from rjax.batch.page_operations import SwapIn, SwapOut
 from rjax.sampling import SamplingParams
 
 COLUMNS = {

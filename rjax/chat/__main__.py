@@ -158,8 +158,8 @@ def _answerer(arguments: argparse.Namespace, sampling: dict, *, stoppable: bool)
     if "chat_template" in arguments:
         options["chat_template"] = read_text(arguments.chat_template, "--chat-template")
     from rjax.config import EngineConfig
-    from rjax.engine.llm_engine import LLMEngine
+    from rjax.engine_builder import build_engine
 
-    engine = LLMEngine(EngineConfig.from_options({"use_tqdm": sys.stderr.isatty(), **options}))
+    engine = build_engine(EngineConfig.from_options({"use_tqdm": sys.stderr.isatty(), **options}))
     name = options.get("model") or BUNDLED_NAME
     return LocalAnswerer(engine, name, sampling, stoppable=stoppable)

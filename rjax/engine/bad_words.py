@@ -12,7 +12,7 @@ from rjax.tokenization import Tokenizer
 
 
 class BadWordsMask:
-    """A `rjax.engine.token_mask.TokenMask` that keeps token sequences from being completed.
+    """A `rjax.batch.token_mask.TokenMask` that keeps token sequences from being completed.
 
     Args:
         sequences: none empty; the last token of each is forbidden after the others.

@@ -2,10 +2,10 @@
 
 import dataclasses
 
+from rjax.batch.page_hash import block_bytes
+from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.host_pool import HostPool
-from rjax.engine.page_hash import block_bytes
-from rjax.engine.sequence import Sequence, SequenceStatus
 
 
 @dataclasses.dataclass(slots=True)

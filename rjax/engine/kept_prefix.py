@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from rjax.engine.page_hash import PageHashes
+from rjax.batch.page_hash import PageHashes
+from rjax.batch.sequence import Sequence
 from rjax.engine.prefix_forest import PrefixForest
 from rjax.engine.request import Request
-from rjax.engine.sequence import Sequence
 from rjax.errors import OutOfMemoryError
 
 

@@ -10,29 +10,29 @@ from typing import no_type_check
 
 import numpy as np
 
-from rjax.config import EngineConfig
+from rjax.batch.dispatched_step import DispatchedStep
+from rjax.batch.page_hash import PageHashes, salted_key
+from rjax.batch.sequence import Sequence, SequenceStatus
+from rjax.batch.step_worker import StepWorker
+from rjax.batch.token_mask import TokenMask
 from rjax.engine.bad_words import bad_words_masks
 from rjax.engine.block_manager import BlockManager, check_sequence_fits
 from rjax.engine.completion import StepLogprobs
 from rjax.engine.deadlines import Deadlines
 from rjax.engine.host_pool import HostPool
 from rjax.engine.kept_prefix import KeepAs, PendingPrefix, PendingPrefixes
-from rjax.engine.page_hash import PageHashes, salted_key
-from rjax.engine.parts import EngineParts, StepWorker, build_parts
+from rjax.engine.parts import EngineParts
 from rjax.engine.preemption import PreemptionCost
 from rjax.engine.prefix_forest import PrefixForest
 from rjax.engine.prefix_methods import SHARED_PREFIX, PrefixMethods
 from rjax.engine.request import Request, logprobs_at
 from rjax.engine.request_checks import RequestChecks
 from rjax.engine.scheduler import Scheduler
-from rjax.engine.sequence import Sequence, SequenceStatus
 from rjax.engine.stats import EngineStats
-from rjax.engine.token_mask import TokenMask
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams, slot_row
 from rjax.structured.compiler import GrammarCompiler
-from rjax.worker.worker import DispatchedStep
 
 _log = logging.getLogger(__name__)
 _PREFIX_REQUEST = SHARED_PREFIX
@@ -45,20 +45,14 @@ class LLMEngine(PrefixMethods):
     already on the device, and the host works while the device does. A sequence that ends is known
     one step late; the token computed meanwhile is dropped.
 
-    Weights, KV pool and compiled steps go with the last reference to the engine, or by `close`.
+    `rjax.engine_builder.build_engine` makes one from a configuration. Weights, KV pool and compiled
+    steps are freed with the last reference to the engine, or by `close`.
+
+    Args:
+        parts: the worker that runs the steps, and the limits that it was made for.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._start(build_parts(config))
-
-    @classmethod
-    def from_parts(cls, parts: EngineParts) -> "LLMEngine":
-        """An engine over parts that exist already."""
-        engine = cls.__new__(cls)
-        engine._start(parts)
-        return engine
-
-    def _start(self, parts: EngineParts) -> None:
+    def __init__(self, parts: EngineParts) -> None:
         config = self.config = parts.config
         self.model_config = parts.model_config
         self.max_model_len = parts.max_model_len

@@ -2,8 +2,8 @@
 
 import dataclasses
 
+from rjax.batch.page_hash import PageHashes, block_bytes
 from rjax.engine.block_manager import BlockManager
-from rjax.engine.page_hash import PageHashes, block_bytes
 from rjax.errors import InvalidRequestError, OutOfMemoryError
 
 

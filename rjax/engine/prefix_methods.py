@@ -6,10 +6,10 @@ from typing import no_type_check
 
 import numpy as np
 
+from rjax.batch.step_worker import StepWorker
 from rjax.closing import Closable
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.kept_prefix import KeepAs, PendingPrefix
-from rjax.engine.parts import StepWorker
 from rjax.engine.prefix_file import PrefixOrigin, SavedPrefix, load_prefix_file, save_prefix_file
 from rjax.engine.prefix_forest import NamedPrefix, PrefixForest
 from rjax.engine.request_checks import RequestChecks

@@ -5,14 +5,14 @@ import logging
 import time
 from collections.abc import Sequence as Tokens
 
+from rjax.batch.page_hash import PageHashes
+from rjax.batch.sequence import Sequence
+from rjax.batch.step_readout import HostLogprobs
+from rjax.batch.token_mask import TokenMask
 from rjax.engine.completion import Completion, StepLogprobs, logprob_entry
-from rjax.engine.page_hash import PageHashes
-from rjax.engine.sequence import Sequence
-from rjax.engine.token_mask import TokenMask
 from rjax.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams, sequence_seed
 from rjax.tokenization import Tokenizer
-from rjax.worker.readout import HostLogprobs
 
 _log = logging.getLogger(__name__)
 _CUT_OFF: tuple[FinishReason, ...] = ("error", "abort")  # ends that the tokens did not bring about

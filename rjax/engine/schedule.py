@@ -1,25 +1,11 @@
 """A step as the scheduler asks for it, and while it is put together."""
 
 import dataclasses
-from typing import NamedTuple
 
-from rjax.engine.page_operations import PageOperation
-from rjax.engine.sequence import Sequence
-from rjax.engine.step_limits import StepLimits
-
-
-class ScheduledSequence(NamedTuple):
-    """A run of tokens of one sequence: positions [start, stop) are computed in this step.
-
-    ``samples`` says whether the run reaches the sequence's end, so that a token is sampled. The KV
-    of positions before ``stored`` is in the pages already, and is not written again.
-    """
-
-    sequence: Sequence
-    start: int
-    stop: int
-    samples: bool
-    stored: int = 0
+from rjax.batch.page_operations import PageOperation
+from rjax.batch.scheduled_sequence import ScheduledSequence
+from rjax.batch.sequence import Sequence
+from rjax.batch.step_limits import StepLimits
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,15 +7,16 @@ import itertools
 import numpy as np
 from jaxtyping import Int
 
+from rjax.batch.page_hash import block_bytes
+from rjax.batch.page_operations import PageOperations
+from rjax.batch.scheduled_sequence import ScheduledSequence
+from rjax.batch.sequence import Sequence, SequenceStatus
+from rjax.batch.step_limits import StepLimits
 from rjax.engine.beginning import Beginning, BeginningFinder
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.host_pool import HostPool
-from rjax.engine.page_hash import block_bytes
-from rjax.engine.page_operations import PageOperations
 from rjax.engine.preemption import PreemptionCost
-from rjax.engine.schedule import Schedule, ScheduledSequence, StepInTheMaking
-from rjax.engine.sequence import Sequence, SequenceStatus
-from rjax.engine.step_limits import StepLimits
+from rjax.engine.schedule import Schedule, StepInTheMaking
 
 _RUNNING, _WAITING = SequenceStatus.RUNNING, SequenceStatus.WAITING
 

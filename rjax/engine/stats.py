@@ -3,10 +3,10 @@
 import dataclasses
 
 from pallas_kernels.attention.planner import PlanStats
+from rjax.batch.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
+from rjax.batch.sequence import Sequence
 from rjax.engine.block_manager import BlockManager
-from rjax.engine.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
 from rjax.engine.scheduler import Scheduler
-from rjax.engine.sequence import Sequence
 
 
 @dataclasses.dataclass(slots=True)

@@ -247,10 +247,10 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _engine(options: dict[str, Any]) -> Any:
     """The engine, its first requests done."""
     from rjax.config import EngineConfig
-    from rjax.engine.llm_engine import LLMEngine
+    from rjax.engine_builder import build_engine
     from rjax.sampling import SamplingParams
 
-    engine = LLMEngine(EngineConfig.from_options(options))
+    engine = build_engine(EngineConfig.from_options(options))
     if engine.tokenizer is None:
         raise InvalidConfigError("the model has no tokenizer; a server needs one")
     greedy = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)

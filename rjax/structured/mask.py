@@ -30,7 +30,7 @@ class MaskBudget:
 
 
 class GrammarMask:
-    """A `rjax.engine.token_mask.TokenMask` over one llguidance matcher.
+    """A `rjax.batch.token_mask.TokenMask` over one llguidance matcher.
 
     Args:
         matcher: at its start, without an error; it becomes this mask's own.

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Int
 
-from rjax.engine.schedule import ScheduledSequence
+from rjax.batch.scheduled_sequence import ScheduledSequence
 
 
 def by_shared_pages(

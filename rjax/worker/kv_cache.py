@@ -1,6 +1,5 @@
 """The pool of KV pages: how large it can be, and its arrays."""
 
-import dataclasses
 import math
 import pathlib
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from models import ModelConfig
+from rjax.batch.step_worker import PoolSize
 from rjax.errors import OutOfMemoryError
 from rjax.memory_sizes import available_memory, host_memory
 
@@ -19,14 +19,6 @@ _CPU_SHARE = 0.1  # of the host's memory: a CPU engine is a guest on its machine
 _FREE_SHARE = 0.5  # of what is free of it
 _GPU_STEPS = 64  # sizes between two powers of two: rounding loses 1/64 at most
 _CPU_STEPS = 8
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PoolSize:
-    """Pages of the pool and bytes of one page over all layers, K and V together."""
-
-    num_pages: int
-    page_bytes: int
 
 
 def page_bytes(config: ModelConfig, page_size: int, dtype: jnp.dtype) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from rjax.engine.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
+from rjax.batch.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
 from rjax.errors import InvalidConfigError, OutOfMemoryError
 from rjax.worker.compile_ahead import compile_ahead
 

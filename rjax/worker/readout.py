@@ -1,31 +1,12 @@
-"""A step's result on the host."""
+"""Copies the result of a step to the host."""
 
 import dataclasses
 
 import numpy as np
-from jaxtyping import Float32, Int32
 
+from rjax.batch.step_readout import HostLogprobs, StepReadout
 from rjax.sampling import TokenLogprobs
 from rjax.worker.step import StepResult
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class HostLogprobs:
-    """Logprobs of X tokens; fields as in ``TokenLogprobs``."""
-
-    logprob: Float32[np.ndarray, " X"]
-    rank: Int32[np.ndarray, " X"]
-    top_ids: Int32[np.ndarray, "X A"]
-    top_logprobs: Float32[np.ndarray, "X A"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepReadout:
-    """Fields as in ``StepResult``."""
-
-    tokens: Int32[np.ndarray, " B"]
-    sampled: HostLogprobs | None
-    prompt: HostLogprobs | None
 
 
 def read_result(result: StepResult) -> StepReadout:

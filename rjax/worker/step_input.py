@@ -11,7 +11,7 @@ from jaxtyping import Array, Int
 from pallas_kernels.attention.check import check_values, check_writes
 from pallas_kernels.attention.planner import PlanStats, Sharing, plan_attention
 from pallas_kernels.attention.work_list import AttentionPlan
-from rjax.engine.schedule import ScheduledSequence
+from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.worker.step_shape import StepShape
 
 type IntArray = Array | np.ndarray

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.planner import PlanShape
-from rjax.engine.schedule import ScheduledSequence
-from rjax.engine.step_limits import StepLimits
+from rjax.batch.scheduled_sequence import ScheduledSequence
+from rjax.batch.step_limits import StepLimits
 from rjax.sampling import SamplerMode, step_mode
 
 

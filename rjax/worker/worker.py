@@ -13,22 +13,25 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
 from models import LoadedModel
-from pallas_kernels.attention.planner import CostModel, PlanStats, Sharing, cut_tokens
+from pallas_kernels.attention.planner import CostModel, Sharing, cut_tokens
+from rjax.batch.dispatched_step import DispatchedStep
+from rjax.batch.page_operations import PageOperation
+from rjax.batch.scheduled_sequence import ScheduledSequence
+from rjax.batch.sequence import SequenceStatus
+from rjax.batch.step_limits import StepLimits
+from rjax.batch.step_readout import StepReadout
+from rjax.batch.step_worker import PoolSize
 from rjax.config import EngineConfig
-from rjax.engine.page_operations import PageOperation
-from rjax.engine.schedule import ScheduledSequence
-from rjax.engine.sequence import SequenceStatus
-from rjax.engine.step_limits import StepLimits
 from rjax.sampling import SamplerMode, SlotRow, admit, compile_admission, init_state
 from rjax.worker.backend import Backend
 from rjax.worker.batch_order import by_shared_pages
 from rjax.worker.compile_ahead import compile_ahead
 from rjax.worker.cost_model import fitted_cost_model
 from rjax.worker.gathered_steps import GatheredResult, GatheredSteps, StepKind
-from rjax.worker.kv_cache import PoolSize, check_pool_fits, fit_pool, make_pools, page_bytes
+from rjax.worker.kv_cache import check_pool_fits, fit_pool, make_pools, page_bytes
 from rjax.worker.page_mover import PageMover, Pools
 from rjax.worker.programs import StepPrograms
-from rjax.worker.readout import StepReadout, read_result
+from rjax.worker.readout import read_result
 from rjax.worker.step import StepResult, StepState
 from rjax.worker.step_input import build_step_input, check_step_input
 from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape, step_features
@@ -38,25 +41,6 @@ _SAMPLED = 64  # values of each weight in the model's fingerprint
 _PROMPT_ROWS = 512  # whose logits there is room for: several blocks of what a step holds at once
 _ALL = 0xFFFFFFFF  # of 32 tokens all may be sampled
 _FIRST_RUNS = 2  # of a program: XLA makes its CUDA graph in the second
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class DispatchedStep:
-    """A step that runs on the device; ``result`` arrives when it is done.
-
-    Attributes:
-        batch: the sequences, in the order of the result's rows.
-        result: a StepResult on the device, for the worker that made it to read.
-        stats: what its attention reads.
-        num_tokens: rows computed.
-        held: whether it waits for ``Worker.sample``, and its result with it.
-    """
-
-    batch: list[ScheduledSequence]
-    result: Any
-    stats: PlanStats
-    num_tokens: int
-    held: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 import hashlib
 from collections import Counter, defaultdict
 
+from rjax.batch.page_hash import PageHashes
+from rjax.batch.sequence import SequenceStatus
 from rjax.engine.llm_engine import LLMEngine
-from rjax.engine.page_hash import PageHashes
-from rjax.engine.sequence import SequenceStatus
 
 
 def check(engine: LLMEngine) -> None:

@@ -13,8 +13,8 @@ from hypothesis.stateful import (
     rule,
 )
 
+from rjax.batch.page_hash import PageHashes, root_key
 from rjax.engine.block_manager import BlockManager
-from rjax.engine.page_hash import PageHashes, root_key
 
 PAGES, S = 12, 2
 

@@ -10,7 +10,7 @@ from flax import nnx
 from models import config_from_dict
 from models.decoder import Decoder
 from models.sharding import single_device_mesh
-from rjax.engine.step_limits import StepLimits
+from rjax.batch.step_limits import StepLimits
 from rjax.sampling import SamplerMode, init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.compilation_cache import keep_compiled

@@ -2,8 +2,8 @@
 
 import pytest
 
+from rjax.batch.step_limits import StepLimits, step_limits
 from rjax.config import SchedulerSettings
-from rjax.engine.step_limits import StepLimits, step_limits
 from rjax.sampling import SamplingParams
 from rjax.worker.step_shape import ShapeTable
 

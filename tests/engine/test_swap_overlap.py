@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from rjax.engine.page_operations import CopyPages, SwapIn, SwapOut
+from rjax.batch.page_operations import CopyPages, SwapIn, SwapOut
 from rjax.errors import InvalidConfigError, OutOfMemoryError
 from rjax.worker import page_mover
 from rjax.worker.page_mover import PageMover

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from rjax.engine.page_operations import CopyPages, SwapIn, SwapOut
+from rjax.batch.page_operations import CopyPages, SwapIn, SwapOut
+from rjax.batch.step_worker import PoolSize
 from rjax.errors import OutOfMemoryError
 from rjax.sampling import SamplingParams
 from rjax.worker import kv_cache
 from rjax.worker.compilation_cache import keep_compiled
-from rjax.worker.kv_cache import PoolSize, check_pool_fits, check_weights_fit, fit_pool
+from rjax.worker.kv_cache import check_pool_fits, check_weights_fit, fit_pool
 
 from .tiny import make_engine, run
 

@@ -14,7 +14,7 @@ import pytest
 from rjax.async_engine import AsyncLLMEngine
 from rjax.beam_search import BeamSearchParams
 from rjax.config import EngineConfig
-from rjax.engine.llm_engine import LLMEngine
+from rjax.engine_builder import build_engine
 from rjax.errors import EngineClosedError, InvalidRequestError
 from rjax.llm import LLM
 from rjax.sampling import SamplingParams, StructuredOutputsParams
@@ -171,7 +171,7 @@ def test_an_engine_of_someone_else_stays_open() -> None:
 
 @pytest.mark.usefixtures("collector_off")
 def test_an_engine_behind_asyncio_goes_too(tiny_folder: pathlib.Path) -> None:
-    engine = LLMEngine(EngineConfig.from_options({"model": str(tiny_folder), **OPTIONS}))
+    engine = build_engine(EngineConfig.from_options({"model": str(tiny_folder), **OPTIONS}))
     watched = weakref.ref(engine)
 
     async def serve(served: AsyncLLMEngine) -> None:

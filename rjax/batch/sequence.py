@@ -3,8 +3,8 @@
 import dataclasses
 import enum
 
-from rjax.engine.page_hash import PageHashes
-from rjax.engine.token_mask import TokenMask
+from rjax.batch.page_hash import PageHashes
+from rjax.batch.token_mask import TokenMask
 from rjax.sampling import SamplerMode, SamplingParams
 
 
