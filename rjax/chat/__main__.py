@@ -21,11 +21,11 @@ from rjax.cli.arguments import (
     engine_options,
     sampling_options,
 )
+from rjax.cli.bundled import BUNDLED_NAME
 from rjax.cli.errors import BAD_INPUT, OneLineParser, run_command
 from rjax.cli.prompts import read_text
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.sampling import SamplingParams
-from rjax.serve import BUNDLED_NAME
 
 _NAME = "rjax.chat"
 _NOT_HERE = ("n", "logprobs", "prompt_logprobs", "detokenize")

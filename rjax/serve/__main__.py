@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rjax.cli.arguments import add_engine_arguments, engine_options
+from rjax.cli.bundled import BUNDLED_NAME
 from rjax.cli.errors import BAD_INPUT, OneLineParser, run_command
 from rjax.cli.prompts import read_text
 from rjax.errors import InvalidConfigError
-from rjax.serve import BUNDLED_NAME
 from rjax.serve.limits import ServeLimits, limits_table
 from rjax.serve.options import HttpOptions, json_names
 

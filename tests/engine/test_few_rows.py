@@ -14,8 +14,7 @@ from pallas_kernels.gated_activation.xla import gated_silu
 from pallas_kernels.gated_product.mosaic import gated_product
 from pallas_kernels.residual_norm.xla import add_rms_norm
 from pallas_kernels.split_product import mosaic, xla
-from rjax import functional
-from rjax.engine import parts
+from rjax import engine_builder, functional
 from rjax.sampling import SamplingParams
 from rjax.worker.backend import OneRow, choose_backend
 from tests.functional.programs import prepared, prompts
@@ -74,7 +73,7 @@ def with_kernels(monkeypatch, kernels):
     def choose(*arguments, **options):
         return dataclasses.replace(choose_backend(*arguments, **options), **kernels[0])
 
-    monkeypatch.setattr(parts, "choose_backend", choose)
+    monkeypatch.setattr(engine_builder, "choose_backend", choose)
 
 
 def answers(folder, count, **options):
@@ -105,7 +104,7 @@ def test_one_sequence_is_one_row(tiny, kernels, one_row, monkeypatch, kv):
         taken = kernels[0] | {"one_row": one_row[0]}
         return dataclasses.replace(choose_backend(*arguments, **options), **taken)
 
-    monkeypatch.setattr(parts, "choose_backend", choose)
+    monkeypatch.setattr(engine_builder, "choose_backend", choose)
     engine, got = answers(tiny, 1, kv_cache_dtype=kv)
     worker: Any = engine._worker
     assert [(s.rows, s.seqs) for s in worker.shapes.decode] == [(1, 1), (8, 4), (16, 16)]
