@@ -53,7 +53,7 @@ class HostOnlyWorker:
             max_model_len=LENGTH,
             page_size=PAGE_SIZE,
             item_rows=lambda rows: min(32, rows),
-            cut_of=lambda rows: SPLIT,
+            kv_split_of=lambda rows: SPLIT,
             padded_rows=lambda rows: rows,
             joining=Joining(16, 33, 64, wide_lanes=2, paired_rows=16),
             growth=2,
@@ -75,7 +75,7 @@ class HostOnlyWorker:
     def dispatch(self, batch, tables) -> DispatchedStep:
         """Do the host's part of a step."""
         clock = [time.thread_time()]
-        batch = by_shared_pages(batch, tables, page_size=PAGE_SIZE, split_tokens=SPLIT)
+        batch = by_shared_pages(batch, tables, page_size=PAGE_SIZE, kv_split=SPLIT)
         clock.append(time.thread_time())
         rows = sum([item.stop - item.start for item in batch])
         shape = self.shapes.choose(rows=rows, seqs=len(batch))

@@ -61,7 +61,7 @@ def measure(options: argparse.Namespace, engine: Any) -> list[dict[str, Any]]:
     def alone(count: int) -> None:
         out(count)
         back(count)
-        jax.block_until_ready(worker._pools)
+        jax.block_until_ready(worker._state.pools)
 
     def kinds(count: int) -> dict[str, Callable[[], Any]]:
         return {

@@ -17,7 +17,7 @@ from rjax.tokenization import Tokenizer
 from rjax.worker.backend import choose_backend
 from rjax.worker.compilation_cache import keep_compiled
 from rjax.worker.dtype import choose_dtype, choose_kv_dtype
-from rjax.worker.kv_cache import check_weights_fit
+from rjax.worker.memory_sizing import check_weights_fit
 from rjax.worker.worker import Worker
 
 

@@ -16,11 +16,11 @@ class DispatchedStep:
         result: opaque; only the worker that dispatched the step can read it.
         stats: KV tokens that its attention reads.
         num_tokens: rows computed.
-        held: whether it waits for `StepWorker.sample`, and its result with it.
+        forward_only: whether `StepWorker.sample` has yet to sample it.
     """
 
     batch: list[ScheduledSequence]
     result: Any
     stats: PlanStats
     num_tokens: int
-    held: bool = False
+    forward_only: bool = False

@@ -23,7 +23,14 @@ class PoolSize:
 
 
 class StepWorker(Protocol):
-    """What the engine needs of a worker; `rjax.worker.worker.Worker` is the one with a device."""
+    """Runs steps for the engine; `rjax.worker.worker.Worker` runs them on devices.
+
+    It knows no requests, only scheduled sequences and pages.
+
+    Attributes:
+        pool: size of the KV pool.
+        num_host_pages: pages of host memory for swapped sequences.
+    """
 
     pool: PoolSize
     num_host_pages: int
@@ -35,19 +42,19 @@ class StepWorker(Protocol):
 
     @property
     def page_shape(self) -> tuple[int, ...]:
-        """Of one page as ``read_pages`` gives it: (pools, K, S, H)."""
+        """Of one page as ``read_pages`` returns it: (pools, K, S, H)."""
         ...
 
     def fingerprint(self) -> str:
-        """Names the model by its configuration and weights."""
+        """Identifies the model by its configuration and weights."""
         ...
 
     def warmup(self) -> None:
-        """Compile every step ahead."""
+        """Compile every step before the first request."""
         ...
 
     def measure_page_seconds(self) -> float:
-        """Time to bring one page to the device or back."""
+        """Measure the seconds that one page takes to the host or back."""
         ...
 
     def read_pages(self, pages: list[int]) -> np.ndarray:
@@ -55,7 +62,7 @@ class StepWorker(Protocol):
         ...
 
     def write_pages(self, pages: list[int], data: np.ndarray) -> None:
-        """Put KV into these pages."""
+        """Write KV of the form of ``read_pages`` into these pages."""
         ...
 
     def admit(self, slot: int, row: SlotRow) -> None:
@@ -73,7 +80,7 @@ class StepWorker(Protocol):
         ...
 
     def sample(self, step: DispatchedStep) -> DispatchedStep:
-        """Go on with a step that is held, now that the masks of its sequences are known."""
+        """Sample a forward-only step, now that the token masks of its sequences are known."""
         ...
 
     def read(self, step: DispatchedStep) -> StepReadout:

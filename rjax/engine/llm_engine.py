@@ -245,7 +245,8 @@ class LLMEngine(PrefixMethods):
         outputs, self._held_back = self._held_back, []
         while len(self._in_flight) > dispatched:
             outputs += self._read(self._in_flight.popleft())
-        if self._in_flight and self._in_flight[-1].held:  # the masks know the last tokens now
+        if self._in_flight and self._in_flight[-1].forward_only:
+            # The token masks have the last tokens now.
             self._in_flight[-1] = self._worker.sample(self._in_flight[-1])
         return outputs
 

@@ -2,11 +2,19 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 
 from rjax.batch.step_readout import HostLogprobs, StepReadout
 from rjax.sampling import TokenLogprobs
 from rjax.worker.step import StepResult
+
+
+def start_copy(result: StepResult) -> StepResult:
+    """Start to copy a result to the host, and return it at once."""
+    for leaf in jax.tree.leaves(result):
+        leaf.copy_to_host_async()
+    return result
 
 
 def read_result(result: StepResult) -> StepReadout:

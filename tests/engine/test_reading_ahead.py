@@ -146,7 +146,7 @@ def test_steps_have_rows_of_the_page_table_for_those_ahead():
         max_model_len=64,
         page_size=8,
         item_rows=lambda rows: rows,
-        cut_of=lambda rows: 8,
+        kv_split_of=lambda rows: 8,
         padded_rows=lambda rows: rows,
         joining=None,
         growth=2,

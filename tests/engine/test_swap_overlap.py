@@ -79,7 +79,7 @@ def test_nothing_waits(late):
 
 def test_too_much_under_way_is_waited_for(late):
     mover, pools, event = late
-    most = page_mover._MOST_UNDER_WAY
+    most = page_mover._MAX_IN_FLIGHT
     for i in range(most):
         pools = mover.run(pools, [SwapOut([i], [i])])
     assert not event.is_set()
