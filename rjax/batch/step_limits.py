@@ -1,52 +1,55 @@
-"""How much one step computes, and of how many sequences."""
+"""Limits on the tokens and the sequences of one step."""
 
 import dataclasses
 
 from rjax.config import SchedulerSettings
 
-_MOST_AHEAD = 8  # sequences ahead in one step: each takes a row of its page table and logits
+_MAX_PREFILL_AHEAD = 8  # in one step: each takes a row of its page table and its logits
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What the scheduler keeps to and the compiled steps have room for.
+    """The limits of the scheduler, for which steps are compiled.
 
     Attributes:
         max_num_seqs: sequences that generate at once.
         max_num_batched_tokens: tokens of a step.
-        max_num_ahead: further sequences, whose prompts are computed before they have their turn.
-        ahead_tokens: those prompts fill a step up to so many tokens, all of its tokens counted.
+        max_num_prefill_ahead: further sequences whose prompts are computed before they can generate
+            (prefill ahead).
+        prefill_ahead_tokens: tokens of a step, all counted, up to which prefill ahead fills it.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
-    max_num_ahead: int = 0
-    ahead_tokens: int = 0
+    max_num_prefill_ahead: int = 0
+    prefill_ahead_tokens: int = 0
 
     @property
     def num_slots(self) -> int:
         """Sequences that hold pages at once."""
-        return self.max_num_seqs + self.max_num_ahead
+        return self.max_num_seqs + self.max_num_prefill_ahead
 
     @property
-    def ahead_seqs(self) -> int:
-        """Sequences ahead in one step."""
-        return min(self.max_num_ahead, _MOST_AHEAD)
+    def max_prefill_ahead_seqs(self) -> int:
+        """Prefill-ahead sequences in one step."""
+        return min(self.max_num_prefill_ahead, _MAX_PREFILL_AHEAD)
 
 
 def step_limits(settings: SchedulerSettings, *, most_tokens: int, spare_rows: int) -> StepLimits:
     """The limits for these settings.
 
     Args:
-        most_tokens: of a step, where the settings do not say.
-        spare_rows: tokens up to which a step takes little longer than one of a few; 0 where every
+        settings: of the scheduler.
+        most_tokens: of a step, if the settings give no ``max_num_batched_tokens``.
+        spare_rows: tokens up to which a step takes little longer than a step of few; 0 if every
             token costs the same.
     """
     budget = settings.max_num_batched_tokens or max(most_tokens, settings.max_num_seqs)
     spare = min(spare_rows, budget)
     if spare <= settings.max_num_seqs:
         spare = 0
-    ahead = settings.max_num_ahead
-    if ahead is None:
-        ahead = settings.max_num_seqs if spare else 0
-    return StepLimits(settings.max_num_seqs, budget, ahead, (spare or budget) if ahead else 0)
+    prefill_ahead = settings.max_num_prefill_ahead
+    if prefill_ahead is None:
+        prefill_ahead = settings.max_num_seqs if spare else 0
+    prefill_ahead_tokens = (spare or budget) if prefill_ahead else 0
+    return StepLimits(settings.max_num_seqs, budget, prefill_ahead, prefill_ahead_tokens)

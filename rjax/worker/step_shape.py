@@ -104,11 +104,12 @@ class ShapeTable:
             shape(padded_rows(size), size, kv_split_of(size)) for size in reversed(sizes)
         ]
         most = limits.max_num_batched_tokens
-        chunks = {most // growth**i for i in range(3)} | {limits.ahead_tokens}
+        chunks = {most // growth**i for i in range(3)} | {limits.prefill_ahead_tokens}
         self._mixed = [
             shape(
                 rows,
-                limits.max_num_seqs + (limits.ahead_seqs if rows <= limits.ahead_tokens else 0),
+                limits.max_num_seqs
+                + (limits.max_prefill_ahead_seqs if rows <= limits.prefill_ahead_tokens else 0),
                 kv_split_of(rows),
             )
             for rows in sorted(chunks)

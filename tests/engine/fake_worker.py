@@ -73,7 +73,7 @@ class FakeWorker:
     def dispatch(self, batch, tables):
         S, limits = self.page_size, self.limits
         assert sum(item.samples for item in batch) <= limits.max_num_seqs
-        assert len(batch) <= limits.max_num_seqs + limits.ahead_seqs
+        assert len(batch) <= limits.max_num_seqs + limits.max_prefill_ahead_seqs
         assert sum(item.stop - item.start for item in batch) <= limits.max_num_batched_tokens
         written = set()
         for item in batch:

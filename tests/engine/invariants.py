@@ -52,7 +52,7 @@ def check(engine: LLMEngine) -> None:
             assert not s.pages
         else:
             assert s.num_stored <= s.capacity == len(s.pages) * blocks.page_size
-    assert all(owner in scheduler.running for owner in blocks._promised.values())
+    assert all(owner in scheduler.running for owner in blocks._pending.values())
     _check_keys(engine)
 
 
