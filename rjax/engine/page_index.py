@@ -58,11 +58,11 @@ class PageIndex:
         """Remove a page from the index."""
         content = self._content[page]
         if content is not None:
-            place = content.parent, content.tokens[:4]
-            siblings = self._pages[place]
+            bucket = content.parent, content.tokens[:4]
+            siblings = self._pages[bucket]
             del siblings[page]
             if not siblings:
-                del self._pages[place]
+                del self._pages[bucket]
             self._content[page] = None
 
     def find(self, parent: bytes, tokens: bytes, unusable: set[int]) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""What an engine is put together from."""
+"""What an engine is made from."""
 
 import dataclasses
 from typing import Any
@@ -11,18 +11,18 @@ from rjax.tokenization import Tokenizer
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """The parts of an engine; tests and benchmarks put in their own worker.
+    """The worker and the limits of an engine; tests and benchmarks pass a worker of their own.
 
     Attributes:
         config: as the caller gave it.
         worker: runs the steps.
         vocab_size: width of the logits.
-        max_model_len: tokens of one sequence, at most.
-        limits: of its steps.
+        max_model_len: tokens of the longest sequence.
+        limits: of the steps.
         identity: first key of every chain of the prefix cache: model and dtypes.
-        backend, device: names, for the statistics.
-        tokenizer: None where the engine serves token ids only.
-        model_config: None where there is no model.
+        backend, device: names for the statistics.
+        tokenizer: None if the engine serves token ids only.
+        model_config: None without a model.
     """
 
     config: EngineConfig

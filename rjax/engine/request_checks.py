@@ -75,7 +75,7 @@ class RequestChecks:
 
     @no_type_check
     def logprob_start(self, start: int, length: int) -> int:
-        """A place in the prompt."""
+        """A position in the prompt."""
         if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start < length:
             raise InvalidRequestError(
                 f"logprob_start_len is {start!r}; give a whole number from 0 to {length - 1}"

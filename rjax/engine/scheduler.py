@@ -17,6 +17,7 @@ from rjax.engine.host_pool import HostPool
 from rjax.engine.preemption import PreemptionCost
 from rjax.engine.prefix_matcher import PrefixMatch, PrefixMatcher
 from rjax.engine.schedule import Schedule, StepBuilder
+from rjax.engine.swapper import Swapper
 
 _RUNNING, _WAITING = SequenceStatus.RUNNING, SequenceStatus.WAITING
 
@@ -65,7 +66,6 @@ class Scheduler:
         self.swapped: list[Sequence] = []
         self.cost = cost or PreemptionCost()
         self.num_preemptions = 0
-        self.num_swaps = 0
         self.page_table: Int[np.ndarray, "slots M"] = np.zeros(
             (limits.num_slots, max_pages), np.int32
         )
@@ -74,6 +74,12 @@ class Scheduler:
         self._caching = enable_prefix_caching
         self._slots = list(range(limits.num_slots - 1, -1, -1))
         self._operations = PageOperations()
+        self._swapper = Swapper(blocks, self.host, self.cost, self._operations)
+
+    @property
+    def num_swaps(self) -> int:
+        """Preemptions that swapped to host memory."""
+        return self._swapper.num_swaps
 
     def add(self, sequence: Sequence) -> None:
         """Put a new sequence into the waiting queue."""
@@ -94,7 +100,7 @@ class Scheduler:
                 self.waiting.remove(sequence)
             case SequenceStatus.SWAPPED:
                 self.swapped.remove(sequence)
-                self._drop_saved(sequence)
+                self._swapper.release(sequence)
             case SequenceStatus.RUNNING:
                 self._cache_partial_page(sequence, sequence.num_known)
                 self._leave(sequence)
@@ -261,7 +267,7 @@ class Scheduler:
         if sequence.num_cached is None:
             sequence.num_cached = sequence.num_computed
             sequence.num_shared = min(shared * S, sequence.num_computed)
-        self._drop_saved(sequence)
+        self._swapper.release(sequence)
         if self._caching:
             self.cache_full_pages(sequence)
             self.blocks.mark_pending(sequence.hashes.keys[sequence.num_registered :], sequence)
@@ -360,7 +366,7 @@ class Scheduler:
                 sequence.group_pages = self.blocks.num_available - before
 
     def _preempt(self, victim: Sequence) -> None:
-        status = SequenceStatus.SWAPPED if self._swap_out(victim) else _WAITING
+        status = SequenceStatus.SWAPPED if self._swapper.swap_out(victim) else _WAITING
         self._cache_partial_page(victim, victim.num_known)
         self._leave(victim)
         victim.num_computed = victim.num_stored = victim.num_registered = 0
@@ -368,49 +374,6 @@ class Scheduler:
         victim.num_preemptions += 1
         self.num_preemptions += 1
         self._queue(victim, status)
-
-    def _swap_out(self, victim: Sequence) -> bool:
-        """Copy its pages to the host if that is cheaper than to recompute them, and they fit.
-
-        Returns:
-            Whether it was done.
-        """
-        S = self.blocks.page_size
-        keys = victim.hashes.keys[: victim.num_registered]
-        wanted = [
-            (number, page)
-            for number, page in enumerate(victim.pages[: self._pages_for(victim.num_stored)])
-            # A page with other owners stays on the device and is found again by its key.
-            if number >= len(keys) or self.blocks.references(page) == 1
-        ]
-        tokens = min(victim.num_stored, len(wanted) * S)
-        mode = self.cost.choose(
-            pages=len(wanted), tokens=tokens, has_siblings=victim.has_live_siblings
-        )
-        if mode == "recompute" or self.host.num_free < len(wanted) or not wanted:
-            return False
-        pages, slots = [], []
-        for number, page in wanted:
-            key = keys[number] if number < len(keys) else None
-            slot = None if key is None else self.host.find(key)
-            if slot is not None:
-                self.host.acquire(slot)
-            else:
-                slot = self.host.allocate(key)
-                assert slot is not None
-                pages.append(page)
-                slots.append(slot)
-            victim.host_slots[number] = slot
-        victim.num_saved = victim.num_stored
-        if pages:
-            self._operations.swap_out(pages, slots)
-        self.num_swaps += 1
-        return True
-
-    def _drop_saved(self, sequence: Sequence) -> None:
-        self.host.release(sequence.host_slots.values())
-        sequence.host_slots = {}
-        sequence.num_saved = 0
 
     def _queue(self, sequence: Sequence, status: SequenceStatus) -> None:
         sequence.status = status

@@ -190,13 +190,14 @@ def check_pool_fits(pool: PoolSize, *, memory: Mapping[str, int] | None, num_dev
     """
     if not memory or "bytes_limit" not in memory:
         return
-    room = (memory["bytes_limit"] - memory["bytes_in_use"]) * num_devices
-    if pool.num_pages * pool.page_bytes > room:
+    available = (memory["bytes_limit"] - memory["bytes_in_use"]) * num_devices
+    if pool.num_pages * pool.page_bytes > available:
         raise OutOfMemoryError(
             f"num_pages is {pool.num_pages}, which takes "
             f"{pool.num_pages * pool.page_bytes / 2**30:.1f} GiB, and {num_devices} device(s) have "
-            f"{room / 2**30:.1f} GiB to give: set num_pages below {room // pool.page_bytes}, since "
-            "a step needs memory too, or leave it out, and the pool takes what is left"
+            f"{available / 2**30:.1f} GiB to give: set num_pages below "
+            f"{available // pool.page_bytes}, since a step needs memory too, or leave it out, and "
+            "the pool takes what is left"
         )
 
 
@@ -223,19 +224,19 @@ def check_weights_fit(
     if not memory or "bytes_limit" not in memory:
         return
     weights = growth * sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    room = memory["bytes_limit"] * utilization - memory["bytes_in_use"]
-    if weights > room * num_devices:
+    available = memory["bytes_limit"] * utilization - memory["bytes_in_use"]
+    if weights > available * num_devices:
         share = (weights / num_devices + memory["bytes_in_use"]) / memory["bytes_limit"]
         remedies = []
         if share <= _MAX_UTILIZATION:
             remedies.append(f"raise gpu_memory_utilization above {share:.2f}")
-        if room > 0:
-            devices = 1 << (math.ceil(weights / room) - 1).bit_length()
+        if available > 0:
+            devices = 1 << (math.ceil(weights / available) - 1).bit_length()
             remedies.append(f"set tensor_parallel_size={devices}")
         else:
             remedies.append("free device memory")
         remedies.append("choose a 16-bit dtype or a smaller model")
         raise OutOfMemoryError(
             f"the weights take {weights / 2**30:.1f} GiB and {num_devices} device(s) have "
-            f"{max(room, 0) * num_devices / 2**30:.1f} GiB to give: {', or '.join(remedies)}"
+            f"{max(available, 0) * num_devices / 2**30:.1f} GiB to give: {', or '.join(remedies)}"
         )
