@@ -13,7 +13,7 @@ LONGEST = 480
 
 RJAX_LAYERS = """
 errors outputs
-memory_sizes closing
+memory_sizes closing prompts
 config
 tokenization
 structured
@@ -21,7 +21,7 @@ sampling
 batch
 engine worker
 engine_builder functional
-collection output_queue progress prompts
+collection output_queue progress
 conversations prefixes request_runner
 beam_search output_stream scoring
 llm
