@@ -42,11 +42,11 @@ def time_bare_step(llm: Any, case: DecodeCase) -> BareStep:
     worker: Worker = llm.engine._worker
     llm.reset_prefix_cache()
     shape = worker.shapes.choose(rows=case.batch, seqs=case.batch)
-    step = worker._programs.whole(shape, StepFeatures("greedy", 0, False))
-    packed = worker._programs.layout(shape).pack(_input(case, shape, worker))
+    step = worker._runner.programs.step(shape, StepFeatures("greedy", 0, False))
+    packed = worker._runner.programs.layout(shape).pack(_input(case, shape, worker))
 
     def run() -> jax.Array:
-        worker._state, result = step(worker._leaves, worker._state, packed)
+        worker._state.arrays, result = step(worker._runner.leaves, worker._state.arrays, packed)
         return result.tokens
 
     jax.block_until_ready(run())

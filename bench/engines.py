@@ -18,7 +18,7 @@ def add_engine_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--shapes", choices=sorted(SHAPES), help="a model's shapes, random weights")
     p.add_argument("--max-num-seqs", type=whole(1), default=64, help="sequences running at once")
     p.add_argument(
-        "--max-num-ahead", type=whole(0), help="further ones, whose prompts are computed"
+        "--max-num-prefill-ahead", type=whole(0), help="further ones, whose prompts are computed"
     )
     p.add_argument("--max-num-batched-tokens", type=whole(1), help="token budget of a step")
     p.add_argument(
@@ -58,7 +58,7 @@ def running_llm(
 
     given: dict[str, Any] = {
         "max_num_seqs": options.max_num_seqs,
-        "max_num_ahead": options.max_num_ahead,
+        "max_num_prefill_ahead": options.max_num_prefill_ahead,
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "num_decode_steps": options.num_decode_steps,
         "num_pages": options.num_pages if num_pages is None else num_pages,

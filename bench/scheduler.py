@@ -21,20 +21,20 @@ import numpy as np
 from bench.command_line import run, whole
 from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.planner import CostModel
+from rjax.batch.dispatched_step import DispatchedStep
+from rjax.batch.page_hash import PageHashes, root_key
+from rjax.batch.step_limits import StepLimits
+from rjax.batch.step_readout import StepReadout
+from rjax.batch.step_worker import PoolSize
 from rjax.cli.errors import OneLineParser
 from rjax.config import EngineConfig
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.llm_engine import LLMEngine
-from rjax.engine.page_hash import PageHashes, root_key
 from rjax.engine.parts import EngineParts
-from rjax.engine.step_limits import StepLimits
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.worker.batch_order import by_shared_pages
-from rjax.worker.kv_cache import PoolSize
-from rjax.worker.readout import StepReadout
 from rjax.worker.step_input import PackedLayout, build_step_input
 from rjax.worker.step_shape import ShapeTable, step_features
-from rjax.worker.worker import DispatchedStep
 
 PAGES, PAGE_SIZE, LENGTH, BUDGET, SPLIT = 100_000, 64, 8192, 8192, 512
 SYSTEM, OWN = 1024, 512
@@ -53,7 +53,7 @@ class HostOnlyWorker:
             max_model_len=LENGTH,
             page_size=PAGE_SIZE,
             item_rows=lambda rows: min(32, rows),
-            cut_of=lambda rows: SPLIT,
+            kv_split_of=lambda rows: SPLIT,
             padded_rows=lambda rows: rows,
             joining=Joining(16, 33, 64, wide_lanes=2, paired_rows=16),
             growth=2,
@@ -75,7 +75,7 @@ class HostOnlyWorker:
     def dispatch(self, batch, tables) -> DispatchedStep:
         """Do the host's part of a step."""
         clock = [time.thread_time()]
-        batch = by_shared_pages(batch, tables, page_size=PAGE_SIZE, split_tokens=SPLIT)
+        batch = by_shared_pages(batch, tables, page_size=PAGE_SIZE, kv_split=SPLIT)
         clock.append(time.thread_time())
         rows = sum([item.stop - item.start for item in batch])
         shape = self.shapes.choose(rows=rows, seqs=len(batch))
@@ -101,7 +101,7 @@ def make_engine(num_seqs: int) -> LLMEngine:
         {"max_num_seqs": num_seqs, "max_num_batched_tokens": BUDGET, "page_size": PAGE_SIZE}
     )
     limits = StepLimits(num_seqs, BUDGET)
-    engine = LLMEngine.from_parts(
+    engine = LLMEngine(
         EngineParts(
             config=config,
             worker=HostOnlyWorker(limits),

@@ -55,12 +55,11 @@ def main() -> None:
         import jax
 
         import rjax
-        import rjax.engine.llm_engine  # what LLM imports when it is made
-        import rjax.engine.parts as parts
+        import rjax.engine_builder as builder  # LLM imports it when it is made
 
-        return jax, rjax, parts
+        return jax, rjax, builder
 
-    jax, rjax, parts = clock.timed("imports_s", imports)()
+    jax, rjax, builder = clock.timed("imports_s", imports)()
     compiler: Counter[str] = Counter(dict.fromkeys([*_COMPILER.values(), *_CACHE.values()], 0))
 
     def spent(event: str, seconds: float, **_: Any) -> None:
@@ -74,9 +73,9 @@ def main() -> None:
     jax.monitoring.register_event_duration_secs_listener(spent)
     jax.monitoring.register_event_listener(happened)
     clock.timed("device_s", jax.devices)()
-    parts.load_model = clock.timed("weights_s", parts.load_model)
-    parts.Worker.warmup = clock.timed("warmup_s", parts.Worker.warmup)
-    parts.Worker = clock.timed("pool_s", parts.Worker)
+    builder.load_model = clock.timed("weights_s", builder.load_model)
+    builder.Worker.warmup = clock.timed("warmup_s", builder.Worker.warmup)
+    builder.Worker = clock.timed("pool_s", builder.Worker)
     llm = clock.timed("engine_s", rjax.LLM)(**task["options"])
     params = rjax.SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     prompt = list(range(task["prompt"]))

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from bench.command_line import command_parser, keep, run, whole, wholes
 from bench.engines import add_engine_options, model_name, running_llm
 from bench.records import record
-from rjax.engine.page_operations import SwapIn, SwapOut
+from rjax.batch.page_operations import SwapIn, SwapOut
 from rjax.sampling import SamplingParams
 
 COLUMNS = {
@@ -61,7 +61,7 @@ def measure(options: argparse.Namespace, engine: Any) -> list[dict[str, Any]]:
     def alone(count: int) -> None:
         out(count)
         back(count)
-        jax.block_until_ready(worker._pools)
+        jax.block_until_ready(worker._state.pools)
 
     def kinds(count: int) -> dict[str, Callable[[], Any]]:
         return {

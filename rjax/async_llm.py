@@ -50,9 +50,9 @@ class AsyncLLM:
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         config = EngineConfig.from_options({"model": model, **options})
-        from rjax.engine.llm_engine import LLMEngine  # brings in JAX: only once it is needed
+        from rjax.engine_builder import build_engine  # brings in JAX: only once it is needed
 
-        self._start(LLMEngine(config), config.relay, None, owns_engine=True)
+        self._start(build_engine(config), config.relay, None, owns_engine=True)
 
     @classmethod
     def from_engine(

@@ -139,12 +139,12 @@ class SchedulerSettings:
 
     Attributes:
         max_num_seqs: sequences that generate at once.
-        max_num_ahead: further sequences whose prompts are computed meanwhile, in what rows a step
-            has to spare, so that one is ready when another ends. They hold pages, and are the first
-            to give them up. None is ``max_num_seqs`` where such rows cost little (on Hopper a step
-            of up to 128 rows waits for the weights), and else 0.
+        max_num_prefill_ahead: further sequences whose prompts are computed in the spare rows of
+            steps, so that one is ready when another ends. They hold pages and are preempted first.
+            None is ``max_num_seqs`` where such rows cost little (on Hopper a step of up to 128 rows
+            waits for the weights), and else 0.
         max_num_batched_tokens: token budget of a step; decodes first, prompt chunks fill the rest.
-            Prompts ahead fill no more than those rows. None is 2048 on a GPU and 512 on a CPU.
+            Prefill ahead fills no more than those rows. None is 2048 on a GPU and 512 on a CPU.
         num_decode_steps: decode steps that start as one program on the device. More than 1 spares
             the host work where a step is shorter than what the host does for it (small models,
             few sequences); tokens then come so many at a time, and new requests wait so long. The
@@ -156,7 +156,7 @@ class SchedulerSettings:
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
-    max_num_ahead: int | None = None
+    max_num_prefill_ahead: int | None = None
     num_decode_steps: int = 1
     max_logprobs: int = 20
     priority_patience: int = 1024
@@ -165,7 +165,7 @@ class SchedulerSettings:
         _positive("max_num_seqs", self.max_num_seqs)
         _positive("max_num_batched_tokens", self.max_num_batched_tokens)
         _positive("num_decode_steps", self.num_decode_steps)
-        _positive("max_num_ahead", self.max_num_ahead, least=0)
+        _positive("max_num_prefill_ahead", self.max_num_prefill_ahead, least=0)
         _positive("max_logprobs", self.max_logprobs)
         _positive("priority_patience", self.priority_patience)
         if (

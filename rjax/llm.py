@@ -128,9 +128,9 @@ class LLM(OneCaller):
                 **options,
             }
         )
-        from rjax.engine.llm_engine import LLMEngine  # brings in JAX: only once it is needed
+        from rjax.engine_builder import build_engine  # brings in JAX: only once it is needed
 
-        self._start(LLMEngine(config), config.relay, owns_engine=True)
+        self._start(build_engine(config), config.relay, owns_engine=True)
 
     @classmethod
     def from_engine(cls, engine: Engine, relay: RelaySettings | None = None) -> "LLM":

@@ -21,11 +21,11 @@ from rjax.cli.arguments import (
     engine_options,
     sampling_options,
 )
+from rjax.cli.bundled import BUNDLED_NAME
 from rjax.cli.errors import BAD_INPUT, OneLineParser, run_command
 from rjax.cli.prompts import read_text
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.sampling import SamplingParams
-from rjax.serve import BUNDLED_NAME
 
 _NAME = "rjax.chat"
 _NOT_HERE = ("n", "logprobs", "prompt_logprobs", "detokenize")
@@ -158,8 +158,8 @@ def _answerer(arguments: argparse.Namespace, sampling: dict, *, stoppable: bool)
     if "chat_template" in arguments:
         options["chat_template"] = read_text(arguments.chat_template, "--chat-template")
     from rjax.config import EngineConfig
-    from rjax.engine.llm_engine import LLMEngine
+    from rjax.engine_builder import build_engine
 
-    engine = LLMEngine(EngineConfig.from_options({"use_tqdm": sys.stderr.isatty(), **options}))
+    engine = build_engine(EngineConfig.from_options({"use_tqdm": sys.stderr.isatty(), **options}))
     name = options.get("model") or BUNDLED_NAME
     return LocalAnswerer(engine, name, sampling, stoppable=stoppable)

@@ -41,7 +41,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     _option(engine, "--max-num-seqs", type=int, help="sequences that generate at once")
     _option(
         engine,
-        "--max-num-ahead",
+        "--max-num-prefill-ahead",
         type=int,
         help="further ones whose prompts are computed meanwhile (default: as many, on Hopper)",
     )
@@ -186,7 +186,7 @@ ENGINE_KEYS = (
     "backend",
     "max_num_seqs",
     "max_num_batched_tokens",
-    "max_num_ahead",
+    "max_num_prefill_ahead",
     "num_decode_steps",
     "num_pages",
     "kv_cache_dtype",

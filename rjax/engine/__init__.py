@@ -1,1 +1,1 @@
-"""The host side: requests, pages, scheduling, and the loop that drives the worker."""
+"""The host side: requests, scheduling, pages, and the loop that drives a worker."""

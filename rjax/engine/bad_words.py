@@ -1,4 +1,4 @@
-"""Words that a request must not say, as masks over its next tokens."""
+"""Words that a request must not generate, as masks over its next tokens."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from rjax.tokenization import Tokenizer
 
 
 class BadWordsMask:
-    """A `rjax.engine.token_mask.TokenMask` that keeps token sequences from being completed.
+    """A `rjax.batch.token_mask.TokenMask` that prevents token sequences from being completed.
 
     Args:
         sequences: none empty; the last token of each is forbidden after the others.
@@ -28,14 +28,14 @@ class BadWordsMask:
         self._all = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
 
     @property
-    def words(self) -> UInt32[np.ndarray, " W"]:
+    def bitmask(self) -> UInt32[np.ndarray, " W"]:
         """The allowed tokens' bits."""
-        words = self._all.copy()
+        bitmask = self._all.copy()
         for length in self._lengths:
             before = tuple(self._tail[-length:]) if length else ()
             for token in self._last.get(before, ()):
-                words[token // 32] &= ~np.uint32(1 << token % 32)
-        return words
+                bitmask[token // 32] &= ~np.uint32(1 << token % 32)
+        return bitmask
 
     def accept(self, token_id: int) -> None:
         """Take a sampled token."""
@@ -48,11 +48,11 @@ def bad_words_masks(
 ) -> list[BadWordsMask]:
     """A mask for each sample of a request with ``bad_words``.
 
-    A word is forbidden as it is written at the beginning of a text, and after a space where that is
-    a word of its own to the tokenizer, as vLLM does it.
+    As in vLLM, a word is forbidden as the tokenizer encodes it at the start of a text, and after a
+    space if that encoding differs in its first token and has as many tokens.
 
     Raises:
-        InvalidRequestError: there is no tokenizer, or no token would be left.
+        InvalidRequestError: there is no tokenizer, or no token would be allowed.
     """
     if tokenizer is None:
         raise InvalidRequestError(

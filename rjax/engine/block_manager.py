@@ -1,4 +1,4 @@
-"""Who owns which page of the KV pool, and whose content can be used again."""
+"""Reference counts of the pages of the KV pool, and the index of cached pages."""
 
 import dataclasses
 from collections import OrderedDict
@@ -10,7 +10,7 @@ from rjax.errors import OutOfMemoryError
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PageCounts:
-    """Pages by state; the three add up to ``total`` at every moment."""
+    """Pages by state; free + used + cached = total at all times."""
 
     free: int
     used: int
@@ -19,17 +19,20 @@ class PageCounts:
 
 
 class BlockManager:
-    """Reference counts and prefix tree of the pages of one pool.
+    """Allocates the pages of one pool, and finds cached pages again.
 
-    A page is *used* while at least one owner (a sequence, or a pin) holds it, *cached* when nobody
-    holds it but its content can serve a later prompt, and *free* otherwise. A cached page is the
-    first to be taken back when free ones run out, least recently used first; a sequence gives its
-    pages back from the last to the first, so that a page goes before the pages it depends on.
-    Every operation is O(1) a page.
+    A page is *used* while it has an owner (a sequence or a pinned prefix), *cached* when it has no
+    owner but its content can serve a later prompt, and *free* otherwise. Cached pages are evicted
+    when free pages run out, least recently used first. A sequence releases its pages from the last
+    to the first, so a page is evicted before the pages that its key depends on. Every operation is
+    O(1) a page.
 
-    Full pages are found by their chain key. A page that holds the beginning of what is wanted is
-    found by its tokens; only content of steps dispatched before the present one is offered so,
-    because it is copied before the step runs.
+    Full pages are found by their chain key, partial matches by their tokens. A partial match is
+    copied before the step runs, so only content of steps dispatched earlier is matched partially.
+
+    Args:
+        num_pages: of the pool.
+        page_size: tokens a page.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -41,16 +44,16 @@ class BlockManager:
         self._page_of: dict[bytes, int] = {}
         self._index = PageIndex(num_pages)
         self._cached: OrderedDict[int, None] = OrderedDict()
-        self._promised: dict[bytes, object] = {}
-        self._young: set[int] = set()
+        self._pending: dict[bytes, object] = {}
+        self._new: set[int] = set()
 
     @property
     def num_available(self) -> int:
-        """Pages that an allocation can take: free ones and cached ones."""
+        """Pages that can be allocated: free and cached ones."""
         return len(self._free) + len(self._cached)
 
     def counts(self) -> PageCounts:
-        """Exact accounting of the pool."""
+        """Pages by state."""
         available = self.num_available
         return PageCounts(
             free=len(self._free),
@@ -60,15 +63,15 @@ class BlockManager:
         )
 
     def references(self, page: int) -> int:
-        """Owners of a page."""
+        """Number of owners of a page."""
         return self._references[page]
 
     def begin_step(self) -> None:
-        """A new step is planned: the ones before it are dispatched."""
-        self._young.clear()
+        """Start to plan a step; all steps before it are dispatched."""
+        self._new.clear()
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
-        """Pages that hold the longest known beginning of this chain of keys; takes no reference."""
+        """Pages of the longest cached prefix of this chain of keys; takes no reference."""
         pages = []
         for key in keys:
             page = self._page_of.get(key)
@@ -77,10 +80,18 @@ class BlockManager:
             pages.append(page)
         return pages
 
-    def match_tail(self, parent: bytes, tokens: bytes) -> tuple[int, int] | None:
-        """A page after the chain ``parent`` that begins with some of these tokens (int32 bytes),
-        and how many; takes no reference. At least an eighth of a page, or it is None."""
-        found = self._index.find(parent, tokens, self._young)
+    def match_partial_page(self, parent: bytes, tokens: bytes) -> tuple[int, int] | None:
+        """The page after the chain ``parent`` that shares most leading tokens with these.
+
+        Args:
+            parent: chain key of the pages before.
+            tokens: as int32 bytes.
+
+        Returns:
+            (page, shared tokens), with no reference taken; None if less than an eighth of a page
+            is shared.
+        """
+        found = self._index.find(parent, tokens, self._new)
         return found if found and found[1] >= max(1, self.page_size // 8) else None
 
     def acquire(self, pages: Iterable[int]) -> None:
@@ -91,7 +102,7 @@ class BlockManager:
             self._references[page] += 1
 
     def allocate(self, count: int) -> list[int] | None:
-        """Take ``count`` pages with unspecified content, one reference each; None if too few."""
+        """Take ``count`` pages of unspecified content, one reference each; None if too few."""
         if count > self.num_available:
             return None
         pages = []
@@ -106,7 +117,7 @@ class BlockManager:
         return pages
 
     def release(self, pages: Sequence[int]) -> None:
-        """Give back one reference on each page of a sequence, given in the sequence's order."""
+        """Release one reference on each page of a sequence, given in the sequence's order."""
         references = self._references
         for page in reversed(pages):
             assert references[page] > 0, page
@@ -118,9 +129,10 @@ class BlockManager:
                     self._cached[page] = None
 
     def take_over(self, page: int) -> bool:
-        """Let the only owner of a page write into it: its content serves nobody else from now on.
+        """Remove a page from the cache, so that its only owner can write to it.
 
-        False, and nothing done, where it has other owners.
+        Returns:
+            False, with nothing done, if the page has other owners.
         """
         if self._references[page] != 1:
             return False
@@ -128,43 +140,48 @@ class BlockManager:
         return True
 
     def register(self, page: int, key: bytes, parent: bytes, block: bytes) -> None:
-        """Say that a used page holds (or will hold, by work dispatched already) the chain ``key``.
+        """Cache a used page whose content is computed, by dispatched steps or the present one.
 
-        ``block`` is its tokens, which follow the chain ``parent``. If another page holds the same,
-        that one stays the cached copy.
+        If another page has the same key, that page stays the cached copy.
+
+        Args:
+            page: to cache.
+            key: chain key of its tokens.
+            parent: chain key of the page before it.
+            block: its tokens as int32 bytes.
         """
-        self._promised.pop(key, None)
+        self._pending.pop(key, None)
         if key not in self._page_of and self._key_of[page] is None:
             self._page_of[key] = page
             self._key_of[page] = key
             self._index.put(page, PageContent(parent, block))
-            self._young.add(page)
+            self._new.add(page)
 
-    def register_beginning(self, page: int, parent: bytes, tokens: bytes) -> None:
-        """Say that a used page begins with these tokens, by work dispatched already."""
+    def register_partial(self, page: int, parent: bytes, tokens: bytes) -> None:
+        """Cache a used page for partial matches by its leading tokens, as int32 bytes."""
         known = self._index.content(page)
         if known is None or len(known.tokens) < len(tokens):
             self._index.put(page, PageContent(parent, tokens))
-            self._young.add(page)
+            self._new.add(page)
 
-    def promise(self, keys: Iterable[bytes], owner: object) -> None:
-        """Say that ``owner`` is about to compute these pages, so that others can wait for them."""
+    def mark_pending(self, keys: Iterable[bytes], owner: object) -> None:
+        """Note that ``owner`` will compute these pages, so that other sequences wait for them."""
         for key in keys:
             if key not in self._page_of:
-                self._promised.setdefault(key, owner)
+                self._pending.setdefault(key, owner)
 
-    def break_promises(self, keys: Iterable[bytes], owner: object) -> None:
-        """Take back what is left of an owner's promises (it was preempted or aborted)."""
+    def clear_pending(self, keys: Iterable[bytes], owner: object) -> None:
+        """Remove the pages that ``owner`` did not compute: it left the running set."""
         for key in keys:
-            if self._promised.get(key) is owner:
-                del self._promised[key]
+            if self._pending.get(key) is owner:
+                del self._pending[key]
 
-    def is_promised(self, key: bytes) -> bool:
-        """Whether some running sequence is about to compute this page."""
-        return key in self._promised
+    def is_pending(self, key: bytes) -> bool:
+        """Whether a running sequence will compute this page."""
+        return key in self._pending
 
     def forget_cached(self) -> None:
-        """Drop every cached page that nobody holds; its content serves no later prompt."""
+        """Free every cached page that has no owner."""
         while self._cached:
             page, _ = self._cached.popitem()
             self._forget(page)
@@ -172,7 +189,7 @@ class BlockManager:
 
     def _forget(self, page: int) -> None:
         self._index.remove(page)
-        self._young.discard(page)
+        self._new.discard(page)
         key = self._key_of[page]
         if key is not None:
             del self._page_of[key]
@@ -180,10 +197,10 @@ class BlockManager:
 
 
 def check_sequence_fits(num_pages: int, page_size: int, max_model_len: int) -> None:
-    """Whether one sequence of full length fits into a pool.
+    """Check that one sequence of full length fits into a pool.
 
     Raises:
-        OutOfMemoryError: it does not.
+        OutOfMemoryError: it does not fit.
     """
     needed = -(-max_model_len // page_size)
     if num_pages < needed:

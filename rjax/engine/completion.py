@@ -1,4 +1,4 @@
-"""The output side of one sequence: its tokens, its text, and when it ends."""
+"""The output of one sequence: tokens, text, logprobs, and its stop conditions."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -29,19 +29,19 @@ class StepLogprobs:
 
 
 class Completion:
-    """Collects a sequence's tokens and decides when it is finished.
+    """Collects a sequence's tokens and checks its stop conditions.
 
-    A token that ends the sequence is kept in `token_ids`; its text is not shown, nor is a stop
-    string unless the parameters include it. Nothing ends a sequence before ``min_tokens`` tokens.
-    Work per token is constant.
+    A token that ends the sequence is kept in `token_ids`, without its text. The text of a stop
+    string is removed unless the parameters include it. No sequence ends before ``min_tokens``
+    tokens. The work per token is constant.
 
     Args:
         index: 0 to n-1 within the request.
         params: of the request.
-        tokenizer: None where the engine serves token ids only; then there is no text.
+        tokenizer: None if the engine serves token ids only; the text is then empty.
         eos_token_ids: tokens that end a sequence unless ``params.ignore_eos``.
-        max_tokens: most tokens to generate, the model's length limit included.
-        prompt_token_ids: context of the first tokens' text.
+        max_tokens: most tokens that the request and the model's length allow.
+        prompt_token_ids: context for decoding the first tokens.
     """
 
     def __init__(
@@ -79,20 +79,20 @@ class Completion:
 
     @property
     def finished(self) -> bool:
-        """Whether no further token is taken."""
+        """Whether the sequence has ended."""
         return self.finish_reason is not None
 
     @property
     def text(self) -> str:
-        """The text so far; an end that may yet become a stop string waits."""
+        """The text so far, without an end that may become a stop string."""
         return self._output.text
 
     def append(self, token_id: int, logprobs: StepLogprobs | None = None) -> bool:
-        """Take the next token; return whether the sequence is now finished.
+        """Add the next token; return whether the sequence is now finished.
 
         Args:
             token_id: sampled.
-            logprobs: at its position; needed where the parameters ask for them.
+            logprobs: at its position; required if the parameters ask for them.
         """
         assert self.finish_reason is None, "a token after the end"
         tokens = self.token_ids
@@ -122,21 +122,21 @@ class Completion:
         return True
 
     def abort(self) -> None:
-        """End the sequence where it stands; nothing happens where it has ended."""
+        """End the sequence now; a finished one is unchanged."""
         if self.finish_reason is None:
             self._finish_text()
             if self.finish_reason is None:
                 self.finish_reason = "abort"
 
     def snapshot(self, kind: RequestOutputKind) -> CompletionOutput:
-        """The output now: with DELTA what came since the last DELTA, otherwise everything."""
+        """The output so far, or with DELTA the part since the last DELTA."""
         if kind is RequestOutputKind.DELTA:
             start, self._sent_tokens = self._sent_tokens, len(self.token_ids)
             text = self._output.take()
         else:
             start, text = 0, self._output.text
         logprobs = self._logprobs
-        # By place, for speed: this is made for every token of a stream.
+        # Positional arguments, for speed: one is made for every token of a stream.
         return CompletionOutput(
             self.index,
             text,
@@ -171,9 +171,9 @@ class Completion:
 def logprob_entry(
     token_id: int, step: StepLogprobs, limit: int | None, tokenizer: Tokenizer | None
 ) -> dict[int, Logprob]:
-    """What a caller sees of one position: the token itself and the ``limit`` likeliest ones.
+    """The output of one position: the token itself and the ``limit`` likeliest tokens.
 
-    A negative limit, or None, takes all that the step gives.
+    A negative limit or None takes all tokens of the step.
     """
 
     def text(token: int) -> str | None:

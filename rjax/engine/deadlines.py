@@ -1,4 +1,4 @@
-"""When which request's time is up."""
+"""The deadlines of requests."""
 
 import heapq
 import time
@@ -8,13 +8,13 @@ from rjax.engine.request import Request
 
 
 class Deadlines:
-    """A heap of the moments at which requests are to be aborted.
+    """A heap of the times at which requests are aborted.
 
-    Most requests end in time, and stay in the heap until it holds twice as many as live; so its
-    size has a bound, and an addition costs O(log) on average.
+    Finished requests stay in the heap until it holds twice as many entries as live requests. This
+    bounds its size, and an addition costs O(log n) on average.
 
     Args:
-        requests: the live ones by id; looked at, never changed.
+        requests: live requests by id; only read.
     """
 
     def __init__(self, requests: Mapping[str, Request]) -> None:
@@ -25,7 +25,7 @@ class Deadlines:
         return len(self._heap)
 
     def add(self, request: Request) -> None:
-        """Watch a live request; nothing happens where it has no deadline."""
+        """Add a live request; one without a deadline is ignored."""
         if request.deadline is None:
             return
         heapq.heappush(self._heap, (request.deadline, request.request_id))
@@ -34,7 +34,7 @@ class Deadlines:
             self._heap = sorted((r.deadline, r.request_id) for r in live if r.deadline is not None)
 
     def late(self) -> Iterator[str]:
-        """Ids of the live requests whose time is up, each once."""
+        """Ids of live requests past their deadline, each once."""
         now = time.monotonic()
         while self._heap and self._heap[0][0] <= now:
             deadline, request_id = heapq.heappop(self._heap)

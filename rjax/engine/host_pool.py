@@ -1,13 +1,13 @@
-"""Which slot of the host's memory holds which swapped page."""
+"""Reference counts of the host slots of swapped pages."""
 
 from collections.abc import Iterable
 
 
 class HostPool:
-    """Reference counts of the host slots that swapped-out pages are kept in.
+    """Allocates host slots, one page each.
 
-    A full page that several swapped sequences share is kept once: a slot with a chain key is found
-    by it. free + used = total at every moment; every operation is O(1) a slot.
+    A full page that several swapped sequences share takes one slot, which is found by its chain
+    key. free + used = total at all times; every operation is O(1) a slot.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -19,7 +19,7 @@ class HostPool:
 
     @property
     def num_free(self) -> int:
-        """Slots that can be taken."""
+        """Free slots."""
         return len(self._free)
 
     @property
@@ -36,7 +36,7 @@ class HostPool:
         self._references[slot] += 1
 
     def allocate(self, key: bytes | None) -> int | None:
-        """Take a slot, to be found by this key if it has one; None if all are used."""
+        """Take a slot, indexed by ``key`` if given; None if all are used."""
         if not self._free:
             return None
         slot = self._free.pop()
@@ -47,7 +47,7 @@ class HostPool:
         return slot
 
     def release(self, slots: Iterable[int]) -> None:
-        """Give back one reference on each slot."""
+        """Release one reference on each slot."""
         for slot in slots:
             self._references[slot] -= 1
             if self._references[slot] == 0:

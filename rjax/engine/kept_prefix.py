@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from rjax.engine.page_hash import PageHashes
-from rjax.engine.prefix_forest import PrefixForest
+from rjax.batch.page_hash import PageHashes
+from rjax.batch.sequence import Sequence
+from rjax.engine.pinned_prefixes import PinnedPrefixes
 from rjax.engine.request import Request
-from rjax.engine.sequence import Sequence
 from rjax.errors import OutOfMemoryError
 
 
@@ -44,11 +44,11 @@ class PendingPrefixes:
     """The prefixes that live requests compute.
 
     Args:
-        forest: keeps them then.
+        pinned: keeps them then.
     """
 
-    def __init__(self, forest: PrefixForest) -> None:
-        self._forest = forest
+    def __init__(self, pinned: PinnedPrefixes) -> None:
+        self._pinned = pinned
         self._pending: dict[str, PendingPrefix] = {}
 
     def __len__(self) -> int:
@@ -70,10 +70,10 @@ class PendingPrefixes:
         prefix = self._pending.pop(request.request_id)
         try:
             # Other prefixes may have been pinned while this one was computed.
-            self._forest.check_room(prefix.hashes, len(prefix.tokens), prefix.name)
+            self._pinned.check_room(prefix.hashes, len(prefix.tokens), prefix.name)
         except OutOfMemoryError as error:
             request.error = error
             return
-        self._forest.offer(prefix.tokens, prefix.hashes, sequence.pages)
-        pages = self._forest.find(prefix.tokens, prefix.hashes)
-        self._forest.pin(prefix.name, prefix.tokens, prefix.salt, pages, prefix.text)
+        self._pinned.offer(prefix.tokens, prefix.hashes, sequence.pages)
+        pages = self._pinned.find(prefix.tokens, prefix.hashes)
+        self._pinned.pin(prefix.name, prefix.tokens, prefix.salt, pages, prefix.text)

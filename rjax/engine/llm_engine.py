@@ -10,29 +10,29 @@ from typing import no_type_check
 
 import numpy as np
 
-from rjax.config import EngineConfig
+from rjax.batch.dispatched_step import DispatchedStep
+from rjax.batch.page_hash import PageHashes, salted_key
+from rjax.batch.sequence import Sequence, SequenceStatus
+from rjax.batch.step_worker import StepWorker
+from rjax.batch.token_mask import TokenMask
 from rjax.engine.bad_words import bad_words_masks
 from rjax.engine.block_manager import BlockManager, check_sequence_fits
 from rjax.engine.completion import StepLogprobs
 from rjax.engine.deadlines import Deadlines
 from rjax.engine.host_pool import HostPool
 from rjax.engine.kept_prefix import KeepAs, PendingPrefix, PendingPrefixes
-from rjax.engine.page_hash import PageHashes, salted_key
-from rjax.engine.parts import EngineParts, StepWorker, build_parts
+from rjax.engine.parts import EngineParts
+from rjax.engine.pinned_prefixes import PinnedPrefixes
 from rjax.engine.preemption import PreemptionCost
-from rjax.engine.prefix_forest import PrefixForest
 from rjax.engine.prefix_methods import SHARED_PREFIX, PrefixMethods
 from rjax.engine.request import Request, logprobs_at
 from rjax.engine.request_checks import RequestChecks
 from rjax.engine.scheduler import Scheduler
-from rjax.engine.sequence import Sequence, SequenceStatus
 from rjax.engine.stats import EngineStats
-from rjax.engine.token_mask import TokenMask
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams, slot_row
 from rjax.structured.compiler import GrammarCompiler
-from rjax.worker.worker import DispatchedStep
 
 _log = logging.getLogger(__name__)
 _PREFIX_REQUEST = SHARED_PREFIX
@@ -42,23 +42,17 @@ class LLMEngine(PrefixMethods):
     """Continuous batching over one model, for one thread.
 
     The next step is dispatched before the last one's tokens are read: a step's input tokens are
-    already on the device, and the host works while the device does. A sequence that ends is known
-    one step late; the token computed meanwhile is dropped.
+    already on the device, and host and device work at the same time. The end of a sequence is known
+    one step late, and the token computed meanwhile is dropped.
 
-    Weights, KV pool and compiled steps go with the last reference to the engine, or by `close`.
+    `rjax.engine_builder.build_engine` makes one from a configuration. Weights, KV pool and compiled
+    steps are freed with the last reference to the engine, or by `close`.
+
+    Args:
+        parts: the worker that runs the steps, and the limits that it was made for.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._start(build_parts(config))
-
-    @classmethod
-    def from_parts(cls, parts: EngineParts) -> "LLMEngine":
-        """An engine over parts that exist already."""
-        engine = cls.__new__(cls)
-        engine._start(parts)
-        return engine
-
-    def _start(self, parts: EngineParts) -> None:
+    def __init__(self, parts: EngineParts) -> None:
         config = self.config = parts.config
         self.model_config = parts.model_config
         self.max_model_len = parts.max_model_len
@@ -90,9 +84,9 @@ class LLMEngine(PrefixMethods):
         self._requests: dict[str, Request] = {}
         self._arrivals = itertools.count()
         self._in_flight: deque[DispatchedStep] = deque()
-        self._held_back: list[RequestOutput] = []
-        self._forest = PrefixForest(self._blocks, -(-self.max_model_len // self._page_size))
-        self._pending_prefixes = PendingPrefixes(self._forest)
+        self._pending_outputs: list[RequestOutput] = []
+        self._pinned = PinnedPrefixes(self._blocks, -(-self.max_model_len // self._page_size))
+        self._pending_prefixes = PendingPrefixes(self._pinned)
         self._budget = parts.limits.max_num_batched_tokens
         self._last_read: float | None = None
         self._deadlines = Deadlines(self._requests)
@@ -117,7 +111,7 @@ class LLMEngine(PrefixMethods):
     def _free(self) -> None:
         for request_id in list(self._requests):
             self.abort_request(request_id)
-        self._held_back.clear()
+        self._pending_outputs.clear()
         self._in_flight.clear()
         del self._worker
 
@@ -143,19 +137,19 @@ class LLMEngine(PrefixMethods):
             request_id: unique among live requests.
             prompt_token_ids: at least one, at most ``max_model_len`` - 1.
             params: how to sample; checked against this model here.
-            prompt: the prompt's text, to be given back.
-            priority: smaller runs first; equal ones in order of arrival. A step of one goes before
-                ``priority_patience`` earlier arrivals, so that no request waits for ever.
-            masks: one for each sample that is generated, restricting its tokens. By default those
-                of ``params.structured_outputs``, as ``structured_masks`` makes them.
+            prompt: the prompt's text, for the output.
+            priority: smaller runs first; equal ones in order of arrival. A difference of one
+                overtakes ``priority_patience`` earlier arrivals, so that no request starves.
+            masks: one token mask for each sample that is generated. By default those of
+                ``params.structured_outputs``, as ``structured_masks`` returns them.
             prefix: a named prefix whose tokens are put in front of the prompt's.
             cache_salt: 1 to 128 characters; KV is shared only with requests of the same salt. None
                 takes that of the named prefix, if there is one.
             timeout: seconds from now after which the request is aborted.
             keep_as: keep the prompt's KV as a prefix of this name when the request has finished.
-                The last output has an OutOfMemoryError in ``error`` where it could not be kept.
+                The last output has an OutOfMemoryError in ``error`` if it could not be kept.
             logprob_start_len: with ``params.prompt_logprobs``, the first prompt token to report.
-                Entries before it are None, and cached KV may stand for the tokens before it.
+                Entries before it are None, and the tokens before it may be served from the cache.
 
         Raises:
             InvalidRequestError: the request cannot be served as it is; nothing is queued.
@@ -167,7 +161,7 @@ class LLMEngine(PrefixMethods):
         self._checks.priority(priority)
         deadline = None if timeout is None else time.monotonic() + self._checks.timeout(timeout)
         if prefix is not None:
-            named = self._forest.get(prefix)
+            named = self._pinned.get(prefix)
             prompt_token_ids = [*named.token_ids, *prompt_token_ids]
             cache_salt = named.cache_salt if cache_salt is None else cache_salt
         root = self._salted_root(cache_salt)
@@ -185,7 +179,9 @@ class LLMEngine(PrefixMethods):
             masks = bad_words_masks(params, self.tokenizer, self._vocab_size, self._eos)
         if params.structured_outputs is not None and not masks:
             masks = self.structured_masks(params)
-        room = self.max_model_len - len(tokens)
+        max_tokens = self.max_model_len - len(tokens)
+        if params.max_tokens is not None:
+            max_tokens = min(params.max_tokens, max_tokens)
         arrival = next(self._arrivals)
         seed = params.seed
         if seed is None:
@@ -196,7 +192,7 @@ class LLMEngine(PrefixMethods):
             tokens,
             params,
             prompt=prompt,
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            max_tokens=max_tokens,
             seed=seed,
             order=(arrival + priority * self.config.scheduler.priority_patience, arrival),
             root=root,
@@ -213,7 +209,7 @@ class LLMEngine(PrefixMethods):
             self._scheduler.add(sequence)
 
     def structured_masks(self, params: SamplingParams) -> list[TokenMask]:
-        """The masks of a request with ``structured_outputs``, one for each sample; none without.
+        """The token masks of ``params.structured_outputs``, one for each sample; empty without.
 
         Any thread may call this, so that ``add_request`` need not wait for a compile.
 
@@ -235,52 +231,59 @@ class LLMEngine(PrefixMethods):
         return GrammarCompiler(self.tokenizer, self._vocab_size)
 
     def has_unfinished_requests(self) -> bool:
-        """Whether ``step`` has anything left to do or to tell."""
-        return bool(self._requests or self._held_back)
+        """Whether ``step`` has anything left to compute or to return."""
+        return bool(self._requests or self._pending_outputs)
 
     def step(self) -> list[RequestOutput]:
-        """Dispatch the next step, or ``num_decode_steps`` of them, read those before, and return
-        the news.
+        """Dispatch the next step, or ``num_decode_steps`` of them, and read the steps before.
 
-        A request with FINAL_ONLY output appears once, when it is finished.
+        Returns:
+            Outputs of requests with new tokens; a request with FINAL_ONLY output appears once,
+            when it is finished.
         """
         self._check_open()
         for request_id in self._deadlines.late():
             self.abort_request(request_id)
         dispatched = self._dispatch()
-        outputs, self._held_back = self._held_back, []
+        outputs, self._pending_outputs = self._pending_outputs, []
         while len(self._in_flight) > dispatched:
             outputs += self._read(self._in_flight.popleft())
-        if self._in_flight and self._in_flight[-1].held:  # the masks know the last tokens now
+        if self._in_flight and self._in_flight[-1].forward_only:
+            # The token masks have the last tokens now.
             self._in_flight[-1] = self._worker.sample(self._in_flight[-1])
         return outputs
 
     def _dispatch(self) -> int:
-        """Schedule and dispatch the next step, and as many decode steps after it as start at once;
-        how many there were."""
+        """Schedule and dispatch the next step, and the decode steps of the same multi-step program.
+
+        Returns:
+            Steps dispatched.
+        """
         for count in range(1, self.config.scheduler.num_decode_steps + 1):
             schedule = self._scheduler.schedule()
             if schedule.operations:
                 self._worker.move(schedule.operations)
                 for operation in schedule.operations:
                     self._stats.count(operation)
-            failed = self._enter(schedule.admitted)
+            failed = self._admit(schedule.admitted)
             if not schedule.scheduled:
                 self._end_failed(failed)
                 return count - 1
             self._count_memory()
             step = self._worker.dispatch(schedule.scheduled, self._scheduler.page_table)
-            self._end_failed(failed)  # now that its pages are written, which others may share
+            self._end_failed(failed)  # only now: other sequences may share the pages that it writes
             self._stats.count_step(step.num_tokens, step.stats)
             self._in_flight.append(step)
-            alone = step.num_tokens > len(step.batch)  # it holds chunks of prompts
-            if alone or any(item.sequence.mask is not None for item in step.batch):
+            has_prompt_chunks = step.num_tokens > len(step.batch)
+            if has_prompt_chunks or any(item.sequence.mask is not None for item in step.batch):
                 return count
         return self.config.scheduler.num_decode_steps
 
     def abort_request(self, request_id: str) -> None:
-        """End a request where it stands; its pages are free at once. Unknown ids are ignored,
-        since a request may finish while its abort is on the way."""
+        """End a request now and free its pages.
+
+        Unknown ids are ignored, since a request may finish before its abort arrives.
+        """
         request = self._requests.pop(request_id, None)
         if request is None:
             return
@@ -289,28 +292,28 @@ class LLMEngine(PrefixMethods):
             if sequence.status is not SequenceStatus.FINISHED:
                 self._scheduler.finish(sequence)
         request.abort()
-        self._held_back.append(request.snapshot())
+        self._pending_outputs.append(request.snapshot())
 
     def warmup(self) -> None:
-        """Compile every step size now, so that no request waits for it."""
+        """Compile every step now, so that no request waits for it."""
         self._check_open()
         self._worker.warmup()
 
     def reset_prefix_cache(self) -> None:
-        """Forget the KV of finished requests; pinned and running ones stay."""
+        """Drop the KV of finished requests; that of pinned prefixes and running requests stays."""
         self._check_open()
         self._blocks.forget_cached()
 
     def pinned_pages(self) -> list[int]:
-        """Pages held by shared prefixes, once for each that holds them."""
-        return self._forest.pages()
+        """Pages of pinned prefixes, once for each prefix that holds them."""
+        return self._pinned.pages()
 
     def stats(self) -> EngineStats:
-        """A copy of the counters, brought up to date."""
+        """A copy of the counters with the current memory figures."""
         self._check_open()
         self._count_memory()
         return self._stats.now(
-            self._scheduler, self._blocks, self._forest.pages(), self._worker.pool.num_pages
+            self._scheduler, self._blocks, self._pinned.pages(), self._worker.pool.num_pages
         )
 
     @no_type_check
@@ -324,22 +327,22 @@ class LLMEngine(PrefixMethods):
         tokens = self._checks.prompt(token_ids)
         hashes = PageHashes(self._salted_root(salt), self._page_size)
         hashes.extend(tokens)
-        self._forest.check_room(hashes, len(tokens), keep_as.name)
+        self._pinned.check_room(hashes, len(tokens), keep_as.name)
         return PendingPrefix(keep_as.name, keep_as.text, tokens, hashes, salt)
 
     @no_type_check
     def _add_prefix(self, keep_as: KeepAs, token_ids: Tokens[int], salt: str | None = None) -> None:
         greedy = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
         self.add_request(_PREFIX_REQUEST, token_ids, greedy, cache_salt=salt, keep_as=keep_as)
-        news: list[RequestOutput] = []
+        outputs: list[RequestOutput] = []
         try:
             while _PREFIX_REQUEST in self._requests:
-                news += self.step()
+                outputs += self.step()
         finally:
             self.abort_request(_PREFIX_REQUEST)
-            news += self._held_back
-            self._held_back = [n for n in news if n.request_id != _PREFIX_REQUEST]
-        for output in news:
+            outputs += self._pending_outputs
+            self._pending_outputs = [o for o in outputs if o.request_id != _PREFIX_REQUEST]
+        for output in outputs:
             if output.request_id == _PREFIX_REQUEST and output.error is not None:
                 raise output.error
 
@@ -349,11 +352,11 @@ class LLMEngine(PrefixMethods):
             return self._root
         return salted_key(self._root, self._checks.salt(salt))
 
-    def _enter(self, admitted: list[Sequence]) -> list[tuple[Request, Exception]]:
-        """Fill the sampling state of sequences that got their slots.
+    def _admit(self, admitted: list[Sequence]) -> list[tuple[Request, Exception]]:
+        """Fill the sampling state of admitted sequences.
 
         Returns:
-            The requests whose state cannot be made, each with the reason.
+            The requests whose state cannot be made, each with the error.
         """
         failed: list[tuple[Request, Exception]] = []
         for sequence in admitted:
@@ -372,34 +375,36 @@ class LLMEngine(PrefixMethods):
                     eos_token_ids=self._eos,
                     vocab_size=self._vocab_size,
                 )
-            except Exception as error:  # of this request's parameters: it alone ends
+            except Exception as error:  # in its parameters: only this request ends
                 failed.append((request, error))
             else:
                 self._worker.admit(sequence.slot, row)
         return failed
 
     def _end_failed(self, failed: list[tuple[Request, Exception]]) -> None:
-        """End and report requests that got a slot but no sampling state."""
+        """End and report requests that have a slot but no sampling state."""
         for request, error in failed:
             if self._requests.pop(request.request_id, None) is not None:  # n samples, one report
                 self._fail(request, error)
-                self._held_back.append(request.snapshot())
+                self._pending_outputs.append(request.snapshot())
 
     def _time_step(self, step: DispatchedStep) -> None:
-        """Learn from a step full of tokens what a token costs; the one before it must have ended
-        while it was waiting, or the time between the two is not its own."""
+        """Measure the cost of a token by a step with many tokens.
+
+        The time since the last read is the step's own only if it was dispatched before that read.
+        """
         now = time.monotonic()
-        whole = self.config.scheduler.num_decode_steps == 1 or step.num_tokens > len(step.batch)
-        if whole and self._last_read is not None and 2 * step.num_tokens > self._budget:
+        single = self.config.scheduler.num_decode_steps == 1 or step.num_tokens > len(step.batch)
+        if single and self._last_read is not None and 2 * step.num_tokens > self._budget:
             self._scheduler.cost.observe(step.num_tokens, now - self._last_read)
         self._last_read = now if self._in_flight else None
 
     def _read(self, step: DispatchedStep) -> list[RequestOutput]:
         result = self._worker.read(step)
         self._time_step(step)
-        told: dict[str, Request] = {}
+        updated: dict[str, Request] = {}
         row = received = 0
-        tokens = result.tokens.tolist()  # with padding at the end
+        tokens = result.tokens.tolist()  # padded at the end
         for b, (sequence, start, stop, samples, _) in enumerate(step.batch):
             first_row = row
             row += stop - start
@@ -417,13 +422,13 @@ class LLMEngine(PrefixMethods):
                 if result.sampled is not None and sequence.params.logprobs is not None:
                     logprobs = logprobs_at(result.sampled, b)
                 finished = self._append(request, sequence, tokens[b], logprobs)
-            except Exception as error:  # of this request's text or mask: it alone ends
+            except Exception as error:  # in its text or mask: only this request ends
                 self._fail(request, error)
                 finished = True
             if request.wants_every_step or (finished and request.finished):
-                told[sequence.request_id] = request
+                updated[sequence.request_id] = request
         self._stats.output_tokens += received
-        outputs = [request.snapshot() for request in told.values()]
+        outputs = [request.snapshot() for request in updated.values()]
         for output in outputs:
             if output.finished:
                 del self._requests[output.request_id]
@@ -432,13 +437,13 @@ class LLMEngine(PrefixMethods):
     def _append(
         self, request: Request, sequence: Sequence, token: int, logprobs: StepLogprobs | None
     ) -> bool:
-        """Give a sequence its token; True when that finished it."""
+        """Add a token to a sequence; returns whether that finished it."""
         sequence.receive(token)
         if request.metrics.first_token_time is None:
             request.metrics.first_token_time = time.monotonic()
         finished = request.completions[sequence.index].append(token, logprobs)
         if sequence.num_known % self._page_size == 0:
-            self._scheduler.learn(sequence)
+            self._scheduler.cache_full_pages(sequence)
         if sequence.mask is not None and not finished:
             sequence.mask.accept(token)
         if finished:
@@ -447,7 +452,7 @@ class LLMEngine(PrefixMethods):
         return finished
 
     def _fail(self, request: Request, error: Exception) -> None:
-        """End a request on an error of its own."""
+        """End a request on an error."""
         _log.error("request %s failed", request.request_id, exc_info=error)
         for sequence, completion in zip(request.sequences, request.completions, strict=True):
             if sequence.status is not SequenceStatus.FINISHED:

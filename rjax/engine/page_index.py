@@ -1,4 +1,4 @@
-"""Finding a page by the tokens it holds, below the granularity of whole pages."""
+"""Finds pages by their tokens, at a finer granularity than whole pages."""
 
 import dataclasses
 
@@ -9,11 +9,11 @@ _CANDIDATES = 8  # pages compared in one look-up
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PageContent:
-    """What a page holds, or will hold by work dispatched already.
+    """The content of a page, as dispatched steps compute it.
 
     Attributes:
         parent: chain key of the pages before it.
-        tokens: as the bytes of an int32 array, a whole page or its beginning.
+        tokens: as the bytes of an int32 array; all of the page, or its leading ones.
     """
 
     parent: bytes
@@ -21,7 +21,7 @@ class PageContent:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known to be there."""
+        """Tokens in the page."""
         return len(self.tokens) // 4
 
     def common(self, tokens: bytes) -> int:
@@ -34,10 +34,10 @@ class PageContent:
 
 
 class PageIndex:
-    """Pages by what comes before them and by their first token.
+    """Pages by the chain key before them and by their first token.
 
-    Many pages can follow one beginning; a look-up compares the eight that were added last, so that
-    its cost has a bound.
+    Many pages can follow one prefix. A look-up compares the eight added last, which bounds its
+    cost.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -45,28 +45,28 @@ class PageIndex:
         self._pages: dict[tuple[bytes, bytes], dict[int, None]] = {}
 
     def content(self, page: int) -> PageContent | None:
-        """What a page is known to hold."""
+        """The content of a page; None if it is not indexed."""
         return self._content[page]
 
     def put(self, page: int, content: PageContent) -> None:
-        """Say what a page holds, in place of what was said before."""
+        """Set the content of a page."""
         self.remove(page)
         self._content[page] = content
         self._pages.setdefault((content.parent, content.tokens[:4]), {})[page] = None
 
     def remove(self, page: int) -> None:
-        """Forget a page."""
+        """Remove a page from the index."""
         content = self._content[page]
         if content is not None:
-            place = content.parent, content.tokens[:4]
-            siblings = self._pages[place]
+            bucket = content.parent, content.tokens[:4]
+            siblings = self._pages[bucket]
             del siblings[page]
             if not siblings:
-                del self._pages[place]
+                del self._pages[bucket]
             self._content[page] = None
 
     def find(self, parent: bytes, tokens: bytes, unusable: set[int]) -> tuple[int, int] | None:
-        """The page that begins with most of these tokens, and with how many; None for none."""
+        """(page, shared tokens) of the page with most leading tokens in common; None for none."""
         best = None
         siblings = self._pages.get((parent, tokens[:4]), {})
         for page, _ in zip(reversed(siblings), range(_CANDIDATES), strict=False):

@@ -1,22 +1,22 @@
-"""How a sequence gives up its pages: to host memory, or to be computed again."""
+"""Whether a preempted sequence is swapped to host memory or recomputed."""
 
 import dataclasses
 from typing import Literal
 
 type PreemptionMode = Literal["auto", "swap", "recompute"]
-type PreemptionWay = Literal["swap", "recompute"]
+type PreemptionChoice = Literal["swap", "recompute"]
 
 
 @dataclasses.dataclass(slots=True)
 class PreemptionCost:
-    """Chooses the cheaper way by what a page and a token cost on this machine.
+    """Chooses the cheaper of the two by the measured cost of a page and of a token.
 
     Attributes:
-        mode: "auto" compares; the others are always taken.
-        page_seconds: one page to the host, or back.
-        operation_seconds: one batched copy, however small.
-        token_seconds: one token computed again in a full prompt chunk; 0 while not known, which
-            makes recomputing the choice.
+        mode: "auto" compares the two; "swap" and "recompute" are fixed.
+        page_seconds: to copy one page to the host, or back.
+        operation_seconds: overhead of one batched copy.
+        token_seconds: to compute one token in a full prompt chunk; 0 until measured, which chooses
+            to recompute.
     """
 
     mode: PreemptionMode = "auto"
@@ -24,11 +24,11 @@ class PreemptionCost:
     operation_seconds: float = 1e-3
     token_seconds: float = 0.0
 
-    def choose(self, *, pages: int, tokens: int, has_siblings: bool) -> PreemptionWay:
-        """The way for a sequence that alone holds ``pages`` pages, with ``tokens`` tokens in them.
+    def choose(self, *, pages: int, tokens: int, has_siblings: bool) -> PreemptionChoice:
+        """The choice for a sequence with ``pages`` pages of its own, which hold ``tokens`` tokens.
 
-        What other sequences hold too stays where it is either way. A sequence with live siblings
-        swaps: its pages would be found again only as far as they are full.
+        Pages with other owners stay on the device in both cases. A sequence with live siblings is
+        swapped: recomputation finds only the full pages of its siblings in the cache.
         """
         if self.mode != "auto":
             return self.mode
@@ -38,8 +38,10 @@ class PreemptionCost:
         return "swap" if swapping < tokens * self.token_seconds else "recompute"
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Learn from a step that computed so many tokens in so long; the quickest steps count,
-        since waiting and compiling only ever make one slower."""
+        """Update ``token_seconds`` from a step of ``tokens`` tokens.
+
+        The fastest step counts, because waiting and compiling only slow a step down.
+        """
         found = seconds / tokens
-        slower = 1.05 * self.token_seconds  # forgets a lucky measurement in the end
+        slower = 1.05 * self.token_seconds  # lets an outlier decay
         self.token_seconds = min(found, slower) if self.token_seconds else found

@@ -6,12 +6,12 @@ from typing import no_type_check
 
 import numpy as np
 
+from rjax.batch.step_worker import StepWorker
 from rjax.closing import Closable
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.kept_prefix import KeepAs, PendingPrefix
-from rjax.engine.parts import StepWorker
+from rjax.engine.pinned_prefixes import NamedPrefix, PinnedPrefixes
 from rjax.engine.prefix_file import PrefixOrigin, SavedPrefix, load_prefix_file, save_prefix_file
-from rjax.engine.prefix_forest import NamedPrefix, PrefixForest
 from rjax.engine.request_checks import RequestChecks
 from rjax.errors import InvalidConfigError
 
@@ -21,7 +21,7 @@ SHARED_PREFIX = "\0shared prefix"  # no caller's id or name starts so
 class PrefixMethods(Closable):
     """The part of `LLMEngine` that keeps prefixes; the engine sets the attributes."""
 
-    _forest: PrefixForest
+    _pinned: PinnedPrefixes
     _checks: RequestChecks
     _worker: StepWorker
     _blocks: BlockManager
@@ -46,7 +46,7 @@ class PrefixMethods(Closable):
         if len(token_ids):
             self._add_prefix(KeepAs(SHARED_PREFIX), token_ids)
         else:
-            self._forest.drop(SHARED_PREFIX, missing_ok=True)
+            self._pinned.drop(SHARED_PREFIX, missing_ok=True)
 
     @no_type_check  # what users give is checked by hand, with messages for them
     def add_prefix(
@@ -88,12 +88,12 @@ class PrefixMethods(Closable):
             InvalidRequestError: there is none of this name.
         """
         self._check_open()
-        self._forest.drop(name)
+        self._pinned.drop(name)
 
     def prefixes(self) -> list[NamedPrefix]:
         """The named prefixes, in the order of their adding."""
         self._check_open()
-        return [prefix for prefix in self._forest.names() if prefix.name != SHARED_PREFIX]
+        return [prefix for prefix in self._pinned.names() if prefix.name != SHARED_PREFIX]
 
     def save_prefix(self, name: str, path: str | pathlib.Path) -> None:
         """Write a named prefix's tokens and KV to a safetensors file.
@@ -102,7 +102,7 @@ class PrefixMethods(Closable):
             InvalidRequestError: there is none of this name, or the file cannot be written.
         """
         self._check_open()
-        prefix = self._forest.get(name)
+        prefix = self._pinned.get(name)
         kv = self._worker.read_pages(list(prefix.pages))
         saved = SavedPrefix(name, list(prefix.token_ids), kv, prefix.text)
         save_prefix_file(path, saved, self._origin)
@@ -124,9 +124,9 @@ class PrefixMethods(Closable):
         expected = -(-len(tokens) // self._page_size), *self._worker.page_shape
         if saved.kv.shape != expected:
             raise InvalidConfigError(f"{path} holds KV of shape {saved.kv.shape}, not {expected}")
-        fresh = self._forest.place(name, tokens, hashes, cache_salt, saved.text)
+        fresh = self._pinned.place(name, tokens, hashes, cache_salt, saved.text)
         self._worker.write_pages(fresh, saved.kv[len(saved.kv) - len(fresh) :])
-        return self._forest.get(name)
+        return self._pinned.get(name)
 
     @property
     def _origin(self) -> PrefixOrigin:

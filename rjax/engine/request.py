@@ -1,21 +1,21 @@
-"""A request: n sequences of one prompt, and what its caller is told of them."""
+"""A request: n sequences of one prompt, and its output."""
 
 import dataclasses
 import logging
 import time
 from collections.abc import Sequence as Tokens
 
+from rjax.batch.page_hash import PageHashes
+from rjax.batch.sequence import Sequence
+from rjax.batch.step_readout import HostLogprobs
+from rjax.batch.token_mask import TokenMask
 from rjax.engine.completion import Completion, StepLogprobs, logprob_entry
-from rjax.engine.page_hash import PageHashes
-from rjax.engine.sequence import Sequence
-from rjax.engine.token_mask import TokenMask
 from rjax.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams, sequence_seed
 from rjax.tokenization import Tokenizer
-from rjax.worker.readout import HostLogprobs
 
 _log = logging.getLogger(__name__)
-_CUT_OFF: tuple[FinishReason, ...] = ("error", "abort")  # ends that the tokens did not bring about
+_CUT_OFF: tuple[FinishReason, ...] = ("error", "abort")  # ends that no token caused
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -26,11 +26,14 @@ class Request:
         request_id: unique among live requests.
         prompt: text as given, or None.
         params: validated.
-        sequences, completions: the engine's and the caller's side of each sample.
-        deadline: moment of ``time.monotonic`` at which it is aborted, or None.
-        prompt_logprobs: one entry a prompt token as they come; None unless asked for.
+        sequences: one for each sample.
+        completions: the output of each sample.
+        metrics: times and counts for the caller.
+        tokenizer: None if the engine serves token ids only.
+        prompt_logprobs: one entry for each prompt token read so far; None unless asked for.
+        deadline: time of ``time.monotonic`` at which it is aborted, or None.
         error: why its prompt could not be kept as a prefix.
-        wants_every_step: whether its caller is told of every token, not only of the end.
+        wants_every_step: whether its caller gets an output after every token, not only the last.
     """
 
     request_id: str
@@ -67,7 +70,10 @@ class Request:
         deadline: float | None,
         logprob_start_len: int,
     ) -> "Request":
-        """A request that arrives now; ``order`` is its sequences', ``root`` their first key's."""
+        """A request that arrives now.
+
+        ``order`` is that of its sequences, ``root`` the first key of their chains.
+        """
         each = params.each_sequence()
         sequences = [
             Sequence(
@@ -112,24 +118,24 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        """Whether all its sequences are."""
+        """Whether all its sequences are finished."""
         if len(self.completions) == 1:
             return self.completions[0].finish_reason is not None
         return all([completion.finished for completion in self.completions])
 
     def abort(self) -> None:
-        """End its samples where they stand."""
+        """End its unfinished samples."""
         for completion in self.completions:
             try:
                 completion.abort()
-            except Exception:  # of this request's text: it harms no other
+            except Exception:  # an error in its text affects no other request
                 _log.exception("request %s failed", self.request_id)
                 completion.finish_reason = "error"
 
     def take_prompt_logprobs(self, start: int, found: list[StepLogprobs]) -> None:
         """Add the logprobs of the prompt tokens that follow positions ``start``, ``start`` + 1, ...
 
-        Those already known (the prompt was computed again after a preemption) are left alone.
+        Known ones are kept: after a preemption a prompt may be computed again.
         """
         known = self.prompt_logprobs
         if known is None:
@@ -141,7 +147,7 @@ class Request:
                 known.append(logprob_entry(prompt[position], step, limit, self.tokenizer))
 
     def snapshot(self) -> RequestOutput:
-        """The output now, as ``params.output_kind`` wants it."""
+        """The output now, in the form of ``params.output_kind``."""
         finished = self.finished
         if finished and self.metrics.finished_time is None:
             self.metrics.finished_time = time.monotonic()
@@ -149,7 +155,7 @@ class Request:
             self.metrics.num_preemptions = sum(s.num_preemptions for s in self.sequences)
             self.metrics.num_shared_tokens = sum(s.num_shared for s in self.sequences)
         first = self.sequences[0]
-        # By place, for speed: this is made for every token of a stream.
+        # Positional arguments, for speed: one is made for every token of a stream.
         return RequestOutput(
             self.request_id,
             self.prompt,
@@ -163,19 +169,19 @@ class Request:
         )
 
     def _outputs(self) -> list[CompletionOutput]:
-        """All its samples, or the best of them where more were asked to be generated."""
+        """Its samples, or the best ``n`` of them with ``best_of``."""
         kind = self.params.output_kind
         found = [c.snapshot(kind) for c in self.completions]
         if len(found) == self.params.n:
             return found
-        # One that was cut off has few tokens, and so a high sum, for no merit of its own.
+        # A sample that was cut off has few tokens and so a high cumulative logprob: rank it last.
         ranks = [
             (o.finish_reason in ("stop", "length"), c.cumulative_logprob)
             for o, c in zip(found, self.completions, strict=True)
         ]
         best = sorted(range(len(found)), key=lambda i: ranks[i], reverse=True)[: self.params.n]
         chosen = [found[i] for i in best]
-        # Those that were cut off might have been better: the choice ends as they did.
+        # The samples that were cut off might have been better, so the choice reports their end.
         reasons = {output.finish_reason for output in found}
         cut_off: FinishReason | None = next(
             (reason for reason in _CUT_OFF if reason in reasons), None
@@ -191,7 +197,7 @@ class Request:
 
 
 def logprobs_at(found: HostLogprobs, row: int) -> StepLogprobs:
-    """One row of what a step read."""
+    """Log-probabilities of one row of a step."""
     return StepLogprobs(
         logprob=float(found.logprob[row]),
         rank=int(found.rank[row]),

@@ -1,4 +1,4 @@
-"""What a request must be for this engine to take it."""
+"""Checks of a request against this engine."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ _NAME_CHARS = 256
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestChecks:
-    """Checks of what users give, each an InvalidRequestError that says what would be right.
+    """Checks of user input; each raises an InvalidRequestError that says what is allowed.
 
     Attributes:
         vocab_size, max_model_len, max_logprobs: of the engine.
@@ -32,7 +32,7 @@ class RequestChecks:
 
     @no_type_check
     def prompt(self, token_ids: Sequence[Any]) -> list[int]:
-        """The prompt as plain whole numbers of the vocabulary, with room for one token more."""
+        """The prompt as plain ints of the vocabulary, short enough for one output token."""
         if len(token_ids) == 0:
             raise InvalidRequestError("the prompt is empty; give at least one token")
         limit = self.max_model_len - 1
@@ -44,7 +44,7 @@ class RequestChecks:
             )
         plain = set(map(type, token_ids)) == {int}
         if plain and min(token_ids) >= 0 and max(token_ids) < self.vocab_size:
-            return list(token_ids)  # as nearly always, and many times faster than one by one
+            return list(token_ids)  # the common case, much faster than token by token
         tokens = []
         for token in token_ids:
             if isinstance(token, bool) or not isinstance(token, int | np.integer):
@@ -58,7 +58,7 @@ class RequestChecks:
         return tokens
 
     def params(self, params: SamplingParams) -> None:
-        """The sampling parameters against the model."""
+        """Check the sampling parameters against the model."""
         params.check_model(self.vocab_size, self.max_logprobs, eos_token_ids=self.eos_token_ids)
         if params.stop_strings and not self.has_tokenizer:
             raise InvalidRequestError(
@@ -75,7 +75,7 @@ class RequestChecks:
 
     @no_type_check
     def logprob_start(self, start: int, length: int) -> int:
-        """A place in the prompt."""
+        """A position in the prompt."""
         if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start < length:
             raise InvalidRequestError(
                 f"logprob_start_len is {start!r}; give a whole number from 0 to {length - 1}"
@@ -101,7 +101,7 @@ class RequestChecks:
 
     @no_type_check
     def prefix_name(self, name: str) -> str:
-        """A short text that is none of the engine's own names, which begin with a zero."""
+        """A short text; names that start with NUL are reserved for the engine."""
         if not isinstance(name, str) or not 1 <= len(name) <= _NAME_CHARS or name[0] == "\0":
             raise InvalidRequestError(
                 f"prefix name is {name!r:.300}; give 1 to {_NAME_CHARS} characters"

@@ -1,32 +1,21 @@
-"""A step as the scheduler asks for it, and while it is put together."""
+"""The step that the scheduler chose, and its builder."""
 
 import dataclasses
-from typing import NamedTuple
 
-from rjax.engine.page_operations import PageOperation
-from rjax.engine.sequence import Sequence
-from rjax.engine.step_limits import StepLimits
-
-
-class ScheduledSequence(NamedTuple):
-    """A run of tokens of one sequence: positions [start, stop) are computed in this step.
-
-    ``samples`` says whether the run reaches the sequence's end, so that a token is sampled. The KV
-    of positions before ``stored`` is in the pages already, and is not written again.
-    """
-
-    sequence: Sequence
-    start: int
-    stop: int
-    samples: bool
-    stored: int = 0
+from rjax.batch.page_operations import PageOperation
+from rjax.batch.scheduled_sequence import ScheduledSequence
+from rjax.batch.sequence import Sequence
+from rjax.batch.step_limits import StepLimits
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Schedule:
-    """One step: what runs, and which sequences enter the running set (their slots are new).
+    """One step.
 
-    ``operations`` must be dispatched, in their order, before the step.
+    Attributes:
+        scheduled: what is computed.
+        admitted: sequences that entered the running set, with a new slot each.
+        operations: page operations to dispatch before the step, in their order.
     """
 
     scheduled: list[ScheduledSequence]
@@ -40,36 +29,36 @@ class Schedule:
 
 
 @dataclasses.dataclass(slots=True)
-class StepInTheMaking:
-    """What the scheduler has put into a step so far, and the room that is left.
+class StepBuilder:
+    """What the scheduler has put into a step, and what still fits.
 
     Attributes:
         limits: of the step.
-        items: what is in it.
-        num_tokens: of those.
-        places: sequences that may still have their turn.
-        seqs_ahead: sequences ahead in the step.
+        items: of the step so far.
+        num_tokens: of ``items``.
+        free_slots: sequences that may still be scheduled to generate.
+        num_prefill_ahead: prefill-ahead sequences in the step.
     """
 
     limits: StepLimits
     items: list[ScheduledSequence] = dataclasses.field(default_factory=list)
     num_tokens: int = 0
-    places: int = 0
-    seqs_ahead: int = 0
+    free_slots: int = 0
+    num_prefill_ahead: int = 0
 
     @property
-    def room(self) -> int:
-        """Tokens that fit in."""
+    def tokens_left(self) -> int:
+        """Tokens that still fit."""
         return self.limits.max_num_batched_tokens - self.num_tokens
 
     @property
-    def room_ahead(self) -> int:
-        """Tokens that fit in of a sequence ahead."""
-        if self.seqs_ahead == self.limits.ahead_seqs:
+    def prefill_ahead_tokens_left(self) -> int:
+        """Tokens of a prefill-ahead sequence that still fit."""
+        if self.num_prefill_ahead == self.limits.max_prefill_ahead_seqs:
             return 0
-        return max(0, self.limits.ahead_tokens - self.num_tokens)
+        return max(0, self.limits.prefill_ahead_tokens - self.num_tokens)
 
     @property
-    def has_room(self) -> bool:
-        """Whether a sequence can be admitted to it."""
-        return (self.room if self.places else self.room_ahead) > 0
+    def can_admit(self) -> bool:
+        """Whether a new sequence fits."""
+        return (self.tokens_left if self.free_slots else self.prefill_ahead_tokens_left) > 0

@@ -1,4 +1,4 @@
-"""Which sequences run in the next step, and how many tokens of each."""
+"""The scheduler: chooses the sequences of the next step and the tokens of each."""
 
 import bisect
 import heapq
@@ -7,15 +7,17 @@ import itertools
 import numpy as np
 from jaxtyping import Int
 
-from rjax.engine.beginning import Beginning, BeginningFinder
+from rjax.batch.page_hash import block_bytes
+from rjax.batch.page_operations import PageOperations
+from rjax.batch.scheduled_sequence import ScheduledSequence
+from rjax.batch.sequence import Sequence, SequenceStatus
+from rjax.batch.step_limits import StepLimits
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.host_pool import HostPool
-from rjax.engine.page_hash import block_bytes
-from rjax.engine.page_operations import PageOperations
 from rjax.engine.preemption import PreemptionCost
-from rjax.engine.schedule import Schedule, ScheduledSequence, StepInTheMaking
-from rjax.engine.sequence import Sequence, SequenceStatus
-from rjax.engine.step_limits import StepLimits
+from rjax.engine.prefix_matcher import PrefixMatch, PrefixMatcher
+from rjax.engine.schedule import Schedule, StepBuilder
+from rjax.engine.swapper import Swapper
 
 _RUNNING, _WAITING = SequenceStatus.RUNNING, SequenceStatus.WAITING
 
@@ -24,18 +26,27 @@ class Scheduler:
     """Continuous batching with chunked prefill under a token budget.
 
     Decodes come first, then prompt chunks of running sequences, then new sequences, each class in
-    the order of ``Sequence.order``. A sequence is admitted when a slot is free and the pages of all
-    its present tokens can be had; pages for further output are taken one at a time. When they run
-    out, the running sequence that is last in order gives up its pages, and its siblings with it:
-    they are copied to the host or computed again, as the cost model says.
+    the order of ``Sequence.order``. A sequence is admitted when a slot is free and the pool has the
+    pages of all its present tokens; pages for further output are allocated one at a time. When the
+    pool is full, the running sequence that is last in order is preempted, with its siblings: its
+    pages are copied to the host or computed again, by the cost model.
 
-    The first ``max_num_seqs`` of the running sequences have their turn. Those after them are ahead:
-    of their tokens all but the last are computed, in what rows a step has to spare, and that one
-    once one of the first ends. So nobody's place stays empty while a prompt is computed.
+    The first ``max_num_seqs`` running sequences generate. Those after them are prefill-ahead
+    sequences: all their tokens but the last are computed, in the spare rows of steps, and the last
+    one when a sequence before them ends. So a freed place is filled by a sequence whose prompt is
+    computed already.
+
+    Args:
+        blocks: pages of the device.
+        limits: of a step.
+        max_pages: of one sequence.
+        enable_prefix_caching: keep pages of finished sequences for later prompts.
+        host: pages of the host; None for no swapping.
+        cost: of preemption; None for the default.
 
     Attributes:
         waiting, running, swapped: the queues, each in order; every live sequence is in one.
-        page_table: row s lists the pages of the sequence in slot s; what lies beyond them is stale.
+        page_table: row s lists the pages of the sequence in slot s; entries beyond them are stale.
     """
 
     def __init__(
@@ -55,15 +66,20 @@ class Scheduler:
         self.swapped: list[Sequence] = []
         self.cost = cost or PreemptionCost()
         self.num_preemptions = 0
-        self.num_swaps = 0
         self.page_table: Int[np.ndarray, "slots M"] = np.zeros(
             (limits.num_slots, max_pages), np.int32
         )
-        self._finder = BeginningFinder(blocks, self.host, enable_prefix_caching)
+        self._matcher = PrefixMatcher(blocks, self.host, enable_prefix_caching)
         self._limits = limits
         self._caching = enable_prefix_caching
         self._slots = list(range(limits.num_slots - 1, -1, -1))
         self._operations = PageOperations()
+        self._swapper = Swapper(blocks, self.host, self.cost, self._operations)
+
+    @property
+    def num_swaps(self) -> int:
+        """Preemptions that swapped to host memory."""
+        return self._swapper.num_swaps
 
     def add(self, sequence: Sequence) -> None:
         """Put a new sequence into the waiting queue."""
@@ -72,28 +88,28 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Choose the next step; its tokens count as computed from now on."""
         self.blocks.begin_step()
-        step = StepInTheMaking(self._limits)
+        step = StepBuilder(self._limits)
         self._schedule_running(step)
         admitted = self._admit(step)
         return Schedule(step.items, admitted, self._operations.take())
 
     def finish(self, sequence: Sequence) -> None:
-        """Take a sequence out of the engine and give its pages, slots and host memory back."""
+        """Remove a sequence and free its pages, slots and host memory."""
         match sequence.status:
             case SequenceStatus.WAITING:
                 self.waiting.remove(sequence)
             case SequenceStatus.SWAPPED:
                 self.swapped.remove(sequence)
-                self._drop_saved(sequence)
+                self._swapper.release(sequence)
             case SequenceStatus.RUNNING:
-                self._learn_tail(sequence, sequence.num_known)
+                self._cache_partial_page(sequence, sequence.num_known)
                 self._leave(sequence)
             case SequenceStatus.FINISHED:
                 raise AssertionError("finished twice")
         sequence.status = SequenceStatus.FINISHED
 
-    def learn(self, sequence: Sequence) -> None:
-        """Offer the sequence's full pages of known tokens to the prefix tree."""
+    def cache_full_pages(self, sequence: Sequence) -> None:
+        """Register the sequence's full pages of known tokens in the prefix cache."""
         if not self._caching or sequence.status is not _RUNNING:
             return
         S = self.blocks.page_size
@@ -110,31 +126,31 @@ class Scheduler:
             )
         sequence.num_registered = full
 
-    def _learn_tail(self, sequence: Sequence, known: int) -> None:
-        """Offer the tokens after its last full page, up to position ``known``."""
-        self.learn(sequence)
+    def _cache_partial_page(self, sequence: Sequence, known: int) -> None:
+        """Register its full pages and the tokens after them, up to position ``known``."""
+        self.cache_full_pages(sequence)
         start = sequence.num_registered * self.blocks.page_size
         stop = min(sequence.num_stored, known)
         if self._caching and start < stop and sequence.num_registered >= sequence.num_borrowed:
-            self.blocks.register_beginning(
+            self.blocks.register_partial(
                 sequence.pages[sequence.num_registered],
                 sequence.hashes.parent(sequence.num_registered),
                 block_bytes(sequence.tokens(start, stop)),
             )
 
-    def _schedule_running(self, step: StepInTheMaking) -> None:
+    def _schedule_running(self, step: StepBuilder) -> None:
         S = self.blocks.page_size
         decodes: list[Sequence] = []
         chunks: list[Sequence] = []
-        ahead: list[Sequence] = []
-        short: list[Sequence] = []
-        most = self._limits.max_num_seqs
+        prefill_ahead: list[Sequence] = []
+        short_of_pages: list[Sequence] = []
+        max_num_seqs = self._limits.max_num_seqs
         for sequence in self.running:
             tokens = sequence.num_tokens
             if tokens >= sequence.max_length:
                 continue  # its last token is still in flight
-            if len(decodes) + len(chunks) == most:
-                ahead.append(sequence)
+            if len(decodes) + len(chunks) == max_num_seqs:
+                prefill_ahead.append(sequence)
                 continue
             if tokens - sequence.num_computed > 1:
                 chunks.append(sequence)
@@ -144,16 +160,17 @@ class Scheduler:
             if tokens > sequence.capacity or (
                 stored < sequence.num_borrowed * S and stored < tokens
             ):
-                short.append(sequence)
-        # All room is made before anything is scheduled, so that what runs is never preempted.
-        for sequence in short:
+                short_of_pages.append(sequence)
+        # Pages are freed before anything is scheduled, so that no scheduled sequence is preempted.
+        for sequence in short_of_pages:
             if sequence.status is _RUNNING:
                 self._grow(sequence)
-        if short:
-            decodes, chunks, ahead = (
-                [s for s in some if s.status is _RUNNING] for some in (decodes, chunks, ahead)
+        if short_of_pages:
+            decodes, chunks, prefill_ahead = (
+                [s for s in group if s.status is _RUNNING]
+                for group in (decodes, chunks, prefill_ahead)
             )
-        step.places = most - len(decodes) - len(chunks)
+        step.free_slots = max_num_seqs - len(decodes) - len(chunks)
         for sequence in decodes:
             stop = sequence.num_tokens
             stored = sequence.num_stored
@@ -164,60 +181,61 @@ class Scheduler:
             if stored < stop:
                 sequence.num_stored = stop
             if stop % S == 0:
-                self.learn(sequence)
-            elif stop == len(sequence.prompt_token_ids):  # the last of a prompt computed ahead
-                self._learn_tail(sequence, stop)
+                self.cache_full_pages(sequence)
+            elif stop == len(sequence.prompt_token_ids):  # the last token of a prefill-ahead prompt
+                self._cache_partial_page(sequence, stop)
             sequence.in_flight += 1
             sequence.num_tokens = stop + 1
         step.num_tokens = len(decodes)
         for sequence in chunks:
-            self._take(sequence, step)
-        for sequence in ahead:
-            self._take_ahead(sequence, step)
+            self._schedule_tokens(sequence, step)
+        for sequence in prefill_ahead:
+            self._schedule_prefill_ahead(sequence, step)
 
-    def _admit(self, step: StepInTheMaking) -> list[Sequence]:
+    def _admit(self, step: StepBuilder) -> list[Sequence]:
         admitted: list[Sequence] = []
-        if not self._slots or not step.has_room:
+        if not self._slots or not step.can_admit:
             return admitted
         queues = [list(self.swapped), list(self.waiting)]
         for sequence in heapq.merge(*queues, key=lambda s: s.order):
-            if not self._slots or not step.has_room:
+            if not self._slots or not step.can_admit:
                 break
             if sequence.in_flight:
                 continue  # preempted; its last token is not read back yet
-            beginning = self._finder.find(sequence)
-            if beginning is None:
+            match = self._matcher.match(sequence)
+            if match is None:
                 continue
-            if not self._seat(sequence, beginning, ahead=step.places == 0):
+            if not self._start(sequence, match, prefill_ahead=step.free_slots == 0):
                 break
             admitted.append(sequence)
-            if step.places:
-                step.places -= 1
-                self._take(sequence, step)
+            if step.free_slots:
+                step.free_slots -= 1
+                self._schedule_tokens(sequence, step)
             else:
-                self._take_ahead(sequence, step)
+                self._schedule_prefill_ahead(sequence, step)
         return admitted
 
-    def _seat(self, sequence: Sequence, beginning: Beginning, *, ahead: bool) -> bool:
-        """Give a sequence its pages and a slot; False where there are too few pages."""
+    def _start(self, sequence: Sequence, match: PrefixMatch, *, prefill_ahead: bool) -> bool:
+        """Give a sequence its pages and a slot; False if there are too few pages."""
         S = self.blocks.page_size
-        # Room for the running ones to go on, so that it is not preempted the moment it is in.
-        reserve = len(self.running) if ahead else len(self.running) // 4
+        # Pages for the next tokens of running sequences, so that it is not preempted at once.
+        reserve = len(self.running) if prefill_ahead else len(self.running) // 4
         if self.running and self.blocks.num_available < sequence.group_pages + reserve:
             return False
-        held = beginning.pages + ([] if beginning.tail is None else [beginning.tail])
+        partial_page = match.partial_page
+        held = match.pages + ([] if partial_page is None else [partial_page])
         shared = sum(self.blocks.references(page) > 0 for page in held)
         self.blocks.acquire(held)
-        stored = beginning.stored
-        # A borrowed page must be copied before it is written into, unless nobody else wants it.
-        copies = beginning.tail is not None and stored < sequence.num_tokens
+        stored = match.num_tokens
+        # A partial page is copied before it is written to, unless this is its only owner.
+        copies = partial_page is not None and stored < sequence.num_tokens
         needed = self._pages_for(sequence.num_tokens) - len(held) + copies
         fresh = None
         if self.blocks.num_available >= needed + reserve:
             fresh = self.blocks.allocate(needed)
         elif not self.running and copies and self.blocks.num_available >= needed - 1:
-            assert beginning.tail is not None
-            if self.blocks.take_over(beginning.tail):
+            assert partial_page is not None
+            if self.blocks.take_over(partial_page):
                 copies = False
                 fresh = self.blocks.allocate(needed - 1)
         if fresh is None:
@@ -225,14 +243,14 @@ class Scheduler:
             return False
         borrowed = len(held)
         if copies:
-            assert beginning.tail is not None
-            self._operations.copy(beginning.tail, fresh[0])
-            self.blocks.release([beginning.tail])
+            assert partial_page is not None
+            self._operations.copy(partial_page, fresh[0])
+            self.blocks.release([partial_page])
             held.pop()
         if stored < sequence.num_tokens:
-            borrowed = len(beginning.pages)
-        if beginning.slots:
-            self._operations.swap_in(beginning.slots, fresh[: len(beginning.slots)])
+            borrowed = len(match.pages)
+        if match.host_slots:
+            self._operations.swap_in(match.host_slots, fresh[: len(match.host_slots)])
         self._unqueue(sequence)
         if sequence.group_pages:
             for sibling in sequence.siblings:
@@ -242,34 +260,34 @@ class Scheduler:
         sequence.pages = held + fresh
         sequence.capacity = len(sequence.pages) * S
         sequence.num_borrowed = borrowed
-        sequence.num_registered = len(beginning.pages)
+        sequence.num_registered = len(match.pages)
         sequence.num_stored = stored
         sequence.num_computed = min(stored, sequence.num_tokens - 1)
         self.page_table[sequence.slot, : len(sequence.pages)] = sequence.pages
         if sequence.num_cached is None:
             sequence.num_cached = sequence.num_computed
             sequence.num_shared = min(shared * S, sequence.num_computed)
-        self._drop_saved(sequence)
+        self._swapper.release(sequence)
         if self._caching:
-            self.learn(sequence)
-            self.blocks.promise(sequence.hashes.keys[sequence.num_registered :], sequence)
+            self.cache_full_pages(sequence)
+            self.blocks.mark_pending(sequence.hashes.keys[sequence.num_registered :], sequence)
         bisect.insort(self.running, sequence, key=lambda s: s.order)
         return True
 
-    def _take(self, sequence: Sequence, step: StepInTheMaking) -> None:
-        """Schedule as much of a sequence as there is room for, up to its next token."""
-        stop = min(sequence.num_tokens, sequence.num_computed + step.room)
+    def _schedule_tokens(self, sequence: Sequence, step: StepBuilder) -> None:
+        """Schedule the tokens of a sequence that fit, up to its last."""
+        stop = min(sequence.num_tokens, sequence.num_computed + step.tokens_left)
         if stop > sequence.num_computed:
             self._compute(sequence, stop, step)
 
-    def _take_ahead(self, sequence: Sequence, step: StepInTheMaking) -> None:
-        """Schedule of a sequence ahead what fits into what the step has to spare."""
-        stop = min(sequence.num_tokens - 1, sequence.num_computed + step.room_ahead)
+    def _schedule_prefill_ahead(self, sequence: Sequence, step: StepBuilder) -> None:
+        """Schedule the tokens of a prefill-ahead sequence that fit, up to its last but one."""
+        stop = min(sequence.num_tokens - 1, sequence.num_computed + step.prefill_ahead_tokens_left)
         if stop > sequence.num_computed:
             self._compute(sequence, stop, step)
-            step.seqs_ahead += 1
+            step.num_prefill_ahead += 1
 
-    def _compute(self, sequence: Sequence, stop: int, step: StepInTheMaking) -> None:
+    def _compute(self, sequence: Sequence, stop: int, step: StepBuilder) -> None:
         start, stored = sequence.num_computed, sequence.num_stored
         samples = stop == sequence.num_tokens
         step.items.append(ScheduledSequence(sequence, start, stop, samples, stored))
@@ -277,16 +295,16 @@ class Scheduler:
         sequence.num_computed = stop
         sequence.num_stored = max(stored, stop)
         if samples:
-            self._learn_tail(sequence, sequence.num_known)
+            self._cache_partial_page(sequence, sequence.num_known)
             sequence.sample()
         else:
-            self.learn(sequence)
+            self.cache_full_pages(sequence)
 
     def _grow(self, sequence: Sequence) -> None:
-        """Make sure that its next token can be written; it may have to be preempted itself."""
+        """Allocate the page of its next token; may preempt the sequence itself."""
         S = self.blocks.page_size
         number = sequence.num_stored // S
-        if number < sequence.num_borrowed and not self._own(sequence, number):
+        if number < sequence.num_borrowed and not self._copy_on_write(sequence, number):
             return
         while sequence.num_tokens > sequence.capacity:
             fresh = self._allocate_one(sequence)
@@ -297,8 +315,12 @@ class Scheduler:
             sequence.pages.append(fresh)
             sequence.capacity += S
 
-    def _own(self, sequence: Sequence, number: int) -> bool:
-        """Make a borrowed page its own by copying it; False if it was preempted for it."""
+    def _copy_on_write(self, sequence: Sequence, number: int) -> bool:
+        """Copy a page that others hold before the sequence writes to it.
+
+        The last owner of a page of a full pool takes it over instead. False if the sequence was
+        preempted.
+        """
         page = sequence.pages[number]
         if self.blocks.num_available or not self.blocks.take_over(page):
             fresh = self._allocate_one(sequence)
@@ -313,23 +335,28 @@ class Scheduler:
         return True
 
     def _allocate_one(self, sequence: Sequence) -> int | None:
-        """A page for a running sequence, taken from the last in order if there is no other; None
-        where that is the sequence itself."""
+        """A page for a running sequence; in a full pool the last in order is preempted for it.
+
+        None if the sequence itself was preempted.
+        """
         while True:
             fresh = self.blocks.allocate(1)
             if fresh is not None:
                 return fresh[0]
             victim = self.running[-1]
             if victim.is_sibling(sequence):
-                self._preempt(victim)  # a request that is too large for the pool goes on in part
+                self._preempt(victim)  # a request larger than the pool runs in part
             else:
                 self._preempt_group(victim)
             if victim is sequence:
                 return None
 
     def _preempt_group(self, victim: Sequence) -> None:
-        """Preempt the last in order with all its running siblings: what they share is given up
-        only so, and is saved once. They come back when there is room for all of them."""
+        """Preempt the last in order with all its running siblings.
+
+        Only then are the pages that they share freed; they are saved once. The siblings resume when
+        the pool has pages for all of them.
+        """
         group = list(itertools.takewhile(victim.is_sibling, reversed(self.running)))
         before = self.blocks.num_available
         for sequence in group:
@@ -339,53 +366,14 @@ class Scheduler:
                 sequence.group_pages = self.blocks.num_available - before
 
     def _preempt(self, victim: Sequence) -> None:
-        status = SequenceStatus.SWAPPED if self._swap_out(victim) else _WAITING
-        self._learn_tail(victim, victim.num_known)
+        status = SequenceStatus.SWAPPED if self._swapper.swap_out(victim) else _WAITING
+        self._cache_partial_page(victim, victim.num_known)
         self._leave(victim)
         victim.num_computed = victim.num_stored = victim.num_registered = 0
         victim.num_borrowed = victim.capacity = 0
         victim.num_preemptions += 1
         self.num_preemptions += 1
         self._queue(victim, status)
-
-    def _swap_out(self, victim: Sequence) -> bool:
-        """Copy its pages to the host, if that is cheaper than computing them and they fit there."""
-        S = self.blocks.page_size
-        keys = victim.hashes.keys[: victim.num_registered]
-        wanted = [
-            (number, page)
-            for number, page in enumerate(victim.pages[: self._pages_for(victim.num_stored)])
-            # What others hold too stays where it is, and is found again by its key.
-            if number >= len(keys) or self.blocks.references(page) == 1
-        ]
-        tokens = min(victim.num_stored, len(wanted) * S)
-        way = self.cost.choose(
-            pages=len(wanted), tokens=tokens, has_siblings=victim.has_live_siblings
-        )
-        if way == "recompute" or self.host.num_free < len(wanted) or not wanted:
-            return False
-        pages, slots = [], []
-        for number, page in wanted:
-            key = keys[number] if number < len(keys) else None
-            slot = None if key is None else self.host.find(key)
-            if slot is not None:
-                self.host.acquire(slot)
-            else:
-                slot = self.host.allocate(key)
-                assert slot is not None
-                pages.append(page)
-                slots.append(slot)
-            victim.host_slots[number] = slot
-        victim.num_saved = victim.num_stored
-        if pages:
-            self._operations.swap_out(pages, slots)
-        self.num_swaps += 1
-        return True
-
-    def _drop_saved(self, sequence: Sequence) -> None:
-        self.host.release(sequence.host_slots.values())
-        sequence.host_slots = {}
-        sequence.num_saved = 0
 
     def _queue(self, sequence: Sequence, status: SequenceStatus) -> None:
         sequence.status = status
@@ -398,7 +386,7 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
         self.running.remove(sequence)
-        self.blocks.break_promises(sequence.hashes.keys[sequence.num_registered :], sequence)
+        self.blocks.clear_pending(sequence.hashes.keys[sequence.num_registered :], sequence)
         self.blocks.release(sequence.pages)
         sequence.pages = []
         self._slots.append(sequence.slot)

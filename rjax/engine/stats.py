@@ -1,12 +1,12 @@
-"""What an engine has done so far."""
+"""Counters and memory figures of an engine."""
 
 import dataclasses
 
 from pallas_kernels.attention.planner import PlanStats
+from rjax.batch.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
+from rjax.batch.sequence import Sequence
 from rjax.engine.block_manager import BlockManager
-from rjax.engine.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
 from rjax.engine.scheduler import Scheduler
-from rjax.engine.sequence import Sequence
 
 
 @dataclasses.dataclass(slots=True)
@@ -21,24 +21,26 @@ class EngineStats:
         steps_by_size: steps by size: those of key i computed at most 2**i tokens and more than
             2**(i - 1).
         prompt_tokens: of all sequences admitted.
-        cached_tokens: of those, taken from the prefix cache.
-        shared_tokens: of those, in pages that other live sequences held too.
+        cached_tokens: those of ``prompt_tokens`` served from the prefix cache.
+        shared_tokens: those of ``cached_tokens`` in pages that other live sequences held.
         output_tokens: read back.
-        preemptions: times a sequence gave up its pages.
-        swaps: of those, times that its pages went to host memory.
-        pages_copied, pages_swapped_out, pages_swapped_in: moved on or from or to the device.
-        kv_tokens_read: tokens of KV that attention read (each layer reads so many).
-        kv_tokens_unshared: the same if every sequence had read its own.
-        shared_groups: groups of sequences that read a run of pages together, over all steps.
-        num_running, num_waiting, num_swapped: sequences now; those ahead count as running.
+        preemptions: of sequences.
+        swaps: preemptions that swapped to host memory.
+        pages_copied: within the pool.
+        pages_swapped_out, pages_swapped_in: to and from host memory.
+        kv_tokens_read: tokens of KV that attention read, in each layer.
+        kv_tokens_unshared: tokens of KV that it would have read without sharing.
+        shared_groups: groups of sequences whose shared pages were read once, over all steps.
+        num_running, num_waiting, num_swapped: sequences now; prefill-ahead ones count as running.
         kv_bytes_used: pages in use now.
-        kv_bytes_cached: pages that nobody uses and that can serve a later prompt.
-        kv_bytes_pinned: pages of shared prefixes that are kept, part of those in use.
+        kv_bytes_cached: pages without an owner that can serve a later prompt.
+        kv_bytes_pinned: pages of pinned prefixes, part of ``kv_bytes_used``.
         kv_bytes_total: the whole pool.
         host_bytes_used: pages of swapped sequences in host memory.
         page_bytes: one page.
         kv_bytes_without_sharing: what the running sequences would take if each had its own pages.
-        peak_kv_bytes, peak_kv_bytes_unshared: the two at the moment of most use.
+        peak_kv_bytes, peak_kv_bytes_unshared: the highest values of ``kv_bytes_used`` and
+            ``kv_bytes_without_sharing``.
     """
 
     backend: str
@@ -72,24 +74,24 @@ class EngineStats:
     peak_kv_bytes_unshared: int = 0
 
     def count_admission(self, sequence: Sequence) -> None:
-        """Count a sequence that got its first slot."""
+        """Count the first admission of a sequence."""
         self.prompt_tokens += len(sequence.prompt_token_ids)
         self.cached_tokens += sequence.num_cached or 0
         self.shared_tokens += sequence.num_shared
 
     @property
     def hit_rate(self) -> float:
-        """Share of prompt tokens that were not computed; 0 before the first."""
+        """Share of prompt tokens served from the prefix cache; 0 before the first request."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property
     def read_share(self) -> float:
-        """KV tokens read, of what reading each sequence's own would be; 1 before the first."""
+        """``kv_tokens_read`` / ``kv_tokens_unshared``; 1 before the first step."""
         unshared = self.kv_tokens_unshared
         return self.kv_tokens_read / unshared if unshared else 1.0
 
     def count_step(self, tokens: int, plan: PlanStats) -> None:
-        """Add a step of so many tokens, whose attention reads what its plan says."""
+        """Count a step of ``tokens`` tokens with this attention plan."""
         self.steps += 1
         self.step_tokens += tokens
         size = (tokens - 1).bit_length()
@@ -99,7 +101,7 @@ class EngineStats:
         self.shared_groups += plan.shared_groups
 
     def count(self, operation: PageOperation) -> None:
-        """Add a page operation to the counters."""
+        """Count a page operation."""
         match operation:
             case CopyPages(_, target):
                 self.pages_copied += len(target)
@@ -109,7 +111,7 @@ class EngineStats:
                 self.pages_swapped_in += len(pages)
 
     def count_pages(self, used: int, unshared: int) -> None:
-        """Note the pages in use, and how many they would be if no sequence shared any."""
+        """Record the pages in use, and the pages that would be in use without sharing."""
         self.kv_bytes_used = used * self.page_bytes
         self.kv_bytes_without_sharing = unshared * self.page_bytes
         self.peak_kv_bytes = max(self.peak_kv_bytes, self.kv_bytes_used)
@@ -120,7 +122,7 @@ class EngineStats:
     def now(
         self, scheduler: Scheduler, blocks: BlockManager, pinned: list[int], num_pages: int
     ) -> "EngineStats":
-        """A copy, with what the parts of the engine count themselves.
+        """A copy with the current figures of scheduler and pool.
 
         Args:
             scheduler: of the engine.

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rjax.cli.arguments import add_engine_arguments, engine_options
+from rjax.cli.bundled import BUNDLED_NAME
 from rjax.cli.errors import BAD_INPUT, OneLineParser, run_command
 from rjax.cli.prompts import read_text
 from rjax.errors import InvalidConfigError
-from rjax.serve import BUNDLED_NAME
 from rjax.serve.limits import ServeLimits, limits_table
 from rjax.serve.options import HttpOptions, json_names
 
@@ -247,10 +247,10 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _engine(options: dict[str, Any]) -> Any:
     """The engine, its first requests done."""
     from rjax.config import EngineConfig
-    from rjax.engine.llm_engine import LLMEngine
+    from rjax.engine_builder import build_engine
     from rjax.sampling import SamplingParams
 
-    engine = LLMEngine(EngineConfig.from_options(options))
+    engine = build_engine(EngineConfig.from_options(options))
     if engine.tokenizer is None:
         raise InvalidConfigError("the model has no tokenizer; a server needs one")
     greedy = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)

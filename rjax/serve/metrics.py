@@ -207,7 +207,7 @@ class _EngineFigures(Collector):
                 stats.kv_tokens_read,
             ),
             (
-                "shared_tokens_read_once",
+                "kv_token_reads_saved",
                 "Tokens of KV that attention did not have to read again.",
                 max(0, stats.kv_tokens_unshared - stats.kv_tokens_read),
             ),

@@ -14,6 +14,7 @@ from rjax.serve.answers import PrefixCard, PrefixList
 from rjax.serve.auth import Tenant
 from rjax.serve.errors import ApiError
 from rjax.serve.limits import ServeLimits
+from rjax.serve.prefix_registry import NamedPrefix
 from rjax.serve.prompts import encode, message_tokens
 from rjax.serve.requests import PrefixBody
 from rjax.serve.sampling import check_word
@@ -24,34 +25,6 @@ from rjax.serve.tenancy import cache_salt, engine_prefix_name
 _ONE_TOKEN = SamplingParams(
     temperature=0, max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
 )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class NamedPrefix:
-    """One registered prefix.
-
-    Attributes:
-        name: the client's.
-        token_ids: of the prefix.
-        salt: of the prefix cache that holds it.
-        pinned: whether its KV stays; otherwise it is kept only while nothing else needs the memory.
-        created: seconds since 1970.
-    """
-
-    name: str
-    token_ids: list[int]
-    salt: str | None
-    pinned: bool
-    created: int
-
-    def card(self) -> PrefixCard:
-        """What a client is told."""
-        return PrefixCard(
-            name=self.name,
-            num_tokens=len(self.token_ids),
-            pinned=self.pinned,
-            created=self.created,
-        )
 
 
 async def register(body: PrefixBody, tenant: Tenant, service: Service) -> PrefixCard:
@@ -69,20 +42,9 @@ async def register(body: PrefixBody, tenant: Tenant, service: Service) -> Prefix
     tokens = await _tokens(body, tenant, service)
     salt = cache_salt(tenant, body.cache_salt)
     found = NamedPrefix(body.name, tokens, salt, body.pin, int(time.time()))
-    own = service.prefixes.setdefault(tenant.name, {})
-    coming = service.prefix_names[tenant.name]
-    async with _lock(body.name, tenant, service):
-        if body.name not in own and len(own.keys() | coming) >= limits.prefixes:
-            raise ApiError(
-                409,
-                f"there are {limits.prefixes} prefixes already; drop one first",
-                code="too_many_prefixes",
-            )
-        coming.add(body.name)
-        try:
+    async with service.prefixes.lock(tenant, body.name):
+        with service.prefixes.pending(tenant, body.name, limits.prefixes):
             await _hold(found, tenant, service)
-        finally:
-            coming.discard(body.name)
     return found.card()
 
 
@@ -100,8 +62,9 @@ def load(files: Mapping[str, str], engine: LLMEngine, service: Service) -> None:
         for tenant in service.keys.tenants:
             key, salt = engine_prefix_name(tenant, name), cache_salt(tenant, None)
             held = engine.load_prefix(path, key, cache_salt=salt)
-            own = service.prefixes.setdefault(tenant.name, {})
-            own[name] = NamedPrefix(name, list(held.token_ids), salt, True, service.created)
+            tokens = list(held.token_ids)
+            found = NamedPrefix(name, tokens, salt, True, service.created)
+            service.prefixes.put(tenant, found)
 
 
 def good_name(name: str, limits: ServeLimits) -> bool:
@@ -113,7 +76,7 @@ def good_name(name: str, limits: ServeLimits) -> bool:
 
 def listing(tenant: Tenant, service: Service) -> PrefixList:
     """The tenant's prefixes."""
-    return PrefixList(data=[p.card() for p in service.prefixes.get(tenant.name, {}).values()])
+    return PrefixList(data=[p.card() for p in service.prefixes.all(tenant)])
 
 
 def find(name: str, tenant: Tenant, service: Service) -> NamedPrefix:
@@ -122,7 +85,7 @@ def find(name: str, tenant: Tenant, service: Service) -> NamedPrefix:
     Raises:
         ApiError: 404.
     """
-    found = service.prefixes.get(tenant.name, {}).get(name)
+    found = service.prefixes.get(tenant, name)
     if found is None:
         raise ApiError(
             404, f"there is no prefix {name[:100]!r}; register it first", code="prefix_not_found"
@@ -132,7 +95,7 @@ def find(name: str, tenant: Tenant, service: Service) -> NamedPrefix:
 
 async def pin(name: str, pinned: bool, tenant: Tenant, service: Service) -> PrefixCard:
     """Pin a prefix or let go of its memory; its name stays."""
-    async with _lock(name, tenant, service):
+    async with service.prefixes.lock(tenant, name):
         known = find(name, tenant, service)
         if known.pinned == pinned:
             return known.card()
@@ -140,23 +103,19 @@ async def pin(name: str, pinned: bool, tenant: Tenant, service: Service) -> Pref
         if pinned:
             await _hold(changed, tenant, service)
         else:
-            service.prefixes[tenant.name][name] = changed
+            service.prefixes.put(tenant, changed)
             await _let_go(name, tenant, service)
         return changed.card()
 
 
 async def drop(name: str, tenant: Tenant, service: Service) -> PrefixCard:
     """Forget a prefix."""
-    async with _lock(name, tenant, service):
+    async with service.prefixes.lock(tenant, name):
         known = find(name, tenant, service)
-        del service.prefixes[tenant.name][name]
+        service.prefixes.remove(tenant, name)
         if known.pinned:
             await _let_go(name, tenant, service)
     return known.card()
-
-
-def _lock(name: str, tenant: Tenant, service: Service) -> asyncio.Lock:
-    return service.prefix_locks.setdefault((tenant.name, name), asyncio.Lock())
 
 
 async def _hold(prefix: NamedPrefix, tenant: Tenant, service: Service) -> None:
@@ -167,8 +126,7 @@ async def _hold(prefix: NamedPrefix, tenant: Tenant, service: Service) -> None:
             meant before.
     """
     key = engine_prefix_name(tenant, prefix.name)
-    own = service.prefixes.setdefault(tenant.name, {})
-    replaced = own.get(prefix.name)
+    replaced = service.prefixes.get(tenant, prefix.name)
 
     def is_kept(engine: LLMEngine) -> bool:
         wanted = key, tuple(prefix.token_ids), prefix.salt
@@ -179,9 +137,9 @@ async def _hold(prefix: NamedPrefix, tenant: Tenant, service: Service) -> None:
     except asyncio.CancelledError:
         # The engine may have kept it before the request was aborted.
         if prefix.pinned and await service.engine.call(is_kept):
-            own[prefix.name] = prefix
+            service.prefixes.put(tenant, prefix)
         raise
-    own[prefix.name] = prefix
+    service.prefixes.put(tenant, prefix)
     if not prefix.pinned and replaced is not None and replaced.pinned:
         await _let_go(prefix.name, tenant, service)
 

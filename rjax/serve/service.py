@@ -3,9 +3,7 @@
 import asyncio
 import dataclasses
 import functools
-from collections import defaultdict
-from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
+from typing import Any
 
 from fastapi import Request
 
@@ -17,6 +15,7 @@ from rjax.serve.limits import ServeLimits
 from rjax.serve.masks import Grammars
 from rjax.serve.metrics import Metrics
 from rjax.serve.options import HttpOptions
+from rjax.serve.prefix_registry import PrefixRegistry
 from rjax.serve.reasoning import AnswerFormat
 from rjax.serve.responses.store import ResponseStore
 from rjax.serve.threads import WorkThreads
@@ -24,9 +23,6 @@ from rjax.serve.tools import ToolFormat
 from rjax.serve.workers.pool import WorkerPool
 from rjax.serve.workers.zygote import Zygote
 from rjax.tokenization import Tokenizer
-
-if TYPE_CHECKING:
-    from rjax.serve.prefixes import NamedPrefix
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,9 +36,7 @@ class Service:
         root: the model's own name.
         created: when the server started, seconds since 1970.
         max_model_len: most tokens of prompt and output.
-        prefixes: by tenant and name.
-        prefix_names: names under which a tenant's prefixes are being computed, by tenant.
-        prefix_locks: by tenant and name; what a name means changes one request after the other.
+        prefixes: named prefixes of all tenants.
         zygote: of the workers, if it is the service's own.
         texts: workers that lay out and tokenise.
         compilers: workers that try grammars.
@@ -79,15 +73,9 @@ class Service:
     responses: ResponseStore
     http: HttpOptions
     literal_json_schemas: bool = False
-    prefixes: "dict[str, dict[str, NamedPrefix]]" = dataclasses.field(default_factory=dict)
+    prefixes: PrefixRegistry = dataclasses.field(default_factory=PrefixRegistry)
     large_bodies: asyncio.Semaphore = dataclasses.field(
         default_factory=lambda: asyncio.Semaphore(1)
-    )
-    prefix_names: defaultdict[str, set[str]] = dataclasses.field(
-        default_factory=lambda: defaultdict(set)
-    )
-    prefix_locks: "WeakValueDictionary[tuple[str, str], asyncio.Lock]" = dataclasses.field(
-        default_factory=WeakValueDictionary
     )
 
     def close(self) -> None:

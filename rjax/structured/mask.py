@@ -30,27 +30,27 @@ class MaskBudget:
 
 
 class GrammarMask:
-    """A `rjax.engine.token_mask.TokenMask` over one llguidance matcher.
+    """A `rjax.batch.token_mask.TokenMask` over one llguidance matcher.
 
     Args:
         matcher: at its start, without an error; it becomes this mask's own.
-        words: the bits of its first token.
+        bitmask: of its first token.
         budget: of the request.
     """
 
     def __init__(
-        self, matcher: llguidance.LLMatcher, words: np.ndarray, budget: MaskBudget
+        self, matcher: llguidance.LLMatcher, bitmask: np.ndarray, budget: MaskBudget
     ) -> None:
         self._matcher = matcher
-        self._words = words
+        self._bitmask = bitmask
         self._budget = budget
         self.failure: str | None = None
         """Why the grammar could not go on, if it could not."""
 
     @property
-    def words(self) -> UInt32[np.ndarray, " W"]:
+    def bitmask(self) -> UInt32[np.ndarray, " W"]:
         """The allowed tokens' bits."""
-        return self._words[0].view(np.uint32)
+        return self._bitmask[0].view(np.uint32)
 
     def accept(self, token_id: int) -> None:
         """Take a sampled token.
@@ -61,8 +61,8 @@ class GrammarMask:
         start = time.perf_counter()
         if not self._matcher.consume_token(token_id):
             self._fail("the grammar cannot go on")
-        llguidance.numpy.fill_next_token_bitmask(self._matcher, self._words)
-        if self._matcher.is_error() or not self._words.any():
+        llguidance.numpy.fill_next_token_bitmask(self._matcher, self._bitmask)
+        if self._matcher.is_error() or not self._bitmask.any():
             self._fail("no token fits the grammar")
         if not self._budget.spend(time.perf_counter() - start):
             self._fail("the grammar takes too long at each token")
@@ -78,13 +78,13 @@ def first_bitmask(matcher: llguidance.LLMatcher, vocab_size: int) -> np.ndarray:
     Raises:
         ValueError: no token may come first.
     """
-    words = np.zeros((1, -(-vocab_size // 32)), np.int32)
-    llguidance.numpy.fill_next_token_bitmask(matcher, words)
-    if matcher.is_error() or not words.any():
+    bitmask = np.zeros((1, -(-vocab_size // 32)), np.int32)
+    llguidance.numpy.fill_next_token_bitmask(matcher, bitmask)
+    if matcher.is_error() or not bitmask.any():
         raise ValueError(
             f"the constraint allows no text: {brief(matcher.get_error())}".removesuffix(": ")
         )
-    return words
+    return bitmask
 
 
 def start_masks(
@@ -102,6 +102,6 @@ def start_masks(
         ValueError: no token may come first.
     """
     first = matcher.deep_copy()
-    words = first_bitmask(first, vocab_size)
+    bitmask = first_bitmask(first, vocab_size)
     budget = MaskBudget(seconds)
-    return [GrammarMask(first.deep_copy(), words.copy(), budget) for _ in range(count)]
+    return [GrammarMask(first.deep_copy(), bitmask.copy(), budget) for _ in range(count)]

@@ -1,1 +1,1 @@
-"""The device side: the KV pool, the compiled step, and what it is fed."""
+"""The device side: the KV pool, the compiled steps, and the packing of their input."""

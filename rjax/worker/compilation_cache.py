@@ -1,4 +1,4 @@
-"""Compiled steps kept on disk, so that a second start need not compile again."""
+"""The persistent compilation cache: a second start compiles no step again."""
 
 import contextlib
 import functools
@@ -13,15 +13,15 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.experimental.mosaic import gpu as mosaic_gpu
 from jax.extend.mlir import ir
 
-_WORTH_KEEPING = 0.2  # seconds of compiling
+_MIN_COMPILE_SECONDS = 0.2  # of a program that is kept
 _NAME = "mosaic_gpu.dump_basename"
 
 
 def keep_compiled(folder: str | None) -> None:
-    """Let JAX keep what it compiles in this folder; ``~`` is the user's home.
+    """Set JAX's persistent compilation cache to this folder; ``~`` is the user's home.
 
-    JAX has one such folder for the whole process: one that is set already stays, and None leaves
-    things as they are.
+    JAX has one such folder for the process. A folder that is set already is kept, and None changes
+    nothing.
     """
     _name_kernels_by_content()
     _drop_unreadable_entries()
@@ -34,16 +34,16 @@ def keep_compiled(folder: str | None) -> None:
         warnings.warn(f"compiled steps are not kept between runs: {error}", stacklevel=2)
         return
     jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_KEEPING)
-    compilation_cache.reset_cache()  # it may have been found switched off already
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_SECONDS)
+    compilation_cache.reset_cache()  # JAX may have initialised it as disabled
 
 
 @functools.cache  # once a process
 def _drop_unreadable_entries() -> None:
-    """Have JAX delete an entry that it cannot read, such as one cut short by a full disk.
+    """Make JAX delete an entry that it cannot read, such as one truncated by a full disk.
 
-    JAX warns of it and compiles anew, but it never writes over an entry that exists: every later
-    start would warn and compile again.
+    JAX warns and compiles the program, but never overwrites an existing entry. Every later start
+    would warn and compile again.
     """
     read = cache_reader.get_executable_and_time
 
@@ -61,10 +61,10 @@ def _drop_unreadable_entries() -> None:
 
 @functools.cache  # once a process
 def _name_kernels_by_content() -> None:
-    """Have Mosaic name a kernel for its content and not for how many were lowered before it.
+    """Make Mosaic name a kernel by its content, not by a counter of lowered kernels.
 
-    The name is part of what is compiled: with a number in it no kernel is found again that stands
-    in two programs, and no program on disk by a process that lowers in another order.
+    The name is part of the compiled program. With a counter in it, a kernel in two programs is
+    compiled twice, and a process that lowers in another order finds no program on disk.
     """
     dialect: Any = mosaic_gpu.dialect  # pyright: ignore[reportPrivateImportUsage]
     numbered = dialect.get_or_set_dump_options

@@ -1,4 +1,4 @@
-"""Many programs compiled side by side."""
+"""Compiles many programs in parallel."""
 
 import os
 from collections.abc import Iterable
@@ -7,32 +7,32 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 from tqdm.auto import tqdm
 
-_MOST_THREADS = 4  # lowering holds the interpreter's lock, and keeps no more compilers busy
+_MAX_THREADS = 4  # lowering holds the GIL and feeds no more compilers than this
 
 
 def compile_ahead(
     programs: Iterable[jax.stages.Lowered], count: int, *, title: str, progress: bool
 ) -> None:
-    """Compile programs, several at a time; the jitted functions that they are of keep the results.
+    """Compile programs, several at a time; their jitted functions keep the results.
 
-    A program is taken from ``programs`` while others compile. XLA lets no two of them time kernels
-    on a device at once, so what it chooses is what it would choose one by one.
+    ``programs`` is iterated while others compile. XLA serialises its autotuning on a device, so the
+    kernels that it chooses are those of a sequential compilation.
 
     Args:
         programs: lowered calls of jitted functions.
-        count: how many there are.
-        title: of the bar.
-        progress: show a bar.
+        count: of the programs.
+        title: of the progress bar.
+        progress: show a progress bar.
     """
-    threads = min(_MOST_THREADS, os.cpu_count() or 1)
-    short: list[jax.stages.Lowered] = []
+    threads = min(_MAX_THREADS, os.cpu_count() or 1)
+    failed: list[jax.stages.Lowered] = []
     with tqdm(total=count, desc=title, disable=not progress) as bar:
 
         def compile_one(program: jax.stages.Lowered) -> None:
             try:
                 program.compile()
             except jax.errors.JaxRuntimeError:
-                short.append(program)
+                failed.append(program)
             else:
                 bar.update()
 
@@ -43,11 +43,11 @@ def compile_ahead(
         except Exception:
             pool.shutdown(cancel_futures=True)
             raise
-        except BaseException:  # Ctrl-C: a compiler cannot be stopped, and nobody waits for it
+        except BaseException:  # Ctrl-C: compilers cannot be stopped, so do not wait for them
             pool.shutdown(wait=False, cancel_futures=True)
             raise
         pool.shutdown()
-        # To time kernels takes memory of the device: several at once may have had too little.
-        for program in short:
+        # Autotuning allocates device memory; programs that ran out of it in parallel compile alone.
+        for program in failed:
             program.compile()
             bar.update()

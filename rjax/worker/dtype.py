@@ -1,4 +1,4 @@
-"""The dtypes that weights and KV are held in."""
+"""The dtypes of weights and KV."""
 
 import jax.numpy as jnp
 
@@ -7,9 +7,10 @@ from rjax.config import DType, KVCacheDType
 
 
 def choose_dtype(wanted: DType, config: ModelConfig, platform: str) -> jnp.dtype:
-    """The dtype asked for; "auto" is the checkpoint's on a GPU and float32 on a CPU.
+    """The dtype of the weights.
 
-    CPUs multiply float32 far faster than the 16-bit types.
+    "auto" is the checkpoint's on a GPU and float32 on a CPU, which multiplies float32 much faster
+    than 16-bit types.
     """
     if wanted != "auto":
         return jnp.dtype(wanted)
@@ -17,5 +18,5 @@ def choose_dtype(wanted: DType, config: ModelConfig, platform: str) -> jnp.dtype
 
 
 def choose_kv_dtype(wanted: KVCacheDType, dtype: jnp.dtype) -> jnp.dtype:
-    """Of KV pages, where weights are held in ``dtype``: that, or float8_e4m3fn."""
+    """The dtype of KV pages: the ``dtype`` of the weights, or float8_e4m3fn."""
     return dtype if wanted == "auto" else jnp.dtype(jnp.float8_e4m3fn)

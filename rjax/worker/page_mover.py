@@ -1,4 +1,4 @@
-"""Copies of whole pages: within the pool, to host memory and back, many in one operation."""
+"""Copies pages within the pool, to host memory and back, many in one operation."""
 
 import functools
 import math
@@ -12,16 +12,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from rjax.engine.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
+from rjax.batch.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
 from rjax.errors import InvalidConfigError, OutOfMemoryError
 from rjax.worker.compile_ahead import compile_ahead
+from rjax.worker.kv_cache import Pools
 
-type Pools = list[Float[Array, "P K S H"]]
 type Page = Float[Array, "pools K S H"]
 
-_MOST_PAGES = 64  # moved by one program,
-_MOST_BYTES = 2**28  # if they are no more than this,
-_MOST_UNDER_WAY = 4  # and between device and host at a time: they take device memory until then
+_MAX_PAGES = 64  # copied by one program
+_MAX_BYTES = 2**28  # copied by one program
+_MAX_IN_FLIGHT = 4  # copies between device and host at a time: they hold device memory meanwhile
 _TIMED_PAGES = 8
 _HOST_KIND = "pinned_host"
 
@@ -47,24 +47,24 @@ def _scatter(pools: Pools, pages: Int[Array, " X"], data: list[Page]) -> Pools:
 class PageMover:
     """Moves pages between the pools of all layers and slots of host memory.
 
-    Operations are dispatched in order and return at once. What is swapped out is gathered into
-    arrays of its own, one a page, and these are copied to page-locked host memory beside the steps
-    that follow; what is swapped in takes the opposite way. The device keeps the order: the gather
-    reads the pool as the steps before it left it, a copy waits for its source. The host waits only
-    where too much is under way. Index lists are padded to powers of two, so that a handful of
-    compiled programs serve everything; the copies need no program.
+    Operations are dispatched in order and return at once. A swap-out gathers its pages into arrays
+    of their own, one a page, and copies these to page-locked host memory while later steps run; a
+    swap-in does the opposite. The device keeps the order: a gather reads the pool as the steps
+    before it left it, and a copy waits for its source. The host waits only if too many copies are
+    in flight. Index lists are padded to powers of two, so a few compiled programs serve all sizes;
+    the copies between host and device need no program.
 
     Args:
         num_pages: of the device pool.
         shape: of one page in one pool, (K, S, H).
         num_pools: K and V of all layers.
-        num_slots: pages of host memory; a slot's memory is taken as it is first used, and kept.
-            Together they take no more than their pages, besides what is under way.
+        num_slots: host slots, one page each. A slot's memory is allocated at its first use and
+            kept. All slots together take the memory of their pages and of the copies in flight.
         dtype: of the pools.
-        mesh: the pools are cut over K on its axis ``tensor``.
+        mesh: the pools are sharded over K on its axis ``tensor``.
 
     Raises:
-        InvalidConfigError: there are slots, and the devices reach no page-locked host memory.
+        InvalidConfigError: there are host slots, and the devices reach no page-locked host memory.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class PageMover:
         self._shape = (num_pools, *shape)
         self._dtype = jnp.dtype(dtype)
         page_bytes = math.prod(self._shape) * self._dtype.itemsize
-        self._most = 1 << (max(1, min(_MOST_PAGES, _MOST_BYTES // page_bytes)).bit_length() - 1)
+        self._max_pages = 1 << (max(1, min(_MAX_PAGES, _MAX_BYTES // page_bytes)).bit_length() - 1)
         self._on_device = NamedSharding(mesh, PartitionSpec(None, "tensor", None, None))
         self._on_host = _host_sharding(self._on_device) if num_slots else None
         self._slots: dict[int, Page] = {}
-        self._under_way: deque[list[Any]] = deque()  # of arrays, whose type lacks is_ready
+        self._in_flight: deque[list[Any]] = deque()  # of arrays, whose type lacks is_ready
 
     @property
     def page_shape(self) -> tuple[int, ...]:
@@ -96,7 +96,7 @@ class PageMover:
         """Dispatch the operations; ``pools`` is donated where they write.
 
         Raises:
-            OutOfMemoryError: the system, or XLA, gives no more page-locked memory.
+            OutOfMemoryError: the system or XLA's limit allows no more page-locked memory.
         """
         for operation in operations:
             match operation:
@@ -128,12 +128,11 @@ class PageMover:
         return pools
 
     def page_seconds(self) -> float:
-        """Time that one page takes to the host or back, as this machine does it now; 0 if there
-        are no slots for it."""
+        """Measure the seconds that one page takes to the host or back; 0 without host slots."""
         if not self._on_host:
             return 0.0
         pages, taken = [self._empty_page()] * _TIMED_PAGES, []
-        for _ in range(2):  # the first takes memory from the system
+        for _ in range(2):  # the first allocates memory
             start = time.perf_counter()
             jax.block_until_ready(self._to_device(self._to_host(pages)))
             taken.append(time.perf_counter() - start)
@@ -143,13 +142,13 @@ class PageMover:
         """The content of pages."""
         found = np.empty((len(pages), *self._shape), self._dtype)
         start = 0
-        for part in self._parts(pages):
-            data = _gather(pools, _indices(part, 0), self._on_device)[: len(part)]
+        for chunk in self._chunks(pages):
+            data = _gather(pools, _indices(chunk, 0), self._on_device)[: len(chunk)]
             for page in data:
                 page.copy_to_host_async()
             for i, page in enumerate(data, start):
                 found[i] = page
-            start += len(part)
+            start += len(chunk)
         return found
 
     def write(
@@ -157,33 +156,33 @@ class PageMover:
     ) -> Pools:
         """Put content into pages; ``pools`` is donated."""
         start = 0
-        for part in self._parts(pages):
-            given = jax.device_put(list(data[start : start + len(part)]), self._on_device)
-            pools = self._put(pools, part, given)
-            start += len(part)
+        for chunk in self._chunks(pages):
+            given = jax.device_put(list(data[start : start + len(chunk)]), self._on_device)
+            pools = self._put(pools, chunk, given)
+            start += len(chunk)
         return pools
 
     def _copy(self, pools: Pools, source: list[int], target: list[int]) -> Pools:
-        # No part reads what one before it has written: PageOperations sees to that.
-        for part, where in zip(self._parts(source), self._parts(target), strict=True):
-            pools = _copy(pools, _indices(part, 0), _indices(where, self._num_pages))
+        # `PageOperations` guarantees that no chunk reads a page that an earlier one writes.
+        for read, written in zip(self._chunks(source), self._chunks(target), strict=True):
+            pools = _copy(pools, _indices(read, 0), _indices(written, self._num_pages))
         return pools
 
     def _out(self, pools: Pools, pages: list[int], slots: list[int]) -> None:
-        for part, where in zip(self._parts(pages), self._parts(slots), strict=True):
-            self._wait_for_room()
-            for slot in where:
-                self._slots.pop(slot, None)  # its memory serves what comes
-            away = self._to_host(_gather(pools, _indices(part, 0), self._on_device)[: len(part)])
-            self._under_way.append(away)
-            self._slots.update(zip(where, away, strict=True))
+        for chunk, chunk_slots in zip(self._chunks(pages), self._chunks(slots), strict=True):
+            self._limit_copies_in_flight()
+            for slot in chunk_slots:
+                self._slots.pop(slot, None)  # frees its memory for the new page
+            away = self._to_host(_gather(pools, _indices(chunk, 0), self._on_device)[: len(chunk)])
+            self._in_flight.append(away)
+            self._slots.update(zip(chunk_slots, away, strict=True))
 
     def _in(self, pools: Pools, slots: list[int], pages: list[int]) -> Pools:
-        for part, where in zip(self._parts(pages), self._parts(slots), strict=True):
-            self._wait_for_room()
-            back = self._to_device([self._slots[slot] for slot in where])
-            self._under_way.append(back)
-            pools = self._put(pools, part, back)
+        for chunk, chunk_slots in zip(self._chunks(pages), self._chunks(slots), strict=True):
+            self._limit_copies_in_flight()
+            back = self._to_device([self._slots[slot] for slot in chunk_slots])
+            self._in_flight.append(back)
+            pools = self._put(pools, chunk, back)
         return pools
 
     def _put(self, pools: Pools, pages: list[int], data: list[Page]) -> Pools:
@@ -205,24 +204,26 @@ class PageMover:
     def _to_device(self, pages: list[Page]) -> list[Page]:
         return jax.device_put(pages, self._on_device)
 
-    def _wait_for_room(self) -> None:
-        way = self._under_way
-        while way and (len(way) >= _MOST_UNDER_WAY or all(page.is_ready() for page in way[0])):
-            jax.block_until_ready(way.popleft())
+    def _limit_copies_in_flight(self) -> None:
+        copies = self._in_flight
+        while copies and (
+            len(copies) >= _MAX_IN_FLIGHT or all(page.is_ready() for page in copies[0])
+        ):
+            jax.block_until_ready(copies.popleft())
 
     def _sizes(self) -> list[int]:
         """Pages of each compiled copy."""
-        return [1 << i for i in range(self._most.bit_length())]
+        return [1 << i for i in range(self._max_pages.bit_length())]
 
     def _empty_page(self) -> Page:
         return jax.device_put(np.zeros(self._shape, self._dtype), self._on_device)
 
-    def _parts(self, values: list[int]) -> list[list[int]]:
-        return [values[i : i + self._most] for i in range(0, len(values), self._most)]
+    def _chunks(self, values: list[int]) -> list[list[int]]:
+        return [values[i : i + self._max_pages] for i in range(0, len(values), self._max_pages)]
 
 
 def _host_sharding(sharding: NamedSharding) -> NamedSharding:
-    """The same cut in the page-locked host memory of each device."""
+    """The same sharding in the page-locked host memory of each device."""
     for device in sharding.device_set:
         kinds = sorted(memory.kind for memory in device.addressable_memories())
         if _HOST_KIND not in kinds:

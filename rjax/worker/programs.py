@@ -1,4 +1,4 @@
-"""The compiled programs of a worker's steps, each made when it is first wanted."""
+"""The compiled programs of steps, each made at its first use."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,19 +14,22 @@ from rjax.worker.step_shape import StepFeatures, StepShape
 
 
 class StepPrograms:
-    """Makes and keeps the programs for each shape and set of features.
+    """Makes and keeps the programs of each step shape and set of features.
 
-    What most steps do is one program. The rest (`in_parts`) is two, the step and its sampling, so
-    that the many ways to sample share the one that takes long to compile.
+    Most steps are one program. Steps that sample in rarer ways have split sampling
+    (`splits_sampling`): a forward-only program, then a sampling program. The many ways to sample
+    then share the program that takes long to compile.
 
     Args:
-        graph, treedef: of the model, and of its flat parameter leaves.
-        backend, mesh: that steps run on.
+        graph: of the model.
+        treedef: of its flat parameter leaves.
+        backend: kernels of the steps.
+        mesh: devices of the steps.
     """
 
     def __init__(self, graph: Any, treedef: Any, backend: Backend, mesh: Mesh) -> None:
         self._model = graph, treedef
-        self._place = backend, mesh
+        self._target = backend, mesh
         self._layouts: dict[StepShape, PackedLayout] = {}
         self._made: dict[tuple[str, StepShape, StepFeatures], Any] = {}
 
@@ -40,46 +43,49 @@ class StepPrograms:
         return self._layouts[shape]
 
     @staticmethod
-    def in_parts(features: StepFeatures) -> bool:
-        """Whether such a step is `held` and then has its `sampling`, or is `whole`."""
+    def splits_sampling(features: StepFeatures) -> bool:
+        """Whether such a step is a `forward` and a `sampling` program, not one `step`."""
         return features.sampling == "full" or features.num_logprobs > 0
 
-    def whole(self, shape: StepShape, features: StepFeatures) -> Any:
-        """See `compile_step`."""
-        return self._get("whole", shape, features, self._compile(compile_step))
+    def step(self, shape: StepShape, features: StepFeatures) -> Any:
+        """A whole step; see `compile_step`."""
+        return self._get("step", shape, features, self._compile(compile_step))
 
-    def several(self, shape: StepShape, features: StepFeatures) -> Any:
-        """As `whole`, for several steps one after the other: ``packed`` has them on an axis before
-        its own, and so have their tokens, which are all of the result."""
+    def multi_step(self, shape: StepShape, features: StepFeatures) -> Any:
+        """Several steps in one program.
+
+        Its arguments are those of `step`, with an axis of steps before the axis of ``packed``. It
+        returns the state after the last step and the tokens of all steps, [steps, B].
+        """
 
         def make(layout: PackedLayout, features: StepFeatures) -> Any:
             del layout
-            one = self.whole(shape, features)
+            step = self.step(shape, features)
 
-            def run(leaves: Any, state: Any, packed: jax.Array) -> Any:
-                def step(state: Any, given: jax.Array) -> tuple[Any, jax.Array]:
-                    state, result = one(leaves, state, given)
+            def multi_step(leaves: Any, state: Any, packed: jax.Array) -> Any:
+                def body(state: Any, packed_step: jax.Array) -> tuple[Any, jax.Array]:
+                    state, result = step(leaves, state, packed_step)
                     return state, result.tokens
 
-                return jax.lax.scan(step, state, packed)
+                return jax.lax.scan(body, state, packed)
 
-            return jax.jit(run, donate_argnums=1)
+            return jax.jit(multi_step, donate_argnums=1)
 
-        return self._get("several", shape, features, make)
+        return self._get("multi_step", shape, features, make)
 
-    def held(self, shape: StepShape, features: StepFeatures) -> Any:
-        """See `compile_held_step`; it is the same for every way to sample."""
-        wanted = features.num_logprobs if features.prompt_logprobs else 0
-        features = StepFeatures("greedy", wanted, features.prompt_logprobs)
-        return self._get("held", shape, features, self._compile(compile_held_step))
+    def forward(self, shape: StepShape, features: StepFeatures) -> Any:
+        """A forward-only step; see `compile_held_step`. It is the same for every way to sample."""
+        num_logprobs = features.num_logprobs if features.prompt_logprobs else 0
+        features = StepFeatures("greedy", num_logprobs, features.prompt_logprobs)
+        return self._get("forward", shape, features, self._compile(compile_held_step))
 
     def sampling(self, shape: StepShape, features: StepFeatures) -> Any:
-        """See `compile_sampling`."""
+        """The sampling after a forward-only step; see `compile_sampling`."""
         features = dataclasses.replace(features, prompt_logprobs=False)
         return self._get("sampling", shape, features, compile_sampling)
 
     def _compile(self, compiler: Callable[..., Any]) -> Callable[[PackedLayout, StepFeatures], Any]:
-        return lambda layout, features: compiler(*self._model, layout, features, *self._place)
+        return lambda layout, features: compiler(*self._model, layout, features, *self._target)
 
     def _get(
         self,

@@ -1,31 +1,20 @@
-"""A step's result on the host."""
+"""Copies the result of a step to the host."""
 
 import dataclasses
 
+import jax
 import numpy as np
-from jaxtyping import Float32, Int32
 
+from rjax.batch.step_readout import HostLogprobs, StepReadout
 from rjax.sampling import TokenLogprobs
 from rjax.worker.step import StepResult
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class HostLogprobs:
-    """Logprobs of X tokens; fields as in ``TokenLogprobs``."""
-
-    logprob: Float32[np.ndarray, " X"]
-    rank: Int32[np.ndarray, " X"]
-    top_ids: Int32[np.ndarray, "X A"]
-    top_logprobs: Float32[np.ndarray, "X A"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepReadout:
-    """Fields as in ``StepResult``."""
-
-    tokens: Int32[np.ndarray, " B"]
-    sampled: HostLogprobs | None
-    prompt: HostLogprobs | None
+def start_copy(result: StepResult) -> StepResult:
+    """Start to copy a result to the host, and return it at once."""
+    for leaf in jax.tree.leaves(result):
+        leaf.copy_to_host_async()
+    return result
 
 
 def read_result(result: StepResult) -> StepReadout:

@@ -1,4 +1,4 @@
-"""What a step is told, packed into one array so that it reaches the device in one transfer."""
+"""The input of a step, packed into one array that reaches the device in one transfer."""
 
 import dataclasses
 from typing import Any
@@ -11,12 +11,12 @@ from jaxtyping import Array, Int
 from pallas_kernels.attention.check import check_values, check_writes
 from pallas_kernels.attention.planner import PlanStats, Sharing, plan_attention
 from pallas_kernels.attention.work_list import AttentionPlan
-from rjax.engine.schedule import ScheduledSequence
+from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.worker.step_shape import StepShape
 
 type IntArray = Array | np.ndarray
 
-_ALIGNMENT = 64  # int32s: a GPU kernel may read a slice in place, and wants it at 256 bytes
+_ALIGNMENT = 64  # int32s: GPU kernels may read a slice in place and need 256-byte alignment
 
 
 @jax.tree_util.register_dataclass
@@ -25,14 +25,14 @@ class StepInput:
     """One step's batch: T packed token rows of B sequences, padded.
 
     Attributes:
-        tokens: token ids known to the host; 0 where ``token_slot`` says otherwise.
-        token_slot: sampling slot whose last token, still on the device, is this row's; -1 for none.
+        tokens: token ids known to the host; 0 in rows with a ``token_slot``.
+        token_slot: sampler slot whose last token, still on the device, is this row's; -1 for none.
         positions: of each row in its sequence; -1 for padding.
-        kv_slots: where each row's K and V go, page * S + offset; -1 for padding.
-        targets: the prompt token that follows each row, where prompt logprobs are wanted; else 0.
+        kv_slots: KV index of each row, page * S + offset; -1 for padding and for stored KV.
+        targets: the prompt token that follows each row if prompt logprobs are wanted; else 0.
         page_table: page ids of each sequence.
         sample_row: the row whose logits give each sequence's next token.
-        slots: sampling slot of each sequence.
+        slots: sampler slot of each sequence.
         live: 1 where the sequence samples a token in this step.
         plan: the attention work lists.
     """
@@ -55,13 +55,13 @@ def build_step_input(
     shape: StepShape,
     sharing: Sharing,
 ) -> tuple[StepInput, PlanStats]:
-    """Lay out a batch, in the given order, for a step of this shape.
+    """Build the input of a step of this shape from a batch, in its order.
 
     Args:
         batch: of running sequences.
-        tables: row s lists the pages of the sequence in slot s; entries beyond its pages are any.
+        tables: row s lists the pages of the sequence in slot s; entries beyond them are ignored.
         shape: of the compiled step.
-        sharing: which shared pages are read once.
+        sharing: which shared pages attention reads once.
     """
     A, S = len(batch), shape.page_size
     sequences, *columns = zip(*batch, strict=True) if batch else [()] * 5
@@ -77,7 +77,7 @@ def build_step_input(
     kv_slots = page_table[of_row, positions // S] * S + positions % S
     kv_slots[positions < stored[of_row]] = -1
     known = np.fromiter([s.num_known for s in sequences], np.int32, A)
-    unknown = stop > known  # the very last token of a sequence may still be on the device
+    unknown = stop > known  # the last token of a sequence may still be on the device
     token_slot = np.full(shape.rows, -1, np.int32)
     token_slot[query_start[1:][unknown] - 1] = slots[unknown]
     tokens, targets = _tokens(batch, np.flatnonzero(start < known), query_start, shape.rows)
@@ -107,7 +107,11 @@ def build_step_input(
 def check_step_input(
     step_input: StepInput, batch: list[ScheduledSequence], *, num_pages: int, page_size: int
 ) -> None:
-    """The kernels' check mode for a step: raise ValueError where its values do not fit."""
+    """Check a step's page tables, positions, writes and attention plan against each other.
+
+    Raises:
+        ValueError: they are inconsistent.
+    """
     rows = [item.stop - item.start for item in batch]
     owners = np.repeat(np.arange(len(batch)), rows).astype(np.int32)
     check_values(
@@ -129,13 +133,13 @@ def _padded(values: np.ndarray, size: int, fill: int) -> Int[np.ndarray, " size"
 
 def _tokens(
     batch: list[ScheduledSequence],
-    told: Int[np.ndarray, " X"],
+    members: Int[np.ndarray, " X"],
     query_start: Int[np.ndarray, " A1"],
     rows: int,
 ) -> tuple[Int[np.ndarray, " T"], Int[np.ndarray, " T"]]:
-    """Token ids known to the host, which only the members ``told`` have, and the targets."""
+    """Tokens and targets of all rows; only ``members`` have tokens known to the host."""
     tokens, targets = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
-    for b in told.tolist():
+    for b in members.tolist():
         sequence, start, stop, _, _ = batch[b]
         row = query_start[b]
         ids = sequence.tokens(start, min(stop, sequence.num_known))
@@ -147,7 +151,7 @@ def _tokens(
 
 
 class PackedLayout:
-    """Turns a StepInput of one shape into one int32 vector and, inside the step, back."""
+    """Packs a StepInput of one shape into one int32 vector and, inside the step, unpacks it."""
 
     def __init__(self, shape: StepShape) -> None:
         template, _ = build_step_input([], np.zeros((1, shape.table_pages), np.int32), shape, "off")
@@ -158,7 +162,7 @@ class PackedLayout:
         self.size = int(ends[-1])
 
     def pack(self, step_input: StepInput) -> Int[np.ndarray, " Z"]:
-        """All leaves one after the other, each at an aligned place."""
+        """All leaves, one after the other, each at an aligned offset."""
         packed = np.zeros(self.size, np.int32)
         for start, leaf in zip(self._starts, jax.tree.leaves(step_input), strict=True):
             packed[start : start + leaf.size] = np.ravel(leaf)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.planner import PlanShape
-from rjax.engine.schedule import ScheduledSequence
-from rjax.engine.step_limits import StepLimits
+from rjax.batch.scheduled_sequence import ScheduledSequence
+from rjax.batch.step_limits import StepLimits
 from rjax.sampling import SamplerMode, step_mode
 
 
@@ -32,7 +32,7 @@ class StepShape:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepFeatures:
-    """What a step computes besides the next token; part of the compiled program.
+    """What a step computes besides the next token; each combination is its own program.
 
     Attributes:
         sampling: the cheapest sampler mode that serves every sequence of the step.
@@ -46,7 +46,7 @@ class StepFeatures:
 
 
 def step_features(batch: list[ScheduledSequence], num_logprobs: int) -> StepFeatures:
-    """What a batch asks of its step, whose logprobs have so many alternatives."""
+    """The features of a batch's step; ``num_logprobs`` are returned if any sequence wants some."""
     sequences = [item.sequence for item in batch]
     prompt = sampled = False
     if any([s.wants_logprobs for s in sequences]):
@@ -64,13 +64,21 @@ def step_features(batch: list[ScheduledSequence], num_logprobs: int) -> StepFeat
 
 
 class ShapeTable:
-    """Chooses the smallest step that holds a schedule.
+    """Chooses the smallest compiled step that holds a batch.
 
-    Steps with one token a sequence come in batch sizes b, b / g, ..., 1 for at most b sequences,
-    each padded to ``padded_rows`` of them; steps with prompt chunks in t, t / g, t / g^2 rows for a
-    budget of t tokens, and in ``ahead_tokens`` rows, with room for sequences ahead. The attention
-    of r sequences or more rows is cut at multiples of ``cut_of(r)`` tokens, in items of
-    ``item_rows`` of the step's rows at most.
+    Decode steps, with one token a sequence, have batch sizes b, b / g, ..., 1 for at most b
+    sequences. Mixed steps, with prompt chunks, have t, t / g and t / g^2 rows for a budget of t
+    tokens, and ``prefill_ahead_tokens`` rows with space for prefill-ahead sequences.
+
+    Args:
+        limits: of the steps; b and t.
+        max_model_len: tokens of the longest sequence.
+        page_size: tokens a page.
+        item_rows: step rows -> most rows of one attention work item.
+        kv_split_of: step rows -> tokens of a KV split; a work item spans whole splits.
+        padded_rows: decode batch size -> rows of its step.
+        joining: whether and how far KV splits are coalesced; see ``PlanShape``.
+        growth: g, ratio of one size to the next smaller one.
     """
 
     def __init__(
@@ -80,30 +88,33 @@ class ShapeTable:
         max_model_len: int,
         page_size: int,
         item_rows: Callable[[int], int],
-        cut_of: Callable[[int], int],
+        kv_split_of: Callable[[int], int],
         padded_rows: Callable[[int], int],
         joining: Joining | None,
         growth: int,
     ) -> None:
-        def shape(rows: int, seqs: int, cut: int) -> StepShape:
-            plan = PlanShape(rows, seqs, max_model_len, item_rows(rows), cut, joining)
+        def shape(rows: int, seqs: int, kv_split: int) -> StepShape:
+            plan = PlanShape(rows, seqs, max_model_len, item_rows(rows), kv_split, joining)
             return StepShape(rows, seqs, math.ceil(max_model_len / page_size), page_size, plan)
 
         sizes = [limits.max_num_seqs]
         while sizes[-1] > 1:
             sizes.append(math.ceil(sizes[-1] / growth))
-        self._decode = [shape(padded_rows(size), size, cut_of(size)) for size in reversed(sizes)]
+        self._decode = [
+            shape(padded_rows(size), size, kv_split_of(size)) for size in reversed(sizes)
+        ]
         most = limits.max_num_batched_tokens
-        chunks = {most // growth**i for i in range(3)} | {limits.ahead_tokens}
+        chunks = {most // growth**i for i in range(3)} | {limits.prefill_ahead_tokens}
         self._mixed = [
             shape(
                 rows,
-                limits.max_num_seqs + (limits.ahead_seqs if rows <= limits.ahead_tokens else 0),
-                cut_of(rows),
+                limits.max_num_seqs
+                + (limits.max_prefill_ahead_seqs if rows <= limits.prefill_ahead_tokens else 0),
+                kv_split_of(rows),
             )
             for rows in sorted(chunks)
             if rows > limits.max_num_seqs
-        ] or [shape(most, limits.max_num_seqs, cut_of(most))]
+        ] or [shape(most, limits.max_num_seqs, kv_split_of(most))]
 
     @property
     def all(self) -> list[StepShape]:
@@ -112,7 +123,7 @@ class ShapeTable:
 
     @property
     def decode(self) -> list[StepShape]:
-        """Those with one token a sequence."""
+        """The shapes with one token a sequence."""
         return self._decode
 
     @property
@@ -121,7 +132,7 @@ class ShapeTable:
         return self._mixed[-1]
 
     def choose(self, *, rows: int, seqs: int) -> StepShape:
-        """The shape for so many tokens of so many sequences; one token each if they are equal."""
+        """The shape for ``rows`` tokens of ``seqs`` sequences; a decode shape if equal."""
         one_each = rows == seqs <= self._decode[-1].seqs
         candidates = self._decode if one_each else self._mixed
         return next(s for s in candidates if s.rows >= rows and s.seqs >= seqs)

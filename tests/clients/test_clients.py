@@ -12,7 +12,7 @@ from models import tables
 from models.tables.demo import demo_table
 from models.tables.table import Table, system_prompt
 from rjax.config import EngineConfig
-from rjax.engine.llm_engine import LLMEngine
+from rjax.engine_builder import build_engine
 from tests.bundled import BUNDLED_SIZES
 from tests.serve.running import running
 
@@ -69,7 +69,7 @@ def command_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def thread_url() -> Iterator[str]:
     """The same server on a thread, with programs that the test run has compiled already."""
-    engine = LLMEngine(EngineConfig.from_options({"use_tqdm": False, **BUNDLED_SIZES}))
+    engine = build_engine(EngineConfig.from_options({"use_tqdm": False, **BUNDLED_SIZES}))
     with running(engine, model="tables") as found:
         yield found.url
 

@@ -7,15 +7,15 @@ says; the KV of a position is the hash of all tokens up to it.
 import numpy as np
 
 from pallas_kernels.attention.planner import PlanStats
+from rjax.batch.dispatched_step import DispatchedStep
+from rjax.batch.page_hash import root_key
+from rjax.batch.page_operations import CopyPages, SwapIn, SwapOut
+from rjax.batch.step_limits import StepLimits, step_limits
+from rjax.batch.step_readout import HostLogprobs, StepReadout
+from rjax.batch.step_worker import PoolSize
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
-from rjax.engine.page_hash import root_key
-from rjax.engine.page_operations import CopyPages, SwapIn, SwapOut
 from rjax.engine.parts import EngineParts
-from rjax.engine.step_limits import StepLimits, step_limits
-from rjax.worker.kv_cache import PoolSize
-from rjax.worker.readout import HostLogprobs, StepReadout
-from rjax.worker.worker import DispatchedStep
 
 
 def next_token(tokens, index: int, vocab: int) -> int:
@@ -73,7 +73,7 @@ class FakeWorker:
     def dispatch(self, batch, tables):
         S, limits = self.page_size, self.limits
         assert sum(item.samples for item in batch) <= limits.max_num_seqs
-        assert len(batch) <= limits.max_num_seqs + limits.ahead_seqs
+        assert len(batch) <= limits.max_num_seqs + limits.max_prefill_ahead_seqs
         assert sum(item.stop - item.start for item in batch) <= limits.max_num_batched_tokens
         written = set()
         for item in batch:
@@ -126,7 +126,7 @@ def fake_engine(
     )
     object.__setattr__(config.cache, "page_size", page_size)  # smaller than users may choose
     limits = step_limits(config.scheduler, most_tokens=7, spare_rows=spare_rows)
-    return LLMEngine.from_parts(
+    return LLMEngine(
         EngineParts(
             config=config,
             worker=FakeWorker(num_pages, page_size, vocab, host, limits),

@@ -3,9 +3,9 @@
 import hashlib
 from collections import Counter, defaultdict
 
+from rjax.batch.page_hash import PageHashes
+from rjax.batch.sequence import SequenceStatus
 from rjax.engine.llm_engine import LLMEngine
-from rjax.engine.page_hash import PageHashes
-from rjax.engine.sequence import SequenceStatus
 
 
 def check(engine: LLMEngine) -> None:
@@ -52,7 +52,7 @@ def check(engine: LLMEngine) -> None:
             assert not s.pages
         else:
             assert s.num_stored <= s.capacity == len(s.pages) * blocks.page_size
-    assert all(owner in scheduler.running for owner in blocks._promised.values())
+    assert all(owner in scheduler.running for owner in blocks._pending.values())
     _check_keys(engine)
 
 

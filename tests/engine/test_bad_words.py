@@ -23,7 +23,7 @@ V = 7
 def test_a_token_is_forbidden_where_it_would_complete_a_sequence(sequences, said):
     mask = BadWordsMask(sequences, V)
     for count in range(len(said) + 1):
-        bits = np.unpackbits(mask.words.view(np.uint8), bitorder="little")[:V]
+        bits = np.unpackbits(mask.bitmask.view(np.uint8), bitorder="little")[:V]
         for token in range(V):
             text = [*said[:count], token]
             ends = any(text[-len(s) :] == s for s in sequences)

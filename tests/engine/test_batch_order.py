@@ -1,4 +1,4 @@
-"""Sequences with a common beginning stand side by side, at every cut."""
+"""Sequences with a shared prefix are adjacent in the batch, at every KV split."""
 
 from types import SimpleNamespace
 
@@ -22,10 +22,10 @@ PAGE, MOST = 2, 12  # tokens a page; pages of a sequence
         min_size=1,
         max_size=10,
     ),
-    pages_a_cut=st.sampled_from([1, 2, 3]),
+    pages_a_split=st.sampled_from([1, 2, 3]),
     seed=st.integers(0, 9),
 )
-def test_equal_pages_are_adjacent_at_every_cut(tails, pages_a_cut, seed):
+def test_equal_pages_are_adjacent_at_every_kv_split(tails, pages_a_split, seed):
     rng = np.random.default_rng(seed)
     tables = rng.permutation(len(tails) * MOST).reshape(-1, MOST)
     stops = np.array([stop for _, _, stop in tails])
@@ -37,10 +37,10 @@ def test_equal_pages_are_adjacent_at_every_cut(tails, pages_a_cut, seed):
         SimpleNamespace(sequence=SimpleNamespace(slot=slot), stop=int(stops[slot]))
         for slot in rng.permutation(len(tails))
     ]
-    found = by_shared_pages(batch, tables, page_size=PAGE, split_tokens=PAGE * pages_a_cut)
+    found = by_shared_pages(batch, tables, page_size=PAGE, kv_split=PAGE * pages_a_split)
     slots = [item.sequence.slot for item in found]
     assert sorted(slots) == list(range(len(tails)))
-    for end in range(pages_a_cut, MOST + 1, pages_a_cut):
+    for end in range(pages_a_split, MOST + 1, pages_a_split):
         pages = [tables[s, end - 1] for s in slots if stops[s] >= end * PAGE]
         alone = [a for a, b in zip(pages, [None, *pages], strict=False) if a != b]
         assert len(set(alone)) == len(alone)

@@ -8,6 +8,7 @@ import pytest
 from rjax.beam_search import BeamSearchParams, run_beam_search
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
+from rjax.engine_builder import build_engine
 from rjax.errors import InvalidRequestError
 
 from .fake_worker import fake_engine
@@ -28,7 +29,7 @@ def make(name: str) -> LLMEngine:
         "max_num_batched_tokens": 32,
         "use_tqdm": False,
     }
-    return LLMEngine(EngineConfig.from_options(settings))
+    return build_engine(EngineConfig.from_options(settings))
 
 
 MODELS = sorted({case["model"] for case in RECORD["cases"]})

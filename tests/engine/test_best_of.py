@@ -93,8 +93,8 @@ def test_a_sample_that_was_cut_off_is_never_better_than_a_whole_one(engine, n):
 def test_every_sample_has_its_mask(engine):
     class Only:
         def __init__(self, token: int) -> None:
-            self.words = np.zeros(-(-VOCAB // 32), np.uint32)
-            self.words[token // 32] = np.uint32(1 << token % 32)
+            self.bitmask = np.zeros(-(-VOCAB // 32), np.uint32)
+            self.bitmask[token // 32] = np.uint32(1 << token % 32)
 
         def accept(self, token_id: int) -> None:
             """Nothing changes."""

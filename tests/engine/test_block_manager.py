@@ -13,8 +13,8 @@ from hypothesis.stateful import (
     rule,
 )
 
+from rjax.batch.page_hash import PageHashes, root_key
 from rjax.engine.block_manager import BlockManager
-from rjax.engine.page_hash import PageHashes, root_key
 
 PAGES, S = 12, 2
 
@@ -124,12 +124,12 @@ def test_least_recently_used_goes_first_and_from_the_end():
 def test_promises_end_with_the_page_or_with_the_owner():
     blocks = BlockManager(4, S)
     first, second = keys_of([0, 0, 1, 1])
-    blocks.promise([first, second], "a")
-    blocks.promise([first], "b")
+    blocks.mark_pending([first, second], "a")
+    blocks.mark_pending([first], "b")
     page = blocks.allocate(1)[0]
     blocks.register(page, first, b"r", b"0000")
-    assert not blocks.is_promised(first)
-    blocks.break_promises([second], "b")
-    assert blocks.is_promised(second)
-    blocks.break_promises([second], "a")
-    assert not blocks.is_promised(second)
+    assert not blocks.is_pending(first)
+    blocks.clear_pending([second], "b")
+    assert blocks.is_pending(second)
+    blocks.clear_pending([second], "a")
+    assert not blocks.is_pending(second)

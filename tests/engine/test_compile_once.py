@@ -10,7 +10,7 @@ from flax import nnx
 from models import config_from_dict
 from models.decoder import Decoder
 from models.sharding import single_device_mesh
-from rjax.engine.step_limits import StepLimits
+from rjax.batch.step_limits import StepLimits
 from rjax.sampling import SamplerMode, init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.compilation_cache import keep_compiled
@@ -61,7 +61,7 @@ def lowered(
         max_model_len=1024,
         page_size=64,
         item_rows=backend.item_rows,
-        cut_of=backend.cut_of,
+        kv_split_of=backend.cut_of,
         padded_rows=backend.padded_rows,
         joining=backend.joining,
         growth=2,
@@ -74,7 +74,7 @@ def lowered(
     state = StepState(pools, pools, init_state(4, 61), jnp.zeros(4, jnp.int32))
     features = StepFeatures(mode, 0, False)
     programs = StepPrograms(graph, tree, backend, single_device_mesh())
-    step: Any = (programs.whole if at_once == 1 else programs.several)(shape, features)
+    step: Any = (programs.step if at_once == 1 else programs.multi_step)(shape, features)
     shaped = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
     traced = step.trace(
         shaped, state, jnp.zeros(size if at_once == 1 else (at_once, size), jnp.int32)

@@ -16,8 +16,7 @@ from pallas_kernels.residual_norm.xla import add_rms_norm
 from pallas_kernels.split_product import xla
 from pallas_kernels.streamed_product import ROWS
 from pallas_kernels.unmerged_attention import UnmergedAttention
-from rjax import functional
-from rjax.engine import parts
+from rjax import engine_builder, functional
 from rjax.sampling import SamplingParams
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.kernels import Dispatcher, Kernel
@@ -103,7 +102,7 @@ def use(monkeypatch):
         def choose(*arguments, **options):
             return forms.taken_by(choose_backend(*arguments, **options), options["model"])
 
-        monkeypatch.setattr(parts, "choose_backend", choose)
+        monkeypatch.setattr(engine_builder, "choose_backend", choose)
 
     return patch
 

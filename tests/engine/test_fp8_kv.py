@@ -105,7 +105,7 @@ def test_a_page_takes_one_byte_a_number(tiny):
     assert worker.kv_dtype == FP8
     for dtype, times in ((FP8, 1), (jnp.bfloat16, 2), (jnp.float32, 4)):
         assert times * stats.page_bytes == page_bytes(engine.model_config, 8, jnp.dtype(dtype))
-    assert stats.kv_bytes_total == sum(pool.nbytes for pool in worker._pools)
+    assert stats.kv_bytes_total == sum(pool.nbytes for pool in worker._state.pools)
     assert worker.num_host_pages == 50_000 // stats.page_bytes
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rjax.engine.page_operations import SwapIn, SwapOut
-from rjax.engine.sequence import SequenceStatus
+from rjax.batch.page_operations import SwapIn, SwapOut
+from rjax.batch.sequence import SequenceStatus
 from rjax.sampling import SamplingParams
 
 from .fake_worker import fake_engine

@@ -2,7 +2,7 @@
 
 import random
 
-from rjax.engine.page_operations import CopyPages, PageOperations, SwapIn, SwapOut
+from rjax.batch.page_operations import CopyPages, PageOperations, SwapIn, SwapOut
 
 
 def execute(operations, pages, host):

@@ -48,7 +48,7 @@ class EngineMachine(RuleBasedStateMachine):
             page_size=page_size,
             preemption=preemption,
             enable_prefix_caching=caching,
-            max_num_ahead=ahead,
+            max_num_prefill_ahead=ahead,
         )
         self.asked = {}
         self.ended = {}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from rjax.engine.page_operations import CopyPages, SwapIn, SwapOut
+from rjax.batch.page_operations import CopyPages, SwapIn, SwapOut
 from rjax.errors import InvalidConfigError, OutOfMemoryError
 from rjax.worker import page_mover
 from rjax.worker.page_mover import PageMover
@@ -79,7 +79,7 @@ def test_nothing_waits(late):
 
 def test_too_much_under_way_is_waited_for(late):
     mover, pools, event = late
-    most = page_mover._MOST_UNDER_WAY
+    most = page_mover._MAX_IN_FLIGHT
     for i in range(most):
         pools = mover.run(pools, [SwapOut([i], [i])])
     assert not event.is_set()

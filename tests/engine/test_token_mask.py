@@ -19,7 +19,7 @@ class Script:
         self.tokens, self.taken, self.fails_after = tokens, [], fails_after
 
     @property
-    def words(self) -> np.ndarray:
+    def bitmask(self) -> np.ndarray:
         token = self.tokens[len(self.taken)]
         words = np.zeros(WORDS, np.uint32)
         words[token // 32] = np.uint32(1 << token % 32)
@@ -60,8 +60,8 @@ def test_mask_and_allow_list_hold_together(engine):
         """Allows the next token of the list, and token 3."""
 
         @property
-        def words(self) -> np.ndarray:
-            words = super().words
+        def bitmask(self) -> np.ndarray:
+            words = super().bitmask
             words[0] |= np.uint32(1 << 3)
             return words
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from rjax.engine.page_operations import CopyPages, SwapIn, SwapOut
+from rjax.batch.page_operations import CopyPages, SwapIn, SwapOut
+from rjax.batch.step_worker import PoolSize
 from rjax.errors import OutOfMemoryError
 from rjax.sampling import SamplingParams
-from rjax.worker import kv_cache
+from rjax.worker import memory_sizing
 from rjax.worker.compilation_cache import keep_compiled
-from rjax.worker.kv_cache import PoolSize, check_pool_fits, check_weights_fit, fit_pool
+from rjax.worker.memory_sizing import check_pool_fits, check_weights_fit, fit_pool
 
 from .tiny import make_engine, run
 
@@ -77,8 +78,8 @@ def test_the_pool_takes_what_is_left():
 
 def on_a_cpu(monkeypatch, total: int, free: int, **changes) -> int:
     """Pages on a host with so many MiB, of 1 MiB each."""
-    monkeypatch.setattr(kv_cache, "host_memory", lambda: total * 2**20)
-    monkeypatch.setattr(kv_cache, "available_memory", lambda: free * 2**20)
+    monkeypatch.setattr(memory_sizing, "host_memory", lambda: total * 2**20)
+    monkeypatch.setattr(memory_sizing, "available_memory", lambda: free * 2**20)
     return fit(memory=None, num_seqs=10**6, max_model_len=64, **changes).num_pages
 
 

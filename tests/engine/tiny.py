@@ -12,6 +12,7 @@ import pytest
 from models import DenseAttention, Operations, load_model
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
+from rjax.engine_builder import build_engine
 
 VOCAB, LENGTH = 97, 160
 
@@ -54,7 +55,7 @@ def make_engine(folder: Path, **options) -> LLMEngine:
         "relay_split_tokens": 16,
         "seed": 5,
     }
-    return LLMEngine(EngineConfig.from_options(settings | options))
+    return build_engine(EngineConfig.from_options(settings | options))
 
 
 def run(engine: LLMEngine, requests, *, steps: int = 10_000):

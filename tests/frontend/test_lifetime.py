@@ -14,7 +14,7 @@ import pytest
 from rjax.async_engine import AsyncLLMEngine
 from rjax.beam_search import BeamSearchParams
 from rjax.config import EngineConfig
-from rjax.engine.llm_engine import LLMEngine
+from rjax.engine_builder import build_engine
 from rjax.errors import EngineClosedError, InvalidRequestError
 from rjax.llm import LLM
 from rjax.sampling import SamplingParams, StructuredOutputsParams
@@ -92,7 +92,7 @@ def test_the_last_reference_frees_everything(
     llm = make(tiny_folder)
     outputs = use(llm, tmp_path / "rules.safetensors")
     engine: Any = llm.engine
-    programs = list(engine._worker._programs._made.values())
+    programs = list(engine._worker._runner.programs._made.values())
     watched = [weakref.ref(each) for each in (llm, engine, engine._worker, *programs)]
     arrays, compiled = held()
     assert arrays > before
@@ -171,7 +171,7 @@ def test_an_engine_of_someone_else_stays_open() -> None:
 
 @pytest.mark.usefixtures("collector_off")
 def test_an_engine_behind_asyncio_goes_too(tiny_folder: pathlib.Path) -> None:
-    engine = LLMEngine(EngineConfig.from_options({"model": str(tiny_folder), **OPTIONS}))
+    engine = build_engine(EngineConfig.from_options({"model": str(tiny_folder), **OPTIONS}))
     watched = weakref.ref(engine)
 
     async def serve(served: AsyncLLMEngine) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from models.tables.demo import demo_questions, demo_system_prompt
 from rjax import LLM, SamplingParams
-from rjax.engine.page_operations import CopyPages, SwapIn, SwapOut
+from rjax.batch.page_operations import CopyPages, SwapIn, SwapOut
 from rjax.errors import OutOfMemoryError
 
 pytestmark = pytest.mark.gpu

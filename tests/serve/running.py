@@ -16,6 +16,7 @@ from typing import Any
 
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
+from rjax.engine_builder import build_engine
 from rjax.serve import prefixes
 from rjax.serve.auth import KeyRing
 from rjax.serve.limits import ServeLimits
@@ -69,7 +70,7 @@ def write_model(folder: Path) -> Path:
 
 def make_engine(folder: Path, **options: Any) -> LLMEngine:
     """An engine over that folder."""
-    return LLMEngine(EngineConfig.from_options({"model": str(folder), **OPTIONS, **options}))
+    return build_engine(EngineConfig.from_options({"model": str(folder), **OPTIONS, **options}))
 
 
 @functools.cache

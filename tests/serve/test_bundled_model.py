@@ -8,7 +8,7 @@ import pytest
 
 from models.tables.demo import demo_questions, demo_system_prompt
 from rjax.config import EngineConfig
-from rjax.engine.llm_engine import LLMEngine
+from rjax.engine_builder import build_engine
 from tests.bundled import BUNDLED_SIZES
 
 from .running import Running, running
@@ -16,7 +16,7 @@ from .running import Running, running
 
 @pytest.fixture(scope="module")
 def bundled():
-    engine = LLMEngine(EngineConfig.from_options({"use_tqdm": False, **BUNDLED_SIZES}))
+    engine = build_engine(EngineConfig.from_options({"use_tqdm": False, **BUNDLED_SIZES}))
     with running(engine) as found:
         yield found
 

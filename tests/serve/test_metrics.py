@@ -66,7 +66,7 @@ def test_figures_move_with_what_happens(server: Running):
     steps = server.call(lambda engine: engine.stats()).steps - steps
     grown = {name: value - before.get(name, 0) for name, value in scrape(server).items()}
     assert grown["generation_tokens_total"] == 36
-    assert grown["shared_tokens_read_once_total"] > 0
+    assert grown["kv_token_reads_saved_total"] > 0
     assert grown["prefix_cache_hits_total"] > 0
     assert {name: grown[name] for name in PER_REQUEST} == dict.fromkeys(PER_REQUEST, 2)
     assert grown["request_generation_tokens_sum"] == 36

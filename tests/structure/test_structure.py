@@ -9,7 +9,74 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = ["pallas_kernels", "models", "rjax", "bench", "tests"]
 SOURCES = sorted(p for layer in LAYERS for p in (ROOT / layer).rglob("*.py"))
-LONGEST = 500
+LONGEST = 480
+
+RJAX_LAYERS = """
+errors outputs
+memory_sizes closing prompts
+config
+tokenization
+structured
+sampling
+batch
+engine worker
+engine_builder functional
+collection output_queue progress
+conversations prefixes request_runner
+beam_search output_stream scoring
+llm
+async_engine
+async_llm
+rjax
+cli
+chat generate serve
+"""
+"""Subpackages and top-level modules of rjax, from the lowest layer to the highest. Each imports
+only from layers above it in this list, so those that share a line do not import each other;
+``rjax`` is ``rjax/__init__.py``."""
+
+
+def module_of(path: Path) -> str:
+    """The dotted name of a file's module."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules(path: Path, modules: set[str]) -> set[str]:
+    """Those of these modules that a file imports, at its top or anywhere else in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & modules if names <= modules else {node.module} | names
+    return found & modules - {module_of(path)}
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of nodes that reach one another (Tarjan's strongly connected components)."""
+    found, order, low = [], {}, {}
+    stack: list[str] = []
+
+    def visit(node: str) -> None:
+        order[node] = low[node] = len(order)
+        stack.append(node)
+        for other in graph[node]:
+            if other not in order:
+                visit(other)
+            if other in stack:
+                low[node] = min(low[node], low[other])
+        if low[node] == order[node]:
+            group = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for node in graph:
+        if node not in order:
+            visit(node)
+    return found
 
 
 def imports(path: Path) -> set[str]:
@@ -35,6 +102,35 @@ def test_imports_point_one_way(path):
     if LAYERS[own] == "tests":
         allowed.add("bench")
     assert imports(path) & set(LAYERS) <= allowed
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    paths = {module_of(path): path for path in SOURCES}
+    assert circles({m: imported_modules(p, set(paths)) for m, p in paths.items()}) == []
+
+
+def rjax_imports() -> set[tuple[str, str]]:
+    """(importer, imported) for the subpackages and top-level modules of rjax."""
+    paths = {module_of(path): path for path in SOURCES if layer_of(path) == LAYERS.index("rjax")}
+    pairs = {
+        tuple(name.split(".")[:2][-1] for name in (module, other))
+        for module, path in paths.items()
+        for other in imported_modules(path, set(paths))
+    }
+    return {(own, other) for own, other in pairs if own != other}
+
+
+def test_rjax_is_a_tree_of_layers():
+    rank = {
+        name: number
+        for number, layer in enumerate(RJAX_LAYERS.split("\n"))
+        for name in layer.split()
+    }
+    entries = (ROOT / "rjax").glob("*")
+    found = {p.stem for p in entries if p.suffix == ".py" or (p / "__init__.py").exists()}
+    assert found - {"__init__"} | {"rjax"} == rank.keys()
+    upward = {(own, other) for own, other in rjax_imports() if rank[other] >= rank[own]}
+    assert not upward
 
 
 @pytest.mark.parametrize("layer", LAYERS[:3])

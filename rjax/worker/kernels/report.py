@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterable
 
-
 from rjax.worker.kernels.dispatcher import Choice
 
 

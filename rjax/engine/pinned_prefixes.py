@@ -2,8 +2,8 @@
 
 import dataclasses
 
+from rjax.batch.page_hash import PageHashes, block_bytes
 from rjax.engine.block_manager import BlockManager
-from rjax.engine.page_hash import PageHashes, block_bytes
 from rjax.errors import InvalidRequestError, OutOfMemoryError
 
 
@@ -26,7 +26,7 @@ class NamedPrefix:
     text: str | None = None
 
 
-class PrefixForest:
+class PinnedPrefixes:
     """Pins the pages of named prefixes; what several of them share is stored once.
 
     Args:
@@ -87,7 +87,7 @@ class PrefixForest:
         rest = tokens[len(hashes.keys) * self._blocks.page_size :]
         if rest:
             n = len(hashes.keys)
-            self._blocks.register_beginning(pages[n], hashes.parent(n), block_bytes(rest))
+            self._blocks.register_partial(pages[n], hashes.parent(n), block_bytes(rest))
 
     def find(self, tokens: list[int], hashes: PageHashes) -> list[int]:
         """Pages that hold these tokens, with no reference taken; to be called between steps."""
@@ -95,7 +95,7 @@ class PrefixForest:
         pages = self._blocks.match(hashes.keys)
         rest = tokens[len(pages) * self._blocks.page_size :]
         if rest and len(pages) == len(hashes.keys):
-            found = self._blocks.match_tail(hashes.parent(len(pages)), block_bytes(rest))
+            found = self._blocks.match_partial_page(hashes.parent(len(pages)), block_bytes(rest))
             if found is not None and found[1] == len(rest):
                 pages.append(found[0])
         return pages

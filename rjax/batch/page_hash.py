@@ -7,7 +7,7 @@ import numpy as np
 
 
 def root_key(*parts: str) -> bytes:
-    """The chain's first key, from all that KV depends on besides tokens (model, dtype, ...)."""
+    """The first key of all chains, from everything besides tokens that KV depends on."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode()
@@ -16,15 +16,15 @@ def root_key(*parts: str) -> bytes:
 
 
 def salted_key(root: bytes, salt: str) -> bytes:
-    """The first key of a tenant's chains: nothing under it equals anything under another salt."""
+    """The first key of a tenant's chains; no key of it equals one under another salt."""
     return hashlib.sha256(b"salt" + root + salt.encode()).digest()
 
 
 class PageHashes:
-    """Keys of one token stream's full pages, computed once each, in order.
+    """Chain keys of the full pages of one sequence, each computed once, in order.
 
-    Key i is SHA-256(key i-1, tokens of page i), so equal keys mean equal tokens from the start: no
-    token comparison is needed, and no short hash can collide two users' prompts.
+    Key i is SHA-256(key i-1, tokens of page i). Equal keys mean equal tokens from the start, so
+    tokens are not compared, and prompts of two users cannot collide.
 
     Attributes:
         keys: of the full pages so far.
@@ -40,13 +40,15 @@ class PageHashes:
         self.blocks: list[bytes] = []
 
     def parent(self, page: int) -> bytes:
-        """The key that the key of this page follows; all pages before it must have one."""
+        """The key before the key of this page; all pages before it must have one."""
         return self.keys[page - 1] if page else self._root
 
     def extend(self, tokens: Sequence[int], start: int = 0) -> None:
-        """Add the keys of full pages, ``tokens`` being the stream from position ``start`` on.
+        """Add the keys of further full pages.
 
-        ``start`` must be at or before the end of the last page that has a key.
+        Args:
+            tokens: of the sequence from position ``start`` on.
+            start: at or before the end of the last page that has a key.
         """
         S = self._page_size
         data = block_bytes(tokens[len(self.keys) * S - start :])
@@ -58,7 +60,7 @@ class PageHashes:
             self.blocks.append(block)
 
     def copy_from(self, other: "PageHashes", pages: int) -> None:
-        """Take over the keys of another stream that begins with the same full pages."""
+        """Copy the keys of another sequence whose first ``pages`` full pages are the same."""
         self.keys[:] = other.keys[:pages]
         self.blocks[:] = other.blocks[:pages]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from rjax.batch.step_limits import StepLimits, step_limits
 from rjax.config import SchedulerSettings
-from rjax.engine.step_limits import StepLimits, step_limits
 from rjax.sampling import SamplingParams
 from rjax.worker.step_shape import ShapeTable
 
@@ -54,7 +54,7 @@ def test_a_free_place_is_taken_in_the_next_step():
 
 
 def test_without_it_places_stay_empty():
-    engine, batches = engine_of(6, spare_rows=6, max_num_ahead=0, max_num_batched_tokens=6)
+    engine, batches = engine_of(6, spare_rows=6, max_num_prefill_ahead=0, max_num_batched_tokens=6)
     run(engine)
     assert any(len(sampling(batch)) < 2 for batch in batches[1:-8])
 
@@ -95,7 +95,7 @@ def test_whoever_goes_first_takes_the_place_of_the_last():
 def test_the_same_tokens_with_any_number_ahead(n):
     said = []
     for ahead in (0, 1, 4):
-        engine = fake_engine(num_pages=30, max_num_seqs=3, max_num_ahead=ahead, vocab=50)
+        engine = fake_engine(num_pages=30, max_num_seqs=3, max_num_prefill_ahead=ahead, vocab=50)
         for i in range(7):
             params = SamplingParams(n=n, max_tokens=4 + i % 3, seed=1)
             engine.add_request(str(i), [i % 3] * (1 + i), params)
@@ -112,7 +112,7 @@ def test_a_model_says_the_same_and_nothing_is_compiled_anew(tiny):
         engine = make_engine(
             tiny,
             max_num_seqs=2,
-            max_num_ahead=ahead,
+            max_num_prefill_ahead=ahead,
             num_pages=48,
         )
         engine._worker.warmup(("greedy",))
@@ -129,8 +129,8 @@ def test_a_model_says_the_same_and_nothing_is_compiled_anew(tiny):
         ({}, 128, StepLimits(64, 2048, 64, 128)),
         ({}, 0, StepLimits(64, 2048)),
         ({"max_num_seqs": 128}, 128, StepLimits(128, 2048)),
-        ({"max_num_ahead": 0}, 128, StepLimits(64, 2048)),
-        ({"max_num_ahead": 3}, 0, StepLimits(64, 2048, 3, 2048)),
+        ({"max_num_prefill_ahead": 0}, 128, StepLimits(64, 2048)),
+        ({"max_num_prefill_ahead": 3}, 0, StepLimits(64, 2048, 3, 2048)),
         ({"max_num_batched_tokens": 100}, 128, StepLimits(64, 100, 64, 100)),
         ({"max_num_batched_tokens": 64}, 128, StepLimits(64, 64)),
     ],
@@ -146,7 +146,7 @@ def test_steps_have_rows_of_the_page_table_for_those_ahead():
         max_model_len=64,
         page_size=8,
         item_rows=lambda rows: rows,
-        cut_of=lambda rows: 8,
+        kv_split_of=lambda rows: 8,
         padded_rows=lambda rows: rows,
         joining=None,
         growth=2,

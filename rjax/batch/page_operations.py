@@ -1,11 +1,11 @@
-"""What is done to pages on the device before a step, in the order of the list."""
+"""Copies of pages that run before a step."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(slots=True)
 class CopyPages:
-    """Copy whole pages, ``source[i]`` to ``target[i]``; none is read after it was written."""
+    """Copy whole pages, ``source[i]`` to ``target[i]``; no page is read after it is written."""
 
     source: list[int]
     target: list[int]
@@ -13,7 +13,7 @@ class CopyPages:
 
 @dataclasses.dataclass(slots=True)
 class SwapOut:
-    """Copy pages of the device to slots of the host pool."""
+    """Copy pages of the device to host slots."""
 
     pages: list[int]
     slots: list[int]
@@ -21,7 +21,7 @@ class SwapOut:
 
 @dataclasses.dataclass(slots=True)
 class SwapIn:
-    """Copy slots of the host pool to pages of the device."""
+    """Copy host slots to pages of the device."""
 
     slots: list[int]
     pages: list[int]
@@ -31,11 +31,11 @@ type PageOperation = CopyPages | SwapOut | SwapIn
 
 
 class PageOperations:
-    """Collects the operations of a step, as few and as large as their order allows."""
+    """Collects the operations of a step and merges them as far as their order allows."""
 
     def __init__(self) -> None:
         self._list: list[PageOperation] = []
-        self._written: set[int] = set()  # pages that the last in the list writes, if it does
+        self._written: set[int] = set()  # pages that the last operation writes
 
     def copy(self, source: int, target: int) -> None:
         """Copy one page."""
@@ -69,6 +69,6 @@ class PageOperations:
         self._written.update(pages)
 
     def take(self) -> list[PageOperation]:
-        """The operations so far; the next ones make a new list."""
+        """The operations since the last call, in order."""
         taken, self._list = self._list, []
         return taken

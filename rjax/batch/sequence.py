@@ -1,15 +1,15 @@
-"""One sequence of tokens on its way through the engine."""
+"""One sequence of tokens: its progress, its pages and its parameters."""
 
 import dataclasses
 import enum
 
-from rjax.engine.page_hash import PageHashes
-from rjax.engine.token_mask import TokenMask
+from rjax.batch.page_hash import PageHashes
+from rjax.batch.token_mask import TokenMask
 from rjax.sampling import SamplerMode, SamplingParams
 
 
 class SequenceStatus(enum.Enum):
-    """Where a sequence is; it is in exactly one of these."""
+    """The queue that a sequence is in."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -22,39 +22,41 @@ class Sequence:
     """Tokens, pages and progress of one sequence.
 
     Attributes:
-        request_id: of the request it belongs to; a request with n > 1 has n sequences.
-        index: its place among them.
+        request_id: of its request; a request with n > 1 has n sequences.
+        index: among the sequences of its request.
         prompt_token_ids: never empty.
         params: of the request.
-        max_tokens: most output tokens, the model's length counted in.
+        max_tokens: most output tokens that the request and the model's length allow.
         seed: of its random draws.
-        order: smaller goes first.
+        order: priority in the queues; smaller runs first.
         hashes: chain keys of its full pages.
         siblings: all sequences of the request, this one included; the first computes the prompt,
             the others share its pages.
-        mask: restricts each next token; None allows all that the parameters do.
+        mask: restricts the next token; None for no mask.
+        logprob_start_len: first prompt token whose log-probability is reported.
         output_token_ids: tokens read back from the device; ``receive`` adds to them.
-        in_flight: tokens sampled on the device and not yet read back, of at most two dispatches.
-        num_known: tokens whose ids the host knows.
-        num_tokens: the same and the ones in flight.
-        num_computed: leading tokens that need no further computing, by the steps dispatched so far.
-        num_stored: leading tokens whose KV is in ``pages``; may be ``num_computed`` + 1 where a
-            whole prompt was found and only its last token's logits are wanted.
-        num_cached: prompt tokens not computed, at first admission; None before it.
-        num_shared: of those, in pages that other live sequences held too.
-        num_preemptions: times that it gave up its pages.
+        in_flight: tokens sampled on the device and not read back, of at most two dispatches.
+        num_known: tokens whose ids the host has.
+        num_tokens: ``num_known`` + ``in_flight``.
+        num_computed: leading tokens that are computed, by the steps dispatched so far.
+        num_stored: leading tokens whose KV is in ``pages``; ``num_computed`` + 1 if the whole
+            prompt was cached and only the logits of its last token are computed.
+        num_cached: prompt tokens served from the prefix cache at first admission; None before it.
+        num_shared: those of ``num_cached`` in pages that other live sequences held.
+        num_preemptions: times that it was preempted.
         pages: page ids in order; they hold at least ``num_stored`` tokens.
         capacity: tokens that ``pages`` can hold.
-        num_borrowed: leading pages that it may not write into: others filled them.
-        num_registered: leading pages known to the prefix tree under this sequence's keys.
+        num_borrowed: leading pages that other sequences computed; copied before a write.
+        num_registered: leading pages in the prefix cache under the keys of this sequence.
         host_slots: while swapped, page number to host slot of the pages saved for it.
-        num_saved: while swapped, tokens that had been stored.
-        group_pages: pages that it and its siblings gave up together; 0 once one of them is back.
-        slot: row of the device's sampling state while running.
-        awaited: key of a page that another sequence is computing for it.
+        num_saved: while swapped, tokens that were stored.
+        group_pages: pages freed when it was preempted with its siblings; 0 once one has resumed.
+        slot: sampler slot while running.
+        awaited: key of a pending page that it waits for.
+        status: its queue.
         max_length: most tokens, prompt and output.
-        sampler_mode: the cheapest that serves it.
-        wants_logprobs: of its tokens or of its prompt's.
+        sampler_mode: the cheapest mode that serves it.
+        wants_logprobs: whether log-probabilities of its tokens or of its prompt are asked for.
     """
 
     request_id: str
@@ -101,7 +103,7 @@ class Sequence:
 
     @property
     def most_cached(self) -> int:
-        """Leading tokens for which cached KV may stand: not those whose logits are wanted."""
+        """Leading tokens that may be served from the cache: not those whose logits are wanted."""
         if self.index > 0 or self.params.prompt_logprobs is None:
             return self.num_known
         return max(self.logprob_start_len - 1, 0)
@@ -117,16 +119,16 @@ class Sequence:
         return any(s is not self and s.status is not SequenceStatus.FINISHED for s in self.siblings)
 
     def is_sibling(self, other: "Sequence") -> bool:
-        """Whether both are of one request; a sequence is its own sibling."""
+        """Whether both belong to one request; a sequence is its own sibling."""
         return other is self or (bool(self.siblings) and other.siblings is self.siblings)
 
     def sample(self) -> None:
-        """A step that samples its next token is scheduled."""
+        """Note that a step that samples its next token is scheduled."""
         self.in_flight += 1
         self.num_tokens += 1
 
     def receive(self, token: int) -> None:
-        """A sampled token is read back."""
+        """Add a sampled token that was read back."""
         self.in_flight -= 1
         self.output_token_ids.append(token)
         self.num_known += 1

@@ -1,0 +1,26 @@
+"""A step that runs on the device and whose result is not read yet."""
+
+import dataclasses
+from typing import Any
+
+from pallas_kernels.attention.planner import PlanStats
+from rjax.batch.scheduled_sequence import ScheduledSequence
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DispatchedStep:
+    """A step that runs on the device; ``result`` arrives when it is done.
+
+    Attributes:
+        batch: the sequences, in the order of the result's rows.
+        result: opaque; only the worker that dispatched the step can read it.
+        stats: KV tokens that its attention reads.
+        num_tokens: rows computed.
+        forward_only: whether `StepWorker.sample` has yet to sample it.
+    """
+
+    batch: list[ScheduledSequence]
+    result: Any
+    stats: PlanStats
+    num_tokens: int
+    forward_only: bool = False

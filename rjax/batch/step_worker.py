@@ -1,0 +1,88 @@
+"""The interface through which the engine drives a worker."""
+
+import dataclasses
+from typing import Protocol
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from rjax.batch.dispatched_step import DispatchedStep
+from rjax.batch.page_operations import PageOperation
+from rjax.batch.scheduled_sequence import ScheduledSequence
+from rjax.batch.step_readout import StepReadout
+from rjax.sampling import SlotRow
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PoolSize:
+    """Pages of the KV pool, and bytes of one page over all layers, K and V together."""
+
+    num_pages: int
+    page_bytes: int
+
+
+class StepWorker(Protocol):
+    """Runs steps for the engine; `rjax.worker.worker.Worker` runs them on devices.
+
+    It knows no requests, only scheduled sequences and pages.
+
+    Attributes:
+        pool: size of the KV pool.
+        num_host_pages: pages of host memory for swapped sequences.
+    """
+
+    pool: PoolSize
+    num_host_pages: int
+
+    @property
+    def kv_dtype(self) -> jnp.dtype:
+        """Of the KV pool."""
+        ...
+
+    @property
+    def page_shape(self) -> tuple[int, ...]:
+        """Of one page as ``read_pages`` returns it: (pools, K, S, H)."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Identifies the model by its configuration and weights."""
+        ...
+
+    def warmup(self) -> None:
+        """Compile every step before the first request."""
+        ...
+
+    def measure_page_seconds(self) -> float:
+        """Measure the seconds that one page takes to the host or back."""
+        ...
+
+    def read_pages(self, pages: list[int]) -> np.ndarray:
+        """The KV in these pages, [X, pools, K, S, H]."""
+        ...
+
+    def write_pages(self, pages: list[int], data: np.ndarray) -> None:
+        """Write KV of the form of ``read_pages`` into these pages."""
+        ...
+
+    def admit(self, slot: int, row: SlotRow) -> None:
+        """Fill one slot of the sampling state for a new sequence."""
+        ...
+
+    def move(self, operations: list[PageOperation]) -> None:
+        """Start these copies of pages, in their order, before the next step."""
+        ...
+
+    def dispatch(
+        self, batch: list[ScheduledSequence], tables: Int[np.ndarray, "slots pages"]
+    ) -> DispatchedStep:
+        """Start a step and return at once; row s of ``tables`` lists the pages of slot s."""
+        ...
+
+    def sample(self, step: DispatchedStep) -> DispatchedStep:
+        """Sample a forward-only step, now that the token masks of its sequences are known."""
+        ...
+
+    def read(self, step: DispatchedStep) -> StepReadout:
+        """Wait for a step's result."""
+        ...

@@ -1,0 +1,74 @@
+"""Swaps the pages of preempted sequences to host memory."""
+
+import dataclasses
+
+from rjax.batch.page_operations import PageOperations
+from rjax.batch.sequence import Sequence
+from rjax.engine.block_manager import BlockManager
+from rjax.engine.host_pool import HostPool
+from rjax.engine.preemption import PreemptionCost
+
+
+@dataclasses.dataclass(slots=True)
+class Swapper:
+    """Saves the pages of a sequence in host slots.
+
+    Attributes:
+        blocks: pages of the device.
+        host: slots of the host.
+        cost: decides between swapping and recomputing.
+        operations: of the next step; copies to the host are added to them.
+        num_swaps: sequences swapped out so far.
+    """
+
+    blocks: BlockManager
+    host: HostPool
+    cost: PreemptionCost
+    operations: PageOperations
+    num_swaps: int = 0
+
+    def swap_out(self, sequence: Sequence) -> bool:
+        """Copy the pages of a running sequence to the host if that is cheaper than to recompute
+        them, and they fit.
+
+        Returns:
+            Whether it was done. ``host_slots`` and ``num_saved`` of the sequence are set then.
+        """
+        S = self.blocks.page_size
+        keys = sequence.hashes.keys[: sequence.num_registered]
+        wanted = [
+            (number, page)
+            for number, page in enumerate(sequence.pages[: -(-sequence.num_stored // S)])
+            # A page with other owners stays on the device and is found again by its key.
+            if number >= len(keys) or self.blocks.references(page) == 1
+        ]
+        choice = self.cost.choose(
+            pages=len(wanted),
+            tokens=min(sequence.num_stored, len(wanted) * S),
+            has_siblings=sequence.has_live_siblings,
+        )
+        if choice == "recompute" or self.host.num_free < len(wanted) or not wanted:
+            return False
+        pages, slots = [], []
+        for number, page in wanted:
+            key = keys[number] if number < len(keys) else None
+            slot = None if key is None else self.host.find(key)
+            if slot is not None:
+                self.host.acquire(slot)
+            else:
+                slot = self.host.allocate(key)
+                assert slot is not None
+                pages.append(page)
+                slots.append(slot)
+            sequence.host_slots[number] = slot
+        sequence.num_saved = sequence.num_stored
+        if pages:
+            self.operations.swap_out(pages, slots)
+        self.num_swaps += 1
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        """Free the host slots of a sequence."""
+        self.host.release(sequence.host_slots.values())
+        sequence.host_slots = {}
+        sequence.num_saved = 0

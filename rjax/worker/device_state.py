@@ -1,0 +1,73 @@
+"""The arrays that live on the device from step to step."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int
+
+from models import ModelConfig
+from rjax.sampling import SamplingState, SlotRow, admit, compile_admission, init_state
+from rjax.worker.kv_cache import Pools, make_pools
+from rjax.worker.step import StepState
+
+
+class DeviceState:
+    """Holds the KV pools, the sampling state and the last tokens.
+
+    Programs donate what they replace, so only the newest arrays are valid: read ``arrays`` at each
+    use, and store what a program returns.
+
+    Attributes:
+        arrays: as the program dispatched last leaves them.
+    """
+
+    def __init__(self, arrays: StepState) -> None:
+        self.arrays = arrays
+
+    @property
+    def pools(self) -> Pools:
+        """The pools of all layers, K first, then V."""
+        return [*self.arrays.k_pages, *self.arrays.v_pages]
+
+    def set_pools(self, pools: Pools) -> None:
+        """Store the pools of all layers, in the order of ``pools``."""
+        layers = len(pools) // 2
+        self.arrays = dataclasses.replace(
+            self.arrays, k_pages=pools[:layers], v_pages=pools[layers:]
+        )
+
+    def set_sampling(
+        self, sampling: SamplingState, last_tokens: Int[Array, " slots"] | None = None
+    ) -> None:
+        """Store the sampling state and, if given, the last token of each slot."""
+        if last_tokens is None:
+            last_tokens = self.arrays.last_tokens
+        self.arrays = dataclasses.replace(self.arrays, sampling=sampling, last_tokens=last_tokens)
+
+    def admit(self, slot: int, row: SlotRow) -> None:
+        """Fill one slot of the sampling state; nothing of its last sequence remains."""
+        self.set_sampling(admit(self.arrays.sampling, slot, row))
+
+    def compile_admission(self, vocab_size: int) -> None:
+        """Compile what `admit` runs; no slot in use changes."""
+        self.set_sampling(compile_admission(self.arrays.sampling, vocab_size))
+
+
+def make_step_state(
+    model: ModelConfig,
+    *,
+    num_pages: int,
+    page_size: int,
+    num_slots: int,
+    kv_dtype: jnp.dtype,
+    mesh: Mesh,
+) -> StepState:
+    """Empty pools and empty slots on the devices of the mesh."""
+    k_pages, v_pages = make_pools(model, num_pages, page_size, kv_dtype, mesh)
+    sampling, last_tokens = jax.device_put(
+        (init_state(num_slots, model.vocab_size), jnp.zeros(num_slots, jnp.int32)),
+        NamedSharding(mesh, PartitionSpec()),
+    )
+    return StepState(k_pages, v_pages, sampling, last_tokens)

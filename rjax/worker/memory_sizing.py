@@ -1,0 +1,242 @@
+"""How many pages the KV pool gets, and whether weights and pool fit into memory."""
+
+import math
+import pathlib
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from models import ModelConfig
+from rjax.batch.step_limits import StepLimits
+from rjax.batch.step_worker import PoolSize
+from rjax.config import CacheSettings
+from rjax.errors import OutOfMemoryError
+from rjax.memory_sizes import available_memory, host_memory
+from rjax.worker.device_state import make_step_state
+from rjax.worker.kv_cache import page_bytes
+from rjax.worker.step_runner import StepRunner
+from rjax.worker.step_shape import StepFeatures, StepShape
+
+_MAX_UTILIZATION = 0.98  # that error messages advise
+_CPU_SHARE = 0.1  # of the host's memory: other programs need the rest
+_FREE_SHARE = 0.5  # of the free part of it
+_GPU_STEPS = 64  # sizes between two powers of two: rounding loses 1/64 at most
+_CPU_STEPS = 8
+_MAX_HOST_POOLS = 8  # host pages, as a multiple of the pages on the device
+_PROMPT_ROWS = 512  # whose logits fit: several of the blocks in which a step computes them
+
+
+def size_pool(
+    settings: CacheSettings,
+    runner: StepRunner,
+    model: ModelConfig,
+    *,
+    largest: StepShape,
+    max_logprobs: int,
+    max_model_len: int,
+    limits: StepLimits,
+    kv_dtype: jnp.dtype,
+    mesh: Mesh,
+) -> PoolSize:
+    """The pool of ``settings.num_pages`` pages, or the largest that fits.
+
+    Raises:
+        OutOfMemoryError: it does not fit, or cannot hold a sequence of full length.
+    """
+    bytes_per_page = page_bytes(model, settings.page_size, kv_dtype)
+    device = mesh.devices.flat[0]
+    if settings.num_pages is not None:
+        pool = PoolSize(settings.num_pages, bytes_per_page)
+        check_pool_fits(pool, memory=device.memory_stats(), num_devices=mesh.size)
+        return pool
+    workspace = 0
+    if device.platform != "cpu":
+        workspace = _workspace_bytes(
+            runner, model, largest, max_logprobs, limits.num_slots, kv_dtype, mesh
+        )
+    return fit_pool(
+        bytes_per_page=bytes_per_page,
+        page_size=settings.page_size,
+        max_model_len=max_model_len,
+        num_seqs=limits.num_slots,
+        memory=device.memory_stats(),
+        num_devices=mesh.size,
+        utilization=settings.gpu_memory_utilization,
+        workspace_bytes=workspace,
+    )
+
+
+def num_host_pages(settings: CacheSettings, pool: PoolSize) -> int:
+    """Pages of host memory that preempted sequences can be swapped to."""
+    return min(settings.swap_bytes // pool.page_bytes, _MAX_HOST_POOLS * pool.num_pages)
+
+
+def _workspace_bytes(
+    runner: StepRunner,
+    model: ModelConfig,
+    shape: StepShape,
+    max_logprobs: int,
+    num_slots: int,
+    kv_dtype: jnp.dtype,
+    mesh: Mesh,
+) -> int:
+    """Bytes that a step needs besides weights and pool.
+
+    Compiles the step without prompt logprobs, which would take long, and adds their logits.
+    """
+    features = StepFeatures("full", min(max_logprobs, model.vocab_size), False)
+    arrays = make_step_state(
+        model,
+        num_pages=1,
+        page_size=shape.page_size,
+        num_slots=num_slots,
+        kv_dtype=kv_dtype,
+        mesh=mesh,
+    )
+    packed = np.zeros(runner.programs.layout(shape).size, np.int32)
+    # As one program it needs no less memory than with split sampling.
+    program = runner.programs.step(shape, features)
+    analysis = program.lower(runner.leaves, arrays, packed).compile().memory_analysis()
+    prompt_logits = _PROMPT_ROWS * model.vocab_size * np.dtype(np.float32).itemsize
+    return int(analysis.temp_size_in_bytes + analysis.generated_code_size_in_bytes + prompt_logits)
+
+
+def fit_pool(
+    *,
+    bytes_per_page: int,
+    page_size: int,
+    max_model_len: int,
+    num_seqs: int,
+    memory: Mapping[str, int] | None,
+    num_devices: int,
+    utilization: float,
+    workspace_bytes: int,
+) -> PoolSize:
+    """Size the pool by the memory that the weights and the largest step leave.
+
+    On a GPU: ``utilization`` of the device's memory, less the memory in use, less
+    ``workspace_bytes``. On a CPU, which has no ``memory`` statistics: a tenth of the host's memory,
+    and at most half of the free memory. Never more than ``num_seqs`` sequences of full length need.
+
+    The number of pages is part of the shapes of every compiled step, so a later start finds its
+    programs in the compilation cache only if it computes the same number. The number is therefore
+    rounded down: on a GPU, where memory in use differs by a few MiB between starts, to one of 64
+    numbers between two powers of two; on a CPU to one of 8, and to a power of two if little of the
+    host's memory is free.
+
+    Args:
+        bytes_per_page: over all layers and devices.
+        page_size: tokens a page.
+        max_model_len: tokens of the longest sequence.
+        num_seqs: sequences that hold pages at once.
+        memory: ``memory_stats()`` of one device, weights loaded; None on a CPU.
+        num_devices: that the pool is sharded over.
+        utilization: share of the memory that may be used.
+        workspace_bytes: of one device, for the largest step.
+
+    Raises:
+        OutOfMemoryError: not even one sequence of ``max_model_len`` tokens fits.
+    """
+    if memory and "bytes_limit" in memory:
+        taken = memory["bytes_in_use"] + workspace_bytes
+        budget = (int(memory["bytes_limit"] * utilization) - taken) * num_devices
+        steps = _GPU_STEPS
+    else:
+        taken = 0
+        budget, free = int(host_memory() * _CPU_SHARE), int(available_memory() * _FREE_SHARE)
+        steps = _CPU_STEPS if budget <= free else 1
+        budget = min(budget, free)
+    one = math.ceil(max_model_len / page_size)
+    pages = max(0, budget // bytes_per_page)
+    pages = min(max(round_down(pages, steps), min(pages, one)), num_seqs * one)
+    if pages < one:
+        needed = one * bytes_per_page
+        remedies = []
+        if pages:
+            remedies.append(f"lower max_model_len to {pages * page_size} or less")
+        if memory and "bytes_limit" in memory:
+            share = (needed / num_devices + taken) / memory["bytes_limit"]
+            if share <= _MAX_UTILIZATION:
+                remedies.append(f"raise gpu_memory_utilization to {math.ceil(share * 100) / 100}")
+            remedies.append("lower max_num_batched_tokens, or raise tensor_parallel_size")
+        else:
+            remedies.append("free memory, or set num_pages")
+        raise OutOfMemoryError(
+            f"{max(budget, 0) / 2**20:.0f} MiB are left for KV, which holds {pages * page_size} "
+            f"tokens; one sequence of max_model_len = {max_model_len} needs "
+            f"{needed / 2**20:.0f} MiB: {'; '.join(remedies)}"
+        )
+    return PoolSize(pages, bytes_per_page)
+
+
+def round_down(pages: int, steps: int) -> int:
+    """``pages`` rounded down to one of ``steps`` numbers between two powers of two."""
+    unit = max(1, (1 << max(pages, 1).bit_length() - 1) // steps)
+    return pages // unit * unit
+
+
+def check_pool_fits(pool: PoolSize, *, memory: Mapping[str, int] | None, num_devices: int) -> None:
+    """Refuse a pool of a configured size before it is allocated.
+
+    Args:
+        pool: its size.
+        memory: ``memory_stats()`` of one device, weights loaded; None (a CPU) checks nothing.
+        num_devices: that the pool is sharded over.
+
+    Raises:
+        OutOfMemoryError: it does not fit; the message says how many pages do.
+    """
+    if not memory or "bytes_limit" not in memory:
+        return
+    available = (memory["bytes_limit"] - memory["bytes_in_use"]) * num_devices
+    if pool.num_pages * pool.page_bytes > available:
+        raise OutOfMemoryError(
+            f"num_pages is {pool.num_pages}, which takes "
+            f"{pool.num_pages * pool.page_bytes / 2**30:.1f} GiB, and {num_devices} device(s) have "
+            f"{available / 2**30:.1f} GiB to give: set num_pages below "
+            f"{available // pool.page_bytes}, since a step needs memory too, or leave it out, and "
+            "the pool takes what is left"
+        )
+
+
+def check_weights_fit(
+    folder: pathlib.Path,
+    *,
+    growth: float,
+    memory: Mapping[str, int] | None,
+    num_devices: int,
+    utilization: float,
+) -> None:
+    """Refuse a model whose weights do not fit, before they are loaded.
+
+    Args:
+        folder: of the checkpoint; its safetensors files are its size.
+        growth: bytes of a value as served, divided by its bytes in the checkpoint.
+        memory: ``memory_stats()`` of one device; None (a CPU) checks nothing.
+        num_devices: that the weights are sharded over.
+        utilization: share of the memory that may be used.
+
+    Raises:
+        OutOfMemoryError: they do not fit; the message says on how many devices they would.
+    """
+    if not memory or "bytes_limit" not in memory:
+        return
+    weights = growth * sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    available = memory["bytes_limit"] * utilization - memory["bytes_in_use"]
+    if weights > available * num_devices:
+        share = (weights / num_devices + memory["bytes_in_use"]) / memory["bytes_limit"]
+        remedies = []
+        if share <= _MAX_UTILIZATION:
+            remedies.append(f"raise gpu_memory_utilization above {share:.2f}")
+        if available > 0:
+            devices = 1 << (math.ceil(weights / available) - 1).bit_length()
+            remedies.append(f"set tensor_parallel_size={devices}")
+        else:
+            remedies.append("free device memory")
+        remedies.append("choose a 16-bit dtype or a smaller model")
+        raise OutOfMemoryError(
+            f"the weights take {weights / 2**30:.1f} GiB and {num_devices} device(s) have "
+            f"{max(available, 0) * num_devices / 2**30:.1f} GiB to give: {', or '.join(remedies)}"
+        )
