@@ -3,6 +3,7 @@
 import functools
 import itertools
 import logging
+import pathlib
 import time
 from collections import deque
 from collections.abc import Sequence as Tokens
@@ -10,35 +11,34 @@ from typing import no_type_check
 
 import numpy as np
 
+from rjax.closing import Closable
 from rjax.config import EngineConfig
 from rjax.engine.bad_words import bad_words_masks
 from rjax.engine.block_manager import BlockManager, check_sequence_fits
 from rjax.engine.completion import StepLogprobs
 from rjax.engine.deadlines import Deadlines
 from rjax.engine.host_pool import HostPool
-from rjax.engine.kept_prefix import KeepAs, PendingPrefix, PendingPrefixes
-from rjax.engine.page_hash import PageHashes, salted_key
+from rjax.engine.named_prefixes.named_prefix import KeepAs, NamedPrefix
+from rjax.engine.named_prefixes.named_prefixes import SHARED_PREFIX, NamedPrefixes
+from rjax.engine.page_hash import salted_key
 from rjax.engine.parts import EngineParts, StepWorker, build_parts
 from rjax.engine.preemption import PreemptionCost
-from rjax.engine.prefix_forest import PrefixForest
-from rjax.engine.prefix_methods import SHARED_PREFIX, PrefixMethods
 from rjax.engine.request import Request, logprobs_at
 from rjax.engine.request_checks import RequestChecks
 from rjax.engine.scheduler import Scheduler
 from rjax.engine.sequence import Sequence, SequenceStatus
 from rjax.engine.stats import EngineStats
 from rjax.engine.token_mask import TokenMask
-from rjax.errors import InvalidConfigError, InvalidRequestError
+from rjax.errors import InvalidRequestError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams, slot_row
 from rjax.structured.compiler import GrammarCompiler
 from rjax.worker.worker import DispatchedStep
 
 _log = logging.getLogger(__name__)
-_PREFIX_REQUEST = SHARED_PREFIX
 
 
-class LLMEngine(PrefixMethods):
+class LLMEngine(Closable):
     """Continuous batching over one model, for one thread.
 
     The next step is dispatched before the last one's tokens are read: a step's input tokens are
@@ -91,8 +91,12 @@ class LLMEngine(PrefixMethods):
         self._arrivals = itertools.count()
         self._in_flight: deque[DispatchedStep] = deque()
         self._held_back: list[RequestOutput] = []
-        self._forest = PrefixForest(self._blocks, -(-self.max_model_len // self._page_size))
-        self._pending_prefixes = PendingPrefixes(self._forest)
+        self._prefixes = NamedPrefixes(
+            self._blocks,
+            self._checks,
+            reserve=-(-self.max_model_len // self._page_size),
+            enabled=config.cache.enable_prefix_caching,
+        )
         self._budget = parts.limits.max_num_batched_tokens
         self._last_read: float | None = None
         self._deadlines = Deadlines(self._requests)
@@ -159,7 +163,7 @@ class LLMEngine(PrefixMethods):
 
         Raises:
             InvalidRequestError: the request cannot be served as it is; nothing is queued.
-            InvalidConfigError, OutOfMemoryError: the prompt cannot be kept; see ``add_prefix``.
+            InvalidConfigError, OutOfMemoryError: as `PrefixEngine.add_prefix`, for ``keep_as``.
         """
         self._check_open()
         if request_id in self._requests:
@@ -167,14 +171,16 @@ class LLMEngine(PrefixMethods):
         self._checks.priority(priority)
         deadline = None if timeout is None else time.monotonic() + self._checks.timeout(timeout)
         if prefix is not None:
-            named = self._forest.get(prefix)
+            named = self._prefixes.pinned.get(prefix)
             prompt_token_ids = [*named.token_ids, *prompt_token_ids]
             cache_salt = named.cache_salt if cache_salt is None else cache_salt
         root = self._salted_root(cache_salt)
         tokens = self._checks.prompt(prompt_token_ids)
         self._checks.params(params)
         self._checks.logprob_start(logprob_start_len, len(tokens))
-        pending = None if keep_as is None else self._check_prefix(keep_as, tokens, cache_salt)
+        pending = None
+        if keep_as is not None:
+            pending = self._prefixes.prepare(keep_as, tokens, cache_salt, root)
         if len(masks) not in (0, params.num_sequences):
             raise InvalidRequestError(
                 f"{len(masks)} masks for {params.num_sequences} samples; give one a sample"
@@ -207,7 +213,8 @@ class LLMEngine(PrefixMethods):
             deadline=deadline,
             logprob_start_len=logprob_start_len,
         )
-        self._pending_prefixes.add(request_id, pending)
+        if pending is not None:
+            self._prefixes.pending.add(request_id, pending)
         self._deadlines.add(request)
         for sequence in request.sequences:
             self._scheduler.add(sequence)
@@ -284,7 +291,7 @@ class LLMEngine(PrefixMethods):
         request = self._requests.pop(request_id, None)
         if request is None:
             return
-        self._pending_prefixes.forget(request_id)
+        self._prefixes.pending.discard(request_id)
         for sequence in request.sequences:
             if sequence.status is not SequenceStatus.FINISHED:
                 self._scheduler.finish(sequence)
@@ -303,44 +310,76 @@ class LLMEngine(PrefixMethods):
 
     def pinned_pages(self) -> list[int]:
         """Pages held by shared prefixes, once for each that holds them."""
-        return self._forest.pages()
+        return self._prefixes.pinned.pages()
 
     def stats(self) -> EngineStats:
         """A copy of the counters, brought up to date."""
         self._check_open()
         self._count_memory()
         return self._stats.now(
-            self._scheduler, self._blocks, self._forest.pages(), self._worker.pool.num_pages
+            self._scheduler, self._blocks, self.pinned_pages(), self._worker.pool.num_pages
         )
 
-    @no_type_check
-    def _check_prefix(
-        self, keep_as: KeepAs, token_ids: Tokens[int], salt: str | None
-    ) -> PendingPrefix:
-        if not self.config.cache.enable_prefix_caching:
-            raise InvalidConfigError("a shared prefix needs enable_prefix_caching=True")
-        if keep_as.name != SHARED_PREFIX:
-            self._checks.prefix_name(keep_as.name)
-        tokens = self._checks.prompt(token_ids)
-        hashes = PageHashes(self._salted_root(salt), self._page_size)
-        hashes.extend(tokens)
-        self._forest.check_room(hashes, len(tokens), keep_as.name)
-        return PendingPrefix(keep_as.name, keep_as.text, tokens, hashes, salt)
+    def set_shared_prefix(self, token_ids: Tokens[int]) -> None:
+        """See `PrefixEngine.set_shared_prefix`."""
+        self._check_open()
+        if len(token_ids):
+            self._compute_prefix(KeepAs(SHARED_PREFIX), token_ids, None)
+        else:
+            self._prefixes.pinned.drop(SHARED_PREFIX, missing_ok=True)
 
     @no_type_check
-    def _add_prefix(self, keep_as: KeepAs, token_ids: Tokens[int], salt: str | None = None) -> None:
+    def add_prefix(
+        self,
+        name: str,
+        token_ids: Tokens[int],
+        *,
+        cache_salt: str | None = None,
+        text: str | None = None,
+    ) -> None:
+        """See `PrefixEngine.add_prefix`."""
+        self._check_open()
+        self._checks.prefix_name(name)
+        self._compute_prefix(KeepAs(name, text), token_ids, cache_salt)
+
+    def drop_prefix(self, name: str) -> None:
+        """See `PrefixEngine.drop_prefix`."""
+        self._check_open()
+        self._prefixes.pinned.drop(name)
+
+    def prefixes(self) -> list[NamedPrefix]:
+        """See `PrefixEngine.prefixes`."""
+        self._check_open()
+        return self._prefixes.listed()
+
+    def save_prefix(self, name: str, path: str | pathlib.Path) -> None:
+        """See `PrefixEngine.save_prefix`."""
+        self._check_open()
+        self._prefixes.save(name, path, self._worker)
+
+    def load_prefix(
+        self, path: str | pathlib.Path, name: str | None = None, *, cache_salt: str | None = None
+    ) -> NamedPrefix:
+        """See `PrefixEngine.load_prefix`."""
+        self._check_open()
+        root = self._salted_root(cache_salt)
+        return self._prefixes.load(path, name, cache_salt, root, self._worker)
+
+    @no_type_check
+    def _compute_prefix(self, keep_as: KeepAs, tokens: Tokens[int], salt: str | None) -> None:
+        """Run steps until a request of these tokens has finished and its prompt is pinned."""
         greedy = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
-        self.add_request(_PREFIX_REQUEST, token_ids, greedy, cache_salt=salt, keep_as=keep_as)
-        news: list[RequestOutput] = []
+        self.add_request(SHARED_PREFIX, tokens, greedy, cache_salt=salt, keep_as=keep_as)
+        outputs: list[RequestOutput] = []
         try:
-            while _PREFIX_REQUEST in self._requests:
-                news += self.step()
+            while SHARED_PREFIX in self._requests:
+                outputs += self.step()
         finally:
-            self.abort_request(_PREFIX_REQUEST)
-            news += self._held_back
-            self._held_back = [n for n in news if n.request_id != _PREFIX_REQUEST]
-        for output in news:
-            if output.request_id == _PREFIX_REQUEST and output.error is not None:
+            self.abort_request(SHARED_PREFIX)
+            outputs += self._held_back
+            self._held_back = [o for o in outputs if o.request_id != SHARED_PREFIX]
+        for output in outputs:
+            if output.request_id == SHARED_PREFIX and output.error is not None:
                 raise output.error
 
     @no_type_check
@@ -442,7 +481,7 @@ class LLMEngine(PrefixMethods):
         if sequence.mask is not None and not finished:
             sequence.mask.accept(token)
         if finished:
-            self._pending_prefixes.keep(request, sequence)
+            self._prefixes.pending.pin_computed(request, sequence)
             self._scheduler.finish(sequence)
         return finished
 
@@ -454,7 +493,7 @@ class LLMEngine(PrefixMethods):
                 self._scheduler.finish(sequence)
             if not completion.finished:
                 completion.finish_reason = "error"
-        self._pending_prefixes.forget(request.request_id)
+        self._prefixes.pending.discard(request.request_id)
 
     def _count_memory(self) -> None:
         unshared = sum([len(s.pages) for s in self._scheduler.running])

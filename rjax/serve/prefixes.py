@@ -1,4 +1,4 @@
-"""Named prefixes: beginnings that a client registers, pins and drops."""
+"""The routes under /v1/prefixes: named prefixes that a client registers, pins and drops."""
 
 import asyncio
 import dataclasses
@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rjax.engine.kept_prefix import KeepAs
-from rjax.engine.llm_engine import LLMEngine
+from rjax.engine.named_prefixes.named_prefix import KeepAs
+from rjax.engine.named_prefixes.protocol import PrefixEngine
 from rjax.errors import InvalidConfigError, OutOfMemoryError, OverloadedError
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.serve.answers import PrefixCard, PrefixList
@@ -27,14 +27,14 @@ _ONE_TOKEN = SamplingParams(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class NamedPrefix:
-    """One registered prefix.
+class RegisteredPrefix:
+    """A prefix that a tenant registered.
 
     Attributes:
-        name: the client's.
-        token_ids: of the prefix.
-        salt: of the prefix cache that holds it.
-        pinned: whether its KV stays; otherwise it is kept only while nothing else needs the memory.
+        name: chosen by the client.
+        token_ids: the tokens of the prefix.
+        salt: cache salt of the requests that are served from it.
+        pinned: whether its KV is pinned; otherwise it may be evicted from the prefix cache.
         created: seconds since 1970.
     """
 
@@ -45,7 +45,7 @@ class NamedPrefix:
     created: int
 
     def card(self) -> PrefixCard:
-        """What a client is told."""
+        """The answer to a client."""
         return PrefixCard(
             name=self.name,
             num_tokens=len(self.token_ids),
@@ -55,8 +55,8 @@ class NamedPrefix:
 
 
 async def register(body: PrefixBody, tenant: Tenant, service: Service) -> PrefixCard:
-    """Compute the KV of a beginning and keep it under a name of this tenant's; a name in use gets
-    the new beginning."""
+    """Compute the KV of a prefix and keep it under a name of this tenant; a name in use gets the
+    new prefix."""
     limits = service.limits
     if not good_name(body.name, limits):
         raise ApiError(
@@ -68,7 +68,7 @@ async def register(body: PrefixBody, tenant: Tenant, service: Service) -> Prefix
     check_word("cache_salt", body.cache_salt, limits)
     tokens = await _tokens(body, tenant, service)
     salt = cache_salt(tenant, body.cache_salt)
-    found = NamedPrefix(body.name, tokens, salt, body.pin, int(time.time()))
+    found = RegisteredPrefix(body.name, tokens, salt, body.pin, int(time.time()))
     own = service.prefixes.setdefault(tenant.name, {})
     coming = service.prefix_names[tenant.name]
     async with _lock(body.name, tenant, service):
@@ -86,22 +86,27 @@ async def register(body: PrefixBody, tenant: Tenant, service: Service) -> Prefix
     return found.card()
 
 
-def load(files: Mapping[str, str], engine: LLMEngine, service: Service) -> None:
-    """Keep the prefixes of these files, by name, for every tenant, before the service's
-    engine is started.
+def load(files: Mapping[str, str], engine: PrefixEngine, service: Service) -> None:
+    """Load prefix files for every tenant, before the service's engine is started.
 
-    Each tenant has its own copy, as of everything that is cached: see `rjax.serve.auth.Tenant`.
+    Each tenant has its own copy, like everything in the prefix cache: see
+    `rjax.serve.auth.Tenant`.
+
+    Args:
+        files: paths by prefix name.
+        engine: of the service.
+        service: gets the prefixes.
 
     Raises:
-        InvalidConfigError: a file that this model and its settings cannot use.
-        OutOfMemoryError: they are too many.
+        InvalidConfigError: a file does not fit this model and its settings.
+        OutOfMemoryError: the pool has no room for all of them.
     """
     for name, path in files.items():
         for tenant in service.keys.tenants:
             key, salt = engine_prefix_name(tenant, name), cache_salt(tenant, None)
             held = engine.load_prefix(path, key, cache_salt=salt)
             own = service.prefixes.setdefault(tenant.name, {})
-            own[name] = NamedPrefix(name, list(held.token_ids), salt, True, service.created)
+            own[name] = RegisteredPrefix(name, list(held.token_ids), salt, True, service.created)
 
 
 def good_name(name: str, limits: ServeLimits) -> bool:
@@ -116,7 +121,7 @@ def listing(tenant: Tenant, service: Service) -> PrefixList:
     return PrefixList(data=[p.card() for p in service.prefixes.get(tenant.name, {}).values()])
 
 
-def find(name: str, tenant: Tenant, service: Service) -> NamedPrefix:
+def find(name: str, tenant: Tenant, service: Service) -> RegisteredPrefix:
     """One of the tenant's prefixes.
 
     Raises:
@@ -131,7 +136,7 @@ def find(name: str, tenant: Tenant, service: Service) -> NamedPrefix:
 
 
 async def pin(name: str, pinned: bool, tenant: Tenant, service: Service) -> PrefixCard:
-    """Pin a prefix or let go of its memory; its name stays."""
+    """Pin or unpin a prefix; its name stays."""
     async with _lock(name, tenant, service):
         known = find(name, tenant, service)
         if known.pinned == pinned:
@@ -141,7 +146,7 @@ async def pin(name: str, pinned: bool, tenant: Tenant, service: Service) -> Pref
             await _hold(changed, tenant, service)
         else:
             service.prefixes[tenant.name][name] = changed
-            await _let_go(name, tenant, service)
+            await _unpin(name, tenant, service)
         return changed.card()
 
 
@@ -151,7 +156,7 @@ async def drop(name: str, tenant: Tenant, service: Service) -> PrefixCard:
         known = find(name, tenant, service)
         del service.prefixes[tenant.name][name]
         if known.pinned:
-            await _let_go(name, tenant, service)
+            await _unpin(name, tenant, service)
     return known.card()
 
 
@@ -159,18 +164,18 @@ def _lock(name: str, tenant: Tenant, service: Service) -> asyncio.Lock:
     return service.prefix_locks.setdefault((tenant.name, name), asyncio.Lock())
 
 
-async def _hold(prefix: NamedPrefix, tenant: Tenant, service: Service) -> None:
-    """Compute a prefix, as a request among others, and give it its name.
+async def _hold(prefix: RegisteredPrefix, tenant: Tenant, service: Service) -> None:
+    """Compute a prefix, as a request among others, and register it under its name.
 
     Raises:
-        ApiError, InvalidRequestError, OverloadedError, EngineDeadError: the name means what it
-            meant before.
+        ApiError, InvalidRequestError, OverloadedError, EngineDeadError: the name refers to the
+            same prefix as before.
     """
     key = engine_prefix_name(tenant, prefix.name)
     own = service.prefixes.setdefault(tenant.name, {})
     replaced = own.get(prefix.name)
 
-    def is_kept(engine: LLMEngine) -> bool:
+    def is_kept(engine: PrefixEngine) -> bool:
         wanted = key, tuple(prefix.token_ids), prefix.salt
         return wanted in [(p.name, p.token_ids, p.cache_salt) for p in engine.prefixes()]
 
@@ -183,10 +188,10 @@ async def _hold(prefix: NamedPrefix, tenant: Tenant, service: Service) -> None:
         raise
     own[prefix.name] = prefix
     if not prefix.pinned and replaced is not None and replaced.pinned:
-        await _let_go(prefix.name, tenant, service)
+        await _unpin(prefix.name, tenant, service)
 
 
-async def _compute(prefix: NamedPrefix, key: str, service: Service) -> None:
+async def _compute(prefix: RegisteredPrefix, key: str, service: Service) -> None:
     """Have the engine compute a prefix and, where it is pinned, keep it under this key."""
     options: dict[str, Any] = {"timeout": service.limits.request_seconds}
     if prefix.salt is not None:
@@ -220,7 +225,7 @@ async def _compute(prefix: NamedPrefix, key: str, service: Service) -> None:
         raise ApiError(500, "the server failed on this request; its log says why")
 
 
-async def _let_go(name: str, tenant: Tenant, service: Service) -> None:
+async def _unpin(name: str, tenant: Tenant, service: Service) -> None:
     key = engine_prefix_name(tenant, name)
     await service.engine.call(lambda engine: engine.drop_prefix(key))
 

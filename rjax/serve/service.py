@@ -26,7 +26,7 @@ from rjax.serve.workers.zygote import Zygote
 from rjax.tokenization import Tokenizer
 
 if TYPE_CHECKING:
-    from rjax.serve.prefixes import NamedPrefix
+    from rjax.serve.prefixes import RegisteredPrefix
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Service:
     responses: ResponseStore
     http: HttpOptions
     literal_json_schemas: bool = False
-    prefixes: "dict[str, dict[str, NamedPrefix]]" = dataclasses.field(default_factory=dict)
+    prefixes: "dict[str, dict[str, RegisteredPrefix]]" = dataclasses.field(default_factory=dict)
     large_bodies: asyncio.Semaphore = dataclasses.field(
         default_factory=lambda: asyncio.Semaphore(1)
     )
