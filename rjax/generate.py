@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rjax.cli.arguments import (
     add_engine_arguments,
     add_sampling_arguments,
-    engine_options,
+    given_engine_options,
     sampling_options,
 )
 from rjax.cli.errors import BAD_INPUT, OneLineParser, report_error, run_command
@@ -111,7 +111,7 @@ def _generate(arguments: argparse.Namespace) -> int:
     system = _system_prompt(arguments)
     tasks = _tasks(arguments)
     given = sampling_options(arguments)
-    options = engine_options(arguments)
+    options = given_engine_options(arguments)
     if "chat_template" in arguments:
         options["chat_template"] = read_text(arguments.chat_template, "--chat-template")
     _check_sampling(given, tasks)

@@ -10,6 +10,7 @@ from rjax.config import DType, EngineConfig, RelayMode, RelaySettings
 from rjax.conversations import encode_conversations
 from rjax.engine.named_prefixes.prefixed_prompts import PrefixedPrompts
 from rjax.engine.protocol import Engine
+from rjax.option_docs import with_engine_options
 from rjax.output_stream import OutputStream
 from rjax.outputs import RequestOutput
 from rjax.prompts import Prompt, raise_first_refusal, split_prompts
@@ -25,6 +26,7 @@ from rjax.scoring import ScoreOutput, refuse_pooling, score_of, score_requests
 from rjax.tokenization.seam import DEFAULT_SCHEMA
 
 
+@with_engine_options
 class LLM(OneCaller):
     """A model ready to generate.
 
@@ -35,20 +37,7 @@ class LLM(OneCaller):
     reference is deleted.
 
     Args:
-        model: a Hugging Face folder or hub id; None for the bundled model.
-        tokenizer: folder or hub id of the tokenizer, a file tokenizer.json, or a tokenizer of
-            ``transformers`` or ``tokenizers``; None for the model's own.
-        dtype: of weights, and of KV unless ``kv_cache_dtype`` is another; "auto" is the
-            checkpoint's on a GPU and float32 on a CPU.
-        seed: of requests that bring no seed of their own (and of dummy weights).
-        max_model_len: most tokens of prompt and output together; None for the model's.
-        gpu_memory_utilization: share of the device's memory to use.
-        enable_relay_attention: "on" reads every shared beginning once, "off" never, "auto" where
-            it pays; the answers are the same.
-        sys_prompt: system prompt put before every *text* prompt; its KV is computed once and kept.
-            Prompts of token ids and chat messages are complete as they are and stay untouched.
-        sys_schema: template with ``{__SYS_PROMPT}`` and, after it, ``{__USR_PROMPT}``.
-        options: any other field of the settings in `rjax.config`.
+        {options}
 
     Raises:
         InvalidConfigError: an unknown option or a value out of range.
