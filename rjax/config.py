@@ -44,17 +44,17 @@ class ModelSettings:
     """Which model to load, and how.
 
     Attributes:
-        model: Hugging Face folder or hub id; None for the bundled model.
+        model: Hugging Face folder or hub id; by default the bundled model.
         tokenizer: folder or hub id of the tokenizer, a file tokenizer.json, or a tokenizer object
-            of ``transformers`` or ``tokenizers``; None for the model's own.
+            of ``transformers`` or ``tokenizers``; by default the model's own.
         dtype: dtype of the weights, and of the KV unless ``kv_cache_dtype`` is set; "auto" is the
             checkpoint's dtype on a GPU and float32 on a CPU.
         load_format: "auto" reads safetensors; "dummy" draws random weights and needs only
             config.json.
         revision: branch, tag or commit on the hub, for every file of the model.
-        hf_token: hub token; None uses the token that the hub client finds.
-        max_model_len: maximum tokens of one sequence, prompt and output together; None for the
-            model's own limit.
+        hf_token: hub token; by default the one that the hub client finds.
+        max_model_len: maximum tokens of one sequence, prompt and output together; by default
+            the model's own limit.
         seed: seed of dummy weights and of requests without a seed of their own; the same seed gives
             the same tokens.
         skip_tokenizer_init: serve token ids only; text prompts and stop strings are refused.
@@ -90,13 +90,13 @@ class CacheSettings:
     Attributes:
         page_size: tokens per page: 8, 16, 32, 64, 128 or 256.
         gpu_memory_utilization: fraction of the device's memory for weights, KV and workspace.
-        num_pages: pages in the KV pool; None measures how much memory the largest step leaves, and
-            uses it.
+        num_pages: pages in the KV pool; by default as many as fit into the memory that the largest
+            step leaves.
         enable_prefix_caching: keep the KV of finished requests for prompts with the same prefix.
         swap_space: page-locked host memory for the KV of preempted sequences: a number of GiB, or a
-            text with a unit such as "512MiB"; 0 never swaps. None is 4 GiB, or half of the host's
-            memory if that is less. The memory is allocated as it is used. On a GPU, XLA allocates
-            at most 64 GiB unless XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB is set.
+            text with a unit such as "512MiB"; 0 never swaps. The default is 4 GiB, or half of the
+            host's memory if that is less. The memory is allocated as it is used. On a GPU, XLA
+            allocates at most 64 GiB unless XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB is set.
         preemption: what happens to the KV of a preempted sequence: "swap" copies it to host memory
             while there is space, "recompute" computes it again, "auto" takes the cheaper one by a
             cost model. The tokens are the same.
@@ -148,11 +148,11 @@ class SchedulerSettings:
     Attributes:
         max_num_seqs: maximum sequences that decode at the same time.
         max_num_batched_tokens: token budget of a step: decodes first, prompt chunks use the rest.
-            None is 2048 on a GPU and 512 on a CPU.
+            The default is 2048 on a GPU and 512 on a CPU.
         max_num_ahead: maximum waiting sequences whose prompts are computed ahead, in batch rows
             that are free anyway, so that one can start when another finishes. Their KV is the first
-            to be preempted. None is ``max_num_seqs`` on Hopper, where a step of up to 128 rows is
-            bound by reading the weights, and 0 elsewhere.
+            to be preempted. The default is ``max_num_seqs`` on Hopper, where a step of up to 128
+            rows is bound by reading the weights, and 0 elsewhere.
         num_decode_steps: decode steps that start as one program on the device. More than 1 reduces
             the host's work per step, which helps small models and small batches; tokens then arrive
             in groups, and new requests wait for the group. The tokens are the same.
@@ -203,8 +203,8 @@ class RelaySettings:
         sys_prompt_file: UTF-8 file with the system prompt; it wins over ``sys_prompt``.
         sys_schema_file: UTF-8 file with the template; it wins over ``sys_schema``.
         relay_split_tokens: tokens per KV split, a multiple of ``page_size``; only whole splits are
-            shared. None is the best value of the backend. With "auto" on Hopper splits can be
-            merged; elsewhere a sequence has at most 32, so that splits grow with
+            shared. The default is the best value for the backend. With "auto" on Hopper splits can
+            be merged; elsewhere a sequence has at most 32, so that splits grow with
             ``max_model_len``.
     """
 

@@ -235,7 +235,7 @@ def _parsing(hint: Any) -> dict[str, Any]:
         return {"choices": typing.get_args(hint)}
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
-    return {"type": hint}
+    return {"type": hint, **({"metavar": "N"} if hint in (int, float) else {})}
 
 
 def _help(text: str) -> str:
