@@ -39,7 +39,7 @@ examples:
   python -m rjax.serve --list-limits
       everything that is bounded; change a limit with --limit n=8
 
-Prompts that begin alike, such as a common system message, share that beginning by themselves.
+Requests with a common prefix, such as a system message, share its KV automatically.
 
 exit status: 0 stopped and drained, 1 the engine failed, 2 bad input, 130 interrupted before the
 port was open
