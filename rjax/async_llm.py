@@ -12,10 +12,10 @@ from rjax.async_engine import AsyncLLMEngine, QueueLimits
 from rjax.closing import Closable
 from rjax.config import EngineConfig, RelaySettings
 from rjax.conversations import encode_conversations
-from rjax.engine.named_prefixes.prefixed_prompts import PrefixedPrompts
 from rjax.engine.protocol import Engine
 from rjax.errors import EngineClosedError, InvalidRequestError
 from rjax.outputs import RequestOutput
+from rjax.prefixed_prompts import PrefixedPrompts
 from rjax.prompts import Prompt, raise_first_refusal
 from rjax.request_runner import default_sampling_params
 from rjax.sampling import SamplingParams

@@ -8,11 +8,11 @@ from rjax.beam_search import BeamSearchParams, run_beam_search
 from rjax.closing import Closable, OneCaller, one_at_a_time
 from rjax.config import DType, EngineConfig, RelayMode, RelaySettings
 from rjax.conversations import encode_conversations
-from rjax.engine.named_prefixes.prefixed_prompts import PrefixedPrompts
 from rjax.engine.protocol import Engine
 from rjax.option_docs import with_engine_options
 from rjax.output_stream import OutputStream
 from rjax.outputs import RequestOutput
+from rjax.prefixed_prompts import PrefixedPrompts
 from rjax.prompts import Prompt, raise_first_refusal, split_prompts
 from rjax.request_runner import (
     NewRequest,

@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Any, Never
 
-from rjax.engine.named_prefixes.prefixed_prompts import PrefixedPrompts
 from rjax.errors import InvalidRequestError
 from rjax.outputs import RequestOutput
+from rjax.prefixed_prompts import PrefixedPrompts
 from rjax.prompts import Prompt, parse_prompt, split_prompts
 from rjax.request_runner import NewRequest
 from rjax.sampling import SamplingParams

@@ -1,6 +1,5 @@
 """The engine: requests in, outputs out, one step at a time."""
 
-import functools
 import itertools
 import logging
 import pathlib
@@ -13,7 +12,6 @@ import numpy as np
 
 from rjax.closing import Closable
 from rjax.config import EngineConfig
-from rjax.engine.bad_words import bad_words_masks
 from rjax.engine.block_manager import BlockManager, check_sequence_fits
 from rjax.engine.completion import StepLogprobs
 from rjax.engine.deadlines import Deadlines
@@ -25,6 +23,7 @@ from rjax.engine.parts import EngineParts, StepWorker, build_parts
 from rjax.engine.preemption import PreemptionCost
 from rjax.engine.request import Request, logprobs_at
 from rjax.engine.request_checks import RequestChecks
+from rjax.engine.request_masks import RequestMasks
 from rjax.engine.scheduler import Scheduler
 from rjax.engine.sequence import Sequence, SequenceStatus
 from rjax.engine.stats import EngineStats
@@ -32,7 +31,6 @@ from rjax.engine.token_mask import TokenMask
 from rjax.errors import InvalidRequestError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams, slot_row
-from rjax.structured.compiler import GrammarCompiler
 from rjax.worker.worker import DispatchedStep
 
 _log = logging.getLogger(__name__)
@@ -87,6 +85,7 @@ class LLMEngine(Closable):
             eos_token_ids=self._eos,
             has_tokenizer=self.tokenizer is not None,
         )
+        self._masks = RequestMasks(self.tokenizer, parts.vocab_size, self._eos)
         self._requests: dict[str, Request] = {}
         self._arrivals = itertools.count()
         self._in_flight: deque[DispatchedStep] = deque()
@@ -181,16 +180,7 @@ class LLMEngine(Closable):
         pending = None
         if keep_as is not None:
             pending = self._prefixes.prepare(keep_as, tokens, cache_salt, root)
-        if len(masks) not in (0, params.num_sequences):
-            raise InvalidRequestError(
-                f"{len(masks)} masks for {params.num_sequences} samples; give one a sample"
-            )
-        if params.bad_words:
-            if masks:
-                raise InvalidRequestError("bad_words and masks exclude one another; give one")
-            masks = bad_words_masks(params, self.tokenizer, self._vocab_size, self._eos)
-        if params.structured_outputs is not None and not masks:
-            masks = self.structured_masks(params)
+        masks = self._masks.of_request(params, masks)
         room = self.max_model_len - len(tokens)
         arrival = next(self._arrivals)
         seed = params.seed
@@ -220,26 +210,9 @@ class LLMEngine(Closable):
             self._scheduler.add(sequence)
 
     def structured_masks(self, params: SamplingParams) -> list[TokenMask]:
-        """The masks of a request with ``structured_outputs``, one for each sample; none without.
-
-        Any thread may call this, so that ``add_request`` need not wait for a compile.
-
-        Raises:
-            InvalidRequestError: the constraint is not valid, or there is no tokenizer it needs.
-            InvalidConfigError: the package that makes masks is not installed.
-        """
-        wanted = params.structured_outputs
-        if wanted is None:
-            return []
-        return [*self._grammars.masks(wanted.constraint, params.num_sequences)]
-
-    @functools.cached_property
-    def _grammars(self) -> GrammarCompiler:
-        if self.tokenizer is None:
-            raise InvalidRequestError(
-                "structured_outputs needs a tokenizer, and this engine was made without one"
-            )
-        return GrammarCompiler(self.tokenizer, self._vocab_size)
+        """See `RequestMasks.structured`; any thread may call this, so that ``add_request`` need not
+        wait for a compile."""
+        return self._masks.structured(params)
 
     def has_unfinished_requests(self) -> bool:
         """Whether ``step`` has anything left to do or to tell."""
@@ -362,8 +335,9 @@ class LLMEngine(Closable):
     ) -> NamedPrefix:
         """See `PrefixEngine.load_prefix`."""
         self._check_open()
-        root = self._salted_root(cache_salt)
-        return self._prefixes.load(path, name, cache_salt, root, self._worker)
+        return self._prefixes.load(
+            path, name, cache_salt, self._salted_root(cache_salt), self._worker
+        )
 
     @no_type_check
     def _compute_prefix(self, keep_as: KeepAs, tokens: Tokens[int], salt: str | None) -> None:

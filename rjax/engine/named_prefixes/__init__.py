@@ -6,5 +6,6 @@
 - `pinned_prefixes`: prefixes whose KV is in the pool, with a reference on each page.
 - `pending_prefixes`: prefixes that running requests compute.
 - `prefix_file`: tokens and KV of a prefix in a safetensors file.
-- `prefixed_prompts`: texts and token ids laid out behind a prefix.
+
+The layer above, which knows texts, is `rjax.prefixed_prompts`.
 """
