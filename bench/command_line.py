@@ -11,7 +11,7 @@ import jax
 from tqdm import tqdm
 
 from bench.records import RESULTS, save
-from bench.tables import text
+from bench.text_tables import text
 from rjax.cli.errors import OneLineParser, run_command
 from rjax.cli.process import run_process
 

@@ -37,7 +37,7 @@ from bench.command_line import (
 from bench.figures import lines
 from bench.model_shapes import SHAPES, write_folder
 from bench.records import RESULTS, command, save
-from bench.tables import text
+from bench.text_tables import text
 from rjax.config import PAGE_SIZES
 
 COLUMNS = {

@@ -29,7 +29,7 @@ from bench import (
 from bench.kernels import cost_model, page, peers, run_table, sweep
 from bench.longbench import __main__ as longbench
 from bench.records import RESULTS
-from bench.tables import markdown
+from bench.text_tables import markdown
 from rjax.cli.errors import OneLineParser
 
 README: Path = Path(__file__).parent / "README.md"

@@ -22,7 +22,7 @@ from typing import Any
 from bench import records, serve_client, serve_report
 from bench.command_line import whole
 from bench.serve_workload import Workload
-from bench.tables import text
+from bench.text_tables import text
 from rjax.cli.errors import BAD_INPUT, INTERRUPTED, OneLineParser, report_error
 
 MODULE = "bench.serve"

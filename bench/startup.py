@@ -22,7 +22,7 @@ from typing import Any
 from bench.command_line import command_parser, run, some_of, whole
 from bench.model_shapes import SHAPES, write_folder
 from bench.records import RESULTS, command, save
-from bench.tables import text
+from bench.text_tables import text
 
 COLUMNS = {
     "model": "model",

@@ -23,9 +23,8 @@ from tokenizers import Tokenizer
 
 from bench.command_line import run, whole
 from bench.records import command
-from models import BUNDLED_MODEL, load_model
-from models.tables.decode import answer_questions
-from models.tables.scoring import (
+from bench.tables.decode import answer_questions
+from bench.tables.scoring import (
     EVALUATION_SEED,
     Score,
     Sheet,
@@ -35,6 +34,7 @@ from models.tables.scoring import (
     score_by_rows,
     summary,
 )
+from models import BUNDLED_MODEL, load_model
 from rjax.cli.errors import OneLineParser
 
 MAX_NEW_TOKENS = 256

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Literal
 
+from rjax.engine.protocol import Engine
 from rjax.errors import (
     EngineDeadError,
     InvalidRequestError,
@@ -18,7 +19,6 @@ from rjax.errors import (
     RjaxError,
     without_frames,
 )
-from rjax.llm import Engine
 from rjax.output_queue import OutputQueue
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams
@@ -236,7 +236,7 @@ class AsyncLLMEngine:
             async for output in stream:
                 yield output
 
-    async def call[T](self, function: Callable[[Any], T]) -> T:
+    async def call[T](self, function: Callable[[Engine], T]) -> T:
         """Run ``function(engine)`` on the engine's thread between two steps; what it raises is
         raised here and harms nothing else.
 
@@ -254,7 +254,7 @@ class AsyncLLMEngine:
             del done  # an error's traceback refers to this frame
 
     def _post(
-        self, loop: asyncio.AbstractEventLoop, function: Callable[[Any], Any]
+        self, loop: asyncio.AbstractEventLoop, function: Callable[[Engine], Any]
     ) -> asyncio.Future[Any]:
         """Have the engine's thread run ``function(engine)``; the future gets what comes of it."""
         done: asyncio.Future[Any] = loop.create_future()

@@ -9,12 +9,13 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from typing import Any
 
 from rjax.async_engine import AsyncLLMEngine, QueueLimits
+from rjax.closing import Closable
 from rjax.config import EngineConfig, RelaySettings
 from rjax.conversations import encode_conversations
+from rjax.engine.protocol import Engine
 from rjax.errors import EngineClosedError, InvalidRequestError
-from rjax.llm import Engine
 from rjax.outputs import RequestOutput
-from rjax.prefixes import Prefixes
+from rjax.prefixed_prompts import PrefixedPrompts
 from rjax.prompts import Prompt, raise_first_refusal
 from rjax.request_runner import default_sampling_params
 from rjax.sampling import SamplingParams
@@ -52,7 +53,8 @@ class AsyncLLM:
         config = EngineConfig.from_options({"model": model, **options})
         from rjax.engine_builder import build_engine  # brings in JAX: only once it is needed
 
-        self._start(build_engine(config), config.relay, None, owns_engine=True)
+        engine = build_engine(config)
+        self._start(engine, config.relay, None, owned=engine)
 
     @classmethod
     def from_engine(
@@ -64,7 +66,7 @@ class AsyncLLM:
         """An AsyncLLM over an engine that exists already; nothing else may step it meanwhile, and
         closing the AsyncLLM leaves it open. Without ``limits`` any number of requests may wait."""
         llm = cls.__new__(cls)
-        llm._start(engine, relay or RelaySettings(), limits, owns_engine=False)
+        llm._start(engine, relay or RelaySettings(), limits, owned=None)
         return llm
 
     def _start(
@@ -73,18 +75,18 @@ class AsyncLLM:
         relay: RelaySettings,
         limits: QueueLimits | None,
         *,
-        owns_engine: bool,
+        owned: Closable | None,
     ) -> None:
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._owns_engine = owns_engine
-        self._engine: Any = engine
+        self._owned = owned
+        self._engine = engine
         self._served = AsyncLLMEngine(engine, limits or _NO_LIMITS)
-        self._prefixes = Prefixes(engine, relay.sys_schema)
+        self._prompts = PrefixedPrompts(engine, relay.sys_schema)
         # One thread, so that prompts enter the engine in the order in which they were given.
         self._texts = concurrent.futures.ThreadPoolExecutor(1, "rjax-texts")
         if relay.sys_prompt is not None:
-            self._prefixes.fill(relay.sys_prompt)
+            self._prompts.fill(relay.sys_prompt)
 
     def __repr__(self) -> str:
         return "AsyncLLM(closed)" if self._closed else f"AsyncLLM({self._engine!r})"
@@ -119,13 +121,13 @@ class AsyncLLM:
             EngineClosedError: it is closed, or was closed meanwhile.
         """
         await self._ensure_started()
-        encode = self._prefixes.encode
+        encode = self._prompts.encode
         if prefix is None:
             found = await self._on_thread(lambda: encode([prompt]))
         else:  # what a name means is known to the engine's thread
             found = await self._served.call(lambda engine: encode([prompt], prefix))
             if cache_salt is None:
-                salt = self._prefixes.salt
+                salt = self._prompts.salt
                 cache_salt = await self._served.call(lambda engine: salt(prefix))
         given = {"priority": priority, "cache_salt": cache_salt, "timeout": timeout}
         async for output in self._outputs(found, sampling_params, request_id, given):
@@ -144,7 +146,7 @@ class AsyncLLM:
         """Answer one conversation; yields as `generate` does. ``template`` are the arguments of
         `LLM.chat` from ``chat_template`` on."""
         await self._ensure_started()
-        tokenizer = self._prefixes.tokenizer
+        tokenizer = self._prompts.tokenizer
         found = await self._on_thread(
             lambda: encode_conversations(tokenizer, [messages], **template)
         )
@@ -160,31 +162,31 @@ class AsyncLLM:
         if self._loop is not None:
             await self.call(lambda engine: [engine.abort_request(name) for name in names])
 
-    async def call[T](self, function: Callable[[Any], T]) -> T:
-        """Run ``function(engine)`` on the engine's thread between two steps, with an `LLMEngine`,
-        as for ``stats`` or ``reset_prefix_cache``; what it raises is raised here."""
+    async def call[T](self, function: Callable[[Engine], T]) -> T:
+        """Run ``function(engine)`` on the engine's thread between two steps, for example to read
+        ``stats``; an exception of the function is raised here."""
         await self._ensure_started()
         return await self._served.call(function)
 
     async def fill_prefix_kv_cache(self, shared_prefix: str | Sequence[int] | None) -> None:
         """Replace the shared prefix, as `LLM.fill_prefix_kv_cache`; requests wait meanwhile."""
-        await self.call(lambda engine: self._prefixes.fill(shared_prefix))
+        await self.call(lambda engine: self._prompts.fill(shared_prefix))
 
     async def add_prefix(
         self, name: str, prefix: str | Sequence[int], *, cache_salt: str | None = None
     ) -> None:
         """Keep the KV of a prefix under a name, as `LLM.add_prefix`; requests wait meanwhile."""
-        await self.call(lambda engine: self._prefixes.add(name, prefix, cache_salt))
+        await self.call(lambda engine: self._prompts.add(name, prefix, cache_salt))
 
     async def drop_prefix(self, name: str) -> None:
         """Let go of a named prefix, as `LLM.drop_prefix`."""
-        await self.call(lambda engine: self._prefixes.drop(name))
+        await self.call(lambda engine: self._prompts.drop(name))
 
     async def load_prefix(
         self, path: str | pathlib.Path, name: str | None = None, *, cache_salt: str | None = None
     ) -> str:
         """Keep a prefix that `LLM.save_prefix` wrote, as `LLM.load_prefix`."""
-        return await self.call(lambda engine: self._prefixes.load(path, name, cache_salt))
+        return await self.call(lambda engine: self._prompts.load(path, name, cache_salt))
 
     async def reset_prefix_cache(self) -> None:
         """Forget the KV of former prompts; a configured system prompt stays."""
@@ -197,7 +199,7 @@ class AsyncLLM:
     def get_tokenizer(self) -> Any:
         """The tokenizer, as `LLM.get_tokenizer` gives it."""
         self._check_open()
-        return self._prefixes.tokenizer.hf
+        return self._prompts.tokenizer.hf
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's own defaults, or `SamplingParams()` where it has none."""
@@ -289,5 +291,5 @@ class AsyncLLM:
         self._served.end_thread()
         if not self._served.join(_STOP_SECONDS):
             raise RuntimeError(f"the engine's step took over {_STOP_SECONDS:g} seconds; not freed")
-        if self._owns_engine:
-            self._engine.close()
+        if self._owned is not None:
+            self._owned.close()

@@ -1,19 +1,20 @@
 """Objects that own memory until they are closed, and calls that exclude one another."""
 
+import abc
 import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Concatenate
+from typing import Concatenate
 
 from rjax.errors import EngineClosedError
 
 
-class Closable:
-    """Gives its memory back with `close`, or at the end of a ``with`` block.
+class Closable(abc.ABC):
+    """Frees its memory with `close`, or at the end of a ``with`` block.
 
-    A subclass says in `_free` what that is, and calls `_check_open` before it does anything else.
+    A subclass frees what it owns in `_free`, and calls `_check_open` first in every public method.
     """
 
     _closed = False
@@ -30,8 +31,9 @@ class Closable:
             self._closed = True
             self._free()
 
+    @abc.abstractmethod
     def _free(self) -> None:
-        raise NotImplementedError
+        """End what still runs and free the memory; called once."""
 
     def _check_open(self) -> None:
         if self._closed:
@@ -91,9 +93,9 @@ class OneCaller(Closable):
             self._lock.release()
 
 
-def one_at_a_time[**P, R](
-    method: Callable[Concatenate[Any, P], R],
-) -> Callable[Concatenate[Any, P], R]:
+def one_at_a_time[S: OneCaller, **P, R](
+    method: Callable[Concatenate[S, P], R],
+) -> Callable[Concatenate[S, P], R]:
     """A method of a `OneCaller` that waits while another thread is in one.
 
     Raises:
@@ -101,7 +103,7 @@ def one_at_a_time[**P, R](
     """
 
     @functools.wraps(method)
-    def alone(self: Any, *given: P.args, **named: P.kwargs) -> R:
+    def alone(self: S, *given: P.args, **named: P.kwargs) -> R:
         with self.alone():
             return method(self, *given, **named)
 

@@ -1,4 +1,8 @@
-"""Configuration of the engine: frozen dataclasses, checked when made."""
+"""Options of the engine: frozen dataclasses, checked when made.
+
+The "Attributes" sections are the only documentation of the options: `rjax.option_docs` puts it into
+the docstring of `rjax.LLM` and into ``--help`` of the commands.
+"""
 
 import dataclasses
 import difflib
@@ -14,7 +18,7 @@ type DType = Literal["auto", "float32", "bfloat16", "float16"]
 type KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 
 PAGE_SIZES = (8, 16, 32, 64, 128, 256)
-"""Tokens that a page may have."""
+"""Allowed numbers of tokens per page."""
 
 _SWAP_GIB = 4
 _SYS, _USR = "{__SYS_PROMPT}", "{__USR_PROMPT}"
@@ -34,24 +38,27 @@ def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise InvalidConfigError(f"{name} is {value!r}; choose one of {', '.join(allowed)}")
 
 
-@no_type_check  # what users give is checked by hand, with messages for them
+@no_type_check  # user input is checked by hand, with readable messages
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """Which weights to serve and how to hold them.
+    """Which model to load, and how.
 
     Attributes:
-        model: a Hugging Face folder or hub id; None for the bundled model.
-        tokenizer: folder or hub id of the tokenizer, a file tokenizer.json, or a tokenizer of
-            ``transformers`` or ``tokenizers``; None for the model's own.
-        dtype: of weights, and of KV unless ``kv_cache_dtype`` is another; "auto" is the
-            checkpoint's on a GPU and float32 on a CPU.
-        load_format: "auto" reads safetensors, "dummy" draws random weights from config.json alone.
+        model: Hugging Face folder or hub id; by default the bundled model.
+        tokenizer: folder or hub id of the tokenizer, a file tokenizer.json, or a tokenizer object
+            of ``transformers`` or ``tokenizers``; by default the model's own.
+        dtype: dtype of the weights, and of the KV unless ``kv_cache_dtype`` is set; "auto" is the
+            checkpoint's dtype on a GPU and float32 on a CPU.
+        load_format: "auto" reads safetensors; "dummy" draws random weights and needs only
+            config.json.
         revision: branch, tag or commit on the hub, for every file of the model.
-        hf_token: hub token; None uses the one the hub client finds.
-        max_model_len: tokens of prompt and output together, in one sequence; None for the model's.
-        seed: of dummy weights and of requests that bring no seed of their own.
-        skip_tokenizer_init: serve token ids only; text prompts and stop strings are then refused.
-        chat_template: Jinja source that replaces the tokenizer's own.
+        hf_token: hub token; by default the one that the hub client finds.
+        max_model_len: maximum tokens of one sequence, prompt and output together; by default
+            the model's own limit.
+        seed: seed of dummy weights and of requests without a seed of their own; the same seed gives
+            the same tokens.
+        skip_tokenizer_init: serve token ids only; text prompts and stop strings are refused.
+        chat_template: Jinja source that replaces the tokenizer's chat template.
     """
 
     model: str | None = None
@@ -75,27 +82,28 @@ class ModelSettings:
             )
 
 
-@no_type_check  # what users give is checked by hand, with messages for them
+@no_type_check  # user input is checked by hand, with readable messages
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
     """The paged KV pool.
 
     Attributes:
-        page_size: tokens a page; a power of two from 8 to 256.
-        gpu_memory_utilization: share of the device's memory for weights, KV and workspace together.
-        num_pages: size of the pool; None profiles the memory that a largest step leaves.
-        enable_prefix_caching: keep pages of finished sequences for later prompts.
-        swap_space: host memory for the pages of preempted sequences: a number of GiB, or a text
-            with a unit such as "512MiB"; None is 4 GiB, or half of the host's memory where that is
-            less. Taken from the system as pages are used, page-locked. 0 computes them again
-            always. On a GPU, XLA gives out 64 GiB of such memory unless
-            XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB is set, which needs raising for more.
-        preemption: "swap" to host memory while there is room, "recompute", or "auto": whichever a
-            cost model finds cheaper. The tokens are the same.
-        prefix_files: files of ``save_prefix`` to load at the start, under the names they hold.
-        kv_cache_dtype: "auto" keeps KV in the dtype of the weights, "fp8" (or "fp8_e4m3") in
-            float8_e4m3fn, a byte a number. Numbers keep three bits of mantissa; there is no
-            calibration: all scales are 1, and what is beyond 448 is clipped to it.
+        page_size: tokens per page: 8, 16, 32, 64, 128 or 256.
+        gpu_memory_utilization: fraction of the device's memory for weights, KV and workspace.
+        num_pages: pages in the KV pool; by default as many as fit into the memory that the largest
+            step leaves.
+        enable_prefix_caching: keep the KV of finished requests for prompts with the same prefix.
+        swap_space: page-locked host memory for the KV of preempted sequences: a number of GiB, or a
+            text with a unit such as "512MiB"; 0 never swaps. The default is 4 GiB, or half of the
+            host's memory if that is less. The memory is allocated as it is used. On a GPU, XLA
+            allocates at most 64 GiB unless XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB is set.
+        preemption: what happens to the KV of a preempted sequence: "swap" copies it to host memory
+            while there is space, "recompute" computes it again, "auto" takes the cheaper one by a
+            cost model. The tokens are the same.
+        prefix_files: files written by ``save_prefix``, loaded at the start under the names in them.
+        kv_cache_dtype: "auto" is the dtype of the weights. "fp8" and "fp8_e4m3" store KV as
+            float8_e4m3fn, one byte per element, without calibration: the scales are 1, and values
+            beyond 448 are clipped.
     """
 
     page_size: int = 64
@@ -132,26 +140,25 @@ class CacheSettings:
         return parse_size("swap_space", self.swap_space)
 
 
-@no_type_check  # what users give is checked by hand, with messages for them
+@no_type_check  # user input is checked by hand, with readable messages
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
-    """How much runs in one step.
+    """The batch size and the token budget of a step.
 
     Attributes:
-        max_num_seqs: sequences that generate at once.
-        max_num_prefill_ahead: further sequences whose prompts are computed in the spare rows of
-            steps, so that one is ready when another ends. They hold pages and are preempted first.
-            None is ``max_num_seqs`` where such rows cost little (on Hopper a step of up to 128 rows
-            waits for the weights), and else 0.
-        max_num_batched_tokens: token budget of a step; decodes first, prompt chunks fill the rest.
-            Prefill ahead fills no more than those rows. None is 2048 on a GPU and 512 on a CPU.
-        num_decode_steps: decode steps that start as one program on the device. More than 1 spares
-            the host work where a step is shorter than what the host does for it (small models,
-            few sequences); tokens then come so many at a time, and new requests wait so long. The
-            tokens are the same.
-        max_logprobs: most alternatives a request may ask for at each position.
-        priority_patience: a request of priority p goes before the requests of priority p + 1 among
-            the next so many arrivals, and not before later ones: none waits for ever.
+        max_num_seqs: maximum sequences that decode at the same time.
+        max_num_batched_tokens: token budget of a step: decodes first, prompt chunks use the rest.
+            The default is 2048 on a GPU and 512 on a CPU.
+        max_num_prefill_ahead: maximum waiting sequences whose prompts are computed ahead, in batch
+            rows that are free anyway, so that one can start when another finishes. Their KV is the
+            first to be preempted. The default is ``max_num_seqs`` on Hopper, where a step of up to
+            128 rows is bound by reading the weights, and 0 elsewhere.
+        num_decode_steps: decode steps that start as one program on the device. More than 1 reduces
+            the host's work per step, which helps small models and small batches; tokens then arrive
+            in groups, and new requests wait for the group. The tokens are the same.
+        max_logprobs: maximum alternatives that a request may ask for at each position.
+        priority_patience: a request of priority p runs before this many earlier requests of
+            priority p + 1, so that no request waits forever.
     """
 
     max_num_seqs: int = 64
@@ -179,24 +186,26 @@ class SchedulerSettings:
             )
 
 
-@no_type_check  # what users give is checked by hand, with messages for them
+@no_type_check  # user input is checked by hand, with readable messages
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RelaySettings:
-    """Reading a shared beginning once (RelayAttention).
+    """Shared prefixes and relay attention.
 
     Attributes:
-        enable_relay_attention: "on" reads every shared run of pages once, "off" never, and the two
-            give the same attention bit for bit; "auto" shares where the cost model says it pays,
-            and on Hopper reads long runs in longer pieces, which is faster and equal within
-            rounding. True and False are taken for "on" and "off".
-        sys_prompt: text put before every text prompt, its KV computed once and kept.
-        sys_schema: template with ``{__SYS_PROMPT}`` and, after it, ``{__USR_PROMPT}``; it lays out
-            system prompt and user text. Default: the one directly after the other.
-        sys_prompt_file, sys_schema_file: the same from UTF-8 files; they win over the strings.
-        relay_split_tokens: attention is cut at multiples of so many tokens of a sequence, and only
-            whole cuts are shared; a multiple of the page size. None is the backend's best. Only
-            "auto" on Hopper can join cuts; elsewhere a sequence of ``max_model_len`` has 32 at
-            most, so that beyond 32 times as many tokens cuts are longer multiples.
+        enable_relay_attention: read the KV of a shared prefix once per step (RelayAttention): "on"
+            always, "off" never, "auto" where a cost model predicts a gain. "on" and "off" give the
+            same bits; "auto" on Hopper merges KV splits of long prefixes, which is equal within
+            rounding. True is "on" and False is "off".
+        sys_prompt: system prompt in front of every text prompt; its KV is computed once and pinned.
+            Prompts of token ids and chat messages do not get it.
+        sys_schema: template that contains ``{__SYS_PROMPT}`` and, after it, ``{__USR_PROMPT}``; by
+            default the user's text follows the system prompt directly.
+        sys_prompt_file: UTF-8 file with the system prompt; it wins over ``sys_prompt``.
+        sys_schema_file: UTF-8 file with the template; it wins over ``sys_schema``.
+        relay_split_tokens: tokens per KV split, a multiple of ``page_size``; only whole splits are
+            shared. The default is the best value for the backend. With "auto" on Hopper splits can
+            be merged; elsewhere a sequence has at most 32, so that splits grow with
+            ``max_model_len``.
     """
 
     enable_relay_attention: RelayMode | bool = "auto"
@@ -235,21 +244,31 @@ class RelaySettings:
         return self.enable_relay_attention  # type: ignore[return-value]
 
 
-@no_type_check  # what users give is checked by hand, with messages for them
+GROUPS = {
+    "model": ModelSettings,
+    "cache": CacheSettings,
+    "scheduler": SchedulerSettings,
+    "relay": RelaySettings,
+}
+"""The groups of options, by their attribute of `EngineConfig`."""
+
+
+@no_type_check  # user input is checked by hand, with readable messages
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Everything an engine is made from.
+    """All options of an engine.
 
     Attributes:
-        backend: attention backend; "auto" picks the best for the device at start and reports it.
+        model, cache, scheduler, relay: groups of options.
+        backend: attention backend: "mosaic", "triton" or "xla"; "auto" takes the best one for the
+            device.
         tensor_parallel_size: devices on the mesh axis ``tensor``.
-        use_tqdm: progress bars for loading and compiling.
-        warmup: compile every step size at the start, not when it is first needed.
-        check_values: check each step's page tables, positions and attention plan against each other
-            on the host before it runs, and raise ValueError where they do not fit; slow, for the
-            search of faults.
-        compilation_cache_dir: folder for compiled steps, kept between runs; None keeps none. Where
-            the process has set JAX's own ``jax_compilation_cache_dir``, that one is used.
+        use_tqdm: show progress bars while loading and compiling.
+        warmup: compile every step size at the start, not at its first use.
+        check_values: check the page tables, positions and attention plan of every step on the host,
+            and raise ValueError for an inconsistency; slow, for debugging.
+        compilation_cache_dir: folder that keeps compiled programs between runs; None keeps none.
+            JAX's own ``jax_compilation_cache_dir`` wins if it is set.
     """
 
     model: ModelSettings = ModelSettings()
@@ -278,15 +297,9 @@ class EngineConfig:
         Raises:
             InvalidConfigError: a bad value, or an unknown key (the message names the nearest).
         """
-        groups = {
-            "model": ModelSettings,
-            "cache": CacheSettings,
-            "scheduler": SchedulerSettings,
-            "relay": RelaySettings,
-        }
-        owner = {f.name: group for group, kind in groups.items() for f in dataclasses.fields(kind)}
-        top = {f.name for f in dataclasses.fields(cls)} - groups.keys()
-        split: dict[str, dict[str, Any]] = {group: {} for group in groups}
+        owner = {f.name: group for group, kind in GROUPS.items() for f in dataclasses.fields(kind)}
+        top = {f.name for f in dataclasses.fields(cls)} - GROUPS.keys()
+        split: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
         own: dict[str, Any] = {}
         for key, value in options.items():
             if key in owner:
@@ -296,5 +309,5 @@ class EngineConfig:
             else:
                 near = difflib.get_close_matches(key, [*owner, *top], n=1, cutoff=0)
                 raise InvalidConfigError(f"unknown option {key!r}; the nearest is {near[0]!r}")
-        made = {group: kind(**split[group]) for group, kind in groups.items()}
+        made = {group: kind(**split[group]) for group, kind in GROUPS.items()}
         return cls(**made, **own)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rjax.cli.arguments import (
     add_engine_arguments,
     add_sampling_arguments,
-    engine_options,
+    given_engine_options,
     sampling_options,
 )
 from rjax.cli.errors import BAD_INPUT, OneLineParser, report_error, run_command
@@ -43,7 +43,7 @@ examples:
   python -m rjax.generate
       the bundled model answers questions about a bundled table, which is its system prompt
   python -m rjax.generate --relay off
-      the same answers, with the table read once for each question
+      the same answers, with the table read once per question
   python -m rjax.generate --prompt "Who lives in Peru?" --prompt "How many people are there?"
       your own questions about that table
   python -m rjax.generate --model ./llama --system-prompt-file rules.txt --prompts-file ask.jsonl
@@ -62,8 +62,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog=f"python -m {_NAME}",
         usage="%(prog)s [options]",
-        description="Generate text. Prompts that begin alike share that beginning: its KV is "
-        "stored once and, with relay attention, read once in each step.",
+        description="Generate text. The KV of a prefix that prompts share is stored once and, "
+        "with relay attention, read once per step.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -83,7 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     system.add_argument(
         "--system-prompt",
         metavar="TEXT",
-        help="shared beginning of all prompts (default: a table with the bundled model, else none)",
+        help="system prompt of all prompts (default: a table for the bundled model, else none)",
     )
     system.add_argument("--system-prompt-file", metavar="FILE", help="the same from a UTF-8 file")
     prompts.add_argument(
@@ -111,7 +111,7 @@ def _generate(arguments: argparse.Namespace) -> int:
     system = _system_prompt(arguments)
     tasks = _tasks(arguments)
     given = sampling_options(arguments)
-    options = engine_options(arguments)
+    options = given_engine_options(arguments)
     if "chat_template" in arguments:
         options["chat_template"] = read_text(arguments.chat_template, "--chat-template")
     _check_sampling(given, tasks)
@@ -120,9 +120,9 @@ def _generate(arguments: argparse.Namespace) -> int:
     params = [_params(defaults, given, task) for task in tasks]
     start = time.monotonic()
     prompts = _encode(llm, tasks, system, raw=arguments.raw)
-    shared = _common_beginning(prompts)
+    shared = _common_prefix(prompts)
     page_size = options.get("page_size", CacheSettings().page_size)
-    prefix_seconds = _read_shared(llm, shared) if len(shared) >= page_size else 0.0
+    prefix_seconds = _compute_shared(llm, shared) if len(shared) >= page_size else 0.0
     outputs = llm.generate(prompts, params, use_tqdm=not arguments.no_progress)
     seconds = time.monotonic() - start
     found = figures(outputs, llm.stats(), seconds, prefix_seconds)
@@ -252,8 +252,8 @@ def _conversation(task: Task, system: str | None) -> list[Any]:
     return messages
 
 
-def _common_beginning(prompts: list[dict[str, Any]]) -> list[int]:
-    """The tokens that all of several prompts begin with, at least one token short of each."""
+def _common_prefix(prompts: list[dict[str, Any]]) -> list[int]:
+    """The longest common prefix of several prompts, shorter than each of them."""
     from rjax.tokenization import common_prefix
 
     if len(prompts) < 2:
@@ -263,15 +263,15 @@ def _common_beginning(prompts: list[dict[str, Any]]) -> list[int]:
     return found[: min(len(found), min(map(len, rows)) - 1)]
 
 
-def _read_shared(llm: "LLM", shared: list[int]) -> float:
-    """Compute the shared beginning once, before the requests; returns the seconds it took."""
+def _compute_shared(llm: "LLM", shared: list[int]) -> float:
+    """Compute the shared prefix once, before the requests; returns the seconds it took."""
     if not shared:
         return 0.0
     start = time.monotonic()
     try:
         llm.fill_prefix_kv_cache(shared)
     except OutOfMemoryError as error:
-        note = f"the shared beginning is not kept beyond the requests that use it: {error}"
+        note = f"the shared prefix is not pinned beyond the requests that use it: {error}"
         print(f"{_NAME}: {one_line(note)}", file=sys.stderr)
     return time.monotonic() - start
 

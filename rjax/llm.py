@@ -1,16 +1,18 @@
-"""Offline use: a model in this process, lists of prompts in, lists of outputs out."""
+"""Offline inference: a model in this process, lists of prompts in, lists of outputs out."""
 
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Never, Protocol, runtime_checkable
+from typing import Any, Never
 
 from rjax.beam_search import BeamSearchParams, run_beam_search
-from rjax.closing import OneCaller, one_at_a_time
+from rjax.closing import Closable, OneCaller, one_at_a_time
 from rjax.config import DType, EngineConfig, RelayMode, RelaySettings
 from rjax.conversations import encode_conversations
+from rjax.engine.protocol import Engine
+from rjax.option_docs import with_engine_options
 from rjax.output_stream import OutputStream
 from rjax.outputs import RequestOutput
-from rjax.prefixes import Prefixes
+from rjax.prefixed_prompts import PrefixedPrompts
 from rjax.prompts import Prompt, raise_first_refusal, split_prompts
 from rjax.request_runner import (
     NewRequest,
@@ -21,80 +23,21 @@ from rjax.request_runner import (
 )
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.scoring import ScoreOutput, refuse_pooling, score_of, score_requests
-from rjax.tokenization import Tokenizer
 from rjax.tokenization.seam import DEFAULT_SCHEMA
 
 
-@runtime_checkable
-class Engine(Protocol):
-    """What `LLM` needs of an engine; `rjax.engine.llm_engine.LLMEngine` provides it."""
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """None where the engine serves token ids only."""
-        ...
-
-    def add_request(
-        self,
-        request_id: str,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        *,
-        prompt: str | None = None,
-        priority: int = 0,
-    ) -> None:
-        """Queue a request; raises InvalidRequestError where it cannot be served."""
-        ...
-
-    def step(self) -> list[RequestOutput]:
-        """Run one step; return the requests with news."""
-        ...
-
-    def has_unfinished_requests(self) -> bool:
-        """Whether another step has work."""
-        ...
-
-    def abort_request(self, request_id: str) -> None:
-        """Drop a request and free what it holds."""
-        ...
-
-    def set_shared_prefix(self, token_ids: list[int]) -> None:
-        """Compute and keep the KV of these leading tokens in place of the former ones."""
-        ...
-
-    def reset_prefix_cache(self) -> Any:
-        """Forget cached prompt beginnings."""
-        ...
-
-    def stats(self) -> Any:
-        """Counters and memory figures."""
-        ...
-
-
+@with_engine_options
 class LLM(OneCaller):
     """A model ready to generate.
 
-    Several threads may use it: their calls are served one after the other, except that requests of
-    `stream` take part in the steps of every call. For asyncio there is `rjax.AsyncLLM`.
+    Calls from several threads run one after the other. Requests of `stream` also advance in the
+    steps of other calls. For asyncio there is `rjax.AsyncLLM`.
 
-    Its device memory is given back by `close`, at the end of ``with LLM(...) as llm:``, or when
-    the last reference to it goes.
+    The device memory is freed by `close`, at the end of ``with LLM(...) as llm:``, or when the last
+    reference is deleted.
 
     Args:
-        model: a Hugging Face folder or hub id; None for the bundled model.
-        tokenizer: folder or hub id of the tokenizer, a file tokenizer.json, or a tokenizer of
-            ``transformers`` or ``tokenizers``; None for the model's own.
-        dtype: of weights, and of KV unless ``kv_cache_dtype`` is another; "auto" is the
-            checkpoint's on a GPU and float32 on a CPU.
-        seed: of requests that bring no seed of their own (and of dummy weights).
-        max_model_len: most tokens of prompt and output together; None for the model's.
-        gpu_memory_utilization: share of the device's memory to use.
-        enable_relay_attention: "on" reads every shared beginning once, "off" never, "auto" where
-            it pays; the answers are the same.
-        sys_prompt: system prompt put before every *text* prompt; its KV is computed once and kept.
-            Prompts of token ids and chat messages are complete as they are and stay untouched.
-        sys_schema: template with ``{__SYS_PROMPT}`` and, after it, ``{__USR_PROMPT}``.
-        options: any other field of the settings in `rjax.config`.
+        {options}
 
     Raises:
         InvalidConfigError: an unknown option or a value out of range.
@@ -130,21 +73,22 @@ class LLM(OneCaller):
         )
         from rjax.engine_builder import build_engine  # brings in JAX: only once it is needed
 
-        self._start(build_engine(config), config.relay, owns_engine=True)
+        engine = build_engine(config)
+        self._start(engine, config.relay, owned=engine)
 
     @classmethod
     def from_engine(cls, engine: Engine, relay: RelaySettings | None = None) -> "LLM":
-        """An LLM over an engine that exists already; nothing else may step it meanwhile, and
-        closing the LLM leaves it open."""
+        """An LLM that uses an existing engine. Nothing else may step the engine meanwhile; closing
+        the LLM does not close the engine."""
         llm = cls.__new__(cls)
-        llm._start(engine, relay or RelaySettings(), owns_engine=False)
+        llm._start(engine, relay or RelaySettings(), owned=None)
         return llm
 
-    def _start(self, engine: Engine, relay: RelaySettings, *, owns_engine: bool) -> None:
+    def _start(self, engine: Engine, relay: RelaySettings, *, owned: Closable | None) -> None:
         OneCaller.__init__(self)
         self.engine = engine
-        self._owns_engine = owns_engine
-        self._prefixes = Prefixes(engine, relay.sys_schema)
+        self._owned = owned
+        self._prompts = PrefixedPrompts(engine, relay.sys_schema)
         self._runner = RequestRunner(engine)
         if relay.sys_prompt is not None:
             self.fill_prefix_kv_cache(relay.sys_prompt)
@@ -154,8 +98,8 @@ class LLM(OneCaller):
 
     def _free(self) -> None:
         self._runner.close()
-        if self._owns_engine:
-            self._named_engine.close()
+        if self._owned is not None:
+            self._owned.close()
 
     @one_at_a_time
     def generate(
@@ -177,19 +121,20 @@ class LLM(OneCaller):
             sampling_params: for all, or a list with one for each; None takes the model's defaults.
             use_tqdm: show a progress bar; a callable is used in tqdm's place.
             priority: one per prompt; lower runs earlier.
-            prefix: name of a beginning (`add_prefix`) to put before every prompt, in place of a
+            prefix: name of a prefix (`add_prefix`) to put in front of every prompt, instead of a
                 configured system prompt.
             cache_salt: KV is shared only with requests of the same salt, up to 128 characters.
-            timeout: seconds after which what is not finished ends with ``finish_reason`` "abort".
-                A request with ``best_of`` is aborted as a whole: each of its outputs says so.
+            timeout: seconds after which unfinished requests end with ``finish_reason`` "abort". A
+                request with ``best_of`` is aborted as a whole, with all of its outputs.
 
         Returns:
-            One output per prompt, in their order. A prompt of several that cannot be served has
-            its reason in ``.error`` and no ``outputs``; it harms no other.
+            One output per prompt, in the order of the prompts. If one of several prompts cannot be
+            served, its output has the reason in ``.error`` and no ``outputs``; the others are not
+            affected.
 
         Raises:
-            InvalidRequestError: the only prompt cannot be served, or the arguments do not fit
-                each other.
+            InvalidRequestError: the only prompt cannot be served, or the arguments contradict each
+                other.
         """
         whole = RequestOutputKind.FINAL_ONLY
         requests = self._requests(
@@ -208,22 +153,22 @@ class LLM(OneCaller):
         cache_salt: str | None = None,
         timeout: float | None = None,
     ) -> OutputStream:
-        """Complete each prompt and give out the tokens as they come::
+        """Complete each prompt and yield the tokens as they are generated::
 
             for output in llm.stream("Why is the sky blue?", SamplingParams(max_tokens=64)):
                 print(output.outputs[0].text, end="", flush=True)
 
-        Arguments are as in `generate`. A prompt of several that cannot be served has one output,
-        with the reason in ``.error``.
+        Arguments are as in `generate`. If one of several prompts cannot be served, it has one
+        output, with the reason in ``.error``.
 
         Returns:
             An iterator of increments (``RequestOutputKind.DELTA``), in the order in which they are
-            ready; ``prompt_index`` names the prompt of each. Leaving the loop aborts what still
-            runs; see `OutputStream`, also for threads.
+            ready; ``prompt_index`` is the index of the prompt. Leaving the loop aborts the requests
+            that still run; see `OutputStream`, also for threads.
 
         Raises:
-            InvalidRequestError: as `generate`; or ``output_kind`` is FINAL_ONLY, or ``best_of``
-                chooses at the end.
+            InvalidRequestError: as `generate`; also if ``output_kind`` is FINAL_ONLY, or if
+                ``best_of`` is above ``n``.
         """
         news = RequestOutputKind.DELTA
         requests = self._requests(
@@ -245,21 +190,21 @@ class LLM(OneCaller):
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer each conversation, laid out by the tokenizer's chat template.
+        """Answer each conversation, formatted by the tokenizer's chat template.
 
         Args:
             messages: one conversation, a list of ``{"role": ..., "content": ...}``, or a list of
                 conversations.
-            chat_template: Jinja source in place of the tokenizer's; trust it as you trust code.
-            add_generation_prompt: end with the opening of the assistant's answer.
-            continue_final_message: leave the last message open, to be continued.
-            tools: JSON descriptions of functions, for templates that show them.
+            chat_template: Jinja source that replaces the tokenizer's template; trust it like code.
+            add_generation_prompt: end the prompt with the start of the assistant's message.
+            continue_final_message: leave the last message open, so that the model continues it.
+            tools: JSON descriptions of functions, for templates that use them.
             chat_template_kwargs: more variables for the template.
 
-        The rest, the order of outputs and the errors are as in `generate`.
+        The other arguments, the order of the outputs and the errors are as in `generate`.
         """
         found = encode_conversations(
-            self._prefixes.tokenizer,
+            self._prompts.tokenizer,
             messages,
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
@@ -279,9 +224,9 @@ class LLM(OneCaller):
         priority: Sequence[int] | None = None,
         **template: Any,
     ) -> OutputStream:
-        """`chat` as `stream` does it; ``template`` are the arguments of `chat` from
+        """`chat` as a stream, see `stream`; ``template`` takes the arguments of `chat` from
         ``chat_template`` on."""
-        found = encode_conversations(self._prefixes.tokenizer, messages, **template)
+        found = encode_conversations(self._prompts.tokenizer, messages, **template)
         every = self._params(sampling_params, len(found), RequestOutputKind.DELTA)
         requests = new_requests(found, every, priority)
         return OutputStream(self, self._runner, self._runner.open_stream(requests))
@@ -290,28 +235,29 @@ class LLM(OneCaller):
     def score(
         self, prompts: Any, continuations: Any, *, use_tqdm: bool | Callable[..., Any] = True
     ) -> list[ScoreOutput]:
-        """The log-likelihood of each continuation after its prompt. Prompts that begin alike are
-        computed once, so that the choices of one question cost little more than one.
+        """The log-likelihood of each continuation of its prompt. A prefix that several prompts
+        share is computed once, so that several choices for one question cost little more than one.
 
         Args:
             prompts: one prompt for all continuations, or one for each; forms as in `generate`. An
-                empty text stands for the model's beginning token alone.
-            continuations: texts after texts, token ids after token ids. Prompt and continuation are
-                tokenised as one text; a token that lies across their seam counts as continuation.
+                empty text is the model's BOS token alone.
+            continuations: texts for prompts of text, token ids for prompts of token ids. Prompt and
+                continuation are tokenised as one text; a token that spans both belongs to the
+                continuation.
             use_tqdm: as in `generate`.
 
         Returns:
-            One `ScoreOutput` a continuation, in their order.
+            One `ScoreOutput` per continuation, in the order of the continuations.
 
         Raises:
-            InvalidRequestError: a pair cannot be scored; nothing is returned then.
+            InvalidRequestError: one of the pairs cannot be scored.
         """
-        requests = score_requests(prompts, continuations, self._prefixes)
+        requests = score_requests(prompts, continuations, self._prompts)
         outputs = self._runner.run(requests, use_tqdm)
         return [score_of(*pair) for pair in zip(requests, outputs, strict=True)]
 
     def embed(self, *given: Any, **options: Any) -> Never:
-        """Refused: no supported family pools.
+        """Not supported: no supported model family pools.
 
         Raises:
             InvalidRequestError: always.
@@ -319,7 +265,7 @@ class LLM(OneCaller):
         refuse_pooling("LLM.embed")
 
     def encode(self, *given: Any, **options: Any) -> Never:
-        """Refused: no supported family pools.
+        """Not supported: no supported model family pools.
 
         Raises:
             InvalidRequestError: always.
@@ -328,91 +274,93 @@ class LLM(OneCaller):
 
     @one_at_a_time
     def fill_prefix_kv_cache(self, shared_prefix: str | Sequence[int] | None) -> None:
-        """Replace the shared prefix; nothing is compiled anew.
+        """Replace the shared prefix; nothing is recompiled.
 
         Args:
-            shared_prefix: a text becomes the system prompt of all later text prompts, laid out by
-                ``sys_schema``. Token ids are only computed and kept, for prompts of token ids that
-                begin with them. None ends the use of a system prompt.
+            shared_prefix: a text becomes the system prompt of all later text prompts, formatted by
+                ``sys_schema``. For token ids the KV is computed and pinned; prompts of token ids
+                that start with them are served from it. None removes the system prompt.
         """
-        self._prefixes.fill(shared_prefix)
+        self._prompts.fill(shared_prefix)
 
     @one_at_a_time
     def add_prefix(
         self, name: str, prefix: str | Sequence[int], *, cache_salt: str | None = None
     ) -> None:
-        """Compute the KV of a beginning and keep it under a name; any number live at once.
+        """Compute the KV of a prefix and pin it under a name; any number of prefixes can exist.
 
         Args:
-            name: for ``generate(..., prefix=name)``; a name in use gets the new beginning. Prompts
-                that begin with the same tokens are served from it without naming it.
-            prefix: a text, laid out before the prompt's by ``sys_schema`` and tokenised with it as
-                one; or token ids, which are put in front of the prompt's.
-            cache_salt: only requests with the same salt find it.
+            name: for ``generate(..., prefix=name)``; a name in use gets the new prefix. Prompts
+                that start with the same tokens are served from it without naming it.
+            prefix: a text, which ``sys_schema`` puts in front of the prompt's text and which is
+                tokenised together with it; or token ids, which are put in front of the prompt's.
+            cache_salt: only requests with the same salt are served from it.
 
         Raises:
             InvalidRequestError, InvalidConfigError, OutOfMemoryError: as the engine's `add_prefix`.
         """
-        self._prefixes.add(name, prefix, cache_salt)
+        self._prompts.add(name, prefix, cache_salt)
 
     @one_at_a_time
     def drop_prefix(self, name: str) -> None:
-        """Let go of a named beginning.
+        """Unpin a named prefix.
 
         Raises:
-            InvalidRequestError: there is none of this name.
+            InvalidRequestError: there is no prefix of this name.
         """
-        self._prefixes.drop(name)
+        self._prompts.drop(name)
 
     @one_at_a_time
     def prefixes(self) -> list[str]:
-        """Names of the beginnings that are kept."""
-        return self._prefixes.names()
+        """Names of the pinned prefixes."""
+        return self._prompts.names()
 
     @one_at_a_time
     def save_prefix(self, name: str, path: str | pathlib.Path) -> None:
-        """Write a named beginning with its KV to a safetensors file, for `load_prefix` or the
-        setting ``prefix_files`` of a later start.
+        """Write a named prefix with its KV to a safetensors file, for `load_prefix` or the
+        option ``prefix_files`` of a later start.
 
         Raises:
-            InvalidRequestError: there is none of this name, or the file cannot be written.
+            InvalidRequestError: there is no prefix of this name, or the file cannot be written.
         """
-        self._named_engine.save_prefix(name, path)
+        self.engine.save_prefix(name, path)
 
     @one_at_a_time
     def load_prefix(
         self, path: str | pathlib.Path, name: str | None = None, *, cache_salt: str | None = None
     ) -> str:
-        """Keep a beginning that `save_prefix` wrote; nothing is computed.
+        """Pin a prefix that `save_prefix` wrote; nothing is computed.
 
         Args:
             path: of the file.
-            name: as in `add_prefix`; None for the one that it was saved under.
+            name: as in `add_prefix`; None for the name in the file.
             cache_salt: as in `add_prefix`.
 
         Returns:
-            Its name.
+            The name of the prefix.
 
         Raises:
-            InvalidConfigError: the file is of another model, dtype or page size, or is none.
+            InvalidConfigError: the file is no prefix, or belongs to another model, dtype or page
+                size.
             InvalidRequestError, OutOfMemoryError: as the engine's `add_prefix`.
         """
-        return self._prefixes.load(path, name, cache_salt)
+        return self._prompts.load(path, name, cache_salt)
 
     @one_at_a_time
     def beam_search(
         self, prompts: Any, params: BeamSearchParams | None = None
     ) -> list[RequestOutput]:
-        """The likeliest continuations of each prompt, best first, by beam search.
+        """The most likely continuations of each prompt, best first, by beam search.
 
         Args:
-            prompts: as in `generate`; a configured system prompt is put before texts.
-            params: of the search.
+            prompts: as in `generate`; a configured system prompt is put in front of texts.
+            params: parameters of the search.
 
         Raises:
-            InvalidRequestError: a prompt cannot be served, or the engine cannot search so.
+            InvalidRequestError: a prompt cannot be served, or the parameters exceed the engine's
+                limits.
         """
-        found = self._prefixes.encode(split_prompts(prompts))
+        found = self._prompts.encode(split_prompts(prompts))
         raise_first_refusal(found)
         rows = []
         for prompt in found:
@@ -426,34 +374,29 @@ class LLM(OneCaller):
         return outputs
 
     def get_tokenizer(self) -> Any:
-        """The tokenizer of ``transformers``, with ``encode``, ``decode``, ``apply_chat_template``
-        and the rest; the very object that the LLM was given, where it was given one.
+        """The ``transformers`` tokenizer. If the LLM was given a tokenizer object, it is that
+        object.
 
         Raises:
             InvalidRequestError: the engine serves token ids only.
         """
         self._check_open()
-        return self._prefixes.tokenizer.hf
+        return self._prompts.tokenizer.hf
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The checkpoint's own defaults, or `SamplingParams()` where it has none."""
+        """The checkpoint's own defaults, or `SamplingParams()` if it has none."""
         self._check_open()
         return default_sampling_params(self.engine.tokenizer)
 
     @one_at_a_time
     def reset_prefix_cache(self) -> None:
-        """Forget the KV of former prompts; a configured system prompt stays."""
+        """Evict the KV of finished requests; pinned prefixes stay."""
         self.engine.reset_prefix_cache()
 
     @one_at_a_time
     def stats(self) -> Any:
         """The engine's counters and memory figures."""
         return self.engine.stats()
-
-    @property
-    def _named_engine(self) -> Any:
-        """The engine as one with named prefixes, which not every `Engine` need have."""
-        return self.engine
 
     def _params(self, given: Any, count: int, kind: RequestOutputKind) -> list[SamplingParams]:
         return params_of_each(given, count, self.get_default_sampling_params, kind)
@@ -468,8 +411,8 @@ class LLM(OneCaller):
         cache_salt: str | None,
         timeout: float | None,
     ) -> list[NewRequest]:
-        found = self._prefixes.encode(split_prompts(prompts), prefix)
+        found = self._prompts.encode(split_prompts(prompts), prefix)
         if prefix is not None and cache_salt is None:
-            cache_salt = self._prefixes.salt(prefix)
+            cache_salt = self._prompts.salt(prefix)
         every = self._params(sampling_params, len(found), kind)
         return new_requests(found, every, priority, cache_salt=cache_salt, timeout=timeout)

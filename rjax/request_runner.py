@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rjax.collection import existing_objects_skipped
+from rjax.engine.protocol import Engine
 from rjax.errors import InvalidRequestError, without_frames
 from rjax.output_queue import merge_delta
 from rjax.outputs import RequestOutput
@@ -73,10 +74,10 @@ class RequestRunner:
     Whoever steps the engine, outputs of open streams go into their inboxes.
 
     Args:
-        engine: a `rjax.llm.Engine`.
+        engine: where the requests run.
     """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._ids = itertools.count()
         self._inboxes: dict[str, StreamInbox] = {}

@@ -5,7 +5,7 @@ from typing import Any, Never
 
 from rjax.errors import InvalidRequestError
 from rjax.outputs import RequestOutput
-from rjax.prefixes import Prefixes
+from rjax.prefixed_prompts import PrefixedPrompts
 from rjax.prompts import Prompt, parse_prompt, split_prompts
 from rjax.request_runner import NewRequest
 from rjax.sampling import SamplingParams
@@ -33,7 +33,7 @@ class ScoreOutput:
     num_cached_tokens: int
 
 
-def score_requests(prompts: Any, continuations: Any, prefixes: Prefixes) -> list[NewRequest]:
+def score_requests(prompts: Any, continuations: Any, prefixed: PrefixedPrompts) -> list[NewRequest]:
     """A request for each pair, see `LLM.score`; it is to be read by `score_of`.
 
     Raises:
@@ -49,7 +49,7 @@ def score_requests(prompts: Any, continuations: Any, prefixes: Prefixes) -> list
         )
     pairs = [_pair(i, *pair) for i, pair in enumerate(zip(contexts, ends, strict=True))]
     texts = [(a.text, a.text + b.text) for a, b in pairs if a.text is not None and b.text]
-    rows = iter(prefixes.encode_texts([text for pair in texts for text in pair]) if texts else ())
+    rows = iter(prefixed.encode_texts([text for pair in texts for text in pair]) if texts else ())
     requests = []
     for i, (context, end) in enumerate(pairs):
         if context.text is not None:

@@ -18,7 +18,7 @@ from bench.kernels.kept import Kept
 from bench.kernels.run_case import distinct_layers, run_case
 from bench.kernels.run_table import reason
 from bench.kernels.table import small_cases, table_cases
-from bench.tables import markdown
+from bench.text_tables import markdown
 
 COLUMNS = {
     "case": "case",

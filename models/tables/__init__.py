@@ -1,10 +1,4 @@
-"""The bundled model: a small Llama that answers questions about a Markdown table of people.
+"""The bundled model: the checkpoint of a small Llama, and a demo that it can answer.
 
-Everything that makes it is here: the generator of tables and questions, its tokenizer, the
-training script and the finished checkpoint. See README.md in this folder.
+Its training, its tokenizer and its data generator are in ``bench/tables``.
 """
-
-from models.tables.questions import Question, random_questions
-from models.tables.table import Table, random_table, system_prompt
-
-__all__ = ["Question", "Table", "random_questions", "random_table", "system_prompt"]

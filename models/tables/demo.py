@@ -1,47 +1,28 @@
-"""The table and questions that the command shows when it is given none."""
+"""A table and questions about it, for commands that are given no prompt."""
 
 import functools
-import random
+import json
+from pathlib import Path
+from typing import Any
 
-from models.tables import fields
-from models.tables.questions import Question, random_question
-from models.tables.table import Table, random_table, system_prompt
-
-_SEED = 7
-_QUESTIONS_SEED = 14
-_ROWS = 24
-_LONGEST = 8  # pieces of an answer
-
-
-@functools.cache
-def demo_table() -> Table:
-    """The bundled table: 24 people whose names training never saw, columns in the usual order."""
-    drawn = random_table(random.Random(_SEED), _ROWS, which="real", all_columns=1.0, extra=0.0)
-    order = [drawn.columns.index(column) for column in fields.COLUMNS]
-    return Table(fields.COLUMNS, tuple(tuple(row[at] for at in order) for row in drawn.rows))
+DEMO_FILE: Path = Path(__file__).parent / "demo.json"
+"""Written by ``python -m bench.tables.make_demo``."""
 
 
 def demo_system_prompt() -> str:
-    """The system message with the bundled table."""
-    return system_prompt(demo_table())
+    """A system message with a table of 24 people."""
+    return _demo()["system_prompt"]
 
 
 def demo_questions() -> list[tuple[str, str]]:
-    """16 questions about the bundled table and their answers: 10 cells, and others.
+    """16 questions about the table, each with the model's answer.
 
-    The model answers all of these rightly, so that another answer points to the installation.
-    Counts are of few people: the model is less sure of many.
+    The bundled model answers all of them correctly, so that a wrong answer points to the
+    installation.
     """
-    rng = random.Random(_QUESTIONS_SEED)
-    kinds = {"cell": 10, "row": 1, "count": 3, "comparison": 2}
-    questions = [question for kind, count in kinds.items() for question in _drawn(rng, count, kind)]
-    return [(question.text, question.answer) for question in questions]
+    return [(question, answer) for question, answer in _demo()["questions"]]
 
 
-def _drawn(rng: random.Random, count: int, kind: str) -> list[Question]:
-    found: dict[str, Question] = {}
-    while len(found) < count:
-        question = random_question(rng, demo_table(), kind)
-        if question is not None and len(question.pieces) <= _LONGEST:
-            found.setdefault(question.text, question)
-    return list(found.values())
+@functools.cache
+def _demo() -> dict[str, Any]:
+    return json.loads(DEMO_FILE.read_text(encoding="utf-8"))

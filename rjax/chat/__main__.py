@@ -15,10 +15,11 @@ from typing import NoReturn
 from rjax.chat.answers import Answerer, LocalAnswerer, RemoteAnswerer
 from rjax.chat.session import Session
 from rjax.cli.arguments import (
-    ENGINE_KEYS,
+    ENGINE_FLAGS,
     add_engine_arguments,
     add_sampling_arguments,
-    engine_options,
+    flag_of,
+    given_engine_options,
     sampling_options,
 )
 from rjax.cli.bundled import BUNDLED_NAME
@@ -144,17 +145,18 @@ def _system(arguments: argparse.Namespace) -> str | None:
 
 def _answerer(arguments: argparse.Namespace, sampling: dict, *, stoppable: bool) -> Answerer:
     if arguments.url is not None:
-        given = [key for key in ENGINE_KEYS if key in arguments and key not in ("model", "seed")]
+        given = [key for key in ENGINE_FLAGS if key in arguments and key not in ("model", "seed")]
         if given:
-            name = given[0].replace("_", "-")
-            raise InvalidConfigError(f"--{name} is the server's business; leave it out with --url")
+            raise InvalidConfigError(
+                f"{flag_of(given[0])} is an option of the server; leave it out with --url"
+            )
         key = None
         if arguments.api_key_file is not None:
             key = read_text(arguments.api_key_file, "--api-key-file").strip()
         return RemoteAnswerer(arguments.url, vars(arguments).get("model"), key, sampling)
     if arguments.api_key_file is not None:
         raise InvalidConfigError("--api-key-file goes with --url")
-    options = engine_options(arguments)
+    options = given_engine_options(arguments)
     if "chat_template" in arguments:
         options["chat_template"] = read_text(arguments.chat_template, "--chat-template")
     from rjax.config import EngineConfig

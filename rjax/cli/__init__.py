@@ -1,1 +1,1 @@
-"""Parts of the commands: arguments, prompts from files, reports, and how errors end a command."""
+"""Shared parts of the commands: arguments, prompts, reports and errors."""

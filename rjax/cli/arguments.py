@@ -1,109 +1,113 @@
-"""Command-line flags for the engine and for sampling, under their names in Python."""
+"""Command-line flags for the engine and for sampling, under their names in Python.
+
+The help texts of the engine's options are their documentation in `rjax.config`.
+"""
 
 import argparse
 import json
+import re
+import types
+import typing
+from collections.abc import Mapping
 from typing import Any
 
+from rjax.config import GROUPS
 from rjax.errors import InvalidRequestError
+from rjax.option_docs import engine_option_docs, engine_options
+
+PYTHON_ONLY = (
+    "hf_token",  # other users of the machine can read a command line; log in with the hub's client
+    "skip_tokenizer_init",  # the commands need a tokenizer
+    "prefix_files",  # the server has --prefix-file
+    "sys_prompt",  # rjax.generate has --system-prompt, rjax.chat --system
+    "sys_schema",
+    "sys_prompt_file",
+    "sys_schema_file",
+    "use_tqdm",  # rjax.generate has --no-progress
+)
+"""Options of the engine without a flag."""
+
+ENGINE_FLAGS = tuple(name for name in engine_options() if name not in PYTHON_ONLY)
+"""Options of the engine that have a flag."""
+
+_FLAGS = {"enable_relay_attention": "--relay"}  # where the flag is not the option's name
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "tokenizer": {"metavar": "NAME", "type": str},
+    "chat_template": {"metavar": "FILE"},
+    "swap_space": {"metavar": "SIZE", "type": str},
+    "compilation_cache_dir": {"metavar": "FOLDER"},
+}
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the model and the engine; one that is not given keeps the engine's default."""
+def add_engine_arguments(
+    parser: argparse.ArgumentParser, defaults: Mapping[str, Any] | None = None
+) -> None:
+    """Add a flag for every option of the engine except `PYTHON_ONLY`.
+
+    A flag that is not given leaves no attribute, so that the engine's default holds, except for
+    ``defaults``, which are the command's own.
+    """
+    own = defaults or {}
+    texts = engine_option_docs()
     model = parser.add_argument_group("model")
-    _option(model, "--model", help="Hugging Face folder or hub id (default: the bundled model)")
-    _option(model, "--tokenizer", help="folder or hub id of the tokenizer, where it is another")
-    _option(model, "--revision", help="branch, tag or commit on the hub")
-    _option(
-        model,
-        "--dtype",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        help="of weights, and of KV unless --kv-cache-dtype is another (default: auto)",
+    engine = parser.add_argument_group(
+        "engine", f"rjax.LLM also takes these options: {', '.join(PYTHON_ONLY)}"
     )
-    _option(
-        model,
-        "--load-format",
-        choices=("auto", "dummy"),
-        help="dummy draws random weights from config.json alone",
-    )
-    _option(model, "--max-model-len", type=int, help="most tokens of prompt and output together")
-    _option(model, "--chat-template", metavar="FILE", help="Jinja file that replaces the model's")
+    for name in ENGINE_FLAGS:
+        field = engine_options()[name]
+        of_model = name in GROUPS["model"].__dataclass_fields__
+        (model if of_model else engine).add_argument(
+            flag_of(name),
+            dest=name,
+            default=own.get(name, argparse.SUPPRESS),
+            help=_help(texts[name]) + _default_note(own.get(name, field.default)),
+            **{**_parsing(field.type), **_SETTINGS.get(name, {})},
+        )
 
-    engine = parser.add_argument_group("engine")
-    _option(
-        engine,
-        "--relay",
-        dest="enable_relay_attention",
-        choices=("auto", "on", "off"),
-        help="read shared beginnings once: always, never, or where it pays (default: auto); "
-        "the answers are the same",
-    )
-    _option(engine, "--backend", help="attention backend (default: the best for the device)")
-    _option(engine, "--max-num-seqs", type=int, help="sequences that generate at once")
-    _option(
-        engine,
-        "--max-num-prefill-ahead",
-        type=int,
-        help="further ones whose prompts are computed meanwhile (default: as many, on Hopper)",
-    )
-    _option(engine, "--max-num-batched-tokens", type=int, help="token budget of a step")
-    _option(
-        engine,
-        "--num-decode-steps",
-        type=int,
-        help="decode steps started at once; 8 spares small models the host (default: 1)",
-    )
-    _option(engine, "--num-pages", type=int, help="size of the KV pool (default: what fits)")
-    _option(
-        engine,
-        "--kv-cache-dtype",
-        choices=("auto", "fp8", "fp8_e4m3"),
-        help="fp8, the same as fp8_e4m3, keeps KV in one byte a number, with scales of 1: what is"
-        " beyond 448 is clipped (default: auto, the dtype of the weights)",
-    )
-    _option(engine, "--page-size", type=int, help="tokens a page: 8, 16, 32, 64, 128 or 256")
-    _option(
-        engine, "--gpu-memory-utilization", type=float, help="share of the device's memory to use"
-    )
-    _option(
-        engine,
-        "--enable-prefix-caching",
-        action=argparse.BooleanOptionalAction,
-        help="keep the KV of finished requests for prompts that begin alike (default: on)",
-    )
-    _option(
-        engine,
-        "--swap-space",
-        metavar="SIZE",
-        help="page-locked host memory for the KV of preempted sequences, in GiB or with a unit,"
-        " such as 512MiB; XLA gives out 64 GiB unless XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB is set"
-        " (default: 4)",
-    )
-    _option(
-        engine,
-        "--preemption",
-        choices=("auto", "swap", "recompute"),
-        help="what becomes of their KV (default: auto, whichever is quicker)",
-    )
-    _option(engine, "--max-logprobs", type=int, help="most alternatives --logprobs may ask for")
-    _option(engine, "--tensor-parallel-size", type=int, help="devices to spread the model over")
+
+def flag_of(name: str) -> str:
+    """The flag of an option."""
+    return _FLAGS.get(name, "--" + name.replace("_", "-"))
+
+
+def given_engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The engine options that were given, by their names in `rjax.config`."""
+    return {name: vars(arguments)[name] for name in ENGINE_FLAGS if name in arguments}
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `SamplingParams`; one that is not given keeps the model's default."""
+    """Add the flags of `SamplingParams`; one that is not given keeps the model's default.
+
+    ``--seed`` is one of the engine's flags, which come before.
+    """
     group = parser.add_argument_group("sampling", "defaults: the model's generation_config.json")
     _option(group, "-n", type=int, help="samples of each prompt")
-    _option(group, "--best-of", type=int, help="samples to choose the n likeliest from")
+    _option(
+        group,
+        "--best-of",
+        type=int,
+        help="samples to generate; the n with the highest log-probability are returned",
+    )
     _option(group, "--temperature", type=float, help="0 is greedy, up to 2")
-    _option(group, "--top-p", type=float, help="smallest set of tokens with this probability")
-    _option(group, "--top-k", type=int, help="the k likeliest tokens; 0 is off")
-    _option(group, "--min-p", type=float, help="least share of the likeliest token's probability")
+    _option(
+        group,
+        "--top-p",
+        type=float,
+        help="sample from the smallest set of tokens with this probability",
+    )
+    _option(group, "--top-k", type=int, help="sample from the k most likely tokens; 0 is off")
+    _option(
+        group,
+        "--min-p",
+        type=float,
+        help="minimum probability of a token, relative to the most likely one",
+    )
     _option(group, "--presence-penalty", type=float, help="-2 to 2")
     _option(group, "--frequency-penalty", type=float, help="-2 to 2")
     _option(group, "--repetition-penalty", type=float, help="1 is off")
-    _option(group, "--seed", type=int, help="same seed, same answers")
-    _option(group, "--max-tokens", type=int, help="most tokens to generate")
-    _option(group, "--min-tokens", type=int, help="no end before this many tokens")
-    _option(group, "--stop", action="append", metavar="TEXT", help="end at this text; repeatable")
+    _option(group, "--max-tokens", type=int, help="maximum tokens to generate")
+    _option(group, "--min-tokens", type=int, help="minimum tokens before an end or stop token")
+    _option(group, "--stop", action="append", metavar="TEXT", help="stop at this text; repeatable")
     _option(
         group,
         "--stop-token-id",
@@ -111,9 +115,9 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=int,
         metavar="ID",
-        help="end at this token; repeatable",
+        help="stop at this token; repeatable",
     )
-    _option(group, "--ignore-eos", action="store_true", help="go on after the end token")
+    _option(group, "--ignore-eos", action="store_true", help="do not stop at the end token")
     _option(
         group,
         "--include-stop-str-in-output",
@@ -124,7 +128,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         group,
         "--skip-special-tokens",
         action=argparse.BooleanOptionalAction,
-        help="leave special tokens out of the text",
+        help="remove special tokens from the text",
     )
     _option(
         group,
@@ -136,10 +140,12 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         group,
         "--detokenize",
         action=argparse.BooleanOptionalAction,
-        help="make text of the tokens",
+        help="convert output tokens to text",
     )
-    _option(group, "--logprobs", type=int, help="alternatives to report at each output token")
-    _option(group, "--prompt-logprobs", type=int, help="the same for the prompt's tokens")
+    _option(group, "--logprobs", type=int, help="alternatives to report for each output token")
+    _option(
+        group, "--prompt-logprobs", type=int, help="alternatives to report for each prompt token"
+    )
     _option(
         group,
         "--logit-bias",
@@ -170,35 +176,11 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         "--structured-outputs",
         type=_object,
         metavar="JSON",
-        help="what the text must match: one of json (a schema), regex, choice, grammar and "
+        help="constrain the text: one of json (a schema), regex, choice, grammar and "
         """json_object, such as '{"choice": ["yes", "no"]}'""",
     )
 
 
-ENGINE_KEYS = (
-    "model",
-    "tokenizer",
-    "revision",
-    "dtype",
-    "load_format",
-    "max_model_len",
-    "enable_relay_attention",
-    "backend",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "max_num_prefill_ahead",
-    "num_decode_steps",
-    "num_pages",
-    "kv_cache_dtype",
-    "page_size",
-    "gpu_memory_utilization",
-    "enable_prefix_caching",
-    "swap_space",
-    "preemption",
-    "max_logprobs",
-    "tensor_parallel_size",
-    "seed",
-)
 SAMPLING_KEYS = (
     "n",
     "best_of",
@@ -228,11 +210,6 @@ SAMPLING_KEYS = (
 )
 
 
-def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The engine options that were given, by their names in `rjax.config`."""
-    return {key: vars(arguments)[key] for key in ENGINE_KEYS if key in arguments}
-
-
 def sampling_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The sampling options that were given, by their names in `SamplingParams`.
 
@@ -246,6 +223,36 @@ def sampling_options(arguments: argparse.Namespace) -> dict[str, Any]:
         if len(found["logit_bias"]) != len(pairs):
             raise InvalidRequestError("--logit-bias names a token twice; give each one value")
     return found
+
+
+def _parsing(hint: Any) -> dict[str, Any]:
+    """How argparse reads a value of this type; the first member of a union decides."""
+    if isinstance(hint, typing.TypeAliasType):
+        return _parsing(hint.__value__)
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return _parsing(typing.get_args(hint)[0])
+    if typing.get_origin(hint) is typing.Literal:
+        return {"choices": typing.get_args(hint)}
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    return {"type": hint, **({"metavar": "N"} if hint in (int, float) else {})}
+
+
+def _help(text: str) -> str:
+    """An option's documentation with other options under the names of their flags."""
+
+    def named(match: re.Match[str]) -> str:
+        return flag_of(match[1]) if match[1] in ENGINE_FLAGS else match[1]
+
+    return re.sub("``(.*?)``", named, text).replace("%", "%%")
+
+
+def _default_note(default: object) -> str:
+    if default is None:  # the text says what None is
+        return ""
+    if isinstance(default, bool):
+        default = "on" if default else "off"
+    return f" (default: {default})"
 
 
 def _option(group: Any, *names: str, **settings: Any) -> None:

@@ -1,4 +1,4 @@
-"""How a command ends: at most one line on stderr and an exit status, never a traceback."""
+"""Errors of a command: one line on stderr and an exit status instead of a traceback."""
 
 import argparse
 import difflib
@@ -22,7 +22,7 @@ class OneLineParser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        """End with status 2; the usage is a ``--help`` away."""
+        """Exit with status 2 and one line that points to ``--help``."""
         near = self._nearest(message.removeprefix("unrecognized arguments: ").split()[0])
         hint = f"did you mean {near}? " if "unrecognized arguments: -" in message and near else ""
         name = self.prog.split()[-1]
@@ -34,15 +34,15 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def run_command(name: str, command: Callable[[], int]) -> int:
-    """Run a command's body and turn what goes wrong into an exit status.
+    """Run a command's body and turn exceptions into an exit status.
 
-    Bad input, configurations, checkpoints, unreadable files and lack of memory end with status 2,
-    Ctrl-C with 130, a reader that went away with 141, each after at most one line. Anything else is
-    a defect of rjax and keeps its traceback.
+    Bad input, configurations and checkpoints, unreadable files and lack of memory give status 2,
+    Ctrl-C gives 130, a closed pipe gives 141, each with at most one line on stderr. Any other
+    exception is a bug in rjax and keeps its traceback.
     """
     _quiet_libraries()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # whatever the terminal's encoding
+        sys.stdout.reconfigure(errors="backslashreplace")  # for any encoding of the terminal
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning(name)
         try:
@@ -50,7 +50,7 @@ def run_command(name: str, command: Callable[[], int]) -> int:
             sys.stdout.flush()
             return status
         except BrokenPipeError:
-            # Nobody reads any more, so the interpreter's last flush must not fail either.
+            # The interpreter flushes stdout once more at exit, which must not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return BROKEN_PIPE
         except KeyboardInterrupt:
@@ -69,7 +69,7 @@ def run_command(name: str, command: Callable[[], int]) -> int:
 
 
 def report_error(name: str, error: object) -> None:
-    """Say on stderr, in one line, what was wrong with one request among others."""
+    """Print the error of one request among several to stderr, in one line."""
     _say(name, f"error: {one_line(error)}")
 
 
@@ -85,7 +85,7 @@ def _show_warning(name: str) -> Callable[..., None]:
 
 
 def _quiet_libraries() -> None:
-    """Keep remarks about missing GPUs and PyTorch out of a command's output."""
+    """Suppress the libraries' notes about missing GPUs and PyTorch."""
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
     logging.getLogger("transformers").addFilter(
         lambda record: not record.getMessage().startswith("PyTorch was not found")

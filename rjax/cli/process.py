@@ -1,6 +1,6 @@
-"""A command as a process: Ctrl-C ends it soon and with status 130, whatever it is doing.
+"""A command as a process: Ctrl-C ends it within a second, with status 130.
 
-Imports little, so that it watches from the beginning.
+Imports little, so that it handles Ctrl-C during the imports of the command.
 """
 
 import contextlib
@@ -13,20 +13,19 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 INTERRUPTED = 130
-_PATIENCE = 1.0  # seconds for the main thread to end by itself
+_PATIENCE = 1.0  # seconds that the main thread has to end by itself
 
 
 def run_process(name: str, main: Callable[[], int]) -> NoReturn:
-    """Run a command as the whole process, and end it with the status that ``main`` returns.
+    """Run a command as the whole process, and exit with the status that ``main`` returns.
 
-    Ctrl-C raises KeyboardInterrupt as always. Where that does not end the process soon, since the
-    main thread is in a compiler, or does not end it at all, since a library made another error of
-    it, the process ends nevertheless: at once, with status 130. So it does where compilers run on
-    other threads, for which the interpreter would wait or which would break off its end. A command
-    that handles SIGINT itself is left alone.
+    Ctrl-C raises KeyboardInterrupt as usual. If the process does not end within a second (the main
+    thread is in a compiler, a library turned the exception into another one, or the interpreter
+    waits for compiler threads), it exits at once with status 130. A command that handles SIGINT
+    itself is not affected.
 
     Args:
-        name: of the command, for its last line.
+        name: name of the command, for its last line.
         main: returns the exit status.
     """
     with _interrupts_watched(name) as interrupted:
@@ -44,13 +43,13 @@ def run_process(name: str, main: Callable[[], int]) -> NoReturn:
 
 
 def run_module(name: str, module: str) -> NoReturn:
-    """`run_process` with the ``main`` of a module that is yet to be imported."""
+    """`run_process` with the ``main`` of a module that is imported first."""
     run_process(name, lambda: importlib.import_module(module).main())
 
 
 @contextlib.contextmanager
 def _interrupts_watched(name: str) -> Iterator[threading.Event]:
-    """Set the event on Ctrl-C, and end the process if the block goes on after it for long."""
+    """Set the event on Ctrl-C, and exit if the block still runs a second later."""
     interrupted, left = threading.Event(), threading.Event()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -74,7 +73,7 @@ def _interrupts_watched(name: str) -> Iterator[threading.Event]:
 
 
 def _end(name: str | None = None) -> NoReturn:
-    """End the process here and now, with what it has written."""
+    """Exit at once, after flushing the output."""
     if name is not None:
         with contextlib.suppress(OSError, ValueError):
             print(f"{name}: interrupted", file=sys.stderr)

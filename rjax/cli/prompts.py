@@ -1,4 +1,4 @@
-"""What a command generates from: prompts of the command line, of stdin and of files."""
+"""Prompts of a command: from its arguments, from stdin and from files."""
 
 import dataclasses
 import difflib
@@ -16,14 +16,14 @@ _RECORD_KEYS = ("prompt", "messages", *SAMPLING_KEYS)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Task:
-    """One prompt or conversation, with sampling values of its own.
+    """One prompt or conversation, with its own sampling values.
 
     Attributes:
         prompt: text; None for a conversation.
-        messages: of a conversation; None for a text.
-        sampling: values that win over the command line's.
-        source: where it comes from, for messages to the user, such as "questions.jsonl:3".
-        expected: the answer that is known to be right, or None.
+        messages: the conversation; None for a text.
+        sampling: sampling values; they override those of the command line.
+        source: name of the prompt in error messages, such as "questions.jsonl:3".
+        expected: the correct answer, or None if it is unknown.
     """
 
     prompt: str | None
@@ -34,7 +34,7 @@ class Task:
 
     @property
     def shown(self) -> str:
-        """The text to print for it."""
+        """The text to print as the question."""
         if self.prompt is not None:
             return self.prompt
         last = self.messages[-1] if self.messages else None
@@ -42,10 +42,10 @@ class Task:
 
 
 def read_text(path: str, what: str) -> str:
-    """A UTF-8 file's text.
+    """Read a UTF-8 file.
 
     Raises:
-        InvalidRequestError: it cannot be read, in one line.
+        InvalidRequestError: the file cannot be read; the message is one line.
     """
     try:
         return pathlib.Path(path).read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def read_text(path: str, what: str) -> str:
 
 
 def tasks_of_prompts(prompts: list[str]) -> list[Task]:
-    """Tasks of ``--prompt``; "-" stands for all of stdin, once.
+    """Tasks for the values of ``--prompt``; "-" reads all of stdin, once.
 
     Raises:
         InvalidRequestError: an empty prompt, stdin named twice or not UTF-8.
@@ -81,13 +81,13 @@ def tasks_of_prompts(prompts: list[str]) -> list[Task]:
 
 
 def tasks_of_file(path: str) -> list[Task]:
-    """Tasks of a file: JSON objects one a line, or plain texts one a line; blank lines are skipped.
+    """Tasks of a file with one JSON object per line, or one text per line; blank lines are skipped.
 
-    A file is JSONL when its name ends in .jsonl or .ndjson, or its first line begins with "{".
+    A file is JSONL if its name ends in .jsonl or .ndjson, or its first line starts with "{".
 
     Raises:
-        InvalidRequestError: the file cannot be read, has no prompt, or a line is wrong (named as
-            file:line).
+        InvalidRequestError: the file cannot be read, has no prompt, or has an invalid line (the
+            message names it as file:line).
     """
     lines = read_text(path, "--prompts-file").splitlines()
     filled = [(i, line) for i, line in enumerate(lines, start=1) if line.strip()]

@@ -1,4 +1,4 @@
-"""What a command prints: answers, then figures, for people or as JSON."""
+"""Output of a command: answers and figures, as text or as JSON."""
 
 import math
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from rjax.outputs import CompletionOutput, Logprob, RequestOutput
 def figures(
     outputs: Sequence[RequestOutput], stats: Any, seconds: float, prefix_seconds: float
 ) -> dict[str, Any]:
-    """Counts, speeds and memory of one run.
+    """Token counts, speed and memory of one run.
 
     Args:
-        outputs: of all requests.
-        stats: of the engine, an `EngineStats`.
-        seconds: the whole run took.
-        prefix_seconds: of those, spent on reading the shared beginning before the requests.
+        outputs: the outputs of all requests.
+        stats: the engine's `EngineStats`.
+        seconds: duration of the whole run.
+        prefix_seconds: part of it in which the shared prefix was computed before the requests.
     """
     read = sum(len(o.prompt_token_ids) for o in outputs if o.error is None)
     written = sum(len(c.token_ids) for o in outputs for c in o.outputs)
@@ -48,13 +48,13 @@ def figures(
 
 
 def figure_lines(found: dict[str, Any]) -> list[str]:
-    """The figures in words, one line each."""
+    """The figures as text, one line each."""
     shared = "shared and read once" if found["read_once"] else "stored once, read by each request"
     count = found["shared_prompt_tokens"]
     first, each = found["mean_time_to_first_token"], found["mean_time_per_output_token"]
     prefix = found["prefix_seconds"]
     note = (
-        f" ({_seconds(prefix)} of it for the shared beginning, compiling included)"
+        f" ({_seconds(prefix)} of it for the shared prefix, including compilation)"
         if prefix
         else ""
     )
@@ -71,7 +71,7 @@ def figure_lines(found: dict[str, Any]) -> list[str]:
 
 
 def answer_lines(task: Task, output: RequestOutput) -> list[str]:
-    """A question and its answer or answers."""
+    """The lines that show a question and its answers."""
     lines = [f"Q: {task.shown}"]
     if output.error is not None:
         return [*lines, f"E: {one_line(output.error)}"]
@@ -84,14 +84,14 @@ def answer_lines(task: Task, output: RequestOutput) -> list[str]:
 
 
 def as_expected(task: Task, output: RequestOutput) -> bool:
-    """Whether every answer is the one known to be right."""
+    """Whether every answer equals the expected one."""
     return bool(output.outputs) and all(
         answer.text.strip() == task.expected for answer in output.outputs
     )
 
 
 def result_record(task: Task, output: RequestOutput) -> dict[str, Any]:
-    """One request for JSON; numbers that JSON does not know become null."""
+    """A request and its outputs for JSON; infinite numbers and NaN become null."""
     found: dict[str, Any] = {
         "source": task.source,
         "prompt": task.shown,
@@ -153,7 +153,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _bytes(value: int) -> str:
-    """A size in the binary unit that suits it."""
+    """A size in GiB, MiB or KiB."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
         if value >= size:
             return f"{value / size:,.2f} {unit}"

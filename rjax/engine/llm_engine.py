@@ -1,8 +1,8 @@
 """The engine: requests in, outputs out, one step at a time."""
 
-import functools
 import itertools
 import logging
+import pathlib
 import time
 from collections import deque
 from collections.abc import Sequence as Tokens
@@ -11,34 +11,32 @@ from typing import no_type_check
 import numpy as np
 
 from rjax.batch.dispatched_step import DispatchedStep
-from rjax.batch.page_hash import PageHashes, salted_key
+from rjax.batch.page_hash import salted_key
 from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.batch.step_worker import StepWorker
 from rjax.batch.token_mask import TokenMask
-from rjax.engine.bad_words import bad_words_masks
+from rjax.closing import Closable
 from rjax.engine.block_manager import BlockManager, check_sequence_fits
 from rjax.engine.completion import StepLogprobs
 from rjax.engine.deadlines import Deadlines
 from rjax.engine.host_pool import HostPool
-from rjax.engine.kept_prefix import KeepAs, PendingPrefix, PendingPrefixes
+from rjax.engine.named_prefixes.named_prefix import KeepAs, NamedPrefix
+from rjax.engine.named_prefixes.named_prefixes import SHARED_PREFIX, NamedPrefixes
 from rjax.engine.parts import EngineParts
-from rjax.engine.pinned_prefixes import PinnedPrefixes
 from rjax.engine.preemption import PreemptionCost
-from rjax.engine.prefix_methods import SHARED_PREFIX, PrefixMethods
 from rjax.engine.request import Request, logprobs_at
 from rjax.engine.request_checks import RequestChecks
+from rjax.engine.request_masks import RequestMasks
 from rjax.engine.scheduler import Scheduler
 from rjax.engine.stats import EngineStats
-from rjax.errors import InvalidConfigError, InvalidRequestError
+from rjax.errors import InvalidRequestError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams, slot_row
-from rjax.structured.compiler import GrammarCompiler
 
 _log = logging.getLogger(__name__)
-_PREFIX_REQUEST = SHARED_PREFIX
 
 
-class LLMEngine(PrefixMethods):
+class LLMEngine(Closable):
     """Continuous batching over one model, for one thread.
 
     The next step is dispatched before the last one's tokens are read: a step's input tokens are
@@ -81,12 +79,17 @@ class LLMEngine(PrefixMethods):
             eos_token_ids=self._eos,
             has_tokenizer=self.tokenizer is not None,
         )
+        self._masks = RequestMasks(self.tokenizer, parts.vocab_size, self._eos)
         self._requests: dict[str, Request] = {}
         self._arrivals = itertools.count()
         self._in_flight: deque[DispatchedStep] = deque()
         self._pending_outputs: list[RequestOutput] = []
-        self._pinned = PinnedPrefixes(self._blocks, -(-self.max_model_len // self._page_size))
-        self._pending_prefixes = PendingPrefixes(self._pinned)
+        self._prefixes = NamedPrefixes(
+            self._blocks,
+            self._checks,
+            reserve=-(-self.max_model_len // self._page_size),
+            enabled=config.cache.enable_prefix_caching,
+        )
         self._budget = parts.limits.max_num_batched_tokens
         self._last_read: float | None = None
         self._deadlines = Deadlines(self._requests)
@@ -153,7 +156,7 @@ class LLMEngine(PrefixMethods):
 
         Raises:
             InvalidRequestError: the request cannot be served as it is; nothing is queued.
-            InvalidConfigError, OutOfMemoryError: the prompt cannot be kept; see ``add_prefix``.
+            InvalidConfigError, OutOfMemoryError: as `PrefixEngine.add_prefix`, for ``keep_as``.
         """
         self._check_open()
         if request_id in self._requests:
@@ -161,24 +164,17 @@ class LLMEngine(PrefixMethods):
         self._checks.priority(priority)
         deadline = None if timeout is None else time.monotonic() + self._checks.timeout(timeout)
         if prefix is not None:
-            named = self._pinned.get(prefix)
+            named = self._prefixes.pinned.get(prefix)
             prompt_token_ids = [*named.token_ids, *prompt_token_ids]
             cache_salt = named.cache_salt if cache_salt is None else cache_salt
         root = self._salted_root(cache_salt)
         tokens = self._checks.prompt(prompt_token_ids)
         self._checks.params(params)
         self._checks.logprob_start(logprob_start_len, len(tokens))
-        pending = None if keep_as is None else self._check_prefix(keep_as, tokens, cache_salt)
-        if len(masks) not in (0, params.num_sequences):
-            raise InvalidRequestError(
-                f"{len(masks)} masks for {params.num_sequences} samples; give one a sample"
-            )
-        if params.bad_words:
-            if masks:
-                raise InvalidRequestError("bad_words and masks exclude one another; give one")
-            masks = bad_words_masks(params, self.tokenizer, self._vocab_size, self._eos)
-        if params.structured_outputs is not None and not masks:
-            masks = self.structured_masks(params)
+        pending = None
+        if keep_as is not None:
+            pending = self._prefixes.prepare(keep_as, tokens, cache_salt, root)
+        masks = self._masks.of_request(params, masks)
         max_tokens = self.max_model_len - len(tokens)
         if params.max_tokens is not None:
             max_tokens = min(params.max_tokens, max_tokens)
@@ -203,32 +199,16 @@ class LLMEngine(PrefixMethods):
             deadline=deadline,
             logprob_start_len=logprob_start_len,
         )
-        self._pending_prefixes.add(request_id, pending)
+        if pending is not None:
+            self._prefixes.pending.add(request_id, pending)
         self._deadlines.add(request)
         for sequence in request.sequences:
             self._scheduler.add(sequence)
 
     def structured_masks(self, params: SamplingParams) -> list[TokenMask]:
-        """The token masks of ``params.structured_outputs``, one for each sample; empty without.
-
-        Any thread may call this, so that ``add_request`` need not wait for a compile.
-
-        Raises:
-            InvalidRequestError: the constraint is not valid, or there is no tokenizer it needs.
-            InvalidConfigError: the package that makes masks is not installed.
-        """
-        wanted = params.structured_outputs
-        if wanted is None:
-            return []
-        return [*self._grammars.masks(wanted.constraint, params.num_sequences)]
-
-    @functools.cached_property
-    def _grammars(self) -> GrammarCompiler:
-        if self.tokenizer is None:
-            raise InvalidRequestError(
-                "structured_outputs needs a tokenizer, and this engine was made without one"
-            )
-        return GrammarCompiler(self.tokenizer, self._vocab_size)
+        """See `RequestMasks.structured`; any thread may call this, so that ``add_request`` need not
+        wait for a compile."""
+        return self._masks.structured(params)
 
     def has_unfinished_requests(self) -> bool:
         """Whether ``step`` has anything left to compute or to return."""
@@ -287,7 +267,7 @@ class LLMEngine(PrefixMethods):
         request = self._requests.pop(request_id, None)
         if request is None:
             return
-        self._pending_prefixes.forget(request_id)
+        self._prefixes.pending.discard(request_id)
         for sequence in request.sequences:
             if sequence.status is not SequenceStatus.FINISHED:
                 self._scheduler.finish(sequence)
@@ -305,45 +285,78 @@ class LLMEngine(PrefixMethods):
         self._blocks.forget_cached()
 
     def pinned_pages(self) -> list[int]:
-        """Pages of pinned prefixes, once for each prefix that holds them."""
-        return self._pinned.pages()
+        """Pages held by shared prefixes, once for each that holds them."""
+        return self._prefixes.pinned.pages()
 
     def stats(self) -> EngineStats:
         """A copy of the counters with the current memory figures."""
         self._check_open()
         self._count_memory()
         return self._stats.now(
-            self._scheduler, self._blocks, self._pinned.pages(), self._worker.pool.num_pages
+            self._scheduler, self._blocks, self.pinned_pages(), self._worker.pool.num_pages
+        )
+
+    def set_shared_prefix(self, token_ids: Tokens[int]) -> None:
+        """See `PrefixEngine.set_shared_prefix`."""
+        self._check_open()
+        if len(token_ids):
+            self._compute_prefix(KeepAs(SHARED_PREFIX), token_ids, None)
+        else:
+            self._prefixes.pinned.drop(SHARED_PREFIX, missing_ok=True)
+
+    @no_type_check
+    def add_prefix(
+        self,
+        name: str,
+        token_ids: Tokens[int],
+        *,
+        cache_salt: str | None = None,
+        text: str | None = None,
+    ) -> None:
+        """See `PrefixEngine.add_prefix`."""
+        self._check_open()
+        self._checks.prefix_name(name)
+        self._compute_prefix(KeepAs(name, text), token_ids, cache_salt)
+
+    def drop_prefix(self, name: str) -> None:
+        """See `PrefixEngine.drop_prefix`."""
+        self._check_open()
+        self._prefixes.pinned.drop(name)
+
+    def prefixes(self) -> list[NamedPrefix]:
+        """See `PrefixEngine.prefixes`."""
+        self._check_open()
+        return self._prefixes.listed()
+
+    def save_prefix(self, name: str, path: str | pathlib.Path) -> None:
+        """See `PrefixEngine.save_prefix`."""
+        self._check_open()
+        self._prefixes.save(name, path, self._worker)
+
+    def load_prefix(
+        self, path: str | pathlib.Path, name: str | None = None, *, cache_salt: str | None = None
+    ) -> NamedPrefix:
+        """See `PrefixEngine.load_prefix`."""
+        self._check_open()
+        return self._prefixes.load(
+            path, name, cache_salt, self._salted_root(cache_salt), self._worker
         )
 
     @no_type_check
-    def _check_prefix(
-        self, keep_as: KeepAs, token_ids: Tokens[int], salt: str | None
-    ) -> PendingPrefix:
-        if not self.config.cache.enable_prefix_caching:
-            raise InvalidConfigError("a shared prefix needs enable_prefix_caching=True")
-        if keep_as.name != SHARED_PREFIX:
-            self._checks.prefix_name(keep_as.name)
-        tokens = self._checks.prompt(token_ids)
-        hashes = PageHashes(self._salted_root(salt), self._page_size)
-        hashes.extend(tokens)
-        self._pinned.check_room(hashes, len(tokens), keep_as.name)
-        return PendingPrefix(keep_as.name, keep_as.text, tokens, hashes, salt)
-
-    @no_type_check
-    def _add_prefix(self, keep_as: KeepAs, token_ids: Tokens[int], salt: str | None = None) -> None:
+    def _compute_prefix(self, keep_as: KeepAs, tokens: Tokens[int], salt: str | None) -> None:
+        """Run steps until a request of these tokens has finished and its prompt is pinned."""
         greedy = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
-        self.add_request(_PREFIX_REQUEST, token_ids, greedy, cache_salt=salt, keep_as=keep_as)
+        self.add_request(SHARED_PREFIX, tokens, greedy, cache_salt=salt, keep_as=keep_as)
         outputs: list[RequestOutput] = []
         try:
-            while _PREFIX_REQUEST in self._requests:
+            while SHARED_PREFIX in self._requests:
                 outputs += self.step()
         finally:
-            self.abort_request(_PREFIX_REQUEST)
+            self.abort_request(SHARED_PREFIX)
             outputs += self._pending_outputs
-            self._pending_outputs = [o for o in outputs if o.request_id != _PREFIX_REQUEST]
+            self._pending_outputs = [o for o in outputs if o.request_id != SHARED_PREFIX]
         for output in outputs:
-            if output.request_id == _PREFIX_REQUEST and output.error is not None:
+            if output.request_id == SHARED_PREFIX and output.error is not None:
                 raise output.error
 
     @no_type_check
@@ -447,7 +460,7 @@ class LLMEngine(PrefixMethods):
         if sequence.mask is not None and not finished:
             sequence.mask.accept(token)
         if finished:
-            self._pending_prefixes.keep(request, sequence)
+            self._prefixes.pending.pin_computed(request, sequence)
             self._scheduler.finish(sequence)
         return finished
 
@@ -459,7 +472,7 @@ class LLMEngine(PrefixMethods):
                 self._scheduler.finish(sequence)
             if not completion.finished:
                 completion.finish_reason = "error"
-        self._pending_prefixes.forget(request.request_id)
+        self._prefixes.pending.discard(request.request_id)
 
     def _count_memory(self) -> None:
         unshared = sum([len(s.pages) for s in self._scheduler.running])

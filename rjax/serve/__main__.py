@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rjax.cli.arguments import add_engine_arguments, engine_options
+from rjax.cli.arguments import add_engine_arguments, given_engine_options
 from rjax.cli.bundled import BUNDLED_NAME
 from rjax.cli.errors import BAD_INPUT, OneLineParser, run_command
 from rjax.cli.prompts import read_text
@@ -39,7 +39,7 @@ examples:
   python -m rjax.serve --list-limits
       everything that is bounded; change a limit with --limit n=8
 
-Prompts that begin alike, such as a common system message, share that beginning by themselves.
+Requests with a common prefix, such as a system message, share its KV automatically.
 
 exit status: 0 stopped and drained, 1 the engine failed, 2 bad input, 130 interrupted before the
 port was open
@@ -121,13 +121,6 @@ def build_parser() -> argparse.ArgumentParser:
         "(default: such objects are closed)",
     )
     server.add_argument(
-        "--warmup",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="compile every step size before the port opens, so that no client waits for it; what "
-        "is compiled is kept for the next start (default: on)",
-    )
-    server.add_argument(
         "--drain-seconds",
         type=float,
         default=30.0,
@@ -148,7 +141,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     server.add_argument("--list-limits", action="store_true", help="print the limits and stop")
     server.add_argument("--access-log", action="store_true", help="log a line for each request")
-    add_engine_arguments(parser)
+    add_engine_arguments(parser, {"warmup": True})
     return parser
 
 
@@ -174,7 +167,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         raise InvalidConfigError(f"--port is {arguments.port}; give 0 to 65535")
     keys = _keys(arguments.api_key_file)
     http = _http_options(arguments)
-    options = engine_options(arguments)
+    options = given_engine_options(arguments)
     if "chat_template" in arguments:
         options["chat_template"] = read_text(arguments.chat_template, "--chat-template")
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
@@ -211,7 +204,7 @@ def _serve(arguments: argparse.Namespace) -> int:
                 "--api-key-file",
                 file=sys.stderr,
             )
-        engine = _engine({"warmup": arguments.warmup, **options})
+        engine = _engine(options)
         root = _name(options.get("model"))
         service = make_service(
             engine,

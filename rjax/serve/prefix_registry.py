@@ -13,7 +13,7 @@ from rjax.serve.errors import ApiError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class NamedPrefix:
+class RegisteredPrefix:
     """One registered prefix.
 
     Attributes:
@@ -47,19 +47,19 @@ class PrefixRegistry:
     """
 
     def __init__(self) -> None:
-        self._named: defaultdict[str, dict[str, NamedPrefix]] = defaultdict(dict)
+        self._named: defaultdict[str, dict[str, RegisteredPrefix]] = defaultdict(dict)
         self._pending: defaultdict[str, set[str]] = defaultdict(set)
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
-    def all(self, tenant: Tenant) -> list[NamedPrefix]:
+    def all(self, tenant: Tenant) -> list[RegisteredPrefix]:
         """The tenant's prefixes, in the order in which their names were registered."""
         return list(self._named[tenant.name].values())
 
-    def get(self, tenant: Tenant, name: str) -> NamedPrefix | None:
+    def get(self, tenant: Tenant, name: str) -> RegisteredPrefix | None:
         """The tenant's prefix of this name."""
         return self._named[tenant.name].get(name)
 
-    def put(self, tenant: Tenant, prefix: NamedPrefix) -> None:
+    def put(self, tenant: Tenant, prefix: RegisteredPrefix) -> None:
         """Give a prefix its name, in place of what the name meant before."""
         self._named[tenant.name][prefix.name] = prefix
 

@@ -1,4 +1,4 @@
-"""Named prefixes: beginnings that a client registers, pins and drops."""
+"""The routes under /v1/prefixes: named prefixes that a client registers, pins and drops."""
 
 import asyncio
 import dataclasses
@@ -6,15 +6,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rjax.engine.kept_prefix import KeepAs
-from rjax.engine.llm_engine import LLMEngine
+from rjax.engine.named_prefixes.named_prefix import KeepAs
+from rjax.engine.named_prefixes.protocol import PrefixEngine
 from rjax.errors import InvalidConfigError, OutOfMemoryError, OverloadedError
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.serve.answers import PrefixCard, PrefixList
 from rjax.serve.auth import Tenant
 from rjax.serve.errors import ApiError
 from rjax.serve.limits import ServeLimits
-from rjax.serve.prefix_registry import NamedPrefix
+from rjax.serve.prefix_registry import RegisteredPrefix
 from rjax.serve.prompts import encode, message_tokens
 from rjax.serve.requests import PrefixBody
 from rjax.serve.sampling import check_word
@@ -28,8 +28,8 @@ _ONE_TOKEN = SamplingParams(
 
 
 async def register(body: PrefixBody, tenant: Tenant, service: Service) -> PrefixCard:
-    """Compute the KV of a beginning and keep it under a name of this tenant's; a name in use gets
-    the new beginning."""
+    """Compute the KV of a prefix and keep it under a name of this tenant; a name in use gets the
+    new prefix."""
     limits = service.limits
     if not good_name(body.name, limits):
         raise ApiError(
@@ -41,29 +41,34 @@ async def register(body: PrefixBody, tenant: Tenant, service: Service) -> Prefix
     check_word("cache_salt", body.cache_salt, limits)
     tokens = await _tokens(body, tenant, service)
     salt = cache_salt(tenant, body.cache_salt)
-    found = NamedPrefix(body.name, tokens, salt, body.pin, int(time.time()))
+    found = RegisteredPrefix(body.name, tokens, salt, body.pin, int(time.time()))
     async with service.prefixes.lock(tenant, body.name):
         with service.prefixes.pending(tenant, body.name, limits.prefixes):
             await _hold(found, tenant, service)
     return found.card()
 
 
-def load(files: Mapping[str, str], engine: LLMEngine, service: Service) -> None:
-    """Keep the prefixes of these files, by name, for every tenant, before the service's
-    engine is started.
+def load(files: Mapping[str, str], engine: PrefixEngine, service: Service) -> None:
+    """Load prefix files for every tenant, before the service's engine is started.
 
-    Each tenant has its own copy, as of everything that is cached: see `rjax.serve.auth.Tenant`.
+    Each tenant has its own copy, like everything in the prefix cache: see
+    `rjax.serve.auth.Tenant`.
+
+    Args:
+        files: paths by prefix name.
+        engine: of the service.
+        service: gets the prefixes.
 
     Raises:
-        InvalidConfigError: a file that this model and its settings cannot use.
-        OutOfMemoryError: they are too many.
+        InvalidConfigError: a file does not fit this model and its settings.
+        OutOfMemoryError: the pool has no room for all of them.
     """
     for name, path in files.items():
         for tenant in service.keys.tenants:
             key, salt = engine_prefix_name(tenant, name), cache_salt(tenant, None)
             held = engine.load_prefix(path, key, cache_salt=salt)
             tokens = list(held.token_ids)
-            found = NamedPrefix(name, tokens, salt, True, service.created)
+            found = RegisteredPrefix(name, tokens, salt, True, service.created)
             service.prefixes.put(tenant, found)
 
 
@@ -79,7 +84,7 @@ def listing(tenant: Tenant, service: Service) -> PrefixList:
     return PrefixList(data=[p.card() for p in service.prefixes.all(tenant)])
 
 
-def find(name: str, tenant: Tenant, service: Service) -> NamedPrefix:
+def find(name: str, tenant: Tenant, service: Service) -> RegisteredPrefix:
     """One of the tenant's prefixes.
 
     Raises:
@@ -104,7 +109,7 @@ async def pin(name: str, pinned: bool, tenant: Tenant, service: Service) -> Pref
             await _hold(changed, tenant, service)
         else:
             service.prefixes.put(tenant, changed)
-            await _let_go(name, tenant, service)
+            await _unpin(name, tenant, service)
         return changed.card()
 
 
@@ -114,21 +119,21 @@ async def drop(name: str, tenant: Tenant, service: Service) -> PrefixCard:
         known = find(name, tenant, service)
         service.prefixes.remove(tenant, name)
         if known.pinned:
-            await _let_go(name, tenant, service)
+            await _unpin(name, tenant, service)
     return known.card()
 
 
-async def _hold(prefix: NamedPrefix, tenant: Tenant, service: Service) -> None:
+async def _hold(prefix: RegisteredPrefix, tenant: Tenant, service: Service) -> None:
     """Compute a prefix, as a request among others, and give it its name.
 
     Raises:
-        ApiError, InvalidRequestError, OverloadedError, EngineDeadError: the name means what it
-            meant before.
+        ApiError, InvalidRequestError, OverloadedError, EngineDeadError: the name refers to the
+            same prefix as before.
     """
     key = engine_prefix_name(tenant, prefix.name)
     replaced = service.prefixes.get(tenant, prefix.name)
 
-    def is_kept(engine: LLMEngine) -> bool:
+    def is_kept(engine: PrefixEngine) -> bool:
         wanted = key, tuple(prefix.token_ids), prefix.salt
         return wanted in [(p.name, p.token_ids, p.cache_salt) for p in engine.prefixes()]
 
@@ -141,10 +146,10 @@ async def _hold(prefix: NamedPrefix, tenant: Tenant, service: Service) -> None:
         raise
     service.prefixes.put(tenant, prefix)
     if not prefix.pinned and replaced is not None and replaced.pinned:
-        await _let_go(prefix.name, tenant, service)
+        await _unpin(prefix.name, tenant, service)
 
 
-async def _compute(prefix: NamedPrefix, key: str, service: Service) -> None:
+async def _compute(prefix: RegisteredPrefix, key: str, service: Service) -> None:
     """Have the engine compute a prefix and, where it is pinned, keep it under this key."""
     options: dict[str, Any] = {"timeout": service.limits.request_seconds}
     if prefix.salt is not None:
@@ -178,7 +183,7 @@ async def _compute(prefix: NamedPrefix, key: str, service: Service) -> None:
         raise ApiError(500, "the server failed on this request; its log says why")
 
 
-async def _let_go(name: str, tenant: Tenant, service: Service) -> None:
+async def _unpin(name: str, tenant: Tenant, service: Service) -> None:
     key = engine_prefix_name(tenant, name)
     await service.engine.call(lambda engine: engine.drop_prefix(key))
 

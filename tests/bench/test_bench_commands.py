@@ -21,7 +21,7 @@ from bench.longbench import __main__ as longbench
 from bench.model_shapes import SHAPES
 from bench.records import load
 from bench.step_floor import DecodeCase, floor_seconds, stages
-from bench.tables import markdown, text
+from bench.text_tables import markdown, text
 from bench.workload import from_file, synthetic
 from models import config_from_dict
 

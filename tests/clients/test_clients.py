@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from models import tables
-from models.tables.demo import demo_table
-from models.tables.table import Table, system_prompt
+from bench.tables.make_demo import demo_table
+from bench.tables.table import Table, system_prompt
+from models import BUNDLED_MODEL
 from rjax.config import EngineConfig
 from rjax.engine_builder import build_engine
 from tests.bundled import BUNDLED_SIZES
@@ -83,7 +83,7 @@ def asked(url: str) -> dict[str, str]:
     return {
         "url": url,
         "model": "tables",
-        "tokenizer": str(Path(tables.__file__).parent / "checkpoint"),
+        "tokenizer": str(BUNDLED_MODEL),
         "system": system_prompt(table),
         "country_question": f"Where does {name} live?",
         "country_answer": f"The country of {name} is {person['country']}.",

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from rjax.engine.completion import Completion
+from rjax.engine.protocol import Engine
 from rjax.engine.stats import EngineStats
 from rjax.errors import InvalidRequestError
 from rjax.outputs import RequestMetrics, RequestOutput
@@ -25,11 +26,14 @@ class Live:
     given: int = 0
 
 
-class FakeEngine:
+class FakeEngine(Engine):
     """One token for each live request a step; the last request finishes first where lengths allow.
 
     `answer` makes the text a prompt gets; the default repeats the prompt's last three tokens.
+    It keeps no named prefixes.
     """
+
+    tokenizer: Tokenizer | None = None
 
     def __init__(
         self,

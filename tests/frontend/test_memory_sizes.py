@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rjax import config, memory_sizes
-from rjax.cli.arguments import add_engine_arguments, engine_options
+from rjax.cli.arguments import add_engine_arguments, given_engine_options
 from rjax.config import CacheSettings, EngineConfig
 from rjax.errors import InvalidConfigError
 
@@ -61,7 +61,7 @@ def test_the_command_line_takes_the_same() -> None:
     parser = argparse.ArgumentParser()
     add_engine_arguments(parser)
     for text, size in (("2", 2 * GIB), ("512MiB", 2**29)):
-        options = engine_options(parser.parse_args(["--swap-space", text]))
+        options = given_engine_options(parser.parse_args(["--swap-space", text]))
         assert EngineConfig.from_options(options).cache.swap_bytes == size
 
 

@@ -48,47 +48,52 @@ def entry(**changes):
 
 
 @pytest.mark.parametrize(
-    ("header", "message"),
+    "header",
     [
-        (b"[1, 2]", "not a JSON object"),
-        (b"{", "not valid JSON"),
-        (b"\xff\xff", "not valid JSON"),
-        (b"[" * 100_000, "not valid JSON"),
-        (b'{"a": {"dtype": "F32", "shape": [' + b"9" * 5000 + b"]}}", "not valid JSON"),
-        (b'{"a": %s, "a": %s}' % ((json.dumps(F32).encode(),) * 2), "appears twice"),
-        ({"a": 3}, "type None"),
-        ({"a": None}, "type None"),
-        (entry(dtype="F33"), "type 'F33'"),
-        (entry(dtype=["F32"]), "type"),
-        (entry(shape=[-2]), "shape"),
-        (entry(shape=[2.0]), "shape"),
-        (entry(shape=[True, 2]), "shape"),
-        (entry(shape="2"), "shape"),
-        (entry(shape=[2**63]), "shape"),
-        (entry(shape=[1] * 99), "shape"),
-        (entry(shape=[3]), "8 bytes do not hold"),
-        (entry(shape=[2**40, 2**40]), "do not hold"),
-        (entry(data_offsets=[0]), "offsets"),
-        (entry(data_offsets=[8, 0]), "offsets"),
-        (entry(data_offsets=[-8, 0]), "offsets"),
-        (entry(data_offsets=[0, 2**64]), "offsets"),
-        (entry(data_offsets=[8, 16]), "leaves a gap"),
-        (entry(data_offsets=[0, 16], shape=[4]), "truncated"),
-        ({}, "followed by other data"),
-        ({"a": F32, "b": F32}, "overlaps"),
-        ({"a": F32, "b": F32 | {"shape": [1], "data_offsets": [4, 8]}}, "overlaps"),
+        b"[1, 2]",
+        b"{",
+        b"\xff\xff",
+        b"[" * 100_000,
+        b'{"__metadata__": ' + b"[" * 100_000,
+        b'{"a": {"dtype": "F32", "shape": [' + b"9" * 5000 + b"]}}",
+        b'{"a": %s, "a": %s}' % ((json.dumps(F32).encode(),) * 2),
+        {"a": 3},
+        {"a": None},
+        {"a": {}},
+        {"__metadata__": 3, "a": F32},
+        entry(dtype="F33"),
+        entry(dtype=["F32"]),
+        entry(shape=[-2]),
+        entry(shape=[2.0]),
+        entry(shape=[True, 2]),
+        entry(shape="2"),
+        entry(shape=[2**63]),
+        entry(shape=[2] * 99),
+        entry(shape=[3]),
+        entry(shape=[2**40, 2**40]),
+        entry(data_offsets=[0]),
+        entry(data_offsets=[8, 0]),
+        entry(data_offsets=[-8, 0]),
+        entry(data_offsets=[0, 2**64]),
+        entry(data_offsets=[8, 16]),
+        entry(data_offsets=[0, 16], shape=[4]),
+        {},
+        {"a": F32, "b": F32},
+        {"a": F32, "b": F32 | {"shape": [1], "data_offsets": [4, 8]}},
     ],
+    ids=lambda header: str(header)[:60],
 )
-def test_lies_are_refused(tmp_path, header, message):
-    with pytest.raises(CheckpointError, match=message) as caught:
+def test_lies_are_refused(tmp_path, header):
+    with pytest.raises(CheckpointError) as caught:
         read_header(file_of(tmp_path / "x.safetensors", header))
-    assert "x.safetensors is not a usable safetensors file" in str(caught.value)
+    assert "x.safetensors is not a usable safetensors file: " in str(caught.value)
     assert "download it again" in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize("length", [2**64 - 1, 2**63, 100_000_001, 10**6])
 def test_huge_header_length_costs_no_memory(tmp_path, length):
-    with pytest.raises(CheckpointError, match=f"claims {length} bytes"):
+    with pytest.raises(CheckpointError, match=r"header too large|invalid header length"):
         read_header(file_of(tmp_path / "x", {"a": F32}, length=length))
 
 

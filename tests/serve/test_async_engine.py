@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from rjax.async_engine import AsyncLLMEngine, QueueLimits
+from rjax.engine.protocol import Engine
 from rjax.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
 
 
-class CountingEngine:
+class CountingEngine(Engine):
     """Gives each request the tokens 0, 1, 2, ... one a step; prompts say what goes wrong."""
 
     tokenizer = None
@@ -54,12 +55,6 @@ class CountingEngine:
     def abort_request(self, request_id: str) -> None:
         self.live.pop(request_id, None)
         self.aborted.append(request_id)
-
-    def set_shared_prefix(self, token_ids: list[int]) -> None: ...
-
-    def reset_prefix_cache(self) -> None: ...
-
-    def stats(self) -> None: ...
 
 
 def drive(

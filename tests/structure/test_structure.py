@@ -15,14 +15,14 @@ RJAX_LAYERS = """
 errors outputs
 memory_sizes closing prompts
 config
-tokenization
+option_docs tokenization
 structured
 sampling
 batch
 engine worker
 engine_builder functional
 collection output_queue progress
-conversations prefixes request_runner
+conversations prefixed_prompts request_runner
 beam_search output_stream scoring
 llm
 async_engine

@@ -5,14 +5,15 @@ import re
 
 import pytest
 
-from models.tables import Question, Table, fields, random_questions, random_table
-from models.tables.demo import demo_questions, demo_system_prompt, demo_table
-from models.tables.names import first_name, random_mix, surname
-from models.tables.questions import KINDS, MAX_LISTED, random_question
-from models.tables.scoring import held_out_sheets, is_right, score, score_by_rows
-from models.tables.strings import filled, random_pattern
-from models.tables.table import lines_before_rows, system_prompt
-from models.tables.words import is_held_out, pool, words
+from bench.tables import Question, Table, fields, random_questions, random_table
+from bench.tables.make_demo import demo, demo_table, main
+from bench.tables.names import first_name, random_mix, surname
+from bench.tables.questions import KINDS, MAX_LISTED, random_question
+from bench.tables.scoring import held_out_sheets, is_right, score, score_by_rows
+from bench.tables.strings import filled, random_pattern
+from bench.tables.table import lines_before_rows, system_prompt
+from bench.tables.words import is_held_out, pool, words
+from models.tables.demo import DEMO_FILE, demo_questions, demo_system_prompt
 
 LISTS = ("first_names", "surnames", "english", "countries", "occupations", "cities", "streets")
 
@@ -214,6 +215,15 @@ def test_the_demo_fits_its_table():
     for text, answer in questions:
         assert any(c in text or c in answer for row in table.rows for c in row) or "people" in text
         assert answer[-1] in ".|"
+
+
+def test_the_demo_file_is_what_the_generator_makes(tmp_path):
+    main(tmp_path / "demo.json")
+    assert (tmp_path / "demo.json").read_bytes() == DEMO_FILE.read_bytes()
+    assert demo() == {
+        "system_prompt": demo_system_prompt(),
+        "questions": [list(pair) for pair in demo_questions()],
+    }
 
 
 def test_scores():

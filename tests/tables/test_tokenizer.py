@@ -3,9 +3,9 @@
 import pytest
 from transformers import AutoTokenizer
 
+from bench.tables.scoring import held_out_sheets
+from bench.tables.tokenizer import BOS, END, answer_text, prefix_text, question_text
 from models import BUNDLED_MODEL
-from models.tables.scoring import held_out_sheets
-from models.tables.tokenizer import BOS, END, answer_text, prefix_text, question_text
 
 
 @pytest.fixture(scope="module")

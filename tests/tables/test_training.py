@@ -11,11 +11,10 @@ import pytest
 from flax import nnx
 from tokenizers import Tokenizer
 
-from models import BUNDLED_MODEL, Decoder, DenseAttention, load_model
-from models.tables import train
-from models.tables.data import Batch, Plan, Shape, make_batch
-from models.tables.rows import fresh_pointers
-from models.tables.step import (
+from bench.tables import train
+from bench.tables.data import Batch, Plan, Shape, make_batch
+from bench.tables.rows import fresh_pointers
+from bench.tables.step import (
     Trainer,
     arrays,
     compiled,
@@ -24,7 +23,8 @@ from models.tables.step import (
     optimizer,
     replicated,
 )
-from models.tables.tokenizer import NEWLINE
+from bench.tables.tokenizer import NEWLINE
+from models import BUNDLED_MODEL, Decoder, DenseAttention, load_model
 
 TOKENIZER = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
 SHAPE = Shape(batch=1, prefix=384, branches=160, rows=(3, 4))

@@ -10,9 +10,9 @@ import dataclasses
 import random
 from collections.abc import Callable
 
-from models.tables import wordings
-from models.tables.fields import COUNTED
-from models.tables.table import Table
+from bench.tables import wordings
+from bench.tables.fields import COUNTED
+from bench.tables.table import Table
 
 KINDS = ("cell", "row", "count", "comparison", "lookup")
 Weights = tuple[float, float, float, float, float]  # in the order of KINDS

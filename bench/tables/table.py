@@ -3,8 +3,8 @@
 import dataclasses
 import random
 
-from models.tables import fields, names
-from models.tables.words import Pool
+from bench.tables import fields, names
+from bench.tables.words import Pool
 
 INTRODUCTIONS = (
     "Answer questions about the people in this table.",

@@ -15,13 +15,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 from optax.contrib import MuonDimensionNumbers
 
+from bench.tables.attention import Implementation, TreeAttention, branch_mask
+from bench.tables.data import Batch
+from bench.tables.rows import mean, row_losses
 from models.config import ModelConfig
 from models.decoder import Decoder
 from models.operations import Residual
 from models.rope import rotary_tables
-from models.tables.attention import Implementation, TreeAttention, branch_mask
-from models.tables.data import Batch
-from models.tables.rows import mean, row_losses
 
 Arrays = dict[str, Array]
 

@@ -2,8 +2,8 @@
 
 The whole run that made the checkpoint, on all GPUs of the machine with cuDNN attention:
 
-    python -m models.tables.tokenizer
-    python -m models.tables.train --implementation cudnn --out models/tables/checkpoint
+    python -m bench.tables.tokenizer
+    python -m bench.tables.train --implementation cudnn --out models/tables/checkpoint
     python -m bench.table_answers
 
 A run can be cut short with --minutes and continued with the same command and the same --state.
@@ -26,16 +26,11 @@ import numpy as np
 from flax import nnx
 from tokenizers import Tokenizer
 
-from models.config import ModelConfig
-from models.decoder import Decoder
-from models.loading.config_file import config_from_dict
-from models.loading.load import load_model
-from models.loading.save import save_model
-from models.tables.data import Batch, Plan, Shape, batches, make_batch
-from models.tables.questions import Question
-from models.tables.rows import fresh_pointers
-from models.tables.scoring import score
-from models.tables.step import (
+from bench.tables.data import Batch, Plan, Shape, batches, make_batch
+from bench.tables.questions import Question
+from bench.tables.rows import fresh_pointers
+from bench.tables.scoring import score
+from bench.tables.step import (
     Trainer,
     Weights,
     arrays,
@@ -44,10 +39,15 @@ from models.tables.step import (
     optimizer,
     replicated,
 )
-from models.tables.tokenizer import BOS, END, MAX_LENGTH, NEWLINE, PAD
-from models.tables.words import Pool
+from bench.tables.tokenizer import BOS, END, MAX_LENGTH, NEWLINE, PAD
+from bench.tables.words import Pool
+from models import BUNDLED_MODEL
+from models.config import ModelConfig
+from models.decoder import Decoder
+from models.loading.config_file import config_from_dict
+from models.loading.load import load_model
+from models.loading.save import save_model
 
-HERE = Path(__file__).parent
 CHECKED: tuple[Pool, ...] = ("held_out", "real")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
@@ -345,7 +345,7 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     p.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
-    p.add_argument("--tokenizer", type=Path, default=HERE / "checkpoint", help="its folder")
+    p.add_argument("--tokenizer", type=Path, default=BUNDLED_MODEL, help="its folder")
     p.add_argument("--state", type=Path, help="file to continue from and to keep the run in")
     p.add_argument("--log", type=Path, help="file for one JSON line per printed line")
     p.add_argument(

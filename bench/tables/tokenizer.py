@@ -14,8 +14,9 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from models.tables.questions import random_questions
-from models.tables.table import INTRODUCTIONS, random_table, system_prompt
+from bench.tables.questions import random_questions
+from bench.tables.table import INTRODUCTIONS, random_table, system_prompt
+from models import BUNDLED_MODEL
 
 BOS, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
@@ -117,7 +118,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 def main() -> None:
     """Train the tokenizer and write it to a folder."""
     parser = argparse.ArgumentParser(description=train_tokenizer.__doc__)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "checkpoint")
+    parser.add_argument("--out", type=Path, default=BUNDLED_MODEL)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tables", type=int, default=3000)
     parser.add_argument("--vocabulary", type=int, default=VOCABULARY)

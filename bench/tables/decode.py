@@ -15,9 +15,9 @@ from flax import nnx
 from jaxtyping import Array, Int
 from tokenizers import Tokenizer
 
+from bench.tables.attention import BranchAttention, Implementation, PrefixAttention, branch_mask
+from bench.tables.tokenizer import END, prefix_text, question_text
 from models.decoder import Decoder
-from models.tables.attention import BranchAttention, Implementation, PrefixAttention, branch_mask
-from models.tables.tokenizer import END, prefix_text, question_text
 
 
 def answer_questions(

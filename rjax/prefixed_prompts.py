@@ -1,26 +1,28 @@
-"""The beginnings that stand before prompts: a system prompt, and any number of named ones."""
+"""Prompts behind a prefix: a system prompt or a named prefix, and the prompt's own text."""
 
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from rjax.engine.named_prefixes.named_prefix import NamedPrefix
+from rjax.engine.named_prefixes.protocol import PrefixEngine
 from rjax.errors import InvalidRequestError, without_frames
 from rjax.prompts import Prompt, encode_texts, parse_prompt
 from rjax.tokenization import SeamTokenizer, Tokenizer
 
 
-class Prefixes:
-    """Keeps beginnings in an engine, and lays out and tokenises prompts after them.
+class PrefixedPrompts:
+    """Adds prefixes to an engine, and lays out and tokenises prompts behind them.
 
-    A beginning given as a text is laid out before a prompt's text by the schema, and the two are
-    tokenised as one; one given as token ids is put in front of the prompt's.
+    A prefix given as a text is laid out before a prompt's text by the schema, and the two are
+    tokenised as one text. A prefix given as token ids is put in front of the prompt's token ids.
 
     Args:
-        engine: with named prefixes, where they are used; `rjax.engine.llm_engine.LLMEngine` has.
-        schema: as ``sys_schema`` of the settings.
+        engine: holds the prefixes.
+        schema: as ``sys_schema`` in `rjax.config.RelaySettings`.
     """
 
-    def __init__(self, engine: Any, schema: str) -> None:
+    def __init__(self, engine: PrefixEngine, schema: str) -> None:
         self._engine = engine
         self._schema = schema
         self._system: SeamTokenizer | None = None
@@ -28,10 +30,10 @@ class Prefixes:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The engine's.
+        """The tokenizer of the engine.
 
         Raises:
-            InvalidRequestError: it serves token ids only.
+            InvalidRequestError: the engine serves token ids only.
         """
         if self._engine.tokenizer is None:
             raise InvalidRequestError(
@@ -54,7 +56,7 @@ class Prefixes:
             self._engine.set_shared_prefix(prompt.token_ids)
 
     def add(self, name: str, prefix: str | Sequence[int], cache_salt: str | None) -> None:
-        """Keep a beginning under a name; see `LLM.add_prefix`."""
+        """Add a named prefix; see `LLM.add_prefix`."""
         if isinstance(prefix, str):
             seam = self._seam(prefix)
             tokens = seam.shared_prefix_tokens
@@ -65,36 +67,42 @@ class Prefixes:
             self._named.pop(name, None)
 
     def load(self, path: str | pathlib.Path, name: str | None, cache_salt: str | None) -> str:
-        """Keep a saved beginning; see `LLM.load_prefix`."""
+        """Add a saved prefix and return its name; see `LLM.load_prefix`."""
         loaded = self._engine.load_prefix(path, name, cache_salt=cache_salt)
         self._named.pop(loaded.name, None)
         return loaded.name
 
     def drop(self, name: str) -> None:
-        """Let go of a named beginning; see `LLM.drop_prefix`."""
+        """Drop a named prefix; see `LLM.drop_prefix`."""
         self._engine.drop_prefix(name)
         self._named.pop(name, None)
 
     def names(self) -> list[str]:
-        """Of the beginnings that are kept, in the order of their adding."""
+        """Names of the prefixes, in the order in which they were added."""
         return [prefix.name for prefix in self._engine.prefixes()]
 
     def salt(self, name: str) -> str | None:
-        """The cache salt of a named beginning.
+        """The cache salt of a named prefix.
 
         Raises:
-            InvalidRequestError: there is none of this name.
+            InvalidRequestError: there is no prefix of this name.
         """
         return self._find(name).cache_salt
 
     def encode(
         self, items: Sequence[Any], name: str | None = None
     ) -> "list[Prompt | InvalidRequestError]":
-        """Token ids of prompts in any form, laid out after a named beginning or the system prompt.
+        """Token ids of prompts in any form, behind a named prefix or the system prompt.
+
+        Args:
+            items: prompts as `LLM.generate` takes them.
+            name: of the prefix; None for the system prompt, if there is one.
+
+        Returns:
+            One entry per item: the prompt, or the error that refuses it.
 
         Raises:
-            InvalidRequestError: there is no beginning of this name, or it cannot stand before
-                texts; what is wrong with a single prompt stands in its place.
+            InvalidRequestError: there is no prefix of this name, or texts cannot follow it.
         """
         found: list[Prompt | InvalidRequestError] = []
         for item in items:
@@ -114,22 +122,22 @@ class Prefixes:
         ]
 
     def encode_texts(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of texts, laid out after the system prompt; a text may be empty.
+        """Token ids of texts behind the system prompt; a text may be empty.
 
         Raises:
-            InvalidRequestError: a text is no valid Unicode, or there is no tokenizer.
+            InvalidRequestError: a text is not valid Unicode, or there is no tokenizer.
         """
         return (self._system or self.tokenizer).encode_batch(texts)
 
-    def _find(self, name: str) -> Any:
+    def _find(self, name: str) -> NamedPrefix:
         for prefix in self._engine.prefixes():
             if prefix.name == name:
                 return prefix
         known = ", ".join(map(repr, self.names())) or "none"
         raise InvalidRequestError(f"no prefix is named {name!r}; there are: {known}")
 
-    def _seam_of(self, prefix: Any) -> SeamTokenizer | None:
-        """How texts stand after a beginning; None where it is of token ids."""
+    def _seam_of(self, prefix: NamedPrefix) -> SeamTokenizer | None:
+        """The tokenizer of texts behind a prefix; None for a prefix of token ids."""
         if prefix.text is None:
             return None
         text, seam = self._named.get(prefix.name, (None, None))

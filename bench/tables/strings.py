@@ -2,7 +2,7 @@
 
 import random
 
-from models.tables.words import words
+from bench.tables.words import words
 
 _ONSETS = words("onsets")
 _VOWELS = words("vowels")

@@ -2,8 +2,8 @@
 
 import random
 
-from models.tables.strings import accented, broken, foreign, letters, syllables
-from models.tables.words import Pool, is_held_out, pool, words
+from bench.tables.strings import accented, broken, foreign, letters, syllables
+from bench.tables.words import Pool, is_held_out, pool, words
 
 _ENDINGS = words("surname_endings")
 _PARTICLES = words("particles")

@@ -5,9 +5,9 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from models.tables.questions import Question, Weights, random_questions
-from models.tables.table import INTRODUCTIONS, random_table, system_prompt
-from models.tables.words import Pool
+from bench.tables.questions import Question, Weights, random_questions
+from bench.tables.table import INTRODUCTIONS, random_table, system_prompt
+from bench.tables.words import Pool
 
 EVALUATION_SEED = 20_000_003
 

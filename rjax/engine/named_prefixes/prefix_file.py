@@ -1,4 +1,4 @@
-"""A prefix's KV on disk, so that a long system prompt costs nothing at the next start."""
+"""Prefixes on disk: tokens and KV, so that the next start does not compute them again."""
 
 import dataclasses
 import pathlib
@@ -14,12 +14,12 @@ _FORMAT = "rjax-prefix-2"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrefixOrigin:
-    """All that KV depends on besides tokens.
+    """Everything that KV depends on besides the tokens.
 
     Attributes:
         model: fingerprint of configuration and weights.
         dtype: of the KV.
-        page_size: tokens a page.
+        page_size: tokens per page.
     """
 
     model: str
@@ -29,13 +29,13 @@ class PrefixOrigin:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class SavedPrefix:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
-        name: that it was saved under.
-        token_ids: of the prefix.
-        kv: of its pages, [X, pools, K, S, H].
-        text: what the tokens were made of, or None.
+        name: the name under which the prefix was saved.
+        token_ids: the tokens of the prefix.
+        kv: KV of its pages, [X, pools, K, S, H].
+        text: the text that the tokens were made from, or None.
     """
 
     name: str
@@ -45,7 +45,7 @@ class SavedPrefix:
 
 
 def save_prefix_file(path: str | pathlib.Path, prefix: SavedPrefix, origin: PrefixOrigin) -> None:
-    """Write a prefix and what its KV depends on.
+    """Write a prefix and its origin.
 
     Raises:
         InvalidRequestError: the file cannot be written.
@@ -59,7 +59,7 @@ def save_prefix_file(path: str | pathlib.Path, prefix: SavedPrefix, origin: Pref
     }
     if prefix.text is not None:
         metadata["text"] = prefix.text
-    # As bytes: safetensors knows no NumPy bfloat16.
+    # As bytes: NumPy has no bfloat16 of its own.
     tensors = {
         "tokens": np.asarray(prefix.token_ids, np.int32),
         "kv": np.ascontiguousarray(prefix.kv).view(np.uint8),
@@ -73,17 +73,17 @@ def save_prefix_file(path: str | pathlib.Path, prefix: SavedPrefix, origin: Pref
 def load_prefix_file(
     path: str | pathlib.Path, origin: PrefixOrigin, dtype: np.dtype
 ) -> SavedPrefix:
-    """Read a saved prefix, whose KV has this dtype.
+    """Read a saved prefix whose KV has this dtype.
 
     Raises:
-        InvalidConfigError: not such a file, or one of another model, dtype or page size.
+        InvalidConfigError: the file is no prefix, or belongs to another model, dtype or page size.
     """
     try:
         with safe_open(str(path), "numpy") as file:
             metadata = file.metadata() or {}
             known = {"tokens", "kv"} & set(file.keys())
             tensors = {name: file.get_tensor(name) for name in known}
-    except (OSError, SafetensorError, TypeError) as error:  # NumPy has not every dtype
+    except (OSError, SafetensorError, TypeError) as error:  # a dtype that NumPy lacks
         raise InvalidConfigError(f"{path} cannot be read as a prefix: {error}") from error
     if metadata.get("format") != _FORMAT or len(tensors) != 2:
         raise InvalidConfigError(f"{path} holds no prefix; give a file of save_prefix")

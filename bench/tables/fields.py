@@ -9,7 +9,7 @@ import random
 import unicodedata
 from collections.abc import Callable
 
-from models.tables.strings import (
+from bench.tables.strings import (
     accented,
     broken,
     filled,
@@ -18,7 +18,7 @@ from models.tables.strings import (
     random_pattern,
     syllables,
 )
-from models.tables.words import Pool, is_held_out, pool, words
+from bench.tables.words import Pool, is_held_out, pool, words
 
 COLUMNS = ("id", "name", "age", "occupation", "country", "email", "phone", "address")
 EXTRA_COLUMNS = ("city", "department", "salary", "code")

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from rjax.engine import llm_engine
-from rjax.engine.kept_prefix import KeepAs
+from rjax.engine.named_prefixes.named_prefix import KeepAs
 from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError
 from rjax.sampling import SamplingParams
 
@@ -61,7 +61,7 @@ def test_an_aborted_one_keeps_nothing(engine, how):
         engine.abort_request("p")
     assert run(engine, [])["p"].outputs[0].finish_reason == "abort"
     assert [p.token_ids for p in engine.prefixes()] == [(1,) * 9]
-    assert not engine._pending_prefixes
+    assert not engine._prefixes.pending
     check(engine)
 
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_kept_is_not_queued(engine):
         without.add_request("p", [1], ONE, keep_as=KeepAs("p"))
     for one in (engine, without):
         assert not one.has_unfinished_requests()
-        assert not one._pending_prefixes
+        assert not one._prefixes.pending
 
 
 @pytest.mark.parametrize("seed", range(20))

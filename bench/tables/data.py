@@ -14,16 +14,16 @@ import numpy as np
 from jaxtyping import Bool, Int
 from tokenizers import Tokenizer
 
-from models.tables.questions import Question, Weights, random_questions
-from models.tables.table import (
+from bench.tables.questions import Question, Weights, random_questions
+from bench.tables.table import (
     INTRODUCTIONS,
     Table,
     lines_before_rows,
     random_table,
     system_prompt,
 )
-from models.tables.tokenizer import answer_text, prefix_text, question_text
-from models.tables.words import Pool
+from bench.tables.tokenizer import answer_text, prefix_text, question_text
+from bench.tables.words import Pool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,0 +1,51 @@
+"""What `rjax.LLM`, `rjax.AsyncLLM` and the server use of an engine."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from rjax.batch.token_mask import TokenMask
+from rjax.engine.named_prefixes.protocol import PrefixEngine
+from rjax.outputs import RequestOutput
+from rjax.sampling import SamplingParams
+
+
+@runtime_checkable
+class Engine(PrefixEngine, Protocol):
+    """An engine; `rjax.engine.llm_engine.LLMEngine` is one, tests have others."""
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        priority: int = 0,
+    ) -> None:
+        """Queue a request; raises InvalidRequestError for one that cannot be served."""
+        ...
+
+    def structured_masks(self, params: SamplingParams) -> Sequence[TokenMask]:
+        """The masks of a request with ``structured_outputs``, one per sample; any thread may call
+        this."""
+        ...
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; returns the requests with new output."""
+        ...
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether another step has work to do."""
+        ...
+
+    def abort_request(self, request_id: str) -> None:
+        """End a request and free what it holds."""
+        ...
+
+    def reset_prefix_cache(self) -> Any:
+        """Forget the KV of finished requests; pinned prefixes stay."""
+        ...
+
+    def stats(self) -> Any:
+        """Counters and memory figures."""
+        ...

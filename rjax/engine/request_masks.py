@@ -1,0 +1,75 @@
+"""The token masks of a request: those that it brings, or those of its parameters."""
+
+import functools
+from collections.abc import Sequence
+from typing import no_type_check
+
+from rjax.batch.token_mask import TokenMask
+from rjax.engine.bad_words import bad_words_masks
+from rjax.errors import InvalidRequestError
+from rjax.sampling import SamplingParams
+from rjax.structured.compiler import GrammarCompiler
+from rjax.tokenization import Tokenizer
+
+
+class RequestMasks:
+    """Makes token masks for one engine.
+
+    Args:
+        tokenizer: of the engine; None where it serves token ids only.
+        vocab_size: width of the logits.
+        eos_token_ids: ids that end a sequence.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: frozenset[int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos = eos_token_ids
+
+    @no_type_check  # user input is checked by hand, with readable messages
+    def of_request(self, params: SamplingParams, masks: Sequence[TokenMask]) -> Sequence[TokenMask]:
+        """One mask per sample, or none.
+
+        Args:
+            params: of the request.
+            masks: those that the caller gave.
+
+        Raises:
+            InvalidRequestError: a wrong number of masks, or masks beside ``bad_words``; also as
+                `structured`.
+        """
+        if len(masks) not in (0, params.num_sequences):
+            raise InvalidRequestError(
+                f"{len(masks)} masks for {params.num_sequences} samples; give one a sample"
+            )
+        if params.bad_words:
+            if masks:
+                raise InvalidRequestError("bad_words and masks exclude one another; give one")
+            masks = bad_words_masks(params, self._tokenizer, self._vocab_size, self._eos)
+        if params.structured_outputs is not None and not masks:
+            masks = self.structured(params)
+        return masks
+
+    def structured(self, params: SamplingParams) -> list[TokenMask]:
+        """The masks of ``structured_outputs``, one per sample; none without. Any thread may call
+        this.
+
+        Raises:
+            InvalidRequestError: the constraint is not valid, or it needs a tokenizer and there is
+                none.
+            InvalidConfigError: the package that makes masks is not installed.
+        """
+        wanted = params.structured_outputs
+        if wanted is None:
+            return []
+        return [*self._grammars.masks(wanted.constraint, params.num_sequences)]
+
+    @functools.cached_property
+    def _grammars(self) -> GrammarCompiler:
+        if self._tokenizer is None:
+            raise InvalidRequestError(
+                "structured_outputs needs a tokenizer, and this engine was made without one"
+            )
+        return GrammarCompiler(self._tokenizer, self._vocab_size)
