@@ -1,0 +1,51 @@
+"""The mosaic backend: its refusals, its tuning and its functions."""
+
+from pallas_kernels.attention.backend import AttentionBackend, AttentionShape, AttentionTuning
+from pallas_kernels.attention.joining import Joining
+from pallas_kernels.attention.mosaic.api import paged_attention, unmerged_attention
+from pallas_kernels.attention.mosaic.config import CONSUMERS, ROWS
+from pallas_kernels.attention.mosaic.pack import pack_plan
+from pallas_kernels.attention.mosaic.refusal import COMPUTE_CAPABILITIES, refusal
+from pallas_kernels.attention.planner import CostModel
+from pallas_kernels.mosaic_emit import multiprocessors
+
+_NUM_SMS = 128  # about those of a Hopper GPU: multi-row items mostly come in powers of two
+_FINE_ROW_HEADS = 32  # rows times KV heads that fill the SMs only with fine splits
+
+
+def tuning(shape: AttentionShape) -> AttentionTuning:
+    """Tile and split sizes for a shape, measured on an H200 (``bench/kernels/README.md``)."""
+    K = shape.num_kv_heads
+    warpgroup_rows = ROWS // shape.group_size
+    head_pairs = -(-K // 2)
+    return AttentionTuning(
+        tile_rows=CONSUMERS * warpgroup_rows,
+        kv_split_size=256,
+        fine_kv_split_size=64,
+        fine_rows=_FINE_ROW_HEADS // K,
+        split_policy=Joining(
+            least_wide_items=-(-_NUM_SMS // K),
+            # A CTA takes single-row items two heads at a time.
+            narrow_lanes=max(1, multiprocessors() // head_pairs),
+            item_tokens=64,  # about the time to start, to finish and to merge an item
+            # A CTA takes multi-row items one head at a time.
+            wide_lanes=K // head_pairs,
+            paired_rows=warpgroup_rows,
+        ),
+        # Microseconds: `python -m bench.kernels.cost_model` on an H200, 32 heads over 8 KV heads of
+        # 128 dims. Other heads scale all four alike.
+        cost_model=CostModel(
+            narrow_item=0.055, narrow_token=0.00048, wide_item=0.28, wide_token=0.00097
+        ),
+    )
+
+
+BACKEND = AttentionBackend(
+    name="mosaic",
+    compute_capabilities=COMPUTE_CAPABILITIES,
+    refusal=refusal,
+    tuning=tuning,
+    prepare=pack_plan,
+    attention=paged_attention,
+    unmerged_attention=unmerged_attention,
+)
