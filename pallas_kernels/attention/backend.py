@@ -95,8 +95,8 @@ class AttentionBackend:
         prepare: (plan, positions, (N, K) of a device) to the plan that ``attention`` takes. Call it
             once a step, outside the layers.
         attention: ``paged_attention`` with the signature of ``xla.paged_attention``.
-        unmerged_attention: ``attention`` without the merge of the partial results, for a kernel that
-            merges them itself; None where the backend has none.
+        unmerged_attention: ``attention`` without the merge of the partial results, for a kernel
+            that merges them itself; None where the backend has none.
     """
 
     name: str

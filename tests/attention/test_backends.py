@@ -12,9 +12,7 @@ from pallas_kernels.attention.planner import CostModel
 from pallas_kernels.attention.registry import BACKENDS
 from pallas_kernels.mosaic_emit import multiprocessors
 
-SHAPE = AttentionShape(
-    num_heads=32, num_kv_heads=8, head_dim=128, dtype="bfloat16", page_size=64
-)
+SHAPE = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, dtype="bfloat16", page_size=64)
 HOPPER, AMPERE, CPU = DeviceInfo("gpu", 9.0), DeviceInfo("gpu", 8.0), DeviceInfo("cpu", None)
 FP8 = "float8_e4m3fn"
 BY_NAME = {backend.name: backend for backend in BACKENDS}

@@ -3,7 +3,7 @@
 from pallas_kernels.attention.backend import AttentionBackend, AttentionShape, AttentionTuning
 from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.mosaic.api import paged_attention, unmerged_attention
-from pallas_kernels.attention.mosaic.config import CONSUMERS, ROWS
+from pallas_kernels.attention.mosaic.config import CONSUMERS, WGMMA_M
 from pallas_kernels.attention.mosaic.pack import pack_plan
 from pallas_kernels.attention.mosaic.refusal import COMPUTE_CAPABILITIES, refusal
 from pallas_kernels.attention.planner import CostModel
@@ -16,7 +16,7 @@ _FINE_ROW_HEADS = 32  # rows times KV heads that fill the SMs only with fine spl
 def tuning(shape: AttentionShape) -> AttentionTuning:
     """Tile and split sizes for a shape, measured on an H200 (``bench/kernels/README.md``)."""
     K = shape.num_kv_heads
-    warpgroup_rows = ROWS // shape.group_size
+    warpgroup_rows = WGMMA_M // shape.group_size
     head_pairs = -(-K // 2)
     return AttentionTuning(
         tile_rows=CONSUMERS * warpgroup_rows,

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from pallas_kernels.attention.backend import AttentionShape, DeviceInfo, supports
-from pallas_kernels.attention.mosaic.config import FP8_HEAD_DIMS, HEAD_DIMS, ROWS, TILE
+from pallas_kernels.attention.mosaic.config import FP8_HEAD_DIMS, HEAD_DIMS, KV_TILE, WGMMA_M
 
 COMPUTE_CAPABILITIES = (9,)  # wgmma exists on Hopper only
 _SMALL_PAGES = (16, 32)
@@ -24,8 +24,8 @@ def shape_refusal(shape: AttentionShape) -> str | None:
     if shape.head_dim not in dims:
         allowed, given = ", ".join(map(str, dims)), ", with KV in fp8," if shape.has_fp8_kv else ""
         return f"it takes{given} head dims {allowed}, not {shape.head_dim}"
-    if shape.page_size not in _SMALL_PAGES and shape.page_size % TILE:
+    if shape.page_size not in _SMALL_PAGES and shape.page_size % KV_TILE:
         return f"it takes pages of 16, 32 and multiples of 64 tokens, not {shape.page_size}"
-    if shape.group_size > ROWS:
-        return f"it takes at most {ROWS} query heads a KV head, not {shape.group_size}"
+    if shape.group_size > WGMMA_M:
+        return f"it takes at most {WGMMA_M} query heads a KV head, not {shape.group_size}"
     return None

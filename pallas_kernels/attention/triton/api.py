@@ -30,7 +30,7 @@ def paged_attention(
     sinks: Float[Array, " N"] | None = None,
     k_scales: Scales | None = None,
     v_scales: Scales | None = None,
-    programs: int | None = None,
+    num_ctas: int | None = None,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
     """Attention of packed query rows over paged KV, as the plan says; same contract as xla.
 
@@ -44,7 +44,7 @@ def paged_attention(
         alibi_slopes, sinks: float32, one a query head, as in the xla backend.
         k_scales, v_scales: float32 [K] or [P, K], of float8_e4m3fn pages, as in the xla backend;
             weights times scales of values are rounded to q's dtype.
-        programs: persistent programs to launch; None for a few times what the device holds at once.
+        num_ctas: persistent CTAs to launch; None for a few times what the device holds at once.
 
     Returns:
         Output in q's dtype and natural-log LSE in float32; 0 and -inf for rows that see nothing,
@@ -64,18 +64,18 @@ def paged_attention(
             f"the plan is packed for {packed.merge_indptr.shape[0] - 1} rows and (N, K) = "
             f"{packed.heads}; there are {q.shape[0]} rows and ({N}, {K})"
         )
-    cut = tiling(q.shape[2])
-    if programs is not None:
-        cut = dataclasses.replace(cut, programs=programs)
+    config = tiling(q.shape[2])
+    if num_ctas is not None:
+        config = dataclasses.replace(config, num_ctas=num_ctas)
     numbers = (alibi_slopes, k_scales, v_scales)
-    return _launch(spec, cut, packed, page_table, positions, q, k_pages, v_pages, numbers, sinks)
+    return _launch(spec, config, packed, page_table, positions, q, k_pages, v_pages, numbers, sinks)
 
 
 # Compiled as a function of its own: a model's layers then share one trace and one lowering.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _launch(
     spec: AttentionSpec,
-    cut: Tiling,
+    config: Tiling,
     packed: PackedPlan,
     page_table,
     positions,
@@ -112,16 +112,16 @@ def _launch(
             jax.ShapeDtypeStruct((packed.entries, N, H), q.dtype),
             jax.ShapeDtypeStruct((packed.entries, N), jnp.float32),
         ),
-        grid=(min(cut.programs, packed.blocks.shape[0] * K),),
-        num_warps=cut.warps,
-        num_stages=cut.stages,
+        grid=(min(config.num_ctas, packed.blocks.shape[0] * K),),
+        num_warps=config.warps,
+        num_stages=config.stages,
         N=N,
         K=K,
         H=H,
         S=S,
         NARROW_ROWS=packed.narrow_rows,
         WIDE_ROWS=WIDE_ROWS,
-        TILE=cut.tokens,
+        TILE=config.tokens,
         SCALE=float(spec.scale),
         WINDOW=spec.sliding_window or 0,
         SOFT_CAP=float(spec.soft_cap or 0),

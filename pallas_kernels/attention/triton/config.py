@@ -7,7 +7,7 @@ import jax
 HEAD_DIMS = range(16, 257, 16)
 WIDE_ROWS = 64  # matrix rows (query rows times heads of a group) of a wide block
 _NO_GPU = (8.0, 128)  # compute capability and multiprocessors to lower for without a GPU
-_PROGRAMS = 8  # a multiprocessor: what is resident, a few times over, so that units balance
+_CTAS_PER_SM = 8  # several times the resident ones, so that their work balances
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -17,13 +17,13 @@ class Tiling:
     Attributes:
         tokens: of one tile of K and V.
         warps, stages: of Triton's compiler.
-        programs: persistent programs to launch.
+        num_ctas: persistent CTAs to launch.
     """
 
     tokens: int
     warps: int
     stages: int
-    programs: int
+    num_ctas: int
 
 
 def tiling(head_dim: int) -> Tiling:
@@ -33,7 +33,7 @@ def tiling(head_dim: int) -> Tiling:
         tokens=32 if large else 64,
         warps=8 if large else 4,  # fewer have no registers for the accumulator
         stages=2 if large else 3,
-        programs=_PROGRAMS * _device()[1],
+        num_ctas=_CTAS_PER_SM * _device()[1],
     )
 
 
