@@ -1,4 +1,10 @@
-"""Runs of rows over runs of tokens, and how far the cuts of their items are joined."""
+"""KV splits: how the splits of attention items are coalesced and balanced over the device's lanes.
+
+The planner splits the KV of every item at fixed multiples of the KV split size. Long items cost
+less than many short ones and leave fewer partial results to merge, so neighbouring splits of the
+same rows are coalesced while enough items remain to keep the device busy. A lane is one item that
+the device computes at a time, such as one KV head of a CTA. All of it is NumPy on the host.
+"""
 
 import dataclasses
 import math
@@ -7,23 +13,22 @@ import numpy as np
 from jaxtyping import Int
 
 MOST_JOINED = 16
-"""Cuts in one many-row item at most, or whoever computes it would be the last; but a run of tokens
-need not be more items than this."""
+"""Splits of one multi-row item at most, because a longer item would finish last. Longer
+items are allowed where a run of tokens would otherwise become more than this many items."""
 
-_LAST_ROUNDS = 4  # that are dealt one by one: what those before leave uneven is little
+_BALANCED_ROUNDS = 4  # last rounds that are balanced one by one; earlier imbalance is small
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Joining:
-    """How far the cuts of items are joined: long items cost less than many short ones and leave
-    less to merge, but enough of them must be left to keep the device busy.
+    """How far the splits of items are coalesced.
 
     Attributes:
-        least_wide_items: join those of many-row items while so many are left.
-        narrow_lanes: one-row items that the device computes at once.
-        item_tokens: what an item costs beside its tokens, in tokens.
-        wide_lanes: of those lanes, how many a many-row item takes.
-        paired_rows: one of so many rows or fewer takes a single lane.
+        least_wide_items: multi-row items that must remain.
+        narrow_lanes: single-row items that the device computes at once.
+        item_tokens: overhead of an item, in tokens.
+        wide_lanes: lanes that a multi-row item takes.
+        paired_rows: multi-row items of at most this many rows take a single lane.
     """
 
     least_wide_items: int
@@ -32,16 +37,18 @@ class Joining:
     wide_lanes: int = 1
     paired_rows: int = 0
 
-    def taken(self, tokens: Int[np.ndarray, " X"], tile_rows: int) -> Int[np.ndarray, " Y"]:
-        """What many-row items of so many tokens, at most ``tile_rows`` rows each, cost each of the
-        lanes that they take, one after another, in tokens."""
+    def lane_loads(self, tokens: Int[np.ndarray, " X"], tile_rows: int) -> Int[np.ndarray, " Y"]:
+        """The load of each lane that multi-row items take, one after another, in tokens.
+
+        tokens: KV tokens of each item; tile_rows: rows of an item at most.
+        """
         lanes = 1 if tile_rows <= self.paired_rows else self.wide_lanes
         return np.repeat(tokens + self.item_tokens, lanes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spans:
-    """Runs of rows that read the same run of tokens, before they are cut into tiles."""
+    """Runs of rows that read the same run of tokens, before they are split into tiles of rows."""
 
     row_begin: Int[np.ndarray, " X"]
     row_count: Int[np.ndarray, " X"]
@@ -50,15 +57,16 @@ class Spans:
     kv_stop: Int[np.ndarray, " X"]
 
     def select(self, chosen: np.ndarray) -> "Spans":
+        """The spans at these indices, or under this mask."""
         return Spans(*(getattr(self, f.name)[chosen] for f in dataclasses.fields(self)))
 
-    def joined(self, most_tokens: int) -> "Spans":
-        """The same rows' runs of tokens made one, up to the next multiple of ``most_tokens``."""
+    def coalesced(self, max_tokens: int) -> "Spans":
+        """Merge adjoining runs of tokens of the same rows, up to multiples of ``max_tokens``."""
         keys = (self.kv_start, self.row_count, self.row_begin, self.table_row)
         found = self.select(np.lexsort(keys))
         begins = np.ones(found.kv_start.size, bool)
         begins[1:] = (found.kv_start[1:] != found.kv_stop[:-1]) | (
-            found.kv_start[1:] % most_tokens == 0
+            found.kv_start[1:] % max_tokens == 0
         )
         for rows in (found.row_begin, found.row_count, found.table_row):
             begins[1:] |= rows[1:] != rows[:-1]
@@ -67,81 +75,100 @@ class Spans:
         return dataclasses.replace(found.select(first), kv_stop=stops)
 
     def tiled(self, tile_rows: int) -> "Spans":
+        """Split the rows into tiles of at most ``tile_rows``."""
         tiles = -(-self.row_count // tile_rows)
-        grown = self.select(np.repeat(np.arange(tiles.size), tiles))
+        repeated = self.select(np.repeat(np.arange(tiles.size), tiles))
         offset = (np.arange(tiles.sum()) - np.repeat(tiles.cumsum() - tiles, tiles)) * tile_rows
         return dataclasses.replace(
-            grown,
-            row_begin=grown.row_begin + offset,
-            row_count=np.minimum(grown.row_count - offset, tile_rows),
+            repeated,
+            row_begin=repeated.row_begin + offset,
+            row_count=np.minimum(repeated.row_count - offset, tile_rows),
         )
 
 
-def join_many(spans: Spans, tokens: int, tile_rows: int, joining: Joining) -> Spans:
-    """Many-row items of as many cuts, a power of two, as leave about ``least_wide_items``, but of
-    no more than ``MOST_JOINED`` allows."""
+def coalesce_multi_row(spans: Spans, tokens: int, tile_rows: int, joining: Joining) -> Spans:
+    """Coalesce the splits of multi-row spans.
+
+    Takes the largest power of two of splits that leaves about ``least_wide_items`` items and that
+    ``MOST_JOINED`` allows. tokens: the KV split size.
+    """
     items = int((-(-spans.row_count // tile_rows)).sum())
-    cuts = int(spans.kv_stop.max(initial=0)) // tokens
-    most = max(MOST_JOINED, cuts // MOST_JOINED)
-    joined = 1
-    while joined < most and items >= 2 * joined * joining.least_wide_items:
-        joined *= 2
-    return spans.joined(joined * tokens)
+    splits = int(spans.kv_stop.max(initial=0)) // tokens
+    largest = max(MOST_JOINED, splits // MOST_JOINED)
+    factor = 1
+    while factor < largest and items >= 2 * factor * joining.least_wide_items:
+        factor *= 2
+    return spans.coalesced(factor * tokens)
 
 
-def join_single(
+def coalesce_single_row(
     spans: Spans, tokens: int, capacity: int, joining: Joining, before: Int[np.ndarray, " Y"]
 ) -> Spans:
-    """One-row items of as many cuts as leave the busiest lane the least to do, dealt evenly.
+    """Coalesce the splits of single-row spans, and order them for balanced lanes.
 
-    At most ``capacity``, but where so many cannot be joined to fewer: then as they are. ``before``:
-    what the lanes take first (``Joining.taken``).
+    Takes the power of two of splits with the smallest load of the busiest lane.
+
+    Args:
+        spans: of one row each.
+        tokens: the KV split size.
+        capacity: items that there is room for. If even whole rows are more, the spans come back
+            uncoalesced.
+        joining: lanes and overhead.
+        before: loads that the lanes take first, see ``Joining.lane_loads``.
     """
     found = spans.select(np.lexsort((spans.kv_start, spans.row_begin)))
-    goes_on = np.zeros(found.kv_start.size, bool)
-    goes_on[1:] = found.kv_start[1:] == found.kv_stop[:-1]
-    goes_on[1:] &= found.row_begin[1:] == found.row_begin[:-1]
-    fewest = goes_on.size - np.count_nonzero(goes_on)
+    continues = np.zeros(found.kv_start.size, bool)
+    continues[1:] = found.kv_start[1:] == found.kv_stop[:-1]
+    continues[1:] &= found.row_begin[1:] == found.row_begin[:-1]
+    fewest = continues.size - np.count_nonzero(continues)
     enough = max(fewest, min(joining.narrow_lanes, capacity))
-    best, least, joined = (np.arange(goes_on.size), found.kv_stop), math.inf, 1
+    best, least, factor = (np.arange(continues.size), found.kv_stop), math.inf, 1
     while True:
-        first = np.flatnonzero(~goes_on | (found.kv_start % (joined * tokens) == 0))
-        stop = found.kv_stop[np.append(first, goes_on.size)[1:] - 1]
+        first = np.flatnonzero(~continues | (found.kv_start % (factor * tokens) == 0))
+        stop = found.kv_stop[np.append(first, continues.size)[1:] - 1]
         costs = stop - found.kv_start[first] + joining.item_tokens
-        order, busiest = _deal(costs, before, joining.narrow_lanes)
+        order, busiest = _balance(costs, before, joining.narrow_lanes)
         if first.size <= capacity and busiest <= least:
             best, least = (first[order], stop[order]), busiest
         if first.size <= enough:
             break
-        joined *= 2
+        factor *= 2
     chosen, stop = best
     return dataclasses.replace(found.select(chosen), kv_stop=stop)
 
 
-def _deal(
+def _balance(
     costs: Int[np.ndarray, " X"], before: Int[np.ndarray, " Y"], lanes: int
 ) -> tuple[Int[np.ndarray, " X"], int]:
-    """An order in which items that the lanes take in turn load them alike; the largest load.
+    """(an order of the items that balances the lanes, the largest load).
 
-    The lanes take what is ``before`` first, and a last round that is not whole from its other end,
-    if none of that is in it (as programs do, ``mosaic.order``). In each of the last rounds the
-    longest items go where there is the least to do; the many before, if there are, turn by turn.
+    The lanes take items in turn, those of ``before`` first. A last round that is not full starts
+    from the last lane, if no item of ``before`` is in it (as in ``mosaic.tile_scheduler``). In each
+    of the last rounds the longest items go to the lanes with the least load; the items of earlier
+    rounds go turn by turn, each round in the opposite direction of the one before.
+
+    Args:
+        costs: of each item, in tokens.
+        before: costs of the items that come first.
+        lanes: that take the items.
     """
-    Y, total = before.size, before.size + costs.size
+    first, total = before.size, before.size + costs.size
     rest = total % lanes
     lane = np.arange(total) % lanes
     if rest <= costs.size:
         lane[total - rest :] = lanes - 1 - lane[total - rest :]
-    loads = np.bincount(lane[:Y], before, lanes)
+    loads = np.bincount(lane[:first], before, lanes)
     longest, order = np.argsort(-costs, kind="stable"), np.empty(costs.size, np.int64)
-    start = Y
+    start = first
     while start < total:
-        rounds = 1 if start % lanes else max(1, (total - start) // lanes - _LAST_ROUNDS)
+        rounds = 1 if start % lanes else max(1, (total - start) // lanes - _BALANCED_ROUNDS)
         stop = min((start // lanes + rounds) * lanes, total)
         free = np.argsort(loads[lane[start : start + (stop - start) // rounds]], kind="stable")
-        place = free + np.arange(start - Y, stop - Y, free.size)[:, None]
+        place = free + np.arange(start - first, stop - first, free.size)[:, None]
         place[1::2] = place[1::2, ::-1].copy()
-        order[place] = longest[start - Y : stop - Y].reshape(place.shape)
-        loads = loads + np.bincount(lane[start:stop], costs[order[start - Y : stop - Y]], lanes)
+        order[place] = longest[start - first : stop - first].reshape(place.shape)
+        loads = loads + np.bincount(
+            lane[start:stop], costs[order[start - first : stop - first]], lanes
+        )
         start = stop
     return order, int(loads.max())

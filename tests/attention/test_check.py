@@ -193,7 +193,7 @@ def test_writes_have_places_of_their_own():
     ("q", "pages", "message"),
     [
         ((6, 4, 8), (9, 3, 4, 8), "4 query heads do not divide into 3 KV heads"),
-        ((6, 4, 8), (9, 2, 3, 8), "cut at 8 tokens; with pages of 3"),
+        ((6, 4, 8), (9, 2, 3, 8), "split at 8 tokens; with pages of 3"),
         ((5, 4, 8), (9, 2, 4, 8), "the plan is for 6 rows; q has 5"),
         ((6, 4, 8), (9, 2, 4, 16), "as q's head dim is 8"),
     ],

@@ -18,16 +18,16 @@ from pallas_kernels.attention.reference import paged_attention_reference
 from pallas_kernels.attention.spec import AttentionSpec
 
 
-def triton_attention(q, k_pages, v_pages, page_table, positions, plan, narrow_rows=None, **options):
+def triton_attention(q, k_pages, v_pages, page_table, positions, plan, small_m=None, **options):
     """Also with blocks of 16 rows, as on Ampere and Ada."""
     pytest.importorskip("jax_triton", exc_type=ImportError)
     from pallas_kernels.attention.triton import api, pack
 
-    packed = pack.pack_plan(plan, (q.shape[1], k_pages.shape[1]), narrow_rows)
+    packed = pack.pack_plan(plan, (q.shape[1], k_pages.shape[1]), small_m)
     return api.paged_attention(q, k_pages, v_pages, page_table, positions, packed, **options)
 
 
-triton_as_on_ampere = functools.partial(triton_attention, narrow_rows=16)
+triton_as_on_ampere = functools.partial(triton_attention, small_m=16)
 BACKENDS = [
     pytest.param((xla.paged_attention, jnp.float32, 2e-5), id="xla"),
     pytest.param((mosaic.paged_attention, jnp.bfloat16, 8e-3), id="mosaic", marks=pytest.mark.gpu),

@@ -1,10 +1,16 @@
-"""Attention by work list in plain JAX: the readable backend, and the one that runs anywhere."""
+"""Attention by work list in plain JAX, on any device.
+
+A block of items at a time: gather the queries and the KV pages of the items, compute attention in
+float32, and store partial results; then relay fusion merges the partial results of each row. Only
+live items are computed. Memory: the gathered KV of a block is at most ``_BLOCK_BYTES``.
+"""
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.attention.options import apply_sinks, check_per_head, check_shapes
 from pallas_kernels.attention.spec import AttentionSpec
@@ -56,11 +62,9 @@ def paged_attention(
     check_shapes(q, k_pages, v_pages, plan)
     check_per_head(N, alibi_slopes=alibi_slopes, sinks=sinks)
     check_scales(k_pages, v_pages, k_scales, v_scales)
-    pools = ((k_pages, k_scales), (v_pages, v_scales))
-    partials = [
-        _list_attention(q, pools, page_table, positions, items, spec, alibi_slopes)
-        for items in plan.lists
-    ]
+    pools = (_Pool(k_pages, k_scales), _Pool(v_pages, v_scales))
+    operands = _Operands(q, *pools, page_table, positions, alibi_slopes)
+    partials = [_list_attention(operands, items, spec) for items in plan.lists]
     out = jnp.concatenate([o.reshape(-1, N, H) for o, _ in partials])
     lse = jnp.concatenate([s.reshape(-1, N) for _, s in partials])
     indptr, slots = jnp.asarray(plan.merge_indptr), jnp.asarray(plan.merge_slots)
@@ -70,25 +74,42 @@ def paged_attention(
     return out.astype(q.dtype), lse
 
 
+class _Pool(NamedTuple):
+    """K or V pages [P, K, S, H] and their scales, [K] or [P, K] or None."""
+
+    pages: Float[Array, "P K S H"]
+    scales: Scales | None
+
+    def gather(self, pages: Int[Array, "A J"], used: Bool[Array, "A C"]) -> Float[Array, "A K C H"]:
+        """float32 rows of J pages of each item; 0 where a token is not used."""
+        run = self.pages[pages].astype(jnp.float32)
+        if self.scales is not None:
+            run *= scales_at(self.scales, pages)[..., None, None]
+        (A, C), (K, H) = used.shape, (run.shape[2], run.shape[4])
+        return jnp.where(used[:, None, :, None], run.swapaxes(1, 2).reshape(A, K, C, H), 0)
+
+
+class _Operands(NamedTuple):
+    """Arrays of one attention call besides the plan; shapes as in ``paged_attention``."""
+
+    q: Float[Array, "T N H"]
+    keys: _Pool
+    values: _Pool
+    page_table: Int[Array, "B M"]
+    positions: Int[Array, " T"]
+    alibi_slopes: Float[Array, " N"] | None
+
+
 def _list_attention(
-    q: Float[Array, "T N H"],
-    pools: tuple[tuple[Float[Array, "P K S H"], Scales | None], ...],
-    page_table: Int[Array, "B M"],
-    positions: Int[Array, " T"],
-    items: WorkList,
-    spec: AttentionSpec,
-    alibi_slopes: Float[Array, " N"] | None,
+    operands: _Operands, items: WorkList, spec: AttentionSpec
 ) -> tuple[Float[Array, "I R N H"], Float[Array, "I R N"]]:
-    """Partial float32 (output, LSE) of every item; walks only the live items, a block at a time."""
-    T, N, H = q.shape
-    keys, values = pools
-    K, S = keys[0].shape[1:3]
+    """Partial float32 (output, LSE) of every item."""
+    N, H = operands.q.shape[1:]
+    K = operands.keys.pages.shape[1]
     R, C = items.tile_rows, items.tile_tokens
     item_bytes = 2 * C * K * H * 4
     block = max(1, min(items.capacity, _BLOCK_BYTES // item_bytes))
-    blocks = math.ceil(items.capacity / block)
-    padded = blocks * block
-
+    padded = math.ceil(items.capacity / block) * block
     columns = (items.row_start, items.row_count, items.table_row, items.kv_start, items.kv_stop)
     table = jnp.pad(
         jnp.stack([jnp.asarray(column) for column in columns]),
@@ -98,53 +119,12 @@ def _list_attention(
     def body(i, carry):
         out, lse = carry
         start = i * block
-        row_start, row_count, table_row, kv_start, kv_stop = jax.lax.dynamic_slice_in_dim(
-            table, start, block, axis=1
-        )
-        rows = row_start[:, None] + jnp.arange(R)
-        live_rows = jnp.arange(R) < row_count[:, None]
-        rows = jnp.where(live_rows, rows, 0)
-        # [A, R] queries against [A, C] keys.
-        q_pos = jnp.where(live_rows, positions[rows], -1)
-        k_pos = kv_start[:, None] + jnp.arange(C)
-        visible = (k_pos[:, None] <= q_pos[..., None]) & (k_pos < kv_stop[:, None])[:, None]
-        if spec.sliding_window is not None:
-            visible &= k_pos[:, None] > q_pos[..., None] - spec.sliding_window
-        page_index = kv_start[:, None] // S + jnp.arange(C // S)
-        page_index = jnp.minimum(page_index, page_table.shape[1] - 1)
-        pages = page_table[table_row[:, None], page_index]
-        used = (k_pos < kv_stop[:, None])[:, None, :, None]
+        some = jax.lax.dynamic_slice_in_dim(table, start, block, axis=1)
+        partial, partial_lse = _block_attention(operands, _Block(*some), spec, (R, C))
+        out = jax.lax.dynamic_update_slice(out, partial, (start, 0, 0, 0))
+        return out, jax.lax.dynamic_update_slice(lse, partial_lse, (start, 0, 0))
 
-        def gather(pool, scales):
-            run = pool[pages].astype(jnp.float32)
-            if scales is not None:
-                run *= scales_at(scales, pages)[..., None, None]
-            return jnp.where(used, run.swapaxes(1, 2).reshape(block, K, C, H), 0)
-
-        q_tile = q[rows].astype(jnp.float32).reshape(block, R, K, N // K, H)
-        scores = jnp.einsum("ARKGH,AKCH->AKRGC", q_tile, gather(*keys)) * spec.scale
-        if spec.soft_cap is not None:
-            scores = spec.soft_cap * jnp.tanh(scores / spec.soft_cap)
-        if alibi_slopes is not None:
-            distance = (k_pos[:, None] - q_pos[..., None]).astype(jnp.float32)
-            slopes = alibi_slopes.reshape(K, 1, N // K, 1)
-            scores += slopes * distance[:, None, :, None]
-        scores = jnp.where(visible[:, None, :, None], scores, -jnp.inf)
-        top = scores.max(-1, keepdims=True)
-        top = jnp.where(jnp.isneginf(top), 0, top)
-        weights = jnp.exp(scores - top)
-        total = weights.sum(-1)
-        part = jnp.einsum("AKRGC,AKCH->ARKGH", weights, gather(*values))
-        safe = jnp.where(total == 0, 1, total)
-        part = part / safe.transpose(0, 2, 1, 3)[..., None]
-        part_lse = jnp.where(total == 0, -jnp.inf, top[..., 0] + jnp.log(safe))
-        out = jax.lax.dynamic_update_slice(out, part.reshape(block, R, N, H), (start, 0, 0, 0))
-        lse = jax.lax.dynamic_update_slice(
-            lse, part_lse.transpose(0, 2, 1, 3).reshape(block, R, N), (start, 0, 0)
-        )
-        return out, lse
-
-    # Slots of items never computed are never merged, so nothing needs to be written there.
+    # Result slots of items that are not computed are never merged and stay unwritten.
     init = (
         jnp.empty((padded, R, N, H), jnp.float32),
         jnp.empty((padded, R, N), jnp.float32),
@@ -152,3 +132,54 @@ def _list_attention(
     live_blocks = (jnp.asarray(items.num_items) + block - 1) // block
     out, lse = jax.lax.fori_loop(0, live_blocks, body, init)
     return out[: items.capacity], lse[: items.capacity]
+
+
+class _Block(NamedTuple):
+    """Fields of A items, as in ``WorkList``."""
+
+    row_start: Int[Array, " A"]
+    row_count: Int[Array, " A"]
+    table_row: Int[Array, " A"]
+    kv_start: Int[Array, " A"]
+    kv_stop: Int[Array, " A"]
+
+
+def _block_attention(
+    operands: _Operands, items: _Block, spec: AttentionSpec, size: tuple[int, int]
+) -> tuple[Float[Array, "A R N H"], Float[Array, "A R N"]]:
+    """Partial float32 (output, LSE) of A items of at most ``size`` (R rows, C tokens)."""
+    (_, N, H), (_, K, S, _) = operands.q.shape, operands.keys.pages.shape
+    A, (R, C) = items.row_start.shape[0], size
+    rows = items.row_start[:, None] + jnp.arange(R)
+    live_rows = jnp.arange(R) < items.row_count[:, None]
+    rows = jnp.where(live_rows, rows, 0)
+    # [A, R] queries against [A, C] keys.
+    q_pos = jnp.where(live_rows, operands.positions[rows], -1)
+    k_pos = items.kv_start[:, None] + jnp.arange(C)
+    used = k_pos < items.kv_stop[:, None]
+    visible = (k_pos[:, None] <= q_pos[..., None]) & used[:, None]
+    if spec.sliding_window is not None:
+        visible &= k_pos[:, None] > q_pos[..., None] - spec.sliding_window
+    page_index = items.kv_start[:, None] // S + jnp.arange(C // S)
+    page_index = jnp.minimum(page_index, operands.page_table.shape[1] - 1)
+    pages = operands.page_table[items.table_row[:, None], page_index]
+
+    q_tile = operands.q[rows].astype(jnp.float32).reshape(A, R, K, N // K, H)
+    keys = operands.keys.gather(pages, used)
+    scores = jnp.einsum("ARKGH,AKCH->AKRGC", q_tile, keys) * spec.scale
+    if spec.soft_cap is not None:
+        scores = spec.soft_cap * jnp.tanh(scores / spec.soft_cap)
+    if operands.alibi_slopes is not None:
+        distance = (k_pos[:, None] - q_pos[..., None]).astype(jnp.float32)
+        slopes = operands.alibi_slopes.reshape(K, 1, N // K, 1)
+        scores += slopes * distance[:, None, :, None]
+    scores = jnp.where(visible[:, None, :, None], scores, -jnp.inf)
+    row_max = scores.max(-1, keepdims=True)
+    row_max = jnp.where(jnp.isneginf(row_max), 0, row_max)
+    p = jnp.exp(scores - row_max)
+    row_sum = p.sum(-1)
+    partial = jnp.einsum("AKRGC,AKCH->ARKGH", p, operands.values.gather(pages, used))
+    safe = jnp.where(row_sum == 0, 1, row_sum)
+    partial = partial / safe.transpose(0, 2, 1, 3)[..., None]
+    lse = jnp.where(row_sum == 0, -jnp.inf, row_max[..., 0] + jnp.log(safe))
+    return partial.reshape(A, R, N, H), lse.transpose(0, 2, 1, 3).reshape(A, R, N)
