@@ -38,7 +38,12 @@ from bench.records import record
 from bench.step_floor import DecodeCase, floor_seconds
 from models import ModelConfig, config_from_dict, init_model
 from models.sharding import single_device_mesh
-from pallas_kernels.attention.planner import PlanShape, Sharing, cut_tokens, plan_attention
+from pallas_kernels.attention.planner import (
+    PlanShape,
+    Sharing,
+    choose_kv_split_size,
+    plan_attention,
+)
 from rjax.config import PAGE_SIZES
 from rjax.sampling import SamplerMode, init_state
 from rjax.worker.backend import Backend, choose_backend
@@ -100,7 +105,7 @@ def step_shape(
     """Of a decode step of this case, as engines for so many tokens have it, or for just these."""
     longest, rows = max_model_len or case.context, backend.padded_rows(case.batch)
     joining = backend.joining if relay == "auto" else None
-    split = cut_tokens(longest, max(backend.cut_of(case.batch), page_size), joining)
+    split = choose_kv_split_size(longest, max(backend.cut_of(case.batch), page_size), joining)
     plan = PlanShape(rows, case.batch, longest, backend.item_rows(rows), split, joining)
     return StepShape(rows, case.batch, -(-longest // page_size), page_size, plan)
 

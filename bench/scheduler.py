@@ -19,8 +19,8 @@ import jax
 import numpy as np
 
 from bench.command_line import run, whole
-from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.planner import CostModel
+from pallas_kernels.attention.split_policy import SplitPolicy
 from rjax.cli.errors import OneLineParser
 from rjax.config import EngineConfig
 from rjax.engine.block_manager import BlockManager
@@ -55,7 +55,7 @@ class HostOnlyWorker:
             item_rows=lambda rows: min(32, rows),
             cut_of=lambda rows: SPLIT,
             padded_rows=lambda rows: rows,
-            joining=Joining(16, 33, 64, wide_lanes=2, paired_rows=16),
+            joining=SplitPolicy(16, 33, 64, multi_row_lanes=2, single_lane_rows=16),
             growth=2,
         )
         self.seconds = dict.fromkeys(("order", "input", "pack"), 0.0)

@@ -39,7 +39,7 @@ class Kernel:
             case "mosaic":
                 return 2 * (_MATRIX_ROWS // 2 // group)
             case "triton":
-                return triton_config.WIDE_ROWS // group
+                return triton_config.BLOCK_M // group
             case _:
                 return _XLA_ROWS
 

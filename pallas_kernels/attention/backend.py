@@ -11,8 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.planner import CostModel
+from pallas_kernels.attention.split_policy import SplitPolicy
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class AttentionTuning:
     kv_split_size: int
     fine_kv_split_size: int
     fine_rows: int
-    split_policy: Joining | None
+    split_policy: SplitPolicy | None
     cost_model: CostModel
 
 

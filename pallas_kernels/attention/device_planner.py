@@ -34,7 +34,7 @@ def plan_on_device(
             last tokens of its context; no item covers the others, which are padding.
         context_len: tokens of each sequence, this step's included; at most ``shape.max_context``.
         page_size: S.
-        shape: ``shape.seqs`` is B and ``shape.rows`` a multiple of it; ``joining`` is None.
+        shape: ``shape.seqs`` is B and ``shape.rows`` a multiple of it; ``split_policy`` is None.
         sharing: as in ``plan_attention``. Only steps of one row a sequence share. A prompt chunk
             reads its own table, its rows in tiles.
 
@@ -45,15 +45,15 @@ def plan_on_device(
         ValueError: shapes that do not fit each other, or a shape that coalesces splits.
     """
     B = page_table.shape[0]
-    if shape.joining is not None:
+    if shape.split_policy is not None:
         raise ValueError(
             "the shape coalesces splits, which the device planner does not: "
-            "give a PlanShape with joining=None"
+            "give a PlanShape with split_policy=None"
         )
-    if shape.seqs != B or shape.rows % B or shape.split_tokens % page_size:
+    if shape.seqs != B or shape.rows % B or shape.kv_split_size % page_size:
         raise ValueError(
             f"a plan for {shape.seqs} sequences, {shape.rows} rows and splits of "
-            f"{shape.split_tokens} tokens does not fit {B} sequences in pages of {page_size}; "
+            f"{shape.kv_split_size} tokens does not fit {B} sequences in pages of {page_size}; "
             "rows must be a multiple of the sequences, and a split a multiple of the page"
         )
     if shape.rows == B:
@@ -76,7 +76,7 @@ class _Candidates:
 
 def _plan_decode(page_table, query_len, context_len, page_size, shape, sharing) -> AttentionPlan:
     """One row a sequence: neighbours with the same pages over a whole split share an item."""
-    B, C, R, J = shape.seqs, shape.split_tokens, shape.tile_rows, shape.cuts
+    B, C, R, J = shape.seqs, shape.kv_split_size, shape.tile_rows, shape.num_splits
     starts = jnp.arange(J, dtype=jnp.int32)[:, None] * C
     row = jnp.broadcast_to(jnp.arange(B, dtype=jnp.int32), (J, B))
     length = jnp.where(query_len > 0, context_len, 0)
@@ -106,8 +106,8 @@ def _plan_decode(page_table, query_len, context_len, page_size, shape, sharing) 
         kv_stop=jnp.minimum(starts + C, length).ravel(),
     )
     chosen = multi_row.ravel()
-    single_items, single_at = _compact(found, ~chosen, shape.narrow_capacity, 1, C)
-    multi_items, multi_at = _compact(found, chosen, shape.wide_capacity, R, C)
+    single_items, single_at = _compact(found, ~chosen, shape.single_row_capacity, 1, C)
+    multi_items, multi_at = _compact(found, chosen, shape.multi_row_capacity, R, C)
     owner = row - jnp.where(multi_row, place % R, 0) + jnp.arange(J)[:, None] * B
     slot = jnp.where(
         multi_row,
@@ -129,7 +129,7 @@ def _groups(shared: Bool[Array, "J B"], row: Int[Array, "J B"]) -> tuple[Array, 
 
 def _plan_chunks(query_len, context_len, shape: PlanShape) -> AttentionPlan:
     """Several rows a sequence: tiles of rows against the causal part of its context."""
-    B, C, R, J = shape.seqs, shape.split_tokens, shape.tile_rows, shape.cuts
+    B, C, R, J = shape.seqs, shape.kv_split_size, shape.tile_rows, shape.num_splits
     Q = shape.rows // B
     tiles = -(-Q // R)
     split, b, tile = jnp.meshgrid(jnp.arange(J), jnp.arange(B), jnp.arange(tiles), indexing="ij")

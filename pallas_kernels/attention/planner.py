@@ -2,19 +2,19 @@
 
 It splits the KV of the batch at multiples of the KV split size, finds neighbouring sequences that
 share the pages of a split (a shared prefix), and makes one item for all of them where that pays.
-``joining`` then coalesces the splits. Everything is NumPy, O(sequences * splits), once a step.
+``split_policy`` then coalesces the splits. Everything is NumPy, O(sequences * splits), once a step.
 """
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from pallas_kernels.attention.joining import (
-    Joining,
+from pallas_kernels.attention.split_policy import (
     Spans,
+    SplitPolicy,
     coalesce_multi_row,
     coalesce_single_row,
 )
@@ -47,17 +47,19 @@ type Sharing = Literal["on", "off"] | CostModel
 """Which runs of pages that several sequences hold are read once: all, none, or those that pay."""
 
 
-MOST_RESULTS = 32
+MAX_PARTIAL_RESULTS = 32
 """Partial results of a row at most, in steps for long sequences."""
 
 
-def cut_tokens(max_context: int, unit: int, joining: Joining | None) -> int:
+def choose_kv_split_size(max_context: int, unit: int, split_policy: SplitPolicy | None) -> int:
     """The KV split size for sequences of up to ``max_context`` tokens, a multiple of ``unit``.
 
     It is ``unit`` where splits are coalesced. Otherwise it is large enough that a row has at most
-    ``MOST_RESULTS`` partial results.
+    ``MAX_PARTIAL_RESULTS`` partial results.
     """
-    return unit if joining is not None else unit * math.ceil(max_context / unit / MOST_RESULTS)
+    if split_policy is not None:
+        return unit
+    return unit * math.ceil(max_context / unit / MAX_PARTIAL_RESULTS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,51 +71,54 @@ class PlanShape:
         seqs: B, rows of the page table.
         max_context: most tokens of one sequence.
         tile_rows: rows of a multi-row item at most.
-        split_tokens: the KV split size: items are split at multiples of this many tokens of the
-            sequence, so that a row's arithmetic does not depend on the rows that share with it.
-        joining: how splits are coalesced, or None for not at all. A row's arithmetic then depends
-            on the batch, within rounding, and a row has at most ``MOST_RESULTS`` items: a batch
-            that needs more is split at the next power-of-two multiple of ``split_tokens``.
+        kv_split_size: items are split at multiples of this many KV tokens of the sequence, so that
+            a row's arithmetic does not depend on the rows that share with it.
+        split_policy: how splits are coalesced, or None to keep every split. With a policy a row's
+            arithmetic depends on the batch, within rounding, and a row has at most
+            ``MAX_PARTIAL_RESULTS`` items: a batch that needs more is split at the next power-of-two
+            multiple of ``kv_split_size``.
     """
 
     rows: int
     seqs: int
     max_context: int
     tile_rows: int
-    split_tokens: int
-    joining: Joining | None = None
+    kv_split_size: int
+    split_policy: SplitPolicy | None = None
 
     @property
-    def cuts(self) -> int:
+    def num_splits(self) -> int:
         """KV splits of the longest sequence."""
-        return math.ceil(self.max_context / self.split_tokens)
+        return math.ceil(self.max_context / self.kv_split_size)
 
     @property
-    def results(self) -> int:
+    def max_partials(self) -> int:
         """Capacity for the partial results of one row."""
-        return self.cuts if self.joining is None else min(self.cuts, MOST_RESULTS)
+        if self.split_policy is None:
+            return self.num_splits
+        return min(self.num_splits, MAX_PARTIAL_RESULTS)
 
     @property
-    def item_tokens(self) -> int:
+    def max_item_tokens(self) -> int:
         """KV tokens of an item at most."""
-        return self.split_tokens * (1 if self.joining is None else self.cuts)
+        return self.kv_split_size * (1 if self.split_policy is None else self.num_splits)
 
     @property
-    def narrow_capacity(self) -> int:
+    def single_row_capacity(self) -> int:
         """Capacity for single-row items."""
-        return self.results * min(self.seqs, self.rows)
+        return self.max_partials * min(self.seqs, self.rows)
 
     @property
-    def wide_capacity(self) -> int:
-        """Capacity for multi-row items: at each of ``results`` splits, the rows in full tiles and
-        one partial tile for each span of two rows or more."""
+    def multi_row_capacity(self) -> int:
+        """Capacity for multi-row items: at each of ``max_partials`` splits, the rows in full tiles
+        and one partial tile for each span of two rows or more."""
         spans = min(self.seqs, self.rows // 2)
-        return max(1, self.results * (math.ceil(self.rows / self.tile_rows) + spans))
+        return max(1, self.max_partials * (math.ceil(self.rows / self.tile_rows) + spans))
 
     @property
     def merge_capacity(self) -> int:
         """Capacity for the partial results of all rows together."""
-        return self.results * self.rows
+        return self.max_partials * self.rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,46 +163,49 @@ def plan_attention(
     Returns:
         The plan (NumPy leaves) and what it reads.
     """
-    tokens = shape.split_tokens
+    tokens = shape.kv_split_size
     assert tokens % page_size == 0 and shape.seqs >= context_len.size
     assert query_start[-1] <= shape.rows
+    batch = _Batch(page_table, query_start, context_len, page_size)
     while True:
-        single, many, stats = _spans(
-            page_table, query_start, context_len, page_size, shape.tile_rows, tokens, sharing
-        )
-        if shape.joining is not None:
-            many = coalesce_multi_row(many, tokens, shape.tile_rows, shape.joining)
+        single, many, stats = _spans(batch, shape.tile_rows, tokens, sharing)
+        if shape.split_policy is not None:
+            many = coalesce_multi_row(many, tokens, shape.tile_rows, shape.split_policy)
         tiles = many.tiled(shape.tile_rows)
-        if shape.joining is not None:
-            before = shape.joining.lane_loads(tiles.kv_stop - tiles.kv_start, shape.tile_rows)
+        if shape.split_policy is not None:
+            before = shape.split_policy.lane_loads(tiles.kv_stop - tiles.kv_start, shape.tile_rows)
             single = coalesce_single_row(
-                single, tokens, shape.narrow_capacity, shape.joining, before
+                single, tokens, shape.single_row_capacity, shape.split_policy, before
             )
         if (
-            single.row_count.size <= shape.narrow_capacity
-            and tiles.row_count.size <= shape.wide_capacity
+            single.row_count.size <= shape.single_row_capacity
+            and tiles.row_count.size <= shape.multi_row_capacity
             and single.row_count.size + many.row_count.sum() <= shape.merge_capacity
         ):
             break
-        # ``results`` splits always fit.
-        assert shape.joining is not None and tokens * shape.results < shape.max_context
+        # ``max_partials`` splits always fit.
+        assert shape.split_policy is not None and tokens * shape.max_partials < shape.max_context
         tokens *= 2
-    single_row = _work_list(single, shape.narrow_capacity, 1, shape.item_tokens)
-    multi_row = _work_list(tiles, shape.wide_capacity, shape.tile_rows, shape.item_tokens)
+    single_row = _work_list(single, shape.single_row_capacity, 1, shape.max_item_tokens)
+    multi_row = _work_list(tiles, shape.multi_row_capacity, shape.tile_rows, shape.max_item_tokens)
     indptr, slots = _merge((single_row, multi_row), shape)
     return AttentionPlan((single_row, multi_row), indptr, slots), stats
 
 
+class _Batch(NamedTuple):
+    """Arguments of ``plan_attention``."""
+
+    page_table: Int[np.ndarray, "A M"]
+    query_start: Int[np.ndarray, " A1"]
+    context_len: Int[np.ndarray, " A"]
+    page_size: int
+
+
 def _spans(
-    page_table: Int[np.ndarray, "A M"],
-    query_start: Int[np.ndarray, " A1"],
-    context_len: Int[np.ndarray, " A"],
-    page_size: int,
-    tile_rows: int,
-    tokens: int,
-    sharing: Sharing,
+    batch: _Batch, tile_rows: int, tokens: int, sharing: Sharing
 ) -> tuple[Spans, Spans, PlanStats]:
     """Split the batch at multiples of ``tokens``: (single-row spans, multi-row spans, stats)."""
+    page_table, query_start, context_len, page_size = batch
     A, C = context_len.size, tokens
     splits = -(-int(context_len.max(initial=0)) // C)
     starts = np.arange(splits) * C

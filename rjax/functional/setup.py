@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from models import Decoder, ModelConfig
 from models.sharding import check_mesh, single_device_mesh
-from pallas_kernels.attention.planner import PlanShape, Sharing, cut_tokens
+from pallas_kernels.attention.planner import PlanShape, Sharing, choose_kv_split_size
 from rjax.errors import InvalidConfigError
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.cost_model import fitted_cost_model
@@ -126,7 +126,7 @@ def prepare(
         unit = page_size * math.ceil(
             min(chosen.split_tokens, max_context / _LEAST_CUTS) / page_size
         )
-        split_tokens = cut_tokens(max_context, unit, None)
+        split_tokens = choose_kv_split_size(max_context, unit, None)
     if split_tokens < 1 or split_tokens % page_size:
         raise InvalidConfigError(
             f"split_tokens is {split_tokens}; it must be a multiple of page_size ({page_size})"

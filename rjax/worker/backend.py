@@ -12,9 +12,9 @@ from models import ModelConfig
 from pallas_kernels import one_row, streamed_product
 from pallas_kernels.attention import mosaic as attention_mosaic
 from pallas_kernels.attention import xla as attention_xla
-from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.mosaic import config as mosaic_config
 from pallas_kernels.attention.planner import CostModel
+from pallas_kernels.attention.split_policy import SplitPolicy
 from pallas_kernels.attention.triton import config as triton_config
 from pallas_kernels.gated_activation import mosaic as activation_mosaic
 from pallas_kernels.gated_activation import xla as activation_xla
@@ -85,7 +85,7 @@ class Backend:
     split_tokens: int
     fine_split_tokens: int
     fine_rows: int
-    joining: Joining | None
+    joining: SplitPolicy | None
     cost_model: CostModel
 
     def cut_of(self, rows: int) -> int:
@@ -226,8 +226,8 @@ def _triton_cannot(
             f"not {model.head_dim}"
         )
     group = model.num_heads // model.num_kv_heads
-    if group > triton_config.WIDE_ROWS:
-        return f"it takes at most {triton_config.WIDE_ROWS} query heads a KV head, not {group}"
+    if group > triton_config.BLOCK_M:
+        return f"it takes at most {triton_config.BLOCK_M} query heads a KV head, not {group}"
     try:
         import jax_triton  # noqa: F401
     except ImportError as error:
@@ -286,14 +286,14 @@ def _mosaic(model: ModelConfig, fp8: bool) -> Backend:
         split_tokens=256,
         fine_split_tokens=64,
         fine_rows=_FEW_HEADS // model.num_kv_heads,
-        joining=Joining(
-            least_wide_items=-(-_MULTIPROCESSORS // model.num_kv_heads),
+        joining=SplitPolicy(
+            min_multi_row_items=-(-_MULTIPROCESSORS // model.num_kv_heads),
             # A program takes one-row items two heads at a time.
-            narrow_lanes=max(1, multiprocessors() // pairs),
-            item_tokens=64,  # about: to begin, to end and to merge
+            single_row_lanes=max(1, multiprocessors() // pairs),
+            item_overhead=64,  # about: to begin, to end and to merge
             # And wide ones a head at a time.
-            wide_lanes=model.num_kv_heads // pairs,
-            paired_rows=_WGMMA_ROWS // 2 // group,
+            multi_row_lanes=model.num_kv_heads // pairs,
+            single_lane_rows=_WGMMA_ROWS // 2 // group,
         ),
         # Microseconds: `python -m bench.kernels.cost_model` on an H200, 32 heads over 8 KV heads of
         # 128 dims. Other heads change all four alike.
@@ -317,7 +317,7 @@ def _triton(model: ModelConfig) -> Backend:
         gated_product=None,
         one_row=None,
         prepare=lambda plan, positions, heads: pack.pack_plan(plan, heads),
-        tile_rows=triton_config.WIDE_ROWS // (model.num_heads // model.num_kv_heads),
+        tile_rows=triton_config.BLOCK_M // (model.num_heads // model.num_kv_heads),
         split_tokens=512,
         fine_split_tokens=512,
         fine_rows=0,

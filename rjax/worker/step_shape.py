@@ -4,8 +4,8 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.planner import PlanShape
+from pallas_kernels.attention.split_policy import SplitPolicy
 from rjax.engine.schedule import ScheduledSequence
 from rjax.engine.step_limits import StepLimits
 from rjax.sampling import SamplerMode, step_mode
@@ -82,7 +82,7 @@ class ShapeTable:
         item_rows: Callable[[int], int],
         cut_of: Callable[[int], int],
         padded_rows: Callable[[int], int],
-        joining: Joining | None,
+        joining: SplitPolicy | None,
         growth: int,
     ) -> None:
         def shape(rows: int, seqs: int, cut: int) -> StepShape:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
 from models import LoadedModel
-from pallas_kernels.attention.planner import CostModel, PlanStats, Sharing, cut_tokens
+from pallas_kernels.attention.planner import CostModel, PlanStats, Sharing, choose_kv_split_size
 from rjax.config import EngineConfig
 from rjax.engine.page_operations import PageOperation
 from rjax.engine.schedule import ScheduledSequence
@@ -98,7 +98,7 @@ class Worker:
 
         def cut_of(rows: int) -> int:
             unit = config.relay.relay_split_tokens or max(backend.cut_of(rows), page_size)
-            return cut_tokens(max_model_len, unit, joining)
+            return choose_kv_split_size(max_model_len, unit, joining)
 
         self.shapes = ShapeTable(
             limits=limits,
@@ -237,7 +237,7 @@ class Worker:
         rows = sum([item.stop - item.start for item in batch])
         shape = self.shapes.choose(rows=rows, seqs=len(batch))
         batch = by_shared_pages(
-            batch, tables, page_size=shape.page_size, split_tokens=shape.plan.split_tokens
+            batch, tables, page_size=shape.page_size, split_tokens=shape.plan.kv_split_size
         )
         step_input, stats = build_step_input(batch, tables, shape, self._sharing)
         if self._check_values:

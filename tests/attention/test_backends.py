@@ -7,9 +7,9 @@ import types
 import pytest
 
 from pallas_kernels.attention.backend import AttentionShape, DeviceInfo
-from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.planner import CostModel
 from pallas_kernels.attention.registry import BACKENDS
+from pallas_kernels.attention.split_policy import SplitPolicy
 from pallas_kernels.mosaic_emit import multiprocessors
 
 SHAPE = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, dtype="bfloat16", page_size=64)
@@ -117,17 +117,17 @@ def test_xla_refuses_nothing():
     ],
 )
 def test_mosaic_tuning(heads, tile_rows, fine_rows, policy):
-    least_wide_items, pairs, wide_lanes, paired_rows = policy
+    min_multi_row_items, pairs, multi_row_lanes, single_lane_rows = policy
     N, K = heads
     tuning = BY_NAME["mosaic"].tuning(dataclasses.replace(SHAPE, num_heads=N, num_kv_heads=K))
     assert (tuning.tile_rows, tuning.fine_rows) == (tile_rows, fine_rows)
     assert (tuning.kv_split_size, tuning.fine_kv_split_size) == (256, 64)
-    assert tuning.split_policy == Joining(
-        least_wide_items=least_wide_items,
-        narrow_lanes=multiprocessors() // pairs,
-        item_tokens=64,
-        wide_lanes=wide_lanes,
-        paired_rows=paired_rows,
+    assert tuning.split_policy == SplitPolicy(
+        min_multi_row_items=min_multi_row_items,
+        single_row_lanes=multiprocessors() // pairs,
+        item_overhead=64,
+        multi_row_lanes=multi_row_lanes,
+        single_lane_rows=single_lane_rows,
     )
     assert tuning.cost_model == CostModel(0.055, 0.00048, 0.28, 0.00097)
 

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.mosaic import PackedPlan, pack_plan
 from pallas_kernels.attention.mosaic.tile_scheduler import TileScheduler
 from pallas_kernels.attention.mosaic.work_tile import KV_START, KV_STOP
 from pallas_kernels.attention.planner import PlanShape, plan_attention
 from pallas_kernels.attention.reference import paged_attention_reference
 from pallas_kernels.attention.spec import AttentionSpec
+from pallas_kernels.attention.split_policy import SplitPolicy
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 pack = jax.jit(pack_plan, static_argnums=2)
@@ -98,7 +98,7 @@ def test_long_work_tiles_of_both_kinds_run_side_by_side(rows, shared, own, rever
     table = np.tile(np.arange(pages), (rows, 1))
     table[:, shared // S :] += np.arange(rows)[:, None] * (own // S)
     lengths = np.full(rows, shared + own)
-    shape = PlanShape(rows, rows, shared + own, tile_rows=32, split_tokens=256)
+    shape = PlanShape(rows, rows, shared + own, tile_rows=32, kv_split_size=256)
     plan, _ = plan_attention(
         table, np.arange(rows + 1), lengths, page_size=S, shape=shape, sharing="on"
     )
@@ -129,8 +129,10 @@ def test_no_cta_has_much_more_work_than_others(queries, spread):
     lengths = 2048 + np.append(own, 96)[: counts.size]
     table = np.tile(np.arange(40), (counts.size, 1))
     table[:, 32:] += np.arange(counts.size)[:, None] * 8
-    joining = Joining(16, 33, 64, wide_lanes=2, paired_rows=16)
-    shape = PlanShape(64 + queries, 65, 2560, tile_rows=32, split_tokens=256, joining=joining)
+    split_policy = SplitPolicy(16, 33, 64, multi_row_lanes=2, single_lane_rows=16)
+    shape = PlanShape(
+        64 + queries, 65, 2560, tile_rows=32, kv_split_size=256, split_policy=split_policy
+    )
     start = np.append(0, counts.cumsum())
     plan, _ = plan_attention(table, start, lengths, page_size=64, shape=shape, sharing="on")
     positions = np.concatenate(

@@ -1,12 +1,12 @@
 """The mosaic backend: its refusals, its tuning and its functions."""
 
 from pallas_kernels.attention.backend import AttentionBackend, AttentionShape, AttentionTuning
-from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.mosaic.api import paged_attention, unmerged_attention
 from pallas_kernels.attention.mosaic.config import CONSUMERS, WGMMA_M
 from pallas_kernels.attention.mosaic.pack import pack_plan
 from pallas_kernels.attention.mosaic.refusal import COMPUTE_CAPABILITIES, refusal
 from pallas_kernels.attention.planner import CostModel
+from pallas_kernels.attention.split_policy import SplitPolicy
 from pallas_kernels.mosaic_emit import multiprocessors
 
 _NUM_SMS = 128  # about those of a Hopper GPU: multi-row items mostly come in powers of two
@@ -23,14 +23,14 @@ def tuning(shape: AttentionShape) -> AttentionTuning:
         kv_split_size=256,
         fine_kv_split_size=64,
         fine_rows=_FINE_ROW_HEADS // K,
-        split_policy=Joining(
-            least_wide_items=-(-_NUM_SMS // K),
+        split_policy=SplitPolicy(
+            min_multi_row_items=-(-_NUM_SMS // K),
             # A CTA takes single-row items two heads at a time.
-            narrow_lanes=max(1, multiprocessors() // head_pairs),
-            item_tokens=64,  # about the time to start, to finish and to merge an item
+            single_row_lanes=max(1, multiprocessors() // head_pairs),
+            item_overhead=64,  # about the time to start, to finish and to merge an item
             # A CTA takes multi-row items one head at a time.
-            wide_lanes=K // head_pairs,
-            paired_rows=warpgroup_rows,
+            multi_row_lanes=K // head_pairs,
+            single_lane_rows=warpgroup_rows,
         ),
         # Microseconds: `python -m bench.kernels.cost_model` on an H200, 32 heads over 8 KV heads of
         # 128 dims. Other heads scale all four alike.

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.backend import AttentionShape
 from pallas_kernels.attention.options import apply_sinks, check_per_head
 from pallas_kernels.attention.spec import AttentionSpec
-from pallas_kernels.attention.triton.config import WIDE_ROWS, Tiling, tiling
+from pallas_kernels.attention.triton.config import BLOCK_M, Tiling, tiling
 from pallas_kernels.attention.triton.kernel import attention_kernel
 from pallas_kernels.attention.triton.pack import PackedPlan, pack_plan
 from pallas_kernels.attention.triton.refusal import shape_refusal
@@ -126,7 +126,7 @@ def _launch(spec: AttentionSpec, config: Tiling, packed: PackedPlan, operands: O
         H=H,
         S=S,
         SMALL_BLOCK_M=packed.small_block_m,
-        BLOCK_M=WIDE_ROWS,
+        BLOCK_M=BLOCK_M,
         KV_TILE=config.tokens,
         SCALE=float(spec.scale),
         WINDOW=spec.sliding_window or 0,

@@ -5,7 +5,7 @@ Triton is not installed everywhere: only a call of ``attention`` imports it.
 
 from pallas_kernels.attention.backend import AttentionBackend, AttentionShape, AttentionTuning
 from pallas_kernels.attention.planner import CostModel
-from pallas_kernels.attention.triton.config import WIDE_ROWS
+from pallas_kernels.attention.triton.config import BLOCK_M
 from pallas_kernels.attention.triton.pack import pack_plan
 from pallas_kernels.attention.triton.refusal import COMPUTE_CAPABILITIES, refusal
 
@@ -13,7 +13,7 @@ from pallas_kernels.attention.triton.refusal import COMPUTE_CAPABILITIES, refusa
 def tuning(shape: AttentionShape) -> AttentionTuning:
     """Tile and split sizes for a shape."""
     return AttentionTuning(
-        tile_rows=WIDE_ROWS // shape.group_size,
+        tile_rows=BLOCK_M // shape.group_size,
         kv_split_size=512,
         fine_kv_split_size=512,
         fine_rows=0,

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 HEAD_DIMS = range(16, 257, 16)
-WIDE_ROWS = 64  # matrix rows (query rows times heads of a group) of a large block
+BLOCK_M = 64  # matrix rows (query rows times heads of a group) of a large block
 _NO_GPU = (8.0, 128)  # compute capability and SMs to lower for without a GPU
 _CTAS_PER_SM = 8  # several times the resident ones, so that their work balances
 
@@ -40,7 +40,7 @@ def tiling(head_dim: int) -> Tiling:
 def small_block_m() -> int:
     """Matrix rows of a small block: the minimum of mma.sync. On Hopper it is that of a large block,
     because wgmma takes the same time for it and gives the same bits."""
-    return WIDE_ROWS if _device()[0] >= 9 else 16
+    return BLOCK_M if _device()[0] >= 9 else 16
 
 
 def _device() -> tuple[float, int]:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from pallas_kernels.attention.triton.config import WIDE_ROWS, small_block_m
+from pallas_kernels.attention.triton.config import BLOCK_M, small_block_m
 from pallas_kernels.attention.work_list import AttentionPlan, WorkList, merge_destinations
 
 FIELDS = 8  # one 32-byte sector a block
@@ -54,14 +54,14 @@ def pack_plan(
     """
     N, K = heads
     G = N // K
-    if G > WIDE_ROWS:
-        raise ValueError(f"{G} query heads a KV head; the triton backend takes at most {WIDE_ROWS}")
+    if G > BLOCK_M:
+        raise ValueError(f"{G} query heads a KV head; the triton backend takes at most {BLOCK_M}")
     small_m = small_m or small_block_m()
     large_blocks, small_blocks, first_slot = [], [], 0
     for work in plan.lists:
         fits = work.tile_rows * G <= small_m
         (small_blocks if fits else large_blocks).append(
-            _blocks(work, first_slot, (small_m if fits else WIDE_ROWS) // G)
+            _blocks(work, first_slot, (small_m if fits else BLOCK_M) // G)
         )
         first_slot += work.capacity * work.tile_rows
     blocks = jnp.concatenate(large_blocks + small_blocks)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from pallas_kernels.attention.backend import AttentionShape, DeviceInfo, supports
-from pallas_kernels.attention.triton.config import HEAD_DIMS, WIDE_ROWS
+from pallas_kernels.attention.triton.config import BLOCK_M, HEAD_DIMS
 
 COMPUTE_CAPABILITIES = (8, 9)
 
@@ -24,8 +24,8 @@ def shape_refusal(shape: AttentionShape) -> str | None:
             f"it takes head dims from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]} in steps of "
             f"{HEAD_DIMS.step}, not {shape.head_dim}"
         )
-    if shape.group_size > WIDE_ROWS:
-        return f"it takes at most {WIDE_ROWS} query heads a KV head, not {shape.group_size}"
+    if shape.group_size > BLOCK_M:
+        return f"it takes at most {BLOCK_M} query heads a KV head, not {shape.group_size}"
     return None
 
 

@@ -12,38 +12,38 @@ import math
 import numpy as np
 from jaxtyping import Int
 
-MOST_JOINED = 16
-"""Splits of one multi-row item at most, because a longer item would finish last. Longer
-items are allowed where a run of tokens would otherwise become more than this many items."""
+MAX_COALESCED_SPLITS = 16
+"""Splits of one multi-row item at most, because a longer item would finish last. Longer items are
+allowed where a run of tokens would otherwise become more than this many items."""
 
 _BALANCED_ROUNDS = 4  # last rounds that are balanced one by one; earlier imbalance is small
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Joining:
+class SplitPolicy:
     """How far the splits of items are coalesced.
 
     Attributes:
-        least_wide_items: multi-row items that must remain.
-        narrow_lanes: single-row items that the device computes at once.
-        item_tokens: overhead of an item, in tokens.
-        wide_lanes: lanes that a multi-row item takes.
-        paired_rows: multi-row items of at most this many rows take a single lane.
+        min_multi_row_items: multi-row items that must remain.
+        single_row_lanes: single-row items that the device computes at once.
+        item_overhead: overhead of an item, in tokens.
+        multi_row_lanes: lanes that a multi-row item takes.
+        single_lane_rows: multi-row items of at most this many rows take a single lane.
     """
 
-    least_wide_items: int
-    narrow_lanes: int
-    item_tokens: int
-    wide_lanes: int = 1
-    paired_rows: int = 0
+    min_multi_row_items: int
+    single_row_lanes: int
+    item_overhead: int
+    multi_row_lanes: int = 1
+    single_lane_rows: int = 0
 
     def lane_loads(self, tokens: Int[np.ndarray, " X"], tile_rows: int) -> Int[np.ndarray, " Y"]:
         """The load of each lane that multi-row items take, one after another, in tokens.
 
         tokens: KV tokens of each item; tile_rows: rows of an item at most.
         """
-        lanes = 1 if tile_rows <= self.paired_rows else self.wide_lanes
-        return np.repeat(tokens + self.item_tokens, lanes)
+        lanes = 1 if tile_rows <= self.single_lane_rows else self.multi_row_lanes
+        return np.repeat(tokens + self.item_overhead, lanes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,23 +86,29 @@ class Spans:
         )
 
 
-def coalesce_multi_row(spans: Spans, tokens: int, tile_rows: int, joining: Joining) -> Spans:
+def coalesce_multi_row(
+    spans: Spans, tokens: int, tile_rows: int, split_policy: SplitPolicy
+) -> Spans:
     """Coalesce the splits of multi-row spans.
 
-    Takes the largest power of two of splits that leaves about ``least_wide_items`` items and that
-    ``MOST_JOINED`` allows. tokens: the KV split size.
+    Takes the largest power of two of splits that leaves about ``min_multi_row_items`` items and
+    that ``MAX_COALESCED_SPLITS`` allows. tokens: the KV split size.
     """
     items = int((-(-spans.row_count // tile_rows)).sum())
     splits = int(spans.kv_stop.max(initial=0)) // tokens
-    largest = max(MOST_JOINED, splits // MOST_JOINED)
+    largest = max(MAX_COALESCED_SPLITS, splits // MAX_COALESCED_SPLITS)
     factor = 1
-    while factor < largest and items >= 2 * factor * joining.least_wide_items:
+    while factor < largest and items >= 2 * factor * split_policy.min_multi_row_items:
         factor *= 2
     return spans.coalesced(factor * tokens)
 
 
 def coalesce_single_row(
-    spans: Spans, tokens: int, capacity: int, joining: Joining, before: Int[np.ndarray, " Y"]
+    spans: Spans,
+    tokens: int,
+    capacity: int,
+    split_policy: SplitPolicy,
+    before: Int[np.ndarray, " Y"],
 ) -> Spans:
     """Coalesce the splits of single-row spans, and order them for balanced lanes.
 
@@ -113,21 +119,21 @@ def coalesce_single_row(
         tokens: the KV split size.
         capacity: items that there is room for. If even whole rows are more, the spans come back
             uncoalesced.
-        joining: lanes and overhead.
-        before: loads that the lanes take first, see ``Joining.lane_loads``.
+        split_policy: lanes and overhead.
+        before: loads that the lanes take first, see ``SplitPolicy.lane_loads``.
     """
     found = spans.select(np.lexsort((spans.kv_start, spans.row_begin)))
     continues = np.zeros(found.kv_start.size, bool)
     continues[1:] = found.kv_start[1:] == found.kv_stop[:-1]
     continues[1:] &= found.row_begin[1:] == found.row_begin[:-1]
     fewest = continues.size - np.count_nonzero(continues)
-    enough = max(fewest, min(joining.narrow_lanes, capacity))
+    enough = max(fewest, min(split_policy.single_row_lanes, capacity))
     best, least, factor = (np.arange(continues.size), found.kv_stop), math.inf, 1
     while True:
         first = np.flatnonzero(~continues | (found.kv_start % (factor * tokens) == 0))
         stop = found.kv_stop[np.append(first, continues.size)[1:] - 1]
-        costs = stop - found.kv_start[first] + joining.item_tokens
-        order, busiest = _balance(costs, before, joining.narrow_lanes)
+        costs = stop - found.kv_start[first] + split_policy.item_overhead
+        order, busiest = _balance(costs, before, split_policy.single_row_lanes)
         if first.size <= capacity and busiest <= least:
             best, least = (first[order], stop[order]), busiest
         if first.size <= enough:
