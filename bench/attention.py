@@ -113,7 +113,9 @@ class Layer:
         self.spec = AttentionSpec(scale=self.H**-0.5)
 
     def case(self, batch: int, prefix: int, own: int, *, share: bool) -> Case:
-        split = max(self.page_size, self.backend.cut_of(batch))
+        tuning = self.backend.tuning
+        fine = batch <= tuning.fine_rows
+        split = max(self.page_size, tuning.fine_kv_split_size if fine else tuning.kv_split_size)
         return Case(
             f"{batch}; {prefix}; {own}",
             batch,
@@ -124,9 +126,9 @@ class Layer:
             H=self.H,
             S=self.page_size,
             share="on" if share else "off",
-            tile_rows=self.backend.tile_rows,
+            tile_rows=tuning.tile_rows,
             split=split,
-            joining=self.backend.joining,
+            joining=tuning.split_policy,
         )
 
     def times(self, case: Case) -> Times:
@@ -134,9 +136,9 @@ class Layer:
         floor = case.bytes(self.dtype.itemsize)
         layers = max(1, min(8, math.ceil(_DISTINCT_BYTES / floor))) if self.on_gpu else 1
         inputs = make_inputs(case, 0, layers, self.dtype)
-        prepare = jax.jit(self.backend.prepare, static_argnums=2)
+        prepare = jax.jit(self.backend.attention.prepare, static_argnums=2)
         plan = prepare(inputs.plan, inputs.positions, (self.N, self.K))
-        attend = jax.jit(functools.partial(self.backend.paged_attention, spec=self.spec))
+        attend = jax.jit(functools.partial(self.backend.attention.attention, spec=self.spec))
         args = (inputs.page_table, inputs.positions, plan)
         out, lse = attend(inputs.q, *inputs.pools[0], *args)
         relative, _ = errors(case, inputs, out, lse, self.spec)

@@ -38,7 +38,10 @@ from bench.records import record
 from bench.step_floor import DecodeCase, floor_seconds
 from models import ModelConfig, config_from_dict, init_model
 from models.sharding import single_device_mesh
-from pallas_kernels.attention.planner import PlanShape, Sharing, cut_tokens, plan_attention
+from pallas_kernels.attention.planner import (
+    Sharing,
+    plan_attention,
+)
 from rjax.config import PAGE_SIZES
 from rjax.sampling import SamplerMode, init_state
 from rjax.worker.backend import Backend, choose_backend
@@ -99,9 +102,14 @@ def step_shape(
 ) -> StepShape:
     """Of a decode step of this case, as engines for so many tokens have it, or for just these."""
     longest, rows = max_model_len or case.context, backend.padded_rows(case.batch)
-    joining = backend.joining if relay == "auto" else None
-    split = cut_tokens(longest, max(backend.cut_of(case.batch), page_size), joining)
-    plan = PlanShape(rows, case.batch, longest, backend.item_rows(rows), split, joining)
+    plan = backend.plan_shape(
+        rows,
+        case.batch,
+        longest,
+        page_size,
+        coalesce=relay == "auto",
+        unpadded_rows=case.batch,
+    )
     return StepShape(rows, case.batch, -(-longest // page_size), page_size, plan)
 
 
@@ -167,7 +175,11 @@ class Bench:
         table = np.zeros((B, shape.table_pages), np.int32)
         table[:, :common] = ids[:common]
         table[:, common : common + own] = ids[common:].reshape(B, own)
-        modes: dict[str, Sharing] = {"on": "on", "off": "off", "auto": self.backend.cost_model}
+        modes: dict[str, Sharing] = {
+            "on": "on",
+            "off": "off",
+            "auto": self.backend.tuning.cost_model,
+        }
         context = np.full(B, case.context, np.int32)
         plan, _ = plan_attention(
             table,

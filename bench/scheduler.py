@@ -19,8 +19,7 @@ import jax
 import numpy as np
 
 from bench.command_line import run, whole
-from pallas_kernels.attention.joining import Joining
-from pallas_kernels.attention.planner import CostModel
+from pallas_kernels.attention.planner import CostModel, PlanShape
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.page_hash import PageHashes, root_key
 from rjax.batch.step_limits import StepLimits
@@ -37,6 +36,7 @@ from rjax.worker.step_input import PackedLayout, build_step_input
 from rjax.worker.step_shape import ShapeTable, step_features
 
 PAGES, PAGE_SIZE, LENGTH, BUDGET, SPLIT = 100_000, 64, 8192, 8192, 512
+_POLICY = SplitPolicy(16, 33, 64, multi_row_lanes=2, single_lane_rows=16)
 SYSTEM, OWN = 1024, 512
 RESULT = pathlib.Path(__file__).parent / "results" / "scheduler.json"
 
@@ -52,10 +52,10 @@ class HostOnlyWorker:
             limits=limits,
             max_model_len=LENGTH,
             page_size=PAGE_SIZE,
-            item_rows=lambda rows: min(32, rows),
-            kv_split_of=lambda rows: SPLIT,
+            plan_shape=lambda rows, seqs, _: PlanShape(
+                rows, seqs, LENGTH, min(32, rows), SPLIT, _POLICY
+            ),
             padded_rows=lambda rows: rows,
-            joining=Joining(16, 33, 64, wide_lanes=2, paired_rows=16),
             growth=2,
         )
         self.seconds = dict.fromkeys(("order", "input", "pack"), 0.0)

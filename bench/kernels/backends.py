@@ -8,13 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.attention import mosaic, xla
-from pallas_kernels.attention.triton import config as triton_config
-from rjax.worker.backend import backends_on
+from pallas_kernels.attention.backend import AttentionShape, DeviceInfo
+from pallas_kernels.attention.registry import BACKENDS
 
-NAMES = ("mosaic", "triton", "xla")
-_MATRIX_ROWS = 128  # of a wide item in the mosaic kernel
-_XLA_ROWS = 16
+_BACKENDS = {backend.name: backend for backend in BACKENDS}
+NAMES = tuple(_BACKENDS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,47 +32,32 @@ class Kernel:
     dtype: jnp.dtype
 
     def tile_rows(self, group: int) -> int:
-        """Rows of a wide item, as the engine sets them, with ``group`` query heads a KV head."""
-        match self.name:
-            case "mosaic":
-                return 2 * (_MATRIX_ROWS // 2 // group)
-            case "triton":
-                return triton_config.WIDE_ROWS // group
-            case _:
-                return _XLA_ROWS
-
-
-def automatic(capability: float | None, *, has_triton: bool) -> str:
-    """The fastest backend on a GPU of this compute capability, None for a CPU, with or without
-    Triton: the one that engines take for a model that any backend can run."""
-    return next(name for name in backends_on(capability) if has_triton or name != "triton")
+        """Rows of a multi-row item, as engines set them, with ``group`` query heads a KV head."""
+        shape = AttentionShape(group, 1, 128, self.dtype, 64)
+        return _BACKENDS[self.name].tuning(shape).tile_rows
 
 
 def choose_kernel(name: str) -> Kernel:
-    """The kernel of this name; "auto" is what engines take here: see ``automatic``.
+    """The kernel of this name; "auto" is the first that runs on this device.
 
     Raises:
-        ValueError: an unknown name, mosaic without a Hopper GPU, or triton without any.
+        ValueError: an unknown name, or a backend that does not run on this device.
         ImportError: triton is asked for and not installed.
     """
     device = jax.devices()[0]
     capability = float(device.compute_capability) if device.platform == "gpu" else None
+    here = DeviceInfo(device.platform, capability)
     if name == "auto":
-        name = automatic(capability, has_triton=find_spec("jax_triton") is not None)
-    if name == "mosaic":
-        if "mosaic" not in backends_on(capability):
-            raise ValueError(f"mosaic needs a Hopper GPU, and this is {device.device_kind}")
-        return Kernel("mosaic", mosaic.paged_attention, mosaic.pack_plan, jnp.dtype(jnp.bfloat16))
+        has_triton = find_spec("jax_triton") is not None
+        usable = (b for b in BACKENDS if b.runs_on(here) and (has_triton or b.name != "triton"))
+        name = next(usable).name
+    if name not in _BACKENDS:
+        raise ValueError(f"backend is {name!r}; choose one of auto, {', '.join(NAMES)}")
+    backend = _BACKENDS[name]
+    if not backend.runs_on(here):
+        raise ValueError(f"{name} does not run on this device, {device.device_kind}")
     if name == "triton":
-        if capability is None:
-            raise ValueError(f"triton needs a GPU, and this is {device.device_kind}")
-        from pallas_kernels.attention.triton import api, pack  # not installed everywhere
-
-        def prepare(plan, positions, heads):
-            return pack.pack_plan(plan, heads)
-
-        return Kernel("triton", api.paged_attention, prepare, jnp.dtype(jnp.bfloat16))
-    if name == "xla":
-        dtype = jnp.dtype(jnp.bfloat16 if device.platform == "gpu" else jnp.float32)
-        return Kernel("xla", xla.paged_attention, lambda plan, positions, heads: plan, dtype)
-    raise ValueError(f"backend is {name!r}; choose one of auto, {', '.join(NAMES)}")
+        import jax_triton  # noqa: F401  # not installed everywhere: say so before anything is timed
+    sixteen_bits = name != "xla" or device.platform == "gpu"
+    dtype = jnp.dtype(jnp.bfloat16 if sixteen_bits else jnp.float32)
+    return Kernel(name, backend.attention, backend.prepare, dtype)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.ceilings import Ceilings
-from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.planner import PlanShape, plan_attention
 from pallas_kernels.attention.spec import AttentionSpec
+from pallas_kernels.attention.split_policy import SplitPolicy
 from pallas_kernels.attention.work_list import AttentionPlan
 
 
@@ -45,7 +45,7 @@ class Case:
         N, K, H, S: query heads, KV heads, head dim, tokens a page.
         share: read shared runs once.
         tile_rows, split: rows of a wide item and tokens at which items are cut.
-        joining: of the PlanShape.
+        split_policy: of the PlanShape.
         fp8: KV in float8_e4m3fn pages with a scale a head, else in the queries' dtype.
         window, soft_cap: of the AttentionSpec.
         sinks: with a sink a head.
@@ -65,7 +65,7 @@ class Case:
     share: Literal["on", "off"] = "on"
     tile_rows: int = 16
     split: int = 512
-    joining: Joining | None = None
+    split_policy: SplitPolicy | None = None
     fp8: bool = False
     window: int | None = None
     soft_cap: float | None = None
@@ -143,8 +143,8 @@ def make_plan(case: Case, table: np.ndarray) -> AttentionPlan:
         seqs=case.batch,
         max_context=longest,
         tile_rows=case.tile_rows,
-        split_tokens=case.split,
-        joining=case.joining,
+        kv_split_size=case.split,
+        split_policy=case.split_policy,
     )
     plan, _ = plan_attention(
         table, starts, lengths, page_size=case.S, shape=shape, sharing=case.share

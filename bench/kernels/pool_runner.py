@@ -111,7 +111,7 @@ class PoolRunner:
             seqs=case.batch,
             max_context=self._cuts[case.batch] * case.split,
             tile_rows=case.tile_rows,
-            split_tokens=case.split,
+            kv_split_size=case.split,
         )
         plan, _ = plan_attention(
             table,

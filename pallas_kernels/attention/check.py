@@ -1,8 +1,8 @@
 """Check mode: concrete page tables, positions and plans against each other, on the host.
 
-Shapes and dtypes are checked whenever attention is traced. Values are known only when it runs, and
-a wrong one makes a row read another sequence's pages, or leaves tokens out, without a sound. Call
-these before the attention when in doubt; they take far longer than the planning does.
+Tracing checks shapes and dtypes. Values are known only at run time, and a wrong value silently
+makes a row read another sequence's pages, or skip tokens. Call these functions before the attention
+to find such a value; they take much longer than planning.
 """
 
 import dataclasses
@@ -26,17 +26,18 @@ def check_values(
     """Raise ValueError unless each row reads every token that it sees once, from its own pages.
 
     Args:
-        page_table, positions, plan: what ``paged_attention`` gets, as arrays with values.
+        page_table, positions, plan: arguments of ``paged_attention``, as arrays with values.
         num_pages: P, pages of the pool.
         page_size: S, tokens a page.
-        sequence_of_row: the table row of each query row. With it, a row that reads by another
-            sequence's table must have the same pages there. Rows at negative positions are free.
+        sequence_of_row: the table row of each query row. If given, a row that reads through another
+            sequence's table must have the same pages there. Rows at negative positions may have any
+            value.
         sliding_window: of the AttentionSpec; tokens before it need not be covered.
 
     Raises:
-        ValueError: what was found, and where: a position beyond the table; an item outside the
-            rows, the table or its cut; a page that the pool has not; a page of another sequence; a
-            token covered twice or not at all; a merge of other results than the row's own.
+        ValueError: the first fault and its place: a position beyond the table; an item outside the
+            rows, the table or its split; a page outside the pool; a page of another sequence; a
+            token covered twice or not at all; a merge of results that are not the row's own.
     """
     table, at = np.asarray(page_table), np.asarray(positions)
     T, room = at.size, table.shape[1] * page_size
@@ -66,10 +67,10 @@ def check_values(
 
 
 def check_writes(kv_slots: Int[IntArray, " T"], *, num_pages: int, page_size: int) -> None:
-    """Raise ValueError unless each row writes to a place of its own in the pool.
+    """Raise ValueError unless each row writes to its own KV slot of the pool.
 
     Args:
-        kv_slots: page * S + offset of each row, -1 for none, as ``rotate_and_write`` gets them.
+        kv_slots: page * S + offset of each row, -1 for none, as for ``rotate_and_write``.
         num_pages, page_size: P and S.
     """
     slots = np.asarray(kv_slots)
@@ -89,8 +90,7 @@ def check_writes(kv_slots: Int[IntArray, " T"], *, num_pages: int, page_size: in
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Reads:
-    """Pairs of an item and one of its rows: the tokens read, by whose table, and the slot of the
-    result."""
+    """Pairs (item, row): the tokens read, the table row used, and the slot of the result."""
 
     row: Int[np.ndarray, " X"]
     start: Int[np.ndarray, " X"]
@@ -99,14 +99,14 @@ class _Reads:
     slot: Int[np.ndarray, " X"]
 
     def visible(self, at: np.ndarray, window: int | None) -> "_Reads":
-        """Cut to what each row sees, in order of row and token; what sees nothing is left out."""
+        """Clip to each row's visible tokens, sort by row and token, drop empty reads."""
         first = np.zeros(at.size, np.int64) if window is None else np.maximum(at - window + 1, 0)
         start = np.maximum(self.start, first[self.row])
         stop = np.minimum(self.stop, at[self.row] + 1)
-        cut = dataclasses.replace(self, start=start, stop=stop)
+        clipped = dataclasses.replace(self, start=start, stop=stop)
         chosen = np.lexsort((start, self.row))
         chosen = chosen[(start < stop)[chosen]]
-        return _Reads(*(column[chosen] for column in _columns(cut)))
+        return _Reads(*(column[chosen] for column in _columns(clipped)))
 
 
 def _columns(reads: _Reads) -> tuple[np.ndarray, ...]:
@@ -188,10 +188,11 @@ def _check_owners(
 
 
 def _check_coverage(reads: _Reads, at: np.ndarray, window: int | None) -> None:
-    """Sorted reads of a row must follow each other without gap or overlap, from first to last."""
+    """Sorted reads of a row must be contiguous, from its first visible token to its last."""
     T = at.size
     first = np.zeros(T, np.int64) if window is None else np.maximum(at - window + 1, 0)
-    # Each row's reads between two ends: what it must begin with and what comes after its last.
+    # Two sentinels enclose the reads of each row: one ends at the first visible token, the other
+    # starts after the last.
     sees = np.flatnonzero(at >= 0)
     row = np.concatenate([sees, reads.row, sees])
     start = np.concatenate([np.full(sees.size, -1), reads.start, at[sees] + 1])
@@ -210,7 +211,7 @@ def _check_coverage(reads: _Reads, at: np.ndarray, window: int | None) -> None:
 def _check_merge(
     computed: _Reads, seen: _Reads, indptr: np.ndarray, slots: np.ndarray, num_slots: int
 ) -> None:
-    """Of each row: every result that saw a token, once, and none that was not computed for it."""
+    """Each row must merge every result that saw a token once, and no result of other rows."""
     if indptr[0] != 0 or (np.diff(indptr) < 0).any() or indptr[-1] > slots.size:
         raise ValueError(
             f"merge_indptr goes from {indptr[0]} to {indptr[-1]}; it must rise from 0 and end by "

@@ -1,7 +1,8 @@
-"""The planner inside jit: page tables and lengths on the device in, a work list of fixed shape out.
+"""The device planner: the host planner's work lists, computed inside jit.
 
-For loops that go on without the host. Every sequence has the same number of packed query rows, of
-which the first ``query_len`` are live; the host's planner takes ragged batches.
+For decode loops that run without the host. Every sequence has the same number of packed query rows,
+of which the first ``query_len`` are live; the host planner takes ragged batches. Splits are not
+coalesced.
 """
 
 import dataclasses
@@ -30,30 +31,30 @@ def plan_on_device(
         page_table: page ids; two neighbours hold the same id at the same place only if all their
             tokens up to the end of that page are equal.
         query_len: live rows of each sequence, 0 to Q: rows b * Q + i for i < query_len[b] are the
-            last tokens of its context; the others are padding, which nothing covers.
+            last tokens of its context; no item covers the others, which are padding.
         context_len: tokens of each sequence, this step's included; at most ``shape.max_context``.
         page_size: S.
-        shape: ``shape.seqs`` is B and ``shape.rows`` a multiple of it; it joins no cuts.
-        sharing: as in ``plan_attention``. Only steps of one row a sequence share; a prompt chunk
+        shape: ``shape.seqs`` is B and ``shape.rows`` a multiple of it; ``split_policy`` is None.
+        sharing: as in ``plan_attention``. Only steps of one row a sequence share. A prompt chunk
             reads its own table, its rows in tiles.
 
     Returns:
-        A plan that covers each visible (row, token) pair once, as the host's does.
+        A plan that covers each visible (row, token) pair once, like the host planner's.
 
     Raises:
-        ValueError: shapes that do not fit each other, or cuts that are to be joined.
+        ValueError: shapes that do not fit each other, or a shape that coalesces splits.
     """
     B = page_table.shape[0]
-    if shape.joining is not None:
+    if shape.split_policy is not None:
         raise ValueError(
-            "the shape joins cuts, which plans on the device do not: "
-            "give a PlanShape with joining=None"
+            "the shape coalesces splits, which the device planner does not: "
+            "give a PlanShape with split_policy=None"
         )
-    if shape.seqs != B or shape.rows % B or shape.split_tokens % page_size:
+    if shape.seqs != B or shape.rows % B or shape.kv_split_size % page_size:
         raise ValueError(
-            f"a plan for {shape.seqs} sequences, {shape.rows} rows and cuts of "
-            f"{shape.split_tokens} tokens does not fit {B} sequences in pages of {page_size}; "
-            "rows must be a multiple of the sequences, and a cut a multiple of the page"
+            f"a plan for {shape.seqs} sequences, {shape.rows} rows and splits of "
+            f"{shape.kv_split_size} tokens does not fit {B} sequences in pages of {page_size}; "
+            "rows must be a multiple of the sequences, and a split a multiple of the page"
         )
     if shape.rows == B:
         return _plan_decode(page_table, query_len, context_len, page_size, shape, sharing)
@@ -63,7 +64,7 @@ def plan_on_device(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Candidates:
-    """Every item that could be, dead ones among them, in order of the tokens they read."""
+    """Every possible item, live or not, in order of the tokens that it reads."""
 
     live: Bool[Array, " X"]
     row_start: Int[Array, " X"]
@@ -74,66 +75,66 @@ class _Candidates:
 
 
 def _plan_decode(page_table, query_len, context_len, page_size, shape, sharing) -> AttentionPlan:
-    """One row a sequence: neighbours that hold the same pages over a whole cut are one item."""
-    B, C, R, J = shape.seqs, shape.split_tokens, shape.tile_rows, shape.cuts
+    """One row a sequence: neighbours with the same pages over a whole split share an item."""
+    B, C, R, J = shape.seqs, shape.kv_split_size, shape.tile_rows, shape.num_splits
     starts = jnp.arange(J, dtype=jnp.int32)[:, None] * C
     row = jnp.broadcast_to(jnp.arange(B, dtype=jnp.int32), (J, B))
     length = jnp.where(query_len > 0, context_len, 0)
     active = length > starts
-    joined = jnp.zeros((J, B), bool)
+    shared = jnp.zeros((J, B), bool)
     if sharing != "off" and B > 1:
         full = length >= starts + C
         last = np.minimum((np.arange(J) + 1) * C // page_size, page_table.shape[1]) - 1
         ids = page_table[:, last].T
         same = full[:, 1:] & full[:, :-1] & (ids[:, 1:] == ids[:, :-1])
-        joined = joined.at[:, 1:].set(same)
-    first, stop = _groups(joined, row)
+        shared = shared.at[:, 1:].set(same)
+    first, stop = _groups(shared, row)
     if isinstance(sharing, CostModel):
         rows = stop - first
-        wide = -(-rows // R) * (sharing.wide_item + sharing.wide_token * C)
-        joined &= wide < rows * (sharing.narrow_item + sharing.narrow_token * C)
-        first, stop = _groups(joined, row)
-    shared = stop - first > 1
+        cost = -(-rows // R) * (sharing.wide_item + sharing.wide_token * C)
+        shared &= cost < rows * (sharing.narrow_item + sharing.narrow_token * C)
+        first, stop = _groups(shared, row)
+    multi_row = stop - first > 1
     place = row - first
-    head = active & (~shared | (place % R == 0))
+    head = active & (~multi_row | (place % R == 0))
     found = _Candidates(
         live=head.ravel(),
         row_start=row.ravel(),
-        row_count=jnp.where(shared, jnp.minimum(R, stop - row), 1).ravel(),
+        row_count=jnp.where(multi_row, jnp.minimum(R, stop - row), 1).ravel(),
         table_row=first.ravel(),
         kv_start=jnp.broadcast_to(starts, (J, B)).ravel(),
         kv_stop=jnp.minimum(starts + C, length).ravel(),
     )
-    wide = shared.ravel()
-    narrow_items, narrow_at = _compact(found, ~wide, shape.narrow_capacity, 1, C)
-    wide_items, wide_at = _compact(found, wide, shape.wide_capacity, R, C)
-    owner = row - jnp.where(shared, place % R, 0) + jnp.arange(J)[:, None] * B
+    chosen = multi_row.ravel()
+    single_items, single_at = _compact(found, ~chosen, shape.single_row_capacity, 1, C)
+    multi_items, multi_at = _compact(found, chosen, shape.multi_row_capacity, R, C)
+    owner = row - jnp.where(multi_row, place % R, 0) + jnp.arange(J)[:, None] * B
     slot = jnp.where(
-        shared,
-        narrow_items.capacity + wide_at[owner] * R + row - owner % B,
-        narrow_at[owner],
+        multi_row,
+        single_items.capacity + multi_at[owner] * R + row - owner % B,
+        single_at[owner],
     )
-    return _merged((narrow_items, wide_items), active, slot)
+    return _merged((single_items, multi_items), active, slot)
 
 
-def _groups(joined: Bool[Array, "J B"], row: Int[Array, "J B"]) -> tuple[Array, Array]:
+def _groups(shared: Bool[Array, "J B"], row: Int[Array, "J B"]) -> tuple[Array, Array]:
     """First row of each row's group, and the row after its last."""
-    first = jax.lax.cummax(jnp.where(joined, 0, row), axis=1)
+    first = jax.lax.cummax(jnp.where(shared, 0, row), axis=1)
     B = row.shape[1]
-    after = jnp.where(joined, B, row)  # a row that begins a group ends the one before
+    after = jnp.where(shared, B, row)  # a group ends where the next one starts
     ends = jax.lax.cummin(after, axis=1, reverse=True)
     stop = jnp.concatenate([ends[:, 1:], jnp.full_like(ends[:, :1], B)], axis=1)
     return first, stop
 
 
 def _plan_chunks(query_len, context_len, shape: PlanShape) -> AttentionPlan:
-    """Several rows a sequence, the causal part of its context, in tiles of rows."""
-    B, C, R, J = shape.seqs, shape.split_tokens, shape.tile_rows, shape.cuts
+    """Several rows a sequence: tiles of rows against the causal part of its context."""
+    B, C, R, J = shape.seqs, shape.kv_split_size, shape.tile_rows, shape.num_splits
     Q = shape.rows // B
     tiles = -(-Q // R)
-    cut, b, tile = jnp.meshgrid(jnp.arange(J), jnp.arange(B), jnp.arange(tiles), indexing="ij")
-    # Rows of a chunk that lie before the cut see nothing of it.
-    skip = jnp.maximum(cut * C - (context_len - query_len)[b], 0)
+    split, b, tile = jnp.meshgrid(jnp.arange(J), jnp.arange(B), jnp.arange(tiles), indexing="ij")
+    # Rows of a chunk before the split do not see it.
+    skip = jnp.maximum(split * C - (context_len - query_len)[b], 0)
     begin = jnp.maximum(tile * R, skip)
     end = jnp.minimum((tile + 1) * R, query_len[b])
     found = _Candidates(
@@ -141,8 +142,8 @@ def _plan_chunks(query_len, context_len, shape: PlanShape) -> AttentionPlan:
         row_start=(b * Q + begin).ravel(),
         row_count=(end - begin).ravel(),
         table_row=b.ravel(),
-        kv_start=(cut * C).ravel(),
-        kv_stop=jnp.minimum((cut + 1) * C, context_len[b]).ravel(),
+        kv_start=(split * C).ravel(),
+        kv_stop=jnp.minimum((split + 1) * C, context_len[b]).ravel(),
     )
     everything = jnp.ones(found.live.shape, bool)
     items, at = _compact(found, everything, J * B * tiles, R, C)
@@ -157,7 +158,7 @@ def _plan_chunks(query_len, context_len, shape: PlanShape) -> AttentionPlan:
 def _compact(
     found: _Candidates, chosen: Bool[Array, " X"], capacity: int, tile_rows: int, tile_tokens: int
 ) -> tuple[WorkList, Int[Array, " X"]]:
-    """The live ones of the chosen candidates, moved to the front, and where each one went."""
+    """(the live and chosen candidates, moved to the front; the index that each one got)."""
     keep = found.live & chosen
     place = jnp.cumsum(keep, dtype=jnp.int32) - 1
     target = jnp.where(keep, place, capacity)
@@ -181,7 +182,7 @@ def _compact(
 def _merged(
     lists: tuple[WorkList, ...], seen: Bool[Array, "J T"], slot: Int[Array, "J T"]
 ) -> AttentionPlan:
-    """The plan of lists whose result for row t at cut j is at ``slot[j, t]`` where it was seen."""
+    """The plan whose result for row t of split j is in slot ``slot[j, t]``, where ``seen``."""
     count = jnp.sum(seen, axis=0, dtype=jnp.int32)
     indptr = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(count, dtype=jnp.int32)])
     place = indptr[:-1] + jnp.cumsum(seen, axis=0, dtype=jnp.int32) - 1

@@ -1,4 +1,4 @@
-"""What is the same for every backend: checks of arguments, and the sinks."""
+"""Checks of arguments and attention sinks, the same for every backend."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def check_per_head(heads: int, **options: Float[Array, " N"] | None) -> None:
 
 
 def check_shapes(q: Array, k_pages: Array, v_pages: Array, plan: AttentionPlan) -> None:
-    """Raise ValueError unless queries, pages and plan can belong together."""
+    """Raise ValueError unless queries, pages and plan fit each other."""
     (T, N, H), (_, K, S, pages_h) = q.shape, k_pages.shape
     if k_pages.shape != v_pages.shape or pages_h != H:
         raise ValueError(
@@ -32,19 +32,19 @@ def check_shapes(q: Array, k_pages: Array, v_pages: Array, plan: AttentionPlan) 
     for work in plan.lists:
         if work.tile_tokens % S:
             raise ValueError(
-                f"the plan is cut at {work.tile_tokens} tokens; with pages of {S} it must be cut "
-                f"at a multiple of {S}"
+                f"the plan is split at {work.tile_tokens} tokens; with pages of {S} it must be "
+                f"split at a multiple of {S}"
             )
 
 
 def apply_sinks(
     out: Float[Array, "T N H"], lse: Float[Array, "T N"], sinks: Float[Array, " N"]
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
-    """Let each head's sink, a logit with no value, join the softmax of each row.
+    """Add each head's sink, a logit without a value, to the softmax of each row.
 
-    It adds exp(sinks[n]) to the denominator, once a row: call it on the merged result, never on
-    partial ones, and merge its results with no others. A row that sees nothing stays 0 and -inf.
+    It adds exp(sinks[n]) to the denominator once a row: call it on the merged result, not on
+    partial results, and do not merge its result further. A row that sees nothing stays 0 and -inf.
     Source: the learned sinks of gpt-oss (OpenAI, 2025).
     """
-    joined = jnp.where(jnp.isneginf(lse), lse, jnp.logaddexp(lse, sinks))
-    return (out * jax.nn.sigmoid(lse - sinks)[..., None]).astype(out.dtype), joined
+    with_sink = jnp.where(jnp.isneginf(lse), lse, jnp.logaddexp(lse, sinks))
+    return (out * jax.nn.sigmoid(lse - sinks)[..., None]).astype(out.dtype), with_sink

@@ -1,22 +1,33 @@
-"""The host planner: page tables, lengths and sharing in, a work list with fixed shapes out."""
+"""The host planner: page tables and lengths in, attention work lists of fixed shapes out.
+
+It splits the KV of the batch at multiples of the KV split size, finds neighbouring sequences that
+share the pages of a split (a shared prefix), and makes one item for all of them where that pays.
+``split_policy`` then coalesces the splits. Everything is NumPy, O(sequences * splits), once a step.
+"""
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from pallas_kernels.attention.joining import Joining, Spans, join_many, join_single
+from pallas_kernels.attention.split_policy import (
+    Spans,
+    SplitPolicy,
+    coalesce_multi_row,
+    coalesce_single_row,
+)
 from pallas_kernels.attention.work_list import AttentionPlan, WorkList
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CostModel:
-    """Time of attention items, in arbitrary but equal units, as measured on the device in use.
+    """Time of attention items, in any one unit, as measured on the device in use.
 
-    A narrow item (one row) of C tokens costs ``narrow_item + narrow_token * C``; a wide one
-    ``wide_item + wide_token * C``, whatever its live rows, because a tile is computed whole.
+    A narrow item (single row) of C tokens costs ``narrow_item + narrow_token * C``. A wide item
+    (multi-row) costs ``wide_item + wide_token * C``, independent of its live rows, because a tile
+    of rows is computed whole.
     """
 
     narrow_item: float
@@ -28,22 +39,27 @@ class CostModel:
         self, rows: Int[np.ndarray, " X"], tile_rows: int, tokens: int
     ) -> Bool[np.ndarray, " X"]:
         """Whether reading ``tokens`` shared tokens once for ``rows`` rows beats one item a row."""
-        wide = -(-rows // tile_rows) * (self.wide_item + self.wide_token * tokens)
-        return wide < rows * (self.narrow_item + self.narrow_token * tokens)
+        shared = -(-rows // tile_rows) * (self.wide_item + self.wide_token * tokens)
+        return shared < rows * (self.narrow_item + self.narrow_token * tokens)
 
 
 type Sharing = Literal["on", "off"] | CostModel
 """Which runs of pages that several sequences hold are read once: all, none, or those that pay."""
 
 
-MOST_RESULTS = 32
-"""Partial results of a row that steps for long sequences have room for."""
+MAX_PARTIAL_RESULTS = 32
+"""Partial results of a row at most, in steps for long sequences."""
 
 
-def cut_tokens(max_context: int, unit: int, joining: Joining | None) -> int:
-    """Where plans for sequences of up to ``max_context`` tokens are cut: at multiples of ``unit``
-    tokens, or, where cuts are not joined, of so many units that a row has few results to merge."""
-    return unit if joining is not None else unit * math.ceil(max_context / unit / MOST_RESULTS)
+def choose_kv_split_size(max_context: int, unit: int, split_policy: SplitPolicy | None) -> int:
+    """The KV split size for sequences of up to ``max_context`` tokens, a multiple of ``unit``.
+
+    It is ``unit`` where splits are coalesced. Otherwise it is large enough that a row has at most
+    ``MAX_PARTIAL_RESULTS`` partial results.
+    """
+    if split_policy is not None:
+        return unit
+    return unit * math.ceil(max_context / unit / MAX_PARTIAL_RESULTS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,52 +70,55 @@ class PlanShape:
         rows: T, packed query rows.
         seqs: B, rows of the page table.
         max_context: most tokens of one sequence.
-        tile_rows: rows of a wide item.
-        split_tokens: items are cut at multiples of this many tokens of the sequence, wherever the
-            batch stands, so that a row's arithmetic does not depend on who shares with it.
-        joining: None, or join cuts of an item. Then a row's arithmetic does depend on the batch it
-            stands in, within rounding, and there is room for ``MOST_RESULTS`` items a row at most;
-            batches that need more are cut at twice ``split_tokens``, or twice that, ...
+        tile_rows: rows of a multi-row item at most.
+        kv_split_size: items are split at multiples of this many KV tokens of the sequence, so that
+            a row's arithmetic does not depend on the rows that share with it.
+        split_policy: how splits are coalesced, or None to keep every split. With a policy a row's
+            arithmetic depends on the batch, within rounding, and a row has at most
+            ``MAX_PARTIAL_RESULTS`` items: a batch that needs more is split at the next power-of-two
+            multiple of ``kv_split_size``.
     """
 
     rows: int
     seqs: int
     max_context: int
     tile_rows: int
-    split_tokens: int
-    joining: Joining | None = None
+    kv_split_size: int
+    split_policy: SplitPolicy | None = None
 
     @property
-    def cuts(self) -> int:
-        """Runs of ``split_tokens`` in the longest sequence."""
-        return math.ceil(self.max_context / self.split_tokens)
+    def num_splits(self) -> int:
+        """KV splits of the longest sequence."""
+        return math.ceil(self.max_context / self.kv_split_size)
 
     @property
-    def results(self) -> int:
-        """Items that there is room for at one row."""
-        return self.cuts if self.joining is None else min(self.cuts, MOST_RESULTS)
+    def max_partials(self) -> int:
+        """Capacity for the partial results of one row."""
+        if self.split_policy is None:
+            return self.num_splits
+        return min(self.num_splits, MAX_PARTIAL_RESULTS)
 
     @property
-    def item_tokens(self) -> int:
-        """Tokens of an item at most."""
-        return self.split_tokens * (1 if self.joining is None else self.cuts)
+    def max_item_tokens(self) -> int:
+        """KV tokens of an item at most."""
+        return self.kv_split_size * (1 if self.split_policy is None else self.num_splits)
 
     @property
-    def narrow_capacity(self) -> int:
-        """One-row items that there is room for."""
-        return self.results * min(self.seqs, self.rows)
+    def single_row_capacity(self) -> int:
+        """Capacity for single-row items."""
+        return self.max_partials * min(self.seqs, self.rows)
 
     @property
-    def wide_capacity(self) -> int:
-        """Many-row items that there is room for: at each of ``results`` cuts, the rows in whole
-        tiles and one broken tile for each span of two rows or more."""
+    def multi_row_capacity(self) -> int:
+        """Capacity for multi-row items: at each of ``max_partials`` splits, the rows in full tiles
+        and one partial tile for each span of two rows or more."""
         spans = min(self.seqs, self.rows // 2)
-        return max(1, self.results * (math.ceil(self.rows / self.tile_rows) + spans))
+        return max(1, self.max_partials * (math.ceil(self.rows / self.tile_rows) + spans))
 
     @property
     def merge_capacity(self) -> int:
-        """Partial results of all rows together that there is room for."""
-        return self.results * self.rows
+        """Capacity for the partial results of all rows together."""
+        return self.max_partials * self.rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,7 +128,7 @@ class PlanStats:
     Attributes:
         kv_tokens_read: tokens of KV that the items read, each item once.
         kv_tokens_unshared: the same if every sequence read its own.
-        shared_groups: groups of sequences that read a run of pages together, over all cuts.
+        shared_groups: groups of sequences that read a run of pages together, over all splits.
     """
 
     kv_tokens_read: int
@@ -130,84 +149,87 @@ def plan_attention(
 
     Args:
         page_table: page ids; two sequences hold the same id at the same place only if all their
-            tokens up to the end of that page are equal (what a prefix tree guarantees).
+            tokens up to the end of that page are equal (a prefix tree guarantees that).
         query_start: first packed row of each sequence, and the end; its rows are the last
             ``query_start[b + 1] - query_start[b]`` >= 1 tokens of its context.
         context_len: tokens of each sequence, this step's included.
         page_size: S.
         shape: of the compiled step; arrays are padded to it.
-        sharing: "on" reads every run shared by neighbours once, "off" never, a cost model where it
-            pays. Only whole runs of ``split_tokens`` are shared.
+        sharing: "on" reads every split shared by neighbours once, "off" never, a cost model where
+            it pays. Only whole splits are shared.
 
-    Sequences that share must stand side by side: order the batch by page table. The cost is
-    O(A * cuts) NumPy work.
+    Sequences that share must be neighbours: order the batch by page table.
 
     Returns:
         The plan (NumPy leaves) and what it reads.
     """
-    tokens = shape.split_tokens
+    tokens = shape.kv_split_size
     assert tokens % page_size == 0 and shape.seqs >= context_len.size
     assert query_start[-1] <= shape.rows
+    batch = _Batch(page_table, query_start, context_len, page_size)
     while True:
-        single, many, stats = _spans(
-            page_table, query_start, context_len, page_size, shape.tile_rows, tokens, sharing
-        )
-        if shape.joining is not None:
-            many = join_many(many, tokens, shape.tile_rows, shape.joining)
+        single, many, stats = _spans(batch, shape.tile_rows, tokens, sharing)
+        if shape.split_policy is not None:
+            many = coalesce_multi_row(many, tokens, shape.tile_rows, shape.split_policy)
         tiles = many.tiled(shape.tile_rows)
-        if shape.joining is not None:
-            before = shape.joining.taken(tiles.kv_stop - tiles.kv_start, shape.tile_rows)
-            single = join_single(single, tokens, shape.narrow_capacity, shape.joining, before)
+        if shape.split_policy is not None:
+            before = shape.split_policy.lane_loads(tiles.kv_stop - tiles.kv_start, shape.tile_rows)
+            single = coalesce_single_row(
+                single, tokens, shape.single_row_capacity, shape.split_policy, before
+            )
         if (
-            single.row_count.size <= shape.narrow_capacity
-            and tiles.row_count.size <= shape.wide_capacity
+            single.row_count.size <= shape.single_row_capacity
+            and tiles.row_count.size <= shape.multi_row_capacity
             and single.row_count.size + many.row_count.sum() <= shape.merge_capacity
         ):
             break
-        # At ``results`` cuts everything has room.
-        assert shape.joining is not None and tokens * shape.results < shape.max_context
+        # ``max_partials`` splits always fit.
+        assert shape.split_policy is not None and tokens * shape.max_partials < shape.max_context
         tokens *= 2
-    narrow = _work_list(single, shape.narrow_capacity, 1, shape.item_tokens)
-    wide = _work_list(tiles, shape.wide_capacity, shape.tile_rows, shape.item_tokens)
-    indptr, slots = _merge((narrow, wide), shape)
-    return AttentionPlan((narrow, wide), indptr, slots), stats
+    single_row = _work_list(single, shape.single_row_capacity, 1, shape.max_item_tokens)
+    multi_row = _work_list(tiles, shape.multi_row_capacity, shape.tile_rows, shape.max_item_tokens)
+    indptr, slots = _merge((single_row, multi_row), shape)
+    return AttentionPlan((single_row, multi_row), indptr, slots), stats
+
+
+class _Batch(NamedTuple):
+    """Arguments of ``plan_attention``."""
+
+    page_table: Int[np.ndarray, "A M"]
+    query_start: Int[np.ndarray, " A1"]
+    context_len: Int[np.ndarray, " A"]
+    page_size: int
 
 
 def _spans(
-    page_table: Int[np.ndarray, "A M"],
-    query_start: Int[np.ndarray, " A1"],
-    context_len: Int[np.ndarray, " A"],
-    page_size: int,
-    tile_rows: int,
-    tokens: int,
-    sharing: Sharing,
+    batch: _Batch, tile_rows: int, tokens: int, sharing: Sharing
 ) -> tuple[Spans, Spans, PlanStats]:
-    """The batch cut at multiples of ``tokens``: spans of one row and of several, and what they
-    read."""
+    """Split the batch at multiples of ``tokens``: (single-row spans, multi-row spans, stats)."""
+    page_table, query_start, context_len, page_size = batch
     A, C = context_len.size, tokens
-    cuts = -(-int(context_len.max(initial=0)) // C)
-    starts = np.arange(cuts) * C
+    splits = -(-int(context_len.max(initial=0)) // C)
+    starts = np.arange(splits) * C
     active = context_len > starts[:, None]
-    # A run is shared with the left neighbour when both hold all of it in the same last page.
-    joined = np.zeros((cuts, A), bool)
-    if sharing != "off" and A > 1 and cuts:
+    # A split is shared with the left neighbour if both have all of it and the same last page.
+    shared = np.zeros((splits, A), bool)
+    if sharing != "off" and A > 1 and splits:
         full = context_len >= starts[:, None] + C
         last = np.minimum((starts + C) // page_size - 1, page_table.shape[1] - 1)
         ids = page_table[:, last].T
-        joined[:, 1:] = full[:, 1:] & full[:, :-1] & (ids[:, 1:] == ids[:, :-1])
+        shared[:, 1:] = full[:, 1:] & full[:, :-1] & (ids[:, 1:] == ids[:, :-1])
     if isinstance(sharing, CostModel):
-        joined = _keep_paying(joined, query_start, sharing, tile_rows, C)
-    cut, first = np.nonzero(active & ~joined)
-    # Flat index of a span's first sequence; the span runs to the next break or the end of the cut.
-    breaks = np.append(np.flatnonzero((~joined | ~active).ravel()), cuts * A)
-    flat = cut * A + first
-    end = np.minimum(breaks[np.searchsorted(breaks, flat, side="right")], (cut + 1) * A)
-    stop = end - cut * A
+        shared = _unshare_unprofitable(shared, query_start, sharing, tile_rows, C)
+    split, first = np.nonzero(active & ~shared)
+    # Flat index of a span's first sequence; the span ends at the next break or at the split's end.
+    breaks = np.append(np.flatnonzero((~shared | ~active).ravel()), splits * A)
+    flat = split * A + first
+    end = np.minimum(breaks[np.searchsorted(breaks, flat, side="right")], (split + 1) * A)
+    stop = end - split * A
     row_begin, row_end = query_start[first], query_start[stop]
-    # Rows of a prompt chunk that lie before the cut see nothing of it.
+    # Rows of a prompt chunk before the split do not see it.
     skip = np.where(
         stop - first == 1,
-        np.clip(starts[cut] - (context_len[first] - (row_end - row_begin)), 0, None),
+        np.clip(starts[split] - (context_len[first] - (row_end - row_begin)), 0, None),
         0,
     )
     row_begin = row_begin + skip
@@ -215,9 +237,9 @@ def _spans(
         row_begin=row_begin,
         row_count=row_end - row_begin,
         table_row=first,
-        kv_start=starts[cut],
+        kv_start=starts[split],
         kv_stop=np.where(
-            stop - first > 1, starts[cut] + C, np.minimum(starts[cut] + C, context_len[first])
+            stop - first > 1, starts[split] + C, np.minimum(starts[split] + C, context_len[first])
         ),
     )
     sizes = (stop - first) * (spans.kv_stop - spans.kv_start)
@@ -229,20 +251,20 @@ def _spans(
     return spans.select(spans.row_count == 1), spans.select(spans.row_count > 1), stats
 
 
-def _keep_paying(
-    joined: Bool[np.ndarray, "J A"],
+def _unshare_unprofitable(
+    shared: Bool[np.ndarray, "J A"],
     query_start: Int[np.ndarray, " A1"],
     model: CostModel,
     tile_rows: int,
     tokens: int,
 ) -> Bool[np.ndarray, "J A"]:
-    """Break up the groups whose shared read would cost more than the separate ones."""
-    A = joined.shape[1]
-    heads = np.flatnonzero(~joined.ravel())
-    ends = np.append(heads[1:], joined.size)
-    rows = query_start[(ends - 1) % A + 1] - query_start[heads % A]
+    """``shared`` without the groups whose shared read costs more than separate reads."""
+    A = shared.shape[1]
+    first = np.flatnonzero(~shared.ravel())
+    ends = np.append(first[1:], shared.size)
+    rows = query_start[(ends - 1) % A + 1] - query_start[first % A]
     pays = model.sharing_pays(rows, tile_rows, tokens)
-    return joined & np.repeat(pays, ends - heads).reshape(joined.shape)
+    return shared & np.repeat(pays, ends - first).reshape(shared.shape)
 
 
 def _work_list(spans: Spans, capacity: int, tile_rows: int, tile_tokens: int) -> WorkList:
@@ -262,7 +284,7 @@ def _work_list(spans: Spans, capacity: int, tile_rows: int, tile_tokens: int) ->
 
 
 def _padded(field: Int[np.ndarray, " X"], capacity: int) -> Int[np.ndarray, " C"]:
-    # Of the module: inside the function a test run would make its check anew at each step.
+    # A module function: tests compile the type checks of a nested one again at each call.
     out = np.zeros(capacity, np.int32)
     out[: field.size] = field
     return out
@@ -271,11 +293,11 @@ def _padded(field: Int[np.ndarray, " X"], capacity: int) -> Int[np.ndarray, " C"
 def _merge(
     lists: tuple[WorkList, ...], shape: PlanShape
 ) -> tuple[Int[np.ndarray, " T1"], Int[np.ndarray, " X"]]:
-    """Partial results of each row, in order of the tokens they cover."""
+    """(indptr, slots): the partial results of each row, in order of the tokens that they cover."""
     live = [slice(int(items.num_items)) for items in lists]
     starts = [np.asarray(items.kv_start)[n] for items, n in zip(lists, live, strict=True)]
-    # No two items of a row begin at one token: a table of slots by row and start is sorted by
-    # itself.
+    # The items of a row start at different tokens, so a table of slots by row and start token is
+    # already in order.
     columns = np.unique(np.concatenate(starts))
     table = np.full((shape.rows, columns.size), -1, np.int32)
     base = 0

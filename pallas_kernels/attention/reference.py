@@ -1,4 +1,4 @@
-"""Attention over pages in float32, one query row at a time in meaning: the oracle of the tests."""
+"""The reference: attention over pages in float32, each query row over its own page table."""
 
 import jax
 import jax.numpy as jnp

@@ -6,10 +6,10 @@ import math
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What stays the same for every call of one layer; hashable, part of the compiled program.
+    """Static options of one layer; hashable, part of the compiled program.
 
-    Options that are numbers a head (ALiBi slopes, sinks, scales of quantised pages) are arrays, so
-    that they can be parameters and be sharded over heads: arguments of the attention functions.
+    Options with a number a head (ALiBi slopes, sinks, scales of quantised pages) are array
+    arguments of the attention functions, so that they can be parameters and be sharded over heads.
 
     Attributes:
         scale: factor on the scores, usually 1 / sqrt(H).

@@ -1,4 +1,4 @@
-"""What the attention kernels are asked to do: a list of (rows, pages, token range) items."""
+"""Attention work lists: the items (rows, pages, token range) that a kernel computes."""
 
 import dataclasses
 
@@ -13,11 +13,11 @@ type IntArray = Array | np.ndarray
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WorkList:
-    """Items of one tile height; each attends a run of query rows to a run of KV tokens.
+    """Items of one tile height. An item attends a run of query rows to a run of KV tokens.
 
     Item i reads rows ``row_start[i] : row_start[i] + row_count[i]`` of the packed queries and the
     KV tokens at absolute positions ``kv_start[i] : kv_stop[i]`` of the sequence whose page table is
-    row ``table_row[i]``. Every row of the item shares those pages; that is what reads them once.
+    row ``table_row[i]``. All rows of the item share these pages, so the kernel reads them once.
     A key at position p is visible to a query at position t iff p <= t (and, under a sliding window
     w, p > t - w), so decode, prefill chunks and shared prefixes are the same computation.
 
@@ -38,7 +38,7 @@ class WorkList:
 
     @property
     def capacity(self) -> int:
-        """Items that fit (a fixed shape); ``num_items`` of them are live."""
+        """Items in the arrays; ``num_items`` of them are live."""
         return self.row_start.shape[0]
 
 
@@ -59,10 +59,10 @@ class AttentionPlan:
 
 
 def merge_destinations(plan: AttentionPlan) -> tuple[Int[Array, " Y"], Int[Array, " T1"]]:
-    """The inverse of ``merge_slots``: each slot's merge entry, or -1 for its row's only one.
+    """(destinations, merge_indptr): the inverse of ``merge_slots``.
 
-    For kernels that write partial results in the order in which they are merged, and the only
-    result of a row to the output itself. Also returns ``merge_indptr``.
+    The destination of a slot is its merge entry, or -1 for the only result of its row. Kernels
+    write partial results in merge order, and the only result of a row to the output.
     """
     slots = sum(work.capacity * work.tile_rows for work in plan.lists)
     indptr = jnp.asarray(plan.merge_indptr, jnp.int32)

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from models import Decoder, ModelConfig
 from models.sharding import check_mesh, single_device_mesh
-from pallas_kernels.attention.planner import PlanShape, Sharing, cut_tokens
+from pallas_kernels.attention.planner import PlanShape, Sharing, choose_kv_split_size
 from rjax.errors import InvalidConfigError
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.cost_model import fitted_cost_model
@@ -51,12 +51,13 @@ class Setup:
 
     def plan_shape(self, rows: int, seqs: int) -> PlanShape:
         """Shapes of the plan of a step with so many rows."""
-        return PlanShape(
+        return self.backend.plan_shape(
             rows,
             seqs,
             self.max_context,
-            self.backend.item_rows(rows),
-            min(self.split_tokens, self._whole),
+            self.page_size,
+            coalesce=False,
+            kv_split_size=min(self.split_tokens, self._whole),
         )
 
     @property
@@ -119,15 +120,19 @@ def prepare(
         devices=mesh.size,
     )
     fitted = fitted_cost_model(chosen, config, dtype, mesh)
-    modes: dict[str, Sharing] = {"on": "on", "off": "off", "auto": fitted or chosen.cost_model}
+    modes: dict[str, Sharing] = {
+        "on": "on",
+        "off": "off",
+        "auto": fitted or chosen.tuning.cost_model,
+    }
     if sharing not in modes:
         raise InvalidConfigError(f"sharing is {sharing!r}; choose one of auto, on, off")
     if split_tokens is None:
         # Short contexts are cut finely, so that most of a short prompt is shared.
         unit = page_size * math.ceil(
-            min(chosen.split_tokens, max_context / _LEAST_CUTS) / page_size
+            min(chosen.tuning.kv_split_size, max_context / _LEAST_CUTS) / page_size
         )
-        split_tokens = cut_tokens(max_context, unit, None)
+        split_tokens = choose_kv_split_size(max_context, unit, None)
     if split_tokens < 1 or split_tokens % page_size:
         raise InvalidConfigError(
             f"split_tokens is {split_tokens}; it must be a multiple of page_size ({page_size})"

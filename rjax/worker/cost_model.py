@@ -72,7 +72,7 @@ def fitted_cost_model(
         K=max(1, model.num_kv_heads // mesh.size),
         H=model.head_dim,
         dtype=jnp.dtype(dtype).name,
-        tile_rows=backend.tile_rows,
+        tile_rows=backend.tuning.tile_rows,
     )
     path = pathlib.Path(FOLDER).expanduser() / key.file_name
     try:

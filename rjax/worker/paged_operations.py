@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from models import Activation, Linear, Norm, Operations, Residual, Rotary
 from models.sharding import TENSOR_AXIS
+from pallas_kernels.attention.backend import AttentionBackend
 from pallas_kernels.attention.spec import AttentionSpec
 from pallas_kernels.partial import Partial, reduced
 from pallas_kernels.unmerged_attention import UnmergedAttention
@@ -74,7 +75,9 @@ class PagedOperations(Operations):
         T, K, A, H = qkv.shape
         if self._plan is None:  # every layer has the same heads
             heads = (K * (A - 2) // self._mesh.size, K // self._mesh.size)
-            self._plan = self._backend.prepare(self._step.plan, self._step.positions, heads)
+            self._plan = self._backend.attention.prepare(
+                self._step.plan, self._step.positions, heads
+            )
         kv_dtype = self.k_pages[layer].dtype
         problem = Problem(
             operation="rope_and_cache",
@@ -85,12 +88,12 @@ class PagedOperations(Operations):
             kv_dtype=str(kv_dtype),
         )
         write = self._choose(problem).kernel
-        unmerged = T == 1 and self._backend.unmerged_attention is not None
+        unmerged = T == 1 and self._backend.attention.unmerged_attention is not None
         attend = functools.partial(
             _attend,
             write=write,
             problem=problem,
-            backend=self._backend,
+            backend=self._backend.attention,
             spec=spec,
             unmerged=unmerged,
         )
@@ -123,7 +126,9 @@ class PagedOperations(Operations):
                 operands, value = (h, linear.leaves), _value_specs(sharding)
                 product = self._run(kernel, problem, operands, (specs, sharding.leaves), value)
                 return _with_bias(product, linear)
-            h = self._merge(h)
+            merge = self._backend.attention.merge
+            assert merge is not None
+            h = merge(h)
         h = h.reshape(len(h), linear.depth)
         problem = self._linear_problem("linear", linear, sharding, h)
         kernel = self._choose(problem).kernel
@@ -252,10 +257,6 @@ class PagedOperations(Operations):
         """An update as the norm's kernel takes it: on a mesh, the devices' shares are summed."""
         return update if self._mesh.size == 1 else reduced(update)
 
-    def _merge(self, attention: UnmergedAttention) -> Float[Array, "T N H"]:
-        assert self._backend.merge is not None
-        return self._backend.merge(attention)
-
     def _run(
         self,
         kernel: Kernel,
@@ -376,7 +377,7 @@ def _attend(
     *,
     write: Kernel,
     problem: Problem,
-    backend: Backend,
+    backend: AttentionBackend,
     spec,
     unmerged: bool,
 ):
@@ -390,5 +391,5 @@ def _attend(
     if unmerged:
         assert backend.unmerged_attention is not None
         return backend.unmerged_attention(*operands, **scales), *written[1:]
-    out, _ = backend.paged_attention(*operands, **scales)
+    out, _ = backend.attention(*operands, **scales)
     return out, *written[1:]

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.planner import PlanShape
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.step_limits import StepLimits
@@ -74,10 +73,8 @@ class ShapeTable:
         limits: of the steps; b and t.
         max_model_len: tokens of the longest sequence.
         page_size: tokens a page.
-        item_rows: step rows -> most rows of one attention work item.
-        kv_split_of: step rows -> tokens of a KV split; a work item spans whole splits.
+        plan_shape: (step rows, sequences, rows without padding) -> shapes of its attention plan.
         padded_rows: decode batch size -> rows of its step.
-        joining: whether and how far KV splits are coalesced; see ``PlanShape``.
         growth: g, ratio of one size to the next smaller one.
     """
 
@@ -87,22 +84,19 @@ class ShapeTable:
         limits: StepLimits,
         max_model_len: int,
         page_size: int,
-        item_rows: Callable[[int], int],
-        kv_split_of: Callable[[int], int],
+        plan_shape: Callable[[int, int, int], PlanShape],
         padded_rows: Callable[[int], int],
-        joining: Joining | None,
         growth: int,
     ) -> None:
-        def shape(rows: int, seqs: int, kv_split: int) -> StepShape:
-            plan = PlanShape(rows, seqs, max_model_len, item_rows(rows), kv_split, joining)
-            return StepShape(rows, seqs, math.ceil(max_model_len / page_size), page_size, plan)
+        def shape(rows: int, seqs: int, unpadded_rows: int) -> StepShape:
+            pages = math.ceil(max_model_len / page_size)
+            plan = plan_shape(rows, seqs, unpadded_rows)
+            return StepShape(rows, seqs, pages, page_size, plan)
 
         sizes = [limits.max_num_seqs]
         while sizes[-1] > 1:
             sizes.append(math.ceil(sizes[-1] / growth))
-        self._decode = [
-            shape(padded_rows(size), size, kv_split_of(size)) for size in reversed(sizes)
-        ]
+        self._decode = [shape(padded_rows(size), size, size) for size in reversed(sizes)]
         most = limits.max_num_batched_tokens
         chunks = {most // growth**i for i in range(3)} | {limits.prefill_ahead_tokens}
         self._mixed = [
@@ -110,11 +104,11 @@ class ShapeTable:
                 rows,
                 limits.max_num_seqs
                 + (limits.max_prefill_ahead_seqs if rows <= limits.prefill_ahead_tokens else 0),
-                kv_split_of(rows),
+                rows,
             )
             for rows in sorted(chunks)
             if rows > limits.max_num_seqs
-        ] or [shape(most, limits.max_num_seqs, kv_split_of(most))]
+        ] or [shape(most, limits.max_num_seqs, most)]
 
     @property
     def all(self) -> list[StepShape]:

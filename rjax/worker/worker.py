@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jaxtyping import Int
 
 from models import LoadedModel
-from pallas_kernels.attention.planner import CostModel, Sharing, cut_tokens
+from pallas_kernels.attention.planner import CostModel, PlanShape, Sharing
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.page_operations import PageOperation
 from rjax.batch.scheduled_sequence import ScheduledSequence
@@ -91,7 +91,7 @@ class Worker:
         self._runner = StepRunner(loaded.model, backend, mesh, model.vocab_size)
         # The fit for the dtype of the weights serves fp8 pages too.
         fitted = fitted_cost_model(backend, model, self._runner.weight_dtype, mesh)
-        self._sharing: Sharing = _sharing(config, fitted or backend.cost_model)
+        self._sharing: Sharing = _sharing(config, fitted or backend.tuning.cost_model)
         self.pool = size_pool(
             config.cache,
             self._runner,
@@ -198,7 +198,7 @@ class Worker:
         rows = sum([item.stop - item.start for item in batch])
         shape = self.shapes.choose(rows=rows, seqs=len(batch))
         batch = by_shared_pages(
-            batch, tables, page_size=shape.page_size, kv_split=shape.plan.split_tokens
+            batch, tables, page_size=shape.page_size, kv_split=shape.plan.kv_split_size
         )
         step_input, stats = build_step_input(batch, tables, shape, self._sharing)
         if self._check_values:
@@ -255,22 +255,24 @@ def _shape_table(
 ) -> ShapeTable:
     """The step shapes of a backend."""
     page_size = config.cache.page_size
-    # Attention over coalesced KV splits is equal within rounding; without them sharing changes no
-    # bit.
-    joining = backend.joining if config.relay.mode == "auto" else None
 
-    def kv_split_of(rows: int) -> int:
-        unit = config.relay.relay_split_tokens or max(backend.cut_of(rows), page_size)
-        return cut_tokens(max_model_len, unit, joining)
+    def plan_shape(rows: int, seqs: int, unpadded_rows: int) -> PlanShape:
+        return backend.plan_shape(
+            rows,
+            seqs,
+            max_model_len,
+            page_size,
+            unpadded_rows=unpadded_rows,
+            coalesce=config.relay.mode == "auto",
+            kv_split_size=config.relay.relay_split_tokens,
+        )
 
     return ShapeTable(
         limits=limits,
         max_model_len=max_model_len,
         page_size=page_size,
-        item_rows=backend.item_rows,
-        kv_split_of=kv_split_of,
+        plan_shape=plan_shape,
         padded_rows=backend.padded_rows,
-        joining=joining,
         growth=growth,
     )
 

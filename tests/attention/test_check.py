@@ -35,7 +35,7 @@ def batch(shared, own, queries, sharing="on"):
         positions[rows] = lengths[b] - queries[b] + np.arange(queries[b])
         owner[rows] = b
     shape = PlanShape(
-        rows=T, seqs=B, max_context=int(lengths.max()), tile_rows=TILE, split_tokens=SPLIT
+        rows=T, seqs=B, max_context=int(lengths.max()), tile_rows=TILE, kv_split_size=SPLIT
     )
     plan, _ = plan_attention(table, starts, lengths, page_size=S, shape=shape, sharing=sharing)
     return {
@@ -62,7 +62,7 @@ def test_plans_of_the_host_planner_pass(shared, members, sharing, window):
 
 def test_plans_of_the_device_planner_pass():
     given_ = batch(16, [3, 9, 1], [1, 1, 1])
-    shape = PlanShape(rows=3, seqs=3, max_context=40, tile_rows=TILE, split_tokens=SPLIT)
+    shape = PlanShape(rows=3, seqs=3, max_context=40, tile_rows=TILE, kv_split_size=SPLIT)
     table = jnp.asarray(np.minimum(given_["page_table"], 999))
     lengths = jnp.asarray([19, 25, 17], jnp.int32)
     plan = plan_on_device(
@@ -193,7 +193,7 @@ def test_writes_have_places_of_their_own():
     ("q", "pages", "message"),
     [
         ((6, 4, 8), (9, 3, 4, 8), "4 query heads do not divide into 3 KV heads"),
-        ((6, 4, 8), (9, 2, 3, 8), "cut at 8 tokens; with pages of 3"),
+        ((6, 4, 8), (9, 2, 3, 8), "split at 8 tokens; with pages of 3"),
         ((5, 4, 8), (9, 2, 4, 8), "the plan is for 6 rows; q has 5"),
         ((6, 4, 8), (9, 2, 4, 16), "as q's head dim is 8"),
     ],

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.attention.device_planner import plan_on_device
-from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.planner import CostModel, PlanShape, plan_attention
+from pallas_kernels.attention.split_policy import SplitPolicy
 
 S, MAX_CONTEXT, SEQS, Q = 8, 128, 8, 6
-DECODE = PlanShape(rows=SEQS, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=3, split_tokens=16)
-CHUNKS = PlanShape(rows=SEQS * Q, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=4, split_tokens=16)
+DECODE = PlanShape(rows=SEQS, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=3, kv_split_size=16)
+CHUNKS = PlanShape(rows=SEQS * Q, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=4, kv_split_size=16)
 SHARE_WIDE = CostModel(narrow_item=1, narrow_token=1, wide_item=10, wide_token=2)
 
 
@@ -142,6 +142,6 @@ def test_shapes_that_do_not_fit_are_refused():
 
 def test_cuts_that_are_to_be_joined_are_refused():
     table, ones = jnp.zeros((SEQS, MAX_CONTEXT // S), jnp.int32), jnp.ones(SEQS, jnp.int32)
-    joined = dataclasses.replace(DECODE, joining=Joining(1, 1, 8))
-    with pytest.raises(ValueError, match="give a PlanShape with joining=None"):
+    joined = dataclasses.replace(DECODE, split_policy=SplitPolicy(1, 1, 8))
+    with pytest.raises(ValueError, match="give a PlanShape with split_policy=None"):
         plan_on_device(table, ones, ones, page_size=S, shape=joined, sharing="on")

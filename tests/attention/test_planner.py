@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.attention.joining import MOST_JOINED, Joining
 from pallas_kernels.attention.planner import (
-    MOST_RESULTS,
+    MAX_PARTIAL_RESULTS,
     CostModel,
     PlanShape,
-    cut_tokens,
+    choose_kv_split_size,
     plan_attention,
 )
 from pallas_kernels.attention.reference import paged_attention_reference
 from pallas_kernels.attention.spec import AttentionSpec
+from pallas_kernels.attention.split_policy import MAX_COALESCED_SPLITS, SplitPolicy
 from pallas_kernels.attention.xla import paged_attention
 
 S, MAX_CONTEXT, ROWS, SEQS = 8, 128, 48, 8
-SHAPE = PlanShape(rows=ROWS, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=4, split_tokens=16)
-# More cuts than a row has room for results, and no rows beside those of decode steps.
-FINE = PlanShape(rows=SEQS, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=4, split_tokens=2)
+SHAPE = PlanShape(rows=ROWS, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=4, kv_split_size=16)
+# More splits than a row has capacity for results, and only the rows of decode steps.
+FINE = PlanShape(rows=SEQS, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=4, kv_split_size=2)
 SHARE_WIDE = CostModel(narrow_item=1, narrow_token=1, wide_item=10, wide_token=2)
 
 
@@ -82,14 +82,14 @@ def check_coverage(plan, table, start, context, page_size):
     batch=batches,
     sharing=st.sampled_from(["on", "off", SHARE_WIDE]),
     seed=st.integers(0, 9),
-    joining=st.sampled_from(
-        [None, None, *(Joining(*x) for x in ((1, 3, 0), (2, 1, 9), (5, 2, 64)))]
+    split_policy=st.sampled_from(
+        [None, None, *(SplitPolicy(*x) for x in ((1, 3, 0), (2, 1, 9), (5, 2, 64)))]
     ),
 )
-def test_every_visible_pair_is_covered_once(batch, sharing, seed, joining):
+def test_every_visible_pair_is_covered_once(batch, sharing, seed, split_policy):
     lengths, queries, forks = (np.array(x) for x in zip(*batch, strict=True))
     table, start, context = make_batch(np.random.default_rng(seed), lengths, queries, forks)
-    shape = dataclasses.replace(SHAPE, joining=joining)
+    shape = dataclasses.replace(SHAPE, split_policy=split_policy)
     plan, stats = plan_attention(table, start, context, page_size=S, shape=shape, sharing=sharing)
     check_coverage(plan, table, start, context, S)
     assert stats.kv_tokens_unshared >= stats.kv_tokens_read
@@ -107,13 +107,13 @@ def test_every_visible_pair_is_covered_once(batch, sharing, seed, joining):
     lanes=st.sampled_from([1, 7, 999]),
 )
 def test_long_sequences_have_room(batch, sharing, least, lanes):
-    """With 64 cuts and room for 32 results a row, however few the joining would leave."""
+    """With 64 splits and capacity for 32 results a row, whatever the policy leaves."""
     lengths, forks = (np.array(x) for x in zip(*batch, strict=True))
     table, start, context = make_batch(
         np.random.default_rng(0), lengths, np.ones_like(lengths), forks, page_size=2
     )
-    shape = dataclasses.replace(FINE, joining=Joining(least, lanes, 8))
-    assert shape.cuts == 2 * MOST_RESULTS
+    shape = dataclasses.replace(FINE, split_policy=SplitPolicy(least, lanes, 8))
+    assert shape.num_splits == 2 * MAX_PARTIAL_RESULTS
     plan, _ = plan_attention(table, start, context, page_size=2, shape=shape, sharing=sharing)
     check_coverage(plan, table, start, context, 2)
 
@@ -127,26 +127,26 @@ def full_batch(shared_pages):
 
 def test_what_has_no_room_is_cut_more_coarsely():
     table, start, context = full_batch(63)
-    never = dataclasses.replace(FINE, joining=Joining(99, 1, 8))
+    never = dataclasses.replace(FINE, split_policy=SplitPolicy(99, 1, 8))
     plan, stats = plan_attention(table, start, context, page_size=2, shape=never, sharing="on")
-    # All but the last two tokens are shared; at cuts of four, all but the last four.
+    # All but the last two tokens are shared; at splits of four, all but the last four.
     assert stats.kv_tokens_read == MAX_CONTEXT - 4 + SEQS * 4
-    assert plan.merge_indptr[-1] == SEQS * MOST_RESULTS == never.merge_capacity
-    joined = dataclasses.replace(FINE, joining=Joining(8, 1, 8))
+    assert plan.merge_indptr[-1] == SEQS * MAX_PARTIAL_RESULTS == never.merge_capacity
+    joined = dataclasses.replace(FINE, split_policy=SplitPolicy(8, 1, 8))
     _, stats = plan_attention(table, start, context, page_size=2, shape=joined, sharing="on")
     assert stats.kv_tokens_read == MAX_CONTEXT - 2 + SEQS * 2
 
 
 def test_a_step_for_long_sequences_shares_as_much_as_one_for_short():
     """64 rows over 2,048 shared and 256 own tokens, in pages of 64, as on a GPU."""
-    joining, B, pages = Joining(17, 33, 64), 64, 36
+    split_policy, B, pages = SplitPolicy(17, 33, 64), 64, 36
     table = np.zeros((B, 2048), np.int32)
     table[:, :32] = np.arange(32)
     table[:, 32:pages] = np.arange(32, 32 + B * 4).reshape(B, 4)
     found = []
     for longest in (2304, 131072):
-        cut = cut_tokens(longest, 256, joining)
-        shape = PlanShape(B, B, longest, tile_rows=32, split_tokens=cut, joining=joining)
+        cut = choose_kv_split_size(longest, 256, split_policy)
+        shape = PlanShape(B, B, longest, tile_rows=32, kv_split_size=cut, split_policy=split_policy)
         plan, stats = plan_attention(
             table,
             np.arange(B + 1, dtype=np.int32),
@@ -157,11 +157,14 @@ def test_a_step_for_long_sequences_shares_as_much_as_one_for_short():
         )
         items = [(int(x.num_items), x.kv_stop[: int(x.num_items)].tolist()) for x in plan.lists]
         found.append((items, stats))
-    assert shape.narrow_capacity == B * MOST_RESULTS
+    assert shape.single_row_capacity == B * MAX_PARTIAL_RESULTS
     assert found[0] == found[1]
     assert stats.kv_tokens_read == 2048 + B * 256
-    # Without joining, where sharing changes no bit, a row's results are as few by longer cuts.
-    assert cut_tokens(131072, 256, None) == 4096 and cut_tokens(8192, 256, None) == 256
+    # Without a policy, where sharing changes no bit, longer splits keep a row's results few.
+    assert (
+        choose_kv_split_size(131072, 256, None) == 4096
+        and choose_kv_split_size(8192, 256, None) == 256
+    )
 
 
 @pytest.mark.parametrize("sharing", ["on", "off", SHARE_WIDE])
@@ -217,15 +220,15 @@ def test_long_shared_runs_are_joined_while_enough_items_are_left():
     start, context = np.arange(9, dtype=np.int32), np.full(8, 128, np.int32)
 
     def runs(least):
-        joining = None if least is None else Joining(least, 99, 0)
-        shape = dataclasses.replace(SHAPE, joining=joining)
+        split_policy = None if least is None else SplitPolicy(least, 99, 0)
+        shape = dataclasses.replace(SHAPE, split_policy=split_policy)
         plan, stats = plan_attention(table, start, context, page_size=S, shape=shape, sharing="on")
         wide, count = plan.lists[1], int(plan.lists[1].num_items)
         found = zip(wide.row_start, wide.kv_start, wide.kv_stop, strict=True)
         return sorted((int(r), int(a), int(b)) for r, a, b in list(found)[:count]), stats
 
     apart, stats = runs(None)
-    assert len(apart) == 8 + 2  # eight cuts of the first four rows, two of the others
+    assert len(apart) == 8 + 2  # eight splits of the first four rows, two of the others
     assert runs(6) == (apart, stats)
     assert runs(5)[0] == [(0, a, a + 32) for a in range(0, 128, 32)] + [(4, 0, 32)]
     assert runs(1)[0] == [(0, 0, 128), (4, 0, 32)]
@@ -235,12 +238,12 @@ def test_long_shared_runs_are_joined_while_enough_items_are_left():
 def test_long_shared_runs_stay_in_some_items():
     """However few would do: others would wait for those that compute them."""
     table, start, context = full_batch(64)
-    shape = dataclasses.replace(FINE, joining=Joining(1, 1, 8))
+    shape = dataclasses.replace(FINE, split_policy=SplitPolicy(1, 1, 8))
     plan, _ = plan_attention(table, start, context, page_size=2, shape=shape, sharing="on")
     wide = plan.lists[1]
     tiles = SEQS // FINE.tile_rows
-    assert int(wide.num_items) == tiles * MAX_CONTEXT // (MOST_JOINED * 2)
-    assert set((wide.kv_stop - wide.kv_start)[: int(wide.num_items)]) == {MOST_JOINED * 2}
+    assert int(wide.num_items) == tiles * MAX_CONTEXT // (MAX_COALESCED_SPLITS * 2)
+    assert set((wide.kv_stop - wide.kv_start)[: int(wide.num_items)]) == {MAX_COALESCED_SPLITS * 2}
 
 
 def test_one_row_runs_are_joined_where_that_spares_the_busiest_lane():
@@ -250,14 +253,16 @@ def test_one_row_runs_are_joined_where_that_spares_the_busiest_lane():
     )
 
     def runs(lanes, overhead):
-        joining = Joining(least_wide_items=1, narrow_lanes=lanes, item_tokens=overhead)
-        shape = dataclasses.replace(SHAPE, joining=joining)
+        split_policy = SplitPolicy(
+            min_multi_row_items=1, single_row_lanes=lanes, item_overhead=overhead
+        )
+        shape = dataclasses.replace(SHAPE, split_policy=split_policy)
         plan, _ = plan_attention(table, start, context, page_size=S, shape=shape, sharing="on")
         items, count = plan.lists[0], int(plan.lists[0].num_items)
         found = zip(items.row_start, items.kv_start, items.kv_stop, strict=True)
         return [(int(r), int(a), int(b)) for r, a, b in list(found)[:count]]
 
-    # As many lanes as items: joining would only leave some of them idle.
+    # As many lanes as items: coalescing would only leave some of them idle.
     assert {b - a for _, a, b in runs(27, 64)} == {8, 16}
     # One lane: every item less spares it work.
     assert sorted(runs(1, 64)) == [(0, 0, 128), (1, 0, 128), (2, 0, 40), (3, 0, 128)]
@@ -274,7 +279,9 @@ def test_one_row_runs_are_joined_wherever_they_begin():
     table, start, context = make_batch(
         np.random.default_rng(0), lengths, one, np.full(count, 16 // S)
     )
-    shape = dataclasses.replace(SHAPE, joining=Joining(1, narrow_lanes=2, item_tokens=8))
+    shape = dataclasses.replace(
+        SHAPE, split_policy=SplitPolicy(1, single_row_lanes=2, item_overhead=8)
+    )
     plan, _ = plan_attention(table, start, context, page_size=S, shape=shape, sharing="on")
     narrow = plan.lists[0]
     assert int(narrow.num_items) == count

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from bench.kernels import cost_model as command
-from bench.kernels.backends import NAMES, Kernel
 from bench.kernels.cases import make_plan
 from bench.kernels.pool_runner import PoolRunner
 from models import config_from_dict
@@ -115,23 +114,6 @@ def test_times_that_fit_nothing_are_not_kept(tmp_path, monkeypatch, capsys):
     assert command.main([*arguments, f"--json={tmp_path / 'costs.json'}"]) == 1
     assert "nothing is kept" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("group", [1, 4, 7, 16])
-def test_tiles_are_those_of_the_engine(name, group):
-    if name == "triton":
-        pytest.importorskip("jax_triton", exc_type=ImportError)
-    kernel = Kernel(name, print, print, jnp.dtype(jnp.bfloat16))
-    backend = choose_backend(
-        name,
-        platform="gpu",
-        compute_capability=9.0,
-        model=shapes(2 * group, 2, 128),
-        dtype=jnp.bfloat16,
-        page_size=64,
-    )
-    assert kernel.tile_rows(group) == backend.tile_rows
 
 
 def backend_of(config):

@@ -3,9 +3,7 @@
 import dataclasses
 import json
 import math
-import sys
 import time
-import types
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +14,14 @@ from bench import report
 from bench.ceilings import Ceilings
 from bench.kernels import __main__ as kernels
 from bench.kernels import cost_model, peers, run_table, sanitize, sweep
-from bench.kernels.backends import Kernel, automatic, choose_kernel
+from bench.kernels.backends import Kernel, choose_kernel
 from bench.kernels.cases import Case, Target, make_inputs
 from bench.kernels.compile_cases import compile_cases
 from bench.kernels.kept import Kept
 from bench.kernels.pool_runner import PoolRunner
 from bench.kernels.run_case import lower_case, run_case
 from bench.kernels.table import small_cases, table_cases
-from bench.model_shapes import SHAPES
 from bench.records import load
-from models import config_from_dict
-from rjax.worker import backend
-from rjax.worker.backend import choose_backend
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled", "quickly_compiled_random_numbers")
 
@@ -37,25 +31,6 @@ def _ceilings(monkeypatch):
     """Measuring them takes seconds."""
     for module in (run_table, sweep, peers):
         monkeypatch.setattr(module, "measure_ceilings", lambda: Ceilings(copy=4e9, matmul=1e12))
-
-
-@pytest.mark.parametrize("has_triton", [True, False])
-@pytest.mark.parametrize("capability", [None, 7.5, 8.0, 8.9, 9.0, 10.0, 12.0])
-def test_the_backend_is_the_one_that_engines_take(monkeypatch, capability, has_triton):
-    jax_triton = types.ModuleType("jax_triton") if has_triton else None
-    monkeypatch.setitem(sys.modules, "jax_triton", jax_triton)
-    # Making its kernels takes Triton itself, which is not installed everywhere.
-    named = dataclasses.replace(backend._xla(), name="triton")
-    monkeypatch.setattr(backend, "_triton", lambda model: named)
-    engine = choose_backend(
-        "auto",
-        platform="cpu" if capability is None else "gpu",
-        compute_capability=capability,
-        model=config_from_dict(SHAPES["llama-3-8b"]),
-        dtype=jnp.bfloat16,
-        page_size=64,
-    )
-    assert automatic(capability, has_triton=has_triton) == engine.name
 
 
 def test_the_table_runs_and_is_shown(tmp_path):

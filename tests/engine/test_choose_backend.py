@@ -78,7 +78,7 @@ def test_mosaic_takes_kv_in_fp8(head_dim):
 def test_mosaic_is_taken_on_hopper(jax_triton, name):
     backend = choose(name)
     assert backend.name == "mosaic"
-    assert backend.tile_rows == 64  # G = 2
+    assert backend.tuning.tile_rows == 64  # G = 2
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 192, 256])
@@ -94,7 +94,7 @@ def test_mosaic_takes_its_head_dims(head_dim):
 def test_triton_is_taken_where_mosaic_cannot(jax_triton, name, change):
     backend = choose(name, **change)
     assert backend.name == "triton"
-    assert backend.tile_rows == 32  # G = 2
+    assert backend.tuning.tile_rows == 32  # G = 2
 
 
 def test_triton_by_name_on_hopper(jax_triton):

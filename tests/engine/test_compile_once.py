@@ -60,10 +60,10 @@ def lowered(
         limits=StepLimits(4, 64),
         max_model_len=1024,
         page_size=64,
-        item_rows=backend.item_rows,
-        kv_split_of=backend.cut_of,
+        plan_shape=lambda rows, seqs, unpadded_rows: backend.plan_shape(
+            rows, seqs, 1024, 64, coalesce=True, unpadded_rows=unpadded_rows
+        ),
         padded_rows=backend.padded_rows,
-        joining=backend.joining,
         growth=2,
     )
     shape = table.choose(rows=seqs, seqs=seqs)

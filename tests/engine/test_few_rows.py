@@ -54,11 +54,12 @@ class PlainForms:
             for name, run in makers
         ]
         dispatcher = Dispatcher("xla", (*kernels, *PLAIN_KERNELS))
+        unmerged = self._attention if self._fused else None
         return dataclasses.replace(
             backend,
+            attention=dataclasses.replace(backend.attention, unmerged_attention=unmerged),
             dispatcher=dispatcher,
             streamed_rows=streamed_rows(dispatcher, config, "float32", 1),
-            unmerged_attention=self._attention if self._fused else None,
         )
 
     def _refusal(self, problem: Any) -> str | None:

@@ -83,7 +83,7 @@ def test_the_engine_s_step_copies_neither_weights_nor_pages(rows, seqs, compiler
         dtype=jnp.float32,
         page_size=8,
     )
-    plan = PlanShape(rows, seqs, 64, backend.tile_rows, 16)
+    plan = PlanShape(rows, seqs, 64, backend.tuning.tile_rows, 16)
     layout = PackedLayout(StepShape(rows, seqs, 8, 8, plan))
     step = compiler(graph, treedef, layout, StepFeatures("greedy", 0, False), backend, mesh)
     pools = make_pools(CONFIG, PAGES, 8, jnp.dtype(jnp.float32), mesh)

@@ -87,7 +87,7 @@ def make_arrays(
         seqs=B,
         max_context=int(lengths.max()),
         tile_rows=tile_rows,
-        split_tokens=split,
+        kv_split_size=split,
     )
     plan, _ = plan_attention(table, start, lengths, page_size=S, shape=shape, sharing=sharing)
     dead = (np.arange(S) >= live[:, None])[:, None, :, None]

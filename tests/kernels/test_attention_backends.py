@@ -18,16 +18,16 @@ from pallas_kernels.attention.reference import paged_attention_reference
 from pallas_kernels.attention.spec import AttentionSpec
 
 
-def triton_attention(q, k_pages, v_pages, page_table, positions, plan, narrow_rows=None, **options):
+def triton_attention(q, k_pages, v_pages, page_table, positions, plan, small_m=None, **options):
     """Also with blocks of 16 rows, as on Ampere and Ada."""
     pytest.importorskip("jax_triton", exc_type=ImportError)
     from pallas_kernels.attention.triton import api, pack
 
-    packed = pack.pack_plan(plan, (q.shape[1], k_pages.shape[1]), narrow_rows)
+    packed = pack.pack_plan(plan, (q.shape[1], k_pages.shape[1]), small_m)
     return api.paged_attention(q, k_pages, v_pages, page_table, positions, packed, **options)
 
 
-triton_as_on_ampere = functools.partial(triton_attention, narrow_rows=16)
+triton_as_on_ampere = functools.partial(triton_attention, small_m=16)
 BACKENDS = [
     pytest.param((xla.paged_attention, jnp.float32, 2e-5), id="xla"),
     pytest.param((mosaic.paged_attention, jnp.bfloat16, 8e-3), id="mosaic", marks=pytest.mark.gpu),
@@ -197,8 +197,8 @@ def test_options_of_the_wrong_kind(attention, option):
     ],
 )
 def test_fp8_pages(backend, name, shape, fp8):
-    """On mosaic, scales of pages of 32 tokens are another way than those of 64, and heads of 96 are
-    rows where those of single rows are columns otherwise."""
+    """On mosaic, pages of 32 and of 64 tokens read their scales differently, and a head dim of 96
+    has no swap-AB decode."""
     check(backend, name, shape, AttentionSpec(0.1), fp8=fp8)
 
 
@@ -213,7 +213,7 @@ def test_fp8_pages(backend, name, shape, fp8):
     ],
 )
 def test_other_head_dims(backend, name, shape):
-    """On mosaic: narrow swizzles for 80, 96 and 112, tiles weighed one by one for 192 and 256."""
+    """On mosaic: narrow swizzles for 80, 96 and 112, one KV tile at a time for 192 and 256."""
     check(backend, name, shape, AttentionSpec(shape[2] ** -0.5))
 
 
@@ -231,8 +231,7 @@ def test_other_head_dims(backend, name, shape):
 def test_sharing_changes_no_bit(backend, shape, fp8, options):
     """Items are cut at the same places with sharing on and off: so is a row's arithmetic.
 
-    On mosaic, 32 rows of 4 heads go through the kernel for wide items, single rows never do: their
-    heads are columns of the tensor cores' products, not rows.
+    On mosaic, 32 rows of 4 heads are cooperative work tiles; single rows run swap-AB decode.
     """
     spec = AttentionSpec(0.1, **options)
     on = check(backend, "relay", shape, spec, fp8=fp8)
@@ -246,12 +245,12 @@ def test_sharing_changes_no_bit(backend, shape, fp8, options):
         np.testing.assert_allclose(on[0], off[0], atol=1e-6)
 
 
-@pytest.mark.parametrize("programs", [1, 5])
+@pytest.mark.parametrize("num_ctas", [1, 5])
 @pytest.mark.parametrize("tile_rows", [16, 32])
 @pytest.mark.parametrize("backend", BACKENDS[1:], indirect=True)
-def test_many_units_a_program(backend, tile_rows, programs):
-    """Few programs take all the work, so that short and long units follow each other closely: what
-    one unit leaves in shared memory must not reach the next, on any of several runs."""
+def test_many_work_tiles_a_cta(backend, tile_rows, num_ctas):
+    """Few CTAs take all the work, so that short and long work tiles follow each other closely:
+    stale data in shared memory must not reach the next work tile, on any of several runs."""
     attention, dtype, tolerance = backend
     own = tuple(int(x) for x in np.random.default_rng(0).integers(1, 200, 48))
     batch = batches.Batch(shared=1024, members=(32, 16), own=own, queries=(1,) * 48)
@@ -267,7 +266,7 @@ def test_many_units_a_program(backend, tile_rows, programs):
         dtype=dtype,
     )
     spec = AttentionSpec(0.1)
-    run = jax.jit(functools.partial(attention, spec=spec, programs=programs))
+    run = jax.jit(functools.partial(attention, spec=spec, num_ctas=num_ctas))
     args = (a.q, a.k_pages, a.v_pages, a.page_table, a.positions, a.plan)
     results = [jax.device_get(run(*args)) for _ in range(8)]
     want, _ = paged_attention_reference(a.q, a.k_pages, a.v_pages, a.row_table, a.positions, spec)
@@ -280,8 +279,8 @@ def test_many_units_a_program(backend, tile_rows, programs):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("S", [16, 64, 128])
-def test_the_order_of_units_changes_no_bit(S):
-    """Every second program backwards, and a last round from either end."""
+def test_the_tile_schedule_changes_no_bit(S):
+    """Odd CTAs backwards, and a last round that starts from either end."""
     own = tuple(int(x) for x in np.random.default_rng(1).integers(1, 200, 24))
     batch = batches.Batch(shared=512, members=(20, 4), own=own, queries=(1,) * 24)
     a = batches.make_arrays(
@@ -289,14 +288,14 @@ def test_the_order_of_units_changes_no_bit(S):
     )
     packed = mosaic.pack_plan(a.plan, a.positions, (8, 2))
     assert isinstance(packed, mosaic.PackedPlan)
-    run = jax.jit(functools.partial(mosaic.paged_attention, spec=AttentionSpec(0.1), programs=7))
+    run = jax.jit(functools.partial(mosaic.paged_attention, spec=AttentionSpec(0.1), num_ctas=7))
     results = []
-    assert int(packed.num_units) % 7
-    for turned, num_wide in itertools.product(range(2), (0, packed.num_units)):
-        order = {"turned": turned, "num_wide": num_wide}
-        plan = dataclasses.replace(packed, **{k: jnp.int32(v) for k, v in order.items()})
+    assert int(packed.num_tiles) % 7
+    for reverse, cooperative in itertools.product(range(2), (0, packed.num_tiles)):
+        schedule = {"reverse_odd_ctas": reverse, "num_cooperative": cooperative}
+        plan = dataclasses.replace(packed, **{k: jnp.int32(v) for k, v in schedule.items()})
         results.append(run(a.q, a.k_pages, a.v_pages, a.page_table, a.positions, plan))
-    assert not int(packed.turned)
+    assert not int(packed.reverse_odd_ctas)
     for other in results[1:]:
         for one, same in zip(results[0], other, strict=True):
             np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(same, np.float32))

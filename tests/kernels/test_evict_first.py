@@ -55,8 +55,9 @@ def test_weights_do_and_rows_do_not(rows):
         assert [set(copies) for copies in found] == [{0}, {1}]
 
 
-# Queries are copied by one descriptor a list of items; keys and values by one for whole tiles,
-# which wide items take too, and three for parts. Each kind of items has two copies by each.
+# One descriptor a work list copies queries. Keys and values have one for whole tiles, which
+# cooperative work tiles use too, and three for parts of a last tile. Each kind of work tile has two
+# copies by each descriptor.
 @pytest.mark.parametrize(
     ("tile_rows", "batch", "pools"),
     [
@@ -66,7 +67,7 @@ def test_weights_do_and_rows_do_not(rows):
         (32, MANY_ROWS, [[0, 0, 1, 1]] * 2 + [[1, 1]] * 6),
     ],
 )
-def test_keys_and_values_do_but_for_wide_items_in_steps_of_many_rows(tile_rows, batch, pools):
+def test_kv_does_except_cooperative_tiles_in_steps_of_many_rows(tile_rows, batch, pools):
     a = batches.make_arrays(
         batch,
         N=8,

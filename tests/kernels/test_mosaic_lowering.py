@@ -66,7 +66,7 @@ def test_group_sizes(H, N, K, tile_rows):
     ("N", "K", "tile_rows"), [(4, 4, 1), (8, 8, 128), (9, 3, 42), (8, 2, 16), (14, 2, 18)]
 )
 def test_other_head_dims(H, N, K, tile_rows):
-    """Groups of 1, 3 and 7 are where the queries of an item are no whole 128 bytes."""
+    """With groups of 1, 3 and 7 the queries of an item are no multiple of 128 bytes."""
     assert "mosaic_gpu" in lower(N, K, H, tile_rows=tile_rows)
 
 
@@ -76,17 +76,17 @@ def test_long_prompts():
     assert "mosaic_gpu" in lower(tile_rows=32, batch=prompt)
 
 
-def test_what_shared_memory_holds():
-    assert [config.query_buffers(H) for H in (64, 128, 192)] == [2, 2, 1]
-    assert [config.ring_slots(128, 64, buffers, 2) for buffers in (1, 2)] == [6, 5]
-    assert config.ring_slots(128, 64, 2, 1) == 8  # beside two tiles of widened values
+def test_stages_in_shared_memory():
+    assert [config.num_q_stages(H) for H in (64, 128, 192)] == [2, 2, 1]
+    assert [config.num_kv_stages(128, 64, q_stages, 2) for q_stages in (1, 2)] == [6, 5]
+    assert config.num_kv_stages(128, 64, 2, 1) == 8  # beside two converted V tiles
 
 
-def test_heads_of_one_row_are_columns_where_the_tensor_cores_take_them():
-    assert [config.row_columns(G, 128) for G in (1, 8, 9, 16, 17)] == [8, 8, 16, 16, 0]
-    rows = [H for H in config.HEAD_DIMS if not config.row_columns(4, H)]
-    assert rows == [80, 96, 112]
-    # Sixteen columns of two tiles, and one row more than they take.
+def test_where_swap_ab_applies():
+    assert [config.swap_ab_columns(G, 128) for G in (1, 8, 9, 16, 17)] == [8, 8, 16, 16, 0]
+    without = [H for H in config.HEAD_DIMS if not config.swap_ab_columns(4, H)]
+    assert without == [80, 96, 112]
+    # Sixteen columns, and a group of one head more.
     assert "mosaic_gpu" in lower(16, 1, 256, tile_rows=4)
     assert "mosaic_gpu" in lower(16, 1, 64, tile_rows=4, kv_dtype=FP8)
     assert "mosaic_gpu" in lower(17, 1, 64, tile_rows=3)
@@ -118,7 +118,7 @@ def test_fp8_pages(H):
     [
         (dict(kv_dtype=FP8, H=80), "head dim"),
         (dict(kv_dtype=jnp.float8_e5m2), "both must have"),
-        (dict(dtype=jnp.float32), "bfloat16 or float16"),
+        (dict(dtype=jnp.float32), "bfloat16 and float16"),
         (dict(tile_rows=64), "matrix rows"),
         (dict(H=32), "head dim"),
     ],

@@ -1,4 +1,4 @@
-"""The packed plan, proved by doing what the kernel does with it, in NumPy."""
+"""The packed plan: NumPy computes what the kernel computes with it."""
 
 import functools
 
@@ -8,43 +8,44 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.attention.joining import Joining
 from pallas_kernels.attention.mosaic import PackedPlan, pack_plan
-from pallas_kernels.attention.mosaic import pack as pack_module
-from pallas_kernels.attention.mosaic.order import Turns
+from pallas_kernels.attention.mosaic.tile_scheduler import TileScheduler
+from pallas_kernels.attention.mosaic.work_tile import KV_START, KV_STOP
 from pallas_kernels.attention.planner import PlanShape, plan_attention
 from pallas_kernels.attention.reference import paged_attention_reference
 from pallas_kernels.attention.spec import AttentionSpec
+from pallas_kernels.attention.split_policy import SplitPolicy
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 pack = jax.jit(pack_plan, static_argnums=2)
 
 
-def run_units(packed: PackedPlan, a: batches.Arrays, scale: float):
-    """Every live unit to its destination, then the merge of what has more than one result."""
+def run_work_tiles(packed: PackedPlan, a: batches.Arrays, scale: float):
+    """Every live work tile to its destinations, then the merge of rows with several results."""
     N, K = packed.heads
     G, (T, _, H), S = N // K, a.q.shape, a.k_pages.shape[2]
     out, lse = np.zeros((T, N, H)), np.full((T, N), -np.inf)
-    part, part_lse = np.full((packed.entries, N, H), np.nan), np.full((packed.entries, N), np.nan)
-    units, dest = np.asarray(packed.units), np.asarray(packed.dest)
+    entries = packed.num_merge_entries
+    part, part_lse = np.full((entries, N, H), np.nan), np.full((entries, N), np.nan)
+    tiles, destinations = np.asarray(packed.work_tiles), np.asarray(packed.destinations)
     positions, table = np.asarray(a.positions), np.asarray(a.page_table)
     q, k_pages, v_pages = (np.asarray(x, np.float64) for x in (a.q, a.k_pages, a.v_pages))
-    assert not units[int(packed.num_units) :].any()
-    for row, rows, sequence, start, stop, visible, slot, code in units[: int(packed.num_units)]:
+    assert not tiles[int(packed.num_tiles) :].any()
+    for row, rows, sequence, start, stop, unmasked, slot, code in tiles[: int(packed.num_tiles)]:
         head, which = divmod(int(code), len(packed.lists))
         tokens = np.arange(start, stop)
         pages, offsets = table[sequence, tokens // S], tokens % S
-        for kv_head in range(head, min(head + (1 if packed.lists[which].wide else 2), K)):
+        for kv_head in range(head, min(head + (1 if packed.lists[which].cooperative else 2), K)):
             heads = slice(kv_head * G, (kv_head + 1) * G)
             for r in range(rows):
                 seen = tokens <= positions[row + r]
-                assert seen[: max(visible - start, 0)].all()
+                assert seen[: max(unmasked - start, 0)].all()
                 assert seen.any()
                 keys = k_pages[pages, kv_head, offsets][seen]
                 scores = q[row + r, heads] @ keys.T * scale
                 total = np.log(np.exp(scores).sum(-1))
                 value = np.exp(scores - total[:, None]) @ v_pages[pages, kv_head, offsets][seen]
-                entry = dest[slot + r]
+                entry = destinations[slot + r]
                 target, target_lse = (out, lse) if entry < 0 else (part, part_lse)
                 target[row + r if entry < 0 else entry, heads] = value
                 target_lse[row + r if entry < 0 else entry, heads] = total
@@ -60,7 +61,7 @@ def run_units(packed: PackedPlan, a: batches.Arrays, scale: float):
 @pytest.mark.parametrize("sharing", ["on", "off"])
 @pytest.mark.parametrize("batch", [batches.DECODE, batches.RELAY, batches.CHUNKS])
 @pytest.mark.parametrize(("N", "K", "tile_rows"), [(8, 2, 32), (8, 2, 16), (9, 3, 42)])
-def test_units_and_destinations(batch, sharing, N, K, tile_rows):
+def test_work_tiles_and_destinations(batch, sharing, N, K, tile_rows):
     a = batches.make_arrays(
         batch,
         N=N,
@@ -74,7 +75,7 @@ def test_units_and_destinations(batch, sharing, N, K, tile_rows):
     )
     packed = pack(a.plan, a.positions, (N, K))
     assert isinstance(packed, PackedPlan)
-    out, lse = run_units(packed, a, 0.25)
+    out, lse = run_work_tiles(packed, a, 0.25)
     reference = jax.jit(functools.partial(paged_attention_reference, spec=AttentionSpec(0.25)))
     want, want_lse = reference(a.q, a.k_pages, a.v_pages, a.row_table, a.positions)
     np.testing.assert_allclose(out, want, atol=1e-5)
@@ -82,7 +83,7 @@ def test_units_and_destinations(batch, sharing, N, K, tile_rows):
 
 
 @pytest.mark.parametrize(
-    ("rows", "shared", "own", "turned"),
+    ("rows", "shared", "own", "reverse"),
     [
         (256, 8192, 256, 1),
         (256, 2048, 256, 1),
@@ -92,44 +93,46 @@ def test_units_and_destinations(batch, sharing, N, K, tile_rows):
         (256, 8192, 0, 0),
     ],
 )
-def test_long_units_of_both_kinds_run_side_by_side(rows, shared, own, turned):
+def test_long_work_tiles_of_both_kinds_run_side_by_side(rows, shared, own, reverse):
     S, pages = 64, (shared + own) // 64
     table = np.tile(np.arange(pages), (rows, 1))
     table[:, shared // S :] += np.arange(rows)[:, None] * (own // S)
     lengths = np.full(rows, shared + own)
-    shape = PlanShape(rows, rows, shared + own, tile_rows=32, split_tokens=256)
+    shape = PlanShape(rows, rows, shared + own, tile_rows=32, kv_split_size=256)
     plan, _ = plan_attention(
         table, np.arange(rows + 1), lengths, page_size=S, shape=shape, sharing="on"
     )
     packed = pack(plan, jnp.asarray(lengths - 1), (32, 8))
     assert isinstance(packed, PackedPlan)
-    assert int(packed.turned) == turned
+    assert int(packed.reverse_odd_ctas) == reverse
 
 
-def load_of_programs(packed: PackedPlan, programs: int):
-    """Tokens of the units that each program takes, and 64 a unit to begin and to end."""
-    units, count = np.asarray(packed.units), int(packed.num_units)
-    cost = 64 + units[:, pack_module.KV_STOP] - units[:, pack_module.KV_START]
-    turns = Turns.of(jnp.arange(programs), programs, packed.order, True)
-    load = np.zeros(programs, int)
-    for number in range(-(-count // programs)):
-        place = np.clip(turns.unit(number), 0, count - 1)
-        load += np.where(number < np.asarray(turns.count), cost[place], 0)
+def load_of_ctas(packed: PackedPlan, num_ctas: int):
+    """Tokens of each CTA's work tiles, and 64 a work tile for its start and its end."""
+    tiles, count = np.asarray(packed.work_tiles), int(packed.num_tiles)
+    cost = 64 + tiles[:, KV_STOP] - tiles[:, KV_START]
+    scheduler = TileScheduler.of(jnp.arange(num_ctas), num_ctas, packed.schedule, True)
+    load = np.zeros(num_ctas, int)
+    for number in range(-(-count // num_ctas)):
+        index = np.clip(scheduler.tile_index(number), 0, count - 1)
+        load += np.where(number < np.asarray(scheduler.num_tiles), cost[index], 0)
     assert load.sum() == cost[:count].sum()
     return load
 
 
 @pytest.mark.parametrize("queries", [0, 64])
 @pytest.mark.parametrize("spread", [0, 128])
-def test_no_program_has_much_more_than_others(queries, spread):
+def test_no_cta_has_much_more_work_than_others(queries, spread):
     """64 single rows over 2,048 shared and about 256 own tokens, alone and beside a prompt's."""
     own = 256 + np.random.default_rng(0).integers(-spread, spread + 1, 64)
     counts = np.append(np.ones(64, int), queries)[: 65 if queries else 64]
     lengths = 2048 + np.append(own, 96)[: counts.size]
     table = np.tile(np.arange(40), (counts.size, 1))
     table[:, 32:] += np.arange(counts.size)[:, None] * 8
-    joining = Joining(16, 33, 64, wide_lanes=2, paired_rows=16)
-    shape = PlanShape(64 + queries, 65, 2560, tile_rows=32, split_tokens=256, joining=joining)
+    split_policy = SplitPolicy(16, 33, 64, multi_row_lanes=2, single_lane_rows=16)
+    shape = PlanShape(
+        64 + queries, 65, 2560, tile_rows=32, kv_split_size=256, split_policy=split_policy
+    )
     start = np.append(0, counts.cumsum())
     plan, _ = plan_attention(table, start, lengths, page_size=64, shape=shape, sharing="on")
     positions = np.concatenate(
@@ -137,5 +140,5 @@ def test_no_program_has_much_more_than_others(queries, spread):
     )
     packed = pack(plan, jnp.asarray(positions), (32, 8))
     assert isinstance(packed, PackedPlan)
-    load = load_of_programs(packed, 132)
+    load = load_of_ctas(packed, 132)
     assert load.max() < 1.1 * load.mean()

@@ -176,7 +176,7 @@ def test_every_option(compiled, targets, change):
     ("change", "message"),
     [
         (dict(kv_dtype=jnp.float8_e5m2), "both must have"),
-        (dict(dtype=jnp.float32), "bfloat16 or float16"),
+        (dict(dtype=jnp.float32), "bfloat16 and float16"),
         (dict(H=72), "head dim"),
         (dict(N=130, K=2, tile_rows=1), "query heads a KV head"),
     ],

@@ -1,74 +1,98 @@
-"""The static configuration of the Mosaic attention kernel."""
+"""Tile sizes, limits and the static configuration of the Mosaic GPU attention kernel."""
 
 import dataclasses
 import math
 
-TILE = 64  # tokens of one K or V tile
-PARTS = (16, 32, 48, TILE)  # tokens of a last tile that come, as many as are used
-ROWS = 64  # rows of one warpgroup's matrix product
+KV_TILE = 64
+"""Tokens of one K or V tile."""
+
+LAST_TILE_TOKENS = (16, 32, 48, KV_TILE)
+"""Sizes of the copy of an item's last tile. The smallest one that covers the used tokens is
+loaded."""
+
+WGMMA_M = 64
+"""Rows of one warpgroup's matrix product."""
+
+CONSUMERS = 2
+"""Consumer warpgroups of a CTA. One more warpgroup is the producer."""
+
 HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
-FP8_HEAD_DIMS = (64, 96, 128, 192, 256)  # whole runs of 32 bytes, as the tensor cores read
-CONSUMERS = 2  # warpgroups that compute
-FEW_READERS = 128  # rows of a step up to which few wide items read the same KV
-_SMEM_BYTES = 232_448 - 2048  # what a Hopper block may take, less room for barriers
+FP8_HEAD_DIMS = (64, 96, 128, 192, 256)  # multiples of 32 bytes, as wgmma reads fp8 rows
+
+EVICT_FIRST_MAX_ROWS = 128
+"""Rows of a step up to which few cooperative work tiles read the same KV."""
+
+_SMEM_BYTES = 232_448 - 2048  # the limit of a Hopper CTA, less room for barriers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KernelConfig:
-    """What the compiled kernel depends on besides array shapes and the packed plan's lists.
+    """Static inputs of the kernel besides array shapes and the work lists of the packed plan.
 
     Attributes:
         scale, sliding_window, soft_cap: of AttentionSpec.
-        query_rows: matrix rows there is room for in a place for queries, for each warpgroup.
-        query_buffers: places for the queries of a unit.
-        programs: persistent programs in the grid.
-        ring: slots of two tiles in shared memory.
-        ping_pong: consumer warpgroups of a wide unit take turns on the tensor cores.
-        early_launch: start while the kernel before still runs, and wait for it on the device.
+        q_rows: matrix rows of one query buffer, for each warpgroup.
+        q_stages: buffers for the queries of a work tile.
+        num_ctas: persistent CTAs in the grid.
+        kv_stages: pipeline stages in shared memory, of two KV tiles each.
+        ping_pong: the consumer warpgroups of a cooperative work tile take turns on the tensor
+            cores, so that the softmax of one overlaps the products of the other.
+        early_launch: start while the kernel before still runs, and wait for it on the device
+            (programmatic dependent launch).
     """
 
     scale: float
     sliding_window: int | None
     soft_cap: float | None
-    query_rows: int
-    query_buffers: int
-    programs: int
-    ring: int
+    q_rows: int
+    q_stages: int
+    num_ctas: int
+    kv_stages: int
     ping_pong: bool
     early_launch: bool
 
     @property
-    def unit(self) -> float:
-        """One unit of the kernel's scores: of q @ k, or of ``tanh`` where there is a soft cap."""
+    def score_unit(self) -> float:
+        """Factor from the kernel's scores to natural-log scores. The kernel's scores are q @ k, or
+        ``tanh`` of the scaled products where there is a soft cap."""
         return self.scale if self.soft_cap is None else self.soft_cap
 
     @property
-    def log2_factor(self) -> float:
-        """What takes the kernel's scores to powers of two."""
-        return self.unit * math.log2(math.e)
+    def scale_log2(self) -> float:
+        """Factor from the kernel's scores to exponents of two."""
+        return self.score_unit * math.log2(math.e)
 
 
-def query_buffers(head_dim: int) -> int:
-    """Places for the queries of a unit in shared memory: two, so that those of the next unit come
-    while one is computed, and one where head dims are large and the ring needs the memory."""
+def num_q_stages(head_dim: int) -> int:
+    """Buffers for the queries of a work tile in shared memory.
+
+    Two let the queries of the next work tile load during the current one. Large head dims have one,
+    because the KV pipeline needs the memory.
+    """
     return 2 if head_dim <= 128 else 1
 
 
-def query_box(rows: int, group: int, head_dim: int) -> int:
-    """Rows that one copy of queries takes, at least ``rows``: copies are of whole 128 bytes."""
-    unit = 128 // math.gcd(128, group * head_dim * 2)
-    return -(-rows // unit) * unit
+def q_box_rows(rows: int, group: int, head_dim: int) -> int:
+    """Rows of one TMA copy of queries, at least ``rows``: its bytes are a multiple of 128."""
+    multiple = 128 // math.gcd(128, group * head_dim * 2)
+    return -(-rows // multiple) * multiple
 
 
-def row_columns(group: int, head_dim: int) -> int:
-    """Columns for the ``group`` heads of one row that share a KV head (``row_unit``); 0 where they
-    are rows: the tensor cores take head dims as rows in whole 64."""
-    return -(-group // 8) * 8 if group <= 16 and head_dim % ROWS == 0 else 0
+def swap_ab_columns(group: int, head_dim: int) -> int:
+    """Columns of the accumulator in ``swap_ab_decode``, for the ``group`` heads of one row.
+
+    0 where swap-AB does not apply: more than 16 heads, or a head dim that is no multiple of the 64
+    rows of wgmma.
+    """
+    return -(-group // 8) * 8 if group <= 16 and head_dim % WGMMA_M == 0 else 0
 
 
-def ring_slots(head_dim: int, query_rows: int, buffers: int, itemsize: int) -> int:
-    """Slots (two tiles each, ``itemsize`` bytes a number) that fit in shared memory beside 16-bit
-    queries and, where pages are of 8 bits, a tile of 16 bits for each warpgroup."""
+def num_kv_stages(head_dim: int, q_rows: int, q_stages: int, itemsize: int) -> int:
+    """Pipeline stages that fit in shared memory.
+
+    A stage is two KV tiles of ``itemsize`` bytes a number. Beside them lie the 16-bit queries and,
+    for 8-bit pages, a 16-bit V tile of each warpgroup.
+    """
     row = CONSUMERS * head_dim
-    beside = 2 * query_rows * buffers + (2 * TILE if itemsize == 1 else 0)
-    return (_SMEM_BYTES - row * beside) // (row * TILE * itemsize)
+    other = 2 * q_rows * q_stages + (2 * KV_TILE if itemsize == 1 else 0)
+    return (_SMEM_BYTES - row * other) // (row * KV_TILE * itemsize)

@@ -1,9 +1,11 @@
-"""Pages in float8_e4m3fn, for the tensor cores: exact queries in two parts, values in float16.
+"""KV pages in float8_e4m3fn: queries in two fp8 parts, V tiles converted to float16.
 
-Keys go to the tensor cores as they are. A bfloat16 query has eight significant bits, which two
-float8_e4m3fn numbers of four hold between them, once its row is scaled to what float8 reaches; a
-float16 query is rounded to as many. Values must be transposed on the way, which the tensor cores do
-for 16-bit numbers only: a tile is converted into shared memory of its warpgroup.
+K tiles go to wgmma as they are. Queries become two float8_e4m3fn arrays, a high and a low part of
+four significant bits each, after each row is scaled into the range of fp8: this is exact for
+bfloat16, which has eight bits, and rounds float16 to eight. V must be transposed on the way to
+wgmma, which does that for 16-bit numbers only: a warpgroup converts its V tile from the KV pipeline
+into float16 shared memory of its own, 64 * H * 2 bytes. Scales come from GMEM, float32, one a KV
+head or one a KV head of each page.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -20,26 +22,27 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref
 
-from pallas_kernels.attention.mosaic.config import TILE
+from pallas_kernels.attention.mosaic.config import KV_TILE
+from pallas_kernels.attention.mosaic.cta import ConsumerTile
+from pallas_kernels.mosaic_emit import SCALAR
 
-_BYTES = plgpu.Layout.WGMMA_8BIT
-_SCALAR = plgpu.Layout.WG_SPLAT(())
-_LEAST = 2.0**-100  # so that rows of zeros do not divide by zero
+_WGMMA_8BIT = plgpu.Layout.WGMMA_8BIT
+_MIN_ABS_MAX = 2.0**-100  # so that rows of zeros do not divide by zero
 
 
 def split_queries(ref):
-    """(high, low), unit: queries [64, H] as two float8_e4m3fn arrays, and float32 [64].
+    """((high, low), unit): queries [64, H] as two float8_e4m3fn arrays, and float32 [64].
 
-    Row m is (high[m] + low[m]) * unit[m] to eight significant bits, for numbers from 1/1000 of the
-    row's largest on, and to that place for smaller ones. ref: 16-bit, in SMEM.
+    Row m is (high[m] + low[m]) * unit[m], to eight significant bits for numbers of at least 1/1000
+    of the row's largest, and with that absolute error for smaller ones. ref: 16-bit [64, H] SMEM.
     """
-    value = plgpu.load(ref, layout=_BYTES, optimized=False).astype(jnp.float32)
-    largest = jnp.maximum(jnp.abs(value).max(axis=1), _LEAST)
+    value = plgpu.load(ref, layout=_WGMMA_8BIT, optimized=False).astype(jnp.float32)
+    largest = jnp.maximum(jnp.abs(value).max(axis=1), _MIN_ABS_MAX)
     # Powers of two: scaling by them rounds nothing. The largest comes to between 128 and 256.
     exponent = lax.bitcast_convert_type(largest, jnp.int32) & 0x7F800000
     unit = lax.bitcast_convert_type(exponent, jnp.float32) * (1 / 128)
     inverse = lax.broadcast_in_dim(1 / unit, value.shape, [0])
-    value = value * plgpu.layout_cast(inverse, _BYTES)
+    value = value * plgpu.layout_cast(inverse, _WGMMA_8BIT)
     high = value.astype(jnp.float8_e4m3fn)
     low = (value - high.astype(jnp.float32)).astype(jnp.float8_e4m3fn)
     return (high, low), unit
@@ -47,113 +50,128 @@ def split_queries(ref):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PageScales:
-    """Scales that differ from page to page, for one unit: of a sequence and a KV head.
+    """Scales that differ from page to page, for one sequence and one KV head.
 
-    scales: float32 [P, K] and table: int32 [B, M], in GMEM; row (of the table), head and last (the
-    last page that the unit reads): int32 scalars; S: tokens a page.
+    Attributes:
+        scales: float32 [P, K] GMEM.
+        page_table: int32 [B, M] GMEM.
+        table_row, head: int32 scalars.
+        last_page: int32, number of the last page that the work tile reads.
+        page_size: S, static.
     """
 
     scales: Any
-    table: Any
-    row: Any
+    page_table: Any
+    table_row: Any
     head: Any
-    last: Any
-    S: int
+    last_page: Any
+    page_size: int
 
     def of_tile(self, first):
-        """The scale of the tile whose tokens from ``first`` on lie in one page."""
-        page = jnp.minimum(lax.div(first, jnp.int32(self.S)), self.last)
-        return self.scales[self.table[self.row, page], self.head]
+        """The scale of a tile that lies in one page, from token ``first`` on."""
+        page = jnp.minimum(lax.div(first, jnp.int32(self.page_size)), self.last_page)
+        return self.scales[self.page_table[self.table_row, page], self.head]
 
     def of_tokens(self, first, layout):
         """The scales of the tile's 64 tokens, float32 [64], in a layout of one dimension."""
-        scalars = (first, self.row, self.head, self.last)
+        scalars = (first, self.table_row, self.head, self.last_page)
 
         @plgpu.inline_mgpu(
-            arg_types=(plgpu.RefType(), plgpu.RefType(), *(_SCALAR for _ in scalars)),
-            return_type=plgpu.ShapeDtypeStruct((TILE,), jnp.float32, layout=layout),
+            arg_types=(plgpu.RefType(), plgpu.RefType(), (SCALAR,) * len(scalars)),
+            return_type=plgpu.ShapeDtypeStruct((KV_TILE,), jnp.float32, layout=layout),
         )
-        def gather(_, table_, scales_, *scalars_):
+        def gather(_, table_, scales_, scalars_):
             index, i32 = ir.IndexType.get(), ir.IntegerType.get_signless(32)
             start, row, head, last = (x.registers.flat[0] for x in scalars_)
 
             def element(token):
                 token = arith.addi(start, arith.index_cast(i32, token))
-                place = arith.minsi(arith.divui(token, mgpu.c(self.S, i32)), last)
-                at = [arith.index_cast(index, x) for x in (row, place)]
+                number = arith.minsi(arith.divui(token, mgpu.c(self.page_size, i32)), last)
+                at = [arith.index_cast(index, x) for x in (row, number)]
                 page = memref.load(table_, at)
                 return memref.load(scales_, [arith.index_cast(index, x) for x in (page, head)])
 
-            return mgpu.FragmentedArray.build((TILE,), layout.to_mgpu(), element)
+            return mgpu.FragmentedArray.build((KV_TILE,), layout.to_mgpu(), element)
 
-        return gather(self.table, self.scales, *scalars)
+        return gather(self.page_table, self.scales, scalars)
 
-    def applied(self, value, first, axis: int, layout):
-        """float32 value [64, A] or [A, 64], its tokens along ``axis``, times their scales."""
-        if self.S % TILE == 0:
+    def apply(self, value, first, token_axis: int, layout):
+        """float32 value [64, A] or [A, 64], tokens along ``token_axis``, times their scales."""
+        if self.page_size % KV_TILE == 0:
             return value * self.of_tile(first)
-        scales = self.of_tokens(first, plgpu.Layout.WGMMA.reduce(1 - axis))
-        scales = lax.broadcast_in_dim(scales, value.shape, [axis])
+        scales = self.of_tokens(first, plgpu.Layout.WGMMA.reduce(1 - token_axis))
+        scales = lax.broadcast_in_dim(scales, value.shape, [token_axis])
         return value * plgpu.layout_cast(scales, layout)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ByteTiles:
-    """What one warpgroup needs to attend to float8_e4m3fn tiles.
+class Fp8Tiles:
+    """Scales and scratch memory with which one warpgroup reads float8_e4m3fn tiles.
 
-    units: of the queries' products with the keys, float32 [64]; of one row's heads, [C]. scratch:
-    float16 [64, H] SMEM, the warpgroup's own, for a tile of values. keys, values: their scales
-    where they differ from page to page, or None.
+    Attributes:
+        product_unit: float32 [64], or [C] in swap-AB decode: factor of the products with the keys.
+        v_f16: float16 [64, H] SMEM, the warpgroup's own, for a converted V tile.
+        k_scales, v_scales: scales that differ from page to page, or None.
     """
 
-    units: Any
-    scratch: Any
-    keys: PageScales | None
-    values: PageScales | None
+    product_unit: Any
+    v_f16: Any
+    k_scales: PageScales | None
+    v_scales: PageScales | None
 
-    def scaled(self, products, first, tokens: int):
-        """The scores of the tile at token ``first``, before the softmax scale.
+    @classmethod
+    def of(cls, consumer: ConsumerTile, q_unit) -> "Fp8Tiles":
+        """For a work tile whose split queries have the unit ``q_unit``."""
+        cta, tile, kv_head = consumer.cta, consumer.tile, consumer.kv_head
+        k_scales, v_scales, S = cta.gmem.k_scales, cta.gmem.v_scales, cta.shape.S
+        last_page = lax.div(tile.kv_stop - 1, jnp.int32(S))
+        pages = (cta.gmem.page_table, tile.table_row, kv_head, last_page, S)
+        return cls(
+            q_unit * k_scales[kv_head] if len(k_scales.shape) == 1 else q_unit,
+            cta.smem.v_f16.at[cta.wg],
+            PageScales(k_scales, *pages) if len(k_scales.shape) == 2 else None,
+            PageScales(v_scales, *pages) if len(v_scales.shape) == 2 else None,
+        )
 
-        tokens: the axis of the products that they are along.
-        """
-        scores = products * lax.broadcast_in_dim(self.units, products.shape, [1 - tokens])
-        if self.keys is not None:
-            scores = self.keys.applied(scores, first, tokens, plgpu.Layout.WGMMA)
+    def scale_products(self, products, first, token_axis: int):
+        """The products with the keys of the tile at token ``first``, in true units."""
+        unit = lax.broadcast_in_dim(self.product_unit, products.shape, [1 - token_axis])
+        scores = products * unit
+        if self.k_scales is not None:
+            scores = self.k_scales.apply(scores, first, token_axis, plgpu.Layout.WGMMA)
         return scores
 
-    def widen(self, tile, first, used, masked):
-        """The values at token ``first`` in 16 bits: the scratch, [64, H] SMEM.
+    def convert_values(self, tile, first, used, masked):
+        """The V tile at token ``first`` in float16: ``v_f16``.
 
-        Zero from row ``used`` on if ``masked``. tile: float8_e4m3fn [64, H] SMEM; masked: bool
-        scalar. On return the warpgroup has read it, and the tensor cores may read the result.
-        Exact, but for the rounding of scales of pages to float16.
+        Rows from ``used`` (int32) on are zero if ``masked`` (bool scalar). tile: float8_e4m3fn
+        [64, H] SMEM. On return the warpgroup has read it, and wgmma may read the result. Exact,
+        except that scales of pages round to float16.
         """
-        result = self.scratch
-        _meet()  # the product before has read the scratch, in all warps
+        result = self.v_f16
+        _warpgroup_barrier()  # all warps have finished the product that read v_f16 before
         H = tile.shape[1]
 
-        def cleared(value):  # what lies there may be NaN, and 0 * NaN is NaN
-            rows = plgpu.broadcasted_iota(jnp.int32, value.shape, 0, layout=_BYTES)
+        def clear_unused(value):  # stale rows may be NaN, and 0 * NaN is NaN
+            rows = plgpu.broadcasted_iota(jnp.int32, value.shape, 0, layout=_WGMMA_8BIT)
             return jnp.where(rows < used, value, jnp.zeros_like(value))
 
         width = plgpu.find_swizzle(H * 8)  # columns at once: few registers for large head dims
         for start in range(0, H, width):
             columns = (slice(None), pl.ds(start, width))
-            value = plgpu.load(tile.at[columns], layout=_BYTES).astype(jnp.float16)
-            if self.values is not None:
-                wide = self.values.applied(value.astype(jnp.float32), first, 0, _BYTES)
+            value = plgpu.load(tile.at[columns], layout=_WGMMA_8BIT).astype(jnp.float16)
+            if self.v_scales is not None:
+                wide = self.v_scales.apply(value.astype(jnp.float32), first, 0, _WGMMA_8BIT)
                 value = wide.astype(jnp.float16)
-            value = lax.cond(masked, cleared, lambda value: value, value)
+            value = lax.cond(masked, clear_unused, lambda value: value, value)
             result.at[columns][...] = value
         plgpu.commit_smem()
         return result
 
 
-def _meet() -> None:
-    """All warps of the warpgroup have come here."""
-
+def _warpgroup_barrier() -> None:
     @plgpu.inline_mgpu(arg_types=())
-    def meet(_):
+    def barrier(_):
         mgpu.utils.warpgroup_barrier()
 
-    meet()
+    barrier()

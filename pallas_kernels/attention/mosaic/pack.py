@@ -1,4 +1,4 @@
-"""From an AttentionPlan to the arrays the Mosaic kernel reads."""
+"""From an AttentionPlan to the arrays that the kernel reads: plain XLA, fixed shapes."""
 
 import dataclasses
 
@@ -6,160 +6,168 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from pallas_kernels.attention.mosaic.config import TILE
+from pallas_kernels.attention.mosaic.config import WGMMA_M
+from pallas_kernels.attention.mosaic.work_tile import KV_START, KV_STOP, WorkListShape
 from pallas_kernels.attention.work_list import AttentionPlan, WorkList, merge_destinations
 from pallas_kernels.mosaic_emit import multiprocessors
 
-FIELDS = 8  # one 32-byte sector a unit
-ROW, ROWS_LIVE, TABLE_ROW, KV_START, KV_STOP, ALL_VISIBLE, SLOT, HEAD_AND_LIST = range(FIELDS)
-_LONG_WIDE, _LONG_PAIRED = 768, 1792  # tokens a program, on an H200: see bench/kernels/README.md
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ListShape:
-    """The static part of one work list: rows an item, and whether an item fills two warpgroups."""
-
-    tile_rows: int
-    wide: bool
-
-    @property
-    def half_rows(self) -> int:
-        """Rows of an item that one warpgroup takes."""
-        return -(-self.tile_rows // 2) if self.wide else self.tile_rows
+# KV tokens a CTA from which on each kind of work tile keeps it busy for long; measured on an H200,
+# see bench/kernels/README.md.
+_LONG_COOPERATIVE, _LONG_HEAD_PAIRS = 768, 1792
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PackedPlan:
-    """A plan as the kernels read it, for N query and K KV heads: built once a step, used by every
-    layer.
+    """A plan as the kernel reads it, for N query and K KV heads. Every layer of a step uses it.
 
     Attributes:
-        units: work in the order it is taken: (first row, live rows, table row, first KV token, end
-            of KV tokens, end of the KV tokens that all rows see, first slot, head * lists + list).
-            Units at ``num_units`` and beyond have no live rows.
-        num_units: live units.
-        num_wide: of them those of wide lists, which come first.
-        turned: 1 if every second program takes its units backwards, else 0.
-        dest: where the result of each slot (item, row) goes: a merge entry, or -1 for the only
-            result of its row, which goes straight to the output.
+        work_tiles: records (``work_tile``) in the order of the schedule: cooperative ones first.
+            Records from ``num_tiles`` on are zero.
+        num_tiles: live work tiles.
+        num_cooperative: live cooperative work tiles.
+        reverse_odd_ctas: 1 if odd CTAs take their work tiles from the last to the first, else 0.
+        destinations: where the result of each slot (item, row) goes: a merge entry, or -1 for the
+            only result of its row, which goes to the output.
         merge_indptr: first merge entry of each row, and the end.
-        entries: merge entries there is room for.
-        lists: of the plan, widest first.
+        num_merge_entries: capacity for merge entries.
+        lists: static part of the work lists, the most rows an item first.
         heads: (N, K).
     """
 
-    units: Int[Array, "U 8"]
-    num_units: Int[Array, ""]
-    num_wide: Int[Array, ""]
-    turned: Int[Array, ""]
-    dest: Int[Array, " Y"]
+    work_tiles: Int[Array, "U 8"]
+    num_tiles: Int[Array, ""]
+    num_cooperative: Int[Array, ""]
+    reverse_odd_ctas: Int[Array, ""]
+    destinations: Int[Array, " Y"]
     merge_indptr: Int[Array, " T1"]
-    entries: int = dataclasses.field(metadata={"static": True})
-    lists: tuple[ListShape, ...] = dataclasses.field(metadata={"static": True})
+    num_merge_entries: int = dataclasses.field(metadata={"static": True})
+    lists: tuple[WorkListShape, ...] = dataclasses.field(metadata={"static": True})
     heads: tuple[int, int] = dataclasses.field(metadata={"static": True})
 
     @property
-    def order(self) -> Int[Array, "3"]:
-        """What ``Turns.of`` is told."""
-        return jnp.stack([self.num_units, self.num_wide, self.turned])
+    def schedule(self) -> Int[Array, "3"]:
+        """Input of ``TileScheduler.of``."""
+        return jnp.stack([self.num_tiles, self.num_cooperative, self.reverse_odd_ctas])
 
 
 def pack_plan(
     plan: AttentionPlan, positions: Int[Array, " T"], heads: tuple[int, int] | None = None
 ) -> PackedPlan | AttentionPlan:
-    """Decode the lists into units and the merge into destinations; plain XLA, fixed shapes.
+    """Expand the lists into work tiles, and invert the merge into destinations.
 
-    A unit is one item on one KV head where the item fills more than 64 matrix rows, else on two.
-    ``heads`` is (N, K) of the model; without it the plan comes back as it is, and each attention
-    call packs it (inside one jit XLA computes that once for all layers).
+    ``heads`` is (N, K) of the model. Without it the plan comes back unchanged and each attention
+    call packs it; inside one jit XLA computes that once for all layers.
     """
     if heads is None:
         return plan
     N, K = heads
     order = sorted(range(len(plan.lists)), key=lambda i: -plan.lists[i].tile_rows)
     lists, blocks, counts = [], [], []
-    for place, i in enumerate(order):
+    for index, i in enumerate(order):
         work = plan.lists[i]
-        slot = sum(w.capacity * w.tile_rows for w in plan.lists[:i])
-        wide = work.tile_rows * (N // K) > TILE
-        per_unit = 1 if wide else 2
-        units = -(-K // per_unit)
-        lists.append(ListShape(work.tile_rows, wide))
-        blocks.append(_units(work, positions, slot, units, per_unit, place, len(order)))
-        counts.append(jnp.asarray(work.num_items, jnp.int32) * units)
-    # The live units of all lists, one after another.
-    starts = jnp.cumsum(jnp.stack([jnp.int32(0), *counts]))
-    room = sum(block.shape[0] for block in blocks)
-    place = jnp.arange(room, dtype=jnp.int32)
-    source, base = jnp.zeros_like(place), 0
-    for which, block in enumerate(blocks):
-        source = jnp.where(place >= starts[which], base + place - starts[which], source)
-        base += block.shape[0]
-    units = jnp.concatenate(blocks)[jnp.clip(source, 0, room - 1)]
-    units = jnp.where((place < starts[-1])[:, None], units, 0)
-    num_wide = starts[sum(work.wide for work in lists)]
-    dest, indptr = merge_destinations(plan)
+        first_slot = sum(w.capacity * w.tile_rows for w in plan.lists[:i])
+        cooperative = work.tile_rows * (N // K) > WGMMA_M
+        tile_heads = 1 if cooperative else 2
+        layout = _ListLayout(index, len(order), first_slot, tile_heads, -(-K // tile_heads))
+        lists.append(WorkListShape(work.tile_rows, cooperative))
+        blocks.append(_work_tiles(work, positions, layout))
+        counts.append(jnp.asarray(work.num_items, jnp.int32) * layout.item_tiles)
+    work_tiles, starts = _compact(blocks, counts)
+    num_cooperative = starts[sum(work.cooperative for work in lists)]
+    destinations, indptr = merge_destinations(plan)
     return PackedPlan(
-        units=units,
-        num_units=starts[-1],
-        num_wide=num_wide,
-        turned=_turned(units, num_wide, lists),
-        dest=dest,
+        work_tiles=work_tiles,
+        num_tiles=starts[-1],
+        num_cooperative=num_cooperative,
+        reverse_odd_ctas=_reverse_odd_ctas(work_tiles, num_cooperative, lists),
+        destinations=destinations,
         merge_indptr=indptr,
-        entries=plan.merge_slots.shape[0],
+        num_merge_entries=plan.merge_slots.shape[0],
         lists=tuple(lists),
         heads=heads,
     )
 
 
-def _turned(
-    units: Int[Array, "U 8"], num_wide: Int[Array, ""], lists: list[ListShape]
+def _compact(
+    blocks: list[Int[Array, "_ 8"]], counts: list[Int[Array, ""]]
+) -> tuple[Int[Array, "U 8"], Int[Array, " L1"]]:
+    """The live records of all lists one after another, and where each list starts."""
+    starts = jnp.cumsum(jnp.stack([jnp.int32(0), *counts]))
+    capacity = sum(block.shape[0] for block in blocks)
+    place = jnp.arange(capacity, dtype=jnp.int32)
+    source, base = jnp.zeros_like(place), 0
+    for which, block in enumerate(blocks):
+        source = jnp.where(place >= starts[which], base + place - starts[which], source)
+        base += block.shape[0]
+    records = jnp.concatenate(blocks)[jnp.clip(source, 0, capacity - 1)]
+    return jnp.where((place < starts[-1])[:, None], records, 0), starts
+
+
+def _reverse_odd_ctas(
+    work_tiles: Int[Array, "U 8"], num_cooperative: Int[Array, ""], lists: list[WorkListShape]
 ) -> Int[Array, ""]:
-    """1 where wide units and the others both take a program long.
+    """1 where both kinds of work tiles keep a CTA busy for long.
 
-    Wide units compute and the others wait for memory, so that they had better run side by side.
-    Where one kind is soon done, all programs had better end with the shorter units: those load
-    while the wide ones still compute, and end together.
+    Cooperative work tiles are bound by compute and head pairs by memory, so they run best side by
+    side. Where one kind is soon done, all CTAs do better to end with the head pairs: these load
+    while the last cooperative work tiles compute, and all CTAs end together.
     """
-    if len({work.wide for work in lists}) == 1:
+    if len({work.cooperative for work in lists}) == 1:
         return jnp.int32(0)
-    tokens = (units[:, KV_STOP] - units[:, KV_START]).astype(jnp.float32)
-    wide = jnp.where(jnp.arange(tokens.size) < num_wide, tokens, 0).sum()
-    paired = tokens.sum() - wide
-    programs = multiprocessors()
-    long = (wide >= _LONG_WIDE * programs) & (paired >= _LONG_PAIRED * programs)
-    return long.astype(jnp.int32)
+    tokens = (work_tiles[:, KV_STOP] - work_tiles[:, KV_START]).astype(jnp.float32)
+    cooperative = jnp.where(jnp.arange(tokens.size) < num_cooperative, tokens, 0).sum()
+    paired = tokens.sum() - cooperative
+    ctas = multiprocessors()
+    both = (cooperative >= _LONG_COOPERATIVE * ctas) & (paired >= _LONG_HEAD_PAIRS * ctas)
+    return both.astype(jnp.int32)
 
 
-def _units(
-    work: WorkList,
-    positions: Int[Array, " T"],
-    first_slot: int,
-    units: int,
-    heads_per_unit: int,
-    place: int,
-    lists: int,
+@dataclasses.dataclass(frozen=True, slots=True)
+class _ListLayout:
+    """Where a work list's work tiles belong.
+
+    Attributes:
+        index, num_lists: of the list in ``PackedPlan.lists``.
+        first_slot: result slot of its first row.
+        tile_heads: KV heads of a work tile.
+        item_tiles: work tiles of an item.
+    """
+
+    index: int
+    num_lists: int
+    first_slot: int
+    tile_heads: int
+    item_tiles: int
+
+
+def _work_tiles(
+    work: WorkList, positions: Int[Array, " T"], layout: _ListLayout
 ) -> Int[Array, "U 8"]:
-    """All units of a list, items in order, heads innermost."""
+    """All records of a list, items in order, heads innermost."""
     rows = jnp.asarray(work.row_start)[:, None] + jnp.arange(work.tile_rows)
     live = jnp.arange(work.tile_rows) < jnp.asarray(work.row_count)[:, None]
-    reach = positions[jnp.where(live, rows, 0)] + 1
-    # No row sees beyond the last one's position: early tiles of a prompt chunk stop there.
-    last = jnp.where(live, reach, 0).max(axis=1)
+    visible_stop = positions[jnp.where(live, rows, 0)] + 1
+    # No row sees beyond the last row's position: early tiles of a prompt chunk stop there.
+    last = jnp.where(live, visible_stop, 0).max(axis=1)
     kv_stop = jnp.clip(last, jnp.asarray(work.kv_start), jnp.asarray(work.kv_stop))
-    all_visible = jnp.where(live, reach, jnp.iinfo(jnp.int32).max).min(axis=1)
+    unmasked_stop = jnp.where(live, visible_stop, jnp.iinfo(jnp.int32).max).min(axis=1)
     item = [
         work.row_start,
         work.row_count,
         work.table_row,
         work.kv_start,
         kv_stop,
-        jnp.minimum(all_visible, kv_stop),
-        first_slot + jnp.arange(work.capacity) * work.tile_rows,
+        jnp.minimum(unmasked_stop, kv_stop),
+        layout.first_slot + jnp.arange(work.capacity) * work.tile_rows,
     ]
     fields = jnp.stack([jnp.asarray(field, jnp.int32) for field in item], axis=1)
-    head = jnp.tile(jnp.arange(units, dtype=jnp.int32) * heads_per_unit, work.capacity)
+    heads = jnp.arange(layout.item_tiles, dtype=jnp.int32) * layout.tile_heads
+    head = jnp.tile(heads, work.capacity)
     return jnp.concatenate(
-        [jnp.repeat(fields, units, axis=0), (head * lists + place)[:, None]], axis=1
+        [
+            jnp.repeat(fields, layout.item_tiles, axis=0),
+            (head * layout.num_lists + layout.index)[:, None],
+        ],
+        axis=1,
     )

@@ -1,4 +1,12 @@
-"""Online softmax of one unit's rows over its tiles, and the writing of its result."""
+"""Online softmax of one warpgroup's 64 matrix rows over KV tiles, in registers.
+
+FlashAttention's recurrence: for each KV tile the row maximum grows, the accumulator and the row sum
+are rescaled to it, and the probabilities exp2(score - row_max) go to the second product. Scores
+count in exponents of two. ``row_max`` is rounded to a whole number: rescaling is then by powers of
+two and exact, so that a row's result does not depend on how many tiles are processed at once.
+The layout is wgmma's accumulator layout: the four threads of a quad share a row and hold two
+neighbouring columns of every run of eight. Nothing here touches memory.
+"""
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
 # pyright: reportCallIssue=false
@@ -7,7 +15,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,175 +25,231 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from pallas_kernels.attention.mosaic.alibi import add_distance
-from pallas_kernels.attention.mosaic.config import ROWS, KernelConfig
-from pallas_kernels.attention.mosaic.fp8 import ByteTiles
-from pallas_kernels.attention.mosaic.stores import store_row_scalars, store_rows
+from pallas_kernels.attention.mosaic.alibi import add_alibi_bias
+from pallas_kernels.attention.mosaic.config import KV_TILE, WGMMA_M, KernelConfig
+from pallas_kernels.attention.mosaic.fp8 import Fp8Tiles
 from pallas_kernels.mosaic_emit import SCALAR
 
-_SUMS = 8  # partial sums of a row's weights, two a thread: threads meet only at a unit's end
-LOWEST = -1e30
-"""The peak of rows that have seen nothing yet: finite, so that they stay free of NaN."""
+_PARTIAL_SUMS = 8  # of a row, two a thread: threads add theirs up only at the end of a work tile
+INITIAL_MAX = -1e30
+"""Row maximum before the first visible key: finite, so that empty rows stay free of NaN."""
 _ROUNDING = 1.5 * 2.0**23  # float32 numbers near it are whole
 _WGMMA = plgpu.Layout.WGMMA
 _ROW = plgpu.Layout.WGMMA.reduce(1)
 _add_registers = np.vectorize(arith.addf, otypes=[object])
 
 
-def begin(H: int):
-    """(acc [64, H], top [64], total [64, 8]) of rows that have seen nothing, float32.
+class SoftmaxState(NamedTuple):
+    """Running state, float32 registers.
 
-    ``acc`` is the sum of weighted values, ``top`` the highest score in units of log2, whole; the
-    sum over the last axis of ``total`` is a row's sum of weights.
+    acc: [64, H], the sum of probabilities times values, relative to ``row_max``. row_max: [64],
+    highest score so far as an exponent of two, whole. row_sum: [64, 8], partial sums of the
+    probabilities. Swap-AB decode has the transposed shapes, see ``swap_ab_decode``.
     """
-    return (
-        plgpu.layout_cast(jnp.zeros((ROWS, H), jnp.float32), _WGMMA),
-        plgpu.layout_cast(jnp.full((ROWS,), LOWEST, jnp.float32), _ROW),
-        plgpu.layout_cast(jnp.zeros((ROWS, _SUMS), jnp.float32), _WGMMA),
+
+    acc: Any
+    row_max: Any
+    row_sum: Any
+
+
+class TileProbabilities(NamedTuple):
+    """Probabilities of some KV tiles, a tuple entry a tile.
+
+    p: 16-bit [64, 64]; sums: float32 [64, 8], of the probabilities before rounding; row_max:
+    float32 [64], the maximum up to the tile, which its probabilities are relative to.
+    """
+
+    p: tuple[Any, ...]
+    sums: tuple[Any, ...]
+    row_max: tuple[Any, ...]
+
+
+def initial_state(H: int) -> SoftmaxState:
+    """The state of rows that have seen nothing."""
+    return SoftmaxState(
+        plgpu.layout_cast(jnp.zeros((WGMMA_M, H), jnp.float32), _WGMMA),
+        plgpu.layout_cast(jnp.full((WGMMA_M,), INITIAL_MAX, jnp.float32), _ROW),
+        plgpu.layout_cast(jnp.zeros((WGMMA_M, _PARTIAL_SUMS), jnp.float32), _WGMMA),
     )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Softmax:
-    """How one warpgroup weighs the scores of its 64 rows.
+    """The softmax step of one warpgroup in one work tile; all arrays in registers.
 
-    columns: int32 [64, 64], a column's number. limit: int32 [64], the first token that each row
-    does not see; reach: its position. slopes: float32 [64] in the kernel's units, or None. narrow:
-    for tiles of 8 bits. dtype: of weights, 16 bits.
+    Attributes:
+        cfg: scale, soft cap, window.
+        columns: int32 [64, 64], the column of each score.
+        visible_stop: int32 [64], the first token that each row does not see.
+        positions: int32 [64], of the queries.
+        slopes: float32 [64] in score units, or None.
+        fp8: scales of fp8 tiles, or None.
+        p_dtype: of the probabilities, 16 bits.
     """
 
     cfg: KernelConfig
     columns: Any
-    limit: Any
-    reach: Any
+    visible_stop: Any
+    positions: Any
     slopes: Any
-    narrow: ByteTiles | None
-    dtype: Any
+    fp8: Fp8Tiles | None
+    p_dtype: Any
 
-    def weigh(self, scores: Sequence[Any], firsts: Sequence[Any], top, masked):
-        """Of each tile: weights in 16 bits, their sums [64, 8], and the rows' peaks until then.
+    @classmethod
+    def of(cls, cfg: KernelConfig, kv_stop, positions, slopes, fp8, kv_dtype) -> "Softmax":
+        """For rows at ``positions`` of an item that ends at ``kv_stop`` (int32 scalar)."""
+        return cls(
+            cfg,
+            plgpu.broadcasted_iota(jnp.int32, (WGMMA_M, KV_TILE), 1, layout=_WGMMA),
+            jnp.minimum(positions + 1, kv_stop),
+            positions,
+            slopes,
+            fp8,
+            kv_dtype if fp8 is None else fp8.v_f16.dtype,
+        )
 
-        scores: float32 [64, 64] of tiles at tokens ``firsts``. top: the rows' peaks before. masked:
-        bool scalar, whether some row does not see all of the tiles.
+    def probabilities(
+        self, products: Sequence[Any], first_tokens: Sequence[Any], row_max, masked
+    ) -> TileProbabilities:
+        """Probabilities of tiles that start at ``first_tokens``.
+
+        Args:
+            products: float32 [64, 64], q @ k of each tile.
+            first_tokens: int32 scalars.
+            row_max: float32 [64], before these tiles.
+            masked: bool scalar, whether some row does not see all of the tiles.
         """
-        cfg, columns, reach = self.cfg, self.columns, self.reach
-        if self.narrow is not None:
-            narrow = self.narrow
-            scores = tuple(
-                narrow.scaled(s, at, tokens=1) for s, at in zip(scores, firsts, strict=True)
-            )
-        if cfg.soft_cap is not None:
-            scores = tuple(capped(s, cfg.scale, cfg.soft_cap) for s in scores)
-        if self.slopes is not None:
-            scores = tuple(
-                add_distance(s, self.slopes, columns, first, reach, axis=0)
-                for s, first in zip(scores, firsts, strict=True)
-            )
+        scores = self._scores(products, first_tokens)
 
         def mask(*scores):
-            return tuple(
-                _mask(s, columns, first, self.limit, reach, cfg.sliding_window)
-                for s, first in zip(scores, firsts, strict=True)
-            )
+            return tuple(map(self._masked, scores, first_tokens))
 
         scores = lax.cond(masked, mask, lambda *scores: scores, *scores)
-        factor = cfg.log2_factor
-        # Whole numbers, so that fading is by powers of two and rounds nothing: a row's result does
-        # not depend on how many tiles are weighed at once.
-        peaks = []
+        scale = self.cfg.scale_log2
+        maxima = []
         for s in scores:
-            peaks.append(jnp.maximum(peaks[-1] if peaks else top, whole(s.max(axis=1) * factor)))
-        weights, sums = [], []
-        for s, peak in zip(scores, peaks, strict=True):
-            w = jnp.exp2(s * factor - _wide(peak, s.shape))
-            sums.append(_folded(w))
-            weights.append(w.astype(self.dtype))
-        # Together, or sums are put off, for which there is no room in registers.
-        return (*lax.optimization_barrier((tuple(weights), tuple(sums))), tuple(peaks))
+            tile_max = round_to_whole(s.max(axis=1) * scale)
+            maxima.append(jnp.maximum(maxima[-1] if maxima else row_max, tile_max))
+        p, sums = [], []
+        for s, maximum in zip(scores, maxima, strict=True):
+            exact = jnp.exp2(s * scale - _across(maximum, s.shape))
+            sums.append(_partial_row_sums(exact))
+            p.append(exact.astype(self.p_dtype))
+        # Without the barrier the sums are computed later, when their inputs no longer fit in
+        # registers.
+        p, sums = lax.optimization_barrier((tuple(p), tuple(sums)))
+        return TileProbabilities(p, sums, tuple(maxima))
+
+    def _scores(self, products: Sequence[Any], first_tokens: Sequence[Any]) -> tuple[Any, ...]:
+        """Unmasked scores: with fp8 scales, soft cap and ALiBi bias."""
+        cfg, scores = self.cfg, tuple(products)
+        if self.fp8 is not None:
+            scale = functools.partial(self.fp8.scale_products, token_axis=1)
+            scores = tuple(map(scale, scores, first_tokens))
+        if cfg.soft_cap is not None:
+            scores = tuple(soft_cap_scores(s, cfg.scale, cfg.soft_cap) for s in scores)
+        if self.slopes is not None:
+            scores = tuple(
+                add_alibi_bias(s, self.slopes, self.columns, first, self.positions, axis=0)
+                for s, first in zip(scores, first_tokens, strict=True)
+            )
+        return scores
+
+    def _masked(self, scores, first):
+        """-inf where the key at ``first + column`` is not visible to the row."""
+        seen = self.columns < _across(self.visible_stop - first, scores.shape)
+        window = self.cfg.sliding_window
+        if window is not None:
+            seen = seen & (self.columns > _across(self.positions - window - first, scores.shape))
+        return jnp.where(seen, scores, -jnp.inf)
 
 
-def fade(acc, total, top, weights, sums, peaks):
-    """(acc, total with ``sums``, weights), all counted from the last of ``peaks``.
+def rescale(state: SoftmaxState, tiles: TileProbabilities) -> tuple[SoftmaxState, tuple[Any, ...]]:
+    """(the state with the tiles' sums, their probabilities), all relative to the last row maximum.
 
-    acc, total: counted from ``top``; weights, sums: of some tiles, each counted from its own peak.
+    Only ``acc`` does not contain the tiles yet: the second product adds them.
     """
+    acc, row_max, row_sum = state
 
-    def kept(acc, total, *weights):
-        for some in sums:
-            total = total + some
-        return acc, total, *weights
+    def keep(acc, total, *p):
+        for sums in tiles.sums:
+            total = total + sums
+        return acc, total, *p
 
-    def faded(acc, total, *weights):
-        last = peaks[-1]
-        for old, new, some in zip((top, *peaks[:-1]), peaks, sums, strict=True):
-            total = total * _wide(jnp.exp2(old - new), total.shape) + some
-        counted = (
-            w if peak is last else w * _wide(jnp.exp2(peak - last).astype(w.dtype), w.shape)
-            for w, peak in zip(weights, peaks, strict=True)
+    def scale(acc, total, *p):
+        last = tiles.row_max[-1]
+        before = (row_max, *tiles.row_max[:-1])
+        for old, new, sums in zip(before, tiles.row_max, tiles.sums, strict=True):
+            total = total * _across(jnp.exp2(old - new), total.shape) + sums
+        rescaled = (
+            x if maximum is last else x * _across(jnp.exp2(maximum - last).astype(x.dtype), x.shape)
+            for x, maximum in zip(p, tiles.row_max, strict=True)
         )
-        return acc * _wide(jnp.exp2(top - last), acc.shape), total, *counted
+        return acc * _across(jnp.exp2(row_max - last), acc.shape), total, *rescaled
 
-    # After the first steps a peak seldom grows by a whole power of two.
-    changed = _any_differ(top, peaks[-1])
-    acc, total, *weights = lax.cond(changed, faded, kept, acc, total, *weights)
-    return acc, total, tuple(weights)
+    # After the first tiles a row maximum seldom grows by a whole power of two.
+    changed = _any_differ(row_max, tiles.row_max[-1])
+    acc, row_sum, *p = lax.cond(changed, scale, keep, acc, row_sum, *tiles.p)
+    return SoftmaxState(acc, tiles.row_max[-1], row_sum), tuple(p)
 
 
-def finish(state, targets, entry, row, head, live, G: int, unit=None):
-    """Normalise and write the live rows; targets: (out, lse, part, part_lse) in GMEM.
+def normalize(acc, row_max, row_sum, v_scale, axis: int):
+    """(output, LSE) of a finished state, float32.
 
-    entry: int32 [64], merge entries or -1. row, head: of matrix row 0. unit: of the values, a
-    float32 scalar, None for 1.
+    row_max, row_sum: one number a row, along ``axis`` of acc. v_scale: float32 scalar that the
+    values are multiplied with, or None. Rows that saw nothing give 0 and -inf.
     """
-    out, lse, part, part_lse = targets
-    acc, top, sums = state
-    value, log_sum = normalised(acc, top, sums.sum(axis=1), unit, 0)
-    value = value.astype(out.dtype)
-    store_rows(out, part, value, entry, row, head, live, G)
-    store_row_scalars(lse, part_lse, log_sum, entry, row, head, live, G)
-
-
-def normalised(acc, top, total, unit, axis: int):
-    """(sums of weighted values over those of weights, times ``unit`` if there is one; LSE).
-
-    top, total: float32, along ``axis`` of acc.
-    """
-    empty = total == 0
-    inverse = jnp.where(empty, 0.0, 1.0 / jnp.where(empty, 1.0, total))
-    if unit is not None:
-        inverse = inverse * unit
+    empty = row_sum == 0
+    inverse = jnp.where(empty, 0.0, 1.0 / jnp.where(empty, 1.0, row_sum))
+    if v_scale is not None:
+        inverse = inverse * v_scale
     value = acc * lax.broadcast_in_dim(inverse, acc.shape, [axis])
-    log_sum = jnp.log(jnp.where(empty, 1.0, total)) + top * math.log(2.0)
-    return value, jnp.where(empty, -jnp.inf, log_sum)
+    lse = jnp.log(jnp.where(empty, 1.0, row_sum)) + row_max * math.log(2.0)
+    return value, jnp.where(empty, -jnp.inf, lse)
 
 
-def _wide(row, shape):
-    """A number a row, for every column."""
+def round_to_whole(x):
+    """The nearest whole number; beyond 2**22, one near it."""
+    return (x + _ROUNDING) - _ROUNDING
+
+
+def soft_cap_scores(products, scale: float, soft_cap: float):
+    """``tanh(products * scale / soft_cap)``.
+
+    Accurate to about 1e-6. The GPU's own tanh is accurate to 2**-11, too little for a cap of 50.
+    """
+    x = products * (scale / soft_cap)
+    root = lax.rsqrt(jnp.exp2(x * (2 * math.log2(math.e))) + 1)
+    return 1 - 2 * root * root
+
+
+def _across(row, shape):
+    """A number a row, broadcast over the columns."""
     return lax.broadcast_in_dim(row, shape, [0])
 
 
-def _folded(weights):
+def _partial_row_sums(p):
     """[64, 8] out of [64, 64]: sums over columns 8 apart, which one thread holds."""
 
     @plgpu.inline_mgpu(
         arg_types=(_WGMMA,),
-        return_type=plgpu.ShapeDtypeStruct((ROWS, _SUMS), jnp.float32, layout=_WGMMA),
+        return_type=plgpu.ShapeDtypeStruct((WGMMA_M, _PARTIAL_SUMS), jnp.float32, layout=_WGMMA),
     )
-    def fold(_, weights_):
+    def fold(_, p_):
         layout = _WGMMA.to_mgpu()
-        wanted = layout.registers_shape((ROWS, _SUMS))
-        [axis] = [n for n, size in enumerate(weights_.registers.shape) if size != wanted[n]]
-        runs = list(np.moveaxis(weights_.registers, axis, 0))
+        wanted = layout.registers_shape((WGMMA_M, _PARTIAL_SUMS))
+        [axis] = [n for n, size in enumerate(p_.registers.shape) if size != wanted[n]]
+        runs = list(np.moveaxis(p_.registers, axis, 0))
         while len(runs) > 1:
             runs = [_add_registers(a, b) for a, b in zip(runs[::2], runs[1::2], strict=True)]
         registers = np.expand_dims(runs[0], axis)
         return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
 
-    return fold(weights)
+    return fold(p)
 
 
 def _any_differ(a, b):
-    """Whether two [64] arrays differ in a row that this warp holds."""
+    """Whether two [64] arrays differ in a row that this warp holds: a warp vote."""
 
     @plgpu.inline_mgpu(
         arg_types=(_ROW, _ROW), return_type=plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR)
@@ -212,26 +276,3 @@ def _any_differ(a, b):
         return mgpu.FragmentedArray.splat(found, (), SCALAR.to_mgpu(), is_signed=True)
 
     return vote(a, b) != 0
-
-
-def whole(x):
-    """The nearest whole number; beyond 2**22, one near it."""
-    return (x + _ROUNDING) - _ROUNDING
-
-
-def capped(products, scale: float, soft_cap: float):
-    """``tanh`` of scaled products over the soft cap.
-
-    Right to about 1e-6, where the GPU's own is to 2**-11: too little for a cap of 50.
-    """
-    x = products * (scale / soft_cap)
-    root = lax.rsqrt(jnp.exp2(x * (2 * math.log2(math.e))) + 1)
-    return 1 - 2 * root * root
-
-
-def _mask(scores, columns, first, limit, reach, window):
-    """-inf where the key at ``first + column`` is not below the row's limit, or left its window."""
-    seen = columns < _wide(limit - first, scores.shape)
-    if window is not None:
-        seen = seen & (columns > _wide(reach - window - first, scores.shape))
-    return jnp.where(seen, scores, -jnp.inf)

@@ -1,8 +1,9 @@
-"""How tiles in the layout of the tensor cores meet memory: 16 bytes at a time.
+"""Fragment I/O: wgmma fragments to and from memory, 16 bytes a thread.
 
-In that layout the four threads of a quad share a row, and each holds two numbers of every run of
-eight. Read or written like that, a warp's access touches eight rows for 16 bytes each. Exchanging
-registers within the quad first gives each thread whole runs, a quarter as many accesses.
+In wgmma's register layout the four threads of a quad share a row, and each holds two neighbouring
+numbers of every run of eight. An access in that layout touches eight rows of 16 bytes a warp.
+Shuffles within the quad first give each thread whole runs: a quarter as many accesses. Used for
+queries (SMEM to registers) and for results (registers to GMEM), 16 bits a number.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -14,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from pallas_kernels.attention.mosaic.config import ROWS
+from pallas_kernels.attention.mosaic.config import WGMMA_M
 from pallas_kernels.mosaic_emit import (
     SCALAR,
     SHARED,
@@ -26,11 +27,11 @@ from pallas_kernels.mosaic_emit import (
     thread_index,
 )
 
-_RUN = 8  # numbers of 16 bits in one run: a quad's in one row
-_BYTES = 2  # of a number
+_RUN = 8  # 16-bit numbers of one run: a quad's in one row
+_ITEMSIZE = 2
 
 
-def row_of(which: int):
+def fragment_row(which: int):
     """int32 tile row of this thread's first (0) or second (1) rows."""
     thread = thread_index()
     warp, lane = div(thread, 32), rem(thread, 32)
@@ -38,28 +39,29 @@ def row_of(which: int):
     return arith.addi(row, i32(8 * which))
 
 
-def blocks(runs: int) -> list[tuple[int, int]]:
-    """(first run, runs) of the blocks that quads exchange: four, and two where they remain."""
+def exchange_blocks(runs: int) -> list[tuple[int, int]]:
+    """(first run, number of runs) of the blocks that quads exchange: fours, then a two."""
     assert runs % 2 == 0
-    whole = runs // 4
-    return [(4 * i, 4) for i in range(whole)] + ([(4 * whole, 2)] if runs % 4 else [])
+    fours = runs // 4
+    return [(4 * i, 4) for i in range(fours)] + ([(4 * fours, 2)] if runs % 4 else [])
 
 
-def column_of(first: int, count: int):
+def block_column(first: int, count: int):
     """int32 column at which this thread's part of an exchanged block starts."""
-    place = rem(thread_index(), 4)
+    lane = rem(thread_index(), 4)
     if count == 4:  # a run each
-        return arith.addi(arith.muli(place, i32(_RUN)), i32(first * _RUN))
-    run, half = rem(place, 2), div(place, 2)
+        return arith.addi(arith.muli(lane, i32(_RUN)), i32(first * _RUN))
+    run, half = rem(lane, 2), div(lane, 2)
     column = arith.addi(arith.muli(run, i32(_RUN)), arith.muli(half, i32(_RUN // 2)))
     return arith.addi(column, i32(first * _RUN))
 
 
-def exchange(words: list):
-    """Between the tensor cores' order and memory's, of one block (2 or 4 int32); its own inverse.
+def exchange(words: list) -> list:
+    """Convert one block between fragment order and memory order; its own inverse.
 
-    Four threads hold word j of run j, one each: the four words of run i go to thread i. Of two runs
-    the even threads take the first: both threads of a pair hold four numbers in a row then.
+    words: 2 or 4 int32, word j of this thread in run j. Of four runs, thread i of the quad gets the
+    four words of run i. Of two runs, the even threads get the first one: each pair of threads then
+    holds four neighbouring numbers a thread.
     """
     words = list(words)
     for distance in (1, 2)[: len(words) // 2]:
@@ -75,16 +77,16 @@ def exchange(words: list):
     return words
 
 
-def address_of(ref, element):
-    """int64 address of a number of 16 bits, ``element`` (int32 or int64) after the ref's first."""
+def element_address(ref, element):
+    """int64 address of a 16-bit number, ``element`` (int32 or int64) numbers after the first."""
     i64 = ir.IntegerType.get_signless(64)
     if element.type != i64:
         element = arith.extsi(i64, element)
-    return address(ref, arith.muli(element, mgpu.c(_BYTES, i64)))
+    return address(ref, arith.muli(element, mgpu.c(_ITEMSIZE, i64)))
 
 
-def write(place, words: list, space: int) -> None:
-    """The words to an address (int64) in a memory space, in one access."""
+def write_words(place, words: list, space: int) -> None:
+    """Store int32 words to an address (int64) of a memory space, in one access."""
     kind = ir.VectorType.get((len(words),), ir.IntegerType.get_signless(32))
     value = llvm.mlir_undef(kind)
     for i, word in enumerate(words):
@@ -94,8 +96,8 @@ def write(place, words: list, space: int) -> None:
     llvm.store(value, pointer(place, space), alignment=4 * len(words))
 
 
-def read(place, count: int, space: int) -> list:
-    """``count`` words from an address, in one access."""
+def read_words(place, count: int, space: int) -> list:
+    """Load ``count`` int32 words from an address (int64), in one access."""
     kind = ir.VectorType.get((count,), ir.IntegerType.get_signless(32))
     value = llvm.load(kind, pointer(place, space), alignment=4 * count)
     return [
@@ -104,10 +106,10 @@ def read(place, count: int, space: int) -> list:
     ]
 
 
-def registers_of(array, which: int) -> list[tuple[tuple[int, ...], ir.Value]]:
-    """(place, register) of one of a thread's two rows, run by run.
+def row_registers(array, which: int) -> list[tuple[tuple[int, ...], ir.Value]]:
+    """(index, register) of one of a thread's two rows, run by run.
 
-    That is axis 4 of the layout's register grid.
+    The row is axis 4 of the layout's register grid.
     """
     shape = array.registers.shape
     assert shape[4] == 2 and len(shape) == 9, shape
@@ -115,16 +117,16 @@ def registers_of(array, which: int) -> list[tuple[tuple[int, ...], ir.Value]]:
 
 
 def load_tile(source, rows, H: int, dtype):
-    """[64, H] of 16-bit numbers from plain rows in shared memory, for the tensor cores.
+    """The wgmma fragment [64, H] of plain rows, 16-bit [64, H] SMEM.
 
-    Rows at and past ``rows`` (int32, 1 or more) repeat the last one: threads that read the same
-    address take one access together, so that a tile of few rows costs little.
+    Rows from ``rows`` (int32, at least 1) on repeat the last one before: threads that read the same
+    address share one access, so that a tile of few rows costs little.
     """
     layout = plgpu.Layout.WGMMA
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.RefType(), SCALAR),
-        return_type=plgpu.ShapeDtypeStruct((ROWS, H), dtype, layout=layout),
+        return_type=plgpu.ShapeDtypeStruct((WGMMA_M, H), dtype, layout=layout),
     )
     def load(_, ref, rows_):
         [count] = rows_.registers.flat
@@ -133,15 +135,15 @@ def load_tile(source, rows, H: int, dtype):
         last = arith.subi(count, i32(1))
         zero = vector.broadcast(pair, arith.constant(element, ir.FloatAttr.get(element, 0.0)))
         result = mgpu.FragmentedArray.splat(
-            arith.constant(element, ir.FloatAttr.get(element, 0.0)), (ROWS, H), layout.to_mgpu()
+            arith.constant(element, ir.FloatAttr.get(element, 0.0)), (WGMMA_M, H), layout.to_mgpu()
         )
         assert all(r.type == zero.type for r in result.registers.flat)
         for which in range(2):
-            places = [at for at, _ in registers_of(result, which)]
-            start = arith.muli(arith.minsi(row_of(which), last), i32(H))
-            for first, runs in blocks(H // _RUN):
-                at = address_of(ref, arith.addi(start, column_of(first, runs)))
-                for i, word in enumerate(exchange(read(at, runs, SHARED))):
+            places = [at for at, _ in row_registers(result, which)]
+            start = arith.muli(arith.minsi(fragment_row(which), last), i32(H))
+            for first, runs in exchange_blocks(H // _RUN):
+                at = element_address(ref, arith.addi(start, block_column(first, runs)))
+                for i, word in enumerate(exchange(read_words(at, runs, SHARED))):
                     result.registers[places[first + i]] = mgpu.utils.bitcast(word, pair)
         return result
 

@@ -1,0 +1,126 @@
+"""The contract of an attention backend: what it refuses, its tuning and its functions.
+
+``registry`` lists the backends. Each one is a folder with a ``backend.py`` that builds its
+``AttentionBackend``.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array
+
+from pallas_kernels.attention.planner import CostModel
+from pallas_kernels.attention.split_policy import SplitPolicy
+from pallas_kernels.unmerged_attention import UnmergedAttention
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The static shapes and dtypes of one model's attention, on one device.
+
+    Attributes:
+        num_heads: N, query heads.
+        num_kv_heads: K, KV heads; N is a multiple of K.
+        head_dim: H.
+        dtype: of queries and outputs, and of the weights that make them.
+        page_size: S, tokens a page.
+        kv_dtype: of the KV pages; None for ``dtype``.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: DTypeLike
+    page_size: int
+    kv_dtype: DTypeLike | None = None
+
+    @property
+    def group_size(self) -> int:
+        """G, query heads that share a KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def has_fp8_kv(self) -> bool:
+        """Whether the KV pages are float8_e4m3fn."""
+        return self.kv_dtype is not None and jnp.dtype(self.kv_dtype) == jnp.float8_e4m3fn
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """The device that runs the kernels.
+
+    Attributes:
+        platform: "cpu" or "gpu".
+        compute_capability: of an NVIDIA GPU, 9.0 for Hopper; None for other devices.
+    """
+
+    platform: str
+    compute_capability: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttentionTuning:
+    """How a backend's work is tiled and split.
+
+    Attributes:
+        tile_rows: query rows of a multi-row item at most.
+        kv_split_size: items are split at multiples of this many KV tokens.
+        fine_kv_split_size: replaces ``kv_split_size`` in steps of at most ``fine_rows`` rows, which
+            would otherwise leave SMs without work.
+        fine_rows: 0 where no step is split finely.
+        split_policy: merges neighbouring splits of an item where the device stays busy; None keeps
+            every split.
+        cost_model: decides which shared prefixes are read once, on devices without a fitted model.
+    """
+
+    tile_rows: int
+    kv_split_size: int
+    fine_kv_split_size: int
+    fine_rows: int
+    split_policy: SplitPolicy | None
+    cost_model: CostModel
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttentionBackend:
+    """One implementation of attention over paged KV.
+
+    Attributes:
+        name: as in the configuration.
+        compute_capabilities: major versions of the GPUs that run the kernels; None for any device.
+        refusal: why the backend cannot serve a shape on a device, or None if it can. This is the
+            only place that states these conditions.
+        tuning: tile and split sizes for a shape that the backend does not refuse.
+        prepare: (plan, positions, (N, K) of a device) to the plan that ``attention`` takes. Call it
+            once a step, outside the layers.
+        attention: ``paged_attention`` with the signature of ``xla.paged_attention``.
+        unmerged_attention: ``attention`` without the merge of the partial results, for a kernel
+            that merges them itself; None where the backend has none.
+        merge: merges such results; None with that.
+    """
+
+    name: str
+    compute_capabilities: tuple[int, ...] | None
+    refusal: Callable[[AttentionShape, DeviceInfo], str | None]
+    tuning: Callable[[AttentionShape], AttentionTuning]
+    prepare: Callable[..., Any]
+    attention: Callable[..., Any]
+    unmerged_attention: Callable[..., UnmergedAttention] | None = None
+    merge: Callable[[UnmergedAttention], Array] | None = None
+
+    def runs_on(self, device: DeviceInfo) -> bool:
+        """Whether the device can run the kernels, for shapes that they take."""
+        return self.compute_capabilities is None or supports(device, self.compute_capabilities)
+
+
+def supports(device: DeviceInfo, compute_capabilities: tuple[int, ...]) -> bool:
+    """Whether the device is a GPU of one of these major compute capabilities."""
+    capability = device.compute_capability
+    return (
+        device.platform == "gpu"
+        and capability is not None
+        and int(capability) in compute_capabilities
+    )

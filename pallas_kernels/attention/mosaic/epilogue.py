@@ -1,0 +1,250 @@
+"""The epilogue: results of a work tile from registers to GMEM, rows scattered by a table.
+
+A row whose only result this is goes to (out, lse); the result of a row with several goes to a merge
+entry of (partial_out, partial_lse), which relay fusion reads. Rows beyond the live ones are
+dropped. Bytes: 2 * H + 4 a live row and head. The multi-row path writes 16 bytes a thread
+(``fragment_io``). Swap-AB decode writes number by number, because neighbours of a head dim are in
+eight threads; that is one row a work tile.
+"""
+
+# Pallas passes a leading context to inlined functions, which its types do not say.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax.experimental.mosaic import gpu as mgpu
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, memref, scf, vector
+
+from pallas_kernels.attention.mosaic import fragment_io
+from pallas_kernels.attention.mosaic.config import WGMMA_M
+from pallas_kernels.attention.mosaic.swap_ab_fragments import (
+    COLUMNS,
+    extract,
+    run_indices,
+    store_number,
+)
+from pallas_kernels.mosaic_emit import (
+    GLOBAL,
+    SCALAR,
+    add,
+    address,
+    div,
+    i32,
+    mul,
+    pointer,
+    rem,
+    thread_index,
+)
+
+_WGMMA = plgpu.Layout.WGMMA
+_ROW = plgpu.Layout.WGMMA.reduce(1)
+
+
+class Results(NamedTuple):
+    """Results in GMEM.
+
+    out: 16-bit [T, N, H]; lse: float32 [T, N]; partial_out: 16-bit [X, N, H]; partial_lse: float32
+    [X, N].
+    """
+
+    out: Any
+    lse: Any
+    partial_out: Any
+    partial_lse: Any
+
+
+class OutputRows(NamedTuple):
+    """Destinations of 64 matrix rows. Matrix row m is head ``head + m % G`` of row m // G.
+
+    entry: int32 [64], the merge entry, or -1 to write row ``row + m // G`` of the output. row,
+    head: int32, of matrix row 0. live: int32, rows to write.
+    """
+
+    entry: Any
+    row: Any
+    head: Any
+    live: Any
+
+
+class OutputRow(NamedTuple):
+    """Destination of one row's G heads, from ``head`` on; all int32 scalars.
+
+    entry: the merge entry, or -1 to write row ``row`` of the output. live: 0 to write nothing.
+    """
+
+    entry: Any
+    row: Any
+    head: Any
+    live: Any
+
+
+_ROWS_TYPE = OutputRows(_ROW, SCALAR, SCALAR, SCALAR)
+_RESULTS_TYPE = Results(*(plgpu.RefType() for _ in Results._fields))
+
+
+def gather_rows(table, base, live, group: int):
+    """``table[base + min(m // group, live - 1)]`` for the 64 matrix rows m of a tile.
+
+    table: int32 [A] GMEM; base, live: int32 scalars, live >= 1. Returns int32 [64].
+    """
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(), SCALAR, SCALAR),
+        return_type=plgpu.ShapeDtypeStruct((WGMMA_M,), jnp.int32, layout=_ROW),
+    )
+    def gather(_, ref, base_, live_):
+        index, i32 = ir.IndexType.get(), ir.IntegerType.get_signless(32)
+        [start], [rows] = base_.registers.flat, live_.registers.flat
+        last = arith.subi(rows, mgpu.c(1, i32))
+
+        def element(m):
+            row = arith.divui(arith.index_cast(i32, m), mgpu.c(group, i32))
+            row = arith.addi(start, arith.minsi(row, last))
+            return memref.load(ref, [arith.index_cast(index, row)])
+
+        return mgpu.FragmentedArray.build((WGMMA_M,), _ROW.to_mgpu(), element, is_signed=True)
+
+    return gather(table, base, live)
+
+
+def store_rows(results: Results, value, rows: OutputRows, group: int) -> None:
+    """Write the live rows of a tile; value: 16-bit [64, H] in registers, H a multiple of 16."""
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(), _WGMMA, _ROWS_TYPE))
+    def store(_, out_, partial_, value_, rows_):
+        i32, i64 = (ir.IntegerType.get_signless(bits) for bits in (32, 64))
+        targets = _ThreadRows(rows_, group)
+        N, H = ir.MemRefType(out_.type).shape[1:]
+        for which in range(2):
+            words = [
+                mgpu.utils.bitcast(r, i32) for _, r in fragment_io.row_registers(value_, which)
+            ]
+            parts = [
+                (
+                    fragment_io.block_column(first, runs),
+                    fragment_io.exchange(words[first : first + runs]),
+                )
+                for first, runs in fragment_io.exchange_blocks(len(words))
+            ]
+            head, target, direct, live = targets.of(which)
+            head, target = (arith.index_cast(i64, x) for x in (head, target))
+            row = arith.addi(arith.muli(target, mgpu.c(N, i64)), head)
+            element = arith.muli(row, mgpu.c(H, i64))
+            start = arith.select(
+                direct,
+                fragment_io.element_address(out_, element),
+                fragment_io.element_address(partial_, element),
+            )
+            with mgpu.when(live):
+                for column, block in parts:
+                    offset = arith.extui(i64, arith.muli(column, mgpu.c(2, i32)))
+                    fragment_io.write_words(arith.addi(start, offset), block, GLOBAL)
+
+    store(results.out, results.partial_out, value, rows)
+
+
+def store_lse(results: Results, value, rows: OutputRows, group: int) -> None:
+    """Write the LSE of the live rows; value: float32 [64] in registers."""
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(), _ROW, _ROWS_TYPE))
+    def store(_, out_, partial_, value_, rows_):
+        targets = _ThreadRows(rows_, group)
+        for which, register in enumerate(value_.registers.flat):
+            if isinstance(register.type, ir.VectorType):
+                register = _scalar(register)
+            head, target, direct, live = targets.of(which)
+            with mgpu.when(live):
+                branch = scf.IfOp(direct, has_else=True)
+                for block, ref in ((branch.then_block, out_), (branch.else_block, partial_)):
+                    with ir.InsertionPoint(block):
+                        memref.store(register, ref, [target, head])
+                        scf.yield_([])
+
+    store(results.lse, results.partial_lse, value, rows)
+
+
+class _ThreadRows:
+    """Destinations of this thread's two rows."""
+
+    def __init__(self, rows: OutputRows, group: int):
+        self._entry = list(rows.entry.registers.flat)
+        self._matrix_rows = [m for (m,) in rows.entry.layout.thread_idxs(rows.entry.shape)]
+        assert len(self._entry) == 2
+        [self._row0], [self._head0], [self._live] = (
+            x.registers.flat for x in (rows.row, rows.head, rows.live)
+        )
+        self._group = group
+
+    def of(self, which: int):
+        """(head, row or merge entry, whether it is a row of the output, whether to write it)."""
+        index, i32 = ir.IndexType.get(), ir.IntegerType.get_signless(32)
+        m = arith.index_cast(i32, self._matrix_rows[which])
+        row = arith.divui(m, mgpu.c(self._group, i32))
+        head = arith.addi(self._head0, arith.remui(m, mgpu.c(self._group, i32)))
+        entry = self._entry[which]
+        if isinstance(entry.type, ir.VectorType):
+            entry = _scalar(entry)
+        direct = arith.cmpi(arith.CmpIPredicate.slt, entry, mgpu.c(0, i32))
+        target = arith.select(direct, arith.addi(self._row0, row), entry)
+        live = arith.cmpi(arith.CmpIPredicate.slt, row, self._live)
+        return arith.index_cast(index, head), arith.index_cast(index, target), direct, live
+
+
+def _scalar(register):
+    """The number in a vector of one."""
+    return vector.extract(
+        register, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0])
+    )
+
+
+def store_swap_ab(results: Results, value, lse, row: OutputRow, group: int) -> None:
+    """Write one row's G heads; value: 16-bit [H, C], lse: float32 [C], in registers."""
+    C = value.shape[1]
+
+    @plgpu.inline_mgpu(arg_types=(_RESULTS_TYPE, _WGMMA, COLUMNS, OutputRow(*[SCALAR] * 4)))
+    def store(_, results_, value_, lse_, row_):
+        H = ir.MemRefType(results_.out.type).shape[2]
+        i64 = ir.IntegerType.get_signless(64)
+        values, scalars, live = _row_addresses(results_, row_)
+        lane, warp = rem(thread_index(), 32), div(thread_index(), 32)
+        live = arith.cmpi(arith.CmpIPredicate.ne, live, i32(0))
+        for run in range(C // 8):
+            for n in range(2):
+                column = add(mul(rem(lane, 4), 2), 8 * run + n)
+                is_head = arith.cmpi(arith.CmpIPredicate.ult, column, i32(group))
+                with mgpu.when(arith.andi(live, is_head)):
+                    for at in run_indices(value_, run):
+                        dim = add(mul(warp, 16), 64 * at[0] + 8 * at[4])
+                        number = arith.addi(mul(column, H), arith.addi(dim, div(lane, 4)))
+                        place = arith.addi(values, arith.extui(i64, mul(number, 2)))
+                        store_number(pointer(place, GLOBAL), extract(value_.registers[at], n))
+                    with mgpu.when(arith.cmpi(arith.CmpIPredicate.ult, thread_index(), i32(4))):
+                        place = arith.addi(scalars, arith.extui(i64, mul(column, 4)))
+                        pair = lse_.registers.flat[run]
+                        store_number(pointer(place, GLOBAL), extract(pair, n))
+
+    store(results, value, lse, row)
+
+
+def _row_addresses(results: Results, row: OutputRow):
+    """int64 addresses of the row's first value and first LSE, and its ``live``."""
+    [entry], [index] = row.entry.registers.flat, row.row.registers.flat
+    [head], [live] = row.head.registers.flat, row.live.registers.flat
+    N, H = ir.MemRefType(results.out.type).shape[1:]
+    direct = arith.cmpi(arith.CmpIPredicate.slt, entry, i32(0))
+    i64 = ir.IntegerType.get_signless(64)
+    first = arith.addi(
+        arith.muli(arith.extsi(i64, arith.select(direct, index, entry)), mgpu.c(N, i64)),
+        arith.extsi(i64, head),
+    )
+    values = arith.select(
+        direct, address(results.out, i32(0)), address(results.partial_out, i32(0))
+    )
+    values = arith.addi(values, arith.muli(first, mgpu.c(2 * H, i64)))
+    scalars = arith.select(
+        direct, address(results.lse, i32(0)), address(results.partial_lse, i32(0))
+    )
+    return values, arith.addi(scalars, arith.muli(first, mgpu.c(4, i64))), live

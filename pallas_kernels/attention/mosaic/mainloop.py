@@ -1,0 +1,229 @@
+"""The multi-row mainloop: online-softmax attention of 64 matrix rows over a work tile's KV steps.
+
+One consumer warpgroup computes S = Q K^T and O += P V with wgmma: Q and K from SMEM, P from
+registers, V from SMEM, S and O in registers. In a cooperative work tile it reads both 64-token
+tiles of a step, in a head pair the one of its own KV head. A part of a step is one or two tiles
+whose scores fit in registers together: two for 16-bit KV and head dims up to 128, else one. With
+ping-pong the two warpgroups of a cooperative work tile take turns on the tensor cores, half a part
+apart, so that the softmax of one overlaps the products of the other. Reads 2 * 64 * H * itemsize
+bytes of SMEM a tile; writes SMEM only to clear unused V rows. GMEM is untouched.
+"""
+
+# Pallas passes a leading context to inlined functions, which its types do not say.
+# pyright: reportCallIssue=false
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.attention.mosaic.config import CONSUMERS, KV_TILE, WGMMA_M
+from pallas_kernels.attention.mosaic.cta import ConsumerTile
+from pallas_kernels.attention.mosaic.fp8 import Fp8Tiles
+from pallas_kernels.attention.mosaic.pipeline import KVPipeline
+from pallas_kernels.attention.mosaic.softmax import (
+    Softmax,
+    SoftmaxState,
+    initial_state,
+    rescale,
+)
+
+_WGMMA = plgpu.Layout.WGMMA
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MainloopInputs:
+    """What differs between the matrix rows of a work tile.
+
+    Attributes:
+        positions: int32 [64], of the query of each matrix row.
+        slopes: float32 [64], ALiBi slopes in score units, or None.
+        fp8: for fp8 pages, or None.
+    """
+
+    positions: Any
+    slopes: Any
+    fp8: Fp8Tiles | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mainloop:
+    """One warpgroup's loop over the KV steps of a work tile.
+
+    Attributes:
+        consumer: the work tile. Its query buffer holds one operand [64, H], or with fp8 pages two
+            whose products with the keys add up.
+        halves: int32 scalars, the halves of a pipeline stage that this warpgroup reads in order.
+        softmax: the softmax step.
+        unmasked_steps: int32, leading steps in which every row sees all tokens.
+        order: barrier for ping-pong, or None.
+    """
+
+    consumer: ConsumerTile
+    halves: tuple[Any, ...]
+    softmax: Softmax
+    unmasked_steps: Any
+    order: Any
+
+    @classmethod
+    def of(cls, consumer: ConsumerTile, inputs: MainloopInputs, cooperative: bool) -> "Mainloop":
+        """The loop of a work tile of the static kind ``cooperative``."""
+        cta, tile = consumer.cta, consumer.tile
+        halves = tuple(jnp.int32(n) for n in range(CONSUMERS)) if cooperative else (cta.wg,)
+        softmax = Softmax.of(
+            cta.cfg,
+            tile.kv_stop,
+            inputs.positions,
+            inputs.slopes,
+            inputs.fp8,
+            cta.pipeline.halves.dtype,
+        )
+        unmasked = jnp.int32(0)
+        if cta.cfg.sliding_window is None:
+            size = jnp.int32(KV_TILE * len(halves))
+            unmasked = lax.div(jnp.maximum(tile.unmasked_stop - tile.kv_start, 0), size)
+        order = cta.smem.warpgroup_order if cooperative and cta.cfg.ping_pong else None
+        return cls(consumer, halves, softmax, unmasked, order)
+
+    def run(self) -> SoftmaxState:
+        """All steps; then release the query buffer."""
+        cta, tile = self.consumer.cta, self.consumer.tile
+        if self.order is not None:  # the second warpgroup stays half a part behind the first
+            pl.when(cta.wg == 1)(self._switch_warpgroups)
+        # One loop with a masking branch inside, not two loops: instruction fetches are cold.
+        state = lax.fori_loop(0, tile.num_steps, self._step, initial_state(cta.shape.H))
+        plgpu.barrier_arrive(cta.smem.q_empty.at[self.consumer.q_stage])
+        if self.order is not None:
+            pl.when(cta.wg == 0)(self._switch_warpgroups)
+        return state
+
+    @property
+    def _pipeline(self) -> KVPipeline:
+        return self.consumer.cta.pipeline
+
+    @property
+    def _parts(self) -> tuple[tuple[int, ...], ...]:
+        """Tiles of a step that are processed together."""
+        tiles = tuple(range(len(self.halves)))
+        together = self.softmax.fp8 is None and self.consumer.cta.shape.H <= 2 * KV_TILE
+        return (tiles,) if together else tuple((n,) for n in tiles)
+
+    def _step(self, i, state: SoftmaxState) -> SoftmaxState:
+        """Step ``i``, part after part: scores, softmax, values."""
+        k_stage, v_stage = self._pipeline.stages_of_step(self.consumer.kv_count, i)
+        for part in self._parts:
+            products = self._multiply_keys(i, k_stage, part)
+            if part == self._parts[-1]:
+                self._pipeline.consumer_release(k_stage)
+            first_tokens = tuple(self._first_token(i, n) for n in part)
+            masked = i >= self.unmasked_steps
+            tiles = self.softmax.probabilities(products, first_tokens, state.row_max, masked)
+            state, p = rescale(state, tiles)
+            acc = self._add_values(i, v_stage, part, state.acc, p)
+            state = state._replace(acc=acc)
+        return state
+
+    def _multiply_keys(self, i, stage, part: tuple[int, ...]):
+        """q @ k for the tiles of a part, float32 [64, 64] each."""
+
+        def multiply(acc):
+            if part == self._parts[0]:
+                self._pipeline.consumer_wait(stage)
+            self._issue_keys(acc, i, stage, part)
+            if self.order is not None:
+                self._switch_warpgroups()
+            return acc[...]
+
+        acc = plgpu.WGMMAAccumulatorRef((WGMMA_M, len(part) * KV_TILE), jnp.float32)
+        return _split_tiles(pl.run_scoped(multiply, acc))
+
+    def _issue_keys(self, acc, i, stage, part: tuple[int, ...]) -> None:
+        """Issue the wgmma of the keys of a part."""
+        consumer, pipeline = self.consumer, self._pipeline
+        queries = consumer.cta.smem.q_wgmma
+        # Without the barrier the query addresses are computed before the loop and fill registers.
+        buffer, _ = lax.optimization_barrier((consumer.q_buffer, i))
+        if len(part) == CONSUMERS:
+            keys = pipeline.whole.at[stage]
+        else:
+            keys = pipeline.halves.at[stage, self.halves[part[0]]]
+        for n in range(queries.shape[1]):
+            rows = queries.at[buffer, n, pl.ds(0, WGMMA_M)]
+            plgpu.wgmma(acc, rows, keys.transpose((1, 0)))
+
+    def _add_values(self, i, stage, part: tuple[int, ...], acc, p):
+        """acc + p @ v over the tiles of a part; releases the stage after its last part."""
+        first, last = part == self._parts[0], part == self._parts[-1]
+        fp8 = self.softmax.fp8 is not None
+        if self.order is not None:
+            acc, p = lax.optimization_barrier((acc, p))
+            plgpu.barrier_arrive(self.order)
+        if first:
+            self._pipeline.consumer_wait(stage)
+        if self.order is not None:
+            plgpu.barrier_wait(self.order)
+        values = tuple(self._values(i, stage, n) for n in part)
+        if fp8 and last:
+            self._pipeline.consumer_release(stage)
+
+        def add(ref):
+            for tile_p, tile in zip(p, values, strict=True):
+                plgpu.wgmma(ref, tile_p, tile)
+
+        acc = pl.run_state(add)(plgpu.WGMMAAccumulatorRef.init(acc))
+        if not fp8 and last:
+            self._pipeline.consumer_release(stage)
+        return acc
+
+    def _values(self, i, stage, n: int):
+        """V tile ``n`` of the step, 16-bit [64, H] SMEM, zero from the item's end on."""
+        fp8, kv_stop = self.softmax.fp8, self.consumer.tile.kv_stop
+        tile = self._pipeline.halves.at[stage, self.halves[n]]
+        used = kv_stop - self._first_token(i, n)
+        if fp8 is None:
+            clear_unused_rows(tile, used)
+            return tile
+        return fp8.convert_values(tile, self._first_token(i, n), used, i >= self.unmasked_steps)
+
+    def _first_token(self, i, n: int):
+        """Of tile ``n`` of step ``i``."""
+        return self.consumer.tile.kv_start + i * (KV_TILE * len(self.halves)) + n * KV_TILE
+
+    def _switch_warpgroups(self) -> None:
+        """Let the other warpgroup use the tensor cores and wait until it lets this one."""
+        plgpu.barrier_arrive(self.order)
+        plgpu.barrier_wait(self.order)
+
+
+def _split_tiles(products):
+    """[64, 64] arrays out of one, or of two side by side."""
+    if products.shape[1] == KV_TILE:
+        return (products,)
+    kind = plgpu.ShapeDtypeStruct((WGMMA_M, KV_TILE), jnp.float32, layout=_WGMMA)
+
+    @plgpu.inline_mgpu(arg_types=(_WGMMA,), return_type=(kind, kind))
+    def split(_, products_):
+        return products_[:, :KV_TILE], products_[:, KV_TILE:]
+
+    return split(products)
+
+
+def clear_unused_rows(tile, used) -> None:
+    """Zero the rows of a V tile from ``used`` (int32) on.
+
+    tile: 16-bit [64, H] SMEM. Stale rows may be NaN, and 0 * NaN is NaN.
+    """
+
+    @pl.when(used < KV_TILE)
+    def _():
+        H = tile.shape[1]
+        width = H if H <= 2 * KV_TILE else KV_TILE  # few registers for large head dims
+        for start in range(0, H, width):
+            columns = tile.at[:, pl.ds(start, width)]
+            value = plgpu.layout_cast(columns[...], _WGMMA)
+            rows = plgpu.broadcasted_iota(jnp.int32, value.shape, 0, layout=_WGMMA)
+            columns[...] = jnp.where(rows < used, value, jnp.zeros_like(value))
+        plgpu.commit_smem()

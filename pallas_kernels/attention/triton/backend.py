@@ -1,0 +1,39 @@
+"""The triton backend: its refusals, its tuning and its functions.
+
+Triton is not installed everywhere: only a call of ``attention`` imports it.
+"""
+
+from pallas_kernels.attention.backend import AttentionBackend, AttentionShape, AttentionTuning
+from pallas_kernels.attention.planner import CostModel
+from pallas_kernels.attention.triton.config import BLOCK_M
+from pallas_kernels.attention.triton.pack import pack_plan
+from pallas_kernels.attention.triton.refusal import COMPUTE_CAPABILITIES, refusal
+
+
+def tuning(shape: AttentionShape) -> AttentionTuning:
+    """Tile and split sizes for a shape."""
+    return AttentionTuning(
+        tile_rows=BLOCK_M // shape.group_size,
+        kv_split_size=512,
+        fine_kv_split_size=512,
+        fine_rows=0,
+        split_policy=None,
+        cost_model=CostModel(narrow_item=1.0, narrow_token=0.01, wide_item=1.2, wide_token=0.012),
+    )
+
+
+def attention(*arguments, **options):
+    """``api.paged_attention``."""
+    from pallas_kernels.attention.triton.api import paged_attention
+
+    return paged_attention(*arguments, **options)
+
+
+BACKEND = AttentionBackend(
+    name="triton",
+    compute_capabilities=COMPUTE_CAPABILITIES,
+    refusal=refusal,
+    tuning=tuning,
+    prepare=lambda plan, positions, heads: pack_plan(plan, heads),
+    attention=attention,
+)
