@@ -126,7 +126,7 @@ class Layer:
             share="on" if share else "off",
             tile_rows=self.backend.tile_rows,
             split=split,
-            joining=self.backend.joining,
+            split_policy=self.backend.joining,
         )
 
     def times(self, case: Case) -> Times:

@@ -13,7 +13,7 @@ from pallas_kernels.attention.triton import config as triton_config
 from rjax.worker.backend import backends_on
 
 NAMES = ("mosaic", "triton", "xla")
-_MATRIX_ROWS = 128  # of a wide item in the mosaic kernel
+_MATRIX_ROWS = 128  # of a cooperative work tile in the mosaic kernel
 _XLA_ROWS = 16
 
 
@@ -34,7 +34,7 @@ class Kernel:
     dtype: jnp.dtype
 
     def tile_rows(self, group: int) -> int:
-        """Rows of a wide item, as the engine sets them, with ``group`` query heads a KV head."""
+        """Rows of a multi-row item, as engines set them, with ``group`` query heads a KV head."""
         match self.name:
             case "mosaic":
                 return 2 * (_MATRIX_ROWS // 2 // group)
