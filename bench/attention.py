@@ -128,7 +128,7 @@ class Layer:
             share="on" if share else "off",
             tile_rows=tuning.tile_rows,
             split=split,
-            joining=tuning.split_policy,
+            split_policy=tuning.split_policy,
         )
 
     def times(self, case: Case) -> Times:

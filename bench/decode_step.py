@@ -175,11 +175,8 @@ class Bench:
         table = np.zeros((B, shape.table_pages), np.int32)
         table[:, :common] = ids[:common]
         table[:, common : common + own] = ids[common:].reshape(B, own)
-        modes: dict[str, Sharing] = {
-            "on": "on",
-            "off": "off",
-            "auto": self.backend.tuning.cost_model,
-        }
+        cost_model = self.backend.tuning.cost_model
+        modes: dict[str, Sharing] = {"on": "on", "off": "off", "auto": cost_model}
         context = np.full(B, case.context, np.int32)
         plan, _ = plan_attention(
             table,

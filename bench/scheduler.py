@@ -20,6 +20,7 @@ import numpy as np
 
 from bench.command_line import run, whole
 from pallas_kernels.attention.planner import CostModel, PlanShape
+from pallas_kernels.attention.split_policy import SplitPolicy
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.page_hash import PageHashes, root_key
 from rjax.batch.step_limits import StepLimits

@@ -120,11 +120,8 @@ def prepare(
         devices=mesh.size,
     )
     fitted = fitted_cost_model(chosen, config, dtype, mesh)
-    modes: dict[str, Sharing] = {
-        "on": "on",
-        "off": "off",
-        "auto": fitted or chosen.tuning.cost_model,
-    }
+    cost_model = fitted or chosen.tuning.cost_model
+    modes: dict[str, Sharing] = {"on": "on", "off": "off", "auto": cost_model}
     if sharing not in modes:
         raise InvalidConfigError(f"sharing is {sharing!r}; choose one of auto, on, off")
     if split_tokens is None:

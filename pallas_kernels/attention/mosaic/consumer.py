@@ -33,7 +33,7 @@ _REGISTERS = 232  # a thread
 
 
 def run_consumer(cta: Cta) -> None:
-    """The whole life of a consumer warpgroup."""
+    """Compute one warpgroup's part of every work tile of the CTA."""
     plgpu.set_max_registers(_REGISTERS, action="increase")
     for stage in range(cta.cfg.q_stages):
         plgpu.barrier_arrive(cta.smem.q_empty.at[stage])

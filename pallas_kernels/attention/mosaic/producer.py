@@ -22,7 +22,7 @@ _REGISTERS = 40  # a thread; the consumers take the others
 
 
 def run_producer(cta: Cta) -> None:
-    """The producer's whole life."""
+    """Load every work tile of the CTA."""
     plgpu.set_max_registers(_REGISTERS, action="decrease")
     cta.for_each_tile(functools.partial(_produce, cta))
 

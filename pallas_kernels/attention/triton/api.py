@@ -135,7 +135,8 @@ def _launch(spec: AttentionSpec, config: Tiling, packed: PackedPlan, operands: O
         FP8=fp8,
         SCALES_PER_PAGE=fp8 and options.k_scales.ndim == 2,
     )
-    out, lse = merge_in_place(*results, packed.merge_indptr)
+    out, lse, partial_out, partial_lse = results
+    out, lse = merge_in_place(out, lse, partial_out, partial_lse, packed.merge_indptr)
     return (out, lse) if sinks is None else apply_sinks(out, lse, sinks)
 
 
