@@ -13,6 +13,12 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    """Of the generated tokens, those of reasoning."""
+
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
     """Tokens of a request; a prompt with n samples counts once."""
 
@@ -20,6 +26,7 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class CompletionLogprobs(BaseModel):

@@ -155,9 +155,11 @@ async def tokenize(
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give prompt or messages, one of them")
     most = max(service.max_model_len, service.limits.token_ids)
-    if body.messages is not None:
+    # lm-eval's remote tokenizer sends messages as the prompt.
+    messages = body.prompt if isinstance(body.prompt, list) else body.messages
+    if messages is not None:
         tokens = await message_tokens(
-            body.messages,
+            messages,
             body.tools or [],
             layout_options(body, service),
             tenant,
@@ -166,7 +168,7 @@ async def tokenize(
             most=most,
         )
     else:
-        assert body.prompt is not None
+        assert isinstance(body.prompt, str)
         special = body.add_special_tokens is not False
         (tokens,) = await encode(
             [body.prompt], tenant, service, "prompt", add_special_tokens=special, most=most

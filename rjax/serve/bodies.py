@@ -117,15 +117,15 @@ def _check_lengths(found: Any, limits: ServeLimits) -> None:
     """Lists whose entries are costly are counted before their entries are looked at."""
     if not isinstance(found, dict):
         raise ApiError(400, "the body is no JSON object sent with Content-Type: application/json")
-    for name, most in (
-        ("messages", limits.messages),
-        ("input", limits.messages),
-        ("tools", limits.tools),
-    ):
+    prompt = found.get("prompt")  # token ids are counted elsewhere
+    of_messages = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
+    conversations = ("messages", "input", *(("prompt",) if of_messages else ()))
+    for name in (*conversations, "tools"):
         value = found.get(name)
+        most = limits.tools if name == "tools" else limits.messages
         if isinstance(value, list) and len(value) > most:
             raise ApiError(400, f"{name} has {len(value)} entries; give at most {most}", param=name)
-    for field in ("messages", "input"):
+    for field in conversations:
         messages = found.get(field)
         parts = 0
         for message in messages if isinstance(messages, list) else ():

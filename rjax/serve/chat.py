@@ -24,6 +24,7 @@ from rjax.serve.answers import (
     Delta,
     Finish,
     FunctionDelta,
+    Usage,
 )
 from rjax.serve.auth import Tenant
 from rjax.serve.completions import UsageCount, continuous_usage, stream_error, usage_wanted
@@ -32,6 +33,7 @@ from rjax.serve.logprobs import chat_logprobs, check_amount, prompt_logprobs
 from rjax.serve.masks import json_constraint, text_constraint
 from rjax.serve.pieces import answer_size, pieced
 from rjax.serve.prompts import chat_prompt
+from rjax.serve.reasoning import AnswerPiece, ReasoningTokens
 from rjax.serve.requests import ChatBody, NamedTool, Tool
 from rjax.serve.running import EventStream, Running, unless_disconnected
 from rjax.serve.sampling import chat_params, check_constrained, constraint_of
@@ -74,7 +76,7 @@ async def prepare_chat(body: ChatBody, tenant: Tenant, service: Service) -> "Cha
     check_amount(params, lengths, service.max_model_len, service.limits.request_logprobs)
     running = Running(service, params)
     options = {"tenant": tenant.name, **engine_options(body, tenant, service.limits)}
-    answer = _Answer(body, service, params, tools, start)
+    answer = _Answer(body, service, params, tools, prompt[1], start)
     return ChatRun(params, running, answer, lambda: running.start([prompt], constraint, **options))
 
 
@@ -234,12 +236,17 @@ class _Answer:
         service: Service,
         params: SamplingParams,
         tools: list[Tool],
+        prompt_token_ids: list[int],
         start: str,
     ) -> None:
         self._body = body
         self._params = params
         names = frozenset(tool.function.name for tool in tools)
         self._readers = [service.answers.reader(start, names) for _ in range(params.n)]
+        self._reasoning: list[ReasoningTokens] = []
+        if service.answers.reasons:
+            given = service.tokenizer, prompt_token_ids, params
+            self._reasoning = [ReasoningTokens(reader, *given) for reader in self._readers]
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -255,13 +262,13 @@ class _Answer:
         return ChatAnswer(
             **self._head,
             choices=[self._choice(completion) for completion in output.outputs],
-            usage=self._count.usage(),
+            usage=self._usage(),
             prompt_token_ids=output.prompt_token_ids if body.return_token_ids else None,
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
         )
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:
-        found = self._readers[completion.index].feed(completion.text, ended=True)
+        found = self._read(completion)
         made = [
             CalledTool(
                 id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments)
@@ -305,14 +312,14 @@ class _Answer:
                     yield chunk
         if usage_wanted(self._body):
             chunk = self._made([])
-            chunk.usage = self._count.usage()
+            chunk.usage = self._usage()
             yield chunk
 
     def _news(self, completion: CompletionOutput) -> list[ChatChunk]:
         """The chunks of one sample's news: reasoning, content, pieces of calls, then the end."""
         index = completion.index
         ended = completion.finish_reason is not None
-        found = self._readers[index].feed(completion.text, ended=ended)
+        found = self._read(completion)
         deltas = []
         if found.reasoning:
             deltas.append(Delta(reasoning=found.reasoning, reasoning_content=found.reasoning))
@@ -349,11 +356,23 @@ class _Answer:
         )
         chunk = self._made([choice])
         if continuous_usage(self._body):
-            chunk.usage = self._count.usage()
+            chunk.usage = self._usage()
         return chunk
 
     def _made(self, choices: list[ChatChunkChoice]) -> ChatChunk:
         return ChatChunk(**self._head, object="chat.completion.chunk", choices=choices)
+
+    def _read(self, completion: CompletionOutput) -> AnswerPiece:
+        """The parts of an output's text; its reasoning is counted."""
+        index = completion.index
+        ended = completion.finish_reason is not None
+        found = self._readers[index].feed(completion.text, ended=ended)
+        if self._reasoning:
+            self._reasoning[index].add(completion)
+        return found
+
+    def _usage(self) -> Usage:
+        return self._count.usage(sum(tokens.count() for tokens in self._reasoning))
 
     def _reason(self, completion: CompletionOutput) -> Finish:
         reason = completion.finish_reason

@@ -15,6 +15,7 @@ from rjax.serve.answers import (
     CompletionAnswer,
     CompletionChoice,
     CompletionLogprobs,
+    CompletionTokensDetails,
     PromptTokensDetails,
     Usage,
 )
@@ -83,8 +84,8 @@ class UsageCount:
         self._prompts[index] = (len(output.prompt_token_ids), output.num_cached_tokens)
         self._generated += sum(len(c.token_ids) for c in output.outputs) - hidden
 
-    def usage(self) -> Usage:
-        """The sums."""
+    def usage(self, reasoning: int = 0) -> Usage:
+        """The sums; ``reasoning`` of the generated tokens are reasoning."""
         prompt = sum(tokens for tokens, _ in self._prompts.values())
         return Usage(
             prompt_tokens=prompt,
@@ -93,6 +94,7 @@ class UsageCount:
             prompt_tokens_details=PromptTokensDetails(
                 cached_tokens=sum(cached for _, cached in self._prompts.values())
             ),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning),
         )
 
 

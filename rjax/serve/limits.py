@@ -63,7 +63,7 @@ class ServeLimits:
     prefixes: int = _limit(64, "named prefixes of one API key")
     responses: int = _limit(1024, "stored responses of one API key; the oldest go")
     responses_bytes: int = _limit(
-        64 * 2**20, "bytes of one API key's stored responses and their conversations"
+        64 * 2**20, "bytes of one API key's stored responses, their inputs and conversations"
     )
     unread_tokens: int = _limit(
         262_144, "tokens and their alternatives that wait for one client to read, then it is cut"

@@ -347,7 +347,9 @@ class TokenizeBody(Body):
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.TOKENIZE
 
     model: str | None = None
-    prompt: str | None = None
+    prompt: Annotated[
+        str | Listed[Message] | None, Field(description="a list is read as messages")
+    ] = None
     messages: Listed[Message] | None = None
     tools: Annotated[Listed[Tool] | None, Field(description="to show with messages")] = None
     add_special_tokens: Annotated[

@@ -33,7 +33,10 @@ TASKS = {
         "completions",
     ),
     "litellm": ("chat", "stream", "second_turn", "tools", "structured", "completions"),
-    "lm-eval": ("loglikelihood", "chat_completions"),
+    "lm-eval": (
+        *("loglikelihood", "token_loglikelihood", "template_loglikelihood"),
+        *("template_completions", "chat_completions"),
+    ),
     "guidellm": ("chat_completions", "completions"),
 }
 

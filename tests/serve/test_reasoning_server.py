@@ -192,7 +192,8 @@ def test_reasoning_of_responses(served):
     }
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
         found = client.responses.create(input="Who?", **args)
-        chat, _, _ = ask(served, **THINK, **SCHEMA, logit_bias=args["extra_body"]["logit_bias"])
+        bias = args["extra_body"]["logit_bias"]
+        chat, _, _ = ask(served, **THINK, **SCHEMA, logit_bias=bias, return_token_ids=True)
         reasoning, message = found.output
         assert reasoning.type == "reasoning" and reasoning.content is not None
         assert [part.text for part in reasoning.content] == [chat["message"]["reasoning"]]
@@ -204,6 +205,11 @@ def test_reasoning_of_responses(served):
         assert last.type == "response.completed"
         assert [item.type for item in last.response.output] == ["reasoning", "message"]
         assert last.response.output_text == found.output_text
+        thought = chat["token_ids"].index(ids["</think>"])
+        assert thought > 0
+        for response in (found, last.response):
+            assert response.usage is not None
+            assert response.usage.output_tokens_details.reasoning_tokens == thought
         # Given back, by the client or from the store, it is shown to the template.
         messages = [
             {"role": "user", "content": "Who?"},
@@ -222,6 +228,45 @@ def test_reasoning_of_responses(served):
             assert again.usage is not None and again.usage.input_tokens == count
         with pytest.raises(openai.BadRequestError, match="reasoning: its tokens"):
             client.responses.create(input="a", include=["message.output_text.logprobs"])
+
+
+def test_reasoning_tokens_are_counted(served):
+    end = served.service.tokenizer.hf.get_vocab()["</think>"]
+    url = f"{served.url}/v1/chat/completions"
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Who?"}],
+        "max_tokens": 300,
+        "return_token_ids": True,
+        "logit_bias": {str(end): 5.5, "2": 7},
+        "n": 2,
+        **SCHEMA,
+    }
+
+    def post(**more: Any) -> dict[str, Any]:
+        return httpx2.post(url, json={**body, **more}, timeout=60).json()
+
+    def told(usage: dict[str, Any]) -> int:
+        return usage["completion_tokens_details"]["reasoning_tokens"]
+
+    whole = post(seed=4, **THINK)
+    expected = [choice["token_ids"].index(end) for choice in whole["choices"]]
+    assert min(expected) > 0 and expected[0] != expected[1]
+    assert told(whole["usage"]) == sum(expected) < whole["usage"]["completion_tokens"]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    more = {**body, "seed": 4, **THINK, "stream": True, "stream_options": options}
+    events = httpx2.post(url, json=more, timeout=60).text.splitlines()
+    counts = [
+        told(json.loads(event.removeprefix("data: "))["usage"])
+        for event in events
+        if event.startswith("data: {")
+    ]
+    assert counts == sorted(counts) and counts[0] < counts[-1] == sum(expected)
+    assert told(post(seed=4, **NO_THINKING)["usage"]) == 0
+    cut = post(seed=4, **THINK, max_tokens=3, n=1, logit_bias={str(end): -100, "2": -100})
+    assert told(cut["usage"]) == 3
+    prompt = {"prompt": "Who?", "max_tokens": 3}
+    answer = httpx2.post(f"{served.url}/v1/completions", json=prompt, timeout=60).json()
+    assert told(answer["usage"]) == 0
 
 
 def test_reasoning_items_as_input():

@@ -10,6 +10,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 
 from rjax.serve.answers import (
     CalledToolDelta,
+    CompletionTokensDetails,
     Delta,
     FunctionDelta,
     PromptTokensDetails,
@@ -37,9 +38,10 @@ def writer() -> ResponseWriter:
 
 USAGE = Usage(
     prompt_tokens=1,
-    completion_tokens=1,
-    total_tokens=2,
+    completion_tokens=3,
+    total_tokens=4,
     prompt_tokens_details=PromptTokensDetails(cached_tokens=0),
+    completion_tokens_details=CompletionTokensDetails(reasoning_tokens=2),
 )
 
 

@@ -368,6 +368,7 @@ def test_the_oldest_responses_go_and_tenants_have_their_own(small: Running):
     # The other's is as one that nobody has.
     for method, path, body in (
         ("GET", "/v1/responses/{}", None),
+        ("GET", "/v1/responses/{}/input_items", None),
         ("DELETE", "/v1/responses/{}", None),
         ("POST", "/v1/responses/{}/cancel", None),
         ("POST", "/v1/responses", {"input": "a", "previous_response_id": "{}"}),

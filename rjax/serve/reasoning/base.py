@@ -1,7 +1,7 @@
 """What every form of answers offers: readers of its text, and constraints that respect it."""
 
 import dataclasses
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from rjax.serve.requests import Tool
 from rjax.serve.tools import CallPiece
@@ -23,6 +23,17 @@ class AnswerPiece:
     calls: list[CallPiece] = dataclasses.field(default_factory=list)
 
 
+class ReasoningSpan(NamedTuple):
+    """Where reasoning lies in an answer's text: characters ``start`` to ``end``, without its marks.
+
+    While it is ``is_open``, more may follow, and what is after ``end`` is not decided yet.
+    """
+
+    start: int
+    end: int
+    is_open: bool
+
+
 @runtime_checkable
 class AnswerReader(Protocol):
     """Splits one answer's text into its parts while it comes in."""
@@ -30,6 +41,16 @@ class AnswerReader(Protocol):
     @property
     def num_calls(self) -> int:
         """Tool calls that have begun."""
+        ...
+
+    @property
+    def reasoning_spans(self) -> list[ReasoningSpan]:
+        """The reasoning so far, in order."""
+        ...
+
+    @property
+    def reasoning_limit(self) -> int | None:
+        """Character of the text behind which there is no reasoning; None while there may be."""
         ...
 
     def feed(self, text: str, *, ended: bool = False) -> AnswerPiece:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from rjax.serve.markers import partial_marker
-from rjax.serve.reasoning.base import AnswerPiece
+from rjax.serve.reasoning.base import AnswerPiece, ReasoningSpan
 from rjax.serve.tools import CallPiece, new_call_id
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -36,6 +36,8 @@ class HarmonyReader:
     def __init__(self, header: str, names: frozenset[str]) -> None:
         self._names = names
         self._buffer = header  # text that is not told yet
+        self._fed = 0  # characters, without the header
+        self._spans: list[ReasoningSpan] = []
         # Each state takes what it can of the buffer, and returns whether another should go on.
         self._state: Callable[[bool], bool] = self._between
         self._kind: Literal["reasoning", "content", "call"] = "content"
@@ -49,11 +51,28 @@ class HarmonyReader:
     def feed(self, text: str, *, ended: bool = False) -> AnswerPiece:
         """Take more text, the last if ``ended``; return what is now certain."""
         self._buffer += text
+        self._fed += len(text)
         while self._state(ended):
             pass
         found = AnswerPiece("".join(self._reasoning), "".join(self._content), self._pieces)
         self._reasoning, self._content, self._pieces = [], [], []
         return found
+
+    @property
+    def reasoning_spans(self) -> list[ReasoningSpan]:
+        """See `AnswerReader`."""
+        if self._spans and self._spans[-1].is_open:
+            return [*self._spans[:-1], self._spans[-1]._replace(end=self._place())]
+        return self._spans
+
+    @property
+    def reasoning_limit(self) -> int | None:
+        """See `AnswerReader`."""
+        return None
+
+    def _place(self) -> int:
+        """Where the buffer begins in the text."""
+        return self._fed - len(self._buffer)
 
     def _between(self, ended: bool) -> bool:
         """Before a message."""
@@ -102,6 +121,9 @@ class HarmonyReader:
     def _open(self, kind: Literal["reasoning", "content"]) -> None:
         self._kind, self._state = kind, self._body
         self._break = "\n" if kind in self._begun else ""
+        if kind == "reasoning":
+            place = max(0, self._place())
+            self._spans.append(ReasoningSpan(place, place, is_open=True))
 
     def _body(self, ended: bool) -> bool:
         end = _ANY_END.search(self._buffer)
@@ -112,6 +134,9 @@ class HarmonyReader:
             self._buffer = self._buffer[cut:]
             return False
         self._tell(self._buffer[: end.start()])
+        if self._spans and self._spans[-1].is_open:
+            place = self._place() + end.start()
+            self._spans[-1] = self._spans[-1]._replace(end=place, is_open=False)
         # A marker that begins the next header stays.
         self._buffer = self._buffer[end.start() if end.group() in (START, CHANNEL) else end.end() :]
         self._state = self._between

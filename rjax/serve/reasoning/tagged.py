@@ -3,7 +3,7 @@
 import dataclasses
 from typing import cast
 
-from rjax.serve.reasoning.base import AnswerPiece
+from rjax.serve.reasoning.base import AnswerPiece, ReasoningSpan
 from rjax.serve.reasoning.think import Thinking, ThinkReader, ThinkTags
 from rjax.serve.requests import Tool
 from rjax.serve.tools import CallReader, ToolFormat
@@ -27,6 +27,16 @@ class TaggedReader:
     def num_calls(self) -> int:
         """Tool calls that have begun."""
         return 0 if self._calls is None else self._calls.num_calls
+
+    @property
+    def reasoning_spans(self) -> list[ReasoningSpan]:
+        """See `AnswerReader`."""
+        return [] if self._think is None else self._think.reasoning_spans
+
+    @property
+    def reasoning_limit(self) -> int | None:
+        """See `AnswerReader`."""
+        return 0 if self._think is None else self._think.reasoning_limit
 
     def feed(self, text: str, *, ended: bool = False) -> AnswerPiece:
         """Take more text, the last if ``ended``; return what is now certain."""

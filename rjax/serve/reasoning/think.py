@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from rjax.serve.markers import partial_marker
+from rjax.serve.reasoning.base import ReasoningSpan
 
 type Thinking = Literal["inside", "undecided", "outside"]
 
@@ -56,6 +57,9 @@ class ThinkReader:
         self._begin, self._end = tags.begin, tags.end
         self._inside_at_first = thinking == "inside"
         self._buffer = ""
+        self._fed = 0  # characters
+        self._from: int | None = None  # of the reasoning, in the text
+        self._to: int | None = None
         # Each state returns what is certain, and whether another should go on.
         self._state: Callable[[bool], tuple[str, str, bool]] = (
             self._content if thinking == "outside" else self._opening
@@ -64,6 +68,7 @@ class ThinkReader:
     def feed(self, text: str, *, ended: bool = False) -> tuple[str, str]:
         """Take more text, the last if ``ended``; return what follows of both parts."""
         self._buffer += text
+        self._fed += len(text)
         reasoning, content = "", ""
         going = True
         while going:
@@ -71,16 +76,36 @@ class ThinkReader:
             reasoning, content = reasoning + thought, content + said
         return reasoning, content
 
+    @property
+    def reasoning_spans(self) -> list[ReasoningSpan]:
+        """See `AnswerReader`."""
+        if self._from is None:
+            return []
+        if self._to is None:
+            return [ReasoningSpan(self._from, self._place(), is_open=True)]
+        return [ReasoningSpan(self._from, self._to, is_open=False)]
+
+    @property
+    def reasoning_limit(self) -> int | None:
+        """See `AnswerReader`."""
+        return 0 if self._state == self._content and self._from is None else self._to
+
+    def _place(self) -> int:
+        """Where the buffer begins in the text."""
+        return self._fed - len(self._buffer)
+
     def _opening(self, ended: bool) -> tuple[str, str, bool]:
         """The answer's beginning, perhaps with a tag that the prompt has already."""
         text = self._buffer.lstrip()
         if text.startswith(self._begin):
             self._buffer = text[len(self._begin) :]
-            self._state = self._gap
+            self._from, self._state = self._place(), self._gap
         elif self._begin.startswith(text) and not ended:
             return "", "", False
+        elif self._inside_at_first:
+            self._from, self._state = self._place(), self._gap
         else:
-            self._state = self._gap if self._inside_at_first else self._content
+            self._state = self._content
         return "", "", True
 
     def _gap(self, ended: bool) -> tuple[str, str, bool]:
@@ -94,6 +119,7 @@ class ThinkReader:
     def _reasoning(self, ended: bool) -> tuple[str, str, bool]:
         at = self._buffer.find(self._end)
         if at >= 0:
+            self._to = self._place() + at
             found, self._buffer = self._buffer[:at], self._buffer[at + len(self._end) :]
             self._state = self._gap_after
             return found.rstrip(), "", True

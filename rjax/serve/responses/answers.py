@@ -80,7 +80,7 @@ class InputTokensDetails(BaseModel):
 
 
 class OutputTokensDetails(BaseModel):
-    """Of the output tokens, those of reasoning that is told apart from the text."""
+    """Of the output tokens, those of reasoning."""
 
     reasoning_tokens: int
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel, TypeAdapter
+from starlette.datastructures import QueryParams
 
 from rjax.serve.answers import (
     CalledTool,
@@ -24,6 +25,7 @@ from rjax.serve.pieces import PiecedResponse, answer_size, is_large, json_pieces
 from rjax.serve.requests import FunctionCall, Message, ToolCall
 from rjax.serve.responses.answers import AnswerCallItem, AnswerReasoningItem, ResponseAnswer
 from rjax.serve.responses.conversion import chat_body, check_fields, input_messages, renamed
+from rjax.serve.responses.input_items import page, stored_items
 from rjax.serve.responses.requests import NamedFunctionTool, ResponsesBody
 from rjax.serve.responses.store import StoredResponse
 from rjax.serve.responses.writer import ResponseWriter
@@ -32,6 +34,7 @@ from rjax.serve.service import Service
 
 # Characters that a response repeats of its request:
 _LARGE_ECHO = 64 * 2**10  # written on a thread
+_MANY_ITEMS = 128  # of an input, written on a thread
 _NOT_SHOWN = 256 * 2**10  # allowed beyond those of a prompt: a format's schema, metadata
 _MESSAGES = TypeAdapter(list[Message])
 
@@ -143,9 +146,13 @@ class _Answering:
         response.store = response.store and response.status != "failed"
         data = (await self._json(response, large=large)).encode()
         if response.store:
-            conversation = [*self.messages, _message(response)]
+            given = self.body.input
+            many = isinstance(given, list) and len(given) > _MANY_ITEMS
             kept = StoredResponse(
-                response.id, data, _MESSAGES.dump_json(conversation, exclude_none=True)
+                response.id,
+                data,
+                _MESSAGES.dump_json([*self.messages, _message(response)], exclude_none=True),
+                await self._work(lambda: stored_items(given, response.id), large=large or many),
             )
             if store.has_room(kept.size):
                 store.add(self.tenant.name, kept)
@@ -173,6 +180,16 @@ def stored(name: str, tenant: Tenant, service: Service) -> Response:
         ApiError: 404.
     """
     return PiecedResponse(slices(service.responses.find(tenant.name, name).response))
+
+
+def stored_input(name: str, query: QueryParams, tenant: Tenant, service: Service) -> Response:
+    """The answer of GET input_items: a page of a stored response's input.
+
+    Raises:
+        ApiError: 400, 404.
+    """
+    items = service.responses.find(tenant.name, name).items
+    return PiecedResponse(slices(page(items, query)))
 
 
 def _echo_size(response: ResponseAnswer) -> int:

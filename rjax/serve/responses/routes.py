@@ -9,8 +9,9 @@ from rjax.serve.bodies import body_of
 from rjax.serve.errors import ApiError
 from rjax.serve.openapi import takes
 from rjax.serve.responses.answers import DeletedResponse, ResponseAnswer
+from rjax.serve.responses.input_items import InputItemPage
 from rjax.serve.responses.requests import ResponsesBody
-from rjax.serve.responses.respond import respond, stored
+from rjax.serve.responses.respond import respond, stored, stored_input
 from rjax.serve.routing import ERRORS, EVENTS, Caller, Served, private_router
 
 router = private_router()
@@ -45,6 +46,28 @@ async def find_response(
             param=name[:100],
         )
     return stored(response_id, tenant, service)
+
+
+_QUERY = {
+    "parameters": [
+        {"name": name, "in": "query", "schema": schema}
+        for name, schema in (
+            ("after", {"type": "string"}),
+            ("limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}),
+            ("order", {"enum": ["asc", "desc"], "default": "desc"}),
+        )
+    ]
+}
+
+
+@router.get(
+    "/v1/responses/{response_id}/input_items", response_model=InputItemPage, openapi_extra=_QUERY
+)
+async def list_input_items(
+    response_id: str, request: Request, tenant: Caller, service: Served
+) -> Response:
+    """The input of a stored response's request, the newest item first."""
+    return stored_input(response_id, request.query_params, tenant, service)
 
 
 @router.delete("/v1/responses/{response_id}")

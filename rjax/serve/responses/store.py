@@ -4,6 +4,7 @@ import dataclasses
 from collections import OrderedDict, defaultdict
 
 from rjax.serve.errors import ApiError
+from rjax.serve.responses.input_items import InputItem
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -14,16 +15,19 @@ class StoredResponse:
         id: its name.
         response: its JSON.
         conversation: JSON of the chat messages that led to it, its own last; without instructions.
+        items: of its request's input.
     """
 
     id: str
     response: bytes
     conversation: bytes
+    items: tuple[InputItem, ...] = ()
 
     @property
     def size(self) -> int:
         """Bytes that count against the bound."""
-        return len(self.response) + len(self.conversation)
+        items = sum(len(item.id) + len(item.data) for item in self.items)
+        return len(self.response) + len(self.conversation) + items
 
 
 class ResponseStore:

@@ -237,6 +237,8 @@ def _usage(usage: Usage) -> ResponseUsage:
             cached_tokens=cached, cache_write_tokens=usage.prompt_tokens - cached
         ),
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+        output_tokens_details=OutputTokensDetails(
+            reasoning_tokens=usage.completion_tokens_details.reasoning_tokens
+        ),
         total_tokens=usage.total_tokens,
     )

@@ -67,10 +67,11 @@ def tools(asked: Asked) -> None:
     call = model.bind_tools([report], tool_choice="any", parallel_tool_calls=False).invoke(messages)
     [wanted] = call.tool_calls
     assert wanted["name"] == "report"
-    assert is_sentence(wanted["args"]["fact"]["sentence"]), wanted
+    sentence = wanted["args"]["fact"]["sentence"]
+    assert is_sentence(sentence), wanted
     result = report.invoke(wanted)
     assert isinstance(result, ToolMessage)
-    assert result.content == f"noted: {asked.country_answer}"
+    assert result.content == f"noted: {sentence}"
     final = model.bind_tools([report], tool_choice="none").invoke([*messages, call, result])
     assert final.content, final
 

@@ -1,5 +1,7 @@
 """POST /v1/completions: prompts of every form, stop conditions, refusals."""
 
+import json
+
 import pytest
 
 ROUTE = "/v1/completions"
@@ -43,6 +45,40 @@ def test_n_gives_each_prompt_its_samples_side_by_side(post):
     assert [c["text"] for c in choices[3:]] == [c["text"] for c in alone]
 
 
+@pytest.mark.parametrize("given", [{}, {"n": 2, "temperature": 1, "seed": 3}], ids=["one", "n"])
+def test_a_batch_streams_what_it_answers(http, post, given):
+    body = {"prompt": ["Who lives in Peru?", "How old is Ann?", "a"], "max_tokens": 5, **given}
+    whole = post(ROUTE, **body)[1]["choices"]
+    texts = [""] * len(whole)
+    ends: list[int] = []
+    more = {"model": "tiny", "temperature": 0, **body, "stream": True}
+    with http.stream("POST", ROUTE, json=more) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                    assert choice["index"] not in ends
+                    texts[choice["index"]] += choice["text"]
+                    ends += [choice["index"]] if choice["finish_reason"] else []
+    assert texts == [choice["text"] for choice in whole]
+    assert sorted(ends) == list(range(len(whole)))
+
+
+def test_a_bias_forces_a_token_and_bans_one(post):
+    given = {"prompt": "a", "max_tokens": 5, "return_token_ids": True}
+    plain = post(ROUTE, **given)[1]["choices"][0]["token_ids"]
+    forced = post(ROUTE, logit_bias={"77": 100}, **given)[1]["choices"][0]["token_ids"]
+    assert forced == [77] * 5
+    banned = post(ROUTE, logit_bias={str(plain[0]): -100}, **given)[1]["choices"][0]["token_ids"]
+    assert plain[0] not in banned
+
+
+def test_an_answer_ends_where_the_model_does(post, refused):
+    _, found = post(ROUTE, prompt=[77] * 500, max_tokens=40, ignore_eos=True)
+    assert found["choices"][0]["finish_reason"] == "length"
+    assert found["usage"]["total_tokens"] <= 512
+    assert "512" in refused(ROUTE, prompt=[77] * 512, max_tokens=1)
+
+
 def test_min_tokens_keeps_the_end_away(post):
     _, found = post(ROUTE, prompt="a", max_tokens=6, min_tokens=6)
     assert found["usage"]["completion_tokens"] == 6
@@ -71,6 +107,8 @@ def test_allowed_token_ids_are_the_only_ones(post):
     ("given", "said"),
     [
         ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": [-1]}, "-1"),
         ({"prompt": [10**6]}, "1000000"),
@@ -104,3 +142,14 @@ def test_a_body_that_is_no_object_is_refused(http, body):
     answer = http.post(ROUTE, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/x-www-form-urlencoded", "text/plain", "multipart/form-data", ""]
+)
+@pytest.mark.parametrize("route", [ROUTE, "/v1/chat/completions", "/v1/responses", "/tokenize"])
+def test_a_body_of_another_content_type_is_refused(http, route, kind):
+    body = json.dumps({"prompt": "a", "messages": [{"role": "user", "content": "a"}], "input": "a"})
+    answer = http.post(route, content=body.encode(), headers={"content-type": kind})
+    assert answer.status_code == 400
+    assert "application/json" in answer.json()["error"]["message"]

@@ -1,5 +1,6 @@
 """Logprobs of outputs and, with echo, of prompts."""
 
+import json
 import math
 
 import pytest
@@ -80,3 +81,46 @@ def test_chat_alternatives_are_counted_apart_from_the_chosen(post):
 @pytest.mark.parametrize("given", [{"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 21}])
 def test_chat_refuses_alternatives_without_logprobs_or_too_many(refused, given):
     assert "logprobs" in refused(CHAT, messages=HI, **given)
+
+
+def test_logprobs_of_tokens_that_a_choice_rules_out_are_numbers(http):
+    given = {"model": "tiny", "temperature": 0, "max_tokens": 8}
+    given |= {"structured_outputs": {"choice": ["Peru", "Chile"]}}
+
+    def no_constant(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    chat = {**given, "messages": HI, "logprobs": True, "top_logprobs": 20}
+    for route, body in ((CHAT, chat), (COMPLETIONS, {**given, "prompt": "Who?", "logprobs": 20})):
+        for stream in (False, True):
+            answer = http.post(route, json={**body, "stream": stream})
+            assert answer.status_code == 200
+            events = answer.text.splitlines() if stream else [answer.text]
+            found = [line.removeprefix("data: ") for line in events if "{" in line]
+            for line in found:
+                choice = json.loads(line, parse_constant=no_constant)["choices"][0]
+                values = _values(choice["logprobs"])
+                assert all(math.isfinite(value) and value <= 0 for value in values)
+
+
+def _values(logprobs):
+    """All logprobs of an answer or a chunk of it."""
+    if logprobs is None:
+        return []
+    if "content" in logprobs:
+        return [top["logprob"] for token in logprobs["content"]
+                for top in (token, *token["top_logprobs"])]  # fmt: skip
+    tops = [value for top in logprobs["top_logprobs"] for value in top.values()]
+    return [*logprobs["token_logprobs"], *tops]
+
+
+def test_three_views_of_the_same_tokens_agree(post):
+    given = {"prompt": "Who lives in Peru?", "max_tokens": 5, "logprobs": 1, "echo": True}
+    given |= {"prompt_logprobs": 1, "return_token_ids": True, "return_tokens_as_token_ids": True}
+    choice = post(COMPLETIONS, **given)[1]["choices"][0]
+    ids = [*choice["prompt_token_ids"], *choice["token_ids"]]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in ids]
+    scored = choice["prompt_logprobs"]
+    assert scored[0] is None and choice["logprobs"]["token_logprobs"][0] is None
+    for i, token in enumerate(choice["prompt_token_ids"][1:], start=1):
+        assert scored[i][str(token)]["logprob"] == choice["logprobs"]["token_logprobs"][i]

@@ -31,6 +31,18 @@ def test_a_conversation_has_the_tokens_that_chat_counts(post):
     assert shorter["count"] < tokens["count"]
 
 
+def test_a_prompt_of_messages_is_laid_out(post, refused):
+    """What lm-eval's remote tokenizer sends with a chat template."""
+    _, wanted = post("/tokenize", messages=HI)
+    assert post("/tokenize", prompt=HI, add_special_tokens=False)[1] == wanted
+    assert "entries" in refused("/tokenize", prompt=HI * 5000)
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}] * 5000}]
+    assert "parts" in refused("/tokenize", prompt=parts)
+    for prompt in ([], [1], ["a"], [HI[0], 1], [{"role": "x", "content": "a"}], {"role": "user"}):
+        refused("/tokenize", prompt=prompt)
+    refused("/v1/completions", prompt=HI)
+
+
 @pytest.mark.parametrize("tokens", [[-1], [10**6], "a", None, [1.5], [[1]]])
 def test_detokenise_refuses_what_is_no_token(refused, tokens):
     assert "token" in refused("/detokenize", tokens=tokens)

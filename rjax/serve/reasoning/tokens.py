@@ -1,0 +1,74 @@
+"""Counts the tokens of an answer's reasoning, for its usage."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from rjax.outputs import CompletionOutput
+from rjax.sampling import SamplingParams
+from rjax.serve.reasoning.base import AnswerReader
+from rjax.tokenization import Tokenizer
+
+
+class ReasoningTokens:
+    """Counts the tokens of one answer that lie between the marks of its reasoning.
+
+    White space next to the marks counts, the marks and the token that ends the answer do not. A
+    token that holds a mark and other text of the reasoning counts.
+
+    Args:
+        reader: of the answer; it has read an output's text before `add` takes its tokens.
+        tokenizer: of the model.
+        prompt_token_ids: of the prompt.
+        params: by which the answer's text is made.
+    """
+
+    def __init__(
+        self,
+        reader: AnswerReader,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+    ) -> None:
+        self._reader = reader
+        self._detokenizer = tokenizer.detokenizer(
+            prompt_token_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+        self._ends: list[int] = []  # where each token ends, in characters of the answer's text
+        self._ended = False
+        self._end_tokens = 0
+
+    def add(self, completion: CompletionOutput) -> None:
+        """Take the tokens of an output that were not given before."""
+        ends = self._ends
+        reached = ends[-1] if ends else 0
+        most = self._reader.reasoning_limit
+        for token in completion.token_ids:
+            if most is not None and reached >= most:
+                break  # no later token is reasoning
+            reached += len(self._detokenizer.push(token))
+            ends.append(reached)
+        self._ended = completion.finish_reason is not None
+        if completion.finish_reason == "stop" and not isinstance(completion.stop_reason, str):
+            self._end_tokens = 1
+
+    def count(self) -> int:
+        """The tokens so far, those alone of which it is certain that they are reasoning."""
+        found = 0
+        for start, end, is_open in self._reader.reasoning_spans:
+            if is_open and self._ended:
+                last = len(self._ends) - self._end_tokens
+            elif end > start:
+                last = min(bisect_left(self._ends, end) + 1, len(self._ends))
+            else:
+                continue
+            found += max(0, last - self._first(start))
+        return found
+
+    def _first(self, start: int) -> int:
+        """The first token after the mark that ends at ``start``."""
+        if start <= 0:
+            return 0
+        token = bisect_left(self._ends, start)
+        return token + (token < len(self._ends) and self._ends[token] == start)
