@@ -13,7 +13,7 @@ from models.loading.hub import resolve_folder
 from models.loading.load import LoadedModel, init_model, load_model
 from models.loading.save import save_model
 from models.operations import Activation, HeadsOperations, Operations, Residual
-from models.rope import Rotary
+from models.rope import Rotary, rotary_tables
 from models.schemes import Leaf, WeightScheme, register_scheme
 
 BUNDLED_MODEL: Path = Path(__file__).parent / "tables" / "checkpoint"
@@ -42,5 +42,6 @@ __all__ = [
     "load_model",
     "register_scheme",
     "resolve_folder",
+    "rotary_tables",
     "save_model",
 ]

@@ -394,6 +394,14 @@ class LLM(OneCaller):
         self.engine.reset_prefix_cache()
 
     @one_at_a_time
+    def kernels(self) -> list[KernelUse]:
+        """The kernel of each operation at each step size, and why not a faster one.
+
+        An operation that no kernel computes whole, such as a norm with the projection after it, is
+        listed by its parts.
+        """
+        return self.engine.kernels()
+
     def stats(self) -> Any:
         """The engine's counters and memory figures."""
         return self.engine.stats()

@@ -18,6 +18,12 @@ _FLOATS = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+_STORED = _FLOATS | {
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "I32": np.dtype(np.int32),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,20 +37,28 @@ class TensorEntry:
     offset: int
     size: int
 
-    def read(self, first_row: int = 0, rows: int | None = None) -> np.ndarray:
+    def read(
+        self, wanted: np.dtype | None = None, first_row: int = 0, rows: int | None = None
+    ) -> np.ndarray:
         """The tensor, or ``rows`` of its first axis, as a new array.
+
+        ``wanted`` is the type of its parameter. Floats of 16 to 64 bits may stand for one another;
+        other types must be those of the file. None is any float.
 
         The bytes are read and not mapped as `safe_open` does: where a mapped file becomes shorter,
         the process is killed.
 
-        Raises CheckpointError for a type that is no float, and for a file that has become shorter.
+        Raises CheckpointError for another type, and for a file that has become shorter.
         """
-        if self.dtype not in _FLOATS:
+        exact = [name for name, dtype in _STORED.items() if dtype == wanted]
+        allowed = exact if exact and exact[0] not in _FLOATS else list(_FLOATS)
+        if self.dtype not in allowed:
+            hint = "" if exact == allowed else ": use an unquantised checkpoint"
             raise CheckpointError(
-                f"{self.file.name}: {self.name} has the type {self.dtype}; supported are "
-                f"{', '.join(_FLOATS)}: use an unquantised checkpoint"
+                f"{self.file.name}: {self.name} has the type {self.dtype}; supported here are "
+                f"{', '.join(allowed)}{hint}"
             )
-        dtype = _FLOATS[self.dtype]
+        dtype = _STORED[self.dtype]
         shape = self.shape if rows is None else (rows, *self.shape[1:])
         count = math.prod(shape)
         skip = first_row * math.prod(self.shape[1:]) * dtype.itemsize

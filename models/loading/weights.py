@@ -87,14 +87,14 @@ def _read(
     mesh: Mesh,
 ) -> tuple[jax.Array, int]:
     letters: str = parameter.get_metadata("letters")
+    abstract = parameter.get_value()
     parts = []
     size = 0
     for piece in pieces:
         rows = None if piece.rows is None else piece_shape(piece, config)[0]
-        data = entries[piece.tensor].read(piece.first_row, rows)
+        data = entries[piece.tensor].read(np.dtype(abstract.dtype), piece.first_row, rows)
         size += data.nbytes
         parts.append(jax.device_put(data, piece_sharding(piece, config, mesh)))
-    abstract = parameter.get_value()
     value = assemble(
         tuple(parts),
         views=tuple(view(piece, letters, config) for piece in pieces),
@@ -147,7 +147,9 @@ def _check_tied(head: TensorEntry, embedding: TensorEntry, folder: Path) -> None
     same = head.shape == embedding.shape
     for first in range(0, embedding.shape[0], rows):
         count = min(rows, embedding.shape[0] - first)
-        same = same and np.array_equal(head.read(first, count), embedding.read(first, count))
+        same = same and np.array_equal(
+            head.read(first_row=first, rows=count), embedding.read(first_row=first, rows=count)
+        )
     if not same:
         raise CheckpointError(
             f"{folder} has an {_HEAD} that differs from its embedding, though config.json ties "

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Int
 
 from rjax.batch.dispatched_step import DispatchedStep
+from rjax.batch.kernel_use import KernelUse
 from rjax.batch.page_operations import PageOperation
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.step_readout import StepReadout
@@ -47,6 +48,10 @@ class StepWorker(Protocol):
 
     def fingerprint(self) -> str:
         """Identifies the model by its configuration and weights."""
+        ...
+
+    def kernels(self) -> list[KernelUse]:
+        """The kernel of each operation at each step size."""
         ...
 
     def warmup(self) -> None:

@@ -11,6 +11,7 @@ from typing import no_type_check
 import numpy as np
 
 from rjax.batch.dispatched_step import DispatchedStep
+from rjax.batch.kernel_use import KernelUse
 from rjax.batch.page_hash import salted_key
 from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.batch.step_worker import StepWorker
@@ -273,6 +274,11 @@ class LLMEngine(Closable):
                 self._scheduler.finish(sequence)
         request.abort()
         self._pending_outputs.append(request.snapshot())
+
+    def kernels(self) -> list[KernelUse]:
+        """The kernel of each operation at each step size, and why not a faster one."""
+        self._check_open()
+        return self._worker.kernels()
 
     def warmup(self) -> None:
         """Compile every step now, so that no request waits for it."""

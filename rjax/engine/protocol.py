@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from rjax.batch.kernel_use import KernelUse
 from rjax.batch.token_mask import TokenMask
 from rjax.engine.named_prefixes.protocol import PrefixEngine
 from rjax.outputs import RequestOutput
@@ -44,6 +45,10 @@ class Engine(PrefixEngine, Protocol):
 
     def reset_prefix_cache(self) -> Any:
         """Forget the KV of finished requests; pinned prefixes stay."""
+        ...
+
+    def kernels(self) -> list[KernelUse]:
+        """The kernel of each operation at each step size, and why not a faster one."""
         ...
 
     def stats(self) -> Any:

@@ -1,6 +1,7 @@
 """The compiled programs of steps, each made at its first use."""
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -8,9 +9,13 @@ import jax
 from jax.sharding import Mesh
 
 from rjax.worker.backend import Backend
-from rjax.worker.step import compile_held_step, compile_sampling, compile_step
+from rjax.worker.kernels import Choice
+from rjax.worker.kernels.uses import kernel_uses
+from rjax.worker.step import compile_forward_step, compile_sampling, compile_step
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepFeatures, StepShape
+
+_log = logging.getLogger("rjax")
 
 
 class StepPrograms:
@@ -31,6 +36,7 @@ class StepPrograms:
         self._model = graph, treedef
         self._target = backend, mesh
         self._layouts: dict[StepShape, PackedLayout] = {}
+        self._logged: set[int] = set()
         self._made: dict[tuple[str, StepShape, StepFeatures], Any] = {}
 
     def __len__(self) -> int:
@@ -74,10 +80,10 @@ class StepPrograms:
         return self._get("multi_step", shape, features, make)
 
     def forward(self, shape: StepShape, features: StepFeatures) -> Any:
-        """A forward-only step; see `compile_held_step`. It is the same for every way to sample."""
+        """A forward-only step; see `compile_forward_step`. It is the same for every way to sample."""
         num_logprobs = features.num_logprobs if features.prompt_logprobs else 0
         features = StepFeatures("greedy", num_logprobs, features.prompt_logprobs)
-        return self._get("forward", shape, features, self._compile(compile_held_step))
+        return self._get("forward", shape, features, self._compile(compile_forward_step))
 
     def sampling(self, shape: StepShape, features: StepFeatures) -> Any:
         """The sampling after a forward-only step; see `compile_sampling`."""
@@ -85,7 +91,18 @@ class StepPrograms:
         return self._get("sampling", shape, features, compile_sampling)
 
     def _compile(self, compiler: Callable[..., Any]) -> Callable[[PackedLayout, StepFeatures], Any]:
-        return lambda layout, features: compiler(*self._model, layout, features, *self._target)
+        return lambda layout, features: compiler(
+            *self._model, layout, features, *self._target, self._log_kernels
+        )
+
+    def _log_kernels(self, choices: list[Choice]) -> None:
+        """Name the kernels of a step size when its first program is traced."""
+        if not choices or choices[0].problem.rows in self._logged:
+            return
+        rows = choices[0].problem.rows
+        self._logged.add(rows)
+        uses = kernel_uses(rows, choices, self._target[0])
+        _log.info("a step of %d rows: %s", rows, "; ".join(map(str, uses)))
 
     def _get(
         self,

@@ -12,11 +12,12 @@ from jaxtyping import Array, Float, Float32, Int, UInt32
 
 from rjax.sampling import SampleResult, SamplingState, TokenLogprobs, sample, token_logprobs
 from rjax.worker.backend import Backend
+from rjax.worker.kernels import Choice
 from rjax.worker.paged_operations import PagedOperations
 from rjax.worker.step_input import PackedLayout, StepInput
 from rjax.worker.step_shape import StepFeatures
 
-_PROMPT_BLOCK = 64  # prompt rows whose logits are held at once
+_PROMPT_BLOCK = 64  # prompt rows whose logits are forward_result at once
 
 
 @no_type_check  # JAX rebuilds it with descriptions of arrays for leaves
@@ -56,8 +57,8 @@ class StepResult:
 @no_type_check  # JAX rebuilds it with descriptions of arrays for leaves
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class HeldStep:
-    """A step that has everything but its tokens.
+class ForwardResult:
+    """The result of a forward-only step.
 
     Attributes:
         logits: of each sequence of the batch.
@@ -75,20 +76,22 @@ def compile_step(
     features: StepFeatures,
     backend: Backend,
     mesh: Mesh,
+    traced: Callable[[list[Choice]], None] | None = None,
 ) -> Callable[..., tuple[StepState, StepResult]]:
     """Make the jitted step for one shape and set of features.
 
     Its arguments are (leaves, state, packed): the model's flat parameter leaves, the StepState,
-    which is donated, and the packed StepInput.
+    which is donated, and the packed StepInput. ``traced`` is called with the choices of kernels
+    when the step is traced.
     """
-    forward = _forward(graph, treedef, layout, features, backend, mesh)
+    forward = _forward(graph, treedef, layout, features, backend, mesh, traced)
 
     def step(
         leaves: list[Array], state: StepState, packed: Int[Array, " Z"]
     ) -> tuple[StepState, StepResult]:
-        state, held = forward(leaves, state, packed)
+        state, forward_result = forward(leaves, state, packed)
         sampling, last_tokens, result = _sampled(
-            state.sampling, state.last_tokens, layout.unpack(packed), held, None, features
+            state.sampling, state.last_tokens, layout.unpack(packed), forward_result, None, features
         )
         written = dataclasses.replace(state, sampling=sampling, last_tokens=last_tokens)
         return written, result
@@ -96,30 +99,31 @@ def compile_step(
     return jax.jit(step, donate_argnums=1)
 
 
-def compile_held_step(
+def compile_forward_step(
     graph: Any,
     treedef: Any,
     layout: PackedLayout,
     features: StepFeatures,
     backend: Backend,
     mesh: Mesh,
-) -> Callable[..., tuple[StepState, HeldStep]]:
-    """Make a jitted step that stops before it samples, with the arguments of ``compile_step``.
+    traced: Callable[[list[Choice]], None] | None = None,
+) -> Callable[..., tuple[StepState, ForwardResult]]:
+    """Make a jitted forward-only step, with the arguments of ``compile_step``.
 
-    While it runs the host can read the tokens of the step before it, on which masks depend. How it
-    will be sampled does not matter yet.
+    While it runs, the host can read the tokens of the step before it, on which masks depend. It is
+    the same for every way to sample.
     """
-    forward = _forward(graph, treedef, layout, features, backend, mesh)
+    forward = _forward(graph, treedef, layout, features, backend, mesh, traced)
     return jax.jit(forward, donate_argnums=1)
 
 
 def compile_sampling(
     layout: PackedLayout, features: StepFeatures
 ) -> Callable[..., tuple[SamplingState, Array, StepResult]]:
-    """Make what samples a HeldStep.
+    """Make the sampling of a forward-only step.
 
-    Its arguments are (sampling, last_tokens, packed, held, words): of the StepState, both donated;
-    the packed StepInput; the HeldStep; and for each sequence of the batch the bits of the tokens
+    Its arguments are (sampling, last_tokens, packed, forward_result, bitmask): of the StepState, both donated;
+    the packed StepInput; the ForwardResult; and for each sequence of the batch the bits of the tokens
     that it may take, as in ``SamplingState.allowed``. It returns the first two anew, and the
     step's result.
     """
@@ -128,10 +132,12 @@ def compile_sampling(
         sampling: SamplingState,
         last_tokens: Int[Array, " slots"],
         packed: Int[Array, " Z"],
-        held: HeldStep,
-        words: UInt32[Array, "B W"],
+        forward_result: ForwardResult,
+        bitmask: UInt32[Array, "B W"],
     ) -> tuple[SamplingState, Int[Array, " slots"], StepResult]:
-        return _sampled(sampling, last_tokens, layout.unpack(packed), held, words, features)
+        return _sampled(
+            sampling, last_tokens, layout.unpack(packed), forward_result, bitmask, features
+        )
 
     return jax.jit(finish, donate_argnums=(0, 1))
 
@@ -143,23 +149,29 @@ def _forward(
     features: StepFeatures,
     backend: Backend,
     mesh: Mesh,
-) -> Callable[..., tuple[StepState, HeldStep]]:
+    traced: Callable[[list[Choice]], None] | None = None,
+) -> Callable[..., tuple[StepState, ForwardResult]]:
     """Tokens to logits; KV is written."""
 
     def forward(
         leaves: list[Array], state: StepState, packed: Int[Array, " Z"]
-    ) -> tuple[StepState, HeldStep]:
+    ) -> tuple[StepState, ForwardResult]:
         batch = layout.unpack(packed)
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
-        operations = PagedOperations(state.k_pages, state.v_pages, batch, backend, mesh)
+        choices: list[Choice] = []
+        operations = PagedOperations(
+            state.k_pages, state.v_pages, batch, backend, mesh, choices.append
+        )
         tokens = jnp.where(batch.token_slot >= 0, state.last_tokens[batch.token_slot], batch.tokens)
         hidden = model(tokens, batch.positions, operations)
-        held = HeldStep(
+        forward_result = ForwardResult(
             logits=model.logits(hidden[batch.sample_row]),
             prompt=_prompt_logprobs(model, hidden, jnp.asarray(batch.targets), features),
         )
+        if traced is not None:
+            traced(choices)
         written = dataclasses.replace(state, k_pages=operations.k_pages, v_pages=operations.v_pages)
-        return written, held
+        return written, forward_result
 
     return forward
 
@@ -168,26 +180,26 @@ def _sampled(
     sampling: SamplingState,
     last_tokens: Int[Array, " slots"],
     batch: StepInput,
-    held: HeldStep,
-    words: UInt32[Array, "B W"] | None,
+    forward_result: ForwardResult,
+    bitmask: UInt32[Array, "B W"] | None,
     features: StepFeatures,
 ) -> tuple[SamplingState, Int[Array, " slots"], StepResult]:
     """Logits to tokens."""
     slots, live = jnp.asarray(batch.slots), jnp.asarray(batch.live) > 0
     drawn, sampling = sample(
-        held.logits,
+        forward_result.logits,
         sampling,
         slots,
         live,
         mode=features.sampling,
         num_logprobs=features.num_logprobs,
-        words=words,
+        words=bitmask,
     )
     written = jnp.where(live, slots, last_tokens.shape[0])
     result = StepResult(
         tokens=drawn.tokens,
         sampled=_sampled_logprobs(drawn) if features.num_logprobs else None,
-        prompt=held.prompt,
+        prompt=forward_result.prompt,
     )
     return sampling, last_tokens.at[written].set(drawn.tokens, mode="drop"), result
 

@@ -11,6 +11,7 @@ from jaxtyping import Int
 from models import LoadedModel
 from pallas_kernels.attention.planner import CostModel, PlanShape, Sharing
 from rjax.batch.dispatched_step import DispatchedStep
+from rjax.batch.kernel_use import KernelUse
 from rjax.batch.page_operations import PageOperation
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.sequence import SequenceStatus
@@ -23,6 +24,7 @@ from rjax.worker.batch_order import by_shared_pages
 from rjax.worker.cost_model import fitted_cost_model
 from rjax.worker.device_state import DeviceState, make_step_state
 from rjax.worker.fingerprint import model_fingerprint
+from rjax.worker.kernels.report import step_kernels
 from rjax.worker.memory_sizing import num_host_pages, size_pool
 from rjax.worker.multi_step import MultiStepQueue, QueuedResult
 from rjax.worker.page_mover import PageMover
@@ -80,6 +82,7 @@ class Worker:
         self._progress = config.use_tqdm
         self._check_values = config.check_values
         self._kv_dtype = kv_dtype
+        self._backend, self._mesh = backend, mesh
         self.shapes = _shape_table(
             config,
             backend=backend,
@@ -138,6 +141,23 @@ class Worker:
     def page_shape(self) -> tuple[int, ...]:
         """Of one page as ``read_pages`` returns it: (pools, K, S, H)."""
         return self._mover.page_shape
+
+    def kernels(self) -> list[KernelUse]:
+        """The kernel of each operation at each step size."""
+        sizes = {shape.rows: shape for shape in self.shapes.all}
+        return [
+            use
+            for shape in sizes.values()
+            for use in step_kernels(
+                shape,
+                self._runner.programs.layout(shape),
+                model=self._model_config,
+                dtype=self._runner.weight_dtype,
+                kv_dtype=self._kv_dtype,
+                backend=self._backend,
+                mesh=self._mesh,
+            )
+        ]
 
     def fingerprint(self) -> str:
         """Identifies the model by its configuration and a sample of every weight."""

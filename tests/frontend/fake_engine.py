@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
+from rjax.batch.kernel_use import KernelUse
 from rjax.engine.completion import Completion
 from rjax.engine.protocol import Engine
 from rjax.engine.stats import EngineStats
@@ -139,6 +140,9 @@ class FakeEngine(Engine):
 
     def reset_prefix_cache(self) -> None:
         self.cache_resets += 1
+
+    def kernels(self) -> list[KernelUse]:
+        return []
 
     def stats(self) -> EngineStats:
         return EngineStats(

@@ -15,7 +15,7 @@ from rjax import functional
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.kv_cache import make_pools
-from rjax.worker.step import StepState, compile_held_step, compile_step
+from rjax.worker.step import StepState, compile_forward_step, compile_step
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepFeatures, StepShape
 from tests.engine.tiny import make_engine, write_config
@@ -70,7 +70,7 @@ def test_the_check_sees_a_copy():
 
 
 @pytest.mark.parametrize(("rows", "seqs"), [(6, 6), (48, 6)], ids=["decode", "prompts"])
-@pytest.mark.parametrize("compiler", [compile_step, compile_held_step])
+@pytest.mark.parametrize("compiler", [compile_step, compile_forward_step])
 def test_the_engine_s_step_copies_neither_weights_nor_pages(rows, seqs, compiler):
     graph, weights = nnx.split(tiny_model())
     leaves, treedef = jax.tree.flatten(weights)

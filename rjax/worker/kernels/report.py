@@ -1,45 +1,46 @@
-"""Which kernel computes what, for each step size."""
+"""The kernels of a step, found by tracing one layer of it."""
 
-import dataclasses
-from collections.abc import Iterable
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+
+from models import DecoderLayer, ModelConfig, Residual, rotary_tables
+from rjax.batch.kernel_use import KernelUse
+from rjax.worker.backend import Backend
 from rjax.worker.kernels.dispatcher import Choice
+from rjax.worker.kernels.uses import kernel_uses
+from rjax.worker.paged_operations import PagedOperations
+from rjax.worker.step_input import PackedLayout
+from rjax.worker.step_shape import StepShape
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class KernelUse:
-    """The kernel of one operation at one step size.
+def step_kernels(
+    shape: StepShape,
+    layout: PackedLayout,
+    *,
+    model: ModelConfig,
+    dtype: DTypeLike,
+    kv_dtype: DTypeLike,
+    backend: Backend,
+    mesh: Mesh,
+) -> list[KernelUse]:
+    """The kernel of each operation in a step of this shape; nothing is computed or compiled."""
+    choices: list[Choice] = []
+    graph, state = nnx.split(DecoderLayer(model, 0, jnp.dtype(dtype)))
 
-    Attributes:
-        rows: tokens of the step.
-        operation: such as "linear" or "attention".
-        label: the axes of a projection, such as "D -> K A H"; "" for other operations.
-        kernel: its name, such as "mosaic.split_k".
-        refused: (name, reason) of the faster kernels that do not take it.
-    """
+    def layer(state: Any, x: jax.Array, page: jax.Array, packed: jax.Array) -> Any:
+        step = layout.unpack(packed)
+        operations = PagedOperations([page], [page], step, backend, mesh, choices.append)
+        rotary = None if model.rope is None else rotary_tables(model.rope, step.positions)
+        # With an update, as in every layer but the first.
+        return nnx.merge(graph, state)(Residual(x, x), rotary, operations).total()
 
-    rows: int
-    operation: str
-    label: str
-    kernel: str
-    refused: tuple[tuple[str, str], ...]
-
-    def __str__(self) -> str:
-        what = f"{self.operation} {self.label}".rstrip()
-        reasons = "; ".join(f"not {name}: {reason}" for name, reason in self.refused)
-        return f"{self.rows} rows, {what}: {self.kernel}" + (f" ({reasons})" if reasons else "")
-
-
-def kernel_uses(rows: int, choices: Iterable[Choice]) -> list[KernelUse]:
-    """The distinct uses among the choices of one step, in order.
-
-    An operation that no kernel does whole is left out: its steps are there.
-    """
-    uses = (
-        KernelUse(
-            rows, choice.problem.operation, choice.problem.label, choice.kernel.name, choice.refused
-        )
-        for choice in choices
-        if choice.kernel is not None
-    )
-    return list(dict.fromkeys(uses))
+    x = jax.ShapeDtypeStruct((shape.rows, model.hidden_size), dtype)
+    page = jax.ShapeDtypeStruct((1, model.num_kv_heads, shape.page_size, model.head_dim), kv_dtype)
+    packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
+    jax.eval_shape(layer, state, x, page, packed)
+    return kernel_uses(shape.rows, choices, backend)

@@ -1,0 +1,27 @@
+"""Which kernel computes an operation."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KernelUse:
+    """The kernel of one operation at one step size.
+
+    Attributes:
+        rows: tokens of the step.
+        operation: such as "linear" or "attention".
+        label: the axes of a projection, such as "D -> K A H"; "" for other operations.
+        kernel: its name, such as "mosaic.split_k".
+        refused: (name, reason) of the faster kernels that do not take it.
+    """
+
+    rows: int
+    operation: str
+    label: str
+    kernel: str
+    refused: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        what = f"{self.operation} {self.label}".rstrip()
+        reasons = "; ".join(f"{name} does not: {reason}" for name, reason in self.refused)
+        return f"{what} by {self.kernel}" + (f" ({reasons})" if reasons else "")
