@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Never
 
+from rjax.batch.kernel_use import KernelUse
 from rjax.beam_search import BeamSearchParams, run_beam_search
 from rjax.closing import Closable, OneCaller, one_at_a_time
 from rjax.config import DType, EngineConfig, RelayMode, RelaySettings

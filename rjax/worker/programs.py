@@ -80,7 +80,7 @@ class StepPrograms:
         return self._get("multi_step", shape, features, make)
 
     def forward(self, shape: StepShape, features: StepFeatures) -> Any:
-        """A forward-only step; see `compile_forward_step`. It is the same for every way to sample."""
+        """A forward-only step, the same for every way to sample; see `compile_forward_step`."""
         num_logprobs = features.num_logprobs if features.prompt_logprobs else 0
         features = StepFeatures("greedy", num_logprobs, features.prompt_logprobs)
         return self._get("forward", shape, features, self._compile(compile_forward_step))

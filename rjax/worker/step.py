@@ -122,10 +122,10 @@ def compile_sampling(
 ) -> Callable[..., tuple[SamplingState, Array, StepResult]]:
     """Make the sampling of a forward-only step.
 
-    Its arguments are (sampling, last_tokens, packed, forward_result, bitmask): of the StepState, both donated;
-    the packed StepInput; the ForwardResult; and for each sequence of the batch the bits of the tokens
-    that it may take, as in ``SamplingState.allowed``. It returns the first two anew, and the
-    step's result.
+    Its arguments are (sampling, last_tokens, packed, forward_result, bitmask): two fields of the
+    StepState, both donated; the packed StepInput; the ForwardResult; and for each sequence the
+    tokens that it may take, as in ``SamplingState.allowed``. It returns the new values of the two
+    fields and the step's result.
     """
 
     def finish(
@@ -135,9 +135,8 @@ def compile_sampling(
         forward_result: ForwardResult,
         bitmask: UInt32[Array, "B W"],
     ) -> tuple[SamplingState, Int[Array, " slots"], StepResult]:
-        return _sampled(
-            sampling, last_tokens, layout.unpack(packed), forward_result, bitmask, features
-        )
+        batch = layout.unpack(packed)
+        return _sampled(sampling, last_tokens, batch, forward_result, bitmask, features)
 
     return jax.jit(finish, donate_argnums=(0, 1))
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from models import BUNDLED_MODEL
 from rjax.config import EngineConfig
-from rjax.engine.llm_engine import LLMEngine
+from rjax.engine_builder import build_engine
 from rjax.sampling import SamplingParams
 
 TESTS = Path(__file__).parents[1]
@@ -57,7 +57,7 @@ def answers(folder: Path, relay: bool | str) -> list[dict[str, Any]]:
         "max_model_len": 64,
         "use_tqdm": False,
     }
-    engine = LLMEngine(EngineConfig.from_options(options))
+    engine = build_engine(EngineConfig.from_options(options))
     draw = np.random.default_rng(7)
     shared = draw.integers(3, 60, 24).tolist()
     for i, suffix in enumerate((3, 9, 17, 1, 25)):

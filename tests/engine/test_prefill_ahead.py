@@ -2,6 +2,7 @@
 
 import pytest
 
+from pallas_kernels.attention.planner import PlanShape
 from rjax.batch.step_limits import StepLimits, step_limits
 from rjax.config import SchedulerSettings
 from rjax.sampling import SamplingParams
@@ -145,10 +146,8 @@ def test_steps_have_rows_of_the_page_table_for_those_ahead():
         limits=StepLimits(4, 64, 9, 16),
         max_model_len=64,
         page_size=8,
-        item_rows=lambda rows: rows,
-        kv_split_of=lambda rows: 8,
+        plan_shape=lambda rows, seqs, _: PlanShape(rows, seqs, 64, rows, 8),
         padded_rows=lambda rows: rows,
-        joining=None,
         growth=2,
     )
     found = {(shape.rows, shape.seqs) for shape in table.all}

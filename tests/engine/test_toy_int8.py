@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from models import CheckpointError, config_from_folder
+from models import CheckpointError, config_from_folder, load_model
 
 from .tiny import CONFIG
 
@@ -120,11 +120,7 @@ def test_a_tensor_of_another_type_is_refused(folders, tmp_path):
         {name: value for name, value in tensors.items() if not name.endswith("scale")},
         tmp_path / "model.safetensors",
     )
-    from models import load_model
-
-    with pytest.raises(
-        CheckpointError, match=r"q_proj.weight has the type I8; supported here are F64"
-    ):
+    with pytest.raises(CheckpointError, match=r"_proj.weight has the type I8; supported here"):
         load_model(tmp_path, dtype=None, progress=False)
 
 

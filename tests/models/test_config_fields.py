@@ -78,7 +78,6 @@ ALLOWED = {
     "model_type": [],
     "partial_rotary_factor": [1, 1.0],
     "per_layer_config": [{}],
-    "quantization_config": [],
     "sliding_window": [8192, 10**9],
     "transformers_weights": [],
     "word_embed_proj_dim": [64],
@@ -94,11 +93,11 @@ REFUSED = {
     "model_type": ["gemma", "", 3, ["llama"]],
     "partial_rotary_factor": [0.5, "1", True, float("nan")],
     "per_layer_config": [{"0": {"rms_norm_eps": 0.5}}, [1]],
-    "quantization_config": [{"bits": 4}, {}],
     "sliding_window": [16, "no", True, 1e9],
     "transformers_weights": ["other.safetensors"],
     "word_embed_proj_dim": [32, 64.0],
 }
+NOT_OF_A_FAMILY = {"architectures", "quantization_config"}  # which has test_toy_int8.py
 ARCHITECTURES = sorted(FAMILIES)
 
 
@@ -135,13 +134,21 @@ def test_every_rotary_field_of_transformers_has_its_place():
     [
         (name, field)
         for name in ARCHITECTURES
-        for field in sorted(FAMILIES[name].fields.reads - {"architectures"})
+        for field in sorted(FAMILIES[name].fields.reads - NOT_OF_A_FAMILY)
     ],
 )
 def test_a_field_that_is_read_changes_the_model(architecture, field):
     base = BASES[architecture] | BESIDE.get(field, {})
     value = CHANGES_OF.get((architecture, field), CHANGES[field])
     assert read(base | {field: value}) != read(base)
+
+
+@pytest.mark.parametrize("quantization", [{"bits": 4}, {}, {"quant_method": "nobody"}, "int4"])
+def test_weights_stored_in_an_unknown_scheme_are_refused(quantization):
+    base = BASES["LlamaForCausalLM"]
+    assert read(base | {"quantization_config": None}) == read(base)
+    with pytest.raises(models.CheckpointError, match="quant_method .* not supported"):
+        read(base | {"quantization_config": quantization})
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

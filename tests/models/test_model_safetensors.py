@@ -36,7 +36,7 @@ def test_reads_what_the_library_writes(tmp_path):
         found = entries[name].read()
         np.testing.assert_array_equal(found, value)
         assert found.dtype == value.dtype
-    np.testing.assert_array_equal(entries["a"].read(1, 1), tensors["a"][1:])
+    np.testing.assert_array_equal(entries["a"].read(first_row=1, rows=1), tensors["a"][1:])
 
 
 def test_well_formed(tmp_path):

@@ -79,7 +79,7 @@ for name, n in [("phi3_g1_h96", 2), ("opt_h64_tied", 2)]:
             jax.sharding.NamedSharding(mesh_of(n), jax.P(None, "tensor")), 4
         ), qkv.sharding
         assert qkv.addressable_shards[0].data.shape[1] * n == qkv.shape[1]
-        down = model.layers[0].mlp.down[...]
+        down = model.layers[0].mlp.down.weight[...]
         assert down.addressable_shards[0].data.shape[0] * n == model.config.intermediate_size
 try:
     models.load_model(folder, dtype=None, mesh=mesh_of(4), progress=False)

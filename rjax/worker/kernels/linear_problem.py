@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
@@ -70,7 +71,7 @@ def linear_problem(
     return Problem(
         operation=operation,
         rows=rows,
-        dtype=str(dtype),
+        dtype=jnp.dtype(dtype).name,
         label=f"{linear.inputs} -> {linear.outputs}",
         depth=sharding.depth,
         columns=sharding.columns,
