@@ -147,7 +147,7 @@ def test_a_field_that_is_read_changes_the_model(architecture, field):
 def test_weights_stored_in_an_unknown_scheme_are_refused(quantization):
     base = BASES["LlamaForCausalLM"]
     assert read(base | {"quantization_config": None}) == read(base)
-    with pytest.raises(models.CheckpointError, match="quant_method .* not supported"):
+    with pytest.raises(models.CheckpointError, match=r"quant_method .* not supported"):
         read(base | {"quantization_config": quantization})
 
 
