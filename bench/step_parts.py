@@ -33,9 +33,11 @@ _KINDS = {
     "attention_kernel": "attention",
     "merge_kernel": "attention",
     "add_rms_norm_kernel": "norms",
-    "rotate_and_write_kernel": "writes",
+    "rope_and_cache_kernel": "writes",
+    "rotate_and_write_kernel": "writes",  # its name in results recorded before
 }
-_PRODUCTS = ("split_product", "gated_product", "gemm", "nvjet", "cutlass")
+# The last two are names in results recorded before.
+_PRODUCTS = ("gemm", "nvjet", "cutlass", "split_product", "gated_product")
 _STAGES = {
     "attention to the shared tokens": "attention",
     "attention to the own tokens": "attention",

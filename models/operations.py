@@ -11,11 +11,11 @@ from jaxtyping import Array, Float
 from models.layers.linear import Linear
 from models.layers.norm import Norm
 from models.rope import Rotary
+from pallas_kernels.add_rms_norm.xla import add_rms_norm
 from pallas_kernels.attention.spec import AttentionSpec
-from pallas_kernels.gated_activation.xla import gated_silu
-from pallas_kernels.kv_write.xla import split_qkv
 from pallas_kernels.partial import Partial, reduced
-from pallas_kernels.residual_norm.xla import add_rms_norm
+from pallas_kernels.rope_and_cache.xla import split_qkv
+from pallas_kernels.silu_and_mul.xla import silu_and_mul
 from pallas_kernels.unmerged_attention import UnmergedAttention
 
 
@@ -56,7 +56,7 @@ class Activation:
     def __call__(self, h: Float[Array, "T A F"]) -> Float[Array, "T F"]:
         """The activated product, in plain JAX."""
         if self.is_swiglu:
-            return gated_silu(h)
+            return silu_and_mul(h)
         hidden = _ACTIVATIONS[self.name](h[:, 0])
         return hidden * h[:, 1] if self.gated else hidden
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from models.operations import HeadsOperations
 from models.rope import Rotary
 from pallas_kernels.attention.spec import AttentionSpec
-from pallas_kernels.kv_write.xla import rotate
+from pallas_kernels.rope_and_cache.xla import rotate
 
 Implementation = Literal["xla", "cudnn"]
 

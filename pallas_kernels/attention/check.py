@@ -70,7 +70,7 @@ def check_writes(kv_slots: Int[IntArray, " T"], *, num_pages: int, page_size: in
     """Raise ValueError unless each row writes to its own KV slot of the pool.
 
     Args:
-        kv_slots: page * S + offset of each row, -1 for none, as for ``rotate_and_write``.
+        kv_slots: page * S + offset of each row, -1 for none, as for ``rope_and_cache``.
         num_pages, page_size: P and S.
     """
     slots = np.asarray(kv_slots)

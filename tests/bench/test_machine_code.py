@@ -9,8 +9,8 @@ import pytest
 
 from bench import assembler, machine_code
 from bench.records import command, load
-from pallas_kernels.residual_norm import mosaic as norm
-from pallas_kernels.split_product.mosaic import split_product
+from pallas_kernels.add_rms_norm import mosaic as norm
+from pallas_kernels.split_k_gemm.mosaic import split_k_gemm
 
 SAID = """\
 ptxas info    : (C7519) warpgroup.arrive is injected in around line 415 by compiler
@@ -57,7 +57,7 @@ def test_kernels_are_found_and_their_calls_counted():
 
     @jax.jit
     def layer(x):
-        return add(x, split_product(x, w), jnp.ones(256, jnp.bfloat16))[0]
+        return add(x, split_k_gemm(x, w), jnp.ones(256, jnp.bfloat16))[0]
 
     def step(x):
         return add(layer(layer(x)), x, jnp.ones(256, jnp.bfloat16))

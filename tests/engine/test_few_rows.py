@@ -9,12 +9,12 @@ import pytest
 
 from bench.model_shapes import SHAPES
 from models import config_from_dict
+from pallas_kernels.add_rms_norm.xla import add_rms_norm
 from pallas_kernels.attention import xla as attention
-from pallas_kernels.gated_activation.xla import gated_silu
 from pallas_kernels.partial import Partial
-from pallas_kernels.residual_norm.xla import add_rms_norm
-from pallas_kernels.split_product import xla
-from pallas_kernels.streamed_product import ROWS
+from pallas_kernels.silu_and_mul.xla import silu_and_mul
+from pallas_kernels.skinny_gemm import ROWS
+from pallas_kernels.split_k_gemm import xla
 from pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax import engine_builder, functional
 from rjax.sampling import SamplingParams
@@ -69,13 +69,13 @@ class PlainForms:
 
     def _linear(self, problem, h, leaves):
         self.called.add((problem.operation, problem.rows))
-        partial = xla.split_product(h, leaves["weight"].reshape(problem.depth, -1), 2)
+        partial = xla.split_k_gemm(h, leaves["weight"].reshape(problem.depth, -1), 2)
         shape = (*partial.summands.shape[:2], *problem.columns)
         return Partial(partial.summands.reshape(shape), dtype=h.dtype)
 
     def _activated(self, problem, h, leaves):
         self.called.add((problem.operation, problem.rows))
-        return gated_silu(jnp.einsum("TD,DAF->TAF", h, leaves["weight"]))
+        return silu_and_mul(jnp.einsum("TD,DAF->TAF", h, leaves["weight"]))
 
     def _norm_linear(self, problem, x, update, weight, leaves):
         x, h = add_rms_norm(x, update, weight, problem.eps)

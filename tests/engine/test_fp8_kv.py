@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from models import DenseAttention
-from pallas_kernels.kv_write.xla import rotate
+from pallas_kernels.rope_and_cache.xla import rotate
 from rjax.errors import InvalidConfigError
 from rjax.sampling import SamplingParams
 from rjax.worker.kv_cache import page_bytes

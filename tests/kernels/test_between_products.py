@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.gated_activation import mosaic as mosaic_activation
-from pallas_kernels.gated_activation import xla as xla_activation
-from pallas_kernels.residual_norm import mosaic as mosaic_norm
-from pallas_kernels.residual_norm import xla as xla_norm
+from pallas_kernels.add_rms_norm import mosaic as mosaic_norm
+from pallas_kernels.add_rms_norm import xla as xla_norm
+from pallas_kernels.silu_and_mul import mosaic as mosaic_activation
+from pallas_kernels.silu_and_mul import xla as xla_activation
 
 NORMS = [(64, 4096), (1, 4096), (16, 896), (70, 384)]
 ACTIVATIONS = [(64, 14336), (1, 14336), (16, 4864), (5, 1024), (3, 136)]
@@ -39,7 +39,7 @@ def test_plain_activation():
     h = normal(5, 2, 96, dtype=jnp.float32)
     gate, up = np.asarray(h[:, 0], np.float64), np.asarray(h[:, 1], np.float64)
     np.testing.assert_allclose(
-        xla_activation.gated_silu(h), gate / (1 + np.exp(-gate)) * up, rtol=1e-5, atol=1e-6
+        xla_activation.silu_and_mul(h), gate / (1 + np.exp(-gate)) * up, rtol=1e-5, atol=1e-6
     )
 
 
@@ -58,8 +58,8 @@ def test_norm_against_plain(T, D):
 @pytest.mark.parametrize(("T", "F"), ACTIVATIONS)
 def test_activation_against_plain(T, F):
     h = normal(T, 2, F)
-    got = jax.jit(mosaic_activation.gated_silu)(h)
-    np.testing.assert_allclose(f32(got), f32(xla_activation.gated_silu(h)), rtol=1e-2, atol=1e-2)
+    got = jax.jit(mosaic_activation.silu_and_mul)(h)
+    np.testing.assert_allclose(f32(got), f32(xla_activation.silu_and_mul(h)), rtol=1e-2, atol=1e-2)
 
 
 def test_they_lower_for_cuda():
@@ -68,7 +68,7 @@ def test_they_lower_for_cuda():
         text = run.trace(*norm_arguments(T, D)).lower(lowering_platforms=("cuda",))
         assert "mosaic_gpu" in text.as_text()
     for T, F in ACTIVATIONS:
-        traced = jax.jit(mosaic_activation.gated_silu).trace(normal(T, 2, F))
+        traced = jax.jit(mosaic_activation.silu_and_mul).trace(normal(T, 2, F))
         assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
@@ -79,6 +79,6 @@ def test_refusals():
     with pytest.raises(ValueError, match="multiples of 128"):
         mosaic_norm.add_rms_norm(*norm_arguments(2, 200), 1e-5)
     with pytest.raises(ValueError, match="16-bit"):
-        mosaic_activation.gated_silu(normal(2, 2, 256, dtype=jnp.float32))
+        mosaic_activation.silu_and_mul(normal(2, 2, 256, dtype=jnp.float32))
     with pytest.raises(ValueError, match="multiples of 8"):
-        mosaic_activation.gated_silu(normal(2, 2, 257))
+        mosaic_activation.silu_and_mul(normal(2, 2, 257))

@@ -15,9 +15,9 @@ from jaxlib.mlir.dialects import nvvm
 from bench.machine_code import kernels_of
 from pallas_kernels.attention import mosaic
 from pallas_kernels.attention.spec import AttentionSpec
-from pallas_kernels.gated_product.mosaic import gated_product
+from pallas_kernels.gate_up_gemm.mosaic import gate_up_gemm
 from pallas_kernels.mosaic_emit import evict_first
-from pallas_kernels.split_product.mosaic import split_product
+from pallas_kernels.split_k_gemm.mosaic import split_k_gemm
 
 _COPY = nvvm.CpAsyncBulkTensorGlobalToSharedClusterOp.OPERATION_NAME
 _DESCRIPTOR, _HINT = 1, 6  # operand segments of a copy
@@ -50,7 +50,7 @@ def shapes(*sizes):
 
 @pytest.mark.parametrize("rows", [8, 128])
 def test_weights_do_and_rows_do_not(rows):
-    for product, weights in ((split_product, (256, 256)), (gated_product, (256, 2, 256))):
+    for product, weights in ((split_k_gemm, (256, 256)), (gate_up_gemm, (256, 2, 256))):
         found = hints(product, *shapes((rows, 256), weights))
         assert [set(copies) for copies in found] == [{0}, {1}]
 

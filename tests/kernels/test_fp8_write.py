@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.fp8 import check_scales, scales_at
-from pallas_kernels.kv_write import xla
+from pallas_kernels.rope_and_cache import xla
 
 P, K, S, H = 5, 3, 16, 32
 FP8 = jnp.float8_e4m3fn

@@ -11,7 +11,7 @@ import models
 from models.rope import RopeConfig, rotary_tables
 from pallas_kernels.attention.reference import paged_attention_reference
 from pallas_kernels.attention.spec import AttentionSpec
-from pallas_kernels.kv_write.xla import rotate
+from pallas_kernels.rope_and_cache.xla import rotate
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],

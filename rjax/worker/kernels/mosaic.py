@@ -4,12 +4,12 @@ from typing import Any
 
 from jaxtyping import Array
 
-from pallas_kernels.gated_activation import mosaic as gated_activation
-from pallas_kernels.gated_product import mosaic as gated_product
-from pallas_kernels.kv_write import mosaic as kv_write
+from pallas_kernels.add_rms_norm import mosaic as add_rms_norm
+from pallas_kernels.gate_up_gemm import mosaic as gate_up_gemm
 from pallas_kernels.partial import Partial
-from pallas_kernels.residual_norm import mosaic as residual_norm
-from pallas_kernels.split_product import mosaic as split_product
+from pallas_kernels.rope_and_cache import mosaic as rope_and_cache
+from pallas_kernels.silu_and_mul import mosaic as silu_and_mul
+from pallas_kernels.split_k_gemm import mosaic as split_k_gemm
 from rjax.worker.kernels.kernel import Kernel
 from rjax.worker.kernels.problem import Operation, Problem
 
@@ -28,19 +28,19 @@ def _only_swiglu(problem: Problem) -> str | None:
 
 
 def _split_k_refusal(problem: Problem) -> str | None:
-    return _only_unquantised(problem) or split_product.refusal(
+    return _only_unquantised(problem) or split_k_gemm.refusal(
         problem.rows, problem.depth, problem.width, problem.dtype
     )
 
 
 def _norm_split_k_refusal(problem: Problem) -> str | None:
-    return _only_unquantised(problem) or split_product.normed_refusal(
+    return _only_unquantised(problem) or split_k_gemm.normed_refusal(
         problem.rows, problem.depth, problem.width, problem.dtype, problem.pending_bias
     )
 
 
 def _merge_split_k_refusal(problem: Problem) -> str | None:
-    return _only_unquantised(problem) or split_product.merged_refusal(
+    return _only_unquantised(problem) or split_k_gemm.merged_refusal(
         problem.rows, problem.depth, problem.width, problem.dtype
     )
 
@@ -49,7 +49,7 @@ def _gated_refusal(problem: Problem) -> str | None:
     return (
         _only_unquantised(problem)
         or _only_swiglu(problem)
-        or gated_product.refusal(problem.rows, problem.depth, problem.columns[-1], problem.dtype)
+        or gate_up_gemm.refusal(problem.rows, problem.depth, problem.columns[-1], problem.dtype)
     )
 
 
@@ -57,22 +57,24 @@ def _norm_gated_refusal(problem: Problem) -> str | None:
     return (
         _only_unquantised(problem)
         or _only_swiglu(problem)
-        or gated_product.normed_refusal(
+        or gate_up_gemm.normed_refusal(
             problem.rows, problem.depth, problem.columns[-1], problem.dtype, problem.pending_bias
         )
     )
 
 
 def _add_rms_norm_refusal(problem: Problem) -> str | None:
-    return residual_norm.refusal(problem.depth, problem.dtype, problem.pending_bias)
+    return add_rms_norm.refusal(problem.depth, problem.dtype, problem.pending_bias)
 
 
 def _activation_refusal(problem: Problem) -> str | None:
-    return _only_swiglu(problem) or gated_activation.refusal(problem.columns[-1], problem.dtype)
+    return _only_swiglu(problem) or silu_and_mul.refusal(problem.columns[-1], problem.dtype)
 
 
 def _rope_and_cache_refusal(problem: Problem) -> str | None:
-    return kv_write.refusal(problem.head_dim, problem.rotary_dim, problem.dtype, problem.kv_dtype)
+    return rope_and_cache.refusal(
+        problem.head_dim, problem.rotary_dim, problem.dtype, problem.kv_dtype
+    )
 
 
 def _flat(problem: Problem, leaves: dict[str, Array]) -> Array:
@@ -85,40 +87,40 @@ def _shaped(problem: Problem, partial: Partial) -> Partial:
 
 
 def _split_k(problem: Problem, h: Array, leaves: dict[str, Array]) -> Partial:
-    return _shaped(problem, split_product.split_product(h, _flat(problem, leaves)))
+    return _shaped(problem, split_k_gemm.split_k_gemm(h, _flat(problem, leaves)))
 
 
 def _norm_split_k(
     problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
 ) -> tuple[Array, Partial]:
-    x, partial = split_product.normed_product(
+    x, partial = split_k_gemm.norm_split_k_gemm(
         x, update, weight, problem.eps, _flat(problem, leaves)
     )
     return x, _shaped(problem, partial)
 
 
 def _merge_split_k(problem: Problem, attention: Any, leaves: dict[str, Array]) -> Partial:
-    return split_product.merged_product(attention, _flat(problem, leaves))
+    return split_k_gemm.merge_split_k_gemm(attention, _flat(problem, leaves))
 
 
 def _gated(problem: Problem, h: Array, leaves: dict[str, Array]) -> Array:
     del problem
-    return gated_product.gated_product(h, leaves["weight"])
+    return gate_up_gemm.gate_up_gemm(h, leaves["weight"])
 
 
 def _norm_gated(
     problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
 ) -> tuple[Array, Array]:
-    return gated_product.normed_gated_product(x, update, weight, problem.eps, leaves["weight"])
+    return gate_up_gemm.norm_gate_up_gemm(x, update, weight, problem.eps, leaves["weight"])
 
 
 def _add_rms_norm(problem: Problem, x: Array, update: Any, weight: Array) -> Any:
-    return residual_norm.add_rms_norm(x, update, weight, problem.eps)
+    return add_rms_norm.add_rms_norm(x, update, weight, problem.eps)
 
 
 def _activation(problem: Problem, h: Array) -> Array:
     del problem
-    return gated_activation.gated_silu(h)
+    return silu_and_mul.silu_and_mul(h)
 
 
 def _rope_and_cache(problem: Problem, *operands: Any) -> Any:
@@ -126,7 +128,7 @@ def _rope_and_cache(problem: Problem, *operands: Any) -> Any:
     qkv, *arrays, scales = operands
     if scales and isinstance(qkv, Partial):
         qkv = qkv.reduce()
-    return kv_write.rotate_and_write(qkv, *arrays, **scales)
+    return rope_and_cache.rope_and_cache(qkv, *arrays, **scales)
 
 
 def _kernel(name: str, operation: Operation, refusal: Any, run: Any) -> Kernel:
@@ -141,6 +143,6 @@ MOSAIC_KERNELS = (
     _kernel("gate_up", "linear_activation", _gated_refusal, _gated),
     _kernel("norm_gate_up", "norm_linear_activation", _norm_gated_refusal, _norm_gated),
     _kernel("add_rms_norm", "add_rms_norm", _add_rms_norm_refusal, _add_rms_norm),
-    _kernel("gated_silu", "activation", _activation_refusal, _activation),
+    _kernel("silu_and_mul", "activation", _activation_refusal, _activation),
     _kernel("rope_and_cache", "rope_and_cache", _rope_and_cache_refusal, _rope_and_cache),
 )

@@ -5,9 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.kv_write.xla import rotate_and_write
+from pallas_kernels.add_rms_norm.xla import add_rms_norm
 from pallas_kernels.partial import Partial
-from pallas_kernels.residual_norm.xla import add_rms_norm
+from pallas_kernels.rope_and_cache.xla import rope_and_cache
 from rjax.worker.kernels.kernel import Kernel
 from rjax.worker.kernels.problem import Problem
 
@@ -35,7 +35,7 @@ def _activation(problem: Problem, h: Float[Array, "T A F"]) -> Float[Array, "T F
 def _rope_and_cache(problem: Problem, *operands: Any) -> Any:
     del problem
     *arrays, scales = operands
-    return rotate_and_write(*arrays, **scales)
+    return rope_and_cache(*arrays, **scales)
 
 
 def _takes_all(problem: Problem) -> None:

@@ -6,7 +6,7 @@ from jax.typing import DTypeLike
 
 from models import DecoderLayer, Linear, ModelConfig
 from models.sharding import TENSOR_AXIS
-from pallas_kernels.streamed_product import ROWS
+from pallas_kernels.skinny_gemm import ROWS
 from rjax.worker.kernels.dispatcher import Dispatcher
 from rjax.worker.kernels.linear_problem import linear_problem, linear_sharding
 from rjax.worker.kernels.problem import Operation

@@ -55,7 +55,7 @@ def refusal(
     return None
 
 
-def rotate_and_write(
+def rope_and_cache(
     qkv: Float[Array, "T K A H"] | Partial,
     cos: Float[Array, "T R"],
     sin: Float[Array, "T R"],
@@ -103,7 +103,7 @@ def rotate_and_write(
         raise ValueError(f"cos and sin are {cos.dtype} and {sin.dtype}; they must be float32")
     sizes = _Sizes(K, A - 2, H, R, S)
 
-    def rotate_and_write_kernel(*refs):
+    def rope_and_cache_kernel(*refs):
         """GMEM: qkv [T, K, A, H] or its summands [X, T, K, A, H], bias [K, A, H] if any, cos, sin
         [T, R], slots [T], both scales [K] or [P, K] if any, both pools [P, K, S, H], out [T, N, H].
         """
@@ -123,7 +123,7 @@ def rotate_and_write(
 
     k_ref, v_ref = jax.new_ref(k_pages), jax.new_ref(v_pages)
     rotated = plgpu.kernel(
-        rotate_and_write_kernel,
+        rope_and_cache_kernel,
         out_type=jax.ShapeDtypeStruct((T, K * (A - 2), H), dtype),
         grid=(T, -(-sizes.pieces // THREADS)),
         grid_names=("token", "part"),

@@ -1,12 +1,11 @@
-"""The one row of a product's step, which each of its programs makes while its first weights come.
+"""The input row of a GEMV, computed by every CTA while its first weights are loaded.
 
-A row's residual sum and norm, or the merge of its partial attention results, read so little that
-every program of the product that follows can do them again: no kernel of their own starts before
-the product, and the memory is busy with weights meanwhile. For one row only: of more, every program
-would read too much.
+The residual sum and norm of one row, or the merge of its partial attention results, read so few
+bytes that every CTA of the following GEMV can repeat them. That saves a kernel launch, and device
+memory keeps streaming weights. With more rows, every CTA would read too much.
 
-The row lies in shared memory as the tensor cores read it, one in each group of eight; what stands
-in the other seven is never looked at, since rows of a product do not mix.
+The row lies in shared memory in wgmma layout, one row in each group of eight. The other seven hold
+stale data; their results are dropped.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.

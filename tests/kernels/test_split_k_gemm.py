@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.kv_write import mosaic as mosaic_write
-from pallas_kernels.kv_write import xla as xla_write
+from pallas_kernels.add_rms_norm import mosaic as mosaic_norm
+from pallas_kernels.add_rms_norm import xla as xla_norm
 from pallas_kernels.partial import Partial
-from pallas_kernels.residual_norm import mosaic as mosaic_norm
-from pallas_kernels.residual_norm import xla as xla_norm
-from pallas_kernels.split_product import mosaic, xla
+from pallas_kernels.rope_and_cache import mosaic as mosaic_write
+from pallas_kernels.rope_and_cache import xla as xla_write
+from pallas_kernels.split_k_gemm import mosaic, xla
 
 # (T, depth, columns): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B
 SHAPES = [
@@ -32,7 +32,7 @@ def normal(*shape, dtype=jnp.bfloat16, seed=0):
 
 def test_summands_add_up():
     h, w = normal(5, 96, dtype=jnp.float32), normal(96, 24, dtype=jnp.float32, seed=1)
-    partial = xla.split_product(h, w, 4)
+    partial = xla.split_k_gemm(h, w, 4)
     assert partial.summands.shape == (4, 5, 24) and partial.shape == (5, 24)
     np.testing.assert_allclose(partial.reduce(), h @ w, rtol=1e-4, atol=1e-4)
     second = partial.summands[1]
@@ -54,13 +54,13 @@ def test_plain_consumers_reduce(dtype):
     for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
     qkv, *rest = written(partial.summands.reshape(3, 5, 2, 3, 16), dtype)
-    got, want = (xla_write.rotate_and_write(x, *rest) for x in (qkv, qkv.reduce()))
+    got, want = (xla_write.rope_and_cache(x, *rest) for x in (qkv, qkv.reduce()))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
 
 
 def written(summands, dtype, page_size=16):
-    """Arguments of ``rotate_and_write`` for a Partial with a bias."""
+    """Arguments of ``rope_and_cache`` for a Partial with a bias."""
     _, T, K, A, H = summands.shape
     rotary = [normal(T, H // 2, dtype=jnp.float32, seed=i) for i in (3, 4)]
     pages = [normal(4, K, page_size, H, dtype=dtype, seed=i) for i in (5, 6)]
@@ -73,7 +73,7 @@ def written(summands, dtype, page_size=16):
 def test_kernels_lower(shape):
     T, depth, columns = shape
     h, w = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((T, depth), (depth, columns)))
-    traced = jax.jit(mosaic.split_product).trace(h, w)
+    traced = jax.jit(mosaic.split_k_gemm).trace(h, w)
     traced.lower(lowering_platforms=("cuda",))
     [parts] = jax.tree.leaves(traced.out_info)
     assert parts.dtype == jnp.float32 and parts.shape[1:] == (T, columns)
@@ -87,7 +87,7 @@ def test_consumers_of_partials_lower():
     traced = jax.jit(mosaic_norm.add_rms_norm, static_argnums=3).trace(x, partial, weight, 1e-5)
     traced.lower(lowering_platforms=("cuda",))
     arguments = written(normal(2, 8, 2, 4, 64, dtype=jnp.float32), jnp.bfloat16)
-    traced = jax.jit(mosaic_write.rotate_and_write).trace(*arguments)
+    traced = jax.jit(mosaic_write.rope_and_cache).trace(*arguments)
     traced.lower(lowering_platforms=("cuda",))
 
 
@@ -103,7 +103,7 @@ def test_consumers_of_partials_lower():
 )
 def test_what_the_kernel_does_not_take(h, w, found):
     with pytest.raises(ValueError, match=found):
-        mosaic.split_product(h, w)
+        mosaic.split_k_gemm(h, w)
 
 
 def test_partials_that_the_consumers_do_not_take():
@@ -115,7 +115,7 @@ def test_partials_that_the_consumers_do_not_take():
         mosaic_norm.add_rms_norm(normal(8, 256), half, normal(256), 1e-5)
     qkv, *rest = written(normal(2, 8, 2, 4, 64, dtype=jnp.float32), jnp.float16)
     with pytest.raises(ValueError, match="qkv is bfloat16 and the pages are float16"):
-        mosaic_write.rotate_and_write(Partial(qkv.summands), *rest)
+        mosaic_write.rope_and_cache(Partial(qkv.summands), *rest)
 
 
 @pytest.mark.gpu
@@ -124,7 +124,7 @@ def test_partials_that_the_consumers_do_not_take():
 def test_against_float32(shape):
     T, depth, columns = shape
     h, w = normal(T, depth), normal(depth, columns, seed=1)
-    run = jax.jit(mosaic.split_product)
+    run = jax.jit(mosaic.split_k_gemm)
     first, again = run(h, w), run(h, w)
     np.testing.assert_array_equal(first.summands, again.summands)
     with jax.default_matmul_precision("highest"):
@@ -153,8 +153,8 @@ def test_norm_of_a_partial(X, T, D):
 @pytest.mark.parametrize("shape", [(2, 64, 8, 6, 128), (7, 16, 2, 9, 64)])
 def test_write_of_a_partial(shape):
     arguments = written(normal(*shape, dtype=jnp.float32), jnp.bfloat16, page_size=64)
-    got = jax.jit(mosaic_write.rotate_and_write)(*arguments)
-    for a, b in zip(got, xla_write.rotate_and_write(*arguments), strict=True):
+    got = jax.jit(mosaic_write.rope_and_cache)(*arguments)
+    for a, b in zip(got, xla_write.rope_and_cache(*arguments), strict=True):
         np.testing.assert_allclose(
             np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=1e-2, atol=2e-2
         )

@@ -1,6 +1,6 @@
-"""Gated activation on Hopper, one launch (Mosaic GPU).
+"""SwiGLU activation on Hopper, one launch (Mosaic GPU).
 
-A program takes up to 1024 numbers of one row. Bytes moved: 3 * F * itemsize a row.
+One CTA computes up to 1024 numbers of one row. Bytes moved: 3 * F * itemsize a row.
 """
 
 import jax
@@ -27,7 +27,7 @@ def refusal(F: int, dtype: DTypeLike) -> str | None:
     return None
 
 
-def gated_silu(h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
+def silu_and_mul(h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
     """silu(h[:, 0]) * h[:, 1], in h's dtype, computed in float32 (SwiGLU; Shazeer, 2020).
 
     Args:
@@ -47,7 +47,7 @@ def gated_silu(h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
     chunks = -(-F // size)  # the last one overlaps its neighbour
     strided = plgpu.Layout.WG_STRIDED((size,), vec_size=vector)
 
-    def gated_silu_kernel(h_ref, out_ref):
+    def silu_and_mul_kernel(h_ref, out_ref):
         """GMEM: h [T, 2, F], out [T, F]."""
         row, chunk = lax.axis_index("row"), lax.axis_index("chunk")
         first = pl.multiple_of(jnp.minimum(chunk * size, F - size), vector)
@@ -61,7 +61,7 @@ def gated_silu(h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
         store_strided(out_ref.at[row, pl.ds(first, size)], hidden.astype(h.dtype), strided)
 
     return plgpu.kernel(
-        gated_silu_kernel,
+        silu_and_mul_kernel,
         out_type=jax.ShapeDtypeStruct((T, F), h.dtype),
         grid=(T, chunks),
         grid_names=("row", "chunk"),

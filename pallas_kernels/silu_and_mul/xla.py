@@ -4,6 +4,6 @@ import jax
 from jaxtyping import Array, Float
 
 
-def gated_silu(h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
+def silu_and_mul(h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
     """silu(h[:, 0]) * h[:, 1], in h's dtype (SwiGLU; Shazeer, 2020)."""
     return jax.nn.silu(h[:, 0]) * h[:, 1]

@@ -1,12 +1,13 @@
-"""Products of few rows on Hopper (Mosaic GPU): weights streamed once through shared memory.
+"""Skinny GEMM on Hopper (Mosaic GPU): few rows, weights streamed once through shared memory.
 
-A program takes a tile of columns of W matrices over a run of the depth. One warpgroup copies chunks
-of weights and of rows (TMA) through a ring in shared memory, one for each 64 rows multiplies them
-(wgmma) and hands the sums to ``finish``. Bytes moved: the weights once from memory, which leave the
-L2 cache first; the rows once for each tile of columns, from the cache; what ``finish`` writes.
+One CTA computes a tile of columns of W matrices over one run of the depth. A producer warpgroup
+copies chunks of weights and rows (TMA) through a pipeline in shared memory. One consumer warpgroup
+for each 64 rows multiplies them (wgmma) and passes the accumulators to ``finish``. Bytes moved: the
+weights once from device memory, evicted first from the L2 cache; the rows once for each tile of
+columns, from the L2 cache; the result of ``finish``.
 
-The tensor cores take 64 rows. Slots hold only those there are, and instructions read on into the
-slots that follow: rows of a product do not mix, and those results are dropped.
+wgmma takes 64 rows. A pipeline stage holds only the real rows, and the instruction reads beyond
+them into the following stages. Rows of a product are independent, so those results are dropped.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -26,8 +27,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 from jaxtyping import Array, Float
 
+from pallas_kernels.gemv_row import DEPTH_UNIT, GROUP, MOST_COLUMNS, GivenRow, Line, RowSource
 from pallas_kernels.mosaic_emit import SCALAR, evict_first
-from pallas_kernels.one_row import DEPTH_UNIT, GROUP, MOST_COLUMNS, GivenRow, Line, RowSource
 
 _ACC = plgpu.WGMMAAccumulatorRef
 ROWS = (1, 8, 16, 32, 64, 128)
@@ -97,7 +98,7 @@ def row_refusal(depth: int, run: int) -> str | None:
     return None
 
 
-def streamed_product(
+def skinny_gemm(
     name: str,
     h: Float[Array, "T D"] | RowSource,
     w: Float[Array, "D W E"],

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.gated_product import mosaic as gated
+from pallas_kernels.add_rms_norm import xla as norm
+from pallas_kernels.gate_up_gemm import mosaic as gated
 from pallas_kernels.partial import Partial
 from pallas_kernels.relay_fusion.reference import relay_fusion_reference
-from pallas_kernels.residual_norm import xla as norm
-from pallas_kernels.split_product import mosaic as split
+from pallas_kernels.split_k_gemm import mosaic as split
 from pallas_kernels.unmerged_attention import UnmergedAttention
 
 # (D, F, N, H, projections): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B, the bundled model, odd cuts
@@ -75,14 +75,14 @@ def test_kernels_lower(model):
     attention = UnmergedAttention(spec(1, N, H), *entries, spec(2, dtype=jnp.int32))
 
     def normed(*a):
-        return split.normed_product(*a[:3], EPS, a[3])
+        return split.norm_split_k_gemm(*a[:3], EPS, a[3])
 
     def normed_gated(*a):
-        return gated.normed_gated_product(*a[:3], EPS, a[3])
+        return gated.norm_gate_up_gemm(*a[:3], EPS, a[3])
 
     calls = [
-        (split.split_product, (spec(1, F), spec(F, D))),
-        (split.merged_product, (attention, spec(N * H, D))),
+        (split.split_k_gemm, (spec(1, F), spec(F, D))),
+        (split.merge_split_k_gemm, (attention, spec(N * H, D))),
         (normed, (row, update, weight, spec(D, E))),
         (normed_gated, (row, update, weight, spec(D, 2, F))),
         (normed_gated, (row, row, weight, spec(D, 2, F))),
@@ -101,7 +101,7 @@ def test_kernels_lower(model):
 def test_what_the_kernels_do_not_take(depth, columns, found):
     h, w = spec(1, depth), spec(depth, columns)
     with pytest.raises(ValueError, match=found):
-        jax.eval_shape(split.split_product, h, w)
+        jax.eval_shape(split.split_k_gemm, h, w)
 
 
 @pytest.mark.gpu
@@ -110,7 +110,7 @@ def test_what_the_kernels_do_not_take(depth, columns, found):
 def test_a_row_that_is_there(model):
     D, F, *_ = model
     h, w = normal(1, F), normal(F, D, seed=1)
-    run = jax.jit(split.split_product)
+    run = jax.jit(split.split_k_gemm)
     first, again = run(h, w), run(h, w)
     np.testing.assert_array_equal(first.summands, again.summands)
     assert error(np.asarray(first.summands).sum(0)[0], product(h[0], w)) < 1e-4
@@ -126,7 +126,7 @@ def test_a_row_that_is_a_norm(model, parts):
         x, update, weight, w = normed_arguments(D, columns, parts)
         total, row = norm.add_rms_norm(x, update, weight, EPS)
         run = jax.jit(
-            split.normed_product if len(columns) == 1 else gated.normed_gated_product,
+            split.norm_split_k_gemm if len(columns) == 1 else gated.norm_gate_up_gemm,
             static_argnums=3,
         )
         first, again = run(x, update, weight, EPS, w), run(x, update, weight, EPS, w)
@@ -148,7 +148,7 @@ def test_a_row_that_is_a_norm(model, parts):
 def test_a_row_that_is_merged(model, entries):
     D, _, N, H, _ = model
     given, w = merged_arguments(N, H, entries, D)
-    run = jax.jit(split.merged_product)
+    run = jax.jit(split.merge_split_k_gemm)
     first, again = run(given, w), run(given, w)
     np.testing.assert_array_equal(first.summands, again.summands)
     want = product(merged_row(given), w)

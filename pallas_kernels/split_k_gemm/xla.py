@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 from pallas_kernels.partial import Partial
 
 
-def split_product(h: Float[Array, "T D"], w: Float[Array, "D E"], splits: int) -> Partial:
+def split_k_gemm(h: Float[Array, "T D"], w: Float[Array, "D E"], splits: int) -> Partial:
     """h @ w as ``splits`` summands, summand i over the i-th run of the depth.
 
     The depth is a multiple of ``splits``.

@@ -1,8 +1,8 @@
-"""Products of few rows on Hopper, the depth cut in parts, so that all multiprocessors stream though
-the columns alone make too few tiles (``streamed_product``).
+"""Split-K GEMM of few rows on Hopper (``skinny_gemm``), for matrices with fewer column tiles than
+the GPU has SMs.
 
-Nobody waits for a kernel that sums the parts: whoever reads the product next sums them
-(``residual_norm``, ``kv_write``). Bytes moved beside the weights and rows: X * T * E * 4 of parts.
+There is no reduction kernel: the consumer (``add_rms_norm``, ``rope_and_cache``) reduces the split-K
+partials. Bytes moved besides weights and rows: X * T * E * 4 of partials.
 """
 
 import jax
@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from pallas_kernels import streamed_product
+from pallas_kernels import skinny_gemm
+from pallas_kernels.gemv_row import MergedRow, NormedRow, RowSource
 from pallas_kernels.mosaic_emit import multiprocessors
-from pallas_kernels.one_row import MergedRow, NormedRow, RowSource
 from pallas_kernels.partial import Partial
-from pallas_kernels.streamed_product import Cut, ring_slots, store_rows
+from pallas_kernels.skinny_gemm import Cut, ring_slots, store_rows
 from pallas_kernels.unmerged_attention import UnmergedAttention
 
 _MOST_SPLITS = 8
@@ -24,33 +24,33 @@ _SHARED_BYTES = 220 << 10
 
 
 def refusal(rows: int, depth: int, columns: int, dtype: DTypeLike) -> str | None:
-    """Why `split_product` cannot multiply [rows, depth] with [depth, columns], or None."""
-    why = streamed_product.refusal(rows, depth, columns, dtype)
+    """Why `split_k_gemm` cannot multiply [rows, depth] with [depth, columns], or None."""
+    why = skinny_gemm.refusal(rows, depth, columns, dtype)
     if why is not None or rows > 1:
         return why
-    return streamed_product.row_refusal(depth, _run(depth, columns))
+    return skinny_gemm.row_refusal(depth, _run(depth, columns))
 
 
 def normed_refusal(
     rows: int, depth: int, columns: int, dtype: DTypeLike, pending_bias: bool
 ) -> str | None:
-    """Why `normed_product` cannot, or None."""
+    """Why `norm_split_k_gemm` cannot, or None."""
     if rows != 1:
         return f"{rows} rows; a norm is part of the product for one row only"
     if pending_bias:
         return "a pending bias; it takes updates without one"
     # Every program computes the norm of the whole row.
-    return refusal(rows, depth, columns, dtype) or streamed_product.row_refusal(depth, depth)
+    return refusal(rows, depth, columns, dtype) or skinny_gemm.row_refusal(depth, depth)
 
 
 def merged_refusal(rows: int, depth: int, columns: int, dtype: DTypeLike) -> str | None:
-    """Why `merged_product` cannot, or None."""
+    """Why `merge_split_k_gemm` cannot, or None."""
     if rows != 1:
         return f"{rows} rows; the merge is part of the product for one row only"
     return refusal(rows, depth, columns, dtype)
 
 
-def split_product(
+def split_k_gemm(
     h: Float[Array, "T D"], w: Float[Array, "D E"], *, splits: int | None = None
 ) -> Partial:
     """h @ w as split-K partials; the same ones at every call.
@@ -66,19 +66,19 @@ def split_product(
     return Partial(_split(h, w, splits)[0], dtype=h.dtype)
 
 
-def merged_product(attention: UnmergedAttention, w: Float[Array, "D E"]) -> Partial:
-    """``split_product`` of one row of attention, which is merged on the way; D is N * H."""
+def merge_split_k_gemm(attention: UnmergedAttention, w: Float[Array, "D E"]) -> Partial:
+    """``split_k_gemm`` of one row of attention, which is merged on the way; D is N * H."""
     return Partial(_split(MergedRow(attention), w, None)[0], dtype=attention.out.dtype)
 
 
-def normed_product(
+def norm_split_k_gemm(
     x: Float[Array, "1 D"],
     update: Float[Array, "1 D"] | Partial,
     weight: Float[Array, " D"],
     eps: float,
     w: Float[Array, "D E"],
 ) -> tuple[Float[Array, "1 D"], Partial]:
-    """(x + update, ``split_product`` of its RMSNorm); arguments as in ``residual_norm``."""
+    """(x + update, ``split_k_gemm`` of its RMSNorm); arguments as in ``add_rms_norm``."""
     parts, total = _split(NormedRow(x, update, weight, eps), w, None)
     return total, Partial(parts, dtype=x.dtype)
 
@@ -99,7 +99,7 @@ def _split(
         store_rows(out.at[part], totals[0], row, column)
 
     shape = jax.ShapeDtypeStruct((cut.splits, T, E), jnp.float32)
-    return streamed_product.streamed_product("split_product", h, w[:, None], cut, shape, finish)
+    return skinny_gemm.skinny_gemm("split_k_gemm", h, w[:, None], cut, shape, finish)
 
 
 def _choose_cut(T: int, depth: int, columns: int, splits: int | None) -> Cut:

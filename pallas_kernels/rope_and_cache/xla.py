@@ -51,7 +51,7 @@ def write_kv(
     return k_pages, v_pages
 
 
-def rotate_and_write(
+def rope_and_cache(
     qkv: Float[Array, "T K A H"] | Partial,
     cos: Float[Array, "T R"] | None,
     sin: Float[Array, "T R"] | None,

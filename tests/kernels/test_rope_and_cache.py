@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.kv_write import mosaic, xla
 from pallas_kernels.partial import Partial, reduced
+from pallas_kernels.rope_and_cache import mosaic, xla
 
 # (T, G, K, H, R, S, whether there is a bias)
 SHAPES = [
@@ -45,8 +45,8 @@ def make(shape, dtype=jnp.bfloat16) -> tuple[Any, ...]:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_against_plain(shape):
     *_, k_pages, v_pages, slots = args = make(shape)
-    want_q, want_k, want_v = xla.rotate_and_write(*args)
-    got_q, got_k, got_v = jax.jit(mosaic.rotate_and_write)(*args)
+    want_q, want_k, want_v = xla.rope_and_cache(*args)
+    got_q, got_k, got_v = jax.jit(mosaic.rope_and_cache)(*args)
     for got, want in ((got_q, want_q), (got_k, want_k), (got_v, want_v)):
         np.testing.assert_allclose(
             np.asarray(got, np.float32), np.asarray(want, np.float32), rtol=1e-2, atol=1e-2
@@ -62,7 +62,7 @@ def test_against_plain(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_plain_is_its_parts(shape):
     qkv, cos, sin, k_pages, v_pages, slots = make(shape, jnp.float32)
-    q, new_k, new_v = xla.rotate_and_write(qkv, cos, sin, k_pages, v_pages, slots)
+    q, new_k, new_v = xla.rope_and_cache(qkv, cos, sin, k_pages, v_pages, slots)
     whole = reduced(qkv)
     T, K, A, H = qkv.shape
     for head in range(K * (A - 2)):
@@ -72,13 +72,13 @@ def test_plain_is_its_parts(shape):
     for row, slot in enumerate(np.asarray(slots)):
         if slot >= 0:
             np.testing.assert_array_equal(new_v[slot // S, :, slot % S], whole[row, :, -1])
-    unrotated, *_ = xla.rotate_and_write(qkv, None, None, k_pages, v_pages, slots)
+    unrotated, *_ = xla.rope_and_cache(qkv, None, None, k_pages, v_pages, slots)
     np.testing.assert_array_equal(unrotated, whole[:, :, :-2].reshape(T, K * (A - 2), H))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_lowers_for_cuda(shape):
-    traced = jax.jit(mosaic.rotate_and_write).trace(*make(shape))
+    traced = jax.jit(mosaic.rope_and_cache).trace(*make(shape))
     assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
@@ -98,8 +98,8 @@ def test_fp8_pages_against_plain(shape, per_page):
     """Plain keys are rounded to the queries' dtype first: some end one step of fp8 away."""
     args, (k_scales, v_scales) = with_fp8_pages(shape, per_page)
     scales = dict(k_scales=k_scales, v_scales=v_scales)
-    want = xla.rotate_and_write(*args, **scales)
-    got = jax.jit(mosaic.rotate_and_write)(*args, **scales)
+    want = xla.rope_and_cache(*args, **scales)
+    got = jax.jit(mosaic.rope_and_cache)(*args, **scales)
     for pool, plain, before, share in zip(got[1:], want[1:], args[3:5], (0.1, 0.01), strict=True):
         assert pool.dtype == jnp.float8_e4m3fn
         pool, plain, before = (np.asarray(x, np.float32) for x in (pool, plain, before))
@@ -111,7 +111,7 @@ def test_fp8_pages_against_plain(shape, per_page):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_fp8_pages_lower_for_cuda(shape, per_page):
     args, (k_scales, v_scales) = with_fp8_pages(shape, per_page)
-    run = lambda *args: mosaic.rotate_and_write(*args, k_scales=k_scales, v_scales=v_scales)  # noqa: E731
+    run = lambda *args: mosaic.rope_and_cache(*args, k_scales=k_scales, v_scales=v_scales)  # noqa: E731
     traced = jax.jit(run).trace(*args)
     assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
@@ -120,11 +120,11 @@ def test_refusals():
     args = list(make(SHAPES[0]))
     args[0] = args[0].astype(jnp.float32)
     with pytest.raises(ValueError, match="16-bit"):
-        mosaic.rotate_and_write(*args)
+        mosaic.rope_and_cache(*args)
     args = list(make(SHAPES[0]))
     args[1] = args[2] = jnp.ones((5, 65), jnp.float32)
     with pytest.raises(ValueError, match="130 rotated dims"):
-        mosaic.rotate_and_write(*args)
+        mosaic.rope_and_cache(*args)
     args, _ = with_fp8_pages(SHAPES[0], per_page=False)
     with pytest.raises(ValueError, match="give k_scales"):
-        mosaic.rotate_and_write(*args)
+        mosaic.rope_and_cache(*args)

@@ -1,9 +1,8 @@
-"""The gated product of few rows on Hopper: weights streamed once (``streamed_product``), and the
-activation before anything is written.
+"""Gate-up GEMM of few rows on Hopper (``skinny_gemm``) with SwiGLU in the epilogue.
 
-A program takes 128 columns of both matrices where that makes enough programs, else 64; then two
-share a multiprocessor if there are enough of them, and one streams while another ends.
-Bytes moved beside the weights and rows: 2 * T * F of results.
+One CTA computes 128 columns of both matrices if that gives enough CTAs, else 64. With 64, two CTAs
+share an SM if there are enough of them, so that one streams weights while the other finishes.
+Bytes moved besides weights and rows: 2 * T * F of results.
 """
 
 import jax
@@ -11,12 +10,12 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from pallas_kernels import streamed_product
+from pallas_kernels import skinny_gemm
+from pallas_kernels.add_rms_norm.mosaic import add_rms_norm
+from pallas_kernels.gemv_row import NormedRow, RowSource
 from pallas_kernels.mosaic_emit import multiprocessors
-from pallas_kernels.one_row import NormedRow, RowSource
 from pallas_kernels.partial import Partial
-from pallas_kernels.residual_norm.mosaic import add_rms_norm
-from pallas_kernels.streamed_product import Cut, ring_slots, store_rows
+from pallas_kernels.skinny_gemm import Cut, ring_slots, store_rows
 
 _CHUNK = 64
 _ALONE = 64  # rows; programs of more fill a multiprocessor
@@ -25,17 +24,17 @@ _SHARED_BYTES = 220 << 10  # of a multiprocessor
 
 
 def refusal(rows: int, depth: int, columns: int, dtype: DTypeLike) -> str | None:
-    """Why `gated_product` cannot multiply [rows, depth] with twice [depth, columns], or None."""
-    why = streamed_product.refusal(rows, depth, columns, dtype)
+    """Why `gate_up_gemm` cannot multiply [rows, depth] with twice [depth, columns], or None."""
+    why = skinny_gemm.refusal(rows, depth, columns, dtype)
     if why is not None or rows > 1:
         return why
-    return streamed_product.row_refusal(depth, depth)
+    return skinny_gemm.row_refusal(depth, depth)
 
 
 def normed_refusal(
     rows: int, depth: int, columns: int, dtype: DTypeLike, pending_bias: bool
 ) -> str | None:
-    """Why `normed_gated_product` cannot, or None."""
+    """Why `norm_gate_up_gemm` cannot, or None."""
     if rows != 1:
         return f"{rows} rows; a norm is part of the product for one row only"
     if pending_bias:
@@ -43,11 +42,11 @@ def normed_refusal(
     return refusal(rows, depth, columns, dtype)
 
 
-def gated_product(h: Float[Array, "T D"], w: Float[Array, "D 2 F"]) -> Float[Array, "T F"]:
+def gate_up_gemm(h: Float[Array, "T D"], w: Float[Array, "D 2 F"]) -> Float[Array, "T F"]:
     """silu(h @ w[:, 0]) * (h @ w[:, 1]) in h's dtype (SwiGLU; Shazeer, 2020).
 
     Sums and activation are float32 and only the result is rounded, where a product followed by
-    ``gated_silu`` rounds the sums too: the two differ in the last bits.
+    ``silu_and_mul`` rounds the sums too: the two differ in the last bits.
 
     Args:
         h, w: bfloat16 or float16, both alike; T is 1, 8, 16, 32, 64 or 128, D and F multiples of
@@ -59,14 +58,14 @@ def gated_product(h: Float[Array, "T D"], w: Float[Array, "D 2 F"]) -> Float[Arr
     return _gated(h, w)[0]
 
 
-def normed_gated_product(
+def norm_gate_up_gemm(
     x: Float[Array, "1 D"],
     update: Float[Array, "1 D"] | Partial,
     weight: Float[Array, " D"],
     eps: float,
     w: Float[Array, "D 2 F"],
 ) -> tuple[Float[Array, "1 D"], Float[Array, "1 F"]]:
-    """(x + update, ``gated_product`` of its RMSNorm); arguments as in ``residual_norm``.
+    """(x + update, ``gate_up_gemm`` of its RMSNorm); arguments as in ``add_rms_norm``.
 
     One launch, but where two programs share a multiprocessor: those have no time to spare for the
     norm, which then is a kernel of its own.
@@ -87,7 +86,7 @@ def _gated(h: Float[Array, "T D"] | RowSource, w: Float[Array, "D 2 F"]) -> tupl
         store_rows(out, hidden.astype(out.dtype), row, column)
 
     shape = jax.ShapeDtypeStruct((T, F), h.dtype)
-    return streamed_product.streamed_product("gated_product", h, w, _cut(T, D, F)[0], shape, finish)
+    return skinny_gemm.skinny_gemm("gate_up_gemm", h, w, _cut(T, D, F)[0], shape, finish)
 
 
 def _cut(T: int, D: int, F: int) -> tuple[Cut, int]:

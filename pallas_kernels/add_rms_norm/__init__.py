@@ -1,0 +1,1 @@
+"""Residual sum and RMSNorm."""

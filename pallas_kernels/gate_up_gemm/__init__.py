@@ -1,0 +1,1 @@
+"""Gate and up projections and their SwiGLU activation, in one launch."""

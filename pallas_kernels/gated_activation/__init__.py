@@ -1,1 +1,0 @@
-"""The activation between the two products of a gated feed-forward block."""

@@ -1,1 +1,0 @@
-"""The residual sum and the norm of its result."""

@@ -1,0 +1,1 @@
+"""Rotary embedding and the write of new K and V into pages."""

@@ -1,0 +1,1 @@
+"""The activation of a gated feed-forward block."""

@@ -1,0 +1,1 @@
+"""Split-K GEMM, whose partials the next kernel reduces."""

@@ -1,1 +1,0 @@
-"""Products whose depth is cut between programs, and whose parts the next kernel sums."""
