@@ -403,6 +403,7 @@ class LLM(OneCaller):
         """
         return self.engine.kernels()
 
+    @one_at_a_time
     def stats(self) -> Any:
         """The engine's counters and memory figures."""
         return self.engine.stats()

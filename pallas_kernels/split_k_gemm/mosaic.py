@@ -1,8 +1,8 @@
 """Split-K GEMM of few rows on Hopper (``skinny_gemm``), for matrices with fewer column tiles than
 the GPU has SMs.
 
-There is no reduction kernel: the consumer (``add_rms_norm``, ``rope_and_cache``) reduces the split-K
-partials. Bytes moved besides weights and rows: X * T * E * 4 of partials.
+There is no reduction kernel: the consumer (``add_rms_norm``, ``rope_and_cache``) reduces the
+split-K partials. Bytes moved besides weights and rows: X * T * E * 4 of partials.
 """
 
 import jax

@@ -41,11 +41,11 @@ class LLMEngine(Closable):
     """Continuous batching over one model, for one thread.
 
     The next step is dispatched before the last one's tokens are read: a step's input tokens are
-    already on the device, and host and device work at the same time. The end of a sequence is known
-    one step late, and the token computed meanwhile is dropped.
+    already on the device. The end of a sequence is known one step late, and the token computed
+    meanwhile is dropped.
 
-    `rjax.engine_builder.build_engine` makes one from a configuration. Weights, KV pool and compiled
-    steps are freed with the last reference to the engine, or by `close`.
+    `rjax.engine_builder.build_engine` makes one. Its memory is freed with the last reference to it,
+    or by `close`.
 
     Args:
         parts: the worker that runs the steps, and the limits that it was made for.
@@ -67,9 +67,7 @@ class LLMEngine(Closable):
             max_pages=-(-self.max_model_len // self._page_size),
             enable_prefix_caching=config.cache.enable_prefix_caching,
             host=HostPool(self._worker.num_host_pages),
-            cost=PreemptionCost(
-                config.cache.preemption, page_seconds=self._worker.measure_page_seconds()
-            ),
+            cost=PreemptionCost(config.cache.preemption, self._worker.measure_page_seconds()),
         )
         self._root = parts.identity
         self._eos = self.tokenizer.eos_token_ids if self.tokenizer else frozenset[int]()
@@ -139,16 +137,14 @@ class LLMEngine(Closable):
 
         Args:
             request_id: unique among live requests.
-            prompt_token_ids: at least one, at most ``max_model_len`` - 1.
+            prompt_token_ids: 1 to ``max_model_len`` - 1 tokens.
             params: how to sample; checked against this model here.
             prompt: the prompt's text, for the output.
-            priority: smaller runs first; equal ones in order of arrival. A difference of one
-                overtakes ``priority_patience`` earlier arrivals, so that no request starves.
+            priority: smaller runs first; see ``SchedulerSettings.priority_patience``.
             masks: one token mask for each sample that is generated. By default those of
                 ``params.structured_outputs``, as ``structured_masks`` returns them.
             prefix: a named prefix whose tokens are put in front of the prompt's.
-            cache_salt: 1 to 128 characters; KV is shared only with requests of the same salt. None
-                takes that of the named prefix, if there is one.
+            cache_salt: KV is shared only with requests of the same salt; None is the named prefix's.
             timeout: seconds from now after which the request is aborted.
             keep_as: keep the prompt's KV as a prefix of this name when the request has finished.
                 The last output has an OutOfMemoryError in ``error`` if it could not be kept.
@@ -157,7 +153,7 @@ class LLMEngine(Closable):
 
         Raises:
             InvalidRequestError: the request cannot be served as it is; nothing is queued.
-            InvalidConfigError, OutOfMemoryError: as `PrefixEngine.add_prefix`, for ``keep_as``.
+            InvalidConfigError, OutOfMemoryError: see `PrefixEngine.add_prefix`; for ``keep_as``.
         """
         self._check_open()
         if request_id in self._requests:
@@ -207,8 +203,7 @@ class LLMEngine(Closable):
             self._scheduler.add(sequence)
 
     def structured_masks(self, params: SamplingParams) -> list[TokenMask]:
-        """See `RequestMasks.structured`; any thread may call this, so that ``add_request`` need not
-        wait for a compile."""
+        """See `RequestMasks.structured`; any thread may call this."""
         return self._masks.structured(params)
 
     def has_unfinished_requests(self) -> bool:

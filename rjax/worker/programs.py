@@ -1,7 +1,6 @@
 """The compiled programs of steps, each made at its first use."""
 
 import dataclasses
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -9,13 +8,10 @@ import jax
 from jax.sharding import Mesh
 
 from rjax.worker.backend import Backend
-from rjax.worker.kernels import Choice
-from rjax.worker.kernels.uses import kernel_uses
+from rjax.worker.kernels.uses import KernelLog
 from rjax.worker.step import compile_forward_step, compile_sampling, compile_step
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepFeatures, StepShape
-
-_log = logging.getLogger("rjax")
 
 
 class StepPrograms:
@@ -36,7 +32,7 @@ class StepPrograms:
         self._model = graph, treedef
         self._target = backend, mesh
         self._layouts: dict[StepShape, PackedLayout] = {}
-        self._logged: set[int] = set()
+        self._kernel_log = KernelLog(backend)
         self._made: dict[tuple[str, StepShape, StepFeatures], Any] = {}
 
     def __len__(self) -> int:
@@ -92,17 +88,8 @@ class StepPrograms:
 
     def _compile(self, compiler: Callable[..., Any]) -> Callable[[PackedLayout, StepFeatures], Any]:
         return lambda layout, features: compiler(
-            *self._model, layout, features, *self._target, self._log_kernels
+            *self._model, layout, features, *self._target, self._kernel_log
         )
-
-    def _log_kernels(self, choices: list[Choice]) -> None:
-        """Name the kernels of a step size when its first program is traced."""
-        if not choices or choices[0].problem.rows in self._logged:
-            return
-        rows = choices[0].problem.rows
-        self._logged.add(rows)
-        uses = kernel_uses(rows, choices, self._target[0])
-        _log.info("a step of %d rows: %s", rows, "; ".join(map(str, uses)))
 
     def _get(
         self,

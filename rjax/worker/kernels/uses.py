@@ -1,10 +1,29 @@
 """From choices of kernels to what users see."""
 
+import logging
 from collections.abc import Iterable
 
 from rjax.batch.kernel_use import KernelUse
 from rjax.worker.backend import Backend
 from rjax.worker.kernels.dispatcher import Choice
+
+_log = logging.getLogger("rjax")
+
+
+class KernelLog:
+    """Names the kernels of each step size in the log, when its first program is traced."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._logged: set[int] = set()
+
+    def __call__(self, choices: list[Choice]) -> None:
+        """Log the choices of a step unless its size is logged already."""
+        rows = choices[0].problem.rows
+        if rows not in self._logged:
+            self._logged.add(rows)
+            uses = kernel_uses(rows, choices, self._backend)
+            _log.info("a step of %d rows: %s", rows, "; ".join(map(str, uses)))
 
 
 def kernel_uses(rows: int, choices: Iterable[Choice], backend: Backend) -> list[KernelUse]:
