@@ -144,7 +144,7 @@ class LLMEngine(Closable):
             masks: one token mask for each sample that is generated. By default those of
                 ``params.structured_outputs``, as ``structured_masks`` returns them.
             prefix: a named prefix whose tokens are put in front of the prompt's.
-            cache_salt: KV is shared only with requests of the same salt; None is the named prefix's.
+            cache_salt: KV is shared only with requests of the same salt; None: the prefix's.
             timeout: seconds from now after which the request is aborted.
             keep_as: keep the prompt's KV as a prefix of this name when the request has finished.
                 The last output has an OutOfMemoryError in ``error`` if it could not be kept.
