@@ -1,0 +1,101 @@
+"""Families that reach kernels in different ways, and meshes: mosaic beside plain JAX on one GPU."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from rjax import LLM, SamplingParams
+
+pytestmark = pytest.mark.gpu
+
+_COMMON = {"vocab_size": 512, "num_hidden_layers": 2, "max_position_embeddings": 2048}
+_HEADS = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64}
+FAMILIES = {
+    "llama": {"hidden_size": 1024, "intermediate_size": 2048} | _HEADS,
+    "llama_biases": {
+        "model_type": "llama",
+        "hidden_size": 576,  # no multiple of 128
+        "intermediate_size": 1536,
+        "num_attention_heads": 10,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "qwen2": {"hidden_size": 1024, "intermediate_size": 2048}
+    | _HEADS
+    | {"head_dim": None, "tie_word_embeddings": True},
+    "qwen3": {"hidden_size": 1024, "intermediate_size": 2048} | _HEADS | {"head_dim": 128},
+    "phi3": {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 8}
+    | {"num_key_value_heads": 2, "pad_token_id": 0},
+    "opt": {"hidden_size": 1024, "ffn_dim": 2048, "num_attention_heads": 16},
+}
+NAMES = {"opt": "OPT"}
+TOLERANCE = 0.06  # of a logprob; bfloat16 keeps 8 bits, and these models have two layers
+
+
+def folder(root: Path, family: str) -> Path:
+    fields = {"model_type": family, **_COMMON, **FAMILIES[family]}
+    kind = fields["model_type"]
+    fields["architectures"] = [f"{NAMES.get(kind, kind.capitalize())}ForCausalLM"]
+    fields = {name: value for name, value in fields.items() if value is not None}
+    path = root / family
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(fields | {"bos_token_id": 1, "eos_token_id": 2}))
+    return path
+
+
+def prompts() -> list[list[int]]:
+    """Some that share two pages and some that share nothing, of any length."""
+    draw = np.random.default_rng(11)
+    stem = draw.integers(3, 500, 128).tolist()
+    own = [draw.integers(3, 500, int(n)).tolist() for n in draw.integers(1, 150, 12)]
+    return [(stem if i % 2 else []) + tokens for i, tokens in enumerate(own)]
+
+
+def answers(path: Path, count: int, **options):
+    llm = LLM(
+        model=str(path),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        max_num_seqs=16,
+        max_model_len=512,
+        num_pages=128,
+        use_tqdm=False,
+        **options,
+    )
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=20)
+    outputs = llm.generate(prompts()[:count], params, use_tqdm=False)
+    return [o.outputs[0] for o in outputs], llm
+
+
+def same_up_to_rounding(found, expected) -> None:
+    """Until a row's tokens part, which near ties may; the token that parts it has to be one."""
+    for got, want in zip(found, expected, strict=True):
+        for i, token in enumerate(got.token_ids):
+            near = want.logprobs[i][token].logprob
+            assert abs(got.logprobs[i][token].logprob - near) < TOLERANCE
+            best = want.token_ids[i]
+            if token != best:
+                assert want.logprobs[i][best].logprob - near < TOLERANCE
+                break
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_kernels_compute_what_plain_jax_does(family, devices, tmp_path):
+    if jax.device_count() < devices:
+        pytest.skip("one GPU")
+    path = folder(tmp_path, family)
+    for count in (12, 1):
+        plain, _ = answers(path, count, backend="xla")
+        fast, llm = answers(path, count, backend="mosaic", tensor_parallel_size=devices)
+        same_up_to_rounding(fast, plain)
+        used = {use.kernel.partition(".")[0] for use in llm.kernels()}
+        assert "mosaic" in used
+        for use in llm.kernels():
+            print(family, devices, use.rows, use)
