@@ -18,8 +18,8 @@ import jax
 
 from bench.command_line import command_parser, run
 from bench.kernels.backends import NAMES
-from bench.kernels.kept import Kept
 from bench.kernels.peers import run_peers, run_torch
+from bench.kernels.result_file import ResultFile
 from bench.kernels.run_table import run_table
 from bench.kernels.sweep import draw, run_sweep
 from bench.records import RESULTS
@@ -55,22 +55,22 @@ def main(arguments: list[str] | None = None) -> int:
     path = options.json
     if path is None and not (options.only or options.small) and jax.default_backend() == "gpu":
         path = RESULTS / f"{stem}.json"
-    kept = Kept(path, {k: v for k, v in vars(options).items() if k != "torch_python"})
+    results = ResultFile(path, {k: v for k, v in vars(options).items() if k != "torch_python"})
     if options.sweep:
-        bad = run_sweep(options, kept)
-        _draw(kept, options.png or (path and path.with_suffix(".png")))
+        bad = run_sweep(options, results)
+        _draw(results, options.png or (path and path.with_suffix(".png")))
     elif options.peers:
-        bad = run_peers(options, kept, *torch_half)
+        bad = run_peers(options, results, *torch_half)
     else:
-        bad = run_table(options, kept)
+        bad = run_table(options, results)
     return 1 if bad else 0
 
 
-def _draw(kept: Kept, png: Path | None) -> None:
-    if png is None or not any("speedup" in row for row in kept.rows):
+def _draw(results: ResultFile, png: Path | None) -> None:
+    if png is None or not any("speedup" in row for row in results.rows):
         return
     try:
-        draw(kept.record, png)
+        draw(results.record, png)
     except ImportError as error:
         print(f"no picture: {error}; python -m bench.report draws it from the kept rows")
 

@@ -14,7 +14,7 @@ from bench.ceilings import Ceilings, measure_ceilings
 from bench.kernels import jax_peers
 from bench.kernels.backends import Kernel, choose_kernel
 from bench.kernels.cases import Case, make_inputs
-from bench.kernels.kept import Kept
+from bench.kernels.result_file import ResultFile
 from bench.kernels.run_case import distinct_layers, run_case
 from bench.kernels.run_table import reason
 from bench.kernels.table import small_cases, table_cases
@@ -103,13 +103,16 @@ def _run(command: list[str], seconds: float) -> str | None:
 
 
 def run_peers(
-    options: argparse.Namespace, kept: Kept, torch_version: str | None, torch_lines: list[Line]
+    options: argparse.Namespace,
+    results: ResultFile,
+    torch_version: str | None,
+    torch_lines: list[Line],
 ) -> int:
     """Our kernel and JAX's peers, a row a case; returns how many of ours failed."""
     start = time.monotonic()
     kernel, ceilings = choose_kernel(options.backend), measure_ceilings()
     not_run: list[Line] = []
-    kept.more |= {
+    results.more |= {
         "backend": kernel.name,
         "torch": torch_version,
         "copy_bytes_per_s": ceilings.copy,
@@ -137,7 +140,7 @@ def run_peers(
         times = [row[key] for key in row if key.endswith("_us") and key != "floor_us"]
         if times and row.get("us"):
             row["best_over_ours"] = min(times) / row["us"]
-        kept.add(row)
+        results.add(row)
         shown = {key: f"{value:.4g}" for key, value in row.items() if isinstance(value, float)}
         print(f"{case.name:34s} {shown}", flush=True)
     return bad

@@ -8,7 +8,7 @@ from typing import Any
 from bench.ceilings import measure_ceilings
 from bench.kernels.backends import choose_kernel
 from bench.kernels.compile_cases import compile_cases
-from bench.kernels.kept import Kept
+from bench.kernels.result_file import ResultFile
 from bench.kernels.run_case import Result, run_case
 from bench.kernels.table import small_cases, table_cases
 
@@ -26,7 +26,7 @@ COLUMNS = {
 _COMPILING = 0.6  # of the time, at most, before the first case is timed
 
 
-def run_table(options: argparse.Namespace, kept: Kept) -> int:
+def run_table(options: argparse.Namespace, results: ResultFile) -> int:
     """Run the cases that ``options.only`` leaves; returns how many failed or were wrong.
 
     Programs are compiled before the first case runs: compiling takes most of the time, uses all
@@ -34,7 +34,7 @@ def run_table(options: argparse.Namespace, kept: Kept) -> int:
     """
     start = time.monotonic()
     kernel, ceilings = choose_kernel(options.backend), measure_ceilings()
-    kept.more |= {
+    results.more |= {
         "backend": kernel.name,
         "copy_bytes_per_s": ceilings.copy,
         "matmul_flop_per_s": ceilings.matmul,
@@ -61,7 +61,7 @@ def run_table(options: argparse.Namespace, kept: Kept) -> int:
             result = run_case(case, kernel, ceilings, ready.pop(case.name, None))
         except Exception as error:  # one case must not cost the others
             bad += 1
-            kept.add({"case": case.name, "failed": reason(error)})
+            results.add({"case": case.name, "failed": reason(error)})
             print(f"{case.name:34s} did not run: {reason(error)}", flush=True)
             continue
         if case.target is not None:
@@ -71,7 +71,7 @@ def run_table(options: argparse.Namespace, kept: Kept) -> int:
             took[case.name] = result.us
         bad += not result.correct
         print(result.line(), flush=True)
-        kept.add(row(result))
+        results.add(row(result))
     return bad
 
 

@@ -14,8 +14,8 @@ import jax
 from bench.ceilings import Ceilings, measure_ceilings
 from bench.kernels.backends import Kernel, choose_kernel
 from bench.kernels.cases import Case
-from bench.kernels.kept import Kept
 from bench.kernels.pool_runner import PoolRunner
+from bench.kernels.result_file import ResultFile
 from bench.kernels.run_table import reason
 
 COLUMNS = {
@@ -103,11 +103,11 @@ def small_points() -> list[Point]:
     return [*grid, Point(4, 256, 40, N=4, K=1, H=8, S=16)]
 
 
-def run_sweep(options: argparse.Namespace, kept: Kept) -> int:
+def run_sweep(options: argparse.Namespace, results: ResultFile) -> int:
     """Every point, those of equal heads together; returns how many failed or were wrong."""
     start = time.monotonic()
     kernel, ceilings = choose_kernel(options.backend), measure_ceilings()
-    kept.more |= {
+    results.more |= {
         "backend": kernel.name,
         "copy_bytes_per_s": ceilings.copy,
         "matmul_flop_per_s": ceilings.matmul,
@@ -129,7 +129,7 @@ def run_sweep(options: argparse.Namespace, kept: Kept) -> int:
             row = _row(runner, point, kernel, ceilings)
             bad += "failed" in row
             print(_line(row), flush=True)
-            kept.add(row)
+            results.add(row)
         del runner  # its pool, before the next one's
     if late:
         print(f"{len(late)} points not run: {options.seconds:g} s were over (--seconds)")

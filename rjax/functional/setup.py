@@ -31,8 +31,8 @@ class Setup:
         max_context: most tokens of a sequence, prompt and output together.
         kv_split_size: tokens per KV split; only whole splits are shared.
         sharing: which shared prefixes are read once per step.
-        mesh: devices over which the KV heads are sharded; a single device where the caller maps over
-            devices itself.
+        mesh: devices over which the KV heads are sharded; a single device if the caller maps
+            over devices itself.
     """
 
     graph: nnx.GraphDef
@@ -82,12 +82,12 @@ def prepare(
         max_context: most tokens of a sequence, prompt and output together.
         page_size: tokens a page of the KV pool.
         backend: "auto", "mosaic", "triton" or "xla".
-        sharing: "on" reads the KV of a shared prefix once per step, "off" never, "auto" where a cost
-            model predicts a gain.
+        sharing: "on" reads the KV of a shared prefix once per step, "off" never, "auto" where a
+            cost model predicts a gain.
         kv_split_size: tokens per KV split, a multiple of ``page_size``; None is the best value for
             the backend. Shorter prefixes are not shared.
-        mesh: with an axis ``tensor``, over which the model's weights are sharded; None for one device,
-            or inside the caller's own ``shard_map``.
+        mesh: with an axis ``tensor``, over which the model's weights are sharded; None for one
+            device, or inside the caller's own ``shard_map``.
 
     Returns:
         The setup, and the weights as a pytree. Any pytree of the same structure may be handed in

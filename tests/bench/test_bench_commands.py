@@ -20,7 +20,7 @@ from bench.command_line import in_time
 from bench.longbench import __main__ as longbench
 from bench.model_shapes import SHAPES
 from bench.records import load
-from bench.step_floor import DecodeCase, floor_seconds, stages
+from bench.step_roofline import DecodeCase, roofline_seconds, stages
 from bench.text_tables import markdown, text
 from bench.workload import from_file, synthetic
 from models import config_from_dict
@@ -45,11 +45,11 @@ def test_the_floor_of_a_step_is_its_weights_and_kv_once():
     kv = 2 * 32 * 2 * 8 * 128 * (2048 + 64 * 256)
     assert weights + kv < sum(s.moved for s in found) < 1.02 * (weights + kv)
     ceilings = Ceilings(4.3e12, 790e12)
-    floor = floor_seconds(config, DecodeCase(64, 2048, 256), 2, ceilings)
+    floor = roofline_seconds(config, DecodeCase(64, 2048, 256), 2, ceilings)
     assert floor == pytest.approx(4.1e-3, rel=0.02)
     # With many rows products are bound by arithmetic, and the floor is more than the bytes'.
     many = DecodeCase(256, 8192, 256)
-    assert floor_seconds(config, many, 2, ceilings) == pytest.approx(8.1e-3, rel=0.05)
+    assert roofline_seconds(config, many, 2, ceilings) == pytest.approx(8.1e-3, rel=0.05)
 
 
 def test_decode_step(tmp_path, capsys):
