@@ -5,10 +5,10 @@
 
 For each number of requests, number of unique tokens and prefix length: the time of decode
 attention if every request reads the prefix (plain) and if it is read once (relay), both from pages,
-and the KV memory with and without sharing. "With graphs" is a chain of calls that XLA replays as CUDA graphs
-(command buffers). "Without graphs" is the same program launched kernel by kernel. "Single call"
-includes the launch from Python and the synchronisation. A CPU has no graphs. (The stand-alone
-experiment of RelayAttention, Zhu et al., ACL 2024.)
+and the KV memory with and without sharing. "With graphs" is a chain of calls that XLA replays as
+CUDA graphs (command buffers). "Without graphs" is the same program launched kernel by kernel.
+"Single call" includes the launch from Python and the synchronisation. A CPU has no graphs. (The
+stand-alone experiment of RelayAttention, Zhu et al., ACL 2024.)
 """
 
 import argparse
@@ -133,8 +133,8 @@ class Layer:
 
     def times(self, case: Case) -> Times:
         """Seconds of a call, measured each way, and the relative error."""
-        floor = case.bytes(self.dtype.itemsize)
-        layers = max(1, min(8, math.ceil(_DISTINCT_BYTES / floor))) if self.on_gpu else 1
+        kv_bytes = case.bytes(self.dtype.itemsize)
+        layers = max(1, min(8, math.ceil(_DISTINCT_BYTES / kv_bytes))) if self.on_gpu else 1
         inputs = make_inputs(case, 0, layers, self.dtype)
         prepare = jax.jit(self.backend.attention.prepare, static_argnums=2)
         plan = prepare(inputs.plan, inputs.positions, (self.N, self.K))

@@ -213,7 +213,7 @@ class Bench:
     def measure(self, row: Row, ceilings: Ceilings, profile: int = 0) -> dict[str, Any]:
         """Compile, run and time one row of the table; name its ``profile`` longest kernels."""
         case = row.case
-        floor = roofline_seconds(self.config, case, self.dtype.itemsize, ceilings)
+        roofline = roofline_seconds(self.config, case, self.dtype.itemsize, ceilings)
         start = time.perf_counter()
         compiled, state, packed = self.compiled(case)
         compile_s = time.perf_counter() - start
@@ -225,7 +225,7 @@ class Bench:
             return result.tokens
 
         if jax.default_backend() == "gpu":
-            repeats = max(2, min(40, round(0.02 / floor)))
+            repeats = max(2, min(40, round(0.02 / roofline)))
             seconds, sustained = burst_seconds(run, repeats), seconds_per_call(run, 3 * repeats)
         else:  # which needs no rest
             seconds = sustained = seconds_per_call(run, repeats=2)
@@ -238,8 +238,8 @@ class Bench:
             "relay": self.relay,
             "step_ms": 1e3 * seconds,
             "sustained_ms": 1e3 * sustained,
-            "floor_ms": 1e3 * floor,
-            "ratio": seconds / floor,
+            "floor_ms": 1e3 * roofline,
+            "ratio": seconds / roofline,
             "reach_ratio": row.target_ratio,
             "reach_ms": row.target_ms,
             "kernels": _kernels(compiled.as_text()),
@@ -295,11 +295,11 @@ def measure_all(rows: tuple[Row, ...], options: argparse.Namespace) -> dict[str,
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Step and floor over the length of the shared prefix."""
+    """Draw step time and roofline over the length of the shared prefix."""
     rows = found["rows"]
     series = {
         name: [(row["shared"], row[key]) for row in rows]
-        for name, key in (("step", "step_ms"), ("floor", "floor_ms"))
+        for name, key in (("step", "step_ms"), ("roofline", "floor_ms"))
     }
     title = f"{rows[0]['model']}, {rows[0]['batch']} rows, {found['environment']['device']}"
     lines(path, series, title=title, x="tokens of the shared prefix", y="ms a step")

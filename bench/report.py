@@ -41,14 +41,14 @@ _INTRODUCTION = """\
 
 `python -m bench.report` generates this page from the results in `results/`. Above each table is the
 command that measured it; every command explains its options with `--help`. Seeds are fixed. On a
-GPU a benchmark writes its result to `results/`; on a CPU, name a file with `--json FILE`. `python
--m bench.suite` runs all benchmarks.
+GPU a benchmark writes its result to `results/`; on a CPU, name a file with `--json FILE`. The
+command `python -m bench.suite` runs all benchmarks.
 
 | command | what it measures |
 | --- | --- |
 | `python -m bench.decode_step` | time of a whole decode step, compared with its roofline |
 | `python -m bench.attention` | attention of one layer over prefix lengths, with and without relay |
-| `python -m bench.kernels` | the attention kernels and those of other libraries, checked and timed |
+| `python -m bench.kernels` | the attention kernels, checked, timed and compared with others |
 | `python -m bench.machine_code` | code size and registers of the kernels of a step; needs no GPU |
 | `python -m bench.throughput` | end-to-end tokens per second, compared with the decode step alone |
 | `python -m bench.latency` | time to first token, inter-token latency, end-to-end latency |
@@ -62,8 +62,8 @@ GPU a benchmark writes its result to `results/`; on a CPU, name a file with `--j
 
 The roofline is the shortest possible time: the larger of the time to move all bytes at the copy
 rate and the time to compute all FLOP at the matmul rate. Weights and distinct KV are counted once.
-Both rates are measured in the same run. "Unique tokens" are the tokens of a sequence after the shared
-prefix.
+Both rates are measured in the same run. "Unique tokens" are the tokens of a sequence after the
+shared prefix.
 
 Times are measured in short bursts. Under sustained load a GPU at its power limit lowers its clock;
 columns named "sustained" show that time.

@@ -61,7 +61,9 @@ class HostOnlyWorker:
         )
         self.seconds = dict.fromkeys(("order", "input", "pack"), 0.0)
         self._layouts = {}
-        self._cost = CostModel(narrow_item=1.0, narrow_token=0.01, wide_item=1.2, wide_token=0.012)
+        self._cost = CostModel(
+            single_row_item=1.0, single_row_token=0.01, multi_row_item=1.2, multi_row_token=0.012
+        )
 
     def admit(self, slot, row) -> None:
         """Do nothing: there is no sampling state."""

@@ -1,8 +1,8 @@
 """Time from launch to the first token, with an empty and with a filled compilation cache.
 
-    python -m bench.startup --shapes llama-3-8b                    # on a GPU python -m
-    bench.startup --shapes llama-3-8b --warmup off,on    # also with a warm-up, as a server python
-    -m bench.startup --shapes tiny --prompt 16              # on any CPU
+    python -m bench.startup --shapes llama-3-8b                    # on a GPU
+    python -m bench.startup --shapes llama-3-8b --warmup off,on    # also with the server's warm-up
+    python -m bench.startup --shapes tiny --prompt 16              # on any CPU
 
 Each start is a separate process with random weights. The first start fills a new cache folder, and
 the second one uses it. "Total" is from the launch of the process to the first token of a prompt;

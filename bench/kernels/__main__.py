@@ -1,13 +1,12 @@
 """The attention kernels: each result checked against float32 attention, then timed.
 
-    python -m bench.kernels                    # the table, beside floors and what is to be reached
-    python -m bench.kernels --sweep            # relay against plain over batch and prefix length
-    python -m bench.kernels --peers            # beside what JAX and torch offer for the same
+    python -m bench.kernels                    # the table, with rooflines and targets
+    python -m bench.kernels --sweep            # with and without relay over batch and prefix length
+    python -m bench.kernels --peers            # compared with JAX and torch
     python -m bench.kernels --small --backend xla
 
-A run on a GPU keeps its rows under bench/results/ as they come; ``--only`` and ``--small`` keep
-nothing unless ``--json`` names a file. Costs that an engine decides by are fitted by ``python -m
-bench.kernels.cost_model``.
+A run on a GPU saves each row in bench/results/; with ``--only`` or ``--small`` only if ``--json``
+names a file. ``python -m bench.kernels.cost_model`` fits the cost model of the engine.
 """
 
 import argparse
@@ -29,25 +28,29 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = command_parser("bench.kernels", __doc__)
     which = p.add_mutually_exclusive_group()
-    which.add_argument("--sweep", action="store_true", help="relay against plain over many shapes")
-    which.add_argument("--peers", action="store_true", help="what JAX and torch users would call")
+    which.add_argument(
+        "--sweep", action="store_true", help="with and without relay, over many shapes"
+    )
+    which.add_argument("--peers", action="store_true", help="compare with kernels of JAX and torch")
     p.add_argument("--small", action="store_true", help="few and small cases, for a CPU")
     p.add_argument("--only", default="", help="cases whose name contains this")
     p.add_argument("--backend", default="auto", choices=("auto", *NAMES), help="of the kernels")
-    p.add_argument("--seconds", type=float, default=480, help="start nothing new after so long")
+    p.add_argument(
+        "--seconds", type=float, default=480, help="start no case after this many seconds"
+    )
     p.add_argument("--torch-python", default=sys.executable, help="interpreter that has torch")
     p.add_argument("--png", type=Path, help="file for the map of --sweep (default: beside --json)")
     return p
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one of them; 1 where a result was wrong or a case failed."""
+    """Run one of them; return 1 if a result was wrong or a case failed."""
     options = parser().parse_args(arguments)
     if options.only and options.sweep:
         parser().error("--only picks cases of the table and of --peers, which --sweep has none of")
     if options.png and not options.sweep:
         parser().error("--png is the map of --sweep")
-    # Before this process takes the device's memory.
+    # Before this process allocates device memory.
     torch_half = run_torch(options) if options.peers else (None, [])
     stem = "kernels_sweep" if options.sweep else "kernels_peers" if options.peers else "kernels"
     if options.backend not in ("auto", "mosaic"):
@@ -72,7 +75,7 @@ def _draw(results: ResultFile, png: Path | None) -> None:
     try:
         draw(results.record, png)
     except ImportError as error:
-        print(f"no picture: {error}; python -m bench.report draws it from the kept rows")
+        print(f"no picture: {error}; python -m bench.report draws it from the saved rows")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ S, MAX_CONTEXT, ROWS, SEQS = 8, 128, 48, 8
 SHAPE = PlanShape(rows=ROWS, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=4, kv_split_size=16)
 # More splits than a row has capacity for results, and only the rows of decode steps.
 FINE = PlanShape(rows=SEQS, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=4, kv_split_size=2)
-SHARE_WIDE = CostModel(narrow_item=1, narrow_token=1, wide_item=10, wide_token=2)
+SHARE_WIDE = CostModel(single_row_item=1, single_row_token=1, multi_row_item=10, multi_row_token=2)
 
 
 def make_batch(rng, lengths, queries, forks, page_size=S):

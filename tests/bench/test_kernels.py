@@ -105,13 +105,13 @@ def test_every_case_of_the_table_is_one_of_its_kind():
     for at, case in enumerate(cases):
         if case.target is not None and case.target.of is not None:
             assert case.target.of in names[:at]
-    # The floors of the relay cases on an H200, and their targets.
+    # The rooflines of the relay cases on an H200, and their targets.
     by_name = dict(zip(names, cases, strict=True))
     h200 = Ceilings(copy=4.3e12, matmul=7.9e14)
     for name, wanted in (("64; 2048; 256", 29), ("64; 8192; 256", 37), ("256; 2048; 256", 91)):
         case = by_name[f"relay {name}"]
         assert case.target is not None
-        assert case.target.at(case.floor_us(h200), {}) == pytest.approx(wanted, rel=0.05)
+        assert case.target.at(case.roofline_us(h200), {}) == pytest.approx(wanted, rel=0.05)
 
 
 def test_a_target_may_be_another_case():
@@ -132,7 +132,7 @@ def test_a_target_may_be_another_case():
         ({"prefixes": 2}, 2 * 64 + 4 * 20),
     ],
 )
-def test_the_floor_counts_visible_tokens_once(change, tokens):
+def test_the_roofline_counts_visible_tokens_once(change, tokens):
     case = dataclasses.replace(Case("", 4, 64, 20, N=4, K=2, H=16, S=16), **change)
     assert case.bytes(2) == 2 * 2 * 16 * 2 * tokens + 2 * 4 * 4 * 16 * 2
     fp8 = dataclasses.replace(case, fp8=True)

@@ -40,7 +40,10 @@ def tuning(shape: AttentionShape) -> AttentionTuning:
         # Microseconds: `python -m bench.kernels.cost_model` on an H200, 32 heads over 8 KV heads of
         # 128 dims. Other heads scale all four alike.
         cost_model=CostModel(
-            narrow_item=0.055, narrow_token=0.00048, wide_item=0.28, wide_token=0.00097
+            single_row_item=0.055,
+            single_row_token=0.00048,
+            multi_row_item=0.28,
+            multi_row_token=0.00097,
         ),
     )
 
