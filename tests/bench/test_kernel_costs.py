@@ -71,7 +71,7 @@ def test_a_cost_below_nothing_becomes_nothing():
 
 
 def test_costs_decide_as_the_times_do():
-    """Where reading once is dearer than reading by each, the fitted model says so."""
+    """The fitted model is right if reading a prefix once is slower."""
     dear = CostModel(
         single_row_item=0.1, single_row_token=0.001, multi_row_item=0.5, multi_row_token=0.006
     )

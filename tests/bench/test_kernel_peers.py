@@ -1,4 +1,4 @@
-"""Peers of the kernels: each result checked, each failure said, none silently left out."""
+"""Peers of the kernels: each result is checked, each failure is reported."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""The kernels' benchmark at a size for a CPU: every row checked, kept as it comes, drawn."""
+"""The kernels' benchmark at a size for a CPU: every row is checked, saved and drawn."""
 
 import dataclasses
 import json
@@ -232,7 +232,7 @@ def test_help_shows_commands(module):
 
 
 def test_plans_of_one_batch_size_share_a_program():
-    """Whatever the prefix and the cut: shapes and static parts are equal."""
+    """For any prefix and KV split size, shapes and static parts are equal."""
     kernel = dataclasses.replace(choose_kernel("xla"), name="mosaic")
     found = [p for p in sweep.small_points() if p.batch == 4 and p.K == 2]
     cases = [

@@ -1,4 +1,4 @@
-"""The benchmarks' page is what the kept results give."""
+"""The generated benchmark page matches the recorded results."""
 
 import json
 import re
@@ -68,7 +68,7 @@ def test_a_file_that_is_no_record_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["decode_step", "decode_step_growth"])
 def test_the_parts_of_steps_are_whole(name):
-    """Floors add up to those kept with the steps, kinds of kernels to what the device was busy."""
+    """Rooflines add up to those of the steps, and kinds of kernels to the busy time of the device."""
     found = load(RESULTS / f"{name}.json")
     shown = step_breakdown.breakdown(found)
     assert len(shown) == len(found["rows"])

@@ -1,4 +1,4 @@
-"""Parameters over several devices: letters decide the cut, and logits stay the same."""
+"""Parameters over several devices: axis letters decide the sharding, and logits stay the same."""
 
 import os
 import subprocess
