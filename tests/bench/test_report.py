@@ -68,7 +68,7 @@ def test_a_file_that_is_no_record_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["decode_step", "decode_step_growth"])
 def test_the_parts_of_steps_are_whole(name):
-    """Rooflines add up to those of the steps, and kinds of kernels to the busy time of the device."""
+    """Rooflines add up to those of the steps, kinds of kernels to the busy time of the device."""
     found = load(RESULTS / f"{name}.json")
     shown = step_breakdown.breakdown(found)
     assert len(shown) == len(found["rows"])

@@ -1,4 +1,4 @@
-"""Batches for the attention suite: groups with a shared prefix, prompt chunks, NaN in unused slots."""
+"""Batches for the attention suite: groups with a shared prefix, chunks, NaN in unused slots."""
 
 import dataclasses
 

@@ -1,5 +1,5 @@
-"""Fixtures for GPU tests, and for Triton kernels without a GPU: jax-triton cannot be imported there,
-so it is replaced."""
+"""Fixtures for GPU tests, and for Triton kernels without a GPU: jax-triton cannot be imported
+there, so it is replaced."""
 
 import sys
 import types

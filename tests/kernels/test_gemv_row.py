@@ -12,7 +12,7 @@ from pallas_kernels.relay_fusion.reference import relay_fusion_reference
 from pallas_kernels.split_k_gemm import mosaic as split
 from pallas_kernels.unmerged_attention import UnmergedAttention
 
-# (D, F, N, H, projections): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B, the bundled model, odd split sizes
+# (D, F, N, H, projections): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B, the bundled model, odd sizes
 MODELS = [
     (4096, 14336, 32, 128, 6144),
     (2048, 11008, 16, 128, 2560),

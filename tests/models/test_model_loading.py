@@ -1,4 +1,4 @@
-"""Loading from a folder: harmless deviations are accepted, all others are refused with a message."""
+"""Loading from a folder: harmless deviations are accepted, others refused with a message."""
 
 import json
 import os
