@@ -1,6 +1,6 @@
-"""Machine code of Mosaic kernels without a GPU: JAX's CUDA plugin to PTX, and the assembler.
+"""Compiles Mosaic kernels to machine code without a GPU, with the CUDA plugin of JAX and ptxas.
 
-The plugin asks the driver only which GPU there is, so a driver is made up for it that says Hopper.
+The plugin asks the driver only for the GPU model, so it gets a stub driver that reports Hopper.
 """
 
 import dataclasses
@@ -45,12 +45,12 @@ ctypes.CDLL(None).fflush(None)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tools:
-    """The programs that make machine code.
+    """The compiler tools.
 
     Attributes:
         plugin: JAX's CUDA plugin, a shared library.
         ptxas: the assembler.
-        compiler: of C.
+        compiler: the C compiler.
         nvdisasm: the disassembler, or None.
     """
 
@@ -63,10 +63,10 @@ class Tools:
 def find_tools(
     plugin: Path | None = None, ptxas: Path | None = None, nvdisasm: Path | None = None
 ) -> Tools:
-    """Those given, else those of this environment and this machine.
+    """The given tools, or those of the environment and the machine.
 
     Raises:
-        FileNotFoundError: one is missing; says which, and how to come by it.
+        FileNotFoundError: a tool is missing; the message says how to get it.
     """
     plugin = plugin or _first("jax_plugins", "xla_cuda1*/xla_cuda_plugin.so")
     ptxas = ptxas or _first("nvidia", "**/bin/ptxas")
@@ -102,7 +102,7 @@ def version(tools: Tools) -> str:
 
 
 def assembled(modules: Iterable[bytes], tools: Tools) -> Iterator[tuple[dict[str, Any], str]]:
-    """(what the assembler says, PTX) of each kernel.
+    """(report of the assembler, PTX) of each kernel.
 
     Raises:
         RuntimeError: the plugin, the assembler or the C compiler failed; with what it said.
@@ -135,7 +135,7 @@ def _last_line(text: str) -> str:
 
 
 def _ptx(module: bytes, folder: Path, tools: Tools) -> str:
-    """By the plugin, which finds the made-up driver in ``folder``."""
+    """PTX from the plugin, which loads the stub driver from ``folder``."""
     path = folder / "kernel.mlirbc"
     path.write_bytes(module)
     environment = os.environ | {
@@ -143,7 +143,7 @@ def _ptx(module: bytes, folder: Path, tools: Tools) -> str:
         "PATH": f"{tools.ptxas.parent}:{os.environ.get('PATH', '')}",
         "MOSAIC_GPU_DUMP_PTX": "1",
     }
-    # A process of its own: the plugin prints to it, and fails when it has.
+    # A separate process: the plugin prints to stderr.
     command = [sys.executable, "-c", _COMPILE, str(tools.plugin), str(path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     found = re.search(r"^\.version.*?^}$", done.stdout, re.DOTALL | re.MULTILINE)
@@ -153,7 +153,7 @@ def _ptx(module: bytes, folder: Path, tools: Tools) -> str:
 
 
 def what_ptxas_says(text: str) -> dict[str, Any]:
-    """Kernel, registers, spilled bytes and notes out of ``ptxas -v``."""
+    """Parse kernel, registers, spilled bytes and notes from the output of ``ptxas -v``."""
     name = re.search(r"Compiling entry function '(\w+)'", text)
     registers = re.search(r"Used (\d+) registers", text)
     spilled = re.search(r"(\d+) bytes spill stores", text)
@@ -163,7 +163,7 @@ def what_ptxas_says(text: str) -> dict[str, Any]:
         "kernel": name[1].removesuffix("_mosaic_gpu_kernel").removesuffix("_kernel"),
         "registers": int(registers[1]),
         "spilled_bytes": int(spilled[1]),
-        # C7519 only says that the assembler has put in an instruction that products need.
+        # C7519 only reports an instruction that wgmma needs.
         "notes": " ".join(sorted(set(re.findall(r"C75\d\d", text)) - {"C7519"})),
     }
 

@@ -1,14 +1,14 @@
-"""Relay attention alone: one layer, many requests that share a beginning, relay against plain.
+"""Attention of one layer for many requests that share a prefix, with and without relay.
 
-    python -m bench.attention                                   # the paper's figure, on a GPU
+    python -m bench.attention                                   # the figure of the paper, on a GPU
     python -m bench.attention --batch 1,8 --prefix 64,512 --own 32 --heads 4,2 --head-dim 32
 
-For each number of requests, own length and prefix length: the time of one layer's decode attention
-when every request reads the prefix for itself (plain) and when it is read once (relay), from pages
-either way, and the KV memory with and without sharing. "With graphs" is a chain of calls that XLA
-replays as CUDA graphs (its command buffers), "without" the same program launched kernel by kernel;
-"alone" is one call at a time, its launch from Python and its end included. A CPU has no graphs.
-(The stand-alone experiment of RelayAttention, Zhu et al., ACL 2024.)
+For each number of requests, number of unique tokens and prefix length: the time of decode
+attention if every request reads the prefix (plain) and if it is read once (relay), both from pages,
+and the KV memory with and without sharing. "With graphs" is a chain of calls that XLA replays as
+CUDA graphs (command buffers). "Without graphs" is the same program launched kernel by kernel.
+"Single call" includes the launch from Python and the synchronisation. A CPU has no graphs. (The
+stand-alone experiment of RelayAttention, Zhu et al., ACL 2024.)
 """
 
 import argparse
@@ -47,25 +47,25 @@ from rjax.worker.compilation_cache import keep_compiled
 COLUMNS = {
     "batch": "requests",
     "prefix": "prefix",
-    "own": "own tokens",
+    "own": "unique tokens",
     "plain_us": "plain, us",
     "relay_us": "relay, us",
-    "speedup": "faster by",
-    "floor_us": "floor, us",
+    "speedup": "speed-up",
+    "floor_us": "roofline, us",
     "plain_launched_us": "plain without graphs, us",
     "relay_launched_us": "relay without graphs, us",
-    "plain_alone_us": "plain alone, us",
-    "relay_alone_us": "relay alone, us",
+    "plain_alone_us": "plain, single call, us",
+    "relay_alone_us": "relay, single call, us",
     "plain_mib": "KV unshared, MiB",
     "relay_mib": "KV shared, MiB",
     "error": "relative error",
 }
-_DISTINCT_BYTES = 128 << 20  # KV read before the same pages come again: past any cache
-_WITHOUT_GRAPHS = {"xla_gpu_graph_min_graph_size": 1 << 30}  # no run of kernels is so long
+_DISTINCT_BYTES = 128 << 20  # KV read before the same pages are read again: more than any cache
+_WITHOUT_GRAPHS = {"xla_gpu_graph_min_graph_size": 1 << 30}  # longer than any chain of kernels
 
 
 class Times(NamedTuple):
-    """Seconds of a call: in a chain with graphs, in one without (None on a CPU), and alone."""
+    """Seconds of a call: with graphs, without graphs (None on a CPU), and as a single call."""
 
     graph: float
     launched: float | None
@@ -132,9 +132,9 @@ class Layer:
         )
 
     def times(self, case: Case) -> Times:
-        """Seconds of a call each way, and the relative error."""
-        floor = case.bytes(self.dtype.itemsize)
-        layers = max(1, min(8, math.ceil(_DISTINCT_BYTES / floor))) if self.on_gpu else 1
+        """Seconds of a call, measured each way, and the relative error."""
+        kv_bytes = case.bytes(self.dtype.itemsize)
+        layers = max(1, min(8, math.ceil(_DISTINCT_BYTES / kv_bytes))) if self.on_gpu else 1
         inputs = make_inputs(case, 0, layers, self.dtype)
         prepare = jax.jit(self.backend.attention.prepare, static_argnums=2)
         plan = prepare(inputs.plan, inputs.positions, (self.N, self.K))
@@ -154,7 +154,7 @@ class Layer:
 
     def _chain(self, attend, inputs: Inputs, args) -> tuple[jax.stages.Lowered, list[jax.Array]]:
         """The chain lowered, and what it is called with."""
-        # Flat, since the tracing API fills a plan with stand-ins for arrays, which it refuses.
+        # Flat, because a plan refuses the placeholders of the tracing API.
         leaves, tree = jax.tree.flatten((inputs.q, inputs.pools, args))
 
         @jax.jit
@@ -244,7 +244,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(f"prefix lengths must be multiples of the page size, {options.page_size}")
     keep_compiled(EngineConfig().compilation_cache_dir)
     layer, ceilings = Layer(options), measure_ceilings()
-    # The largest batches first: they are what the picture shows, should time run out.
+    # The largest batches first: the picture needs them if time runs out.
     batches = sorted(options.batch, reverse=True)
     points = [(b, s, o) for b in batches for o in options.own for s in options.prefix]
     found = record(

@@ -1,9 +1,8 @@
-"""The decode step of a running engine without its engine: the most that its tokens a second can be.
+"""The compiled decode step of an engine, timed without the engine: the limit of its throughput.
 
-The very program that the engine has compiled, on the engine's own weights and pages, called again
-and again with one input. A GPU that draws all the power it may is slower than in a burst, so there
-are both times: of calls that go on for seconds, as those of an engine do, and of bursts. The engine
-must be idle, and its cached pages hold nothing of use afterwards.
+Calls the engine's compiled program repeatedly with one input, on its weights and pages. A GPU at
+its power limit lowers its clock, so the step is timed twice: in a run of several seconds
+(sustained) and in short bursts. The engine must be idle; its cached pages are overwritten.
 """
 
 import dataclasses
@@ -14,27 +13,27 @@ import jax
 import numpy as np
 
 from bench.kernels.timing import burst_seconds, seconds_per_call
-from bench.step_floor import DecodeCase
+from bench.step_roofline import DecodeCase
 from pallas_kernels.attention.planner import plan_attention
 from rjax.worker.step_input import StepInput
 from rjax.worker.step_shape import StepFeatures, StepShape
 from rjax.worker.worker import Worker
 
-_SECONDS = 0.7  # of the shorter of two runs on a GPU; both, three times: 8.4 s
+_SECONDS = 0.7  # seconds of the shorter of two runs on a GPU; both, three times: 8.4 s
 _BURST_SECONDS = 0.04
 _MOST_REPEATS = 2000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BareStep:
-    """Seconds of a step, of many without rest and in bursts; a CPU has only the former."""
+    """Seconds of a step, sustained and in bursts; a CPU has only the former."""
 
     sustained: float
     burst: float
 
 
 def time_bare_step(llm: Any, case: DecodeCase) -> BareStep:
-    """Time a greedy step of ``case.batch`` sequences, each at the end of its tokens.
+    """Time a greedy step of ``case.batch`` sequences at the end of their tokens.
 
     Raises:
         ValueError: the pool is too small.
@@ -62,7 +61,7 @@ def time_bare_step(llm: Any, case: DecodeCase) -> BareStep:
 
 
 def _input(case: DecodeCase, shape: StepShape, worker: Worker) -> StepInput:
-    """Whole pages of the shared tokens stand in every table; what is left over is own."""
+    """Page tables: full pages of the shared tokens are in every table, the rest is unique."""
     B, S = case.batch, shape.page_size
     common, own = case.shared // S, -(-case.context // S) - case.shared // S
     needed = common + B * own

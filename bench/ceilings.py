@@ -1,4 +1,4 @@
-"""What the device can do at most, measured in the same run as what is compared with it."""
+"""Peak copy and matmul rates of the device, measured in the same run as the benchmark."""
 
 import dataclasses
 
@@ -13,23 +13,23 @@ _MATMUL_SIZE = {"gpu": 8192, "cpu": 512}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Rates on random data, in bursts (``timing``).
+    """Rates on random data, in short bursts (``timing``).
 
     Attributes:
-        copy: bytes a second of a copy on the device, read and written both counted.
-        matmul: FLOP a second of a square bf16 matrix product.
+        copy: bytes per second of a copy on the device, read plus written.
+        matmul: FLOP per second of a square bf16 matmul.
     """
 
     copy: float
     matmul: float
 
     def seconds(self, moved: float, flops: float) -> float:
-        """The least time for so many bytes and FLOP, one over the other."""
+        """The roofline: the larger of bytes at the copy rate and FLOP at the matmul rate."""
         return max(moved / self.copy, flops / self.matmul)
 
 
 def measure_ceilings() -> Ceilings:
-    """Time both; about a second on a GPU."""
+    """Measure both rates; takes about a second on a GPU."""
     platform = jax.devices()[0].platform
     x = jax.random.normal(jax.random.key(0), (_COPY_BYTES[platform] // 2,), jnp.bfloat16)
     copy = jax.jit(jnp.copy)

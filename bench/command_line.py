@@ -1,4 +1,4 @@
-"""What the command lines of the benchmarks have in common."""
+"""Shared command line options of the benchmarks."""
 
 import argparse
 import sys
@@ -26,18 +26,20 @@ def command_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("--json", type=Path, help="file for the result; on a GPU kept without asking")
+    p.add_argument(
+        "--json", type=Path, help="file for the result; default on a GPU: in bench/results"
+    )
     p.add_argument("--quiet", action="store_true", help="no progress bar")
     return p
 
 
 def add_time_limit(p: argparse.ArgumentParser) -> None:
-    """For benchmarks of many points, which go through them with ``in_time``."""
-    p.add_argument("--seconds", type=float, help="begin no further point when so many are over")
+    """Add --seconds, for benchmarks that iterate over points with ``in_time``."""
+    p.add_argument("--seconds", type=float, help="start no further point after this many seconds")
 
 
 def add_relay_modes(p: argparse.ArgumentParser) -> None:
-    """For benchmarks that run the engine in several modes."""
+    """Add --relay, for benchmarks that run the engine in several modes."""
     modes = "auto", "on", "off"
     told = f"modes to compare: {', '.join(modes)}"
     p.add_argument("--relay", type=some_of(*modes), default="auto,off", help=told)
@@ -46,7 +48,7 @@ def add_relay_modes(p: argparse.ArgumentParser) -> None:
 def in_time[T](
     points: Sequence[T], seconds: float | None, *, desc: str, quiet: bool
 ) -> Iterator[T]:
-    """The points, with a progress bar, as long as the process is younger than ``seconds``."""
+    """Iterate over the points with a progress bar, until the process is ``seconds`` old."""
     for done, point in enumerate(tqdm(points, desc=desc, disable=quiet)):
         if seconds is not None and time.monotonic() - _START > seconds:
             left = len(points) - done
@@ -56,7 +58,7 @@ def in_time[T](
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """For ``type=`` of an option: a whole number that is at least so large."""
+    """For ``type=`` of an option: a whole number with a minimum."""
 
     def parse(given: str) -> int:
         try:
@@ -71,7 +73,7 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def wholes(least: int, count: int | None = None) -> Callable[[str], list[int]]:
-    """For ``type=`` of an option: such numbers with commas between, ``count`` of them or any."""
+    """For ``type=`` of an option: comma-separated whole numbers, ``count`` of them if given."""
 
     def parse(given: str) -> list[int]:
         found = [whole(least)(x) for x in given.split(",")]
@@ -83,7 +85,7 @@ def wholes(least: int, count: int | None = None) -> Callable[[str], list[int]]:
 
 
 def some_of(*names: str) -> Callable[[str], list[str]]:
-    """For ``type=`` of an option: some of these names with commas between."""
+    """For ``type=`` of an option: comma-separated names out of a list."""
 
     def parse(given: str) -> list[str]:
         chosen = given.split(",")
@@ -95,19 +97,19 @@ def some_of(*names: str) -> Callable[[str], list[str]]:
 
 
 def run(module: str, main: Callable[[], int | None]) -> NoReturn:
-    """Run a benchmark's ``main`` as the process, with one line for what its user got wrong."""
+    """Run a benchmark's ``main`` as the process; user errors are printed in one line."""
     run_process(module, lambda: run_command(module, lambda: main() or 0))
 
 
 def target(given: Path | None, name: str) -> Path | None:
-    """Where a result goes: as asked for, on a GPU else under bench/results/, else nowhere."""
+    """Path of the result: the given one, on a GPU bench/results/ by default, else None."""
     if given is None and jax.default_backend() == "gpu":
         return RESULTS / f"{name}.json"
     return given
 
 
 def save_part(found: Mapping[str, Any], given: Path | None, name: str) -> None:
-    """Save what is measured so far, for the case that the rest is not reached."""
+    """Save the points measured so far, in case the run is interrupted."""
     path = target(given, name)
     if path is not None:
         save(path, found)
@@ -116,7 +118,7 @@ def save_part(found: Mapping[str, Any], given: Path | None, name: str) -> None:
 def keep(
     found: Mapping[str, Any], columns: Mapping[str, str], given: Path | None, name: str
 ) -> Path | None:
-    """Print a record's rows and save it where ``target`` says; without rows it is no result.
+    """Print the rows of a record and save it to the path of ``target``.
 
     Raises:
         SystemExit: there are no rows.

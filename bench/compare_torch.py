@@ -1,16 +1,16 @@
-"""The same weights in rjax and in torch: logits compared first, then speed and memory.
+"""rjax compared with torch on the same weights: first logits, then speed and memory.
 
     python -m bench.compare_torch --shapes qwen2.5-0.5b                # on a GPU
     python -m bench.compare_torch --shapes tiny --batch 1,4 --prefix 0,64 --own 16 --steps 8
     python -m bench.compare_torch --model FOLDER --methods hand,generate,compiled,continuous
 
-Both load one folder of weights (random ones where only shapes are named) and get the same prompts:
-``prefix`` tokens that all rows share and ``own`` tokens of each. Torch runs as transformers'
+Both load the same model folder (random weights with ``--shapes``) and get the same prompts:
+``prefix`` shared tokens and ``own`` unique tokens of each row. Torch runs as transformers'
 ``generate`` with a static cache ("generate", and "compiled" with torch.compile), as its continuous
 batching ("continuous"), and as a decode step written by hand in a CUDA graph: with SDPA ("hand"),
 with FlexAttention ("flex"), and with FlexAttention and the prefix read once ("shared").
-rjax runs as its engine, host and all, and as the bare jitted step. Each half is a process of its
-own, so neither holds the other's memory; ``--torch-python`` names another interpreter for torch's.
+rjax runs as the engine, including the host, and as the bare jitted step. Each half is a separate
+process, so that it has all of the memory; ``--torch-python`` names another interpreter for torch.
 """
 
 import argparse
@@ -44,30 +44,30 @@ COLUMNS = {
     "system": "system",
     "batch": "rows",
     "prefix": "prefix",
-    "own": "own",
+    "own": "unique tokens",
     "step_ms": "step, ms",
     "tokens_per_s": "tokens/s",
     "memory_gib": "memory, GiB",
-    "floor_ms": "floor, ms",
-    "failed": "did not run",
+    "floor_ms": "roofline, ms",
+    "failed": "error",
 }
-# What torch_side.METHODS has; only a Python with torch can read that.
+# As torch_side.METHODS, which only a Python with torch can import.
 _METHODS = ("hand", "flex", "shared", "continuous", "generate", "compiled")
 _ROOT = Path(__file__).parents[1]
-_LAST_POINT = 20.0  # seconds that are left to a point of torch's that has begun
+_LAST_POINT = 20.0  # seconds that a started torch point may still take
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 1e-2}
 
 
 def relative_error(a: np.ndarray, b: np.ndarray) -> float:
-    """Norm of the difference over the norm of b; NaN never passes a comparison with it."""
+    """Norm of the difference over the norm of b; NaN if either has NaN."""
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
 def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """Make the weights, run both halves, compare their logits, and put the rows together.
+    """Create the weights, run both halves, compare their logits, and merge their rows.
 
     Raises:
-        SystemExit: a half failed, or the logits differ by more than their precision explains.
+        SystemExit: a half failed, or the logits differ by more than rounding.
     """
     folder = scratch / "model"
     if options.shapes is not None:
@@ -133,7 +133,7 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def _need_torch(python: str) -> None:
-    """End where that interpreter lacks what torch's half imports."""
+    """Exit if that interpreter lacks a module that the torch half imports."""
     seek = (
         "from importlib.util import find_spec as find\n"
         "exit(not (find('torch') and find('transformers')))"
@@ -146,7 +146,7 @@ def _need_torch(python: str) -> None:
 
 
 def _run(arguments: list[str], extra: dict[str, str], limit: float | None = None) -> None:
-    """Run a half to its end, or for ``limit`` seconds; what it has written by then counts."""
+    """Run a half to its end, or for ``limit`` seconds; rows written by then count."""
     # The halves must not inherit each other's paths: they may be different Pythons.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | extra
     if "PYTHONPATH" in extra and "PYTHONPATH" in os.environ:

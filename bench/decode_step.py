@@ -1,17 +1,17 @@
-"""One whole decode step of the engine, timed on the device beside the least time it can take.
+"""Device time of a whole decode step, compared with its roofline.
 
     python -m bench.decode_step                       # the table: H200, about three minutes
-    python -m bench.decode_step --only qwen2.5-0.5b   # one model's rows
+    python -m bench.decode_step --only qwen2.5-0.5b   # the rows of one model
     python -m bench.decode_step --growth              # 64 rows, a prefix growing to 32768 tokens
-    python -m bench.decode_step --max-model-len 131072   # the steps of an engine for long sequences
+    python -m bench.decode_step --max-model-len 131072   # steps for a long maximum sequence length
     python -m bench.decode_step --model tiny --batch 4 --shared 64 --own 16   # any shape, any CPU
 
 The step is the one the engine runs: embedding, layers, attention over pages, logits, sampling, KV
-written in place. Weights are random. The floor is, summed over the stages, the larger of bytes at
-the rate of a copy and FLOP at the rate of a matrix product, both timed in the same run; weights and
-distinct KV are counted once, everything but products and attention as free. Steps and rates are of
-bursts after a rest; beside a step stands what it takes when it is called again and again, as a GPU
-slows down that draws all the power it is allowed.
+written in place. Weights are random. The roofline is the sum over the stages of the larger of bytes
+at the copy rate and FLOP at the matmul rate, both measured in the same run. Weights and distinct KV
+are counted once; everything but GEMMs and attention counts as free. Steps and rates are measured in
+short bursts. "Sustained" is the time of a step in a continuous run, where a GPU at its power limit
+lowers its clock.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from bench.kernel_profile import kernel_times
 from bench.kernels.timing import burst_seconds, seconds_per_call
 from bench.model_shapes import SHAPES
 from bench.records import record
-from bench.step_floor import DecodeCase, floor_seconds
+from bench.step_roofline import DecodeCase, roofline_seconds
 from models import ModelConfig, config_from_dict, init_model
 from models.sharding import single_device_mesh
 from pallas_kernels.attention.planner import (
@@ -53,15 +53,15 @@ COLUMNS = {
     "model": "model shapes",
     "batch": "rows",
     "shared": "shared tokens",
-    "own": "own tokens",
+    "own": "unique tokens",
     "relay": "relay",
     "step_ms": "step, ms",
-    "sustained_ms": "without rest, ms",
-    "floor_ms": "floor, ms",
-    "ratio": "step / floor",
-    "reach_ratio": "reach",
-    "reach_ms": "reach, ms",
-    "kernels": "kernels a step",
+    "sustained_ms": "sustained, ms",
+    "floor_ms": "roofline, ms",
+    "ratio": "step / roofline",
+    "reach_ratio": "target / roofline",
+    "reach_ms": "target, ms",
+    "kernels": "kernels per step",
     "compile_s": "compile, s",
 }
 
@@ -71,12 +71,12 @@ _STARTED = re.compile(r" (?:fusion|custom-call|dot|copy|sort|scatter|gather|conv
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table; ``reach_*`` is what is asked for on an H200."""
+    """A row of the table with its target on an H200, over the roofline or in milliseconds."""
 
     model: str
     case: DecodeCase
-    reach_ratio: float | None = None
-    reach_ms: float | None = None
+    target_ratio: float | None = None
+    target_ms: float | None = None
 
 
 TABLE = (
@@ -100,7 +100,7 @@ def step_shape(
     relay: str,
     max_model_len: int | None = None,
 ) -> StepShape:
-    """Of a decode step of this case, as engines for so many tokens have it, or for just these."""
+    """The step shape of a case, for a given maximum sequence length or the length of the case."""
     longest, rows = max_model_len or case.context, backend.padded_rows(case.batch)
     plan = backend.plan_shape(
         rows,
@@ -167,7 +167,7 @@ class Bench:
         return step.lower(self.leaves, state, packed).compile(), state, packed
 
     def _input(self, case: DecodeCase, shape: StepShape) -> StepInput:
-        """Whole pages of the shared tokens stand in every table; what is left over is own."""
+        """Page tables: full pages of the shared tokens are in every table, the rest is unique."""
         B, S = case.batch, self.page_size
         common = case.shared // S
         own = -(-case.context // S) - common
@@ -213,7 +213,7 @@ class Bench:
     def measure(self, row: Row, ceilings: Ceilings, profile: int = 0) -> dict[str, Any]:
         """Compile, run and time one row of the table; name its ``profile`` longest kernels."""
         case = row.case
-        floor = floor_seconds(self.config, case, self.dtype.itemsize, ceilings)
+        roofline = roofline_seconds(self.config, case, self.dtype.itemsize, ceilings)
         start = time.perf_counter()
         compiled, state, packed = self.compiled(case)
         compile_s = time.perf_counter() - start
@@ -225,7 +225,7 @@ class Bench:
             return result.tokens
 
         if jax.default_backend() == "gpu":
-            repeats = max(2, min(40, round(0.02 / floor)))
+            repeats = max(2, min(40, round(0.02 / roofline)))
             seconds, sustained = burst_seconds(run, repeats), seconds_per_call(run, 3 * repeats)
         else:  # which needs no rest
             seconds = sustained = seconds_per_call(run, repeats=2)
@@ -238,10 +238,10 @@ class Bench:
             "relay": self.relay,
             "step_ms": 1e3 * seconds,
             "sustained_ms": 1e3 * sustained,
-            "floor_ms": 1e3 * floor,
-            "ratio": seconds / floor,
-            "reach_ratio": row.reach_ratio,
-            "reach_ms": row.reach_ms,
+            "floor_ms": 1e3 * roofline,
+            "ratio": seconds / roofline,
+            "reach_ratio": row.target_ratio,
+            "reach_ms": row.target_ms,
             "kernels": _kernels(compiled.as_text()),
             "compile_s": compile_s,
             "busy_ms": None if busy is None else 1e3 * busy,
@@ -251,7 +251,7 @@ class Bench:
 
 
 def _kernels(hlo: str) -> int:
-    """Operations of the optimised program that the device starts; loops count once."""
+    """Number of operations in the optimised program that start on the device; loops count once."""
     inside = set(re.findall(r"calls=(%[\w.-]+)", hlo))
     count, counted = 0, True
     for line in hlo.splitlines():
@@ -295,11 +295,11 @@ def measure_all(rows: tuple[Row, ...], options: argparse.Namespace) -> dict[str,
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Step and floor over the length of the shared prefix."""
+    """Draw step time and roofline over the length of the shared prefix."""
     rows = found["rows"]
     series = {
         name: [(row["shared"], row[key]) for row in rows]
-        for name, key in (("step", "step_ms"), ("floor", "floor_ms"))
+        for name, key in (("step", "step_ms"), ("roofline", "floor_ms"))
     }
     title = f"{rows[0]['model']}, {rows[0]['batch']} rows, {found['environment']['device']}"
     lines(path, series, title=title, x="tokens of the shared prefix", y="ms a step")

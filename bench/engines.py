@@ -1,4 +1,4 @@
-"""The engines that benchmarks run: a model folder, the bundled model, or shapes alone."""
+"""Engines for the benchmarks: of a model folder, the bundled model, or random weights."""
 
 import argparse
 import contextlib
@@ -13,7 +13,7 @@ from bench.model_shapes import SHAPES, write_folder
 
 
 def add_engine_options(p: argparse.ArgumentParser) -> None:
-    """Which model, and how much of it runs at once."""
+    """Options for the model and the size of the engine."""
     p.add_argument("--model", help="model folder or hub id; default: the bundled model")
     p.add_argument("--shapes", choices=sorted(SHAPES), help="a model's shapes, random weights")
     p.add_argument("--max-num-seqs", type=whole(1), default=64, help="sequences running at once")
@@ -33,14 +33,14 @@ def add_engine_options(p: argparse.ArgumentParser) -> None:
 
 
 def model_name(options: argparse.Namespace) -> str:
-    """As shown in tables; a local path is shown by its last part."""
+    """Name of the model in tables; of a path, the last component."""
     return options.shapes or (Path(options.model).name if options.model else "bundled")
 
 
 def pool_pages(options: argparse.Namespace, own: int, prefixes: Sequence[int] = ()) -> int:
-    """Pages asked for, or for all running sequences of ``own`` tokens and the prefixes, twice.
+    """The given number of pages, or twice what all running sequences and the prefixes need.
 
-    A pool of known size spares the profile that sizes it, which compiles a step.
+    With a fixed size the engine does not profile memory, which would compile a step.
     """
     if options.num_pages is not None:
         return options.num_pages
@@ -53,7 +53,7 @@ def pool_pages(options: argparse.Namespace, own: int, prefixes: Sequence[int] = 
 def running_llm(
     options: argparse.Namespace, *, relay: str, max_model_len: int, num_pages: int | None = None
 ) -> Iterator[Any]:
-    """An LLM for the length of a with-block; its memory is free afterwards."""
+    """Context manager for an LLM; frees its memory at the end."""
     from rjax import LLM
 
     given: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Pictures of results, all in one style."""
+"""Pictures of results, in one style."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ _STYLE: Any = {
     "lines.linewidth": 1.8,
     "lines.markersize": 4,
 }
-# Told apart by people who see few colours, and in print (Okabe and Ito's set).
+# Distinguishable for colour-blind readers and in print (Okabe and Ito).
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 Points = Sequence[tuple[float, float]]
@@ -46,7 +46,7 @@ def lines(
     y: str,
     log: str = "",
 ) -> None:
-    """A line for each series; ``log`` names the logarithmic axes: "", "x", "y" or "xy"."""
+    """Draw one line per series; ``log`` names the logarithmic axes: "", "x", "y" or "xy"."""
     with plt.rc_context(_STYLE):
         figure, axes = plt.subplots()
         for i, (name, points) in enumerate(series.items()):
@@ -112,6 +112,6 @@ def _finish(figure, axes, path: Path, title: str, x: str, y: str) -> None:
     if axes.get_legend_handles_labels()[0]:
         axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
-    # No date and no version in the file: the same numbers give the same bytes.
+    # No date and no version in the file, so that equal results give equal bytes.
     figure.savefig(path, metadata={"Software": None})
     plt.close(figure)

@@ -1,4 +1,4 @@
-"""Which kernels a run spends the device's time in, by the profiler."""
+"""Device time by kernel, from the profiler."""
 
 import collections
 import dataclasses
@@ -12,7 +12,7 @@ from jax.profiler import ProfileData
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KernelTime:
-    """One kernel's part of a run: how often it ran, and its device time in seconds."""
+    """How often one kernel ran, and its device time in seconds."""
 
     name: str
     count: float
@@ -20,11 +20,11 @@ class KernelTime:
 
 
 def kernel_times(run: Callable[[], object], runs: int = 4) -> tuple[list[KernelTime], float]:
-    """Kernels of one run, the longest first, and the seconds in which any kernel ran at all.
+    """The kernels of one run, longest first, and the seconds in which any kernel ran.
 
     Args:
         run: dispatches the work; called once to warm up and ``runs`` times under the profiler.
-        runs: over how many calls to take the mean.
+        runs: number of calls to average.
     """
     jax.block_until_ready(run())
     with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,11 @@
-"""How long a request waits: first token, each further token, the whole answer.
+"""Request latency: time to first token, inter-token latency, end-to-end latency.
 
     python -m bench.latency --shapes llama-3-8b                 # on a GPU
     python -m bench.latency --shapes tiny --batch 1,4 --prefix 0,64 --input 16 --output 8 --rounds 2
 
-For each number of requests that arrive together and each length of their shared prefix: the middle
-and the 99th percentile over all requests of several rounds. "Cold" is a round that has to read
-the prefix; the others find it cached. Shapes are compiled before the clock starts.
+For each number of simultaneous requests and each length of their shared prefix: the median and
+the 99th percentile over all requests of several rounds. In a "cold" round the prefix is computed;
+in the others it is cached. All step shapes are compiled before.
 """
 
 import argparse
@@ -36,12 +36,12 @@ COLUMNS = {
     "prefix": "prefix",
     "input": "input",
     "output": "output",
-    "cold_first_ms": "cold first token, ms",
-    "first_ms": "first token, ms",
-    "first_p99_ms": "99th, ms",
-    "each_ms": "each token, ms",
-    "each_p99_ms": "99th, ms",
-    "whole_ms": "whole answer, ms",
+    "cold_first_ms": "TTFT, cold, ms",
+    "first_ms": "TTFT, ms",
+    "first_p99_ms": "TTFT p99, ms",
+    "each_ms": "ITL, ms",
+    "each_p99_ms": "ITL p99, ms",
+    "whole_ms": "end to end, ms",
 }
 
 
@@ -65,7 +65,7 @@ def measure(options: argparse.Namespace, llm: Any, batch: int, prefix: int) -> d
         return [o.metrics for o in run_once(llm, own, True)[0]]
 
     vocab_size = llm.engine.model_config.vocab_size
-    answered(1, 1)  # whatever still compiles does so here
+    answered(1, 1)  # the remaining compilation happens here
     cold = answered(3, options.seed + 2)
     warm = [m for i in range(options.rounds) for m in answered(4 + i, options.seed + 2)]
     first = 1e3 * np.array([m.time_to_first_token for m in warm])
@@ -86,7 +86,7 @@ def measure(options: argparse.Namespace, llm: Any, batch: int, prefix: int) -> d
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Time of each further token over prefix length, a line for each number of requests."""
+    """Inter-token latency over prefix length, a line for each number of requests."""
     rows = found["rows"]
     series = {
         f"{batch} requests": [(r["prefix"], r["each_ms"]) for r in rows if r["batch"] == batch]

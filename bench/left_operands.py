@@ -1,8 +1,9 @@
-"""Left operands that a loop of a kernel loses: looked for in its disassembled machine code.
+"""Searches disassembled kernels for loops that overwrite the left operand of a wgmma.
 
-The left operand of a tensor-core product may stand in registers, four a product. In attention those
-of the queries stay the same over a loop. ptxas 13.0 has put other numbers into such registers and
-not brought the queries back, so that only a loop's first turn was right (bench/kernels/README.md).
+The left operand of a wgmma can be in registers, four per instruction. In attention these registers
+hold the queries, which stay the same over a loop. ptxas 13.0 has reused such registers for other
+values without restoring the queries, so that only the first iteration was right
+(bench/kernels/README.md).
 """
 
 import dataclasses
@@ -10,8 +11,8 @@ import re
 
 _LABEL = re.compile(r"\s*(\.L_x_\d+):")
 _INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?);")
-_PRODUCTS = ("HGMMA", "QGMMA")  # of 16-bit and of 8-bit numbers
-_WITHOUT_RESULT = (  # in general registers
+_PRODUCTS = ("HGMMA", "QGMMA")  # of 16-bit and of 8-bit operands
+_WITHOUT_RESULT = (  # in general-purpose registers
     *("ST", "RED", "BAR", "SYNCS", "BRA", "UTMA", "WARP", "EXIT", "NOP"),
     *("ISETP", "FSETP", "HSETP", "PLOP", "R2P"),
 )
@@ -25,7 +26,7 @@ class _Instruction:
 
     @property
     def written(self) -> range:
-        """General registers that it writes."""
+        """General-purpose registers that it writes."""
         if self.name.startswith(_WITHOUT_RESULT):
             return range(0)
         found = re.fullmatch(r"R(\d+)(\.\w+)*", next(iter(self._numbers), ""))
@@ -36,7 +37,7 @@ class _Instruction:
 
     @property
     def _numbers(self) -> list[str]:
-        """Operands but predicates: the result comes first."""
+        """Operands without predicates; the result is first."""
         return [x for x in self.operands if not re.fullmatch(r"!?U?PT|!?U?P\d", x)]
 
     @property
@@ -48,18 +49,18 @@ class _Instruction:
         return 2 if ".64" in self.name or ".WIDE" in self.name or self.name == "CS2R" else 1
 
     def changes(self, register: int) -> bool:
-        """Whether it computes the register's new value out of its old one."""
+        """Whether the new value of the register depends on the old one."""
         return any(re.fullmatch(rf"R{register}(\.\w+)*", x) for x in self._numbers[1:])
 
 
 def lost_operands(sass: str) -> list[str]:
-    """A line for each product whose left operand its loop loses; empty where all is well.
+    """A line for each wgmma whose left operand its loop overwrites; empty if there is none.
 
-    Looks at products that begin new sums (the scores): in the innermost loop around one, nothing
-    may write the registers of its left operand but what only changes them.
+    Checks each wgmma that starts a new accumulator (the scores): in the innermost loop around it,
+    only instructions that update the operand may write its registers.
 
     Args:
-        sass: of ``nvdisasm -c``.
+        sass: output of ``nvdisasm -c``.
     """
     code, loops = _read(sass)
     found, scores = [], set()
@@ -71,7 +72,7 @@ def lost_operands(sass: str) -> list[str]:
             scores.add(sums)
         match = re.fullmatch(r"R(\d+)(\.\w+)*", left)
         around = [loop for loop in loops if at in loop]
-        # The values' product reads its right operand transposed and adds to older sums.
+        # The P V wgmma reads its right operand transposed and accumulates.
         of_scores = sums in scores and ".tnspB" not in "".join(product.operands)
         if match is None or not of_scores or not around:
             continue
@@ -85,7 +86,7 @@ def lost_operands(sass: str) -> list[str]:
 
 
 def _read(sass: str) -> tuple[list[_Instruction], list[range]]:
-    """All instructions, and the runs of them that are loops."""
+    """All instructions, and the ranges of them that are loops."""
     code: list[_Instruction] = []
     labels: dict[str, int] = {}
     loops = []

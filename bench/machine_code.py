@@ -1,17 +1,15 @@
-"""What the assembler makes of the Mosaic kernels of a decode step; needs no GPU.
+"""Machine code of the Mosaic kernels of a decode step: size and registers; needs no GPU.
 
     python -m bench.machine_code                             # steps of Llama-3-8B, 1 and 64 rows
     python -m bench.machine_code --shapes qwen2.5-3b --batch 64 --ptx FOLDER
 
-For each kernel: how often a step calls it, bytes of code, registers a thread, bytes that find no
-room in registers, the assembler's notes on performance (C7513: products wait for one another), and
-how often a loop loses the left operand of a product, for which there must be 0 (a fault of the
-assembler; bench/kernels/README.md). The kernels of a layer run in turn, and what they execute
-shares the caches of instructions.
+For each kernel: calls per step, bytes of code, registers per thread, bytes of register spills,
+performance notes of ptxas (C7513: wgmma are serialised), and the number of loops that overwrite the
+left operand of a wgmma. The last must be 0 (it is a bug of ptxas; bench/kernels/README.md).
 
-The CUDA plugin of JAX has the compiler (``pip install -e '.[cuda13]'``, or ``--plugin`` and
-``--ptxas`` for files from elsewhere); a C compiler is needed too. Without nvdisasm (the extra
-triton brings one, or ``--nvdisasm``) lost operands are not looked for, and their column is empty.
+Needs the CUDA plugin of JAX and ptxas (``pip install -e '.[cuda13]'``, or ``--plugin`` and
+``--ptxas``), and a C compiler. Lost operands are found with nvdisasm (from the extra triton, or
+``--nvdisasm``); without it their column is empty.
 """
 
 import argparse
@@ -31,7 +29,7 @@ from bench.command_line import command_parser, keep, run, whole, wholes
 from bench.decode_step import step_shape
 from bench.model_shapes import SHAPES
 from bench.records import record
-from bench.step_floor import DecodeCase
+from bench.step_roofline import DecodeCase
 from models import config_from_dict, init_model
 from models.sharding import single_device_mesh
 from rjax.errors import InvalidConfigError
@@ -45,7 +43,7 @@ COLUMNS = {
     "model": "model shapes",
     "batch": "rows",
     "kernel": "kernel",
-    "calls": "calls a step",
+    "calls": "calls per step",
     "code_bytes": "code, bytes",
     "registers": "registers",
     "spilled_bytes": "spilled, bytes",
@@ -56,7 +54,7 @@ _PAGE = 64  # tokens
 
 
 def lowered_step(model: str, case: DecodeCase) -> Any:
-    """The engine's decode step of these shapes, lowered for a Hopper GPU; nothing is computed."""
+    """The decode step of a model, lowered for a Hopper GPU without running it."""
     config = config_from_dict(SHAPES[model])
     dtype = jnp.dtype(config.dtype)
     backend = choose_backend(
@@ -117,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Assemble, print, keep."""
+    """Assemble, print and save."""
     options = parser().parse_args(arguments)
     try:
         found = _measure(options)

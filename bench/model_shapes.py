@@ -1,4 +1,4 @@
-"""Shapes of well-known models, to be filled with random weights: the config.json of each."""
+"""config.json of well-known models, for random weights."""
 
 import json
 from pathlib import Path

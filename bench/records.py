@@ -1,4 +1,4 @@
-"""Results on disk: one JSON form for every benchmark, with all that is needed to repeat it."""
+"""Result files: one JSON format for all benchmarks, with everything needed to repeat them."""
 
 import datetime
 import json
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 RESULTS: Path = Path(__file__).parent / "results"
-"""Folder of the kept results."""
+"""Folder of the recorded results."""
 
 _NOT_SETTINGS = (
     "json",
@@ -22,7 +22,7 @@ _NOT_SETTINGS = (
     "data",
     "file",
     "predictions",
-)  # where the result goes, not what it is
+)  # options that do not change the result
 _OF_THIS_MACHINE = (
     "--torch-python",
     "--data",
@@ -38,7 +38,7 @@ _PACKAGES = ("jax", "jaxlib", "flax", "transformers", "torch", "triton")
 
 
 def environment() -> dict[str, Any]:
-    """What the benchmark ran on and with."""
+    """Device and versions of a run."""
     device = jax.devices()[0]
     return {
         "device": device.device_kind if device.platform != "cpu" else f"CPU ({platform.machine()})",
@@ -51,7 +51,7 @@ def environment() -> dict[str, Any]:
 
 
 def command(module: str) -> str:
-    """The command line that runs this again, without what only this machine knows."""
+    """The command line that repeats the run, without paths of this machine."""
     given = list(sys.argv[1:])
     for option in _OF_THIS_MACHINE:
         if option in given:
@@ -68,7 +68,7 @@ def record(
     settings: Mapping[str, Any],
     **more: Any,
 ) -> dict[str, Any]:
-    """A result: ``rows`` are what was measured, one mapping for each point."""
+    """A result; ``rows`` has one mapping for each measured point."""
     return {
         "benchmark": module,
         "command": command(module),
@@ -80,7 +80,7 @@ def record(
 
 
 def save(path: Path, found: Mapping[str, Any]) -> None:
-    """Write a record; the folder is made where it is missing."""
+    """Write a record; create its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -1,10 +1,10 @@
-"""Makes bench/README.md and its pictures, and puts the figures into bench/kernels/README.md, from
-the kept results under bench/results/.
+"""Generates bench/README.md and its pictures, and the figures of bench/kernels/README.md, from the
+results in bench/results/.
 
     python -m bench.report            # write
-    python -m bench.report --check    # fail where the README is not what the results give
+    python -m bench.report --check    # fail if the pages differ from the results
 
-Nothing in a table or a picture is typed by hand.
+No table or picture contains handwritten figures.
 """
 
 import argparse
@@ -22,11 +22,12 @@ from bench import (
     latency,
     machine_code,
     startup,
-    step_parts,
+    step_breakdown,
     swap,
     throughput,
 )
-from bench.kernels import cost_model, page, peers, run_table, sweep
+from bench.kernels import cost_model, peers, run_table, sweep
+from bench.kernels import readme as kernels_readme
 from bench.longbench import __main__ as longbench
 from bench.records import RESULTS
 from bench.text_tables import markdown
@@ -38,29 +39,34 @@ README: Path = Path(__file__).parent / "README.md"
 _INTRODUCTION = """\
 # Benchmarks
 
-This page is made by `python -m bench.report` from the results kept in `results/`; each table names
-the command that made it, and every command explains itself with `--help`. Seeds are fixed. On a GPU
-a benchmark keeps its result by itself; elsewhere `--json FILE` does. `python -m bench.suite` runs
-all of them in one go.
+`python -m bench.report` generates this page from the results in `results/`. Above each table is the
+command that measured it; every command explains its options with `--help`. Seeds are fixed. On a
+GPU a benchmark writes its result to `results/`; on a CPU, name a file with `--json FILE`. The
+command `python -m bench.suite` runs all benchmarks.
 
 | command | what it measures |
 | --- | --- |
-| `python -m bench.decode_step` | the engine's whole decode step beside the least time it can take |
-| `python -m bench.attention` | one layer's attention, relay against plain, over prefix lengths |
-| `python -m bench.kernels` | the attention kernels, checked, then timed; also a sweep, and peers |
-| `python -m bench.machine_code` | size and registers of a step's kernels; needs no GPU |
-| `python -m bench.throughput` | tokens per second end to end, beside the engine's own bare step |
-| `python -m bench.latency` | first token, each further token, whole answer |
-| `python -m bench.startup` | from launch to first token, with and without a compile cache |
+| `python -m bench.decode_step` | time of a whole decode step, compared with its roofline |
+| `python -m bench.attention` | attention of one layer over prefix lengths, with and without relay |
+| `python -m bench.kernels` | the attention kernels, checked, timed and compared with others |
+| `python -m bench.machine_code` | code size and registers of the kernels of a step; needs no GPU |
+| `python -m bench.throughput` | end-to-end tokens per second, compared with the decode step alone |
+| `python -m bench.latency` | time to first token, inter-token latency, end-to-end latency |
+| `python -m bench.startup` | from launch to first token, with and without a compilation cache |
 | `python -m bench.serve` | a running server under load |
-| `python -m bench.compare_torch` | the same weights in torch, logits compared first |
+| `python -m bench.compare_torch` | the same weights in torch, after a comparison of the logits |
 | `python -m bench.longbench` | answers and scores on LongBench-format files, relay on and off |
 | `python -m bench.table_answers` | exact answers of the bundled model about unseen tables |
-| `python -m bench.scheduler` | the host's part of a step |
-| `python -m bench.swap` | a step while pages go to host memory or come back |
+| `python -m bench.scheduler` | host time of a step |
+| `python -m bench.swap` | a step while pages are swapped to or from host memory |
 
-What a floor is: the larger of bytes at the rate of a copy on the device and FLOP at the rate of a
-matrix product, both timed in the same run, weights and distinct KV counted once.
+The roofline is the shortest possible time: the larger of the time to move all bytes at the copy
+rate and the time to compute all FLOP at the matmul rate. Weights and distinct KV are counted once.
+Both rates are measured in the same run. "Unique tokens" are the tokens of a sequence after the
+shared prefix.
+
+Times are measured in short bursts. Under sustained load a GPU at its power limit lowers its clock;
+columns named "sustained" show that time.
 """
 
 Record = Mapping[str, Any]
@@ -68,12 +74,12 @@ Record = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Section:
-    """How the results of one benchmark are shown.
+    """How the page shows the results of one benchmark.
 
     Attributes:
-        heading: of its part of the page.
-        table: a record to Markdown.
-        draw: a record and a path to a picture; None for no picture.
+        heading: title of the section.
+        table: converts a record to Markdown.
+        draw: draws a record to a picture file; None for no picture.
     """
 
     heading: str
@@ -92,11 +98,11 @@ def _rows(columns: Mapping[str, str]) -> Callable[[Record], str]:
 
 def _decode_steps(found: Record) -> str:
     table = _rows(decode_step.COLUMNS)(found)
-    parts = step_parts.parts(found)
-    if not parts:
+    kinds = step_breakdown.breakdown(found)
+    if not kinds:
         return table
-    title = "Where their time goes, by the profiler:"
-    return f"{table}\n\n{title}\n\n{markdown(parts, step_parts.COLUMNS)}"
+    title = "Time by kind of kernel, from the profiler:"
+    return f"{table}\n\n{title}\n\n{markdown(kinds, step_breakdown.COLUMNS)}"
 
 
 def _table_answers(found: Record) -> str:
@@ -122,34 +128,38 @@ def _draw_serve(found: Any, path: Path) -> None:
     picture(path, found)
 
 
-# Its speeds say little: few short answers. The benchmarks of speed are others.
+# Its speed is not meaningful: there are few, short answers.
 _LONGBENCH = {key: name for key, name in longbench.COLUMNS.items() if key != "tokens_per_s"}
 
 SECTIONS: dict[str, Section] = {
     "decode_step": Section("One decode step", _decode_steps),
-    "decode_step_long": Section("One decode step of an engine for long sequences", _decode_steps),
+    "decode_step_long": Section(
+        "One decode step with a long maximum sequence length", _decode_steps
+    ),
     "decode_step_growth": Section("A growing prefix", _decode_steps, decode_step.draw),
-    "attention": Section("Attention alone", _rows(attention.COLUMNS), attention.draw),
+    "attention": Section("Attention of one layer", _rows(attention.COLUMNS), attention.draw),
     "kernels": Section("Kernels", _rows(run_table.COLUMNS)),
-    "kernels_peers": Section("Kernels beside what else can be called", peers.table),
-    "kernels_sweep": Section("Kernels: relay against plain", _rows(sweep.COLUMNS), sweep.draw),
-    "kernels_costs": Section("What items cost, as fitted", _rows(cost_model.COLUMNS)),
+    "kernels_peers": Section("Kernels: comparison with other libraries", peers.table),
+    "kernels_sweep": Section("Kernels: with and without relay", _rows(sweep.COLUMNS), sweep.draw),
+    "kernels_costs": Section("Cost model of the work items", _rows(cost_model.COLUMNS)),
     "machine_code": Section("Machine code", _rows(machine_code.COLUMNS)),
     "throughput": Section("Throughput", _rows(throughput.COLUMNS), throughput.draw),
     "prefill": Section("Prefill", _rows(throughput.COLUMNS)),
     "startup": Section("Start-up", _rows(startup.COLUMNS)),
     "latency": Section("Latency", _rows(latency.COLUMNS), latency.draw),
     "serve": Section("Serving", _serve, _draw_serve),
-    "compare_torch": Section("Beside torch", _rows(compare_torch.COLUMNS), compare_torch.draw),
+    "compare_torch": Section(
+        "Comparison with torch", _rows(compare_torch.COLUMNS), compare_torch.draw
+    ),
     "longbench": Section("Long documents", _rows(_LONGBENCH)),
     "table_answers": Section("The bundled model's answers", _table_answers),
-    "scheduler": Section("The host's part of a step", _scheduler),
-    "swap": Section("Swapping beside a step", _rows(swap.COLUMNS)),
+    "scheduler": Section("Host time of a step", _scheduler),
+    "swap": Section("Swapping during a step", _rows(swap.COLUMNS)),
 }
 
 
 def section_of(stem: str) -> Section | None:
-    """The section of a result file; "NAME_cpu" and the like go with "NAME"."""
+    """The section of a result file; "NAME_cpu" belongs to "NAME"."""
     while stem not in SECTIONS:
         stem, _, tail = stem.rpartition("_")
         if not tail or not stem:
@@ -158,18 +168,18 @@ def section_of(stem: str) -> Section | None:
 
 
 def where(found: Record) -> str:
-    """On what and with what a result was measured."""
+    """Device, backend, versions and date of a result."""
     environment = found.get("environment", found)
     versions = environment.get("versions") or {
         name: environment[name] for name in ("jax", "jaxlib") if name in environment
     }
-    parts = [
+    facts = [
         environment.get("device"),
         f"{found['backend']} attention" if "backend" in found else None,
         ", ".join(f"{name} {number}" for name, number in versions.items()),
         environment.get("date"),
     ]
-    return "; ".join(part for part in parts if part)
+    return "; ".join(fact for fact in facts if fact)
 
 
 def render(results: Path = RESULTS) -> str:
@@ -199,7 +209,7 @@ def _shown(path: Path, section: Section) -> str:
 
 
 def draw_all(results: Path = RESULTS) -> None:
-    """The picture of every result that has one."""
+    """Draw the picture of every result that has one."""
     for path in sorted(results.glob("*.json")):
         section = section_of(path.stem)
         if section is not None and section.draw is not None:
@@ -217,13 +227,18 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("--check", action="store_true", help="write nothing; fail where it differs")
+    p.add_argument("--check", action="store_true", help="write nothing; fail if a page differs")
     return p
 
 
 def pages() -> dict[Path, str]:
-    """Every page made from results, and what it should hold."""
-    return {README: render(), page.README: page.with_figures(page.README.read_text("utf-8"))}
+    """Every generated page and its content."""
+    return {
+        README: render(),
+        kernels_readme.README: kernels_readme.with_figures(
+            kernels_readme.README.read_text("utf-8")
+        ),
+    }
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The rjax half of bench.compare_torch; runs in a process of its own, so that memory is its own.
+"""The rjax half of bench.compare_torch; runs in a separate process, so that it has all memory.
 
 python -m bench.rjax_side TASK.json
 """
@@ -17,7 +17,7 @@ import numpy as np
 from bench.ceilings import measure_ceilings
 from bench.decode_step import Bench, Row
 from bench.records import environment
-from bench.step_floor import DecodeCase
+from bench.step_roofline import DecodeCase
 from bench.throughput import run_once
 from bench.workload import Request
 from models import load_model
@@ -27,7 +27,7 @@ from rjax.worker.compilation_cache import keep_compiled
 
 
 def prompts(task: dict[str, Any], batch: int, prefix: int) -> list[list[int]]:
-    """The same token ids as the other half draws."""
+    """The same token ids as in the torch half."""
     rng = np.random.default_rng(task["seed"])
     shared = rng.integers(0, task["vocab_size"], prefix).tolist()
     own = rng.integers(0, task["vocab_size"], (batch, task["own"])).tolist()
@@ -35,7 +35,7 @@ def prompts(task: dict[str, Any], batch: int, prefix: int) -> list[list[int]]:
 
 
 def check_logits(task: dict[str, Any]) -> None:
-    """Logits of the check prompts, through pages, for the parent to compare."""
+    """Logits of the check prompts with paged KV, for the parent to compare."""
     loaded = load_model(task["folder"], dtype=task["dtype"], progress=False)
     rows = jnp.asarray(prompts(task, 4, task["check_tokens"]), jnp.int32)
     setup, weights = functional.prepare(
@@ -49,7 +49,7 @@ def check_logits(task: dict[str, Any]) -> None:
 
 
 def engine_rows(task: dict[str, Any], relay: str, at_once: int) -> list[dict[str, Any]]:
-    """Every point through one engine: the difference between a long and a short run, for a step."""
+    """Time every point with one engine; a step is the difference between a long and a short run."""
     from rjax import LLM
 
     points, size = task["points"], task["page_size"]
@@ -95,7 +95,7 @@ def engine_rows(task: dict[str, Any], relay: str, at_once: int) -> list[dict[str
 
 
 def step_rows(task: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every point as the bare jitted step on the device."""
+    """Time every point as the bare jitted step."""
     ceilings = measure_ceilings()
     bench = Bench(
         json.loads((Path(task["folder"]) / "config.json").read_text()),
@@ -124,7 +124,7 @@ def step_rows(task: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Everything the task asks of rjax."""
+    """Run the task."""
     task = json.loads(Path(sys.argv[1]).read_text())
     keep_compiled(EngineConfig().compilation_cache_dir)
     check_logits(task)

@@ -1,11 +1,11 @@
 """Host time of a step, without a device: ``python -m bench.scheduler``.
 
-An engine with a pool of 100,000 pages, all of them in use or cached, decodes 8 to 1024 sequences
-over a worker that does everything but run the step: scheduling, batch order, step input, attention
-plan, packing; then the reading of tokens. Sequences share a system prompt of 1024 tokens. A "step"
-is all of that where only whole outputs are wanted, as by ``LLM.generate``; "streamed" where every
-token is told of. Times are medians over steps of the processor time of the engine's thread; the
-growth is against the row before. Writes ``bench/results/scheduler.json``.
+An engine with a pool of 100,000 pages, all of them in use or cached, decodes 8 to 1024 sequences.
+Its worker does everything except running the step: scheduling, batch order, step input, attention
+plan, packing, and reading the tokens. Sequences share a system prompt of 1024 tokens. "Step" is the
+time if only final outputs are returned, as by ``LLM.generate``; "streamed" if every token is. Times
+are medians over steps of the CPU time of the engine thread; the growth is relative to the previous
+row. Writes ``bench/results/scheduler.json``.
 """
 
 import json
@@ -43,7 +43,7 @@ RESULT = pathlib.Path(__file__).parent / "results" / "scheduler.json"
 
 
 class HostOnlyWorker:
-    """Packs every step as for a GPU and runs none; every token it gives is 1."""
+    """A worker that packs every step as for a GPU but does not run it; every token is 1."""
 
     num_host_pages = 0
 
@@ -61,20 +61,22 @@ class HostOnlyWorker:
         )
         self.seconds = dict.fromkeys(("order", "input", "pack"), 0.0)
         self._layouts = {}
-        self._cost = CostModel(narrow_item=1.0, narrow_token=0.01, wide_item=1.2, wide_token=0.012)
+        self._cost = CostModel(
+            single_row_item=1.0, single_row_token=0.01, multi_row_item=1.2, multi_row_token=0.012
+        )
 
     def admit(self, slot, row) -> None:
-        """Nothing: there is no sampling state."""
+        """Do nothing: there is no sampling state."""
 
     def measure_page_seconds(self) -> float:
         """Some time."""
         return 1e-4
 
     def move(self, operations) -> None:
-        """Nothing: there are no pages."""
+        """Do nothing: there are no pages."""
 
     def dispatch(self, batch, tables) -> DispatchedStep:
-        """Do the host's part of a step."""
+        """Do the host work of a step."""
         clock = [time.thread_time()]
         batch = by_shared_pages(batch, tables, page_size=PAGE_SIZE, kv_split=SPLIT)
         clock.append(time.thread_time())
@@ -122,7 +124,7 @@ def make_engine(num_seqs: int) -> LLMEngine:
 
 
 def finish(engine: LLMEngine) -> None:
-    """Run everything to its end."""
+    """Run all requests to their end."""
     while engine.has_unfinished_requests():
         engine.step()
 
@@ -130,7 +132,7 @@ def finish(engine: LLMEngine) -> None:
 def measure_steps(
     engine: LLMEngine, num_seqs: int, steps: int, kind: RequestOutputKind
 ) -> dict[str, float]:
-    """Median milliseconds of the parts of a decode step of ``num_seqs`` sequences."""
+    """Median milliseconds of the phases of a decode step of ``num_seqs`` sequences."""
     rng = np.random.default_rng(1)
     system = rng.integers(0, 128, SYSTEM).tolist()
     params = SamplingParams(
@@ -170,7 +172,7 @@ def measure_steps(
 
 
 def measure_lookup(tokens: int, repeats: int = 7) -> float:
-    """Median milliseconds to find a cached prompt of so many tokens, hashing it included."""
+    """Median milliseconds to look up a cached prompt, including hashing."""
     blocks = BlockManager(PAGES, PAGE_SIZE)
     stream = np.random.default_rng(2).integers(0, 128, tokens).tolist()
     hashes = PageHashes(b"root", PAGE_SIZE)

@@ -1,15 +1,16 @@
-"""Latency of a server under load: Poisson arrivals at a sweep of rates, prompts that share
-beginnings. Any server with OpenAI's API will do.
+"""Latency of a server under load: Poisson arrivals at several rates, prompts with shared prefixes.
+
+Measures any server with OpenAI's API.
 
     python -m rjax.serve --port 8000 &
     python -m bench.serve --url http://127.0.0.1:8000/v1 --rates 1,2,4,8,inf
     python -m bench.serve --url http://127.0.0.1:8001/v1 --json other.json --png other.png
     python -m bench.serve --url https://host/v1 --api-key-file key.txt --chat --respect-eos
 
-Each rate sends the same number of requests; their arrivals are Poisson (inf: all at once). A prompt
-is one of a few long beginnings and an end of its own, in plain words, so that every server counts
-its own tokens. TTFT is the time to the first piece of text, TPOT the mean time of a token after it,
-goodput the requests per second that meet both limits of --goodput.
+Each rate sends the same number of requests with Poisson arrivals (inf: all at once). A prompt is
+one of a few long prefixes and a unique suffix. Prompts are text; each server counts its own tokens.
+TTFT is the time to the first text, TPOT the mean time per output token after the first, goodput the
+requests per second that meet both limits of --goodput.
 """
 
 import argparse
@@ -41,9 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     server.add_argument("--url", required=True, help="with /v1 at its end")
     server.add_argument("--model", metavar="NAME", help="name on the server (default: its first)")
     server.add_argument("--api-key-file", metavar="FILE", type=Path, help="file with the API key")
-    server.add_argument(
-        "--runs-on", metavar="TEXT", help="its device, which no client can know; kept in the result"
-    )
+    server.add_argument("--runs-on", metavar="TEXT", help="device of the server, for the result")
     load = p.add_argument_group("load")
     load.add_argument(
         "--rates",
@@ -61,12 +60,12 @@ def build_parser() -> argparse.ArgumentParser:
     _number(prompts, "--suffix-words", 32, "words of each end")
     _number(prompts, "--max-tokens", 64, "tokens of each answer")
     prompts.add_argument(
-        "--chat", action="store_true", help="chat: the beginning is the system message"
+        "--chat", action="store_true", help="chat: the prefix is the system message"
     )
     prompts.add_argument(
         "--respect-eos",
         action="store_true",
-        help="let answers end by themselves; needed where a server does not know ignore_eos",
+        help="let answers end at EOS; needed for servers without ignore_eos",
     )
     prompts.add_argument("--temperature", metavar="T", type=float, default=0.0, help="(default: 0)")
     _number(prompts, "--seed", 0, "of prompts and arrivals", least=0)
@@ -78,13 +77,15 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="TTFT,TPOT",
         help="limits in milliseconds (default: 1000,100)",
     )
-    result.add_argument("--json", metavar="FILE", type=Path, help="keep the result here")
-    result.add_argument("--png", metavar="FILE", type=Path, help="draw latency over load here")
+    result.add_argument("--json", metavar="FILE", type=Path, help="file for the result")
+    result.add_argument(
+        "--png", metavar="FILE", type=Path, help="file for the picture of latency over load"
+    )
     return p
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns its exit status: 1 where a rate had no answer, 2 for bad input."""
+    """Run the command; return the exit status: 1 if a rate had no answer, 2 for bad input."""
     try:
         arguments = build_parser().parse_args(argv)
         if arguments.png is not None and importlib.util.find_spec("matplotlib") is None:
@@ -129,7 +130,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
             warmed = await client.ask(workload.path, body)
             if warmed.error is not None:
                 raise serve_client.ServerError(f"the first request failed: {warmed.error}")
-        extra = arguments.warm_up  # so many at once, for servers that compile by batch size
+        extra = arguments.warm_up  # simultaneous requests, for servers that compile by batch size
         await serve_client.load(
             client,
             workload.path,

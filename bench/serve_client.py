@@ -1,4 +1,4 @@
-"""A client that sends requests at given moments and times what comes back."""
+"""A client that sends requests at given times and measures their latency."""
 
 import asyncio
 import dataclasses
@@ -16,14 +16,14 @@ class ServerError(Exception):
 
 @dataclasses.dataclass(slots=True)
 class Measured:
-    """One request; times in seconds from its sending.
+    """One request; times in seconds after it was sent.
 
     Attributes:
-        first: to the first piece of text; None where none came.
-        last: to the last one.
-        end: to the end of the answer.
-        prompt_tokens, cached_tokens, tokens: as the server counts them.
-        pieces: of text that came.
+        first: time of the first text chunk; None without text.
+        last: time of the last text chunk.
+        end: time of the end of the response.
+        prompt_tokens, cached_tokens, tokens: as counted by the server.
+        chunks: number of text chunks.
         error: why it failed, or None.
         sent, done: on the clock of the whole run.
     """
@@ -34,14 +34,14 @@ class Measured:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     tokens: int = 0
-    pieces: int = 0
+    chunks: int = 0
     error: str | None = None
     sent: float = 0.0
     done: float = 0.0
 
     @property
     def per_token(self) -> float | None:
-        """Mean seconds of a token after the first."""
+        """Mean seconds per output token after the first."""
         if self.first is None or self.last is None or self.tokens < 2:
             return None
         return (self.last - self.first) / (self.tokens - 1)
@@ -77,7 +77,7 @@ class Client:
             raise ServerError(f"{self._http.base_url} lists no model: {error}") from error
 
     async def ask(self, path: str, body: dict[str, Any]) -> Measured:
-        """Send a request and read its stream to the end; what fails is told in ``error``."""
+        """Send a request and read its stream to the end; failures are stored in ``error``."""
         found = Measured(sent=time.perf_counter())
         try:
             async with self._http.stream("POST", path, json=body) as answer:
@@ -92,7 +92,7 @@ class Client:
             found.error = f"{type(error).__name__}: {error}"
         found.done = time.perf_counter()
         found.end = found.done - found.sent
-        found.tokens = found.tokens or found.pieces
+        found.tokens = found.tokens or found.chunks
         if found.error is None and found.first is None and found.tokens == 0:
             found.error = "the answer was empty"
         return found
@@ -105,8 +105,8 @@ async def load(
     arrivals: Sequence[float],
     most: int,
 ) -> list[Measured]:
-    """Send each body at its moment, at most so many under way at once; the time that a request
-    waits for its turn counts."""
+    """Send each body at its time, with a limit on concurrent requests; the time that a request
+    waits for the limit counts."""
     turn = asyncio.Semaphore(most)
     start = time.perf_counter()
 
@@ -141,4 +141,4 @@ def _take(found: Measured, event: dict[str, Any]) -> None:
             now = time.perf_counter() - found.sent
             found.first = now if found.first is None else found.first
             found.last = now
-            found.pieces += 1
+            found.chunks += 1

@@ -1,4 +1,4 @@
-"""What a load test says: percentiles, throughput, goodput; as rows, JSON and a picture."""
+"""Results of a load test: percentiles, throughput and goodput, as rows, JSON and a picture."""
 
 import datetime
 import math
@@ -16,7 +16,7 @@ from bench.serve_client import Measured
 _NOT_SETTINGS = ("json", "png", "api_key_file", "runs_on")
 PERCENTILES = (50, 95, 99)
 COLUMNS = {
-    "rate": "req/s asked",
+    "rate": "request rate, req/s",
     "completed": "done",
     "failed": "failed",
     "requests_per_s": "req/s",
@@ -36,9 +36,9 @@ def row(rate: float, done: Sequence[Measured], goodput: tuple[float, float]) -> 
     """The figures of one rate.
 
     Args:
-        rate: requests a second asked for.
+        rate: requested rate, requests per second.
         done: all requests.
-        goodput: milliseconds that TTFT and TPOT may take.
+        goodput: limits of TTFT and TPOT in milliseconds.
     """
     good = [m for m in done if m.error is None]
     span = max((m.done for m in done), default=0.0) - min((m.sent for m in done), default=0.0)
@@ -77,7 +77,7 @@ def row(rate: float, done: Sequence[Measured], goodput: tuple[float, float]) -> 
 
 
 def line(found: Mapping[str, Any]) -> str:
-    """One rate in a line, for those who wait."""
+    """One line of progress for a rate."""
     failed = f", {found['failed']} failed ({found['errors'][0]})" if found["failed"] else ""
     first = found["ttft_ms_p50"]
     shown = "none" if first is None else f"{first:.0f} ms"
@@ -91,7 +91,7 @@ def record(
     settings: Mapping[str, Any],
     device: str | None,
 ) -> dict[str, Any]:
-    """The result with all that is needed to repeat it; ``device`` is what the server runs on."""
+    """The result with everything needed to repeat it; ``device`` is that of the server."""
     kept = {k: v for k, v in settings.items() if k not in _NOT_SETTINGS}
     kept["rates"] = [row["rate"] for row in rows]
     return {
@@ -112,7 +112,7 @@ def record(
 
 def picture(path: Path, found: Mapping[str, Any]) -> None:
     """Latency over throughput: TTFT and TPOT percentiles of each rate, one file."""
-    from bench import figures  # measuring needs no matplotlib
+    from bench import figures  # matplotlib is needed for pictures only
 
     rows = [row for row in found["rows"] if row["completed"]]
     series: dict[str, list[tuple[float, float]]] = {}

@@ -1,11 +1,11 @@
-"""Prompts that share beginnings, and when they arrive."""
+"""Prompts with shared prefixes, and their arrival times."""
 
 import dataclasses
 import math
 import random
 from typing import Any
 
-# Plain words without meaning, so that no text is in any model's memory.
+# Random words, so that no model has seen the text.
 _FIRST = ("ba", "co", "di", "fen", "gar", "hol", "lim", "mo", "ner", "pal", "ro", "sun")
 _LAST = ("ber", "cal", "den", "ka", "lo", "man", "nis", "por", "ra", "ston", "ta", "vel")
 _WORDS = [first + last for first in _FIRST for last in _LAST]
@@ -13,17 +13,17 @@ _WORDS = [first + last for first in _FIRST for last in _LAST]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests of one benchmark; the same seed makes the same ones.
+    """Requests of one benchmark, determined by the seed.
 
     Attributes:
         model: name on the server.
-        prefixes: different beginnings; each request draws one.
-        prefix_words, suffix_words: words of a beginning, and of each request's own end.
+        prefixes: number of different prefixes; each request draws one.
+        prefix_words, suffix_words: words of a prefix, and of the unique suffix of each request.
         max_tokens: of an answer.
-        chat: whether to use the chat route, the beginning as its system message.
+        chat: whether to use the chat route, with the prefix as system message.
         ignore_eos: whether each answer has exactly ``max_tokens``.
         temperature: of sampling.
-        seed: of words, draws and arrivals.
+        seed: of words, prefixes and arrivals.
     """
 
     model: str
@@ -42,12 +42,12 @@ class Workload:
         return "/chat/completions" if self.chat else "/completions"
 
     def warm_up(self) -> list[dict[str, Any]]:
-        """One request for each beginning, before anything is measured."""
+        """One request for each prefix, sent before the measurement."""
         draw = random.Random(f"{self.seed} warm-up")
         return [self._body(i, _words(draw, self.suffix_words)) for i in range(self.prefixes)]
 
     def bodies(self, point: int, count: int) -> list[dict[str, Any]]:
-        """The requests of one point of the sweep; their ends differ from every other point's."""
+        """The requests of one point of the sweep; suffixes differ between points."""
         draw = random.Random(f"{self.seed} point {point}")
         return [
             self._body(draw.randrange(self.prefixes), _words(draw, self.suffix_words))
@@ -55,7 +55,7 @@ class Workload:
         ]
 
     def arrivals(self, point: int, count: int, rate: float) -> list[float]:
-        """Seconds from the start at which each is sent: exponential gaps, 1 / rate on average."""
+        """Arrival times in seconds: exponential gaps with mean 1 / rate."""
         if math.isinf(rate):
             return [0.0] * count
         draw = random.Random(f"{self.seed} arrivals {point}")

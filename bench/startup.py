@@ -1,13 +1,13 @@
-"""How long a start takes to its first token, with an empty compile cache and with a filled one.
+"""Time from launch to the first token, with an empty and with a filled compilation cache.
 
     python -m bench.startup --shapes llama-3-8b                    # on a GPU
-    python -m bench.startup --shapes llama-3-8b --warmup off,on    # and as a server starts
+    python -m bench.startup --shapes llama-3-8b --warmup off,on    # also with the server's warm-up
     python -m bench.startup --shapes tiny --prompt 16              # on any CPU
 
-Each start is a process of its own with random weights. The cache is a new folder: the first start
-fills it, the second one finds it. "Total" runs from the launch of the process to the first token of
-a prompt; "next" is the first token of a second prompt. Phases leave out those within them; tracing,
-lowering and compiling (or loading what was compiled) lie within other phases.
+Each start is a separate process with random weights. The first start fills a new cache folder, and
+the second one uses it. "Total" is from the launch of the process to the first token of a prompt;
+"next" is the time to the first token of a second prompt. Phases do not include nested phases.
+Tracing, lowering and compiling (or loading a compiled program) are parts of the other phases.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from bench.text_tables import text
 COLUMNS = {
     "model": "model",
     "warmup": "warm-up",
-    "cache": "compile cache",
+    "cache": "compilation cache",
     "total_s": "total, s",
     "python_s": "python",
     "imports_s": "imports",
@@ -37,17 +37,17 @@ COLUMNS = {
     "engine_s": "engine",
     "warmup_s": "warm-up",
     "first_token_s": "first token",
-    "next_first_token_s": "next, s",
+    "next_first_token_s": "next first token",
     "tracing_s": "tracing",
     "lowering_s": "lowering",
     "compiling_s": "compiling",
-    "cache_hits": "found",
-    "cache_misses": "not found",
+    "cache_hits": "cache hits",
+    "cache_misses": "cache misses",
 }
 
 
 def start(options: argparse.Namespace, scratch: Path, cache: Path, warmup: str) -> dict[str, Any]:
-    """One process from its launch to its first token.
+    """Run one process from launch to first token.
 
     Raises:
         SystemExit: it failed.
@@ -77,7 +77,7 @@ def start(options: argparse.Namespace, scratch: Path, cache: Path, warmup: str) 
 
 
 def environment() -> dict[str, Any]:
-    """Asked of a process of its own: this one must not take the device's memory."""
+    """Queried in a separate process: this one must not allocate device memory."""
     code = "import json; from bench.records import environment as e; print(json.dumps(e()))"
     done = subprocess.run(
         [sys.executable, "-c", code],

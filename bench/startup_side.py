@@ -1,8 +1,8 @@
-"""One start of bench.startup, in a process of its own: python -m bench.startup_side TASK.json"""
+"""One start of bench.startup, run as a process: python -m bench.startup_side TASK.json"""
 
 import time
 
-_BEGUN = time.time()  # before anything of weight is imported
+_BEGUN = time.time()  # before the large imports
 
 import json  # noqa: E402
 import sys  # noqa: E402
@@ -23,14 +23,14 @@ _CACHE = {
 
 
 class Clock:
-    """Seconds of each phase; a phase within another counts for itself alone."""
+    """Seconds of each phase, without nested phases."""
 
     def __init__(self) -> None:
         self.phases: dict[str, float] = {}
         self._inner = 0.0
 
     def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, its time counted under this name."""
+        """Wrap a function so that its time counts under ``name``."""
 
         def run(*args: Any, **options: Any) -> Any:
             before, start = self._inner, time.perf_counter()
@@ -46,7 +46,7 @@ class Clock:
 
 
 def main() -> None:
-    """Start an engine, make one token, and say what took how long."""
+    """Start an engine, generate one token, and report the phases."""
     task = json.loads(Path(sys.argv[1]).read_text())
     clock = Clock()
     clock.phases["python_s"] = _BEGUN - task["launched"]

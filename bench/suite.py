@@ -1,12 +1,12 @@
-"""Runs the benchmarks that make bench/README.md, one after another, and then makes it.
+"""Runs all benchmarks of bench/README.md, one after another, and generates the page.
 
     python -m bench.suite              # on a GPU, about 14 minutes
-    python -m bench.suite --list       # only say what would run
+    python -m bench.suite --list       # only print the commands
     python -m bench.suite --only decode_step,throughput --seconds 300
-    python -m bench.suite --into FOLDER    # keep the results there, and make no README
+    python -m bench.suite --into FOLDER    # write the results there, without the README
 
-Each is a process with a time limit of its own, so that one that fails or hangs costs no other.
-Those of many points keep each as it is measured, and begin none that they may not end in time.
+Each benchmark is a process with a time limit, so that a failure or a hang does not affect the
+others. Benchmarks of many points save each point, and start none that may exceed the limit.
 """
 
 import argparse
@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[str, int]] = {
     "longbench": ("bench.longbench --json bench/results/longbench.json", 120),
 }
 _STOPS_ITSELF = ("throughput", "prefill", "compare_torch", "attention", "latency")
-_LAST_POINT = 30.0  # seconds that are left to a point that has begun
+_LAST_POINT = 30.0  # seconds that a started point may still take
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,14 +53,14 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("--only", help=f"of {', '.join(COMMANDS)}; default: all")
-    p.add_argument("--seconds", type=float, help="stop starting anything after so long")
+    p.add_argument("--seconds", type=float, help="start no benchmark after this many seconds")
     p.add_argument("--into", type=Path, help="folder for the results; default: bench/results")
     p.add_argument("--list", action="store_true", help="print the commands and stop")
     return p
 
 
 def main() -> int:
-    """Run, and say at the end what failed."""
+    """Run, and report failures at the end."""
     options = parser().parse_args()
     names = options.only.split(",") if options.only else list(COMMANDS)
     unknown = [name for name in names if name not in COMMANDS]
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def _run(line: str, limit: float) -> bool:
-    """Whether it ended well in time. It and what it has started end here, however they are."""
+    """Whether the process succeeded in time. It and its children are stopped in any case."""
     command = [sys.executable, "-m", *shlex.split(line)]
     with subprocess.Popen(command, start_new_session=True) as process:
         try:

@@ -1,13 +1,12 @@
-"""What swapping costs a decode step: pages leave for host memory, or come back, while it runs.
+"""Cost of swapping pages to and from host memory during decode steps.
 
     python -m bench.swap --shapes llama-3-8b                            # on a GPU
     python -m bench.swap --shapes tiny --batch 2 --own 40 --pages 1,4 --steps 3
 
-An engine decodes a steady batch, and with every step so many pages are swapped out, or in, as by
-preemption; they are none of the batch's. "Alone" is the way out and back with nothing beside it,
-waited for; "GB/s" are the bytes of both ways in that time. "Hidden" is the part of it by which the
-steps did not grow. Milliseconds, the middle over all steps; what compiles, and what takes memory
-from the system, runs before.
+An engine decodes a constant batch. With every step some pages outside the batch are swapped out, or
+in, as by preemption. "Alone" is the time to swap out and in without a step; "GB/s" is the rate of
+both transfers together. "Hidden" is the fraction of that time by which the steps did not grow.
+Medians over all steps in milliseconds; compilation and memory allocation happen before.
 """
 
 import argparse
@@ -29,7 +28,7 @@ from rjax.sampling import SamplingParams
 COLUMNS = {
     "model": "model",
     "batch": "rows",
-    "own": "tokens a row",
+    "own": "tokens per row",
     "pages": "pages",
     "mib": "MiB",
     "step_ms": "step, ms",
@@ -44,7 +43,7 @@ _LEAST_BUDGET = 256  # tokens of a step, of those that are worth measuring
 
 
 def measure(options: argparse.Namespace, engine: Any) -> list[dict[str, Any]]:
-    """A row for each number of pages."""
+    """Measure a row for each number of pages."""
     worker, most = engine._worker, max(options.pages)
     _start_batch(options, engine)
     found = engine._blocks.allocate(most)
@@ -107,7 +106,7 @@ def measure(options: argparse.Namespace, engine: Any) -> list[dict[str, Any]]:
 
 
 def _start_batch(options: argparse.Namespace, engine: Any) -> None:
-    """Requests that decode for as long as is measured; all of them do on return."""
+    """Add requests that decode during the whole measurement; returns when all of them decode."""
     rng = np.random.default_rng(options.seed)
     params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True, detokenize=False)
     for i in range(options.batch):

@@ -1,4 +1,4 @@
-"""Tables of rows of numbers, for the terminal and for Markdown."""
+"""Formatting of result tables, for the terminal and for Markdown."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> s
     """A Markdown table.
 
     Args:
-        rows: one mapping a line; a key that is missing or None gives an empty cell.
+        rows: one mapping per line; a missing key or None gives an empty cell.
         columns: key to heading, in order.
     """
     lines = ["| " + " | ".join(columns.values()) + " |", "|" + " --- |" * len(columns)]
@@ -17,7 +17,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> s
 
 
 def text(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
-    """The same with aligned columns, for a terminal."""
+    """A table with aligned columns, for a terminal."""
     cells = [list(columns.values())] + [[cell(row.get(key)) for key in columns] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     return "\n".join(
@@ -26,7 +26,7 @@ def text(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
 
 
 def cell(value: Any) -> str:
-    """A value in few digits: three significant ones, all of a whole number."""
+    """Format a value: three significant digits, all digits of a whole number."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -5,16 +5,14 @@
     python -m bench.throughput --file sharegpt.json --requests 200 --prefix 0
     python -m bench.throughput --shapes llama-3-8b --requests 64 --input 512 --output 1  # prefill
 
-All requests arrive at once; each has the shared prefix, its own input, and generates its output to
-the full length. Every compiled step is run once before the clock starts, and the prefix cache is
-then emptied, so that reading the prefix is part of the time. ``--relay`` names modes to compare.
+All requests arrive at once. Each has the shared prefix and a unique input, and generates its output
+to the full length. All step shapes run once before the measurement, and the prefix cache is then
+cleared, so that the prefill of the prefix is part of the time. ``--relay`` names modes to compare.
 
-"Of bare step" is the output tokens a second over those of the engine's own decode step, timed in
-the same process at full batch and half the output, by calls that go on for seconds as the run's do:
-what is lost to prompts, to the beginning and end of the run, and to the host. In bursts, after a
-rest, a step is faster than a GPU can keep up.
-TFLOP/s counts the products and the attention of the tokens really computed, and nothing that the
-prefix cache spared.
+"/ bare step" is the output rate over that of the decode step alone, timed in the same process at
+full batch and half the output, in a sustained run. The difference is lost to prompts, to the start
+and end of the run, and to the host. A "burst" step is faster, because the GPU is not yet at its
+power limit. TFLOP/s counts the GEMMs and the attention of computed tokens, without cached tokens.
 """
 
 import argparse
@@ -38,7 +36,7 @@ from bench.command_line import (
 from bench.engines import add_engine_options, model_name, pool_pages, running_llm
 from bench.figures import bars
 from bench.records import record
-from bench.step_floor import DecodeCase
+from bench.step_roofline import DecodeCase
 from bench.workload import Request, from_file, synthetic
 from models import ModelConfig
 
@@ -46,20 +44,20 @@ COLUMNS = {
     "model": "model",
     "relay": "relay",
     "requests": "requests",
-    "running": "at once",
+    "running": "concurrent",
     "prefix": "prefix",
     "input": "input",
     "output": "output",
     "output_per_s": "output tokens/s",
-    "total_per_s": "all tokens/s",
-    "first_s": "first token, s",
-    "each_ms": "each token, ms",
+    "total_per_s": "total tokens/s",
+    "first_s": "TTFT, s",
+    "each_ms": "TPOT, ms",
     "bare_ms": "bare step, ms",
-    "bare_share": "of bare step",
-    "burst_ms": "bare step in bursts, ms",
-    "burst_share": "of that",
+    "bare_share": "/ bare step",
+    "burst_ms": "bare step, burst, ms",
+    "burst_share": "/ burst",
     "tflop_per_s": "TFLOP/s",
-    "matmul_share": "of matmul rate",
+    "matmul_share": "/ matmul rate",
     "kv_gib": "KV, GiB",
     "kv_unshared_gib": "unshared, GiB",
     "seconds": "seconds",
@@ -67,10 +65,10 @@ COLUMNS = {
 
 
 def useful_flops(config: ModelConfig, outputs: list[Any]) -> float:
-    """FLOP of the products and the attention of all tokens computed for these outputs.
+    """FLOP of the GEMMs and the attention of all computed tokens.
 
     Tokens from the prefix cache and the last token of each output are not computed; logits count
-    only where a token was sampled.
+    only for sampled tokens.
     """
     D, H, L = config.hidden_size, config.head_dim, config.num_layers
     heads = 2 * config.num_heads + 2 * config.num_kv_heads
@@ -88,7 +86,7 @@ def useful_flops(config: ModelConfig, outputs: list[Any]) -> float:
 
 
 def run_once(llm: Any, requests: list[Request], quiet: bool) -> tuple[list[Any], float]:
-    """Generate for all requests; the outputs and the seconds it took."""
+    """Generate for all requests; return the outputs and the seconds."""
     from rjax import SamplingParams
 
     params = [
@@ -114,7 +112,7 @@ def measure(
         config = llm.engine.model_config
         requests = _requests(options, llm, config.vocab_size, longest)
         llm.engine._worker.warmup(("greedy",))
-        # Other prompts of the same lengths: whatever else compiles does so, nothing is cached.
+        # Other prompts of the same lengths: all shapes compile, and nothing is cached.
         warm = synthetic(
             min(len(requests), 2 * options.max_num_seqs),
             prefix=options.prefix,

@@ -1,4 +1,4 @@
-"""The torch half of bench.compare_torch; runs in a process of its own and imports nothing of ours.
+"""The torch half of bench.compare_torch; runs in a separate process and imports nothing of rjax.
 
     python bench/torch_side.py make TASK.json      # a model folder with random weights
     python bench/torch_side.py measure TASK.json   # logits, then times
@@ -6,8 +6,8 @@
 Methods: "generate" is transformers' generate with a static cache, "compiled" the same with its
 forward compiled, "continuous" transformers' continuous batching. "hand" is a decode step written
 here: fused projections, in-place KV, SDPA, on a GPU replayed as one CUDA graph; "flex" is that with
-FlexAttention, and what lies between the products compiled; "shared" stores the shared prefix once
-besides, and reads it once for all rows.
+FlexAttention, and with the operations between the GEMMs compiled; "shared" also stores the shared
+prefix once and reads it once for all rows.
 """
 
 import json
@@ -29,7 +29,7 @@ MOST_ERROR = 0.05  # of logits against the model's own forward
 
 
 def prompts(task: dict, batch: int, prefix: int) -> list[list[int]]:
-    """The same token ids as the other half draws."""
+    """The same token ids as in the rjax half."""
     rng = np.random.default_rng(task["seed"])
     shared = rng.integers(0, task["vocab_size"], prefix).tolist()
     own = rng.integers(0, task["vocab_size"], (batch, task["own"])).tolist()
@@ -37,7 +37,7 @@ def prompts(task: dict, batch: int, prefix: int) -> list[list[int]]:
 
 
 def make(task: dict) -> None:
-    """Random weights in the form that both halves load."""
+    """Write random weights in a format that both halves load."""
     config = AutoConfig.from_pretrained(task["folder"])
     torch.manual_seed(task["seed"])
     dtype = getattr(torch, task["dtype"])
@@ -52,7 +52,7 @@ def synchronize() -> None:
 
 
 def timed(run) -> float:
-    """Seconds of one call, everything it started included."""
+    """Seconds of one call, until the device is done."""
     synchronize()
     start = time.perf_counter()
     run()
@@ -118,7 +118,7 @@ def slope(run, steps: int) -> float:
 
 
 def rotated_qkv(x, weight, bias, norm, eps, cos, sin, heads: tuple[int, int, int]):
-    """Queries, keys and values of a norm's output, the first two rotated."""
+    """Queries, keys and values; queries and keys are rotated."""
     N, K, H = heads
     h = F.rms_norm(x, (x.shape[-1],), norm, eps)
     qkv = F.linear(h, weight, bias).view(x.shape[0], -1, H)
@@ -136,7 +136,7 @@ def rest_of_layer(x, a, out, norm, eps, up, down):
 
 
 def sdpa(q, shared, own):
-    """Attention of the rows of one KV head, all KV in ``own``."""
+    """Attention of the rows of one KV head; all KV is in ``own``."""
     del shared
     return F.scaled_dot_product_attention(q, *own)
 
@@ -164,7 +164,7 @@ def _halves(x):
 
 
 class Hand:
-    """A decode step for Llama-like models as fast as torch's own operations allow."""
+    """A fast decode step for Llama-like models, made of torch operations."""
 
     def __init__(self, model, task: dict, attend=sdpa) -> None:
         config = model.config
@@ -177,7 +177,7 @@ class Hand:
         self.before, self.attend, self.after = rotated_qkv, attend, rest_of_layer
         if ON_GPU and attend is not sdpa:
             torch._dynamo.config.recompile_limit = 64
-            # KV is written outside of them: a compiled function might copy all of it.
+            # KV is written outside: a compiled function might copy all of it.
             self.before, self.attend, self.after = (
                 torch.compile(f, dynamic=False) for f in (rotated_qkv, attend, rest_of_layer)
             )
@@ -211,7 +211,7 @@ class Hand:
             )
             own[0].index_copy_(2, slot, k)
             own[1].index_copy_(2, slot, v)
-            # A group's queries as rows against their one KV head: no head is repeated in memory.
+            # The queries of a group are rows of one matmul with their KV head; no head is repeated.
             a = self.attend(q.reshape(B, self.K, self.N // self.K, self.H), shared, own)
             x = self.after(
                 x, a, layer["out"], layer["mlp_norm"], self.eps, layer["up"], layer["down"]
@@ -249,7 +249,7 @@ class Hand:
         return tokens, position, slot, self.filled(rows, shared)
 
     def logits(self, rows: list[list[int]], prefix: int):
-        """Of what follows each row, by prefill and one step."""
+        """Logits of the next token of each row, from prefill and one step."""
         return self.step(*self.begin(rows, prefix))
 
     def seconds(self, rows: list[list[int]], prefix: int) -> float:
@@ -294,13 +294,13 @@ METHODS = {
 }
 
 
-@torch.no_grad()  # inference mode would not reach the threads of continuous batching
+@torch.no_grad()  # inference mode does not apply to the threads of continuous batching
 def measure(task: dict) -> None:
-    """Logits of the check prompts, then every method at every point, kept as they come."""
+    """Logits of the check prompts, then every method at every point, each saved at once."""
     dtype = getattr(torch, task["dtype"])
     model: Any = AutoModelForCausalLM.from_pretrained(task["folder"], dtype=dtype)
     model = model.to(DEVICE).eval()
-    # A random model says end-of-sequence as readily as anything; every answer has full length.
+    # A random model may generate EOS; ignore it, so that every answer has full length.
     model.generation_config = GenerationConfig(pad_token_id=0)
     check = prompts(task, 4, task["check_tokens"])
     ids = torch.tensor(check, device=DEVICE)
@@ -326,7 +326,7 @@ def measure(task: dict) -> None:
 
 
 def wrong_logits(model, task: dict, name: str, rows: list[list[int]], right) -> str | None:
-    """What is wrong with a method's logits, or None; only those written here can be asked."""
+    """Error of a method's logits, or None; only for the decode steps of this file."""
     try:
         method = METHODS[name](model, task)
         if not isinstance(method, Hand) or time.time() > task["until"]:
@@ -339,13 +339,13 @@ def wrong_logits(model, task: dict, name: str, rows: list[list[int]], right) -> 
 
 
 def point(model, task: dict, name: str, batch: int, prefix: int) -> dict:
-    """One method at one point; what keeps it from running is told in place of a time."""
+    """Time one method at one point; the row has an error if it does not run."""
     if ON_GPU:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     try:
         seconds = METHODS[name](model, task).seconds(prompts(task, batch, prefix), prefix)
-    except Exception as error:  # a peer that fails at one point is a finding, not an end
+    except Exception as error:  # a failure of a peer is recorded, and the run continues
         return {"failed": _told(error)}
     row = {"step_ms": 1e3 * seconds, "tokens_per_s": batch / seconds}
     if ON_GPU:
@@ -358,7 +358,7 @@ def _told(error: Exception) -> str:
 
 
 def main() -> None:
-    """What the command line says."""
+    """Run the command."""
     verb, path = sys.argv[1:]
     task = json.loads(Path(path).read_text())
     if verb == "make":

@@ -1,4 +1,4 @@
-"""Requests to measure with: drawn at random, or read from a file of conversations."""
+"""Requests for benchmarks: random, or from a file of conversations."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ class Request:
 def synthetic(
     count: int, *, prefix: int, own: int, output: int, vocab_size: int, seed: int
 ) -> list[Request]:
-    """Random token ids: ``prefix`` tokens that all share, then ``own`` of each request."""
+    """Random token ids: ``prefix`` shared tokens, then ``own`` unique tokens of each request."""
     rng = np.random.default_rng(seed)
     shared = rng.integers(0, vocab_size, prefix).tolist()
     return [
@@ -45,12 +45,12 @@ def from_file(
             its answer's length the output; or JSON lines with ``prompt`` and, if wanted,
             ``output_tokens`` (128 otherwise).
         encode: text to token ids.
-        count: at most so many.
+        count: maximum number of requests.
         prefix: put before each prompt.
         longest: most tokens of prompt and output together.
 
     Raises:
-        ValueError: the file has neither form, or no request that fits.
+        ValueError: the file has neither format, or no request that fits.
     """
     found = []
     pairs = _pairs(path)

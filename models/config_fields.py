@@ -6,18 +6,18 @@ from typing import Any, NoReturn
 from models.errors import CheckpointError
 
 MAX_LAYERS = 4096
-"""More layers than any model has; a file that claims more is refused before memory is spent."""
+"""Limit on the number of layers; a config.json with more is refused before memory is allocated."""
 
 _REQUIRED = object()
-# No model has numbers outside this range; products of two within it stay in the range of float32.
+# No model has numbers outside this range; the product of two numbers in it fits float32.
 _SMALLEST, _LARGEST = 1e-18, 1e18
 
 
 class ConfigFields:
     """The fields of one config.json, or of one object inside it, with checks on each.
 
-    Every method raises CheckpointError where the field is missing without a default, or is not what
-    it must be. A null counts as missing.
+    Every method raises CheckpointError if the field is missing and has no default, or if its value
+    is not allowed. A null counts as missing.
     """
 
     def __init__(
@@ -31,24 +31,24 @@ class ConfigFields:
         self._readable = readable
 
     def only(self, readable: Set[str]) -> "ConfigFields":
-        """The same fields for a reader that declares which of them it reads."""
+        """The same fields, of which only ``readable`` may be read."""
         return ConfigFields(self._values, self._where, readable)
 
     def names(self) -> Set[str]:
-        """Names of all fields, those with null included."""
+        """Names of all fields, including those that are null."""
         return self._values.keys()
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field is present and not null."""
         return self.raw(name) is not None
 
     def given(self, name: str) -> bool:
-        """Whether the field is there at all, be it null."""
+        """Whether the field is present, even if it is null."""
         assert self._readable is None or name in self._readable, f"{name} is read undeclared"
         return name in self._values
 
     def raw(self, name: str) -> Any:
-        """The field as JSON gives it, or None."""
+        """The parsed JSON value of the field, or None."""
         return self._values[name] if self.given(name) else None
 
     def integer(
@@ -85,14 +85,14 @@ class ConfigFields:
         return value
 
     def choice(self, name: str, allowed: Mapping[str, str], default: str) -> str:
-        """The entry of ``allowed`` under the text found."""
+        """The entry of ``allowed`` for the text of the field."""
         value = self._get(name, default)
         if not isinstance(value, str) or value not in allowed:
             self.refuse(name, "one of " + ", ".join(sorted(allowed)))
         return allowed[value]
 
     def texts(self, name: str) -> tuple[str, ...] | None:
-        """A list of texts, or None where there is none."""
+        """A list of texts, or None if the field is missing."""
         value = self._get(name, None)
         if value is None:
             return None
@@ -101,14 +101,14 @@ class ConfigFields:
         return tuple(value)
 
     def inner(self, name: str) -> "ConfigFields":
-        """An object inside this one; empty where there is none."""
+        """The fields of a nested object; empty if it is missing."""
         value = self._get(name, {})
         if not isinstance(value, dict):
             self.refuse(name, "an object")
         return ConfigFields(value, f"{self._where}: {name}")
 
     def refuse(self, name: str, allowed: str) -> NoReturn:
-        """Raise CheckpointError: what the field is, and what it must be."""
+        """Raise CheckpointError with the field's value and the allowed values."""
         value = self.raw(name)
         raise CheckpointError(f"{self._where}: {name} is {value!r:.200}; it must be {allowed}")
 

@@ -26,7 +26,7 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, residual: Residual, rotary: Rotary | None, operations: Operations
     ) -> Residual:
-        """The stream after this layer; its last update is added by the norm that comes next."""
+        """The stream after this layer; the next norm adds its last update."""
         residual = self.attention(residual, self.attention_norm, rotary, operations)
         return self.mlp(residual, self.mlp_norm, operations)
 

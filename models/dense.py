@@ -13,7 +13,7 @@ from pallas_kernels.rope_and_cache.xla import rotate
 class DenseAttention(HeadsOperations):
     """The T tokens of a call are one sequence in order; token i sees the tokens up to i.
 
-    Keeps no state, so it may be shared, traced and mapped with ``jax.vmap`` over sequences.
+    Stateless, so it can be shared, traced and mapped with ``jax.vmap`` over sequences.
     """
 
     def attend(
@@ -25,7 +25,7 @@ class DenseAttention(HeadsOperations):
         rotary: Rotary | None,
         spec: AttentionSpec,
     ) -> Float[Array, "T N H"]:
-        """Causal attention, windowed and capped where the spec says so; the softmax is float32."""
+        """Causal attention, with the window and soft cap of the spec; the softmax is float32."""
         del layer
         if rotary is not None:
             q = rotate(q, rotary.cos, rotary.sin)

@@ -27,8 +27,8 @@ class Residual:
     update: Float[Array, "T D"] | Partial | None = None
 
     def plus(self, update: Float[Array, "T D"] | Partial) -> "Residual":
-        """The stream with an update, after a norm has added the one before."""
-        assert self.update is None, "a norm comes between two updates"
+        """The stream with a new update; a norm must have added the previous one."""
+        assert self.update is None, "a norm must add the previous update first"
         return Residual(self.x, update)
 
     def total(self) -> Float[Array, "T D"]:
@@ -50,7 +50,7 @@ class Activation:
 
     @property
     def is_swiglu(self) -> bool:
-        """Whether it is silu(gate) * up, which has kernels."""
+        """Whether it is silu(gate) * up, for which there are kernels."""
         return self.gated and self.name == "silu"
 
     def __call__(self, h: Float[Array, "T A F"]) -> Float[Array, "T F"]:
@@ -70,10 +70,10 @@ _ACTIVATIONS = {
 
 
 class Operations(abc.ABC):
-    """What a layer calls; whoever runs the model decides how each is computed.
+    """Operations that layers call; subclasses choose the kernels.
 
-    The forms here are plain JAX. A model never sees a KV cache or a kernel. Results may be pending
-    (``Partial``, ``UnmergedAttention``): the operation that takes them completes them.
+    The methods here are plain JAX. A model never sees a KV cache or a kernel. A result may be
+    pending (``Partial``, ``UnmergedAttention``): the operation that consumes it completes it.
     """
 
     @abc.abstractmethod
@@ -93,7 +93,7 @@ class Operations(abc.ABC):
             spec: scale, window and soft cap.
 
         Returns:
-            N counts the queries of KV head 0 first, then those of KV head 1, and so on.
+            Attention output; along N the query heads of KV head 0 come first, then those of head 1.
         """
 
     def linear(
@@ -106,7 +106,7 @@ class Operations(abc.ABC):
         return product if linear.bias is None else product + linear.bias[...]
 
     def norm(self, residual: Residual, norm: Norm) -> tuple[Residual, Float[Array, "T D"]]:
-        """(the stream with its update added, the norm of it)."""
+        """(the stream with its update added, its norm)."""
         x, update = residual.x, residual.update
         if update is None:
             return residual, norm(x)
@@ -119,7 +119,7 @@ class Operations(abc.ABC):
     def add_rms_norm(
         self, x: Float[Array, "T D"], update: Float[Array, "T D"] | Partial, norm: Norm
     ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
-        """(x + update, the RMSNorm of it)."""
+        """(x + update, its RMSNorm)."""
         return add_rms_norm(x, update, norm.weight[...], norm.eps)
 
     def norm_linear(
@@ -138,7 +138,7 @@ class Operations(abc.ABC):
 
 
 class HeadsOperations(Operations):
-    """Operations whose attention takes queries, keys and values apart."""
+    """Operations whose attention takes queries, keys and values as separate arrays."""
 
     @abc.abstractmethod
     def attend(

@@ -17,7 +17,7 @@ class RopeConfig:
     """Rotary embedding of a model.
 
     Attributes:
-        kind: how long positions are brought into the trained range.
+        kind: method that maps long positions into the trained range.
         theta: base of the geometric series of wavelengths.
         rotary_dim: how many of the H dims rotate; even.
         factor: stretch of the context (all kinds but "default").
@@ -63,8 +63,8 @@ def rotary_tables(config: RopeConfig, positions: Int[Array, " T"]) -> Rotary:
 def inverse_frequencies(config: RopeConfig) -> Float[np.ndarray, " R"]:
     """Radians per token of each rotated pair, float32.
 
-    Every step is rounded to float32 as transformers does it: at position 100 000 one unit in the
-    last place of a frequency already is an angle of 0.006.
+    Every step is rounded to float32 as transformers does it: at position 100 000 an error of
+    one unit in the last place of a frequency is an angle of 0.006.
     """
     exponents = np.arange(0, config.rotary_dim, 2).astype(np.float32) / np.float32(
         config.rotary_dim
@@ -84,7 +84,7 @@ def inverse_frequencies(config: RopeConfig) -> Float[np.ndarray, " R"]:
 
 
 def _llama3(config: RopeConfig, plain: Float[np.ndarray, " R"]) -> Float[np.ndarray, " R"]:
-    """Long wavelengths are stretched, short ones kept, those between blended (Llama 3.1)."""
+    """Stretch long wavelengths, keep short ones, and blend those between (Llama 3.1)."""
     low, high = config.low_freq_factor, config.high_freq_factor
     old = config.original_max_position
     wavelength = np.float32(2 * math.pi) / plain
@@ -97,7 +97,7 @@ def _llama3(config: RopeConfig, plain: Float[np.ndarray, " R"]) -> Float[np.ndar
 
 
 def _yarn(config: RopeConfig, powers: Float[np.ndarray, " R"]) -> Float[np.ndarray, " R"]:
-    """Fast dims are kept, slow ones stretched, with a linear ramp between (Peng et al., 2023)."""
+    """Keep fast dims and stretch slow ones, with a linear ramp between (Peng et al., 2023)."""
     dim = config.rotary_dim
 
     def dim_of(turns: float) -> float:

@@ -1,11 +1,11 @@
-"""From axis letters to shardings on a mesh."""
+"""Shardings on a mesh from axis letters."""
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 TENSOR_AXIS = "tensor"
-_CUT_LETTERS = frozenset("NKF")
+_SHARDED_LETTERS = frozenset("NKF")
 
 
 def single_device_mesh() -> Mesh:
@@ -29,24 +29,27 @@ def check_mesh(mesh: Mesh) -> None:
 def partition_spec(
     letters: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
 ) -> PartitionSpec:
-    """Cut the first of N, K or F over the axis `tensor`; V too where it divides; all else whole.
+    """Shard the first of N, K or F over the mesh axis `tensor`, and V if it is divisible.
 
-    Raises ValueError where N, K or F is not divisible by the number of devices on that axis.
+    All other axes are replicated. Raises ValueError if N, K or F is not divisible by the number of
+    devices on that axis.
     """
     devices = mesh.shape[TENSOR_AXIS]
     spec: list[str | None] = []
     for letter, size in zip(letters.split(), shape, strict=True):
-        cut = devices > 1 and TENSOR_AXIS not in spec
-        if cut and letter in _CUT_LETTERS and size % devices:
+        sharded = devices > 1 and TENSOR_AXIS not in spec
+        if sharded and letter in _SHARDED_LETTERS and size % devices:
             raise ValueError(
                 f"axis {letter} of a parameter with axes {letters!r} has {size} entries, which "
-                f"{devices} devices cannot share evenly; use a number of devices that divides it"
+                f"{devices} devices cannot divide evenly; use a number of devices that divides it"
             )
-        cut = cut and (letter in _CUT_LETTERS or (letter == "V" and size % devices == 0))
-        spec.append(TENSOR_AXIS if cut else None)
+        sharded = sharded and (
+            letter in _SHARDED_LETTERS or (letter == "V" and size % devices == 0)
+        )
+        spec.append(TENSOR_AXIS if sharded else None)
     return PartitionSpec(*spec)
 
 
 def parameter_sharding(letters: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
-    """Where a parameter with these axis letters lives."""
+    """The sharding of a parameter with these axis letters."""
     return NamedSharding(mesh, partition_spec(letters, shape, mesh))

@@ -1,11 +1,11 @@
 """The input row of a GEMV, computed by every CTA while its first weights are loaded.
 
-The residual sum and norm of one row, or the merge of its partial attention results, read so few
-bytes that every CTA of the following GEMV can repeat them. That saves a kernel launch, and device
-memory keeps streaming weights. With more rows, every CTA would read too much.
+The residual sum and norm of one row, or the merge of its partial attention results, read few
+bytes, so every CTA of the following GEMV can repeat them. That saves a kernel launch, and the
+weights stream from device memory without a gap. With more rows, every CTA would read too much.
 
-The row lies in shared memory in wgmma layout, one row in each group of eight. The other seven hold
-stale data; their results are dropped.
+The row is stored in shared memory in wgmma layout, one row in each swizzle atom of eight rows. The
+other seven rows hold stale data; their results are dropped.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -30,23 +30,24 @@ from pallas_kernels.partial import Partial
 from pallas_kernels.relay_fusion.mosaic import merge_entries
 from pallas_kernels.unmerged_attention import UnmergedAttention
 
-MOST_COLUMNS = 5120
-"""Columns of the row that a program takes at most: they fill memory that weights want."""
+MAX_ROW_COLUMNS = 5120
+"""Most columns of the row that a CTA holds; more would leave too little memory for weights."""
 
-GROUP = 8  # rows of shared memory that one row takes
-DEPTH_UNIT = 128  # depths are multiples of it
-_CHUNK = 64  # columns of a group
+SWIZZLE_ATOM_ROWS = 8
+DEPTH_MULTIPLE = 128  # the depth of one row is a multiple of it
+_CHUNK = 64  # columns of a swizzle atom: 128 bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Line:
-    """Where a program's run of the row goes.
+class SmemRow:
+    """The CTA's slice of the row in shared memory.
 
     Attributes:
-        ref: [GROUP * groups and more, 64] SMEM, as the tensor cores read it.
+        ref: SMEM, [SWIZZLE_ATOM_ROWS for each 64 columns plus padding, 64], tiled and swizzled for
+            wgmma.
         transforms: of ref.
-        start, columns: of the row that the program wants, int32; multiples of 64.
-        room: the most columns that any program wants.
+        start, columns: first column and number of columns of the slice, int32, multiples of 64.
+        max_columns: most columns of any CTA's slice.
         depth: columns of the row.
     """
 
@@ -54,20 +55,27 @@ class Line:
     transforms: tuple[Any, ...]
     start: Any
     columns: Any
-    room: int
+    max_columns: int
     depth: int
 
-    def pieces(self) -> tuple[int, list[Any]]:
-        """(numbers a thread, first columns) of pieces of 128 times so many that hold the run."""
-        step = next(s for s in (8, 4, 2, 1) if _whole(self.room, s * THREADS) <= self.depth)
+    def chunks(self) -> tuple[int, list[Any]]:
+        """(elements per thread, first columns) of chunks that cover the slice.
+
+        A chunk has 128 times that many columns; chunks may reach beyond the slice.
+        """
+        step = next(
+            s for s in (8, 4, 2, 1) if _round_up(self.max_columns, s * THREADS) <= self.depth
+        )
         size = step * THREADS
-        count = _whole(self.room, size) // size
+        count = _round_up(self.max_columns, size) // size
         first = jnp.minimum(self.start, self.depth - count * size)
         return step, [pl.multiple_of(first + i * size, _CHUNK) for i in range(count)]
 
-    def put(self, value, first, layout) -> None:
-        """Those of ``value``'s numbers that the program wants; value: 16-bit [X] from column
-        ``first`` (int32) on, in a WG_STRIDED layout."""
+    def store(self, value, first, layout) -> None:
+        """Store the columns of ``value`` that are in the slice.
+
+        value: 16-bit [X] in a WG_STRIDED layout, columns ``first`` (int32) to ``first`` + X.
+        """
         arguments = (
             plgpu.RefType(self.transforms),
             layout,
@@ -75,30 +83,32 @@ class Line:
         )
 
         @plgpu.inline_mgpu(arg_types=arguments)
-        def store(_, line_, value_, first_, start_, columns_):
+        def emit(_, row_, value_, first_, start_, columns_):
             i32, index = ir.IntegerType.get_signless(32), ir.IndexType.get()
             [first], [start], [columns] = (x.registers.flat for x in (first_, start_, columns_))
             offset, zero = arith.subi(first, start), mgpu.c(0, index)
             for i, register in enumerate(value_.registers.flat):
-                [run] = register.type.shape
-                own = arith.addi(
-                    arith.muli(thread_index(), mgpu.c(run, i32)), mgpu.c(i * THREADS * run, i32)
+                [vector_size] = register.type.shape
+                at = arith.addi(
+                    arith.muli(thread_index(), mgpu.c(vector_size, i32)),
+                    mgpu.c(i * THREADS * vector_size, i32),
                 )
-                column = arith.addi(offset, own)
-                # Columns before the run are large numbers without a sign.
+                column = arith.addi(offset, at)
+                # Compared unsigned: columns before the slice are large numbers.
                 inside = arith.cmpi(arith.CmpIPredicate.ult, column, columns)
                 with mgpu.when(inside):
-                    group, place = (
-                        arith.index_cast(index, do(column, mgpu.c(_CHUNK, i32)))
-                        for do in (arith.divui, arith.remui)
+                    atom, offset_in_it = (
+                        arith.index_cast(index, divide(column, mgpu.c(_CHUNK, i32)))
+                        for divide in (arith.divui, arith.remui)
                     )
-                    vector.store(register, line_, [group, zero, zero, place], alignment=2 * run)
+                    target = [atom, zero, zero, offset_in_it]
+                    vector.store(register, row_, target, alignment=2 * vector_size)
 
-        store(self.ref, value, first, self.start, self.columns)
+        emit(self.ref, value, first, self.start, self.columns)
 
 
 class RowSource(abc.ABC):
-    """What makes the row; a product takes it in place of rows, and has its shape and dtype."""
+    """Computes the row inside the GEMV; `skinny_gemm` takes it in place of an array."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -107,36 +117,36 @@ class RowSource(abc.ABC):
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Of 16 bits."""
+        """A 16-bit dtype."""
         return self.row.dtype
 
     @property
     @abc.abstractmethod
     def operands(self) -> tuple[Array, ...]:
-        """What the kernel reads."""
+        """Arrays that the kernel reads."""
 
     @property
     @abc.abstractmethod
     def row(self) -> jax.ShapeDtypeStruct:
-        """[1, D]: its depth and dtype."""
+        """Shape [1, D] and dtype of the row."""
 
     @property
     def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """What the kernel writes beside the product."""
+        """Further outputs of the kernel."""
         return ()
 
     @abc.abstractmethod
-    def fill(self, refs, results, line: Line, scratch, is_first) -> None:
-        """Put the run of the row into ``line``, by one warpgroup.
+    def fill(self, refs, results, smem_row: SmemRow, scratch, is_first) -> None:
+        """Compute the CTA's slice of the row into ``smem_row``; called by one warpgroup.
 
-        refs, results: GMEM, of ``operands`` and ``results``. scratch: float32 [4] SMEM. is_first:
-        bool, whether this program writes the results.
+        refs, results: ``operands`` and ``results`` in GMEM. scratch: float32 [4] SMEM. is_first:
+        bool, whether this CTA writes the results.
         """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class GivenRow(RowSource):
-    """A row that is there."""
+class StoredRow(RowSource):
+    """A row in device memory."""
 
     h: Float[Array, "1 D"]
 
@@ -148,57 +158,58 @@ class GivenRow(RowSource):
     def row(self) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(self.h.shape, self.h.dtype)
 
-    def fill(self, refs, results, line: Line, scratch, is_first) -> None:
+    def fill(self, refs, results, smem_row: SmemRow, scratch, is_first) -> None:
         del results, scratch, is_first
         [h] = refs
-        step, firsts = line.pieces()
+        step, firsts = smem_row.chunks()
         layout = _strided(step)
         values = [_read(h.at[0], first, step) for first in firsts]
         for value, first in zip(values, firsts, strict=True):
-            line.put(value, first, layout)
+            smem_row.store(value, first, layout)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MergedRow(RowSource):
-    """A row's attention, merged from its partial results."""
+    """The attention output of a row, merged from its partial results."""
 
     attention: UnmergedAttention
 
     @property
     def operands(self) -> tuple[Array, ...]:
-        given = self.attention
-        flat = (given.out.reshape(1, -1), given.part.reshape(len(given.part), -1))
-        return (*flat, given.part_lse, given.merge_indptr)
+        attention = self.attention
+        partial_out = attention.partial_out
+        flat = (attention.out.reshape(1, -1), partial_out.reshape(len(partial_out), -1))
+        return (*flat, attention.partial_lse, attention.merge_indptr)
 
     @property
     def row(self) -> jax.ShapeDtypeStruct:
         _, N, H = self.attention.shape
         return jax.ShapeDtypeStruct((1, N * H), self.attention.out.dtype)
 
-    def fill(self, refs, results, line: Line, scratch, is_first) -> None:
+    def fill(self, refs, results, smem_row: SmemRow, scratch, is_first) -> None:
         del results, scratch, is_first
-        out, parts, lses, indptr = refs
+        out, partial_out, partial_lse, indptr = refs
         H, dtype = self.attention.shape[2], self.attention.out.dtype
-        step, firsts = line.pieces()
+        step, firsts = smem_row.chunks()
         layout = _strided(step)
         begin, end = indptr[0], indptr[1]
         for first in firsts:
 
-            def put(merged, _, first=first):
-                line.put(merged.astype(dtype), first, layout)
+            def store(merged, _, first=first):
+                smem_row.store(merged.astype(dtype), first, layout)
 
             @pl.when(end - begin == 1)
             def _(first=first):
-                line.put(_read(out.at[0], first, step), first, layout)
+                smem_row.store(_read(out.at[0], first, step), first, layout)
 
             @pl.when(end - begin != 1)
-            def _(first=first, put=put):
-                merge_entries(parts, lses, begin, end, first, step, H, put)
+            def _(first=first, store=store):
+                merge_entries(partial_out, partial_lse, begin, end, first, step, H, store)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NormedRow(RowSource):
-    """The RMSNorm of a residual sum, whose sum is a result too; as ``add_rms_norm`` with T = 1."""
+    """The RMSNorm of a residual sum, as ``add_rms_norm`` with T = 1; the sum is a result too."""
 
     x: Float[Array, "1 D"]
     update: Float[Array, "1 D"] | Partial
@@ -218,10 +229,10 @@ class NormedRow(RowSource):
     def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         return (self.row,)
 
-    def fill(self, refs, results, line: Line, scratch, is_first) -> None:
+    def fill(self, refs, results, smem_row: SmemRow, scratch, is_first) -> None:
         x, update, weight = refs
-        [total_ref] = results
-        D, dtype = line.depth, self.x.dtype
+        [residual_ref] = results
+        D, dtype = smem_row.depth, self.x.dtype
         layout = plgpu.Layout.WG_STRIDED((D,), vec_size=widest_vector(D))
 
         def read(ref):
@@ -235,24 +246,24 @@ class NormedRow(RowSource):
                 added = added + read(update.at[i, 0])
             added = added.astype(dtype).astype(jnp.float32)
         scale = read(weight)
-        total = (read(x.at[0]) + added).astype(dtype)
-        pl.when(is_first)(lambda: store_strided(total_ref.at[0], total, layout))
-        y = total.astype(jnp.float32)
+        residual = (read(x.at[0]) + added).astype(dtype)
+        pl.when(is_first)(lambda: store_strided(residual_ref.at[0], residual, layout))
+        y = residual.astype(jnp.float32)
 
         @plgpu.inline_mgpu(
             arg_types=(layout, plgpu.RefType()),
             return_type=plgpu.ShapeDtypeStruct((), jnp.float32, layout=SCALAR),
         )
-        def add_up(_, numbers, scratch_):  # Pallas' sum is one of all warpgroups
-            return numbers.reduce("add", 0, scratch_)
+        def warpgroup_sum(_, values, scratch_):  # jnp.sum would reduce over all warpgroups
+            return values.reduce("add", 0, scratch_)
 
-        mean = add_up(y * y, scratch) * (1.0 / D)
+        mean = warpgroup_sum(y * y, scratch) * (1.0 / D)
         normed = (y * lax.rsqrt(mean + self.eps) * scale).astype(dtype)
-        line.put(normed, jnp.int32(0), layout)
+        smem_row.store(normed, jnp.int32(0), layout)
 
 
-def _whole(number: int, unit: int) -> int:
-    return -(-number // unit) * unit
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _strided(step: int):

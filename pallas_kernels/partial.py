@@ -1,4 +1,4 @@
-"""Results that are not added up yet."""
+"""Results whose summands are not reduced yet."""
 
 import dataclasses
 from typing import no_type_check
@@ -9,20 +9,20 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32
 
 
-@no_type_check  # JAX rebuilds it with descriptions of arrays for leaves
+@no_type_check  # JAX also builds it with other leaves than arrays
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
 class Partial:
-    """A result as float32 summands, which the kernel that reads it adds up.
+    """A result as float32 summands; the kernel that reads it reduces them.
 
-    Summands are split-K partials, or the shares of several devices: then the first axis is sharded
-    over them. There is no reduction kernel: the consumer (residual + norm, rotary embedding + KV
-    write) reduces.
+    The summands are split-K partials, or the partial results of several devices. In that case the
+    first axis is sharded over the devices. There is no reduction kernel: the consumer (residual +
+    norm, rotary embedding + KV write) reduces.
 
     Attributes:
         summands: X arrays of the result's shape.
-        bias: one more summand, the same for every row, or None.
-        dtype: the sum of the summands is rounded to it once, before the bias is added.
+        bias: added to every row of the sum, or None.
+        dtype: dtype of the result; the sum is rounded to it before the bias is added.
     """
 
     summands: Float32[Array, "X T ..."]
@@ -34,7 +34,7 @@ class Partial:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the result."""
+        """Shape of the result."""
         return self.summands.shape[1:]
 
     @property
@@ -53,5 +53,5 @@ class Partial:
 
 
 def reduced(value: Float[Array, "T ..."] | Partial) -> Float[Array, "T ..."]:
-    """The array that a result is, or becomes when its summands are added up."""
+    """The value as an array; a Partial is reduced."""
     return value.reduce() if isinstance(value, Partial) else value

@@ -1,13 +1,13 @@
 """Skinny GEMM on Hopper (Mosaic GPU): few rows, weights streamed once through shared memory.
 
-One CTA computes a tile of columns of W matrices over one run of the depth. A producer warpgroup
-copies chunks of weights and rows (TMA) through a pipeline in shared memory. One consumer warpgroup
-for each 64 rows multiplies them (wgmma) and passes the accumulators to ``finish``. Bytes moved: the
-weights once from device memory, evicted first from the L2 cache; the rows once for each tile of
-columns, from the L2 cache; the result of ``finish``.
+One CTA computes a column tile of W matrices over one split of the depth (the contracted axis). A
+producer warpgroup copies blocks of weights and rows (TMA) through a pipeline in shared memory. One
+consumer warpgroup for each 64 rows multiplies them (wgmma) and passes the accumulators to the
+epilogue. Bytes moved: the weights once from device memory, with the L2 policy evict_first; the rows
+once per column tile, from the L2 cache; the output of the epilogue.
 
 wgmma takes 64 rows. A pipeline stage holds only the real rows, and the instruction reads beyond
-them into the following stages. Rows of a product are independent, so those results are dropped.
+them into the following stages. Rows of a GEMM are independent, so those results are dropped.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -27,73 +27,80 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 from jaxtyping import Array, Float
 
-from pallas_kernels.gemv_row import DEPTH_UNIT, GROUP, MOST_COLUMNS, GivenRow, Line, RowSource
+from pallas_kernels.gemv_row import (
+    DEPTH_MULTIPLE,
+    MAX_ROW_COLUMNS,
+    SWIZZLE_ATOM_ROWS,
+    RowSource,
+    SmemRow,
+    StoredRow,
+)
 from pallas_kernels.mosaic_emit import SCALAR, evict_first
 
 _ACC = plgpu.WGMMAAccumulatorRef
 ROWS = (1, 8, 16, 32, 64, 128)
-"""Rows that the kernel takes."""
+"""Supported row counts."""
 
-_TILE = 64  # rows of an instruction
-_PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, 232  # a thread, with two consumers
-_SLOTS = 8  # more gain nothing
+_WGMMA_M = 64  # rows of an instruction
+_PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, 232  # per thread, with two consumers
+_MAX_STAGES = 8  # more are not faster
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Cut:
-    """How a product is cut into programs.
+class GemmConfig:
+    """Block sizes and stages of a GEMM.
 
     Attributes:
-        columns: of a program, of each matrix: 64 or 128.
-        chunk: depth of a slot of the ring, a multiple of 64.
-        splits: runs of the depth, each of a program of its own.
-        ring: slots.
+        block_n: columns of a CTA, of each matrix: 64 or 128.
+        block_k: depth of a pipeline stage, a multiple of 64.
+        split_k: splits of the depth, each computed by its own CTAs.
+        num_stages: pipeline stages.
     """
 
-    columns: int
-    chunk: int
-    splits: int
-    ring: int
+    block_n: int
+    block_k: int
+    split_k: int
+    num_stages: int
 
 
-def ring_slots(
-    rows: int, depth: int, *, columns: int, chunk: int, splits: int, shared_bytes: int
+def pipeline_stages(
+    rows: int, depth: int, *, block_n: int, block_k: int, split_k: int, smem_bytes: int
 ) -> int:
-    """Slots for a Cut that fit in so many bytes of shared memory, ``columns`` of all matrices."""
-    runs = -(-depth // chunk // splits)  # chunks of a program
-    if rows == 1:  # the row lies there whole
-        beside, of_slot = _line_rows(rows, runs) * chunk * 2, columns * chunk * 2
-    else:  # what the instruction on the last slot reads beyond it
-        beside, of_slot = max(0, _TILE - rows) * chunk * 2, (columns + rows) * chunk * 2
-    return max(2, min(_SLOTS, (shared_bytes - beside) // of_slot, runs))
+    """Pipeline stages that fit in ``smem_bytes``; ``block_n`` is the sum over all matrices."""
+    blocks = -(-depth // block_k // split_k)  # depth blocks of a CTA
+    if rows == 1:  # the CTA's whole slice of the row is in shared memory
+        fixed, per_stage = _h_smem_rows(rows, blocks) * block_k * 2, block_n * block_k * 2
+    else:  # padding that the instruction reads behind the last stage
+        fixed, per_stage = max(0, _WGMMA_M - rows) * block_k * 2, (block_n + rows) * block_k * 2
+    return max(2, min(_MAX_STAGES, (smem_bytes - fixed) // per_stage, blocks))
 
 
-def _line_rows(rows: int, slots: int) -> int:
-    """Of shared memory, for so many slots of rows, or for one row so many chunks deep."""
-    return (slots - 1) * max(rows, GROUP) + max(rows, _TILE)
+def _h_smem_rows(rows: int, count: int) -> int:
+    """Rows of shared memory for ``count`` stages, or for one row of ``count`` depth blocks."""
+    return (count - 1) * max(rows, SWIZZLE_ATOM_ROWS) + max(rows, _WGMMA_M)
 
 
 def refusal(rows: int, depth: int, columns: int, dtype: DTypeLike) -> str | None:
     """Why the kernel cannot multiply [rows, depth] with [depth, columns], or None."""
     if jnp.dtype(dtype).itemsize != 2:
-        return f"numbers are {jnp.dtype(dtype)}; the kernel takes one 16-bit dtype"
+        return f"operands are {jnp.dtype(dtype)}; the kernel takes one 16-bit dtype"
     if rows not in ROWS:
         return f"{rows} rows; the kernel takes {', '.join(map(str, ROWS))}, so pad them"
-    unit = DEPTH_UNIT if rows == 1 else 64
-    if depth % unit or columns % 64:
+    multiple = DEPTH_MULTIPLE if rows == 1 else 64
+    if depth % multiple or columns % 64:
         return (
             f"weights of {depth} x {columns}; with {rows} rows the kernel takes multiples of "
-            f"{unit} x 64"
+            f"{multiple} x 64"
         )
     return None
 
 
-def row_refusal(depth: int, run: int) -> str | None:
-    """Why a program cannot hold ``run`` of one row's ``depth`` numbers, or None."""
-    if run > MOST_COLUMNS:
+def row_refusal(depth: int, columns: int) -> str | None:
+    """Why a CTA cannot hold ``columns`` of the ``depth`` columns of one row, or None."""
+    if columns > MAX_ROW_COLUMNS:
         return (
-            f"a row of {depth} numbers in runs of {run}; with one row the kernel takes runs of at "
-            f"most {MOST_COLUMNS}, so pad it to {ROWS[1]} rows"
+            f"a row of {depth} columns, {columns} per CTA; with one row a CTA takes at most "
+            f"{MAX_ROW_COLUMNS}, so pad it to {ROWS[1]} rows"
         )
     return None
 
@@ -102,50 +109,51 @@ def skinny_gemm(
     name: str,
     h: Float[Array, "T D"] | RowSource,
     w: Float[Array, "D W E"],
-    cut: Cut,
+    config: GemmConfig,
     out: jax.ShapeDtypeStruct,
-    finish: Callable[..., None],
+    epilogue: Callable[..., None],
 ) -> tuple[Array, ...]:
-    """What ``finish`` makes of h @ w[:, i] for all i, and the results of a RowSource.
+    """Compute h @ w[:, i] for all i; return the output of the epilogue and of a RowSource.
 
     Args:
-        name: of the kernel, in profiles.
-        h, w: bfloat16 or float16, both alike; see ``refusal``. One row may come from what makes it.
-        cut: columns divide E.
-        out: shape and dtype of the result.
-        finish: (reference to the result in GMEM, W sums over the program's run of the depth, each
-            float32 [64, columns] in WGMMA layout, number of the run, first row, first column):
-            writes the rows there are (``store_rows``).
+        name: kernel name in profiles.
+        h, w: bfloat16 or float16, the same for both; see ``refusal``. A RowSource computes one row
+            inside the kernel.
+        config: ``block_n`` divides E.
+        out: shape and dtype of the output.
+        epilogue: called with (output in GMEM, W accumulators of the CTA, each float32
+            [64, block_n] in WGMMA layout, index of the split, first row, first column); stores the
+            existing rows (``store_rows``).
 
     Raises:
         ValueError: a shape or dtype the kernel does not take.
     """
-    source = h if isinstance(h, RowSource) else GivenRow(h) if h.shape[0] == 1 else None
+    source = h if isinstance(h, RowSource) else StoredRow(h) if h.shape[0] == 1 else None
     (T, D), (_, W, E), dtype = h.shape, w.shape, h.dtype
     if dtype != w.dtype:
         raise ValueError(f"h is {dtype} and w {w.dtype}; the kernel takes one 16-bit dtype")
-    runs = -(-D // cut.chunk // cut.splits)
-    why = refusal(T, D, E, dtype) or (row_refusal(D, runs * cut.chunk) if T == 1 else None)
+    blocks = -(-D // config.block_k // config.split_k)
+    why = refusal(T, D, E, dtype) or (row_refusal(D, blocks * config.block_k) if T == 1 else None)
     if why is not None:
         raise ValueError(why)
-    n, chunk, ring = cut.columns, cut.chunk, cut.ring
-    consumers = -(-T // _TILE)
+    block_n, block_k, stages = config.block_n, config.block_k, config.num_stages
+    consumers = -(-T // _WGMMA_M)
     swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
     operands, results = (h,), ()
     if source is not None:
         operands, results = source.operands, source.results
-    assert source is None or chunk == 64
+    assert source is None or block_k == 64
 
-    def kernel(*refs, tiles, lines, full, free, scratch=None):
-        """GMEM: rows [T, D] or what they are made of, w [D, W, E], out, other results. SMEM: tiles
-        [ring, W, chunk, n], lines [slots of T rows, or of groups for one row, chunk], scratch [4].
-        Barriers, one a slot: full, free."""
-        given, [w, out, *others] = refs[: len(operands)], refs[len(operands) :]
-        column = pl.multiple_of(lax.axis_index("column") * n, n)
-        part = lax.axis_index("part")
-        chunks = jnp.int32(D // chunk)
-        start = lax.div(part * chunks, jnp.int32(cut.splits))
-        count = lax.div((part + 1) * chunks, jnp.int32(cut.splits)) - start
+    def kernel(*refs, h_smem, w_smem, full, empty, scratch=None):
+        """GMEM: h [T, D] or the operands of the row source, w [D, W, E], out, other results. SMEM:
+        h_smem [rows of all stages or swizzle atoms of one row, block_k], w_smem
+        [stages, W, block_k, block_n], scratch [4]. Barriers, one per stage: full, empty."""
+        inputs, [w, out, *others] = refs[: len(operands)], refs[len(operands) :]
+        column = pl.multiple_of(lax.axis_index("column") * block_n, block_n)
+        split = lax.axis_index("split")
+        all_blocks = jnp.int32(D // block_k)
+        start = lax.div(split * all_blocks, jnp.int32(config.split_k))
+        count = lax.div((split + 1) * all_blocks, jnp.int32(config.split_k)) - start
         wg = lax.axis_index("wg")
 
         @pl.when(wg == consumers)
@@ -153,22 +161,22 @@ def skinny_gemm(
             if consumers > 1:
                 plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
 
-            def load(i, slot):
-                depth = pl.ds(pl.multiple_of((start + i) * chunk, chunk), chunk)
+            def load(i, stage):
+                depth = pl.ds(pl.multiple_of((start + i) * block_k, block_k), block_k)
                 for which in range(W):
-                    some = w.at[depth, which, pl.ds(column, n)]
-                    plgpu.copy_gmem_to_smem(some, tiles.at[slot, which], full.at[slot])
+                    tile = w.at[depth, which, pl.ds(column, block_n)]
+                    plgpu.copy_gmem_to_smem(tile, w_smem.at[stage, which], full.at[stage])
                     evict_first()
                 if source is None:
-                    own = pl.ds(pl.multiple_of(slot * T, T), T)
-                    plgpu.copy_gmem_to_smem(given[0].at[:, depth], lines.at[own], full.at[slot])
+                    rows = pl.ds(pl.multiple_of(stage * T, T), T)
+                    plgpu.copy_gmem_to_smem(inputs[0].at[:, depth], h_smem.at[rows], full.at[stage])
 
             def refill(i, _):
-                slot = lax.rem(i, jnp.int32(ring))
-                plgpu.barrier_wait(free.at[slot])
-                load(i, slot)
+                stage = lax.rem(i, jnp.int32(stages))
+                plgpu.barrier_wait(empty.at[stage])
+                load(i, stage)
 
-            first = jnp.minimum(count, ring)
+            first = jnp.minimum(count, stages)
             lax.fori_loop(0, first, lambda i, _: load(i, i), None)
             lax.fori_loop(first, count, refill, None)
 
@@ -176,33 +184,34 @@ def skinny_gemm(
         def _consumer():
             if consumers > 1:
                 plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
-            first_row = wg * _TILE if consumers > 1 else jnp.int32(0)
+            first_row = wg * _WGMMA_M if consumers > 1 else jnp.int32(0)
             if source is not None:
-                run = (start * chunk, count * chunk, runs * chunk, D)
-                is_first = (column == 0) & (part == 0)
-                source.fill(given, others, Line(lines, swizzled, *run), scratch, is_first)
+                columns = (start * block_k, count * block_k, blocks * block_k, D)
+                is_first = (column == 0) & (split == 0)
+                source.fill(inputs, others, SmemRow(h_smem, swizzled, *columns), scratch, is_first)
                 plgpu.commit_smem()
 
-            def accumulate(*totals):
+            def accumulate(*accs):
                 def step(i, _):
-                    slot = lax.rem(i, jnp.int32(ring))
-                    plgpu.barrier_wait(full.at[slot])
+                    stage = lax.rem(i, jnp.int32(stages))
+                    plgpu.barrier_wait(full.at[stage])
                     if source is None:
-                        own = pl.ds(pl.multiple_of(slot * T + first_row, min(T, _TILE)), _TILE)
+                        row = pl.multiple_of(stage * T + first_row, min(T, _WGMMA_M))
                     else:
-                        own = pl.ds(pl.multiple_of(i * GROUP, GROUP), _TILE)
-                    for which, total in enumerate(totals):
-                        plgpu.wgmma(total, lines.at[own], tiles.at[slot, which])
-                    plgpu.wgmma_wait(W)  # those of the slot before are done
-                    last = lax.rem(i + ring - 1, jnp.int32(ring))
-                    pl.when(i > 0)(lambda: plgpu.barrier_arrive(free.at[last]))
+                        row = pl.multiple_of(i * SWIZZLE_ATOM_ROWS, SWIZZLE_ATOM_ROWS)
+                    for which, acc in enumerate(accs):
+                        h_tile = h_smem.at[pl.ds(row, _WGMMA_M)]
+                        plgpu.wgmma(acc, h_tile, w_smem.at[stage, which])
+                    plgpu.wgmma_wait(W)  # the wgmma of the previous stage are done
+                    previous = lax.rem(i + stages - 1, jnp.int32(stages))
+                    pl.when(i > 0)(lambda: plgpu.barrier_arrive(empty.at[previous]))
 
                 lax.fori_loop(0, count, step, None)
                 plgpu.wgmma_wait(0)
-                return tuple(total[...] for total in totals)
+                return tuple(acc[...] for acc in accs)
 
-            totals = pl.run_scoped(accumulate, *[_ACC((_TILE, n), jnp.float32)] * W)
-            finish(out, totals, part, first_row, column)
+            accs = pl.run_scoped(accumulate, *[_ACC((_WGMMA_M, block_n), jnp.float32)] * W)
+            epilogue(out, accs, split, first_row, column)
 
     kernel.__name__ = name
     scratch = {} if source is None else {"scratch": plgpu.SMEM((4,), jnp.float32)}
@@ -210,18 +219,18 @@ def skinny_gemm(
         kernel,
         out_type=(out, *results),
         scratch_types=dict(
-            tiles=plgpu.SMEM((ring, W, chunk, n), dtype, transforms=swizzled),
-            lines=plgpu.SMEM(
-                (_line_rows(T, ring if source is None else runs), chunk),
+            w_smem=plgpu.SMEM((stages, W, block_k, block_n), dtype, transforms=swizzled),
+            h_smem=plgpu.SMEM(
+                (_h_smem_rows(T, stages if source is None else blocks), block_k),
                 dtype,
                 transforms=swizzled,
             ),
-            full=plgpu.Barrier(num_barriers=ring, num_arrivals=W + (source is None)),
-            free=plgpu.Barrier(num_barriers=ring, num_arrivals=consumers),
+            full=plgpu.Barrier(num_barriers=stages, num_arrivals=W + (source is None)),
+            empty=plgpu.Barrier(num_barriers=stages, num_arrivals=consumers),
         )
         | scratch,
-        grid=(E // n, cut.splits),
-        grid_names=("column", "part"),
+        grid=(E // block_n, config.split_k),
+        grid_names=("column", "split"),
         num_threads=consumers + 1,
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(
@@ -233,9 +242,9 @@ def skinny_gemm(
 
 
 def store_rows(ref, value, first_row, column) -> None:
-    """``ref[first_row + row, column + c] = value[row, c]`` for the rows there are.
+    """``ref[first_row + row, column + c] = value[row, c]`` for rows below T.
 
-    ref: [T, E] in GMEM; value: [64, n] in WGMMA layout, of ref's dtype; first_row: int32; column:
+    ref: [T, E] in GMEM; value: [64, X] in WGMMA layout, of ref's dtype; first_row: int32; column:
     int32, even.
     """
     T = ref.shape[0]
@@ -243,16 +252,16 @@ def store_rows(ref, value, first_row, column) -> None:
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WGMMA, SCALAR, SCALAR))
     def store(_, ref_, value_, first_row_, column_):
         index = ir.IndexType.get()
-        above, first = (
-            arith.index_cast(index, place.registers.flat[0]) for place in (first_row_, column_)
+        start_row, start_column = (
+            arith.index_cast(index, start.registers.flat[0]) for start in (first_row_, column_)
         )
-        places = value_.layout.thread_idxs(value_.shape)
-        for (row, at), register in zip(places, value_.registers.flat, strict=True):
-            [run] = register.type.shape
-            size = run * mgpu.utils.bitwidth(register.type.element_type) // 8
-            row = arith.addi(above, row)
+        indices = value_.layout.thread_idxs(value_.shape)
+        for (row, at), register in zip(indices, value_.registers.flat, strict=True):
+            [vector_size] = register.type.shape
+            size = vector_size * mgpu.utils.bitwidth(register.type.element_type) // 8
+            row = arith.addi(start_row, row)
             with mgpu.when(arith.cmpi(arith.CmpIPredicate.ult, row, mgpu.c(T, index))):
-                place = [row, arith.addi(first, at)]
-                vector.store(register, ref_, place, alignment=size)
+                target = [row, arith.addi(start_column, at)]
+                vector.store(register, ref_, target, alignment=size)
 
     store(ref, value, first_row, column)

@@ -202,7 +202,7 @@ class RelaySettings:
             default the user's text follows the system prompt directly.
         sys_prompt_file: UTF-8 file with the system prompt; it wins over ``sys_prompt``.
         sys_schema_file: UTF-8 file with the template; it wins over ``sys_schema``.
-        relay_split_tokens: tokens per KV split, a multiple of ``page_size``; only whole splits are
+        kv_split_size: tokens per KV split, a multiple of ``page_size``; only whole splits are
             shared. The default is the best value for the backend. With "auto" on Hopper splits can
             be merged; elsewhere a sequence has at most 32, so that splits grow with
             ``max_model_len``.
@@ -213,14 +213,14 @@ class RelaySettings:
     sys_schema: str = _SYS + _USR
     sys_prompt_file: str | None = None
     sys_schema_file: str | None = None
-    relay_split_tokens: int | None = None
+    kv_split_size: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.enable_relay_attention, bool):
             mode = "on" if self.enable_relay_attention else "off"
             object.__setattr__(self, "enable_relay_attention", mode)
         _choice("enable_relay_attention", self.enable_relay_attention, ("auto", "on", "off"))
-        _positive("relay_split_tokens", self.relay_split_tokens)
+        _positive("kv_split_size", self.kv_split_size)
         for field in ("sys_prompt", "sys_schema"):
             path = getattr(self, field + "_file")
             if path is not None:
@@ -284,10 +284,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _positive("tensor_parallel_size", self.tensor_parallel_size)
-        split, page = self.relay.relay_split_tokens, self.cache.page_size
+        split, page = self.relay.kv_split_size, self.cache.page_size
         if split is not None and split % page:
             raise InvalidConfigError(
-                f"relay_split_tokens is {split}; it must be a multiple of page_size ({page})"
+                f"kv_split_size is {split}; it must be a multiple of page_size ({page})"
             )
 
     @classmethod

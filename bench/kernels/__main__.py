@@ -1,13 +1,12 @@
 """The attention kernels: each result checked against float32 attention, then timed.
 
-    python -m bench.kernels                    # the table, beside floors and what is to be reached
-    python -m bench.kernels --sweep            # relay against plain over batch and prefix length
-    python -m bench.kernels --peers            # beside what JAX and torch offer for the same
+    python -m bench.kernels                    # the table, with rooflines and targets
+    python -m bench.kernels --sweep            # with and without relay over batch and prefix length
+    python -m bench.kernels --peers            # compared with JAX and torch
     python -m bench.kernels --small --backend xla
 
-A run on a GPU keeps its rows under bench/results/ as they come; ``--only`` and ``--small`` keep
-nothing unless ``--json`` names a file. Costs that an engine decides by are fitted by ``python -m
-bench.kernels.cost_model``.
+A run on a GPU saves each row in bench/results/; with ``--only`` or ``--small`` only if ``--json``
+names a file. ``python -m bench.kernels.cost_model`` fits the cost model of the engine.
 """
 
 import argparse
@@ -18,8 +17,8 @@ import jax
 
 from bench.command_line import command_parser, run
 from bench.kernels.backends import NAMES
-from bench.kernels.kept import Kept
 from bench.kernels.peers import run_peers, run_torch
+from bench.kernels.result_file import ResultFile
 from bench.kernels.run_table import run_table
 from bench.kernels.sweep import draw, run_sweep
 from bench.records import RESULTS
@@ -29,25 +28,29 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = command_parser("bench.kernels", __doc__)
     which = p.add_mutually_exclusive_group()
-    which.add_argument("--sweep", action="store_true", help="relay against plain over many shapes")
-    which.add_argument("--peers", action="store_true", help="what JAX and torch users would call")
+    which.add_argument(
+        "--sweep", action="store_true", help="with and without relay, over many shapes"
+    )
+    which.add_argument("--peers", action="store_true", help="compare with kernels of JAX and torch")
     p.add_argument("--small", action="store_true", help="few and small cases, for a CPU")
     p.add_argument("--only", default="", help="cases whose name contains this")
     p.add_argument("--backend", default="auto", choices=("auto", *NAMES), help="of the kernels")
-    p.add_argument("--seconds", type=float, default=480, help="start nothing new after so long")
+    p.add_argument(
+        "--seconds", type=float, default=480, help="start no case after this many seconds"
+    )
     p.add_argument("--torch-python", default=sys.executable, help="interpreter that has torch")
     p.add_argument("--png", type=Path, help="file for the map of --sweep (default: beside --json)")
     return p
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one of them; 1 where a result was wrong or a case failed."""
+    """Run one of them; return 1 if a result was wrong or a case failed."""
     options = parser().parse_args(arguments)
     if options.only and options.sweep:
         parser().error("--only picks cases of the table and of --peers, which --sweep has none of")
     if options.png and not options.sweep:
         parser().error("--png is the map of --sweep")
-    # Before this process takes the device's memory.
+    # Before this process allocates device memory.
     torch_half = run_torch(options) if options.peers else (None, [])
     stem = "kernels_sweep" if options.sweep else "kernels_peers" if options.peers else "kernels"
     if options.backend not in ("auto", "mosaic"):
@@ -55,24 +58,24 @@ def main(arguments: list[str] | None = None) -> int:
     path = options.json
     if path is None and not (options.only or options.small) and jax.default_backend() == "gpu":
         path = RESULTS / f"{stem}.json"
-    kept = Kept(path, {k: v for k, v in vars(options).items() if k != "torch_python"})
+    results = ResultFile(path, {k: v for k, v in vars(options).items() if k != "torch_python"})
     if options.sweep:
-        bad = run_sweep(options, kept)
-        _draw(kept, options.png or (path and path.with_suffix(".png")))
+        bad = run_sweep(options, results)
+        _draw(results, options.png or (path and path.with_suffix(".png")))
     elif options.peers:
-        bad = run_peers(options, kept, *torch_half)
+        bad = run_peers(options, results, *torch_half)
     else:
-        bad = run_table(options, kept)
+        bad = run_table(options, results)
     return 1 if bad else 0
 
 
-def _draw(kept: Kept, png: Path | None) -> None:
-    if png is None or not any("speedup" in row for row in kept.rows):
+def _draw(results: ResultFile, png: Path | None) -> None:
+    if png is None or not any("speedup" in row for row in results.rows):
         return
     try:
-        draw(kept.record, png)
+        draw(results.record, png)
     except ImportError as error:
-        print(f"no picture: {error}; python -m bench.report draws it from the kept rows")
+        print(f"no picture: {error}; python -m bench.report draws it from the saved rows")
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ class Kernel:
     """One backend.
 
     Attributes:
-        name: as given on the command line.
+        name: on the command line.
         attention: ``paged_attention`` of the backend.
-        prepare: (plan, positions, (N, K)) to what ``attention`` takes as its plan; jittable.
+        prepare: (plan, positions, (N, K)) to the prepared plan of ``attention``; jittable.
         dtype: of queries and of KV that is not fp8.
     """
 
@@ -32,7 +32,7 @@ class Kernel:
     dtype: jnp.dtype
 
     def tile_rows(self, group: int) -> int:
-        """Rows of a multi-row item, as engines set them, with ``group`` query heads a KV head."""
+        """Rows of a multi-row item for ``group`` query heads per KV head, as in the engine."""
         shape = AttentionShape(group, 1, 128, self.dtype, 64)
         return _BACKENDS[self.name].tuning(shape).tile_rows
 
@@ -57,7 +57,7 @@ def choose_kernel(name: str) -> Kernel:
     if not backend.runs_on(here):
         raise ValueError(f"{name} does not run on this device, {device.device_kind}")
     if name == "triton":
-        import jax_triton  # noqa: F401  # not installed everywhere: say so before anything is timed
+        import jax_triton  # noqa: F401  # fail before timing if it is not installed
     sixteen_bits = name != "xla" or device.platform == "gpu"
     dtype = jnp.dtype(jnp.bfloat16 if sixteen_bits else jnp.float32)
     return Kernel(name, backend.attention, backend.prepare, dtype)

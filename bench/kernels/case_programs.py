@@ -1,4 +1,4 @@
-"""All programs of one case, lowered before any of its large arrays is there."""
+"""All programs of one case, lowered before its large arrays are allocated."""
 
 import functools
 
@@ -15,17 +15,17 @@ _SEED = 0
 
 
 class CasePrograms:
-    """Draws a case's inputs, runs a chain of attention calls, and judges its first result.
+    """Programs that create a case's inputs, run a chain of attention calls, and check a result.
 
     ``draw``: see ``draw_layer``. ``prepare``: (plan, positions) to the prepared plan. ``chain``:
     (queries, all layers' pages, page table, positions, prepared plan, options) to output and LSE of
     the first call and the output of the last. ``judge``: (two results of ``chain``, then its
     arguments with one layer's pages and no plan) to relative error, LSE error and whether the two
-    are bit-equal. What is judged is what is timed: the kernel is lowered once.
+    are bit-equal. The checked kernel is the timed one: it is lowered once.
 
     Args:
-        case, kernel: what runs.
-        layers: pools of pages that the chain goes round.
+        case, kernel: the case and the kernel.
+        layers: number of page pools that the chain cycles through.
         length: calls in the chain.
     """
 
@@ -67,10 +67,10 @@ class CasePrograms:
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """Each is compiled for itself."""
+        """Compile each program."""
         return self.draw, self.prepare, self.chain, self.judge
 
     def inputs(self) -> Inputs:
-        """The case's arrays, new ones each time."""
+        """New arrays of the case."""
         args = (self._case, self._layout, _SEED, self._layers, self._dtype)
         return fill(*args, self.draw)

@@ -1,4 +1,4 @@
-"""Attention cases: batches over a paged pool, with the least time each can take."""
+"""Attention cases: batches over a paged KV pool, with their rooflines."""
 
 import dataclasses
 import functools
@@ -18,38 +18,38 @@ from pallas_kernels.attention.work_list import AttentionPlan
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """A time to reach: ``us``, or ``factor`` times the case's floor plus ``us``, or ``factor``
-    times what the case named ``of`` took in the same run."""
+    """A target time: ``factor`` times the case's roofline plus ``us``, or ``factor`` times the time
+    of the case named ``of`` in the same run plus ``us``."""
 
     us: float = 0.0
     factor: float = 0.0
     of: str | None = None
 
-    def at(self, floor_us: float, took_us: Mapping[str, float]) -> float | None:
-        """Microseconds; None where the other case was not timed."""
-        base = floor_us if self.of is None else took_us.get(self.of)
+    def at(self, roofline_us: float, took_us: Mapping[str, float]) -> float | None:
+        """The target in microseconds; None if the other case was not timed."""
+        base = roofline_us if self.of is None else took_us.get(self.of)
         return None if base is None else self.us + self.factor * base
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Case:
-    """One batch: ``prefixes`` groups of sequences, each reading ``shared`` tokens, then its own.
+    """One batch of ``prefixes`` groups of sequences that share a prefix.
 
     Attributes:
-        name: as printed.
+        name: of the case.
         batch: B sequences.
-        shared: tokens of the common beginning of each group.
-        own: tokens after it, of each sequence; a tuple gives each sequence its own number.
-        prefixes: groups of equal size.
+        shared: tokens of the shared prefix of each group.
+        own: unique tokens of each sequence after the prefix; a tuple has one number per sequence.
+        prefixes: number of groups, of equal size.
         queries: query rows of each sequence, the last tokens of its context (1 for decode).
-        N, K, H, S: query heads, KV heads, head dim, tokens a page.
-        share: read shared runs once.
-        tile_rows, split: rows of a wide item and tokens at which items are cut.
+        N, K, H, S: query heads, KV heads, head dim, tokens per page.
+        share: whether to read shared prefixes once.
+        tile_rows, split: rows of a multi-row item, and KV split size.
         split_policy: of the PlanShape.
-        fp8: KV in float8_e4m3fn pages with a scale a head, else in the queries' dtype.
+        fp8: KV in float8_e4m3fn pages with a scale per head, else in the queries' dtype.
         window, soft_cap: of the AttentionSpec.
-        sinks: with a sink a head.
-        target: what to reach on an H200, None where nothing is asked.
+        sinks: with a sink per head.
+        target: on an H200, or None.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Case:
         return self.shared + self.own_tokens
 
     def flops(self) -> float:
-        """Multiply-adds counted twice, visible part only."""
+        """FLOP of the visible pairs; a multiply-add counts as two."""
         back = np.arange(self.queries)[:, None]
         seen = self.context - back
         if self.window is not None:
@@ -94,14 +94,14 @@ class Case:
         return float(4 * self.N * self.H * seen.sum())
 
     def bytes(self, itemsize: int = 2) -> float:
-        """Distinct visible K and V, queries and output, once each.
+        """Bytes of distinct visible K and V, queries and output, once each.
 
         Args:
-            itemsize: bytes of a number of queries and output, and of the KV unless it is fp8.
+            itemsize: bytes per element of queries and output, and of the KV unless it is fp8.
         """
-        reach = self.context if self.window is None else self.window + self.queries - 1
-        own = np.minimum(self.own_tokens, reach)
-        shared = np.clip(reach - own, 0, self.shared)
+        visible = self.context if self.window is None else self.window + self.queries - 1
+        own = np.minimum(self.own_tokens, visible)
+        shared = np.clip(visible - own, 0, self.shared)
         tokens = own.sum()
         if self.share == "on":
             tokens += shared.reshape(self.prefixes, -1).max(axis=1).sum()
@@ -111,8 +111,8 @@ class Case:
         kv = 2 * tokens * self.K * self.H * (1 if self.fp8 else itemsize)
         return float(kv + 2 * rows * self.N * self.H * itemsize)
 
-    def floor_us(self, ceilings: Ceilings, itemsize: int = 2) -> float:
-        """The larger of bytes at the copy rate and FLOP at the matmul rate, microseconds."""
+    def roofline_us(self, ceilings: Ceilings, itemsize: int = 2) -> float:
+        """The roofline in microseconds: the larger of the times for bytes and for FLOP."""
         return 1e6 * ceilings.seconds(self.bytes(itemsize), self.flops())
 
 
@@ -130,7 +130,7 @@ class Inputs:
 
     @property
     def arguments(self) -> tuple[jax.Array, ...]:
-        """Of one attention call over the first layer's pages, but for the plan and the options."""
+        """Arguments of an attention call over the first layer's pages, without plan and options."""
         return (self.q, *self.pools[0], self.page_table, self.positions)
 
 
@@ -154,10 +154,10 @@ def make_plan(case: Case, table: np.ndarray) -> AttentionPlan:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
-    """What of a case's inputs the host makes, as NumPy arrays.
+    """The inputs of a case that the host creates, as NumPy arrays.
 
     Attributes:
-        page_table: [B, M]; behind a sequence's last page an id that no sequence owns.
+        page_table: [B, M]; entries after the last page of a sequence are an unused page.
         positions: [T] of the query rows.
         used: tokens written in each page of the pool.
         plan: of the batch.
@@ -172,7 +172,7 @@ class Layout:
 
 
 def lay_out(case: Case, seed: int) -> Layout:
-    """Pages dealt at random, with three that no sequence owns."""
+    """Random page tables; three pages are unused."""
     rng = np.random.default_rng(seed)
     S, lengths = case.S, case.context
     shared_pages = case.shared // S
@@ -207,7 +207,7 @@ def lay_out(case: Case, seed: int) -> Layout:
 
 
 def draw_layer(case: Case, dtype, key, layer, used) -> tuple[jax.Array, jax.Array]:
-    """Random K and V pages of one layer; every token slot that no sequence owns holds NaN."""
+    """Random K and V pages of one layer; unused token slots hold NaN."""
     dead = (jnp.arange(case.S) >= used[:, None])[:, None, :, None]
     shape = (used.shape[0], case.K, case.S, case.H)
 
@@ -225,7 +225,7 @@ def fill(
     """The arrays on the device; ``draw`` is ``draw_layer`` of this case and dtype, compiled."""
     key, used = jax.random.key(seed), jax.device_put(layout.used)
     pools = tuple(draw(key, np.int32(layer), used) for layer in range(layers))
-    # On the host: few numbers, beside a program to compile.
+    # On the host, because another program would have to be compiled for a few numbers.
     shape = (layout.positions.size, case.N, case.H)
     q = np.random.default_rng(seed).standard_normal(shape, np.float32).astype(dtype)
     small = (layout.page_table, layout.positions, layout.plan, layout.options)
@@ -233,6 +233,6 @@ def fill(
 
 
 def make_inputs(case: Case, seed: int, layers: int, dtype=jnp.bfloat16) -> Inputs:
-    """Random inputs; every page and every token slot that no sequence owns holds NaN."""
+    """Random inputs; every page and unused token slots hold NaN."""
     draw = jax.jit(functools.partial(draw_layer, case, dtype))
     return fill(case, lay_out(case, seed), seed, layers, dtype, draw)

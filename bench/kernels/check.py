@@ -1,4 +1,4 @@
-"""Results against float32 attention computed row by row."""
+"""Check results against float32 attention, row by row."""
 
 import functools
 
@@ -10,7 +10,7 @@ from bench.kernels.cases import Case, Inputs
 from pallas_kernels.attention.reference import paged_attention_reference
 from pallas_kernels.attention.spec import AttentionSpec
 
-# The reference is not timed: a GPU need not try dozens of products for it.
+# The reference is not timed, so XLA need not autotune its GEMMs.
 UNTUNED = {"xla_gpu_autotune_level": 0}
 
 
@@ -39,7 +39,7 @@ def compare(
 ) -> tuple[jax.Array, jax.Array]:
     """(relative error of ``out``, largest error of ``lse``) over these rows, jittable.
 
-    One row after another, since each gathers the KV of its sequence in float32.
+    One row after another, because each gathers the KV of its sequence in float32.
     """
 
     def wanted(row):
@@ -53,5 +53,5 @@ def compare(
     return off / jnp.linalg.norm(want_out), jnp.abs(lse[rows] - want_lse).max()
 
 
-# Of this module, so that checks of equal shapes compile once.
+# Module level, so that checks of equal shapes compile once.
 _compare = functools.partial(jax.jit, static_argnums=0, compiler_options=UNTUNED)(compare)

@@ -1,4 +1,4 @@
-"""Compiles the programs of many cases at a time, before any of them is timed."""
+"""Compiles the programs of many cases in parallel, before any is timed."""
 
 import os
 import time
@@ -18,10 +18,10 @@ _TELL_SECONDS = 10
 def compile_cases(
     cases: Sequence[Case], kernel: Kernel, ceilings: Ceilings, until: float
 ) -> dict[str, CasePrograms]:
-    """Programs by case name, compiled on all cores; nothing is under way any more on return.
+    """Programs by case name, compiled on all cores; no compilation is running on return.
 
-    What is not begun by ``until`` (of ``time.monotonic``) is compiled when its case runs; what
-    fails does so again then, and is told.
+    Programs not started by ``until`` (of ``time.monotonic``) are compiled when their case runs.
+    Failures are reported then too.
     """
 
     def compile_in_time(program: Program) -> None:
@@ -36,7 +36,7 @@ def compile_cases(
                 break
             try:
                 found[case.name] = lower_case(case, kernel, ceilings)
-            except Exception:  # told when the case runs
+            except Exception:  # reported when the case runs
                 continue
             pending |= {pool.submit(compile_in_time, x) for x in found[case.name].programs}
         total = len(pending)

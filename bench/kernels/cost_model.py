@@ -1,13 +1,12 @@
-"""Fits the costs by which engines decide what to share, on this machine's device.
+"""Fits the cost model by which engines decide about relay, on the device of this machine.
 
     python -m bench.kernels.cost_model                       # for 32 query heads, 8 KV heads of 128
     python -m bench.kernels.cost_model --heads 14,2,64 --page-size 32
 
-Times batches whose sequences share a beginning, read once and read by each, and fits by least
-squares what an item of one row and what one of many rows costs, each as a constant and a part for
-each of its tokens. A quarter of the measurements is left out of the fit and tells its error. The
-fit is kept in the user's cache folder, where every engine with these heads on such a device finds
-it; running this again replaces it.
+Times batches with a shared prefix, with and without relay, and fits by least squares the costs of a
+single-row and of a multi-row item: a constant and a cost per token. A quarter of the measurements
+is held out to measure the error. The fit is saved in the user's cache folder, where every engine
+with these heads on such a device finds it; running this again replaces it.
 """
 
 import argparse
@@ -37,30 +36,35 @@ COLUMNS = {
     "K": "K",
     "H": "H",
     "dtype": "KV",
-    "narrow_item": "item of one row, us",
-    "narrow_token": "and each token",
-    "wide_item": "item of many, us",
-    "wide_token": "and each token of it",
-    "mean_error": "mean error held out",
-    "worst_error": "worst",
-    "right": "decisions right",
+    "single_row_item": "single-row item, us",
+    "single_row_token": "per token, us",
+    "multi_row_item": "multi-row item, us",
+    "multi_row_token": "per token, us",
+    # The names of these costs in older results.
+    "narrow_item": "single-row item, us",
+    "narrow_token": "per token, us",
+    "wide_item": "multi-row item, us",
+    "wide_token": "per token, us",
+    "mean_error": "mean error, held out",
+    "worst_error": "largest error",
+    "right": "right decisions",
     "decisions": "of",
 }
 type Pair = tuple[Case, Case]
 type Measure = Callable[[Case], tuple[float, AttentionPlan]]
-_HELD_OUT = 4  # each fourth pair
-_CLEAR = 1.03  # a ratio of times that is more than noise
+_HELD_OUT = 4  # every fourth pair
+_CLEAR = 1.03  # a ratio of times above noise
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fit:
-    """A cost model and how well it told what it was not fitted to.
+    """A cost model and its error on held-out cases.
 
     Attributes:
         model: costs in microseconds of the whole device.
-        launch_us: what every call costs beside its items.
+        launch_us: constant cost of a call.
         mean_error, worst_error: of the time of a held-out case, relative.
-        decisions, right: held-out pairs that clearly differ, and those that the model gets right.
+        decisions, right: held-out pairs that clearly differ, and those that the model predicts.
     """
 
     model: CostModel
@@ -72,9 +76,11 @@ class Fit:
 
 
 def pairs(N: int, K: int, H: int, S: int, tile_rows: int, *, small: bool) -> list[Pair]:
-    """(shared, not shared) for several batch sizes and cuts; many cuts, so that the device is full
-    and an item costs its share of it."""
-    batches, cuts = ((2, 8), 3) if small else ((2, 8, 32, 128), 32)
+    """(shared, not shared) cases for several batch sizes and KV split sizes.
+
+    There are many splits, so that the device is full and an item costs its fraction of it.
+    """
+    batches, splits = ((2, 8), 3) if small else ((2, 8, 32, 128), 32)
     lengths = (S, 2 * S, 4 * S, 8 * S) if small else (128, 256, 512, 1024, 2048)
     found = []
     for rows in batches:
@@ -82,7 +88,7 @@ def pairs(N: int, K: int, H: int, S: int, tile_rows: int, *, small: bool) -> lis
             shared = Case(
                 f"{rows} rows, {length} tokens",
                 rows,
-                cuts * length,
+                splits * length,
                 1,
                 N=N,
                 K=K,
@@ -96,22 +102,22 @@ def pairs(N: int, K: int, H: int, S: int, tile_rows: int, *, small: bool) -> lis
 
 
 def fit(cases: Sequence[Pair], measure: Measure) -> Fit:
-    """Measure all, fit to most, judge by the rest.
+    """Measure all cases, fit to most of them, and evaluate on the rest.
 
     Args:
-        cases: each shared and not shared.
+        cases: pairs of shared and not shared.
         measure: case to its seconds and plan.
     """
     found = [[measure(case) for case in pair] for pair in cases]
     us = np.array([[1e6 * seconds for seconds, _ in pair] for pair in found])
     counts = np.array([[item_counts(plan) for _, plan in pair] for pair in found])
-    held = np.arange(len(cases)) % _HELD_OUT == _HELD_OUT - 1
-    costs = non_negative(counts[~held].reshape(-1, 5), us[~held].ravel())
-    told = counts[held] @ costs
-    error = np.abs(told / us[held] - 1)
-    ratio = us[held, 1] / us[held, 0]
+    held_out = np.arange(len(cases)) % _HELD_OUT == _HELD_OUT - 1
+    costs = non_negative(counts[~held_out].reshape(-1, 5), us[~held_out].ravel())
+    predicted = counts[held_out] @ costs
+    error = np.abs(predicted / us[held_out] - 1)
+    ratio = us[held_out, 1] / us[held_out, 0]
     clear = np.maximum(ratio, 1 / ratio) > _CLEAR
-    right = (told[:, 1] > told[:, 0]) == (ratio > 1)
+    right = (predicted[:, 1] > predicted[:, 0]) == (ratio > 1)
     return Fit(
         model=CostModel(*(float(cost) for cost in costs[1:])),
         launch_us=float(costs[0]),
@@ -123,7 +129,7 @@ def fit(cases: Sequence[Pair], measure: Measure) -> Fit:
 
 
 def item_counts(plan: AttentionPlan) -> Float[np.ndarray, " 5"]:
-    """What is fitted against: (1, narrow items, their tokens, wide items, their tokens)."""
+    """Regressors: (1, single-row items, their tokens, multi-row items, their tokens)."""
     counts = [1.0]
     for work in sorted(plan.lists, key=lambda work: work.tile_rows):
         items = int(work.num_items)
@@ -135,12 +141,12 @@ def item_counts(plan: AttentionPlan) -> Float[np.ndarray, " 5"]:
 def non_negative(
     counts: Float[np.ndarray, "X F"], times: Float[np.ndarray, " X"]
 ) -> Float[np.ndarray, " F"]:
-    """Costs of at least 0 with the least squares of relative errors; the most negative one of a
-    free fit is set to 0 until none is left."""
+    """Non-negative costs that minimise the squared relative errors; the most negative cost of an
+    unconstrained fit is set to 0 until none is left."""
     free = np.ones(counts.shape[1], bool)
     rows = counts / times[:, None]
     while True:
-        # Columns of equal size, or tokens by the million would hide the launch.
+        # Normalise the columns: the token counts are much larger than the others.
         size = np.linalg.norm(rows[:, free], axis=0)
         size[size == 0] = 1
         solved = np.linalg.lstsq(rows[:, free] / size, np.ones(len(times)), rcond=None)[0] / size
@@ -152,7 +158,7 @@ def non_negative(
 
 
 def on_device(kernel: Kernel, cases: Sequence[Pair]) -> Measure:
-    """Measures on this machine; a wrong result raises RuntimeError."""
+    """Measure on this machine; raises RuntimeError for a wrong result."""
     runner = PoolRunner(kernel, [case for pair in cases for case in pair])
 
     def measure(case: Case) -> tuple[float, AttentionPlan]:
@@ -179,7 +185,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Fit, say how well, keep."""
+    """Fit, print the error, and save."""
     options = parser().parse_args(arguments)
     kernel = choose_kernel(options.backend)
     if options.dtype:
@@ -188,11 +194,11 @@ def main(arguments: list[str] | None = None) -> int:
     tile_rows = kernel.tile_rows(N // K)
     cases = pairs(N, K, H, options.page_size, tile_rows, small=options.small)
     found = fit(cases, on_device(kernel, cases))
-    if found.model.narrow_item + found.model.narrow_token == 0:
-        print("narrow items came out as free: times too noisy for a fit, nothing is kept")
+    if found.model.single_row_item + found.model.single_row_token == 0:
+        print("single-row items have no cost in the fit: the times are too noisy, nothing is saved")
         return 1
     key = Fitted(jax.devices()[0].device_kind, kernel.name, N, K, H, kernel.dtype.name, tile_rows)
-    told = {f.name: getattr(found, f.name) for f in dataclasses.fields(Fit) if f.name != "model"}
+    quality = {f.name: getattr(found, f.name) for f in dataclasses.fields(Fit) if f.name != "model"}
     path = keep_cost_model(
         key,
         found.model,
@@ -200,19 +206,19 @@ def main(arguments: list[str] | None = None) -> int:
         page_size=options.page_size,
         jax=jax.__version__,
         date=datetime.date.today().isoformat(),
-        **told,
+        **quality,
     )
     print(found.model)
     print(
-        f"held out: time wrong by {found.mean_error:.0%} in the mean, {found.worst_error:.0%} at "
-        f"most; {found.right} of {found.decisions} clear decisions right"
+        f"held out: mean error {found.mean_error:.0%}, largest error {found.worst_error:.0%}; "
+        f"{found.right} of {found.decisions} clear decisions right"
     )
-    print(f"kept in {path}")
+    print(f"saved in {path}")
     target = options.json
     if target is None and jax.default_backend() == "gpu":
         target = RESULTS / "kernels_costs.json"
     if target is not None:
-        row = dataclasses.asdict(key) | dataclasses.asdict(found.model) | told
+        row = dataclasses.asdict(key) | dataclasses.asdict(found.model) | quality
         save(target, record("bench.kernels.cost_model", [row], vars(options)))
     return 0
 

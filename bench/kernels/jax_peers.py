@@ -1,4 +1,4 @@
-"""What a JAX user would call for the same batch: the shipped Pallas operation, and cuDNN."""
+"""Alternatives in JAX for the same batch: the Pallas operation of JAX, and cuDNN."""
 
 import dataclasses
 import functools
@@ -14,8 +14,8 @@ from bench.kernels.check import output_error
 from bench.kernels.run_case import CACHE_BYTES, chain_length
 from bench.kernels.timing import burst_seconds
 
-MOST_BYTES = 24 << 30  # of KV laid out for a peer
-_CALLS = 16  # in one program; each takes its time to compile
+MOST_BYTES = 24 << 30  # of KV in a peer's layout
+_CALLS = 16  # in one program; each adds compile time
 _FULL = 264  # work items that fill an H200 twice
 
 
@@ -25,10 +25,10 @@ class Variant:
 
     Attributes:
         name: of the setting.
-        arrange: (k, v) pages of one layer to what ``call`` takes after the queries.
+        arrange: converts (k, v) pages of one layer to the arguments of ``call`` after the queries.
         call: (q [T, N, H], *arranged) to the output [T, N, H].
-        kv_bytes: of one layer as arranged.
-        tolerance: relative error up to which its result passes.
+        kv_bytes: of one layer in that layout.
+        tolerance: largest allowed relative error.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Variant:
 
 def pallas_paged(case: Case, inputs: Inputs) -> Iterator[Variant]:
     """``jax.experimental.pallas.ops.gpu.paged_attention``, over pages with the head first; no
-    sharing, so each row reads the shared pages for itself."""
+    sharing, so every row reads the shared pages."""
     if case.queries > 1:
         raise NotImplementedError("it takes one query row a sequence")
     with warnings.catch_warnings():
@@ -69,7 +69,7 @@ def pallas_paged(case: Case, inputs: Inputs) -> Iterator[Variant]:
                 )
 
         def arrange(k, v):
-            # It takes no scale: in the keys it costs no time.
+            # It has no scale argument: the keys are scaled, which costs no time.
             k, v = (jnp.nan_to_num(x.swapaxes(0, 1)) for x in (k, v))
             return (k * case.spec.scale).astype(k.dtype), v
 
@@ -77,7 +77,7 @@ def pallas_paged(case: Case, inputs: Inputs) -> Iterator[Variant]:
 
 
 def cudnn(case: Case, inputs: Inputs) -> Iterator[Variant]:
-    """``jax.nn.dot_product_attention`` on KV laid out for each sequence."""
+    """``jax.nn.dot_product_attention`` on contiguous KV of each sequence."""
     longest = int(case.context.max())
     lengths = jnp.asarray(case.context, jnp.int32)
 
@@ -99,19 +99,19 @@ def cudnn(case: Case, inputs: Inputs) -> Iterator[Variant]:
 
 
 def cudnn_once(case: Case, inputs: Inputs) -> Iterator[Variant]:
-    """The shared tokens once for all rows and each row's own, two calls merged by their LSE."""
+    """Attention to shared and to unique tokens in two calls, merged by their LSE."""
     if case.queries > 1 or case.share == "off" or case.batch == case.prefixes:
-        return  # nothing is read together
+        return  # nothing is shared
     P, rows, first = case.prefixes, case.batch // case.prefixes, case.shared // case.S
     own = jnp.asarray(case.own_tokens, jnp.int32)
     table = inputs.page_table
-    parts = (
+    segments = (
         (table[::rows, :first], case.shared),
         (table[:, first:], int(case.own_tokens.max())),
     )
 
     def arrange(k, v):
-        found = [_contiguous(k, v, table=table, tokens=tokens) for table, tokens in parts]
+        found = [_contiguous(k, v, table=table, tokens=tokens) for table, tokens in segments]
         return (*found[0], *found[1])
 
     def call(q, k_shared, v_shared, k_own, v_own):
@@ -127,7 +127,7 @@ def cudnn_once(case: Case, inputs: Inputs) -> Iterator[Variant]:
         merged = shared.reshape(q.shape) * weight + rest.reshape(q.shape) * (1 - weight)
         return merged.astype(q.dtype)
 
-    # The LSE comes back in the queries' dtype, which the merge cannot make good.
+    # The LSE has the queries' dtype, and its rounding error remains after the merge.
     yield Variant("", arrange, call, case.bytes(), tolerance=4e-2)
 
 

@@ -1,4 +1,4 @@
-"""The kernels beside what JAX and torch users would call instead, each in its own attempt."""
+"""The kernels compared with those of JAX and torch; a failure of one does not affect the others."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ from bench.ceilings import Ceilings, measure_ceilings
 from bench.kernels import jax_peers
 from bench.kernels.backends import Kernel, choose_kernel
 from bench.kernels.cases import Case, make_inputs
-from bench.kernels.kept import Kept
+from bench.kernels.result_file import ResultFile
 from bench.kernels.run_case import distinct_layers, run_case
 from bench.kernels.run_table import reason
 from bench.kernels.table import small_cases, table_cases
@@ -22,16 +22,16 @@ from bench.text_tables import markdown
 
 COLUMNS = {
     "case": "case",
-    "floor_us": "floor, us",
+    "floor_us": "roofline, us",
     "us": "rjax, us",
     "pallas_us": "Pallas paged_attention",
     "cudnn_us": "cuDNN through JAX",
-    "cudnn_once_us": "cuDNN, prefix once and merged",
+    "cudnn_once_us": "cuDNN, prefix once + merge",
     "sdpa_us": "torch SDPA",
     "flex_us": "torch FlexAttention",
-    "best_over_ours": "best of them / rjax",
+    "best_over_ours": "best other / rjax",
 }
-_CASES = (  # in order of interest: a run may be cut short
+_CASES = (  # most interesting first: a run may run out of time
     "relay 64; 2048; 256",
     "decode 64 x 2048",
     "relay 64; 32768; 128",
@@ -47,14 +47,14 @@ _CASES = (  # in order of interest: a run may be cut short
     "decode 64 x 16..16384",
 )
 _TORCH_SHARE = 0.5  # of the time
-_STARTS = 60  # seconds that torch may take to come up and to end its last case
+_STARTS = 60  # seconds for torch to start and to finish its last case
 _SCRIPT = Path(__file__).parent / "torch_peers.py"
 
 type Line = dict[str, Any]
 
 
 def peer_cases(options: argparse.Namespace) -> list[Case]:
-    """Those of the table that peers can express, as far as ``options.only`` leaves them."""
+    """Cases of the table that peers support, filtered by ``options.only``."""
     if options.small:
         found = [case for case in small_cases() if not (case.fp8 or case.sinks)]
     else:
@@ -64,8 +64,8 @@ def peer_cases(options: argparse.Namespace) -> list[Case]:
 
 
 def run_torch(options: argparse.Namespace) -> tuple[str | None, list[Line]]:
-    """(version of torch, lines of every case); a process of its own, so call this while the
-    calling one holds no memory of the device."""
+    """(version of torch, lines of every case); runs a separate process, so call this before this
+    process allocates device memory."""
     cases, seconds = peer_cases(options), _TORCH_SHARE * options.seconds
     with tempfile.TemporaryDirectory() as scratch:
         task, out = Path(scratch) / "task.json", Path(scratch) / "out.jsonl"
@@ -83,7 +83,7 @@ def run_torch(options: argparse.Namespace) -> tuple[str | None, list[Line]]:
 
 
 def _run(command: list[str], seconds: float) -> str | None:
-    """Why the process did not end well, or None."""
+    """Why the process failed, or None."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     try:
         done = subprocess.run(
@@ -103,13 +103,16 @@ def _run(command: list[str], seconds: float) -> str | None:
 
 
 def run_peers(
-    options: argparse.Namespace, kept: Kept, torch_version: str | None, torch_lines: list[Line]
+    options: argparse.Namespace,
+    results: ResultFile,
+    torch_version: str | None,
+    torch_lines: list[Line],
 ) -> int:
-    """Our kernel and JAX's peers, a row a case; returns how many of ours failed."""
+    """Run our kernel and the peers in JAX, one row per case; return how many of ours failed."""
     start = time.monotonic()
     kernel, ceilings = choose_kernel(options.backend), measure_ceilings()
     not_run: list[Line] = []
-    kept.more |= {
+    results.more |= {
         "backend": kernel.name,
         "torch": torch_version,
         "copy_bytes_per_s": ceilings.copy,
@@ -124,7 +127,7 @@ def run_peers(
             lines.append(_failure(case, "rjax", f"{options.seconds:g} s were over (--seconds)"))
             bad += 1
         else:
-            row["floor_us"] = case.floor_us(ceilings, kernel.dtype.itemsize)
+            row["floor_us"] = case.roofline_us(ceilings, kernel.dtype.itemsize)
             ours = _ours(case, kernel, ceilings)
             bad += "failed" in ours
             row["us"] = ours.get("us")
@@ -137,14 +140,14 @@ def run_peers(
         times = [row[key] for key in row if key.endswith("_us") and key != "floor_us"]
         if times and row.get("us"):
             row["best_over_ours"] = min(times) / row["us"]
-        kept.add(row)
+        results.add(row)
         shown = {key: f"{value:.4g}" for key, value in row.items() if isinstance(value, float)}
         print(f"{case.name:34s} {shown}", flush=True)
     return bad
 
 
 def best_of(lines: Sequence[Line]) -> dict[str, Any]:
-    """For each peer the time of its best variant, which one that was, and its error."""
+    """For each peer the time, name and error of its best variant."""
     row: dict[str, Any] = {}
     for line in lines:
         key = f"{line['peer']}_us"
@@ -156,7 +159,7 @@ def best_of(lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def jax_lines(case: Case, kernel: Kernel, ceilings: Ceilings) -> list[Line]:
-    """A line for each way to call each peer in JAX; what a peer cannot express it says."""
+    """A line for each variant of each peer in JAX, with an error for unsupported cases."""
     found: list[Line] = []
     inputs = make_inputs(case, 0, distinct_layers(case), kernel.dtype)
     for peer, variants in jax_peers.PEERS.items():
@@ -175,7 +178,7 @@ def jax_lines(case: Case, kernel: Kernel, ceilings: Ceilings) -> list[Line]:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """The rows, and below them what did not run and why."""
+    """The rows, and below them the failures with their reasons."""
     rows = found["rows"]
     columns = {k: v for k, v in COLUMNS.items() if any(row.get(k) is not None for row in rows)}
     why: dict[tuple[str, str], list[str]] = {}
@@ -201,7 +204,7 @@ def _failure(case: Case, peer: str, why: str) -> Line:
 
 
 def _told(case: Case) -> dict[str, Any]:
-    """A case as torch's process reads it."""
+    """A case as JSON for the torch process."""
     numbers = {name: getattr(case, name) for name in ("name", "batch", "shared", "queries")}
     sizes = {name: getattr(case, name) for name in ("prefixes", "N", "K", "H")}
     return numbers | sizes | {"own": case.own_tokens.tolist()}

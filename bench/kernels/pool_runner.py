@@ -1,4 +1,4 @@
-"""Times many decode cases of one set of heads on few compiled programs.
+"""Times many decode cases with the same heads with few compiled programs.
 
 Compiling costs far more than timing. Cases of equal batch size share their programs: one pool of
 pages serves them all, page tables have one width, and plans are padded to the same capacities.
@@ -23,17 +23,17 @@ from pallas_kernels.attention.reference import paged_attention_reference
 from pallas_kernels.attention.work_list import AttentionPlan
 
 _CHAIN = {"gpu": 48, "cpu": 2}  # calls in one program
-_COPIES = {"gpu": 16, "cpu": 1}  # sets of pages that the calls of a program go round
+_COPIES = {"gpu": 16, "cpu": 1}  # sets of pages that the calls of a program cycle through
 _CHECKED_ROWS = 4
 
 
 class PoolRunner:
-    """Checks and times cases that differ in batch, lengths, sharing and cuts alone.
+    """Checks and times cases that differ only in batch, lengths, sharing and KV split size.
 
     Args:
         kernel: the backend.
-        cases: all that will be timed, with one N, K, H, S and tile height, uniform own lengths, one
-            prefix and one query row a sequence.
+        cases: all cases, with equal N, K, H, S and tile height, equal numbers of unique tokens, one
+            prefix and one query row per sequence.
     """
 
     def __init__(self, kernel: Kernel, cases: Sequence[Case]) -> None:
@@ -66,7 +66,7 @@ class PoolRunner:
         shape = (case.batch, case.N, case.H)
         q = jax.random.normal(jax.random.key(2), shape, self._kernel.dtype)
         positions = jnp.asarray(case.context - 1, jnp.int32)
-        # Arrays of their own: a slice inside the program would be timed with it.
+        # Separate arrays: a slice inside the program would be timed too.
         on_device = tuple(jax.device_put(table) for table in tables)
         prepared = self._prepare(jax.tree.map(jnp.asarray, plan), positions, self._heads)
         one = functools.partial(self._one, q, self._k, self._v, on_device[0], positions, prepared)
@@ -80,7 +80,7 @@ class PoolRunner:
     def _seconds(self, chain: Callable[[], object]) -> float:
         """Of one call of the chain."""
         if self._platform == "gpu":
-            # Short chains would be timed by what their graph costs the host: it writes every
+            # With short chains the host cost of the CUDA graph would be timed: it rewrites every
             # launch anew whenever the memory of the last run is still in use.
             _, busy = kernel_times(chain, runs=2)
         else:
@@ -92,7 +92,7 @@ class PoolRunner:
         return min(_COPIES[self._platform], wanted)
 
     def _tables(self, case: Case) -> np.ndarray:
-        """Page tables of disjoint pages, [copies, B, M]; copies come again where few are needed."""
+        """Page tables of disjoint pages, [copies, B, M]; copies repeat if few are needed."""
         count, B = _distinct_pages(case), case.batch
         shared = case.shared // case.S
         copies = self._copies(case)
@@ -121,9 +121,9 @@ class PoolRunner:
             shape=shape,
             sharing=case.share,
         )
-        if self._kernel.name == "xla":  # whose program depends on the cut
+        if self._kernel.name == "xla":  # whose program depends on the KV split size
             return plan
-        # The bound of an item's length is part of the program's key: one for all cuts.
+        # The bound of an item's length is part of the program's key: the same for all split sizes.
         lists = (dataclasses.replace(work, tile_tokens=self._longest_cut) for work in plan.lists)
         return dataclasses.replace(plan, lists=tuple(lists))
 

@@ -1,4 +1,4 @@
-"""A function of arrays, lowered at once and compiled when that suits."""
+"""A function of arrays that is lowered at once and compiled later."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -10,9 +10,8 @@ import jax
 class Program:
     """``function`` for arguments of given shapes.
 
-    Making one traces and lowers, which holds Python's lock; ``compile`` mostly does not, so that
-    many may be compiled at a time, each by a thread of its own. A call compiles what is not yet
-    compiled.
+    The constructor traces and lowers, which holds the GIL. ``compile`` mostly does not, so many
+    programs can be compiled in parallel by threads. A call compiles if needed.
 
     Args:
         function: of trees of arrays.
@@ -27,7 +26,7 @@ class Program:
         compiler_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.tree: Any  # of what it returns, the jax.tree_util.PyTreeDef
-        # Flat, since lowering fills trees with stand-ins for arrays, which a plan refuses.
+        # Flat, because a plan refuses the placeholders that lowering puts into trees.
         leaves, tree = jax.tree.flatten(args)
 
         def flat(*leaves):
@@ -51,7 +50,7 @@ class Program:
         _ = self._compiled
 
     def bound(self, *args: Any) -> Callable[[], list[jax.Array]]:
-        """The call with these arguments, as quick to dispatch as can be; returns flat outputs."""
+        """The call with these arguments, with little dispatch overhead; returns flat outputs."""
         return functools.partial(self._compiled, *jax.tree.leaves(args))
 
     def __call__(self, *args: Any) -> Any:

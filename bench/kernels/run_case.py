@@ -12,15 +12,15 @@ from bench.kernels.cases import Case
 from bench.kernels.timing import burst_seconds, seconds_per_call
 
 CACHE_BYTES = 256 << 20  # distinct KV between two reads of the same pages: four times the L2
-_CHAIN_US = 2000  # least device time of one dispatched run
+_CHAIN_US = 2000  # minimum device time of one dispatched run
 LARGEST_ERROR = 1e-2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """What one case took; times in microseconds, NaN where it was not timed.
+    """The result of one case; times in microseconds, NaN if it was not timed.
 
-    ``us`` is of bursts, ``sustained_us`` of calls without rest (``timing``).
+    ``us`` is measured in short bursts, ``sustained_us`` in a continuous run (``timing``).
     """
 
     case: str
@@ -50,10 +50,10 @@ class Result:
 
 
 def lower_case(case: Case, kernel: Kernel, ceilings: Ceilings) -> CasePrograms:
-    """The case's programs, none of them compiled yet."""
+    """The lowered programs of the case."""
     layers = distinct_layers(case)
-    floor = case.floor_us(ceilings, kernel.dtype.itemsize)
-    return CasePrograms(case, kernel, layers, chain_length(layers, floor))
+    roofline = case.roofline_us(ceilings, kernel.dtype.itemsize)
+    return CasePrograms(case, kernel, layers, chain_length(layers, roofline))
 
 
 def run_case(
@@ -62,7 +62,7 @@ def run_case(
     """A wrong result (``not result.correct``) is not timed.
 
     Args:
-        programs: the case's, where they have been made ahead.
+        programs: of the case, if they were created before.
     """
     programs = programs or lower_case(case, kernel, ceilings)
     inputs = programs.inputs()
@@ -73,9 +73,9 @@ def run_case(
     judged = programs.judge(chain(), chain(), *inputs.arguments, inputs.options)
     relative, worst, same = (x.item() for x in judged)
     variant = f"split {case.split}, rows {case.tile_rows}"
-    floor = case.floor_us(ceilings, kernel.dtype.itemsize)
+    roofline = case.roofline_us(ceilings, kernel.dtype.itemsize)
     untimed = float("nan")
-    result = Result(case.name, variant, untimed, untimed, floor, relative, worst, same)
+    result = Result(case.name, variant, untimed, untimed, roofline, relative, worst, same)
     if not result.correct:
         return result
     seconds, sustained = burst_seconds(chain), seconds_per_call(chain, repeats=4)
@@ -84,16 +84,16 @@ def run_case(
 
 
 def distinct_layers(case: Case) -> int:
-    """Pools of pages to go round, so that no call finds its KV in the cache."""
+    """Number of page pools to cycle through, so that no KV is read from the L2 cache."""
     if jax.default_backend() == "cpu":
         return 1
     return max(2, min(16, math.ceil(CACHE_BYTES / case.bytes())))
 
 
-def chain_length(layers: int, floor_us: float) -> int:
-    """Calls in one program, so that the device takes longer than dispatching it does."""
+def chain_length(layers: int, roofline_us: float) -> int:
+    """Calls in one program, so that the device needs longer than the dispatch."""
     return (
         layers
         if jax.default_backend() == "cpu"
-        else max(layers, min(192, math.ceil(_CHAIN_US / floor_us)))
+        else max(layers, min(192, math.ceil(_CHAIN_US / roofline_us)))
     )

@@ -1,4 +1,4 @@
-"""The kernel table: every case checked, then timed beside its floor and what is to be reached."""
+"""The kernel table: every case is checked, then timed and compared with its roofline and target."""
 
 import argparse
 import dataclasses
@@ -8,33 +8,33 @@ from typing import Any
 from bench.ceilings import measure_ceilings
 from bench.kernels.backends import choose_kernel
 from bench.kernels.compile_cases import compile_cases
-from bench.kernels.kept import Kept
+from bench.kernels.result_file import ResultFile
 from bench.kernels.run_case import Result, run_case
 from bench.kernels.table import small_cases, table_cases
 
 COLUMNS = {
     "case": "case",
-    "variant": "cut",
+    "variant": "KV split",
     "us": "us",
-    "sustained_us": "without rest, us",
-    "floor_us": "floor, us",
-    "ratio": "time / floor",
-    "target_us": "to reach, us",
+    "sustained_us": "sustained, us",
+    "floor_us": "roofline, us",
+    "ratio": "time / roofline",
+    "target_us": "target, us",
     "relative_error": "relative error",
-    "failed": "did not run",
+    "failed": "error",
 }
-_COMPILING = 0.6  # of the time, at most, before the first case is timed
+_COMPILING = 0.6  # largest fraction of the time before the first case is timed
 
 
-def run_table(options: argparse.Namespace, kept: Kept) -> int:
-    """Run the cases that ``options.only`` leaves; returns how many failed or were wrong.
+def run_table(options: argparse.Namespace, results: ResultFile) -> int:
+    """Run the cases selected by ``options.only``; return how many failed or were wrong.
 
     Programs are compiled before the first case runs: compiling takes most of the time, uses all
-    cores, and tries kernels on the device, which would disturb what is timed.
+    cores, and tries kernels on the device, which would disturb the timing.
     """
     start = time.monotonic()
     kernel, ceilings = choose_kernel(options.backend), measure_ceilings()
-    kept.more |= {
+    results.more |= {
         "backend": kernel.name,
         "copy_bytes_per_s": ceilings.copy,
         "matmul_flop_per_s": ceilings.matmul,
@@ -47,8 +47,8 @@ def run_table(options: argparse.Namespace, kept: Kept) -> int:
     cases = [case for case in every if options.only in case.name]
     ready = compile_cases(cases, kernel, ceilings, start + _COMPILING * options.seconds)
     print(
-        f"{'case':34s} {'cut':26s} {'us':>9s} {'no rest':>9s} {'floor':>9s} "
-        f"{'ratio':>6s} {'reach':>8s}"
+        f"{'case':34s} {'KV split':26s} {'us':>9s} {'sustained':>9s} {'roofline':>9s} "
+        f"{'ratio':>6s} {'target':>8s}"
     )
     took: dict[str, float] = {}
     bad = 0
@@ -59,24 +59,24 @@ def run_table(options: argparse.Namespace, kept: Kept) -> int:
             continue
         try:
             result = run_case(case, kernel, ceilings, ready.pop(case.name, None))
-        except Exception as error:  # one case must not cost the others
+        except Exception as error:  # a failed case must not stop the others
             bad += 1
-            kept.add({"case": case.name, "failed": reason(error)})
+            results.add({"case": case.name, "failed": reason(error)})
             print(f"{case.name:34s} did not run: {reason(error)}", flush=True)
             continue
         if case.target is not None:
-            reach = case.target.at(result.floor_us, took)
-            result = dataclasses.replace(result, target_us=reach)
+            target = case.target.at(result.floor_us, took)
+            result = dataclasses.replace(result, target_us=target)
         if result.correct:
             took[case.name] = result.us
         bad += not result.correct
         print(result.line(), flush=True)
-        kept.add(row(result))
+        results.add(row(result))
     return bad
 
 
 def row(result: Result) -> dict[str, Any]:
-    """As kept; a wrong result has no time and says so."""
+    """The row of a result; a wrong result has an error instead of a time."""
     found: dict[str, Any] = dataclasses.asdict(result)
     found["ratio"] = result.us / result.floor_us
     if not result.correct:

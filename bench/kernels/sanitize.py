@@ -3,8 +3,8 @@
     python -m bench.kernels.sanitize                       # reads and writes out of bounds
     python -m bench.kernels.sanitize --tool synccheck --backend triton
 
-Prefixes, own tokens of every length up to a few pages and a prompt chunk, each result checked. The
-sanitizer comes with the CUDA toolkit; where it is missing this says so and ends with 3.
+Prefixes, unique tokens of every length up to a few pages, and a prompt chunk; each result is
+checked. The sanitizer is part of the CUDA toolkit; the exit status is 3 if it is missing.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _SECONDS = 500
 
 
 def cases(kernel: Kernel) -> list[Case]:
-    """Small, and with every kind of work item."""
+    """Small cases with every kind of work item."""
     tile = kernel.tile_rows(4)
     lengths = (1, 63, 64, 65, 130)
     return [
@@ -38,7 +38,7 @@ def cases(kernel: Kernel) -> list[Case]:
 
 
 def check(kernel: Kernel) -> int:
-    """How many of the cases are wrong."""
+    """The number of wrong cases."""
     wrong = 0
     for case in cases(kernel):
         inputs = make_inputs(case, 0, 1, kernel.dtype)
@@ -53,7 +53,7 @@ def check(kernel: Kernel) -> int:
 
 
 def sanitizer() -> str | None:
-    """The program, where the machine has it."""
+    """Path of the sanitizer, or None."""
     found = shutil.which("compute-sanitizer")
     return found or next((p for place in _PLACES for p in glob.glob(place, recursive=True)), None)
 
@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 where it is clean, 3 where there is no sanitizer."""
+    """Return 0 without findings, 3 without a sanitizer."""
     options = parser().parse_args(arguments)
     if options.bare:
         return 1 if check(choose_kernel(options.backend)) else 0
@@ -87,10 +87,10 @@ def main(arguments: list[str] | None = None) -> int:
         return _MISSING
     inside = ["-m", "bench.kernels.sanitize", "--bare", f"--backend={options.backend}"]
     command = [program, "--tool", options.tool, "--error-exitcode", "1", sys.executable, *inside]
-    # Each array an allocation of its own: what lies beyond it belongs to nobody.
+    # A separate allocation for each array, so that reads beyond its end are found.
     environment = os.environ | {
         "XLA_PYTHON_CLIENT_ALLOCATOR": "platform",
-        # Else XLA tries dozens of products for the reference, each slow under the sanitizer.
+        # Otherwise XLA autotunes the GEMMs of the reference, slowly under the sanitizer.
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip(),
     }
     return subprocess.run(command, env=environment, timeout=_SECONDS, check=False).returncode

@@ -1,4 +1,4 @@
-"""Relay against plain attention over batch, prefix, own length, heads and page size."""
+"""Attention with and without relay over batch, prefix, unique tokens, heads and page size."""
 
 import argparse
 import collections
@@ -14,32 +14,32 @@ import jax
 from bench.ceilings import Ceilings, measure_ceilings
 from bench.kernels.backends import Kernel, choose_kernel
 from bench.kernels.cases import Case
-from bench.kernels.kept import Kept
 from bench.kernels.pool_runner import PoolRunner
+from bench.kernels.result_file import ResultFile
 from bench.kernels.run_table import reason
 
 COLUMNS = {
     "batch": "B",
     "prefix": "prefix",
-    "own": "own",
+    "own": "unique tokens",
     "group": "G",
     "page_size": "S",
     "plain_us": "plain, us",
     "relay_us": "relay, us",
-    "speedup": "faster by",
-    "floor_us": "floor, us",
-    "ratio": "relay / floor",
+    "speedup": "speed-up",
+    "floor_us": "roofline, us",
+    "ratio": "relay / roofline",
     "error": "relative error",
-    "failed": "did not run",
+    "failed": "error",
 }
-_LEAST_CUT = 128
-_PROGRAMS = 132  # work items that fill an H200
+_MIN_SPLIT = 128
+_FULL_ITEMS = 132  # work items that fill an H200
 _MEMORY_SHARE = 0.4  # of the device, for KV
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Point:
-    """B sequences that share ``prefix`` tokens and have ``own`` more each."""
+    """B sequences with ``prefix`` shared tokens and ``own`` unique tokens each."""
 
     batch: int
     prefix: int
@@ -54,24 +54,24 @@ class Point:
         return self.N, self.K, self.H, self.S
 
     def kv_bytes(self, itemsize: int) -> int:
-        """Of its distinct tokens, in whole pages."""
+        """Bytes of the distinct KV, in whole pages."""
         pages = self.prefix // self.S + self.batch * math.ceil(self.own / self.S)
         return 2 * itemsize * pages * self.S * self.K * self.H
 
     def case(self, kernel: Kernel, *, share: bool) -> Case:
-        """With the cut that fills an H200 best for this way to read."""
+        """The case with the KV split size that fills an H200 best."""
         tile_rows = kernel.tile_rows(self.N // self.K)
         if share and self.batch > 1 and self.prefix:
-            units = math.ceil(self.batch / tile_rows) * self.K
-            cuts = max(4, round(_PROGRAMS / units))
-            # A power of two, so that the prefix ends with a cut.
-            split = 1 << math.ceil(math.log2(max(_LEAST_CUT, self.prefix / cuts)))
+            tiles = math.ceil(self.batch / tile_rows) * self.K
+            splits = max(4, round(_FULL_ITEMS / tiles))
+            # A power of two, so that the prefix is whole splits.
+            split = 1 << math.ceil(math.log2(max(_MIN_SPLIT, self.prefix / splits)))
             split = min(split, self.prefix)
         else:
-            units = math.ceil(self.batch * self.K / 2)
-            cuts = max(1, round(2 * _PROGRAMS / units))
+            tiles = math.ceil(self.batch * self.K / 2)
+            splits = max(1, round(2 * _FULL_ITEMS / tiles))
             page = max(self.S, 64)
-            split = page * math.ceil(max(_LEAST_CUT, (self.prefix + self.own) / cuts) / page)
+            split = page * math.ceil(max(_MIN_SPLIT, (self.prefix + self.own) / splits) / page)
         return Case(
             f"{self.batch}; {self.prefix}; {self.own}",
             self.batch,
@@ -88,7 +88,7 @@ class Point:
 
 
 def points() -> list[Point]:
-    """The map over batch and prefix, and lines through it along every other axis."""
+    """A grid over batch and prefix, and lines along the other axes."""
     prefixes = (0, 128, 512, 2048, 8192, 32768, 131072)
     everything = [Point(b, p) for b in (1, 4, 16, 64, 256, 512) for p in prefixes]
     everything += [Point(64, p, own) for own in (16, 1024) for p in (512, 2048, 8192, 32768)]
@@ -98,16 +98,16 @@ def points() -> list[Point]:
 
 
 def small_points() -> list[Point]:
-    """What a CPU does in seconds."""
+    """Points that a CPU runs in seconds."""
     grid = [Point(b, p, 20, N=4, K=2, H=8, S=16) for b in (1, 4) for p in (0, 128, 256)]
     return [*grid, Point(4, 256, 40, N=4, K=1, H=8, S=16)]
 
 
-def run_sweep(options: argparse.Namespace, kept: Kept) -> int:
-    """Every point, those of equal heads together; returns how many failed or were wrong."""
+def run_sweep(options: argparse.Namespace, results: ResultFile) -> int:
+    """Run every point, grouped by heads; return how many failed or were wrong."""
     start = time.monotonic()
     kernel, ceilings = choose_kernel(options.backend), measure_ceilings()
-    kept.more |= {
+    results.more |= {
         "backend": kernel.name,
         "copy_bytes_per_s": ceilings.copy,
         "matmul_flop_per_s": ceilings.matmul,
@@ -129,8 +129,8 @@ def run_sweep(options: argparse.Namespace, kept: Kept) -> int:
             row = _row(runner, point, kernel, ceilings)
             bad += "failed" in row
             print(_line(row), flush=True)
-            kept.add(row)
-        del runner  # its pool, before the next one's
+            results.add(row)
+        del runner  # free its pool before the next one
     if late:
         print(f"{len(late)} points not run: {options.seconds:g} s were over (--seconds)")
     return bad + len(late)
@@ -160,8 +160,8 @@ def _row(runner: PoolRunner, point: Point, kernel: Kernel, ceilings: Ceilings) -
         "page_size": point.S,
     }
     relay, plain = (point.case(kernel, share=share) for share in (True, False))
-    floor = relay.floor_us(ceilings, kernel.dtype.itemsize)
-    row |= {"floor_us": floor, "plain_cut": plain.split, "relay_cut": relay.split}
+    roofline = relay.roofline_us(ceilings, kernel.dtype.itemsize)
+    row |= {"floor_us": roofline, "plain_cut": plain.split, "relay_cut": relay.split}
     try:
         plain_s, plain_error, _ = runner.measure(plain)
         relay_s, relay_error, _ = runner.measure(relay)
@@ -171,7 +171,7 @@ def _row(runner: PoolRunner, point: Point, kernel: Kernel, ceilings: Ceilings) -
     if not row["error"] < 1e-2:
         return row | {"failed": "wrong result"}
     times = {"plain_us": 1e6 * plain_s, "relay_us": 1e6 * relay_s, "speedup": plain_s / relay_s}
-    return row | times | {"ratio": 1e6 * relay_s / floor}
+    return row | times | {"ratio": 1e6 * relay_s / roofline}
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -181,13 +181,13 @@ def _line(row: dict[str, Any]) -> str:
         return f"{text}  {row['failed']}"
     return text + (
         f"  plain {row['plain_us']:9.1f} us  relay {row['relay_us']:9.1f} us"
-        f"  x {row['speedup']:5.2f}  floor {row['floor_us']:9.1f}  err {row['error']:.1e}"
+        f"  x {row['speedup']:5.2f}  roofline {row['floor_us']:9.1f}  err {row['error']:.1e}"
     )
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """The map: how much faster relay is, over prefix length and batch, all else equal."""
-    from bench.figures import cells  # needs matplotlib, which the measuring does not
+    """Draw the speed-up of relay over prefix length and batch."""
+    from bench.figures import cells  # matplotlib is needed for pictures only
 
     rows = [row for row in found["rows"] if "speedup" in row]
     others = [(row["own"], row["group"], row["page_size"]) for row in rows]

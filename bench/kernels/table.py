@@ -1,4 +1,4 @@
-"""The cases of the kernel table, with the times to reach on an H200."""
+"""The cases of the kernel table, with targets on an H200."""
 
 import dataclasses
 
@@ -6,16 +6,16 @@ import numpy as np
 
 from bench.kernels.cases import Case, Target
 
-_RELAY = Target(us=5, factor=1.35)  # of the whole operation, fusion included
+_RELAY = Target(us=5, factor=1.35)  # of the whole operation, including relay fusion
 
 
 def table_cases() -> list[Case]:
-    """Every case once, each after those that it is compared with."""
+    """All cases, each after the case that its target refers to."""
     return [*_decode(), *_prefix(), *_relay(), *_prefill(), *_fp8(), *_shapes(), *_options()]
 
 
 def small_cases() -> list[Case]:
-    """A few cases of the same kinds that a CPU runs in seconds."""
+    """A few cases of the same kinds, for a CPU."""
     plain = Case(
         "decode 3 x 70", 3, 0, 70, N=4, K=2, H=16, S=16, tile_rows=4, split=32, share="off"
     )
@@ -98,8 +98,8 @@ def _relay() -> list[Case]:
 
 def _prefill() -> list[Case]:
     flop = 4 * 32 * 128 * 8192 * 8193 / 2
-    reach = Target(us=1e6 * flop / (0.70 * 790e12))
-    return [Case("prefill 8192", 1, 0, 8192, queries=8192, split=8192, tile_rows=32, target=reach)]
+    target = Target(us=1e6 * flop / (0.70 * 790e12))
+    return [Case("prefill 8192", 1, 0, 8192, queries=8192, split=8192, tile_rows=32, target=target)]
 
 
 def _fp8() -> list[Case]:
@@ -130,7 +130,7 @@ def _shapes() -> list[Case]:
 
 
 def _options() -> list[Case]:
-    """What an option costs is its case's time beside that of the case it is made from."""
+    """The cost of an option is the difference to the case without it."""
     base = _relay()[0]
     changes = {
         "soft cap": {"soft_cap": 30.0},

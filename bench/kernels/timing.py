@@ -1,8 +1,8 @@
 """Device time without a profiler: chains of calls inside one jitted program, slope over repeats.
 
-A GPU that has worked for a while may draw all the power it is allowed, and slows down. So a time
-comes in two kinds: that of bursts of some hundredths of a second, each after a rest, and that of
-calls without rest. What is compared must be of one kind.
+Under sustained load a GPU at its power limit lowers its clock. So there are two kinds of times: in
+short bursts of some hundredths of a second, each after a pause, and in a continuous run. Compare
+only times of one kind.
 """
 
 import time
@@ -15,7 +15,7 @@ _REST = 0.05  # seconds
 
 
 def burst_seconds(run: Callable[[], object], repeats: int = 2, rounds: int = 5) -> float:
-    """``seconds_per_call`` of a GPU that has rested before each series."""
+    """``seconds_per_call`` in short bursts: a GPU pauses before each series."""
     rest = _REST if jax.default_backend() == "gpu" else 0.0
     return seconds_per_call(run, repeats, rounds, rest)
 
@@ -25,10 +25,10 @@ def seconds_per_call(
 ) -> float:
     """Median over rounds of the slope between ``repeats`` and 3 * ``repeats`` queued runs.
 
-    ``run`` dispatches asynchronously and returns its outputs. The slope drops the constant cost of
-    starting and of the last synchronisation; the queue must stay ahead of the device, so a run must
-    take the device longer than its dispatch takes the host (about 0.2 ms). Each series of runs
-    follows ``rest`` seconds without any.
+    ``run`` dispatches asynchronously and returns its outputs. The slope cancels the constant cost
+    of the start and of the last synchronisation. The host must stay ahead of the device, so a run
+    must take longer on the device than its dispatch on the host (about 0.2 ms). The host pauses for
+    ``rest`` seconds before each series.
     """
     jax.block_until_ready(run())
     jax.block_until_ready(run())
@@ -46,7 +46,7 @@ def seconds_per_call(
 
 
 def matmul_rate(size: int = 8192) -> float:
-    """FLOP per second of a bf16 matrix product on random data, in bursts."""
+    """FLOP per second of a bf16 matmul on random data, in short bursts."""
     a = jax.random.normal(jax.random.key(0), (size, size), jnp.bfloat16)
     b = jax.random.normal(jax.random.key(1), (size, size), jnp.bfloat16)
     product = jax.jit(lambda a, b: a @ b)

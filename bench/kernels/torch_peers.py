@@ -1,11 +1,11 @@
-"""What a torch user would call for the same batch; runs by itself and imports nothing of ours.
+"""Alternatives in torch for the same batch; runs as a process and imports nothing of rjax.
 
-    python bench/kernels/torch_peers.py TASK.json    # writes a JSON line a result as it comes
+    python bench/kernels/torch_peers.py TASK.json    # writes a JSON line for each result
 
-"sdpa" is the best backend of scaled_dot_product_attention on KV laid out for each sequence; "flex"
-is compiled FlexAttention, laid out the same way, or with all tokens in one row and a block mask by
-which rows share their prefix. Each is checked against float32 attention, then timed inside a CUDA
-graph over enough copies of the KV that none is found in the cache.
+"sdpa" is the best backend of scaled_dot_product_attention on contiguous KV of each sequence; "flex"
+is compiled FlexAttention with the same layout, or with all tokens in one row and a block mask that
+shares the prefix. Each is checked against float32 attention, then timed in a CUDA graph over enough
+copies of the KV that none is read from the L2 cache.
 """
 
 import json
@@ -30,7 +30,7 @@ REST = 0.05  # seconds before each series, as in bench/kernels/timing.py
 
 
 class Batch:
-    """One case: P groups of rows, each reading ``shared`` tokens, then its own.
+    """One case: P groups of rows with ``shared`` common tokens, followed by unique tokens.
 
     Attributes:
         q: [B, N, T, H]; T query rows, the last tokens of the context.
@@ -62,7 +62,7 @@ class Batch:
         return self.shared + int(self.lengths.max())
 
     def laid_out(self) -> list[torch.Tensor]:
-        """K and V of every row by itself, [B, K, context, H]."""
+        """Contiguous K and V of every row, [B, K, context, H]."""
         size = 2 * self.q.element_size() * self.B * self.K * self.context * self.H
         if size > MOST_BYTES:
             raise MemoryError(f"its KV would take {size / 2**30:.0f} GiB")
@@ -78,8 +78,10 @@ class Batch:
         return at < self.shared + self.lengths[:, None]
 
     def packed(self) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """K and V of every distinct token once, [1, K, X, H], and whose each is: row b, or -1 - p
-        for the whole group p, or B for nobody."""
+        """K and V of every distinct token once, [1, K, X, H], and the owner of each token.
+
+        The owner is row b, -1 - p for the whole group p, or B for padding.
+        """
         longest = int(self.lengths.max())
         group = -1 - torch.arange(self.P, device=DEVICE).repeat_interleave(self.shared)
         rows = torch.arange(self.B, device=DEVICE)[:, None].expand(self.B, longest)
@@ -173,7 +175,7 @@ PEERS = {"sdpa": sdpa, "flex": flex}
 
 
 def seconds_per_call(call: Call, q: torch.Tensor, kv: list[torch.Tensor]) -> float:
-    """Device time in bursts, the median of five slopes; calls go round copies of the KV."""
+    """Device time in short bursts, the median of five slopes; calls cycle through KV copies."""
     copies = min(CALLS, -(-CACHE_BYTES // (2 * kv[0].nbytes))) if ON_GPU else 1
     sets = [kv] + [[x.clone() for x in kv] for _ in range(copies - 1)]
 
@@ -210,7 +212,7 @@ def seconds_per_call(call: Call, q: torch.Tensor, kv: list[torch.Tensor]) -> flo
 
 
 def measure(case: dict, peer: str) -> list[dict]:
-    """A line for each way to call the peer that ran, or why it did not."""
+    """A line for each variant of the peer, with its time or error."""
     named = {"case": case["name"], "peer": peer}
     found: list[dict] = []
     torch._dynamo.reset()

@@ -6,7 +6,7 @@
 
 FOLDER holds one NAME.jsonl for each data set: lines with ``context``, ``input`` and ``answers``.
 Questions about one document share its KV, so put them in one file. Decoding is greedy. Documents
-too long for the model lose their middle. Predictions are kept under --predictions.
+that are too long for the model are truncated in the middle. Predictions are saved in --predictions.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from bench.command_line import add_relay_modes, command_parser, keep, run, whole
 from bench.engines import add_engine_options, model_name, running_llm
-from bench.longbench.examples import Example, parts, read_examples, shortened
+from bench.longbench.examples import Example, read_examples, shortened, split_prompt
 from bench.longbench.tasks import Task, score, task_of
 from bench.records import record
 
@@ -40,13 +40,13 @@ COLUMNS = {
     "tokens_per_s": "output tokens/s",
     "same": "same as first mode",
 }
-_MARGIN = 64  # tokens for what a chat template adds
+_MARGIN = 64  # tokens for the chat template
 
 
 def predict(
     llm: Any, task: Task, examples: list[Example], *, chat: bool, longest: int
 ) -> tuple[list[Any], float]:
-    """The engine's outputs for all examples, and the seconds they took."""
+    """Generate for all examples; return the outputs and the seconds."""
     from rjax import SamplingParams
 
     tokenizer = llm.engine.tokenizer
@@ -56,7 +56,7 @@ def predict(
 
     prompts = []
     for example in examples:
-        shared, question = parts(task, example)
+        shared, question = split_prompt(task, example)
         room = longest - task.new_tokens - len(encode(question) if question else []) - _MARGIN
         prompts.append((shortened(shared, room, encode, tokenizer.decode), question))
     params = SamplingParams(temperature=0.0, max_tokens=task.new_tokens)
@@ -118,10 +118,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Answer, score, print, keep."""
+    """Answer, score, print and save."""
     options = parser().parse_args(arguments)
     if options.model is None and options.shapes is None:
-        options.chat = True  # the bundled model knows no other form
+        options.chat = True  # the bundled model requires it
     names = options.tasks.split(",") if options.tasks else None
     files = sorted(options.data.glob("*.jsonl"))
     files = [path for path in files if names is None or path.stem in names]

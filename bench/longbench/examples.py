@@ -10,7 +10,7 @@ from bench.longbench.tasks import Task
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Example:
-    """One line of a file; fields as LongBench names them."""
+    """One line of a file, with the field names of LongBench."""
 
     context: str
     input: str
@@ -22,7 +22,7 @@ def read_examples(path: Path, limit: int | None) -> list[Example]:
     """The first ``limit`` examples of a JSON-lines file.
 
     Raises:
-        ValueError: a line that is no example; the message names it.
+        ValueError: a line is not an example; the message names it.
     """
     found = []
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -46,8 +46,8 @@ def read_examples(path: Path, limit: int | None) -> list[Example]:
     return found
 
 
-def parts(task: Task, example: Example) -> tuple[str, str]:
-    """The shared beginning and the question."""
+def split_prompt(task: Task, example: Example) -> tuple[str, str]:
+    """The shared prefix and the question of a prompt."""
     return (
         task.shared.replace("{context}", example.context),
         task.question.replace("{input}", example.input),
@@ -55,7 +55,7 @@ def parts(task: Task, example: Example) -> tuple[str, str]:
 
 
 def shortened(text: str, tokens: int, encode: Callable, decode: Callable) -> str:
-    """The text without its middle where it has more tokens than these, as LongBench does it."""
+    """Truncate the middle of a text that has more tokens than allowed, as LongBench does."""
     ids = encode(text)
     if len(ids) <= tokens:
         return text

@@ -22,8 +22,8 @@ class Task:
     """One data set.
 
     Attributes:
-        shared: the prompt's beginning, the same for all questions about one ``{context}``.
-        question: what comes after it; holds ``{input}`` where the task has one.
+        shared: template of the shared prefix, with ``{context}``.
+        question: template of the suffix, with ``{input}`` if the task has one.
         new_tokens: length of an answer.
         metric: the score that is reported.
         first_line: only the first line of an answer counts.

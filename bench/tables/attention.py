@@ -18,9 +18,9 @@ Implementation = Literal["xla", "cudnn"]
 def branch_mask(
     lengths: Int[Array, " B"], segments: Int[Array, "B Q"], P: int
 ) -> Bool[Array, "B 1 Q S"]:
-    """What branch tokens see: the real prefix (the first P keys), then their own branch up to them.
+    """The mask of branch tokens: the real prefix (the first P keys), then causal in their branch.
 
-    Padding sees itself's like, so that no row is empty.
+    Padding attends to padding, so that no row is empty.
     """
     B, Q = segments.shape
     prefix = jnp.broadcast_to(jnp.arange(P) < lengths[:, None, None], (B, Q, P))
@@ -42,9 +42,9 @@ def _check(spec: AttentionSpec) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TreeAttention(HeadsOperations):
-    """B examples at once: of each the P prefix tokens, then the Q branch tokens.
+    """B examples at once, each with P prefix tokens, then Q branch tokens.
 
-    The T = B * (P + Q) tokens of a call come example by example.
+    A call has T = B * (P + Q) tokens, one example after another.
     """
 
     prefix: int

@@ -30,13 +30,13 @@ def row_losses(
 ) -> dict[str, Array]:
     """Losses that teach the middle layers which tokens share a row, by name.
 
-    A cell that stands before the name in its row can be found only by way of something that both
-    share. Nothing in next-token prediction rewards a first step towards that, and training stalls
-    for long without it. Half way up, every table token must recognise the tokens of its own row
-    among all others (``row``) and know the number of that row (``ordinal``); at two thirds, the
-    token before each token of an answer must recognise the row that it is taken from
-    (``pointer``). ``row`` and ``pointer`` are -log of the attention that the right row gets from
-    one dot-product attention.
+    A cell before the name in its row can be found only by a feature that both have in common.
+    Next-token prediction does not reward learning such a feature, and without these losses training
+    stalls for long. At half depth, every table token must recognise the tokens of its own row
+    (``row``) and predict the number of that row (``ordinal``). At two thirds, the token before each
+    answer token must recognise the row that the answer token is taken from (``pointer``). ``row``
+    and ``pointer`` are -log of the attention that the right row gets from one dot-product
+    attention.
     """
     P = batch["prefix"].shape[1]
     is_newline = batch["prefix"] == newline

@@ -36,7 +36,7 @@ class Weights:
         pointer: finding the row that the next token is taken from (`row_losses`).
         ordinal: numbering the rows (`row_losses`).
 
-    The last three help a model to begin; they fade to nothing by the end of the run.
+    The last three help at the start of training; they decay to zero by the end of the run.
     """
 
     answer: float = 1.0
@@ -252,9 +252,9 @@ class Trainer:
         return optax.apply_updates(state, updates), moments, metrics  # pyright: ignore
 
     def correct(self, state: Any, batch: Arrays) -> Bool[Array, "B Q"]:
-        """Which branch tokens are followed by what the model thinks likeliest.
+        """Which branch tokens are followed by the argmax of the logits.
 
-        An answer whose tokens are all correct is just the one greedy decoding gives.
+        An answer with only correct tokens is the one that greedy decoding gives.
         """
         model = self.model(state)
         P = batch["prefix"].shape[1]
@@ -265,24 +265,28 @@ class Trainer:
 
 
 def replicated(tree: Any, mesh: Mesh) -> Any:
-    """The arrays of a tree, whole on every device."""
+    """The arrays of a tree, replicated on every device."""
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 def compiled(
-    function: Any, mesh: Mesh, cut: tuple[bool, ...], donate: tuple[int, ...], *arguments: Any
+    function: Any,
+    mesh: Mesh,
+    split_axes: tuple[bool, ...],
+    donate: tuple[int, ...],
+    *arguments: Any,
 ) -> Any:
     """A function compiled for the shapes of its arguments, on all devices of a mesh.
 
     Args:
         function: computes on one device's share of the arguments.
         mesh: with one axis, ``data``.
-        cut: which arguments, and at the end which result, are cut along their first axis; the
-            others are whole on every device.
+        split_axes: which arguments, and in the last entry whether the result, are sharded along
+            their first axis; the others are replicated.
         donate: arguments whose memory may be used for the results.
         arguments: examples.
     """
-    specs = tuple(PartitionSpec("data") if one else PartitionSpec() for one in cut)
+    specs = tuple(PartitionSpec("data") if one else PartitionSpec() for one in split_axes)
     sharded = jax.shard_map(
         function, mesh=mesh, in_specs=specs[:-1], out_specs=specs[-1], check_vma=False
     )

@@ -1,4 +1,4 @@
-"""The model families and what each must say about itself."""
+"""The supported model families."""
 
 from models.families.family import Family
 from models.families.llama import LLAMA

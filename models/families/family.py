@@ -1,4 +1,4 @@
-"""What a family says: its config, and where its parameters are in a checkpoint."""
+"""The definition of a family: its config, and its parameters in a checkpoint."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,10 +16,10 @@ class Family:
 
     Attributes:
         architecture: its class name in config.json.
-        fields: what each field of its config.json is to it.
-        read_config: its config.json to ours, from the fields that it reads.
-        weights: the pieces of every parameter.
-        write_config: the inverse of read_config, for the families that can be saved.
+        fields: how each field of its config.json is used.
+        read_config: converts the fields of config.json to a ModelConfig.
+        weights: the checkpoint pieces of every parameter.
+        write_config: the inverse of read_config, for families that can be saved.
     """
 
     architecture: str

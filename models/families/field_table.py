@@ -1,4 +1,4 @@
-"""What each field of config.json is to a family: read, constrained or ignored."""
+"""How a family uses each field of config.json: read, constrained or ignored."""
 
 import dataclasses
 import logging
@@ -12,12 +12,12 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Constraint:
-    """The values of a field under which the model is the one that this package computes.
+    """The allowed values of a field; with others the model would compute something else.
 
     Attributes:
-        holds: whether the value is one of them, given the value and all fields.
-        allowed: these values, and why no others; ends the sentence "it must be".
-        null: whether null is one of them too.
+        holds: (value, all fields) to whether the value is allowed.
+        allowed: the allowed values and the reason; ends the sentence "it must be".
+        null: whether null is allowed too.
     """
 
     holds: Callable[[Any, ConfigFields], bool]
@@ -44,13 +44,13 @@ def absent(why: str) -> Constraint:
 class FieldTable:
     """Every field that transformers' config class and model code of a family know.
 
-    Fields in none of the three groups are unknown to transformers and change nothing there.
+    Fields in none of the three groups are unknown to transformers and have no effect there.
 
     Attributes:
-        reads: fields that the family's reader may look at, and no others.
-        constraints: fields that change the computation and that the reader does not follow; any
-            other value than the constraint allows is refused.
-        ignores: fields that change no logit: training, generation, names and formats.
+        reads: the only fields that the reader of the family may read.
+        constraints: fields that change the computation but are not read; values that the
+            constraint does not allow are refused.
+        ignores: fields that do not change the logits: training, generation, names and formats.
     """
 
     reads: frozenset[str]
@@ -59,12 +59,12 @@ class FieldTable:
 
     def __post_init__(self) -> None:
         groups = self.reads, self.constraints.keys(), self.ignores
-        assert len(frozenset().union(*groups)) == sum(map(len, groups)), "a field stands twice"
+        assert len(frozenset().union(*groups)) == sum(map(len, groups)), "a field is in two groups"
 
     def check(self, fields: ConfigFields) -> ConfigFields:
-        """The fields, of which only those that are read can be looked at.
+        """The fields, restricted to those in ``reads``.
 
-        Raises CheckpointError for a field whose value its constraint does not allow.
+        Raises CheckpointError for a value that its constraint does not allow.
         """
         for name, constraint in self.constraints.items():
             if not fields.given(name):
@@ -84,7 +84,7 @@ def _window_is_whole(value: Any, fields: ConfigFields) -> bool:
 
 
 NO_WINDOWS: Mapping[str, Constraint] = {
-    # Not declared by these families; transformers' KV cache follows them nevertheless.
+    # These families do not declare them, but the KV cache of transformers applies them.
     "sliding_window": Constraint(
         _window_is_whole,
         "null or at least max_position_embeddings: this architecture has no sliding window",
@@ -94,7 +94,7 @@ NO_WINDOWS: Mapping[str, Constraint] = {
         "full_attention for each layer: this architecture has no sliding window",
     ),
 }
-"""Constraints of families in which every token sees all before it."""
+"""Constraints of families with full causal attention."""
 
 _EVERYWHERE: Mapping[str, Constraint] = {
     "is_causal": one_of(True, why="a token sees no later token", null=False),
@@ -114,7 +114,7 @@ _IGNORED = frozenset(
         "auto_map",
         "name_or_path",
         "transformers_version",
-        # Forms of the output, and ways to the same output.
+        # Formats of the output, and implementations that compute the same.
         "_attn_implementation",
         "attn_implementation",
         "chunk_size_feed_forward",
@@ -124,14 +124,14 @@ _IGNORED = frozenset(
         "return_dict",
         "tie_last_hidden_states",
         "use_cache",
-        # Of other kinds of models or heads.
+        # For other kinds of models or heads.
         "id2label",
         "is_encoder_decoder",
         "label2id",
         "num_labels",
         "number_of_conv_states",
         "problem_type",
-        # Special tokens: the tokenizer and generation_config.json say them.
+        # Special tokens: read from the tokenizer and generation_config.json.
         "bos_token_id",
         "eos_token_id",
         "pad_token_id",
@@ -147,9 +147,9 @@ def field_table(
     constraints: Mapping[str, Constraint] | None = None,
     ignores: Iterable[str] = (),
 ) -> FieldTable:
-    """A family's table; what is the same in every family is added.
+    """The table of a family, with the entries that all families have in common.
 
-    ``model_types`` are those under which transformers computes the same: it goes by ``model_type``,
+    ``model_types`` are the allowed values of ``model_type``: transformers chooses the model by it,
     not by ``architectures``.
     """
     model_type = one_of(*model_types, why="any other contradicts architectures")

@@ -1,4 +1,4 @@
-"""Llama 2, 3 and 3.x; also the mapping that Llama-like families start from."""
+"""Llama 2, 3 and 3.x; Llama-like families build on its mapping."""
 
 import dataclasses
 from collections.abc import Collection
@@ -44,7 +44,7 @@ WHOLE_ROTATION = {
         "1: this architecture rotates every dim",
     )
 }
-"""Constraint of families that rotate every dim."""
+"""Constraint of families whose rotary embedding covers all dims."""
 DTYPES = {name: name for name in ("float32", "float16", "bfloat16")}
 
 
@@ -58,17 +58,17 @@ def read_llama_config(
     partial_rotary: bool = False,
     rope_kinds: Collection[RopeKind] = ROPE_KINDS,
 ) -> ModelConfig:
-    """A config.json with Llama's field names; a family replaces what differs.
+    """The ModelConfig of a config.json with Llama's field names; families replace what differs.
 
-    ``head_dim``, ``num_kv_heads`` and ``norm_eps`` stand in where the file says nothing, as the
-    family's class in transformers has them. ``partial_rotary`` allows partial_rotary_factor, and
-    ``rope_kinds`` are the allowed types of scaling.
+    ``head_dim``, ``num_kv_heads`` and ``norm_eps`` are the family's defaults in transformers.
+    ``partial_rotary`` allows partial_rotary_factor, and ``rope_kinds`` are the allowed types of
+    scaling.
     """
     hidden_size = fields.integer("hidden_size")
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     num_heads = fields.integer("num_attention_heads")
     if fields.given("num_key_value_heads") or num_kv_heads is None:
-        num_kv_heads = num_heads  # what null stands for
+        num_kv_heads = num_heads  # the meaning of null
     K: int = fields.integer("num_key_value_heads", num_kv_heads)
     if num_heads % K:
         raise CheckpointError(
@@ -99,7 +99,7 @@ def read_llama_config(
 
 
 def whole_head_dim(hidden_size: int, num_heads: int) -> int:
-    """hidden_size / num_heads, which must be whole."""
+    """hidden_size / num_heads, which must be an integer."""
     if hidden_size % num_heads:
         raise CheckpointError(
             f"config.json: hidden_size is {hidden_size} and num_attention_heads {num_heads}; "
@@ -109,13 +109,13 @@ def whole_head_dim(hidden_size: int, num_heads: int) -> int:
 
 
 def read_dtype(fields: ConfigFields) -> str:
-    """``dtype``, or ``torch_dtype`` in older checkpoints; float32 where neither is there."""
+    """``dtype``, or ``torch_dtype`` in older checkpoints; float32 if both are missing."""
     name = "dtype" if fields.has("dtype") else "torch_dtype"
     return fields.choice(name, DTYPES, "float32")
 
 
 def llama_weights(config: ModelConfig) -> Weights:
-    """The pieces of every parameter under Llama's tensor names."""
+    """The checkpoint pieces of every parameter, with Llama's tensor names."""
     G = config.axis_sizes["G"]
     weights: Weights = {
         "embedding.weight": (Piece("model.embed_tokens.weight", "V D"),),
@@ -172,7 +172,7 @@ def _read(fields: ConfigFields) -> ModelConfig:
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
-    """config.json of a Llama with plain rotary embedding, in a spelling old readers know too."""
+    """config.json of a Llama with default rotary embedding, readable by older transformers too."""
     if config.rope is None or config.rope.kind != "default":
         raise ValueError("only a Llama with default rotary embedding can be saved")
     return {

@@ -1,7 +1,7 @@
-"""Mistral and Ministral: Llama with a sliding window, on every layer or on those of one kind.
+"""Mistral and Ministral: Llama with a sliding window on all layers or on some.
 
-transformers reads a Mistral config that has ``layer_types`` as a Ministral one, and the two compute
-the same without them, so either name stands for either.
+transformers reads a Mistral config with ``layer_types`` as Ministral. Without that field both
+compute the same, so both architectures use one reader.
 """
 
 import dataclasses

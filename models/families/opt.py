@@ -1,4 +1,4 @@
-"""OPT: learned positions, LayerNorm, biases everywhere, no gate."""
+"""OPT: learned positions, LayerNorm, biases, no gated MLP."""
 
 from models.config import ModelConfig
 from models.config_fields import MAX_LAYERS, ConfigFields
@@ -7,7 +7,7 @@ from models.families.field_table import NO_WINDOWS, Constraint, field_table, one
 from models.families.llama import ACTIVATION_NAMES, read_dtype, whole_head_dim
 from models.loading.piece import Piece, Weights
 
-_POSITION_OFFSET = 2  # the first rows of the position table belong to padding
+_POSITION_OFFSET = 2  # the first rows of the position table are for padding
 
 
 def _read(fields: ConfigFields) -> ModelConfig:

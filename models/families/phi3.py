@@ -1,4 +1,4 @@
-"""Phi-3: Llama whose checkpoint is already fused, part of whose dims may rotate."""
+"""Phi-3: Llama with fused projections in the checkpoint, and optional partial rotary embedding."""
 
 import dataclasses
 from typing import Any
@@ -11,7 +11,7 @@ from models.families.llama import LLAMA_FIELDS, llama_weights, read_llama_config
 from models.families.windows import uniform_window
 from models.loading.piece import Piece, Weights
 
-_LONGROPE_FIELDS = {"original_max_position_embeddings"}  # of no use without longrope
+_LONGROPE_FIELDS = {"original_max_position_embeddings"}  # used by longrope only
 
 
 def _read(fields: ConfigFields) -> ModelConfig:
@@ -20,7 +20,7 @@ def _read(fields: ConfigFields) -> ModelConfig:
         "Phi3ForCausalLM",
         norm_eps=1e-5,
         partial_rotary=True,
-        rope_kinds=("default",),  # "su" and "yarn" stand for longrope in Phi-3 configs
+        rope_kinds=("default",),  # "su" and "yarn" mean longrope in Phi-3 configs
     )
     return dataclasses.replace(
         config, sliding_windows=uniform_window(fields, config.num_layers, None)

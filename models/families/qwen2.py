@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama with a bias on queries, keys and values, and a window on some layers."""
+"""Qwen2 and Qwen2.5: Llama with QKV bias and a sliding window on some layers."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Qwen3: Llama with normed queries and keys and a head size of its own."""
+"""Qwen3: Llama with RMSNorm on queries and keys, and an independent head dim."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Rotary settings as config.json spells them, old and new."""
+"""Rotary embedding settings in config.json, in old and new formats."""
 
 import math
 from collections.abc import Collection
@@ -11,7 +11,7 @@ ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
 ROPE_FIELDS = frozenset(
     {"original_max_position_embeddings", "rope_parameters", "rope_scaling", "rope_theta"}
 )
-"""Fields of config.json that `read_rope` reads; beside them partial_rotary_factor if allowed."""
+"""Fields of config.json that `read_rope` reads, besides partial_rotary_factor if allowed."""
 INNER_ROPE_FIELDS = frozenset(
     {
         "attention_factor",
@@ -30,10 +30,10 @@ INNER_ROPE_FIELDS = frozenset(
         "type",
     }
 )
-"""Fields of rope_parameters and rope_scaling that `read_rope` reads, each for the kinds it is of.
+"""Fields of rope_parameters and rope_scaling that `read_rope` reads.
 
-The others that transformers knows belong to kinds that are refused (short_factor, long_factor) or
-to several position axes (mrope_section), which are equal in text.
+The other fields of transformers belong to refused kinds (short_factor, long_factor) or to several
+position axes (mrope_section), which are equal for text.
 """
 
 
@@ -44,24 +44,23 @@ def read_rope(
     partial: bool = False,
     kinds: Collection[RopeKind] = ROPE_KINDS,
 ) -> RopeConfig:
-    """From ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (before).
+    """Read ``rope_parameters`` (transformers 5), or ``rope_theta`` and ``rope_scaling`` (older).
 
-    Fields that stand twice are taken as transformers takes them: ``rope_scaling`` before
+    The precedence of fields that occur twice is that of transformers: ``rope_scaling`` before
     ``rope_parameters``, ``rope_theta`` and ``partial_rotary_factor`` from the inner object first,
     ``original_max_position_embeddings`` from the outer one first.
 
-    ``partial`` says whether the family may rotate only some of the dims; ``kinds`` are the types of
-    scaling that it may have.
+    ``partial`` says whether the family allows partial rotary embedding; ``kinds`` are the allowed
+    types of scaling.
 
-    Raises CheckpointError for scalings whose tables change with the sequence length, or that differ
-    between layers.
+    Raises CheckpointError for scalings that depend on the sequence length or differ between layers.
     """
     name = "rope_scaling" if fields.inner("rope_scaling").names() else "rope_parameters"
     rope = fields.inner(name)
     for key in rope.names():
         if isinstance(rope.raw(key), dict):
             raise CheckpointError(
-                f"config.json: {name} has an object of its own for {key!r:.50}; only one rotary "
+                f"config.json: {name} has a separate object for {key!r:.50}; only one rotary "
                 "embedding for all layers is supported"
             )
     rope = rope.only(INNER_ROPE_FIELDS)
@@ -70,7 +69,7 @@ def read_rope(
         raise CheckpointError(
             f"config.json: {name} has the type {kind!r:.200}; supported are {', '.join(kinds)}. "
             "Types such as dynamic and longrope change the angles of earlier tokens as a sequence "
-            "grows, which no stored key can follow"
+            "grows, which is not possible with cached keys"
         )
     theta = rope.number("rope_theta", None) or fields.number("rope_theta", 10000.0)
     if theta <= 1:
@@ -125,13 +124,13 @@ def read_rope(
 
 
 def _yarn_attention_factor(rope: ConfigFields, factor: float) -> float:
-    """Explicit, or from the stretch (Peng et al., 2023, section 3.4)."""
+    """The given factor, or one that follows from ``factor`` (Peng et al., 2023, section 3.4)."""
     if rope.has("attention_factor"):
         return rope.number("attention_factor")
 
-    def grown(mscale: float) -> float:
+    def scaled(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
     if rope.raw("mscale") and rope.raw("mscale_all_dim"):
-        return grown(rope.number("mscale")) / grown(rope.number("mscale_all_dim"))
-    return grown(1.0)
+        return scaled(rope.number("mscale")) / scaled(rope.number("mscale_all_dim"))
+    return scaled(1.0)

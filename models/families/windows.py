@@ -1,4 +1,4 @@
-"""Which layers have a sliding window, as config.json spells it."""
+"""The sliding window of each layer, from config.json."""
 
 from models.config_fields import ConfigFields
 from models.errors import CheckpointError
@@ -13,7 +13,7 @@ LAYER_WINDOW_FIELDS = frozenset(
 def uniform_window(
     fields: ConfigFields, num_layers: int, default: int | None
 ) -> tuple[int | None, ...]:
-    """``sliding_window`` on every layer; null means none, and a missing field the default."""
+    """``sliding_window`` on every layer; null means none, a missing field means the default."""
     if fields.given("sliding_window"):
         default = None
     return (fields.integer("sliding_window", default),) * num_layers
@@ -22,7 +22,7 @@ def uniform_window(
 def typed_windows(
     fields: ConfigFields, num_layers: int, default: int | None
 ) -> tuple[int | None, ...]:
-    """Ministral's rule: ``sliding_window`` where ``layer_types`` has it, without these on all."""
+    """Ministral's rule: ``sliding_window`` on the layers that ``layer_types`` names, or on all."""
     windows = uniform_window(fields, num_layers, default)
     kinds = fields.texts("layer_types")
     return windows if kinds is None else _of_kinds(kinds, windows, "set sliding_window to its size")
@@ -31,7 +31,7 @@ def typed_windows(
 def layer_windows(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
     """Qwen's rule: ``layer_types``, else a window from layer ``max_window_layers`` on.
 
-    Both count only where ``use_sliding_window`` is true.
+    Both apply only if ``use_sliding_window`` is true.
     """
     used = fields.flag("use_sliding_window", False)
     windows = uniform_window(fields, num_layers, 4096) if used else (None,) * num_layers
@@ -39,14 +39,14 @@ def layer_windows(fields: ConfigFields, num_layers: int) -> tuple[int | None, ..
     if kinds is None:
         first = fields.integer("max_window_layers", 28, minimum=0)
         return tuple(window if i >= first else None for i, window in enumerate(windows))
-    mend = "set use_sliding_window to true and sliding_window to its size"
-    return _of_kinds(kinds, windows, mend)
+    fix = "set use_sliding_window to true and sliding_window to its size"
+    return _of_kinds(kinds, windows, fix)
 
 
 def _of_kinds(
-    kinds: tuple[str, ...], windows: tuple[int | None, ...], mend: str
+    kinds: tuple[str, ...], windows: tuple[int | None, ...], fix: str
 ) -> tuple[int | None, ...]:
-    """The windows of the layers with sliding attention; ``mend`` says how to give them one."""
+    """Keep the windows of sliding layers only; ``fix`` is the advice if a window is missing."""
     if len(kinds) != len(windows) or not set(kinds) <= set(_KINDS):
         raise CheckpointError(
             f"config.json: layer_types has {len(kinds)} entries of the kinds "
@@ -55,7 +55,7 @@ def _of_kinds(
         )
     if "sliding_attention" in kinds and None in windows:
         raise CheckpointError(
-            f"config.json: layer_types has sliding_attention, but no window applies; {mend}"
+            f"config.json: layer_types has sliding_attention, but no window applies; {fix}"
         )
     return tuple(
         window if kind == "sliding_attention" else None

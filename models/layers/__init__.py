@@ -1,1 +1,1 @@
-"""The blocks every family is made of."""
+"""The layers that all families are built of."""

@@ -14,10 +14,10 @@ from pallas_kernels.partial import reduced
 
 
 class Attention(nnx.Module):
-    """Projections of one layer around the attention, which is an operation.
+    """The attention block of one layer: projections around the attention operation.
 
-    The result axes of ``qkv`` are K, A = G + 2 and H: each KV head's G queries, its key, its value.
-    Sharding K over devices therefore keeps every head with its keys.
+    The result axes of ``qkv`` are K, A = G + 2 and H: for each KV head G queries, a key, a value.
+    Sharding K over devices therefore keeps the query heads with their KV head.
     """
 
     def __init__(self, config: ModelConfig, layer: int, dtype: DTypeLike) -> None:
@@ -32,7 +32,7 @@ class Attention(nnx.Module):
     def __call__(
         self, residual: Residual, norm: Norm, rotary: Rotary | None, operations: Operations
     ) -> Residual:
-        """The residual stream with the attention to its norm as update."""
+        """The residual stream with the attention output as update."""
         residual, qkv = operations.norm_linear(residual, norm, self.qkv)
         if self.q_norm is not None and self.k_norm is not None:
             heads = reduced(qkv)

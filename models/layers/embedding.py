@@ -1,4 +1,4 @@
-"""The vocabulary's table: tokens to vectors, and vectors to logits."""
+"""Embedding tables: tokens to vectors, and vectors to logits."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -10,15 +10,15 @@ from models.layers.parameter import parameter
 
 
 class Embedding(nnx.Module):
-    """A table of rows of D numbers, one row for each token ("V") or each position ("C")."""
+    """A table [V, D] of tokens or [C, D] of positions."""
 
     def __init__(self, rows: str, config: ModelConfig, dtype: DTypeLike) -> None:
         self.weight = parameter(f"{rows} D", config, dtype)
 
     def __call__(self, indices: Int[Array, " T"]) -> Float[Array, "T D"]:
-        """The rows of these indices, which are clipped into the table."""
+        """The rows at ``indices``, which are clipped to the table."""
         return jnp.take(self.weight[...], indices, axis=0, mode="clip")
 
     def logits(self, hidden: Float[Array, "X D"]) -> Float[Array, "X V"]:
-        """The product with every row, float32."""
+        """Logits of all tokens, float32."""
         return jnp.einsum("XD,VD->XV", hidden, self.weight[...], preferred_element_type=jnp.float32)

@@ -1,4 +1,4 @@
-"""A projection that owns all of its arrays."""
+"""Linear projections, whose arrays follow from a weight scheme."""
 
 import math
 from collections.abc import Mapping
@@ -14,16 +14,17 @@ from models.layers.parameter import parameter
 class Linear(nnx.Module):
     """A projection from some axes to others.
 
-    The weight has the axes of both, inputs first; the config's weight scheme says of which leaves
-    it consists. Loading, random weights and sharding follow from the leaves' axis letters.
+    The weight has the axes of both, inputs first. The weight scheme of the config defines the
+    arrays (leaves) that store it. Loading, random weights and sharding follow from their axis
+    letters.
 
     Args:
-        inputs: axes that are contracted, such as "D" or "N H".
+        inputs: contracted axes, such as "D" or "N H".
         outputs: axes of the result after T, such as "K A H".
-        config: gives each letter its size, and the weight scheme.
-        dtype: float type of the result, of the bias and of leaves without a type of their own.
+        config: size of each axis letter, and the weight scheme.
+        dtype: of the result, the bias and the leaves that do not set their own.
         a: size of axis A, along which projections are fused.
-        bias: whether it has one; of shape ``outputs``.
+        bias: whether there is a bias, of shape ``outputs``.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Linear(nnx.Module):
 
     @property
     def depth(self) -> int:
-        """Entries that are contracted."""
+        """Size of the contracted axes."""
         return math.prod(self.input_shape)
 
     @property
@@ -58,7 +59,7 @@ class Linear(nnx.Module):
         return {name: getattr(self, name)[...] for name, _ in self.leaf_letters}
 
     def weight_matrix(self, dtype: DTypeLike) -> Float[Array, "E ..."]:
-        """The dequantised weight with its input axes as one."""
-        # As one axis: over two axes, XLA on the CPU would copy the weights at every call.
+        """The dequantised weight with its input axes merged into one."""
+        # With two contracted axes, XLA on the CPU would copy the weights at every call.
         weight = self.scheme.dequantise(self.leaves, dtype)
         return weight.reshape(self.depth, *self.output_shape)

@@ -23,7 +23,7 @@ class Mlp(nnx.Module):
         self.down = Linear("F", "D", config, dtype, bias=config.mlp_bias)
 
     def __call__(self, residual: Residual, norm: Norm, operations: Operations) -> Residual:
-        """The residual stream with the block of its norm as update."""
+        """The residual stream with the output of the block as update."""
         residual, hidden = operations.norm_linear_activation(
             residual, norm, self.up, self.activation
         )

@@ -11,7 +11,7 @@ from models.layers.parameter import parameter
 
 
 class Norm(nnx.Module):
-    """RMSNorm, or LayerNorm with a bias where the config says so; over axis D or H."""
+    """RMSNorm, or LayerNorm with bias if ``config.layer_norm``; over axis D or H."""
 
     def __init__(self, config: ModelConfig, dtype: DTypeLike, letter: str = "D") -> None:
         self.eps = config.norm_eps

@@ -1,4 +1,4 @@
-"""A parameter that knows its axes."""
+"""Parameters with named axes."""
 
 import jax
 from flax import nnx
@@ -17,7 +17,7 @@ def parameter(
         letters: its axes, such as "D K A H"; A is the axis along which projections are fused.
         config: gives each letter its size.
         dtype: of the values.
-        initial: how a fresh model fills it ("normal" has standard deviation 0.02).
+        initial: initial values of random weights ("normal" has standard deviation 0.02).
         a: size of axis A.
     """
     sizes = config.axis_sizes | {"A": a}

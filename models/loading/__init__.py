@@ -1,1 +1,1 @@
-"""From a folder or a hub id to parameters on devices, and back to a folder."""
+"""Loading checkpoints from a folder or the hub, and saving them."""

@@ -1,4 +1,4 @@
-"""Which safetensors files a folder's weights are in."""
+"""The safetensors files of a model folder."""
 
 from pathlib import Path
 
@@ -12,10 +12,10 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def read_tensors(folder: Path) -> dict[str, TensorEntry]:
-    """Every tensor of the folder's checkpoint, by name, from headers alone.
+    """Read the headers of the folder's safetensors files; return all tensors by name.
 
-    Raises CheckpointError where there are no safetensors weights, a shard is missing, lies outside
-    the folder or is malformed, or a tensor appears twice or not where the index says.
+    Raises CheckpointError if there are no safetensors weights, if a shard is missing, malformed or
+    outside the folder, or if a tensor appears twice or contradicts the index.
     """
     index = folder / _INDEX
     weight_map = _read_index(index) if index.is_file() else None
@@ -75,7 +75,7 @@ def _files_without_index(folder: Path) -> list[str]:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """The file of that name; links may lead only to the blobs of a hub cache around the folder."""
+    """Path of the file; a symlink may only point into the blobs folder of the hub cache."""
     path = folder / name
     if not path.is_file():
         raise CheckpointError(f"{folder} lacks the shard {name}; download the folder again")

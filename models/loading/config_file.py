@@ -17,7 +17,7 @@ _MAX_CONFIG_BYTES = 16 << 20
 
 
 def read_json(path: Path, limit: int) -> dict[str, Any]:
-    """The JSON object in a file of at most ``limit`` bytes; CheckpointError otherwise."""
+    """Read a JSON object from a file of at most ``limit`` bytes, or raise CheckpointError."""
     try:
         if path.stat().st_size > limit:
             raise CheckpointError(f"{path} is larger than {limit} bytes; it is not a {path.name}")
@@ -34,7 +34,7 @@ def read_json(path: Path, limit: int) -> dict[str, Any]:
 
 
 def config_from_folder(folder: str | Path) -> ModelConfig:
-    """The ModelConfig of a Hugging Face folder; CheckpointError where it cannot be used."""
+    """Read the ModelConfig of a Hugging Face folder; raise CheckpointError if it is unusable."""
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise CheckpointError(
@@ -45,9 +45,9 @@ def config_from_folder(folder: str | Path) -> ModelConfig:
 
 
 def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
-    """The ModelConfig of a parsed config.json; CheckpointError where it cannot be used.
+    """Convert a parsed config.json to a ModelConfig; raise CheckpointError if it is unusable.
 
-    ``auto_map`` (code shipped with a checkpoint) is never looked at.
+    ``auto_map`` (code shipped with a checkpoint) is ignored.
     """
     fields = ConfigFields(values)
     family = _family_of(fields)

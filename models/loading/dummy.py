@@ -1,4 +1,4 @@
-"""Random parameters of a config alone."""
+"""Random parameters, for models without a checkpoint."""
 
 import functools
 
@@ -32,7 +32,7 @@ def fill_randomly(model: Decoder, mesh: Mesh, seed: int) -> Decoder:
             sharding=parameter_sharding(leaf.get_metadata("letters"), abstract.shape, mesh),
         )
         filled.append((path, leaf.replace(value)))
-    # Of a nested state, flax would make a cycle of references that holds the weights.
+    # A nested state would leave a reference cycle in flax that keeps the weights alive.
     return nnx.merge(graph, nnx.FlatState(filled, sort=True))
 
 

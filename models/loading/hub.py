@@ -1,4 +1,4 @@
-"""From what a user calls a model to a folder on this machine."""
+"""Resolve a model name to a local folder."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from models.errors import CheckpointError
 
 _SETTINGS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 _WEIGHTS = ("*.safetensors",)
-# Sub-folders hold other formats of the same weights; consolidated files repeat them.
+# Subfolders hold other formats of the same weights; consolidated files duplicate them.
 _UNWANTED = ("*/*", "consolidated*")
 _MAX_NAME = 4096
 
@@ -29,17 +29,17 @@ def resolve_folder(
     *,
     weights: bool = True,
 ) -> Path:
-    """The local folder of a model: a folder as given, else a hub id fetched into the hub's cache.
+    """The local folder of a model: the given folder, or a hub id downloaded to the hub cache.
 
-    HF_HOME, HF_ENDPOINT and the other settings of huggingface_hub apply. Only JSON, tokenizer and,
-    with ``weights``, safetensors files are fetched.
+    HF_HOME, HF_ENDPOINT and the other settings of huggingface_hub apply. Only JSON and tokenizer
+    files are downloaded, and with ``weights`` the safetensors files.
 
-    Raises CheckpointError, in one line, where there is neither.
+    Raises CheckpointError with a one-line message if there is no such model.
     """
     name = str(model)
     if not name or len(name) > _MAX_NAME:
         raise CheckpointError(
-            f"model is a name of {len(name)} characters; give a model folder or a hub id"
+            f"the model name has {len(name)} characters; give a model folder or a hub id"
         )
     try:
         path = Path(model).expanduser()

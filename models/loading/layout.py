@@ -1,4 +1,4 @@
-"""How pieces of checkpoint tensors become one parameter, and back."""
+"""Conversion between checkpoint tensors and parameters."""
 
 import functools
 import math
@@ -12,29 +12,29 @@ from models.config import ModelConfig
 from models.loading.piece import Piece
 from models.sharding import TENSOR_AXIS, partition_spec
 
-# Of one piece: its axes in the tensor's order, their sizes, and the parameter's axes as positions.
+# (sizes of the unmerged axes of a piece, permutation to the axes of the parameter).
 View = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def groups(piece: Piece) -> list[list[str]]:
-    """The letters of each axis of the tensor: "(K A H) D" is [[K, A, H], [D]]."""
+    """The letters of each axis of the tensor: [[K, A, H], [D]] for "(K A H) D"."""
     result: list[list[str]] = []
     inside = False
-    for word in piece.pattern.replace("(", " ( ").replace(")", " ) ").split():
-        if word == "(":
+    for symbol in piece.pattern.replace("(", " ( ").replace(")", " ) ").split():
+        if symbol == "(":
             inside = True
             result.append([])
-        elif word == ")":
+        elif symbol == ")":
             inside = False
         elif inside:
-            result[-1].append(word)
+            result[-1].append(symbol)
         else:
-            result.append([word])
+            result.append([symbol])
     return result
 
 
 def piece_shape(piece: Piece, config: ModelConfig) -> tuple[int, ...]:
-    """Shape of the piece as it lies in the tensor."""
+    """Shape of the piece in the checkpoint tensor."""
     sizes = config.axis_sizes | {"A": piece.a}
     return tuple(math.prod(sizes[letter] for letter in group) for group in groups(piece))
 
@@ -46,7 +46,7 @@ def tensor_shape(piece: Piece, config: ModelConfig) -> tuple[int, ...]:
 
 
 def view(piece: Piece, letters: str, config: ModelConfig) -> View:
-    """The piece's axes unmerged, and the order that makes them the parameter's."""
+    """Sizes of the unmerged axes, and the permutation to the parameter's axes ``letters``."""
     sizes = config.axis_sizes | {"A": piece.a}
     flat = [letter for group in groups(piece) for letter in group]
     order = tuple(flat.index(letter) for letter in letters.split())
@@ -54,9 +54,9 @@ def view(piece: Piece, letters: str, config: ModelConfig) -> View:
 
 
 def piece_sharding(piece: Piece, config: ModelConfig, mesh: Mesh) -> NamedSharding:
-    """A sharding of the piece itself that matches the parameter's, so each device reads its part.
+    """A sharding of the piece that matches the parameter's, so each device gets only its shard.
 
-    A merged axis can be cut where its first letter is; otherwise the piece is whole everywhere.
+    A merged axis is sharded if its first letter is; otherwise the piece is replicated.
     """
     leading = [group[0] for group in groups(piece)]
     shape = tuple((config.axis_sizes | {"A": piece.a})[letter] for letter in leading)
@@ -73,7 +73,7 @@ def assemble(
     dtype: np.dtype,
     sharding: NamedSharding,
 ) -> jax.Array:
-    """The parameter: pieces unmerged, turned, joined along the fused axis, and cast."""
+    """The parameter: pieces unmerged, transposed, cast and concatenated along the fused axis."""
     parts = [
         piece.reshape(shape).transpose(order).astype(dtype)
         for piece, (shape, order) in zip(pieces, views, strict=True)
@@ -82,10 +82,10 @@ def assemble(
     return jax.lax.with_sharding_constraint(whole, sharding)
 
 
-def take_apart(
+def split_parameter(
     value: np.ndarray, letters: str, pieces: tuple[Piece, ...], config: ModelConfig
 ) -> list[tuple[Piece, np.ndarray]]:
-    """The inverse of `assemble`: each piece as it lies in the checkpoint."""
+    """The inverse of `assemble`: each piece with its values in the checkpoint layout."""
     result = []
     start = 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""The way in: a model name to a model that can be called."""
+"""Load a model by name."""
 
 import dataclasses
 from pathlib import Path
@@ -20,7 +20,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model, what it is, and the local folder with its tokenizer files."""
+    """A model, its config, and the local folder with its tokenizer files."""
 
     model: Decoder
     config: ModelConfig
@@ -42,16 +42,17 @@ def load_model(
 
     Args:
         model: a local folder, else a hub id.
-        dtype: of the parameters; None for the checkpoint's own.
-        load_format: "auto" reads safetensors; "dummy" draws weights and needs only config.json.
+        dtype: of the parameters; None for that of the checkpoint.
+        load_format: "auto" reads safetensors; "dummy" uses random weights and needs only
+            config.json.
         revision, token: for the hub.
-        mesh: devices, with the axis `tensor`; None for the first device alone.
+        mesh: devices, with the axis `tensor`; None for the first device only.
         seed: of dummy weights.
         progress: show a bar while loading.
 
     Raises:
         CheckpointError: the folder, its config or its weights cannot be used.
-        ValueError: the dtype is not supported, or the mesh cannot share the parameters out.
+        ValueError: the dtype is not supported, or the mesh cannot divide the parameters.
     """
     if load_format not in ("auto", "dummy"):
         raise ValueError(f"load_format is {load_format!r}; it must be 'auto' or 'dummy'")

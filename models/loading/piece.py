@@ -1,19 +1,19 @@
-"""Where the values of a parameter are in a checkpoint."""
+"""Mapping from parameters to checkpoint tensors."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
-    """One checkpoint tensor, or some of its rows, as a part of one parameter.
+    """A checkpoint tensor, or a range of its rows, that fills a part of one parameter.
 
     Attributes:
         tensor: name in the checkpoint.
-        pattern: axes of the tensor in axis letters, those it has merged in brackets, such as
-            "(K A H) D". The parameter has the same letters in its own order.
-        a: how many entries of the fused axis A this piece fills; pieces fill it in order.
-        first_row: where the piece begins in the first axis of the tensor.
-        rows: size of the whole first axis of the tensor; None where the piece is all of it.
+        pattern: axis letters of the tensor, with merged axes in brackets, such as "(K A H) D". The
+            parameter has the same letters in its own order.
+        a: number of entries of the fused axis A that the piece fills; pieces fill it in order.
+        first_row: start of the piece in the first axis of the tensor.
+        rows: size of the tensor's first axis; None if the piece is the whole tensor.
     """
 
     tensor: str

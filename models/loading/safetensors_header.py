@@ -1,4 +1,4 @@
-"""Where the tensors of a safetensors file lie."""
+"""Reading safetensors headers and tensors."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ _STORED = _FLOATS | {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where one tensor lies: ``size`` bytes at ``offset`` of ``file``."""
+    """Location of one tensor: ``size`` bytes at ``offset`` of ``file``."""
 
     name: str
     file: Path
@@ -40,15 +40,15 @@ class TensorEntry:
     def read(
         self, wanted: np.dtype | None = None, first_row: int = 0, rows: int | None = None
     ) -> np.ndarray:
-        """The tensor, or ``rows`` of its first axis, as a new array.
+        """Read the tensor, or ``rows`` of its first axis, into a new array.
 
-        ``wanted`` is the type of its parameter. Floats of 16 to 64 bits may stand for one another;
-        other types must be those of the file. None is any float.
+        ``wanted`` is the dtype of the parameter. The file may have any float type of 16 to 64 bits
+        for a float parameter, and must have the same type for others. None means any float.
 
-        The bytes are read and not mapped as `safe_open` does: where a mapped file becomes shorter,
-        the process is killed.
+        The bytes are read, not memory-mapped as by `safe_open`: truncating a mapped file would kill
+        the process.
 
-        Raises CheckpointError for another type, and for a file that has become shorter.
+        Raises CheckpointError for another type, and if the file was truncated.
         """
         exact = [name for name, dtype in _STORED.items() if dtype == wanted]
         allowed = exact if exact and exact[0] not in _FLOATS else list(_FLOATS)
@@ -69,10 +69,10 @@ class TensorEntry:
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:
-    """Every tensor of a safetensors file, by name, in the order in which they lie in it.
+    """The tensors of a safetensors file by name, in file order.
 
     Raises CheckpointError unless the file can be read, its header is well formed and its tensors
-    fill the rest of it exactly, without gap or overlap. `safe_open` checks that.
+    fill the rest of the file without gaps or overlaps (checked by `safe_open`).
     """
     try:
         with safe_open(file, "numpy"), file.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""Writing a model as a Hugging Face folder."""
+"""Save a model as a Hugging Face folder."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from models.config import ModelConfig
 from models.decoder import Decoder
 from models.families import FAMILIES
-from models.loading.layout import take_apart, tensor_shape
+from models.loading.layout import split_parameter, tensor_shape
 from models.schemes import UNQUANTISED
 
 
@@ -28,11 +28,10 @@ def save_model(
 ) -> None:
     """Write config.json and safetensors weights, the inverse of `load_model`.
 
-    One file where everything fits into ``shard_bytes``, else shards of at most that (a larger
-    tensor gets a shard of its own) and their index. Tokenizer files are the caller's.
+    One file if everything fits into ``shard_bytes``, else shards of at most that size and an index.
+    A larger tensor gets its own shard. Tokenizer files are not written.
 
-    Raises ValueError for a family or a rotary kind whose config cannot be written, and for
-    quantised weights.
+    Raises ValueError for families and rotary kinds that cannot be saved, and for quantised weights.
     """
     folder = Path(folder)
     family = FAMILIES[config.architecture]
@@ -69,7 +68,7 @@ def save_model(
 def _tensors(model: Decoder, config: ModelConfig, dtype: jnp.dtype) -> dict[str, np.ndarray]:
     weights = FAMILIES[config.architecture].weights(config)
     tensors: dict[str, np.ndarray] = {}
-    # flax's own flattening would make a cycle of references that holds the weights.
+    # The flattening of flax would leave a reference cycle that keeps the weights alive.
     leaves, _ = jax.tree.flatten_with_path(
         nnx.state(model), is_leaf=lambda node: isinstance(node, nnx.Variable)
     )
@@ -77,7 +76,7 @@ def _tensors(model: Decoder, config: ModelConfig, dtype: jnp.dtype) -> dict[str,
         value = np.asarray(jax.device_get(leaf.get_value())).astype(dtype)
         letters = leaf.get_metadata("letters")
         pieces = weights[".".join(str(key.key) for key in keys)]
-        for piece, part in take_apart(value, letters, pieces, config):
+        for piece, part in split_parameter(value, letters, pieces, config):
             if piece.rows is None:
                 tensors[piece.tensor] = part
                 continue

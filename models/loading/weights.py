@@ -1,4 +1,4 @@
-"""Filling an abstract model from a checkpoint folder, one parameter at a time."""
+"""Load the weights of a checkpoint folder into an abstract model, one parameter at a time."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,18 +21,18 @@ from models.loading.safetensors_header import TensorEntry
 from models.sharding import parameter_sharding
 
 _HEAD = "lm_head.weight"
-_HARMLESS = (".rotary_emb.inv_freq", ".masked_bias")
-_NAMES_SHOWN = 5
+_IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")
+_MAX_NAMES = 5
 
 
 def load_weights(
     model: Decoder, config: ModelConfig, folder: Path, mesh: Mesh, progress: bool
 ) -> Decoder:
-    """The model with values from the folder's safetensors files.
+    """Load the parameters from the safetensors files of the folder.
 
-    Reads one parameter's tensors, puts them on the devices, assembles them there and goes on, in
-    the order in which they lie in the files: the host holds two parameters at most. Everything is
-    checked against the headers before the first byte of data is read.
+    For each parameter, in file order: read its tensors, copy them to the devices and assemble them
+    there. The host holds at most two parameters. Names and shapes are checked against the headers
+    before any data is read.
 
     Raises CheckpointError for missing, unknown or wrongly shaped tensors and for malformed files.
     """
@@ -43,7 +43,7 @@ def load_weights(
     parameters = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}
     assert parameters.keys() == weights.keys(), parameters.keys() ^ weights.keys()
 
-    def place_in_files(path: str) -> tuple[str, int]:
+    def file_position(path: str) -> tuple[str, int]:
         entry = entries[weights[path][0].tensor]
         return entry.file.name, entry.offset
 
@@ -53,22 +53,22 @@ def load_weights(
     with tqdm(
         total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress
     ) as bar:
-        for path in sorted(weights, key=place_in_files):
+        for path in sorted(weights, key=file_position):
             value, size = _read(parameters[path], weights[path], entries, config, mesh)
             if previous is not None:
-                previous.block_until_ready()  # frees its host copy
+                previous.block_until_ready()  # then its host copy is freed
             values[path] = previous = value
             bar.update(size)
     filled = [
         (path, leaf.replace(values[".".join(map(str, path))]))
         for path, leaf in nnx.to_flat_state(state)
     ]
-    # Of a nested state, flax would make a cycle of references that holds the weights.
+    # A nested state would leave a reference cycle in flax that keeps the weights alive.
     return nnx.merge(graph, nnx.FlatState(filled, sort=True))
 
 
 def stored_weights(model: Decoder, weights: Weights) -> Weights:
-    """The pieces of every leaf, given those of the weights without quantisation."""
+    """The pieces of every stored leaf, given those of the unquantised weights."""
     stored = dict(weights)
     for path, module in nnx.iter_modules(model):
         if isinstance(module, Linear):
@@ -108,9 +108,9 @@ def _read(
 def _match(
     weights: Weights, tensors: dict[str, TensorEntry], config: ModelConfig, folder: Path
 ) -> dict[str, TensorEntry]:
-    """The entry of every expected tensor, after checking names and shapes."""
+    """Check names and shapes; return the entry of every expected tensor."""
     pieces = {piece.tensor: piece for group in weights.values() for piece in group}
-    # A checkpoint of the bare decoder has the same names without their first word.
+    # A checkpoint of the decoder without a head lacks the prefix "model." in its names.
     if not any(name.startswith("model.") for name in tensors):
         tensors = {
             name if name == _HEAD else f"model.{name}": entry for name, entry in tensors.items()
@@ -122,13 +122,13 @@ def _match(
             if missing == {_HEAD}
             else "; the folder is incomplete or config.json describes another model"
         )
-        raise CheckpointError(f"{folder} lacks {_some(missing)}{hint}")
-    extra = {name for name in tensors.keys() - pieces.keys() if not name.endswith(_HARMLESS)} - (
-        {_HEAD} if config.tie_embeddings else set()
-    )
+        raise CheckpointError(f"{folder} lacks {_listed(missing)}{hint}")
+    extra = {
+        name for name in tensors.keys() - pieces.keys() if not name.endswith(_IGNORED_SUFFIXES)
+    } - ({_HEAD} if config.tie_embeddings else set())
     if extra:
         raise CheckpointError(
-            f"{folder} has {_some(extra)}, which {config.architecture} does not use; the weights "
+            f"{folder} has {_listed(extra)}, which {config.architecture} does not use; the weights "
             "belong to another architecture or config.json is wrong"
         )
     for name, piece in pieces.items():
@@ -157,8 +157,8 @@ def _check_tied(head: TensorEntry, embedding: TensorEntry, folder: Path) -> None
         )
 
 
-def _some(names: Iterable[str]) -> str:
+def _listed(names: Iterable[str]) -> str:
     names = sorted(names)
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     plural = "tensors" if len(names) > 1 else "the tensor"
-    return f"{plural} {', '.join(names[:_NAMES_SHOWN])}"[:600] + more
+    return f"{plural} {', '.join(names[:_MAX_NAMES])}"[:600] + more

@@ -1,4 +1,4 @@
-"""How the weights of a `Linear` are stored: one scheme a format."""
+"""Weight schemes: how the weight of a `Linear` is stored, for each quantisation format."""
 
 from models.schemes.registry import read_scheme, register_scheme
 from models.schemes.scheme import Leaf, WeightScheme

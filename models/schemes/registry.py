@@ -1,4 +1,4 @@
-"""From ``quantization_config`` of a checkpoint to its weight scheme."""
+"""Registry of weight schemes by the ``quant_method`` of ``quantization_config``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +13,10 @@ _READERS: dict[str, SchemeReader] = {}
 
 
 def register_scheme(method: str, read: SchemeReader) -> None:
-    """Have checkpoints whose ``quantization_config`` has this ``quant_method`` read.
+    """Register a weight scheme for checkpoints with this ``quant_method``.
 
-    ``read`` turns that object into the scheme, and raises CheckpointError for fields that it
-    cannot honour. Call this once, when the module that holds the scheme is imported.
+    ``read`` converts the ``quantization_config`` object to the scheme, and raises CheckpointError
+    for fields that it does not support. Call this once, when the module of the scheme is imported.
 
     Raises:
         ValueError: another reader has the name.
@@ -26,7 +26,7 @@ def register_scheme(method: str, read: SchemeReader) -> None:
 
 
 def read_scheme(quantization: Any) -> WeightScheme:
-    """The scheme of a checkpoint's ``quantization_config``; None is a checkpoint without one.
+    """The scheme of a checkpoint's ``quantization_config``; None if the checkpoint has none.
 
     Raises:
         CheckpointError: no scheme of that name is registered, or it refuses the fields.

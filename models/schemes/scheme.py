@@ -1,4 +1,4 @@
-"""What a weight scheme says."""
+"""The interface of a weight scheme."""
 
 import abc
 import dataclasses
@@ -20,7 +20,7 @@ class Leaf:
     Attributes:
         letters: its axes, such as "D K A H".
         dtype: of its values; None for the model's own float type.
-        initial: how a model with random weights fills it ("normal" has standard deviation 0.02).
+        initial: initial values of random weights ("normal" has standard deviation 0.02).
     """
 
     letters: str
@@ -32,8 +32,8 @@ class WeightScheme(abc.ABC):
     """How the weight of a `Linear` is stored.
 
     Schemes are hashable and compare by value (frozen dataclasses): they are part of the compiled
-    program. Kernels are chosen by ``name``; where none takes a scheme, the product is computed from
-    ``dequantise``.
+    program. Kernels are chosen by ``name``. If no kernel supports a scheme, the GEMM takes the
+    weight from ``dequantise``.
     """
 
     name: str
@@ -43,13 +43,13 @@ class WeightScheme(abc.ABC):
     def leaves(self, inputs: str, outputs: str) -> Mapping[str, Leaf]:
         """The arrays of a `Linear` from axes ``inputs`` ("D", "N H") to ``outputs`` ("K A H").
 
-        The leaf "weight" has the letters of both; a bias is not the scheme's.
+        The leaf "weight" has the letters of both. A bias is not part of the scheme.
         """
 
     @abc.abstractmethod
     def pieces(self, leaf: str, weight: tuple[Piece, ...]) -> tuple[Piece, ...]:
-        """Where a checkpoint has a leaf, given where it has the weight without quantisation."""
+        """The checkpoint pieces of a leaf, given those of the unquantised weight."""
 
     @abc.abstractmethod
     def dequantise(self, leaves: Mapping[str, Array], dtype: DTypeLike) -> Float[Array, "..."]:
-        """The weight, axes ``inputs`` then ``outputs``, in ``dtype``: the reference."""
+        """The reference: the weight in ``dtype``, with axes ``inputs`` then ``outputs``."""

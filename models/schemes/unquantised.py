@@ -21,7 +21,7 @@ class Unquantised(WeightScheme):
         return {"weight": Leaf(f"{inputs} {outputs}")}
 
     def pieces(self, leaf: str, weight: tuple[Piece, ...]) -> tuple[Piece, ...]:
-        """The weight's own."""
+        """The pieces of the weight."""
         del leaf
         return weight
 

@@ -1,4 +1,4 @@
-"""A table and questions about it, for commands that are given no prompt."""
+"""The demo: a table and questions about it, for commands without a prompt."""
 
 import functools
 import json

@@ -17,14 +17,14 @@ from pallas_kernels.partial import Partial
 
 
 def refusal(D: int, dtype: DTypeLike, pending_bias: bool = False) -> str | None:
-    """Why the kernel cannot take rows of D numbers in ``dtype``, or None.
+    """Why the kernel cannot take rows of D elements of ``dtype``, or None.
 
     ``pending_bias`` says whether the update is a Partial with a bias.
     """
     if jnp.dtype(dtype).itemsize != 2:
         return f"x is {jnp.dtype(dtype)}; the mosaic backend needs one 16-bit dtype"
     if D % THREADS:
-        return f"rows of {D} numbers; the mosaic backend takes multiples of {THREADS}"
+        return f"rows of {D} elements; the mosaic backend takes multiples of {THREADS}"
     if pending_bias:
         return "a pending bias; the mosaic backend takes updates without one"
     return None
@@ -54,13 +54,13 @@ def add_rms_norm(
     if why is not None:
         raise ValueError(why)
     if update.dtype != x.dtype:
-        raise ValueError(f"x is {x.dtype} and update {update.dtype}; they must be alike")
-    parts = len(update.summands) if isinstance(update, Partial) else None
+        raise ValueError(f"x is {x.dtype} and update {update.dtype}; they must be equal")
+    summands = len(update.summands) if isinstance(update, Partial) else None
     addend = update.summands if isinstance(update, Partial) else update
     strided = plgpu.Layout.WG_STRIDED((D,), vec_size=widest_vector(D))
 
-    def add_rms_norm_kernel(x_ref, update_ref, weight_ref, total_ref, normed_ref):
-        """GMEM: x [T, D], update [T, D] or its summands [X, T, D], weight [D], total [T, D],
+    def add_rms_norm_kernel(x_ref, update_ref, weight_ref, residual_ref, normed_ref):
+        """GMEM: x [T, D], update [T, D] or its summands [X, T, D], weight [D], residual [T, D],
         normed [T, D].
         """
         row = lax.axis_index("row")
@@ -69,16 +69,16 @@ def add_rms_norm(
             return plgpu.load(ref, layout=strided).astype(jnp.float32)
 
         scale = read(weight_ref)
-        if parts is None:
+        if summands is None:
             update = read(update_ref.at[row])
         else:
             update = read(update_ref.at[0, row])
-            for i in range(1, parts):
+            for i in range(1, summands):
                 update = update + read(update_ref.at[i, row])
             update = update.astype(x.dtype).astype(jnp.float32)
-        total = (read(x_ref.at[row]) + update).astype(x.dtype)
-        store_strided(total_ref.at[row], total, strided)
-        y = total.astype(jnp.float32)
+        residual = (read(x_ref.at[row]) + update).astype(x.dtype)
+        store_strided(residual_ref.at[row], residual, strided)
+        y = residual.astype(jnp.float32)
         mean = jnp.sum(y * y) * (1.0 / D)
         normed = (y * lax.rsqrt(mean + eps) * scale).astype(x.dtype)
         store_strided(normed_ref.at[row], normed, strided)

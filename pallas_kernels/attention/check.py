@@ -40,24 +40,24 @@ def check_values(
             token covered twice or not at all; a merge of results that are not the row's own.
     """
     table, at = np.asarray(page_table), np.asarray(positions)
-    T, room = at.size, table.shape[1] * page_size
+    T, end = at.size, table.shape[1] * page_size
     if plan.merge_indptr.shape[0] != T + 1:
         raise ValueError(
             f"the plan is for {plan.merge_indptr.shape[0] - 1} rows; there are {T} positions"
         )
-    if at.max(initial=-1) >= room:
+    if at.max(initial=-1) >= end:
         t = int(at.argmax())
         raise ValueError(
             f"row {t} is at position {at[t]}; a table of {table.shape[1]} pages of {page_size} "
-            f"tokens ends at {room - 1}"
+            f"tokens ends at {end - 1}"
         )
-    parts, base = [], 0
+    reads, base = [], 0
     for which, work in enumerate(plan.lists):
-        _check_items(f"list {which}", work, T, table.shape[0], room, page_size)
+        _check_items(f"list {which}", work, T, table.shape[0], end, page_size)
         _check_pages(f"list {which}", work, table, num_pages, page_size)
-        parts.append(_reads(work, base))
+        reads.append(_reads(work, base))
         base += work.capacity * work.tile_rows
-    computed = _Reads(*(np.concatenate(x) for x in zip(*map(_columns, parts), strict=True)))
+    computed = _Reads(*(np.concatenate(x) for x in zip(*map(_columns, reads), strict=True)))
     seen = computed.visible(at, sliding_window)
     if sequence_of_row is not None:
         _check_owners(seen, np.asarray(sequence_of_row), table, page_size)
@@ -128,7 +128,7 @@ def _reads(work: WorkList, base: int) -> _Reads:
 
 
 def _check_items(
-    name: str, work: WorkList, rows: int, sequences: int, room: int, page_size: int
+    name: str, work: WorkList, rows: int, sequences: int, end: int, page_size: int
 ) -> None:
     items = int(work.num_items)
     if not 0 <= items <= work.capacity:
@@ -144,7 +144,7 @@ def _check_items(
             (stop > start) & (stop - start <= work.tile_tokens),
             f"it must have 1 to {work.tile_tokens} tokens",
         ),
-        (stop <= room, f"the table ends at token {room}"),
+        (stop <= end, f"the table ends at token {end}"),
     )
     for holds, rule in rules:
         if not holds.all():
@@ -164,9 +164,9 @@ def _check_pages(
         pages = table[b, first : last + 1]
         bad = np.flatnonzero((pages < 0) | (pages >= num_pages))
         if bad.size:
-            place = first + int(bad[0])
+            page = first + int(bad[0])
             raise ValueError(
-                f"item {i} of {name} reads page_table[{b}, {place}], which is {table[b, place]}; "
+                f"item {i} of {name} reads page_table[{b}, {page}], which is {table[b, page]}; "
                 f"the pool has pages 0 to {num_pages - 1}"
             )
 
@@ -179,11 +179,11 @@ def _check_owners(
         pages = slice(reads.start[i] // page_size, (reads.stop[i] - 1) // page_size + 1)
         other = np.flatnonzero(table[own[i], pages] != table[reads.owner[i], pages])
         if other.size:
-            place = pages.start + int(other[0])
+            page = pages.start + int(other[0])
             raise ValueError(
                 f"row {reads.row[i]} of sequence {own[i]} reads tokens {reads.start[i]} to "
                 f"{reads.stop[i] - 1} by the table of sequence {reads.owner[i]}, but their pages "
-                f"{place} are {table[own[i], place]} and {table[reads.owner[i], place]}"
+                f"{page} are {table[own[i], page]} and {table[reads.owner[i], page]}"
             )
 
 

@@ -91,8 +91,8 @@ def _plan_decode(page_table, query_len, context_len, page_size, shape, sharing) 
     first, stop = _groups(shared, row)
     if isinstance(sharing, CostModel):
         rows = stop - first
-        cost = -(-rows // R) * (sharing.wide_item + sharing.wide_token * C)
-        shared &= cost < rows * (sharing.narrow_item + sharing.narrow_token * C)
+        cost = -(-rows // R) * (sharing.multi_row_item + sharing.multi_row_token * C)
+        shared &= cost < rows * (sharing.single_row_item + sharing.single_row_token * C)
         first, stop = _groups(shared, row)
     multi_row = stop - first > 1
     place = row - first

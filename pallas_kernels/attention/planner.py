@@ -23,24 +23,24 @@ from pallas_kernels.attention.work_list import AttentionPlan, WorkList
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CostModel:
-    """Time of attention items, in any one unit, as measured on the device in use.
+    """Time of attention items, in an arbitrary unit, measured on the device in use.
 
-    A narrow item (single row) of C tokens costs ``narrow_item + narrow_token * C``. A wide item
-    (multi-row) costs ``wide_item + wide_token * C``, independent of its live rows, because a tile
-    of rows is computed whole.
+    A single-row item of C tokens costs ``single_row_item + single_row_token * C``. A multi-row item
+    costs ``multi_row_item + multi_row_token * C``, independent of its live rows, because a whole
+    tile of rows is computed.
     """
 
-    narrow_item: float
-    narrow_token: float
-    wide_item: float
-    wide_token: float
+    single_row_item: float
+    single_row_token: float
+    multi_row_item: float
+    multi_row_token: float
 
     def sharing_pays(
         self, rows: Int[np.ndarray, " X"], tile_rows: int, tokens: int
     ) -> Bool[np.ndarray, " X"]:
         """Whether reading ``tokens`` shared tokens once for ``rows`` rows beats one item a row."""
-        shared = -(-rows // tile_rows) * (self.wide_item + self.wide_token * tokens)
-        return shared < rows * (self.narrow_item + self.narrow_token * tokens)
+        shared = -(-rows // tile_rows) * (self.multi_row_item + self.multi_row_token * tokens)
+        return shared < rows * (self.single_row_item + self.single_row_token * tokens)
 
 
 type Sharing = Literal["on", "off"] | CostModel
@@ -51,15 +51,15 @@ MAX_PARTIAL_RESULTS = 32
 """Partial results of a row at most, in steps for long sequences."""
 
 
-def choose_kv_split_size(max_context: int, unit: int, split_policy: SplitPolicy | None) -> int:
-    """The KV split size for sequences of up to ``max_context`` tokens, a multiple of ``unit``.
+def choose_kv_split_size(max_context: int, smallest: int, split_policy: SplitPolicy | None) -> int:
+    """The KV split size for sequences of up to ``max_context`` tokens, a multiple of ``smallest``.
 
-    It is ``unit`` where splits are coalesced. Otherwise it is large enough that a row has at most
+    It is ``smallest`` if splits are coalesced. Otherwise it is large enough that a row has at most
     ``MAX_PARTIAL_RESULTS`` partial results.
     """
     if split_policy is not None:
-        return unit
-    return unit * math.ceil(max_context / unit / MAX_PARTIAL_RESULTS)
+        return smallest
+    return smallest * math.ceil(max_context / smallest / MAX_PARTIAL_RESULTS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -13,14 +13,14 @@ from jaxtyping import Array, Float
 from pallas_kernels import skinny_gemm
 from pallas_kernels.add_rms_norm.mosaic import add_rms_norm
 from pallas_kernels.gemv_row import NormedRow, RowSource
-from pallas_kernels.mosaic_emit import multiprocessors
+from pallas_kernels.mosaic_emit import num_sms
 from pallas_kernels.partial import Partial
-from pallas_kernels.skinny_gemm import Cut, ring_slots, store_rows
+from pallas_kernels.skinny_gemm import GemmConfig, pipeline_stages, store_rows
 
-_CHUNK = 64
-_ALONE = 64  # rows; programs of more fill a multiprocessor
-_ENOUGH = 0.8  # programs for each multiprocessor
-_SHARED_BYTES = 220 << 10  # of a multiprocessor
+_BLOCK_K = 64
+_MAX_ROWS_OF_TWO_CTAS = 64  # with more rows, one CTA fills an SM
+_MIN_CTAS_PER_SM = 0.8
+_SMEM_BYTES = 220 << 10  # of an SM
 
 
 def refusal(rows: int, depth: int, columns: int, dtype: DTypeLike) -> str | None:
@@ -36,26 +36,26 @@ def normed_refusal(
 ) -> str | None:
     """Why `norm_gate_up_gemm` cannot, or None."""
     if rows != 1:
-        return f"{rows} rows; a norm is part of the product for one row only"
+        return f"{rows} rows; the norm is fused for one row only"
     if pending_bias:
-        return "a pending bias; it takes updates without one"
+        return "a pending bias; the kernel takes updates without one"
     return refusal(rows, depth, columns, dtype)
 
 
 def gate_up_gemm(h: Float[Array, "T D"], w: Float[Array, "D 2 F"]) -> Float[Array, "T F"]:
     """silu(h @ w[:, 0]) * (h @ w[:, 1]) in h's dtype (SwiGLU; Shazeer, 2020).
 
-    Sums and activation are float32 and only the result is rounded, where a product followed by
-    ``silu_and_mul`` rounds the sums too: the two differ in the last bits.
+    Sums and activation are float32, and only the result is rounded. A GEMM followed by
+    ``silu_and_mul`` rounds the sums too, so its last bits differ.
 
     Args:
-        h, w: bfloat16 or float16, both alike; T is 1, 8, 16, 32, 64 or 128, D and F multiples of
-            64, D of 128 where T is 1.
+        h, w: bfloat16 or float16, the same for both. T is 1, 8, 16, 32, 64 or 128; D and F are
+            multiples of 64, and D is a multiple of 128 if T is 1.
 
     Raises:
         ValueError: a shape or dtype the kernel does not take.
     """
-    return _gated(h, w)[0]
+    return _gemm(h, w)[0]
 
 
 def norm_gate_up_gemm(
@@ -67,39 +67,42 @@ def norm_gate_up_gemm(
 ) -> tuple[Float[Array, "1 D"], Float[Array, "1 F"]]:
     """(x + update, ``gate_up_gemm`` of its RMSNorm); arguments as in ``add_rms_norm``.
 
-    One launch, but where two programs share a multiprocessor: those have no time to spare for the
-    norm, which then is a kernel of its own.
+    One launch. If two CTAs share an SM, the norm is a separate kernel, because it would delay their
+    weight loads.
     """
-    if _cut(1, *w.shape[::2])[1] > 1:
-        total, h = add_rms_norm(x, update, weight, eps)
-        return total, _gated(h, w)[0]
-    hidden, total = _gated(NormedRow(x, update, weight, eps), w)
-    return total, hidden
+    if _choose_config(1, *w.shape[::2])[1] > 1:
+        residual, h = add_rms_norm(x, update, weight, eps)
+        return residual, _gemm(h, w)[0]
+    hidden, residual = _gemm(NormedRow(x, update, weight, eps), w)
+    return residual, hidden
 
 
-def _gated(h: Float[Array, "T D"] | RowSource, w: Float[Array, "D 2 F"]) -> tuple[Array, ...]:
+def _gemm(h: Float[Array, "T D"] | RowSource, w: Float[Array, "D 2 F"]) -> tuple[Array, ...]:
     (T, D), F = h.shape, w.shape[2]
 
-    def finish(out, totals, part, row, column):
-        gate, up = totals
+    def epilogue(out, accs, split, row, column):
+        gate, up = accs
         hidden = gate / (1.0 + jnp.exp(-gate)) * up
         store_rows(out, hidden.astype(out.dtype), row, column)
 
     shape = jax.ShapeDtypeStruct((T, F), h.dtype)
-    return skinny_gemm.skinny_gemm("gate_up_gemm", h, w, _cut(T, D, F)[0], shape, finish)
+    return skinny_gemm.skinny_gemm(
+        "gate_up_gemm", h, w, _choose_config(T, D, F)[0], shape, epilogue
+    )
 
 
-def _cut(T: int, D: int, F: int) -> tuple[Cut, int]:
-    """The cut, and how many programs share a multiprocessor."""
-    wide = F % 128 == 0 and (T > _ALONE or _ENOUGH * multiprocessors() <= F // 128)
-    columns = 128 if wide else 64
-    together = 2 if T <= _ALONE and not wide and F // columns > multiprocessors() else 1
-    ring = ring_slots(
+def _choose_config(T: int, D: int, F: int) -> tuple[GemmConfig, int]:
+    """The config, and the number of CTAs per SM."""
+    enough = num_sms() * _MIN_CTAS_PER_SM <= F // 128
+    block_n = 128 if F % 128 == 0 and (T > _MAX_ROWS_OF_TWO_CTAS or enough) else 64
+    two = T <= _MAX_ROWS_OF_TWO_CTAS and block_n == 64 and F // block_n > num_sms()
+    ctas_per_sm = 2 if two else 1
+    stages = pipeline_stages(
         T,
         D,
-        columns=2 * columns,
-        chunk=_CHUNK,
-        splits=1,
-        shared_bytes=_SHARED_BYTES // together,
+        block_n=2 * block_n,
+        block_k=_BLOCK_K,
+        split_k=1,
+        smem_bytes=_SMEM_BYTES // ctas_per_sm,
     )
-    return Cut(columns, _CHUNK, 1, ring), together
+    return GemmConfig(block_n, _BLOCK_K, 1, stages), ctas_per_sm

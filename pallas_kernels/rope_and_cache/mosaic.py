@@ -1,8 +1,8 @@
 """Rotary embedding and the write of new K and V into pages, one launch on Hopper (Mosaic GPU).
 
-A thread takes one piece of one token's projections: matching runs of both halves of a query or key
-head, which it rotates, or one run of a value head. Queries go to a new array, keys and values
-straight into their page. Every number is read once and written once. Bytes moved per token:
+A thread handles one task of one token: a pair of vectors from both halves of a query or key
+head, which it rotates, or one vector of a value head. Queries are written to a new array, keys and
+values directly into their page. Every element is read once and written once. Bytes moved per token:
 2 (N + 2 K) * H * itemsize, and the token's row of cos and sin.
 """
 
@@ -46,11 +46,11 @@ def refusal(
     if rotary_dim is None:
         return "no rotary embedding; the mosaic backend takes models that have one"
     if not 2 <= rotary_dim <= head_dim:
-        return f"{rotary_dim} rotated dims; {head_dim} dims have room for 2 to {head_dim}"
-    if fp8 and _run(head_dim, rotary_dim // 2) % 2:
+        return f"{rotary_dim} rotated dims; the head dim allows 2 to {head_dim}"
+    if fp8 and _vector(head_dim, rotary_dim // 2) % 2:
         return (
-            f"{head_dim} dims of which {rotary_dim} are rotated are no pairs; float8_e4m3fn pages "
-            "need an even number of each half"
+            f"{rotary_dim} rotated dims of {head_dim} cannot be written in pairs; float8_e4m3fn "
+            "pages need an even number of dims in each half and in the rest"
         )
     return None
 
@@ -74,8 +74,8 @@ def rope_and_cache(
         cos, sin: float32; the first 2R of H dims are rotated, x[i] paired with x[i + R].
         k_pages, v_pages: updated in place when donated.
         slots: int32.
-        k_scales, v_scales: float32 [K] or [P, K], with float8_e4m3fn pages only: those hold numbers
-            in units of their scales (``fp8``), rounded to nearest, saturating at 448 units.
+        k_scales, v_scales: float32 [K] or [P, K], with float8_e4m3fn pages only: those hold
+            value / scale (``fp8``), rounded to nearest and clipped to +-448.
 
     Returns:
         (rotated q with N = K (A - 2), k_pages, v_pages). Arithmetic in float32.
@@ -98,35 +98,38 @@ def rope_and_cache(
     scales = () if k_scales is None or v_scales is None else (k_scales, v_scales)
     if k_pages.dtype != v_pages.dtype or (bias is not None and bias.dtype != dtype):
         found = ", ".join(str(x.dtype) for x in (*given, k_pages, v_pages))
-        raise ValueError(f"qkv, bias and pages are {found}; bias must be as qkv, both pages alike")
+        raise ValueError(
+            f"qkv, bias and pages are {found}; bias must be as qkv, both pools the same"
+        )
     if cos.dtype != jnp.float32 or sin.dtype != jnp.float32:
         raise ValueError(f"cos and sin are {cos.dtype} and {sin.dtype}; they must be float32")
     sizes = _Sizes(K, A - 2, H, R, S)
 
     def rope_and_cache_kernel(*refs):
         """GMEM: qkv [T, K, A, H] or its summands [X, T, K, A, H], bias [K, A, H] if any, cos, sin
-        [T, R], slots [T], both scales [K] or [P, K] if any, both pools [P, K, S, H], out [T, N, H].
+        [T, R], slots [T], k_scales and v_scales [K] or [P, K] if any, k_pages and v_pages
+        [P, K, S, H], out [T, N, H].
         """
-        token, part = lax.axis_index("token"), lax.axis_index("part")
+        token, block = lax.axis_index("token"), lax.axis_index("block")
 
         @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType() for _ in refs), SCALAR, SCALAR))
         def run(_, *rest):
             [qkv_, *bias_], rest = rest[: len(given)], rest[len(given) :]
-            cos_, sin_, slots_, *scales_, k_pool, v_pool, q_out, token_, part_ = rest
-            [row], [which] = token_.registers.flat, part_.registers.flat
+            cos_, sin_, slots_, *scales_, k_pool, v_pool, q_out, token_, block_ = rest
+            [row], [block_index] = token_.registers.flat, block_.registers.flat
             rounded = q_out.type.element_type
             reader = _Reader(row, qkv_, bias_[0] if bias_ else None, cos_, sin_, sizes, rounded)
             k_scale, v_scale = scales_ or (None, None)
-            _write(reader, which, slots_, (k_pool, k_scale), (v_pool, v_scale), q_out)
+            _write(reader, block_index, slots_, (k_pool, k_scale), (v_pool, v_scale), q_out)
 
-        run(*refs, token, part)
+        run(*refs, token, block)
 
     k_ref, v_ref = jax.new_ref(k_pages), jax.new_ref(v_pages)
     rotated = plgpu.kernel(
         rope_and_cache_kernel,
         out_type=jax.ShapeDtypeStruct((T, K * (A - 2), H), dtype),
-        grid=(T, -(-sizes.pieces // THREADS)),
-        grid_names=("token", "part"),
+        grid=(T, -(-sizes.tasks // THREADS)),
+        grid_names=("token", "block"),
         compiler_params=plgpu.CompilerParams(
             unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
@@ -134,23 +137,23 @@ def rope_and_cache(
     return rotated, jax.freeze(k_ref), jax.freeze(v_ref)
 
 
-def _run(H: int, R: int) -> int:
-    """Numbers that a thread reads at once."""
+def _vector(H: int, R: int) -> int:
+    """Elements that a thread reads at once."""
     return math.gcd(8, R, H - 2 * R)
 
 
 class _Sizes:
-    """How a token's projections are cut into pieces of ``run`` numbers (twice that if rotated)."""
+    """How a token's projections are divided into tasks of one vector, or of two if rotated."""
 
     def __init__(self, K: int, G: int, H: int, R: int, S: int):
         self.K, self.G, self.H, self.R, self.S = K, G, H, R, S
         rest = H - 2 * R
-        self.run = _run(H, R)
-        self.per_head = R // self.run + rest // self.run  # rotated pairs, then plain runs
-        self.per_value = H // self.run
+        self.vector = _vector(H, R)
+        self.per_head = R // self.vector + rest // self.vector  # rotated pairs, then plain vectors
+        self.per_value = H // self.vector
         self.queries = K * G * self.per_head
         self.keys = self.queries + K * self.per_head
-        self.pieces = self.keys + K * self.per_value
+        self.tasks = self.keys + K * self.per_value
 
 
 class _Reader:
@@ -161,35 +164,37 @@ class _Reader:
         self.qkv, self.bias, self.cos, self.sin = qkv, bias, cos, sin
 
     def values(self, group, entry, dim):
-        """float32 [run] of qkv, its parts summed, the bias added, each rounded as a product is."""
-        place, run = [self.row, group, entry, dim], self.sizes.run
-        parts = ir.MemRefType(self.qkv.type).shape[:-4]
-        if not parts:
-            value = _load(self.qkv, place, run)
+        """float32 [vector] of qkv: summands reduced, then bias added, each rounded to its dtype."""
+        indices, vector_size = [self.row, group, entry, dim], self.sizes.vector
+        summands = ir.MemRefType(self.qkv.type).shape[:-4]
+        if not summands:
+            value = _load(self.qkv, indices, vector_size)
         else:
-            value = _load(self.qkv, [_const(0), *place], run)
-            for i in range(1, parts[0]):
-                value = arith.addf(value, _load(self.qkv, [_const(i), *place], run))
+            value = _load(self.qkv, [_const(0), *indices], vector_size)
+            for i in range(1, summands[0]):
+                addend = _load(self.qkv, [_const(i), *indices], vector_size)
+                value = arith.addf(value, addend)
             value = self._round(value)
         if self.bias is None:
             return value
-        return self._round(arith.addf(value, _load(self.bias, [group, entry, dim], run)))
+        bias = _load(self.bias, [group, entry, dim], vector_size)
+        return self._round(arith.addf(value, bias))
 
     def _round(self, value):
         kind = ir.VectorType.get(value.type.shape, self._rounded)
         return arith.extf(value.type, arith.truncf(kind, value))
 
     def rotated(self, group, entry, which, store) -> None:
-        """``store(dim, values)`` for the ``which``-th piece of a head."""
+        """Call ``store(dim, values)`` for the ``which``-th task of a head."""
         z = self.sizes
-        pairs = z.R // z.run
-        low = _times(which, z.run)
+        pairs = z.R // z.vector
+        low = _times(which, z.vector)
 
         def pair():
             high = arith.addi(low, _const(z.R))
             a, b = self.values(group, entry, low), self.values(group, entry, high)
-            cos = _load(self.cos, [self.row, low], z.run)
-            sin = _load(self.sin, [self.row, low], z.run)
+            cos = _load(self.cos, [self.row, low], z.vector)
+            sin = _load(self.sin, [self.row, low], z.vector)
             store(low, arith.subf(arith.mulf(a, cos), arith.mulf(b, sin)))
             store(high, arith.addf(arith.mulf(b, cos), arith.mulf(a, sin)))
 
@@ -200,28 +205,30 @@ class _Reader:
         with mgpu.when(is_pair):
             pair()
         with mgpu.when(arith.cmpi(arith.CmpIPredicate.uge, which, _const(pairs))):
-            dim = arith.addi(low, _const(z.R))  # the plain runs begin at 2R, after R numbers
+            dim = arith.addi(
+                low, _const(z.R)
+            )  # the plain vectors begin at 2R, after R / vector pairs
             store(dim, self.values(group, entry, dim))
 
 
-def _write(reader: _Reader, part, slots, keys, values, q_out) -> None:
-    """keys, values: (pool, its scales or None)."""
+def _write(reader: _Reader, block, slots, keys, values, q_out) -> None:
+    """Emit the thread's task. keys, values: (pool, its scales or None)."""
     z = reader.sizes
     i32 = ir.IntegerType.get_signless(32)
-    piece = _index(arith.addi(arith.muli(part, mgpu.c(THREADS, i32)), thread_index()))
+    task = _index(arith.addi(arith.muli(block, mgpu.c(THREADS, i32)), thread_index()))
     slot = memref.load(slots, [reader.row])
 
     def between(first: int, end: int):
-        above = arith.cmpi(arith.CmpIPredicate.uge, piece, _const(first))
-        return arith.andi(above, arith.cmpi(arith.CmpIPredicate.ult, piece, _const(end)))
+        above = arith.cmpi(arith.CmpIPredicate.uge, task, _const(first))
+        return arith.andi(above, arith.cmpi(arith.CmpIPredicate.ult, task, _const(end)))
 
-    def place(first: int, per_head: int):
-        """(head, which piece of it)."""
-        local = arith.subi(piece, _const(first))
+    def head_task(first: int, per_head: int):
+        """(head, index of the task in the head)."""
+        local = arith.subi(task, _const(first))
         return arith.divui(local, _const(per_head)), arith.remui(local, _const(per_head))
 
     with mgpu.when(between(0, z.queries)):
-        head, which = place(0, z.per_head)
+        head, which = head_task(0, z.per_head)
         group, entry = arith.divui(head, _const(z.G)), arith.remui(head, _const(z.G))
         to = lambda dim, value: _store(value, q_out, [reader.row, head, dim])  # noqa: E731
         reader.rotated(group, entry, which, to)
@@ -229,12 +236,12 @@ def _write(reader: _Reader, part, slots, keys, values, q_out) -> None:
         page = _index(arith.divui(slot, mgpu.c(z.S, i32)))
         offset = _index(arith.remui(slot, mgpu.c(z.S, i32)))
         with mgpu.when(between(z.queries, z.keys)):
-            key, which = place(z.queries, z.per_head)
+            key, which = head_task(z.queries, z.per_head)
             to = lambda dim, value: _store_kv(value, keys, [page, key, offset, dim])  # noqa: E731
             reader.rotated(key, _const(z.G), which, to)
-        with mgpu.when(between(z.keys, z.pieces)):
-            head, which = place(z.keys, z.per_value)
-            dim = _times(which, z.run)
+        with mgpu.when(between(z.keys, z.tasks)):
+            head, which = head_task(z.keys, z.per_value)
+            dim = _times(which, z.vector)
             value = reader.values(head, _const(z.G + 1), dim)
             _store_kv(value, values, [page, head, offset, dim])
 
@@ -251,45 +258,48 @@ def _times(value, factor: int):
     return arith.muli(value, _const(factor))
 
 
-def _load(ref, place, run: int):
+def _load(ref, indices, vector_size: int):
     element = ref.type.element_type
-    size = run * mgpu.utils.bitwidth(element) // 8
-    value = vector.load(ir.VectorType.get((run,), element), ref, place, alignment=size)
+    size = vector_size * mgpu.utils.bitwidth(element) // 8
+    kind = ir.VectorType.get((vector_size,), element)
+    value = vector.load(kind, ref, indices, alignment=size)
     if isinstance(element, ir.F32Type):
         return value
-    return arith.extf(ir.VectorType.get((run,), ir.F32Type.get()), value)
+    return arith.extf(ir.VectorType.get((vector_size,), ir.F32Type.get()), value)
 
 
-def _store(value, ref, place) -> None:
+def _store(value, ref, indices) -> None:
     kind = ir.VectorType.get(value.type.shape, ref.type.element_type)
-    _store_vector(arith.truncf(kind, value), ref, place)
+    _store_vector(arith.truncf(kind, value), ref, indices)
 
 
-def _store_kv(value, pool, place) -> None:
-    """value, float32, into a page; pool: (pages, their scales or None)."""
+def _store_kv(value, pool, indices) -> None:
+    """Store a float32 vector into a page; pool: (pages, their scales or None)."""
     pages, scales = pool
     if scales is None:
-        _store(value, pages, place)
+        _store(value, pages, indices)
         return
-    page, head, *_ = place
+    page, head, *_ = indices
     scale = memref.load(scales, [page, head] if len(scales.type.shape) == 2 else [head])
-    units = arith.divf(value, vector.broadcast(value.type, scale))
-    _store_vector(_narrow(units), pages, place)
+    scaled = arith.divf(value, vector.broadcast(value.type, scale))
+    _store_vector(_to_fp8(scaled), pages, indices)
 
 
-def _store_vector(value, ref, place) -> None:
-    [run] = value.type.shape
-    size = run * mgpu.utils.bitwidth(value.type.element_type) // 8
-    vector.store(value, ref, place, alignment=size)
+def _store_vector(value, ref, indices) -> None:
+    [vector_size] = value.type.shape
+    size = vector_size * mgpu.utils.bitwidth(value.type.element_type) // 8
+    vector.store(value, ref, indices, alignment=size)
 
 
-def _narrow(value):
-    """float32 [run] to float8_e4m3fn, rounded to nearest, saturating; MLIR has no lowering."""
-    i16, [run] = ir.IntegerType.get_signless(16), value.type.shape
-    numbers = [vector.extract(value, [], ir.DenseI64ArrayAttr.get([place])) for place in range(run)]
+def _to_fp8(value):
+    """float32 [X] to float8_e4m3fn, rounded to nearest, saturating; MLIR has no lowering."""
+    i16, [vector_size] = ir.IntegerType.get_signless(16), value.type.shape
+    elements = [
+        vector.extract(value, [], ir.DenseI64ArrayAttr.get([i])) for i in range(vector_size)
+    ]
     pairs = [
         llvm.inline_asm(i16, [low, high], "cvt.rn.satfinite.e4m3x2.f32 $0, $2, $1;", "=h,f,f")
-        for low, high in zip(numbers[::2], numbers[1::2], strict=True)
+        for low, high in zip(elements[::2], elements[1::2], strict=True)
     ]
-    packed = vector.from_elements(ir.VectorType.get((run // 2,), i16), pairs)
-    return vector.bitcast(ir.VectorType.get((run,), ir.Float8E4M3FNType.get()), packed)
+    packed = vector.from_elements(ir.VectorType.get((vector_size // 2,), i16), pairs)
+    return vector.bitcast(ir.VectorType.get((vector_size,), ir.Float8E4M3FNType.get()), packed)

@@ -33,12 +33,12 @@ def write_kv(
 ) -> tuple[Float[Array, "P K S H"], Float[Array, "P K S H"]]:
     """Put row t's K and V at token slot ``slots[t]`` = page * S + offset.
 
-    A negative slot writes nothing. In place when the pages are donated. Pages in float8_e4m3fn hold
-    numbers in units of their scales (``fp8``), which must be given, and those only: rounded to
-    nearest, saturating at 448 units. Scales of a page must not change while it holds tokens.
+    A negative slot writes nothing. In place when the pages are donated. Pages in float8_e4m3fn
+    hold value / scale (``fp8``), rounded to nearest and clipped to +-448. Their scales must be
+    given, and must not change while a page holds tokens.
 
     Raises:
-        ValueError: scales that do not go with the pages.
+        ValueError: scales that do not match the pages.
     """
     check_scales(k_pages, v_pages, k_scales, v_scales)
     P, _, S, _ = k_pages.shape
@@ -62,9 +62,9 @@ def rope_and_cache(
     k_scales: Scales | None = None,
     v_scales: Scales | None = None,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "P K S H"], Float[Array, "P K S H"]]:
-    """Rotate q and k, write k and v: what ``rotate`` and ``write_kv`` do, from projections.
+    """Rotate q and k (``rotate``) and write k and v into pages (``write_kv``).
 
-    ``qkv`` holds each KV head's A - 2 queries, its key, its value. Without cos and sin nothing is
+    ``qkv`` has A - 2 queries, a key and a value for each KV head. Without cos and sin nothing is
     rotated. Scales as in ``write_kv``. Returns (q with N = K (A - 2), k_pages, v_pages).
     """
     q, k, v = split_qkv(reduced(qkv))
@@ -76,6 +76,6 @@ def rope_and_cache(
 def split_qkv(
     qkv: Float[Array, "T K A H"],
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T K H"], Float[Array, "T K H"]]:
-    """(q, k, v) of projections that hold of each KV head its A - 2 queries, its key, its value."""
+    """(q, k, v) of fused projections with A - 2 queries, a key and a value for each KV head."""
     T, K, A, H = qkv.shape
     return qkv[:, :, :-2].reshape(T, K * (A - 2), H), qkv[:, :, -2], qkv[:, :, -1]

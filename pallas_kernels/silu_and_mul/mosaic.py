@@ -1,6 +1,6 @@
 """SwiGLU activation on Hopper, one launch (Mosaic GPU).
 
-One CTA computes up to 1024 numbers of one row. Bytes moved: 3 * F * itemsize a row.
+One CTA computes up to 1024 elements of one row. Bytes moved: 3 * F * itemsize a row.
 """
 
 import jax
@@ -13,16 +13,17 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.mosaic_emit import THREADS, store_strided
 
-_WIDEST = 8  # numbers a thread: 16 bytes
+_MAX_VECTOR = 8  # elements per thread: 16 bytes
 
 
 def refusal(F: int, dtype: DTypeLike) -> str | None:
     """Why the kernel cannot take F columns in ``dtype``, or None."""
     if jnp.dtype(dtype).itemsize != 2:
         return f"h is {jnp.dtype(dtype)}; the mosaic backend needs a 16-bit dtype"
-    if F % _WIDEST or F < THREADS:
+    if F % _MAX_VECTOR or F < THREADS:
         return (
-            f"rows of {F} numbers; the mosaic backend takes multiples of {_WIDEST} from {THREADS}"
+            f"rows of {F} elements; the mosaic backend takes multiples of {_MAX_VECTOR} from "
+            f"{THREADS}"
         )
     return None
 
@@ -40,11 +41,11 @@ def silu_and_mul(h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
     why = refusal(F, h.dtype)
     if why is not None:
         raise ValueError(why)
-    vector = _WIDEST
+    vector = _MAX_VECTOR
     while vector * THREADS > F:
         vector //= 2
     size = vector * THREADS
-    chunks = -(-F // size)  # the last one overlaps its neighbour
+    chunks = -(-F // size)  # the last one overlaps the one before
     strided = plgpu.Layout.WG_STRIDED((size,), vec_size=vector)
 
     def silu_and_mul_kernel(h_ref, out_ref):
@@ -53,8 +54,8 @@ def silu_and_mul(h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
         first = pl.multiple_of(jnp.minimum(chunk * size, F - size), vector)
 
         def read(which):
-            part = h_ref.at[row, which, pl.ds(first, size)]
-            return plgpu.load(part, layout=strided).astype(jnp.float32)
+            chunk_ref = h_ref.at[row, which, pl.ds(first, size)]
+            return plgpu.load(chunk_ref, layout=strided).astype(jnp.float32)
 
         gate, up = read(0), read(1)
         hidden = gate / (1.0 + jnp.exp(-gate)) * up

@@ -1,4 +1,4 @@
-"""Split-K products in plain JAX."""
+"""Split-K GEMM in plain JAX."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -7,9 +7,9 @@ from pallas_kernels.partial import Partial
 
 
 def split_k_gemm(h: Float[Array, "T D"], w: Float[Array, "D E"], splits: int) -> Partial:
-    """h @ w as ``splits`` summands, summand i over the i-th run of the depth.
+    """h @ w as ``splits`` summands; summand i is the product of the i-th split of the depth.
 
-    The depth is a multiple of ``splits``.
+    ``splits`` divides the depth.
     """
     T, D = h.shape
     rows, weights = h.reshape(T, splits, -1), w.reshape(splits, D // splits, -1)

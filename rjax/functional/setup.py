@@ -16,7 +16,7 @@ from rjax.errors import InvalidConfigError
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.cost_model import fitted_cost_model
 
-_LEAST_CUTS = 8  # items of one sequence at full length, as far as pages allow
+_MIN_SPLITS = 8  # of a sequence of max_context tokens, if pages allow
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class Setup:
         backend: the attention kernels.
         page_size: S.
         max_context: most tokens of a sequence, prompt and output together.
-        split_tokens: attention is cut at multiples of so many tokens; only whole cuts are shared.
-        sharing: which shared beginnings are read once.
-        mesh: devices that share the KV heads; of one device where the caller maps over devices
-            itself.
+        kv_split_size: tokens per KV split; only whole splits are shared.
+        sharing: which shared prefixes are read once per step.
+        mesh: devices over which the KV heads are sharded; a single device if the caller maps
+            over devices itself.
     """
 
     graph: nnx.GraphDef
@@ -40,7 +40,7 @@ class Setup:
     backend: Backend
     page_size: int
     max_context: int
-    split_tokens: int
+    kv_split_size: int
     sharing: Sharing
     mesh: Mesh
 
@@ -50,14 +50,14 @@ class Setup:
         return math.ceil(self.max_context / self.page_size)
 
     def plan_shape(self, rows: int, seqs: int) -> PlanShape:
-        """Shapes of the plan of a step with so many rows."""
+        """Array shapes of the attention plan of a step with ``rows`` rows."""
         return self.backend.plan_shape(
             rows,
             seqs,
             self.max_context,
             self.page_size,
             coalesce=False,
-            kv_split_size=min(self.split_tokens, self._whole),
+            kv_split_size=min(self.kv_split_size, self._whole),
         )
 
     @property
@@ -72,7 +72,7 @@ def prepare(
     page_size: int = 64,
     backend: str = "auto",
     sharing: str = "auto",
-    split_tokens: int | None = None,
+    kv_split_size: int | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Setup, Any]:
     """Split a model into what is compiled in and its weights.
@@ -82,11 +82,12 @@ def prepare(
         max_context: most tokens of a sequence, prompt and output together.
         page_size: tokens a page of the KV pool.
         backend: "auto", "mosaic", "triton" or "xla".
-        sharing: "on" reads a beginning that rows share once, "off" never, "auto" where it pays.
-        split_tokens: cut of the attention's work, a multiple of ``page_size``; None is the
-            backend's best. Shorter prompts than this are not shared.
-        mesh: with an axis ``tensor``, over which the model's weights are cut; None for one device,
-            or inside the caller's own ``shard_map``.
+        sharing: "on" reads the KV of a shared prefix once per step, "off" never, "auto" where a
+            cost model predicts a gain.
+        kv_split_size: tokens per KV split, a multiple of ``page_size``; None is the best value for
+            the backend. Shorter prefixes are not shared.
+        mesh: with an axis ``tensor``, over which the model's weights are sharded; None for one
+            device, or inside the caller's own ``shard_map``.
 
     Returns:
         The setup, and the weights as a pytree. Any pytree of the same structure may be handed in
@@ -124,15 +125,15 @@ def prepare(
     modes: dict[str, Sharing] = {"on": "on", "off": "off", "auto": cost_model}
     if sharing not in modes:
         raise InvalidConfigError(f"sharing is {sharing!r}; choose one of auto, on, off")
-    if split_tokens is None:
-        # Short contexts are cut finely, so that most of a short prompt is shared.
-        unit = page_size * math.ceil(
-            min(chosen.tuning.kv_split_size, max_context / _LEAST_CUTS) / page_size
+    if kv_split_size is None:
+        # Short contexts get small splits, so that most of a short prompt is shared.
+        smallest = page_size * math.ceil(
+            min(chosen.tuning.kv_split_size, max_context / _MIN_SPLITS) / page_size
         )
-        split_tokens = choose_kv_split_size(max_context, unit, None)
-    if split_tokens < 1 or split_tokens % page_size:
+        kv_split_size = choose_kv_split_size(max_context, smallest, None)
+    if kv_split_size < 1 or kv_split_size % page_size:
         raise InvalidConfigError(
-            f"split_tokens is {split_tokens}; it must be a multiple of page_size ({page_size})"
+            f"kv_split_size is {kv_split_size}; it must be a multiple of page_size ({page_size})"
         )
     setup = Setup(
         graph=graph,
@@ -140,7 +141,7 @@ def prepare(
         backend=chosen,
         page_size=page_size,
         max_context=max_context,
-        split_tokens=split_tokens,
+        kv_split_size=kv_split_size,
         sharing=modes[sharing],
         mesh=mesh,
     )

@@ -81,8 +81,8 @@ class Backend:
         policy = tuning.split_policy if coalesce else None
         fine = (unpadded_rows or rows) <= tuning.fine_rows
         tuned = tuning.fine_kv_split_size if fine else tuning.kv_split_size
-        unit = kv_split_size or max(tuned, page_size)
-        split = choose_kv_split_size(max_context, unit, policy)
+        smallest = kv_split_size or max(tuned, page_size)
+        split = choose_kv_split_size(max_context, smallest, policy)
         tile_rows = min(tuning.tile_rows, rows)  # kernels for few rows have less code
         return PlanShape(rows, seqs, max_context, tile_rows, split, policy)
 

@@ -34,7 +34,7 @@ class Fitted:
         backend: of the attention.
         N, K, H: query heads and KV heads of one device, head dim.
         dtype: of the KV.
-        tile_rows: rows of a wide item.
+        tile_rows: rows of a multi-row item.
     """
 
     device: str
@@ -108,8 +108,8 @@ def read_cost_model(path: pathlib.Path, key: Fitted) -> CostModel:
         if not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise ValueError(f"{field.name} is {value!r}, and must be a number of at least 0")
         costs[field.name] = float(value)
-    if costs["narrow_item"] + costs["narrow_token"] == 0:
-        raise ValueError("narrow items in it cost nothing")
+    if costs["single_row_item"] + costs["single_row_token"] == 0:
+        raise ValueError("single-row items in it cost nothing")
     return CostModel(**costs)
 
 

@@ -284,7 +284,7 @@ def _shape_table(
             page_size,
             unpadded_rows=unpadded_rows,
             coalesce=config.relay.mode == "auto",
-            kv_split_size=config.relay.relay_split_tokens,
+            kv_split_size=config.relay.kv_split_size,
         )
 
     return ShapeTable(

@@ -10,7 +10,7 @@ from pallas_kernels.attention.backend import AttentionShape, DeviceInfo
 from pallas_kernels.attention.planner import CostModel
 from pallas_kernels.attention.registry import BACKENDS
 from pallas_kernels.attention.split_policy import SplitPolicy
-from pallas_kernels.mosaic_emit import multiprocessors
+from pallas_kernels.mosaic_emit import num_sms
 
 SHAPE = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, dtype="bfloat16", page_size=64)
 HOPPER, AMPERE, CPU = DeviceInfo("gpu", 9.0), DeviceInfo("gpu", 8.0), DeviceInfo("cpu", None)
@@ -124,7 +124,7 @@ def test_mosaic_tuning(heads, tile_rows, fine_rows, policy):
     assert (tuning.kv_split_size, tuning.fine_kv_split_size) == (256, 64)
     assert tuning.split_policy == SplitPolicy(
         min_multi_row_items=min_multi_row_items,
-        single_row_lanes=multiprocessors() // pairs,
+        single_row_lanes=num_sms() // pairs,
         item_overhead=64,
         multi_row_lanes=multi_row_lanes,
         single_lane_rows=single_lane_rows,

@@ -17,7 +17,7 @@ S, SPLIT, TILE = 4, 8, 3
 
 
 def batch(shared, own, queries, sharing="on"):
-    """Sequences of one shared beginning: everything ``check_values`` takes, in one dict."""
+    """Sequences with one shared prefix: everything ``check_values`` takes, in one dict."""
     lengths = shared + np.asarray(own)
     starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
     B, M, T = len(own), -(-int(lengths.max()) // S) + 1, int(starts[-1]) + 2

@@ -17,7 +17,7 @@ from pallas_kernels.attention.split_policy import SplitPolicy
 S, MAX_CONTEXT, SEQS, Q = 8, 128, 8, 6
 DECODE = PlanShape(rows=SEQS, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=3, kv_split_size=16)
 CHUNKS = PlanShape(rows=SEQS * Q, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=4, kv_split_size=16)
-SHARE_WIDE = CostModel(narrow_item=1, narrow_token=1, wide_item=10, wide_token=2)
+SHARE_WIDE = CostModel(single_row_item=1, single_row_token=1, multi_row_item=10, multi_row_token=2)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ S, MAX_CONTEXT, ROWS, SEQS = 8, 128, 48, 8
 SHAPE = PlanShape(rows=ROWS, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=4, kv_split_size=16)
 # More splits than a row has capacity for results, and only the rows of decode steps.
 FINE = PlanShape(rows=SEQS, seqs=SEQS, max_context=MAX_CONTEXT, tile_rows=4, kv_split_size=2)
-SHARE_WIDE = CostModel(narrow_item=1, narrow_token=1, wide_item=10, wide_token=2)
+SHARE_WIDE = CostModel(single_row_item=1, single_row_token=1, multi_row_item=10, multi_row_token=2)
 
 
 def make_batch(rng, lengths, queries, forks, page_size=S):
@@ -119,7 +119,7 @@ def test_long_sequences_have_room(batch, sharing, least, lanes):
 
 
 def full_batch(shared_pages):
-    """As many sequences as there may be, at full length, in pages of 2."""
+    """The maximum number of sequences, at full length, in pages of 2."""
     lengths, one = np.full(SEQS, MAX_CONTEXT), np.ones(SEQS, int)
     forks = np.full(SEQS, shared_pages)
     return make_batch(np.random.default_rng(0), lengths, one, forks, page_size=2)
@@ -138,7 +138,7 @@ def test_what_has_no_room_is_cut_more_coarsely():
 
 
 def test_a_step_for_long_sequences_shares_as_much_as_one_for_short():
-    """64 rows over 2,048 shared and 256 own tokens, in pages of 64, as on a GPU."""
+    """64 rows over 2,048 shared and 256 unique tokens, in pages of 64, as on a GPU."""
     split_policy, B, pages = SplitPolicy(17, 33, 64), 64, 36
     table = np.zeros((B, 2048), np.int32)
     table[:, :32] = np.arange(32)
@@ -236,7 +236,7 @@ def test_long_shared_runs_are_joined_while_enough_items_are_left():
 
 
 def test_long_shared_runs_stay_in_some_items():
-    """However few would do: others would wait for those that compute them."""
+    """Even if fewer would be enough: other CTAs would wait for those that compute them."""
     table, start, context = full_batch(64)
     shape = dataclasses.replace(FINE, split_policy=SplitPolicy(1, 1, 8))
     plan, _ = plan_attention(table, start, context, page_size=2, shape=shape, sharing="on")
@@ -273,7 +273,7 @@ def test_one_row_runs_are_joined_where_that_spares_the_busiest_lane():
 
 
 def test_one_row_runs_are_joined_wherever_they_begin():
-    """Cuts 1 and 2 are of two pairs of cuts, and of one run of four."""
+    """Splits 1 and 2 belong to different pairs of splits, but to one group of four."""
     count = 4
     lengths, one = np.full(count, 48), np.ones(count, int)
     table, start, context = make_batch(

@@ -20,7 +20,7 @@ from bench.command_line import in_time
 from bench.longbench import __main__ as longbench
 from bench.model_shapes import SHAPES
 from bench.records import load
-from bench.step_floor import DecodeCase, floor_seconds, stages
+from bench.step_roofline import DecodeCase, roofline_seconds, stages
 from bench.text_tables import markdown, text
 from bench.workload import from_file, synthetic
 from models import config_from_dict
@@ -38,18 +38,18 @@ def _ceilings():
         yield
 
 
-def test_the_floor_of_a_step_is_its_weights_and_kv_once():
+def test_the_roofline_of_a_step_reads_weights_and_kv_once():
     config = config_from_dict(SHAPES["llama-3-8b"])
     found = stages(config, DecodeCase(64, 2048, 256), 2)
     weights = 2 * (32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336) + 4096 * 128256)
     kv = 2 * 32 * 2 * 8 * 128 * (2048 + 64 * 256)
     assert weights + kv < sum(s.moved for s in found) < 1.02 * (weights + kv)
     ceilings = Ceilings(4.3e12, 790e12)
-    floor = floor_seconds(config, DecodeCase(64, 2048, 256), 2, ceilings)
-    assert floor == pytest.approx(4.1e-3, rel=0.02)
-    # With many rows products are bound by arithmetic, and the floor is more than the bytes'.
+    roofline = roofline_seconds(config, DecodeCase(64, 2048, 256), 2, ceilings)
+    assert roofline == pytest.approx(4.1e-3, rel=0.02)
+    # With many rows the GEMMs are compute-bound, so the roofline exceeds the time for the bytes.
     many = DecodeCase(256, 8192, 256)
-    assert floor_seconds(config, many, 2, ceilings) == pytest.approx(8.1e-3, rel=0.05)
+    assert roofline_seconds(config, many, 2, ceilings) == pytest.approx(8.1e-3, rel=0.05)
 
 
 def test_decode_step(tmp_path, capsys):
@@ -62,7 +62,7 @@ def test_decode_step(tmp_path, capsys):
     assert row["step_ms"] > 0
     assert row["kernels"] > 0
     assert row["ratio"] == pytest.approx(row["step_ms"] / row["floor_ms"])
-    assert "step / floor" in capsys.readouterr().out
+    assert "step / roofline" in capsys.readouterr().out
     decode_step.draw(load(path), tmp_path / "step.png")
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
 

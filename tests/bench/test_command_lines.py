@@ -1,4 +1,4 @@
-"""What is wrong on a benchmark's command line is said in one line, before anything is measured."""
+"""Errors on a benchmark's command line are reported in one line, before the measurement."""
 
 import re
 

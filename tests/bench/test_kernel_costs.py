@@ -19,7 +19,9 @@ from rjax.worker.backend import choose_backend
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled", "quickly_compiled_random_numbers")
 
-TRUE = CostModel(narrow_item=0.4, narrow_token=0.002, wide_item=0.9, wide_token=0.0035)
+TRUE = CostModel(
+    single_row_item=0.4, single_row_token=0.002, multi_row_item=0.9, multi_row_token=0.0035
+)
 LAUNCH = 5.0
 CASES = command.pairs(32, 8, 128, 64, 32, small=False)
 
@@ -33,7 +35,13 @@ def timer(noise: float, model: CostModel = TRUE):
         shared = case.shared // case.S
         table[:, :shared] = table[0, :shared]
         plan = make_plan(case, table.astype(np.int32))
-        costs = (LAUNCH, model.narrow_item, model.narrow_token, model.wide_item, model.wide_token)
+        costs = (
+            LAUNCH,
+            model.single_row_item,
+            model.single_row_token,
+            model.multi_row_item,
+            model.multi_row_token,
+        )
         exact = float(command.item_counts(plan) @ np.array(costs))
         return 1e-6 * exact * (1 + noise * rng.uniform(-1, 1)), plan
 
@@ -42,7 +50,7 @@ def timer(noise: float, model: CostModel = TRUE):
 
 def test_exact_times_give_the_costs_back():
     found = command.fit(CASES, timer(0))
-    for name in ("narrow_item", "narrow_token", "wide_item", "wide_token"):
+    for name in ("single_row_item", "single_row_token", "multi_row_item", "multi_row_token"):
         assert getattr(found.model, name) == pytest.approx(getattr(TRUE, name), rel=1e-6)
     assert found.launch_us == pytest.approx(LAUNCH, rel=1e-6)
     assert found.worst_error < 1e-9
@@ -51,20 +59,22 @@ def test_exact_times_give_the_costs_back():
 
 def test_noisy_times_give_them_nearly_and_say_how_wrong():
     found = command.fit(CASES, timer(0.05))
-    assert found.model.narrow_token == pytest.approx(TRUE.narrow_token, rel=0.05)
-    assert found.model.wide_token == pytest.approx(TRUE.wide_token, rel=0.05)
+    assert found.model.single_row_token == pytest.approx(TRUE.single_row_token, rel=0.05)
+    assert found.model.multi_row_token == pytest.approx(TRUE.multi_row_token, rel=0.05)
     assert 0.005 < found.mean_error <= found.worst_error < 0.08
 
 
 def test_a_cost_below_nothing_becomes_nothing():
     found = command.fit(CASES, timer(0, CostModel(-0.05, 0.002, 0.9, 0.0035)))
-    assert found.model.narrow_item == 0
-    assert found.model.narrow_token == pytest.approx(0.002, rel=0.2)
+    assert found.model.single_row_item == 0
+    assert found.model.single_row_token == pytest.approx(0.002, rel=0.2)
 
 
 def test_costs_decide_as_the_times_do():
-    """Where reading once is dearer than reading by each, the fitted model says so."""
-    dear = CostModel(narrow_item=0.1, narrow_token=0.001, wide_item=0.5, wide_token=0.006)
+    """The fitted model is right if reading a prefix once is slower."""
+    dear = CostModel(
+        single_row_item=0.1, single_row_token=0.001, multi_row_item=0.5, multi_row_token=0.006
+    )
     found = command.fit(CASES, timer(0.01, dear))
     pays = found.model.sharing_pays(np.array([2, 5, 8, 32]), 32, 2048)
     assert pays.tolist() == [False, False, True, True]
@@ -97,7 +107,7 @@ def test_the_command_keeps_a_fit_that_the_engine_finds(tmp_path, monkeypatch, ca
     backend = backend_of(config)
     found = cost_model.fitted_cost_model(backend, config, jnp.float32, single_device_mesh())
     assert found is not None
-    assert found.narrow_token == row["narrow_token"]
+    assert found.single_row_token == row["single_row_token"]
     assert "held out" in capsys.readouterr().out
     assert [p.suffix for p in Path(tmp_path / "cache").iterdir()] == [".json"]
 

@@ -1,4 +1,4 @@
-"""Peers of the kernels: each result checked, each failure said, none silently left out."""
+"""Peers of the kernels: each result is checked, each failure is reported."""
 
 import importlib.util
 import json
@@ -13,7 +13,7 @@ from bench.kernels import __main__ as kernels
 from bench.kernels import jax_peers, peers
 from bench.kernels.backends import choose_kernel
 from bench.kernels.cases import make_inputs
-from bench.kernels.kept import Kept
+from bench.kernels.result_file import ResultFile
 from bench.kernels.table import small_cases
 from bench.records import load
 
@@ -111,9 +111,9 @@ def test_the_best_variant_of_a_peer_counts():
 
 def test_no_time_is_said():
     options = kernels.parser().parse_args(["--peers", "--small", "--only=relay 4", "--seconds=0"])
-    kept = Kept(None, {})
-    assert peers.run_peers(options, kept, None, []) == 1
-    assert "--seconds" in kept.more["did_not_run"][0]["failed"]
+    results = ResultFile(None, {})
+    assert peers.run_peers(options, results, None, []) == 1
+    assert "--seconds" in results.more["did_not_run"][0]["failed"]
 
 
 def test_the_peers_cases_are_in_the_table():

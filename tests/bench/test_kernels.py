@@ -1,4 +1,4 @@
-"""The kernels' benchmark at a size for a CPU: every row checked, kept as it comes, drawn."""
+"""The kernels' benchmark at a size for a CPU: every row is checked, saved and drawn."""
 
 import dataclasses
 import json
@@ -17,8 +17,8 @@ from bench.kernels import cost_model, peers, run_table, sanitize, sweep
 from bench.kernels.backends import Kernel, choose_kernel
 from bench.kernels.cases import Case, Target, make_inputs
 from bench.kernels.compile_cases import compile_cases
-from bench.kernels.kept import Kept
 from bench.kernels.pool_runner import PoolRunner
+from bench.kernels.result_file import ResultFile
 from bench.kernels.run_case import lower_case, run_case
 from bench.kernels.table import small_cases, table_cases
 from bench.records import load
@@ -61,10 +61,10 @@ def test_wrong_and_failing_cases_are_said_in_order_and_cost_no_other(monkeypatch
 
     kernel = dataclasses.replace(right, attention=broken)
     monkeypatch.setattr(run_table, "choose_kernel", lambda name: kernel)
-    kept = Kept(None, {})
-    assert run_table.run_table(kernels.parser().parse_args(["--small"]), kept) == 4
-    assert [row["case"] for row in kept.rows] == [case.name for case in small_cases()]
-    wrong, relay, groups, prompt, fp8, options = (row.get("failed") for row in kept.rows)
+    results = ResultFile(None, {})
+    assert run_table.run_table(kernels.parser().parse_args(["--small"]), results) == 4
+    assert [row["case"] for row in results.rows] == [case.name for case in small_cases()]
+    wrong, relay, groups, prompt, fp8, options = (row.get("failed") for row in results.rows)
     assert (wrong, relay, groups, prompt) == ("wrong result", None, None, "wrong result")
     assert fp8 is not None and "no_such_target" in fp8
     assert options == "RuntimeError: no sinks here"
@@ -86,7 +86,7 @@ def test_nothing_is_compiled_once_the_first_case_runs(monkeypatch):
     monkeypatch.setattr(jax.stages.Lowered, "compile", counted)
     monkeypatch.setattr(run_table, "run_case", run)
     options = kernels.parser().parse_args(["--small", "--only=relay", "--backend=xla"])
-    assert run_table.run_table(options, Kept(None, {})) == 0
+    assert run_table.run_table(options, ResultFile(None, {})) == 0
     assert at_first == [8, 8]  # four programs a case
     assert len(compiled) == 8
 
@@ -105,13 +105,13 @@ def test_every_case_of_the_table_is_one_of_its_kind():
     for at, case in enumerate(cases):
         if case.target is not None and case.target.of is not None:
             assert case.target.of in names[:at]
-    # The floors of the issue's relay cases on an H200, and their targets.
+    # The rooflines of the relay cases on an H200, and their targets.
     by_name = dict(zip(names, cases, strict=True))
     h200 = Ceilings(copy=4.3e12, matmul=7.9e14)
     for name, wanted in (("64; 2048; 256", 29), ("64; 8192; 256", 37), ("256; 2048; 256", 91)):
         case = by_name[f"relay {name}"]
         assert case.target is not None
-        assert case.target.at(case.floor_us(h200), {}) == pytest.approx(wanted, rel=0.05)
+        assert case.target.at(case.roofline_us(h200), {}) == pytest.approx(wanted, rel=0.05)
 
 
 def test_a_target_may_be_another_case():
@@ -132,7 +132,7 @@ def test_a_target_may_be_another_case():
         ({"prefixes": 2}, 2 * 64 + 4 * 20),
     ],
 )
-def test_the_floor_counts_visible_tokens_once(change, tokens):
+def test_the_roofline_counts_visible_tokens_once(change, tokens):
     case = dataclasses.replace(Case("", 4, 64, 20, N=4, K=2, H=16, S=16), **change)
     assert case.bytes(2) == 2 * 2 * 16 * 2 * tokens + 2 * 4 * 4 * 16 * 2
     fp8 = dataclasses.replace(case, fp8=True)
@@ -177,11 +177,11 @@ def test_a_point_that_fails_or_is_wrong_costs_no_other(monkeypatch, capsys):
 
     monkeypatch.setattr(PoolRunner, "measure", measure)
     options = kernels.parser().parse_args(["--sweep", "--small", "--backend=xla"])
-    kept = Kept(None, {})
-    assert sweep.run_sweep(options, kept) == 4
-    failed = [row["failed"] for row in kept.rows if "failed" in row]
+    results = ResultFile(None, {})
+    assert sweep.run_sweep(options, results) == 4
+    failed = [row["failed"] for row in results.rows if "failed" in row]
     assert failed == ["MemoryError: too much"] * 3 + ["wrong result"]
-    assert {row["speedup"] for row in kept.rows if "speedup" in row} == {2.0}
+    assert {row["speedup"] for row in results.rows if "speedup" in row} == {2.0}
     assert "too much" in capsys.readouterr().out
 
 
@@ -232,7 +232,7 @@ def test_help_shows_commands(module):
 
 
 def test_plans_of_one_batch_size_share_a_program():
-    """Whatever the prefix and the cut: shapes and static parts are equal."""
+    """For any prefix and KV split size, shapes and static parts are equal."""
     kernel = dataclasses.replace(choose_kernel("xla"), name="mosaic")
     found = [p for p in sweep.small_points() if p.batch == 4 and p.K == 2]
     cases = [

@@ -6,7 +6,7 @@ import pytest
 
 from bench.longbench import __main__ as longbench
 from bench.longbench import make_sample, metrics
-from bench.longbench.examples import Example, parts, read_examples, shortened
+from bench.longbench.examples import Example, read_examples, shortened, split_prompt
 from bench.longbench.tasks import TASKS, score, task_of
 from tests.bundled import BUNDLED_SIZES
 
@@ -45,7 +45,7 @@ def test_a_class_counts_once_and_not_for_its_parts():
 def test_every_task_makes_a_prompt_and_a_score():
     example = Example("CONTEXT {input}", "INPUT", ["Paragraph 3"], ["Paragraph 3", "Date"])
     for task in TASKS.values():
-        shared, question = parts(task, example)
+        shared, question = split_prompt(task, example)
         assert "CONTEXT {input}" in shared  # braces in a document are only text
         assert ("INPUT" in question) == ("{input}" in task.question)
         assert score(task, "Paragraph 3", example.answers, None)["score"] == pytest.approx(1)

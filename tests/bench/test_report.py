@@ -1,12 +1,12 @@
-"""The benchmarks' page is what the kept results give."""
+"""The generated benchmark page matches the recorded results."""
 
 import json
 import re
 
 import pytest
 
-from bench import report, step_parts
-from bench.kernels import page
+from bench import report, step_breakdown
+from bench.kernels import readme
 from bench.records import RESULTS, load
 
 
@@ -19,11 +19,11 @@ def test_marked_figures_are_those_of_the_results(tmp_path):
     row = {"case": "a (b) 1", "us": 12.34, "floor_us": 6.17}
     (tmp_path / "kernels.json").write_text(json.dumps({"rows": [row]}))
     text = "took <!--us a (b) 1-->?<!--/--> us, <!--share a (b) 1-->9<!--/--> of the best"
-    made = page.with_figures(text, tmp_path)
+    made = readme.with_figures(text, tmp_path)
     assert re.sub("<!--.*?-->", "", made) == "took 12.3 us, 0.50 of the best"
-    assert page.with_figures(made, tmp_path) == made
+    assert readme.with_figures(made, tmp_path) == made
     with pytest.raises(ValueError, match="no time of 'c'"):
-        page.with_figures("<!--us c-->1<!--/-->", tmp_path)
+        readme.with_figures("<!--us c-->1<!--/-->", tmp_path)
 
 
 def test_the_page_shows_every_result_and_its_pictures_exist():
@@ -68,9 +68,9 @@ def test_a_file_that_is_no_record_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["decode_step", "decode_step_growth"])
 def test_the_parts_of_steps_are_whole(name):
-    """Floors add up to those kept with the steps, kinds of kernels to what the device was busy."""
+    """Rooflines add up to those of the steps, kinds of kernels to the busy time of the device."""
     found = load(RESULTS / f"{name}.json")
-    shown = step_parts.parts(found)
+    shown = step_breakdown.breakdown(found)
     assert len(shown) == len(found["rows"])
     for row, part in zip(found["rows"], shown, strict=True):
         floors = [value for key, value in part.items() if key.endswith("_floor")]
@@ -92,7 +92,7 @@ def test_kernels_are_told_by_name_and_a_product_that_runs_once_is_that_of_the_lo
     row = {"model": "llama-3-8b", "batch": 64, "shared": 2048, "own": 256, "busy_ms": 9.0}
     row["longest"] = [{"name": n, "count": c, "seconds": t} for n, c, t in longest]
     rates = {"copy_bytes_per_s": 4e12, "matmul_flop_per_s": 8e14}
-    [part] = step_parts.parts({"rows": [row, row | {"longest": []}], **rates})
+    [part] = step_breakdown.breakdown({"rows": [row, row | {"longest": []}], **rates})
     times = {key: part[key] for key in ("products", "attention", "logits", "norms", "rest")}
     assert times == pytest.approx(
         {"products": 4.0, "attention": 3.0, "logits": 0.4, "norms": 0.0, "rest": 1.6}

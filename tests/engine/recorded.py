@@ -53,7 +53,7 @@ def answers(folder: Path, relay: bool | str) -> list[dict[str, Any]]:
         "num_pages": 64,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 32,
-        "relay_split_tokens": 16,
+        "kv_split_size": 16,
         "max_model_len": 64,
         "use_tqdm": False,
     }

@@ -17,7 +17,9 @@ from rjax.worker.cost_model import Fitted, fitted_cost_model, keep_cost_model
 
 from .tiny import CONFIG, make_engine
 
-MODEL = CostModel(narrow_item=3.0, narrow_token=0.5, wide_item=4.0, wide_token=0.25)
+MODEL = CostModel(
+    single_row_item=3.0, single_row_token=0.5, multi_row_item=4.0, multi_row_token=0.25
+)
 
 
 @pytest.fixture(autouse=True)
@@ -99,11 +101,11 @@ def test_a_broken_file_is_named_and_not_used(folder, text, why):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"wide_item": -1}, "wide_item is -1"),
-        ({"wide_token": float("nan")}, "wide_token is nan"),
-        ({"narrow_token": float("inf")}, "narrow_token is inf"),
-        ({"narrow_item": None}, "narrow_item is None"),
-        ({"narrow_item": 0, "narrow_token": 0}, "cost nothing"),
+        ({"multi_row_item": -1}, "multi_row_item is -1"),
+        ({"multi_row_token": float("nan")}, "multi_row_token is nan"),
+        ({"single_row_token": float("inf")}, "single_row_token is inf"),
+        ({"single_row_item": None}, "single_row_item is None"),
+        ({"single_row_item": 0, "single_row_token": 0}, "cost nothing"),
         ({"device": "another"}, "it is for device 'another'"),
         ({"tile_rows": 32}, "it is for tile_rows 32"),
     ],

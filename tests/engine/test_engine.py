@@ -156,7 +156,7 @@ def test_a_pool_too_small_for_one_sequence_is_an_error(tiny):
         ({"max_num_seqs": 2**31}, "from 1"),
         ({"num_pages": -4}, "from 1"),
         ({"max_num_batched_tokens": 4}, "below max_num_seqs"),
-        ({"relay_split_tokens": 12}, "multiple of page_size"),
+        ({"kv_split_size": 12}, "multiple of page_size"),
         ({"enable_relay_attention": "maybe"}, "auto, on, off"),
         ({"gpu_memory_utilization": float("nan")}, "share"),
         ({"sys_schema": "{__USR_PROMPT}{__SYS_PROMPT}"}, "sys_schema"),

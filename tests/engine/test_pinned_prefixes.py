@@ -168,7 +168,7 @@ def test_a_step_reads_every_shared_run_once_whatever_else_is_in_the_batch(tiny):
         [*system, 11],
     ]
     engine = make_engine(tiny, num_pages=64, enable_relay_attention="on", max_num_batched_tokens=64)
-    split, steps = 16, []  # relay_split_tokens
+    split, steps = 16, []  # kv_split_size
     dispatch = engine._worker.dispatch
 
     def spy(batch, tables):

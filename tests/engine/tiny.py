@@ -52,7 +52,7 @@ def make_engine(folder: Path, **options) -> LLMEngine:
         "max_num_seqs": 8,
         "max_num_batched_tokens": 32,
         "use_tqdm": False,
-        "relay_split_tokens": 16,
+        "kv_split_size": 16,
         "seed": 5,
     }
     return build_engine(EngineConfig.from_options(settings | options))

@@ -1,4 +1,4 @@
-"""Batches for the attention suite: groups that share a beginning, chunks, NaN wherever unused."""
+"""Batches for the attention suite: groups with a shared prefix, chunks, NaN in unused slots."""
 
 import dataclasses
 

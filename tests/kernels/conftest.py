@@ -1,5 +1,5 @@
-"""Tests that need a GPU, and Triton kernels without one: jax-triton's stand-ins, since it needs a
-GPU to be imported."""
+"""Fixtures for GPU tests, and for Triton kernels without a GPU: jax-triton cannot be imported
+there, so it is replaced."""
 
 import sys
 import types

@@ -229,7 +229,7 @@ def test_other_head_dims(backend, name, shape):
     ],
 )
 def test_sharing_changes_no_bit(backend, shape, fp8, options):
-    """Items are cut at the same places with sharing on and off: so is a row's arithmetic.
+    """KV splits are the same with sharing on and off, and so is the arithmetic of a row.
 
     On mosaic, 32 rows of 4 heads are cooperative work tiles; single rows run swap-AB decode.
     """
@@ -249,7 +249,7 @@ def test_sharing_changes_no_bit(backend, shape, fp8, options):
 @pytest.mark.parametrize("tile_rows", [16, 32])
 @pytest.mark.parametrize("backend", BACKENDS[1:], indirect=True)
 def test_many_work_tiles_a_cta(backend, tile_rows, num_ctas):
-    """Few CTAs take all the work, so that short and long work tiles follow each other closely:
+    """Few CTAs compute all work tiles, so that short and long ones follow each other directly:
     stale data in shared memory must not reach the next work tile, on any of several runs."""
     attention, dtype, tolerance = backend
     own = tuple(int(x) for x in np.random.default_rng(0).integers(1, 200, 48))

@@ -1,4 +1,4 @@
-"""The kernels between a layer's matrix products: residual norm and gated activation."""
+"""The elementwise kernels of a layer: add_rms_norm and silu_and_mul."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Which copies leave the L2 cache first, read off lowered kernels."""
+"""Which copies have the evict_first policy, in lowered kernels."""
 
 import collections
 import functools

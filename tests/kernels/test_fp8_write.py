@@ -56,7 +56,7 @@ def test_refusals():
     for args, message in (
         ((pages(), pages(), None, None), "give k_scales"),
         ((pages(), pages(), one, None), "give v_scales"),
-        ((pages(jnp.bfloat16), pages(jnp.bfloat16), one, one), "do not go with"),
+        ((pages(jnp.bfloat16), pages(jnp.bfloat16), one, one), "k_scales must be None"),
         ((pages(), pages(), jnp.ones(P), one), "it must be float32"),
         ((pages(), pages(), one, one.astype(jnp.float16)), "it must be float32"),
         ((pages(jnp.bfloat16), pages(jnp.float32), None, None), "must be equal"),

@@ -1,4 +1,4 @@
-"""The gated product of few rows."""
+"""The gate-up GEMM of few rows."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Products of one row that make the row: its norm, or the merge of its partial results."""
+"""GEMVs that compute their input row: its norm, or the merge of its partial results."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from pallas_kernels.relay_fusion.reference import relay_fusion_reference
 from pallas_kernels.split_k_gemm import mosaic as split
 from pallas_kernels.unmerged_attention import UnmergedAttention
 
-# (D, F, N, H, projections): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B, the bundled model, odd cuts
+# (D, F, N, H, projections): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B, the bundled model, odd sizes
 MODELS = [
     (4096, 14336, 32, 128, 6144),
     (2048, 11008, 16, 128, 2560),
@@ -55,8 +55,8 @@ def merged_row(given):
         return np.zeros(given.out.size, np.float32)
     if count == 1:
         return np.asarray(given.out, np.float32).ravel()
-    part = given.part[:count, None].astype(jnp.float32)
-    return np.asarray(relay_fusion_reference(part, given.part_lse[:count, None])[0]).ravel()
+    part = given.partial_out[:count, None].astype(jnp.float32)
+    return np.asarray(relay_fusion_reference(part, given.partial_lse[:count, None])[0]).ravel()
 
 
 def product(row, w):
@@ -96,7 +96,7 @@ def test_kernels_lower(model):
 
 @pytest.mark.parametrize(
     ("depth", "columns", "found"),
-    [(192, 128, "192 x 128; with 1 rows .* 128 x 64"), (65536, 4096, "runs of at most 5120")],
+    [(192, 128, "192 x 128; with 1 rows .* 128 x 64"), (65536, 4096, "a CTA takes at most 5120")],
 )
 def test_what_the_kernels_do_not_take(depth, columns, found):
     h, w = spec(1, depth), spec(depth, columns)
@@ -107,7 +107,7 @@ def test_what_the_kernels_do_not_take(depth, columns, found):
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("model", MODELS)
-def test_a_row_that_is_there(model):
+def test_a_stored_row(model):
     D, F, *_ = model
     h, w = normal(1, F), normal(F, D, seed=1)
     run = jax.jit(split.split_k_gemm)

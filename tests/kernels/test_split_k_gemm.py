@@ -1,4 +1,4 @@
-"""Split-K products, and the kernels that reduce their partials."""
+"""The split-K GEMM, and the kernels that reduce their partials."""
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +77,7 @@ def test_kernels_lower(shape):
     traced.lower(lowering_platforms=("cuda",))
     [parts] = jax.tree.leaves(traced.out_info)
     assert parts.dtype == jnp.float32 and parts.shape[1:] == (T, columns)
-    # Enough programs to keep the memory busy.
+    # Enough CTAs to keep the memory busy.
     assert parts.shape[0] * columns // 64 >= 48
 
 

@@ -194,7 +194,7 @@ def test_code_of_a_checkpoint_is_never_looked_at():
         (LLAMA | {"rope_scaling": {**YARN, "rope_type": ""}}, "has the type ''; supported"),
         (
             LLAMA | {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
-            "an object of its own for 'full_attention'; only one rotary embedding",
+            "a separate object for 'full_attention'; only one rotary embedding",
         ),
         (LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic'; supported"),
         (LLAMA | {"rope_scaling": {"rope_type": "longrope"}}, "'longrope'; supported"),

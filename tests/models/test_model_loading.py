@@ -1,4 +1,4 @@
-"""Loading from a folder: what is harmless is accepted, everything else is refused clearly."""
+"""Loading from a folder: harmless deviations are accepted, others refused with a message."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Headers of safetensors files that lie."""
+"""Invalid headers of safetensors files."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""A saved model is the model: for every fusing, in one file or several."""
+"""A saved model loads with equal weights: with every fused projection, in one file or several."""
 
 import jax
 import jax.numpy as jnp

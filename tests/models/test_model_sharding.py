@@ -1,4 +1,4 @@
-"""Parameters over several devices: letters decide the cut, and logits stay the same."""
+"""Parameters over several devices: axis letters decide the sharding, and logits stay the same."""
 
 import os
 import subprocess
@@ -84,7 +84,7 @@ for name, n in [("phi3_g1_h96", 2), ("opt_h64_tied", 2)]:
 try:
     models.load_model(folder, dtype=None, mesh=mesh_of(4), progress=False)
 except ValueError as error:
-    assert "which 4 devices cannot share evenly" in str(error), error
+    assert "which 4 devices cannot divide evenly" in str(error), error
 else:
     raise AssertionError("2 heads were cut over 4 devices")
 print("same")

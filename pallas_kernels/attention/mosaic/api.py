@@ -23,7 +23,7 @@ from pallas_kernels.attention.options import apply_sinks, check_per_head
 from pallas_kernels.attention.spec import AttentionSpec
 from pallas_kernels.attention.work_list import AttentionPlan
 from pallas_kernels.fp8 import Scales, check_scales
-from pallas_kernels.mosaic_emit import multiprocessors
+from pallas_kernels.mosaic_emit import num_sms
 from pallas_kernels.relay_fusion.mosaic import merge_in_place
 from pallas_kernels.unmerged_attention import UnmergedAttention
 
@@ -164,7 +164,7 @@ def _config(spec: AttentionSpec, packed: PackedPlan, operands: Operands) -> Kern
         scale=spec.scale,
         sliding_window=spec.sliding_window,
         soft_cap=spec.soft_cap,
-        num_ctas=multiprocessors(),
+        num_ctas=num_sms(),
         q_rows=q_rows,
         q_stages=q_stages,
         kv_stages=num_kv_stages(H, q_rows, q_stages, operands.k_pages.dtype.itemsize),

@@ -10,7 +10,7 @@ from pallas_kernels.attention.mosaic.pack import pack_plan
 from pallas_kernels.attention.mosaic.refusal import COMPUTE_CAPABILITIES, refusal
 from pallas_kernels.attention.planner import CostModel
 from pallas_kernels.attention.split_policy import SplitPolicy
-from pallas_kernels.mosaic_emit import multiprocessors
+from pallas_kernels.mosaic_emit import num_sms
 from pallas_kernels.relay_fusion.mosaic import merge_in_place
 from pallas_kernels.unmerged_attention import UnmergedAttention
 
@@ -31,7 +31,7 @@ def tuning(shape: AttentionShape) -> AttentionTuning:
         split_policy=SplitPolicy(
             min_multi_row_items=-(-_NUM_SMS // K),
             # A CTA takes single-row items two heads at a time.
-            single_row_lanes=max(1, multiprocessors() // head_pairs),
+            single_row_lanes=max(1, num_sms() // head_pairs),
             item_overhead=64,  # about the time to start, to finish and to merge an item
             # A CTA takes multi-row items one head at a time.
             multi_row_lanes=K // head_pairs,
@@ -40,7 +40,10 @@ def tuning(shape: AttentionShape) -> AttentionTuning:
         # Microseconds: `python -m bench.kernels.cost_model` on an H200, 32 heads over 8 KV heads of
         # 128 dims. Other heads scale all four alike.
         cost_model=CostModel(
-            narrow_item=0.055, narrow_token=0.00048, wide_item=0.28, wide_token=0.00097
+            single_row_item=0.055,
+            single_row_token=0.00048,
+            multi_row_item=0.28,
+            multi_row_token=0.00097,
         ),
     )
 
@@ -48,7 +51,7 @@ def tuning(shape: AttentionShape) -> AttentionTuning:
 def merge(attention: UnmergedAttention) -> Float[Array, "T N H"]:
     """The merged results of ``unmerged_attention``."""
     lse = jnp.zeros(attention.shape[:2], jnp.float32)  # not read for rows that lie in ``out``
-    rest = attention.part, attention.part_lse, attention.merge_indptr
+    rest = attention.partial_out, attention.partial_lse, attention.merge_indptr
     return merge_in_place(attention.out, lse, *rest)[0]
 
 

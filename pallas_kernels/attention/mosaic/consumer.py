@@ -116,8 +116,8 @@ def _stage_queries(consumer: ConsumerTile, rows: _Rows) -> Fp8Tiles | None:
     cta, shape = consumer.cta, consumer.cta.shape
     fp8 = None
     if shape.has_fp8_kv:
-        operands, q_unit = split_queries(consumer.q_rows)
-        fp8 = Fp8Tiles.of(consumer, q_unit)
+        operands, q_scale = split_queries(consumer.q_rows)
+        fp8 = Fp8Tiles.of(consumer, q_scale)
     else:
         tile = load_tile(consumer.q_rows, rows.loaded * shape.G, shape.H, shape.q_dtype)
         operands = (tile,)

@@ -3,9 +3,9 @@
 K tiles go to wgmma as they are. Queries become two float8_e4m3fn arrays, a high and a low part of
 four significant bits each, after each row is scaled into the range of fp8: this is exact for
 bfloat16, which has eight bits, and rounds float16 to eight. V must be transposed on the way to
-wgmma, which does that for 16-bit numbers only: a warpgroup converts its V tile from the KV pipeline
-into float16 shared memory of its own, 64 * H * 2 bytes. Scales come from GMEM, float32, one a KV
-head or one a KV head of each page.
+wgmma, which supports that for 16-bit types only: a warpgroup converts its V tile from the KV
+pipeline into a float16 buffer in shared memory, 64 * H * 2 bytes. Scales come from GMEM, float32,
+one per KV head, or one per KV head and page.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -31,21 +31,22 @@ _MIN_ABS_MAX = 2.0**-100  # so that rows of zeros do not divide by zero
 
 
 def split_queries(ref):
-    """((high, low), unit): queries [64, H] as two float8_e4m3fn arrays, and float32 [64].
+    """((high, low), scale): queries [64, H] as two float8_e4m3fn arrays, and float32 [64].
 
-    Row m is (high[m] + low[m]) * unit[m], to eight significant bits for numbers of at least 1/1000
-    of the row's largest, and with that absolute error for smaller ones. ref: 16-bit [64, H] SMEM.
+    Row m is (high[m] + low[m]) * scale[m], to eight significant bits for elements of at least
+    1/1000 of the row's largest, and with that absolute error for smaller ones. ref: 16-bit [64, H]
+    SMEM.
     """
     value = plgpu.load(ref, layout=_WGMMA_8BIT, optimized=False).astype(jnp.float32)
     largest = jnp.maximum(jnp.abs(value).max(axis=1), _MIN_ABS_MAX)
-    # Powers of two: scaling by them rounds nothing. The largest comes to between 128 and 256.
+    # Scaling by a power of two is exact. The largest element is then between 128 and 256.
     exponent = lax.bitcast_convert_type(largest, jnp.int32) & 0x7F800000
-    unit = lax.bitcast_convert_type(exponent, jnp.float32) * (1 / 128)
-    inverse = lax.broadcast_in_dim(1 / unit, value.shape, [0])
+    scale = lax.bitcast_convert_type(exponent, jnp.float32) * (1 / 128)
+    inverse = lax.broadcast_in_dim(1 / scale, value.shape, [0])
     value = value * plgpu.layout_cast(inverse, _WGMMA_8BIT)
     high = value.astype(jnp.float8_e4m3fn)
     low = (value - high.astype(jnp.float32)).astype(jnp.float8_e4m3fn)
-    return (high, low), unit
+    return (high, low), scale
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,34 +110,34 @@ class Fp8Tiles:
     """Scales and scratch memory with which one warpgroup reads float8_e4m3fn tiles.
 
     Attributes:
-        product_unit: float32 [64], or [C] in swap-AB decode: factor of the products with the keys.
+        product_scale: float32 [64], or [C] in swap-AB decode: scale of the products with the keys.
         v_f16: float16 [64, H] SMEM, the warpgroup's own, for a converted V tile.
         k_scales, v_scales: scales that differ from page to page, or None.
     """
 
-    product_unit: Any
+    product_scale: Any
     v_f16: Any
     k_scales: PageScales | None
     v_scales: PageScales | None
 
     @classmethod
-    def of(cls, consumer: ConsumerTile, q_unit) -> "Fp8Tiles":
-        """For a work tile whose split queries have the unit ``q_unit``."""
+    def of(cls, consumer: ConsumerTile, q_scale) -> "Fp8Tiles":
+        """For a work tile whose split queries have the scale ``q_scale``."""
         cta, tile, kv_head = consumer.cta, consumer.tile, consumer.kv_head
         k_scales, v_scales, S = cta.gmem.k_scales, cta.gmem.v_scales, cta.shape.S
         last_page = lax.div(tile.kv_stop - 1, jnp.int32(S))
         pages = (cta.gmem.page_table, tile.table_row, kv_head, last_page, S)
         return cls(
-            q_unit * k_scales[kv_head] if len(k_scales.shape) == 1 else q_unit,
+            q_scale * k_scales[kv_head] if len(k_scales.shape) == 1 else q_scale,
             cta.smem.v_f16.at[cta.wg],
             PageScales(k_scales, *pages) if len(k_scales.shape) == 2 else None,
             PageScales(v_scales, *pages) if len(v_scales.shape) == 2 else None,
         )
 
     def scale_products(self, products, first, token_axis: int):
-        """The products with the keys of the tile at token ``first``, in true units."""
-        unit = lax.broadcast_in_dim(self.product_unit, products.shape, [1 - token_axis])
-        scores = products * unit
+        """The unscaled scores from fp8 products with the keys of the tile at token ``first``."""
+        scale = lax.broadcast_in_dim(self.product_scale, products.shape, [1 - token_axis])
+        scores = products * scale
         if self.k_scales is not None:
             scores = self.k_scales.apply(scores, first, token_axis, plgpu.Layout.WGMMA)
         return scores
@@ -149,7 +150,7 @@ class Fp8Tiles:
         except that scales of pages round to float16.
         """
         result = self.v_f16
-        _warpgroup_barrier()  # all warps have finished the product that read v_f16 before
+        _warpgroup_barrier()  # all warps have finished the wgmma that read v_f16
         H = tile.shape[1]
 
         def clear_unused(value):  # stale rows may be NaN, and 0 * NaN is NaN
@@ -161,8 +162,8 @@ class Fp8Tiles:
             columns = (slice(None), pl.ds(start, width))
             value = plgpu.load(tile.at[columns], layout=_WGMMA_8BIT).astype(jnp.float16)
             if self.v_scales is not None:
-                wide = self.v_scales.apply(value.astype(jnp.float32), first, 0, _WGMMA_8BIT)
-                value = wide.astype(jnp.float16)
+                scaled = self.v_scales.apply(value.astype(jnp.float32), first, 0, _WGMMA_8BIT)
+                value = scaled.astype(jnp.float16)
             value = lax.cond(masked, clear_unused, lambda value: value, value)
             result.at[columns][...] = value
         plgpu.commit_smem()

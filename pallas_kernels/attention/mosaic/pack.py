@@ -9,7 +9,7 @@ from jaxtyping import Array, Int
 from pallas_kernels.attention.mosaic.config import WGMMA_M
 from pallas_kernels.attention.mosaic.work_tile import KV_START, KV_STOP, WorkListShape
 from pallas_kernels.attention.work_list import AttentionPlan, WorkList, merge_destinations
-from pallas_kernels.mosaic_emit import multiprocessors
+from pallas_kernels.mosaic_emit import num_sms
 
 # KV tokens a CTA from which on each kind of work tile keeps it busy for long; measured on an H200,
 # see bench/kernels/README.md.
@@ -118,7 +118,7 @@ def _reverse_odd_ctas(
     tokens = (work_tiles[:, KV_STOP] - work_tiles[:, KV_START]).astype(jnp.float32)
     cooperative = jnp.where(jnp.arange(tokens.size) < num_cooperative, tokens, 0).sum()
     paired = tokens.sum() - cooperative
-    ctas = multiprocessors()
+    ctas = num_sms()
     both = (cooperative >= _LONG_COOPERATIVE * ctas) & (paired >= _LONG_HEAD_PAIRS * ctas)
     return both.astype(jnp.int32)
 

@@ -55,7 +55,7 @@ def run_swap_ab_decode(consumer: ConsumerTile) -> None:
     smem.stage_queries()
     plgpu.commit_smem()
     slopes = None
-    fp8 = Fp8Tiles.of(consumer, smem.query_units()) if shape.has_fp8_kv else None
+    fp8 = Fp8Tiles.of(consumer, smem.query_scales()) if shape.has_fp8_kv else None
     if gmem.alibi_slopes is not None:
         first_head = consumer.kv_head * shape.G
         slopes = gather_columns(gmem.alibi_slopes, first_head, shape.swap_ab_columns)

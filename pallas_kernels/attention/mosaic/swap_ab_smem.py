@@ -1,10 +1,10 @@
 """Swap-AB shared memory: queries, probabilities and reductions of one row's decode.
 
-Everything lies in the warpgroup's query buffer, which holds 64 rows; the queries of one row need
-few of them. In bytes from the start of the buffer, for C columns:
+All of it is in the warpgroup's query buffer, which holds 64 rows; the queries of one row need only
+a few of them. In bytes from the start of the buffer, for C columns:
 
     raw queries [C, H], 16-bit, later partial sums | queries for wgmma [C, H] | probabilities for
-    wgmma [C, 64], 16-bit | column maxima, float32 [4 warps, C] | query units, float32 [C]
+    wgmma [C, 64], 16-bit | column maxima, float32 [4 warps, C] | query scales, float32 [C]
 
 Nothing goes to GMEM. A warpgroup's four warps split the 64 tokens of a tile, so that column maxima
 and sums go through this memory.
@@ -75,7 +75,7 @@ class SwapAbSmem:
     itemsize: int
 
     def __post_init__(self) -> None:
-        assert self._units_at + 4 * self.C <= WGMMA_M * self.H * 2
+        assert self._scales_at + 4 * self.C <= WGMMA_M * self.H * 2
 
     @staticmethod
     def view_shapes(
@@ -110,13 +110,13 @@ class SwapAbSmem:
         return self._p_at + self.C * KV_TILE * 2
 
     @property
-    def _units_at(self) -> int:
+    def _scales_at(self) -> int:
         return self._max_at + _WARPS * self.C * 4
 
     def stage_queries(self) -> None:
         """Convert the raw queries into operands of wgmma.
 
-        Sixteen threads a row. For 8-bit tiles also write the query units. The caller must call
+        Sixteen threads a row. For 8-bit tiles also write the query scales. The caller must call
         ``commit_smem`` next.
         """
         split = self.itemsize == 1
@@ -142,7 +142,7 @@ class SwapAbSmem:
         convert(self.raw)
 
     def _split(self, ref, row, starts, runs, element):
-        """Write both fp8 parts of four numbers from each start on, and the row's unit."""
+        """Write both fp8 parts of four elements from each start on, and the row's scale."""
         f32, i16 = ir.F32Type.get(), ir.IntegerType.get_signless(16)
         numbers = [[_to_f32(word, element) for word in words] for words in runs]
         flat = [x for words in numbers for pair in words for x in pair]
@@ -154,7 +154,7 @@ class SwapAbSmem:
         exponent = arith.andi(mgpu.utils.bitcast(largest, i32_type()), i32(_EXPONENT_MASK))
         exponent = arith.maxsi(exponent, i32(_MIN_EXPONENT))
         # Powers of two: scaling by them rounds nothing. The largest comes to between 128 and 256.
-        unit = mgpu.utils.bitcast(arith.subi(exponent, i32(7 << 23)), f32)
+        scale = mgpu.utils.bitcast(arith.subi(exponent, i32(7 << 23)), f32)
         inverse = mgpu.utils.bitcast(arith.subi(i32(261 << 23), exponent), f32)
         for start, words in zip(starts, numbers, strict=True):
             scaled = [arith.mulf(x, inverse) for pair in words for x in pair]
@@ -172,12 +172,12 @@ class SwapAbSmem:
                 fragment_io.write_words(
                     address(ref, add(place, part * self.C * self.H)), [word], SHARED
                 )
-        bits = mgpu.utils.bitcast(unit, i32_type())
+        bits = mgpu.utils.bitcast(scale, i32_type())
         with mgpu.when(_equal(rem(thread_index(), 16), 0)):
-            fragment_io.write_words(address(ref, add(mul(row, 4), self._units_at)), [bits], SHARED)
+            fragment_io.write_words(address(ref, add(mul(row, 4), self._scales_at)), [bits], SHARED)
 
-    def query_units(self):
-        """float32 [C]: the units of queries in two parts."""
+    def query_scales(self):
+        """float32 [C]: the scales of queries in two fp8 parts."""
 
         @plgpu.inline_mgpu(
             arg_types=(plgpu.RefType(),),
@@ -185,7 +185,7 @@ class SwapAbSmem:
         )
         def load(_, ref):
             return build_columns(
-                self.C, lambda run: _load_pair(ref, self._units_at, 0, run, self.C)
+                self.C, lambda run: _load_pair(ref, self._scales_at, 0, run, self.C)
             )
 
         return load(self.raw)

@@ -18,7 +18,9 @@ def tuning(shape: AttentionShape) -> AttentionTuning:
         fine_kv_split_size=512,
         fine_rows=0,
         split_policy=None,
-        cost_model=CostModel(narrow_item=1.0, narrow_token=0.01, wide_item=1.2, wide_token=0.012),
+        cost_model=CostModel(
+            single_row_item=1.0, single_row_token=0.01, multi_row_item=1.2, multi_row_token=0.012
+        ),
     )
 
 

@@ -15,7 +15,9 @@ _TUNING = AttentionTuning(
     fine_kv_split_size=128,
     fine_rows=0,
     split_policy=None,
-    cost_model=CostModel(narrow_item=1.0, narrow_token=0.05, wide_item=2.0, wide_token=0.15),
+    cost_model=CostModel(
+        single_row_item=1.0, single_row_token=0.05, multi_row_item=2.0, multi_row_token=0.15
+    ),
 )
 
 

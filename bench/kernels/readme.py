@@ -1,4 +1,4 @@
-"""Keeps the figures in bench/kernels/README.md those of the results."""
+"""Fills the figures in bench/kernels/README.md from the results."""
 
 import json
 import re
@@ -7,17 +7,17 @@ from pathlib import Path
 from bench.records import RESULTS
 
 README: Path = Path(__file__).parent / "README.md"
-"""A page written by hand but for its figures, which ``python -m bench.report`` puts in."""
+"""A handwritten page; ``python -m bench.report`` fills in its figures."""
 
-# <!--us CASE-->figure<!--/-->: the case's time; "share" is its floor over its time.
+# <!--us CASE-->figure<!--/-->: the case's time; "share" is its roofline over its time.
 _FIGURE = re.compile(r"<!--(us|share) (.+?)-->(.*?)<!--/-->")
 
 
 def with_figures(text: str, results: Path = RESULTS) -> str:
-    """The page with every marked figure as kernels.json has it.
+    """The page with every marked figure replaced by that of kernels.json.
 
     Raises:
-        ValueError: a mark names a case that the results do not have, or have no time of.
+        ValueError: a mark names a case without a time in the results.
     """
     found = json.loads((results / "kernels.json").read_text(encoding="utf-8"))
     rows = {row["case"]: row for row in found["rows"] if row.get("us")}

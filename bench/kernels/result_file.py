@@ -1,4 +1,4 @@
-"""A record that is on disk after each of its rows, so that a run cut short keeps what it found."""
+"""A result file that is written after each row, so that an interrupted run keeps its rows."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,12 +7,12 @@ from typing import Any
 from bench.records import record, save
 
 
-class Kept:
-    """Rows of one benchmark as they come.
+class ResultFile:
+    """Rows of one benchmark, saved as they are added.
 
     Args:
-        path: file, or None to keep nothing.
-        settings: of the command line.
+        path: file, or None to save nothing.
+        settings: command line options.
     """
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
@@ -22,11 +22,11 @@ class Kept:
 
     @property
     def record(self) -> dict[str, Any]:
-        """All of it so far."""
+        """The record with all rows so far."""
         return record("bench.kernels", self.rows, self._settings, **self.more)
 
     def add(self, *rows: Mapping[str, Any]) -> None:
-        """Take in rows and write the file."""
+        """Add rows and write the file."""
         self.rows += [dict(row) for row in rows]
         if self.path is not None:
             save(self.path, self.record)

@@ -1,4 +1,4 @@
-"""The least time of one decode step: bytes and FLOP of every stage against the device's rates."""
+"""The roofline of a decode step: bytes and FLOP of every stage at the device's rates."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from models import ModelConfig
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DecodeCase:
-    """B rows that share their first ``shared`` tokens and have ``own`` more each."""
+    """B rows with ``shared`` common tokens, followed by ``own`` unique tokens of each row."""
 
     batch: int
     shared: int
@@ -16,7 +16,7 @@ class DecodeCase:
 
     @property
     def context(self) -> int:
-        """Tokens of each row, the one of this step included."""
+        """Tokens of each row, including that of this step."""
         return self.shared + self.own
 
 
@@ -26,8 +26,8 @@ class Stage:
 
     Attributes:
         name: what it computes.
-        moved: bytes that must be read or written: weights and distinct KV once, rows in and out.
-        flops: multiply-adds counted twice.
+        moved: bytes that must be read or written: weights and distinct KV once, and rows.
+        flops: FLOP; a multiply-add counts as two.
     """
 
     name: str
@@ -36,10 +36,10 @@ class Stage:
 
 
 def stages(config: ModelConfig, case: DecodeCase, itemsize: int) -> list[Stage]:
-    """The products and the attention of one step; all else is counted as free.
+    """The GEMMs and the attention of one step; everything else counts as free.
 
-    Weights are read once. KV of the shared tokens is read once for all rows; it and the rows' own
-    KV are two stages, since the one is a product of matrices and the other is not.
+    Weights are read once, and so is the KV of the shared tokens. Attention to shared and to unique
+    tokens are two stages, because they differ in arithmetic intensity.
     """
     D, F, V, L = (
         config.hidden_size,
@@ -49,7 +49,7 @@ def stages(config: ModelConfig, case: DecodeCase, itemsize: int) -> list[Stage]:
     )
     N, K, H, B = config.num_heads, config.num_kv_heads, config.head_dim, case.batch
 
-    def product(name: str, inner: int, outer: int, layers: int = L) -> Stage:
+    def gemm(name: str, inner: int, outer: int, layers: int = L) -> Stage:
         moved = itemsize * (inner * outer + B * (inner + outer))
         return Stage(name, layers * moved, layers * 2 * B * inner * outer)
 
@@ -58,18 +58,18 @@ def stages(config: ModelConfig, case: DecodeCase, itemsize: int) -> list[Stage]:
         return Stage(name, L * moved, L * 4 * B * N * H * seen)
 
     return [
-        product("qkv", D, (N + 2 * K) * H),
-        attention("attention to the shared tokens", case.shared, case.shared),
-        attention("attention to the own tokens", B * case.own, case.own),
-        product("output", N * H, D),
-        product("gate and up" if config.gated_mlp else "up", D, (1 + config.gated_mlp) * F),
-        product("down", F, D),
-        product("logits", D, V, layers=1),
+        gemm("qkv", D, (N + 2 * K) * H),
+        attention("attention to shared tokens", case.shared, case.shared),
+        attention("attention to unique tokens", B * case.own, case.own),
+        gemm("output", N * H, D),
+        gemm("gate and up" if config.gated_mlp else "up", D, (1 + config.gated_mlp) * F),
+        gemm("down", F, D),
+        gemm("logits", D, V, layers=1),
     ]
 
 
-def floor_seconds(
+def roofline_seconds(
     config: ModelConfig, case: DecodeCase, itemsize: int, ceilings: Ceilings
 ) -> float:
-    """The sum of the stages' least times."""
+    """The sum of the rooflines of all stages."""
     return sum(ceilings.seconds(s.moved, s.flops) for s in stages(config, case, itemsize))
