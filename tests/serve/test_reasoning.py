@@ -120,6 +120,7 @@ def test_calls_after_the_reasoning(tagged):
 ANALYSIS = "<|channel|>analysis<|message|>hm<|end|>"
 FINAL = f"{FIRST}<|channel|>final<|message|>Hi"
 TO_FIND = "<|channel|>commentary to=functions.find <|constrain|>json<|message|>"
+LONG_NAME = f"<|channel|>{'x' * 600}"
 HARMONY_CASES = [
     (FIRST, f"{ANALYSIS}{FINAL}<|return|>", "hm", "Hi", []),
     (FIRST, f"{ANALYSIS}{FINAL}", "hm", "Hi", []),
@@ -143,8 +144,10 @@ HARMONY_CASES = [
     (FIRST, f"{ANALYSIS}{FIRST}<|chann", "hm", "", []),
     (FIRST, "<|channel|>analysis<|message|>hm <|en", "hm <|en", "", []),
     (FIRST, "Hi, no channel", "", "Hi, no channel", []),
+    (FIRST, "<think><|message|>", "", "<think><|message|>", []),
+    (FIRST, f"{' ' * 600}Hi", "", f"{FIRST}{' ' * 600}Hi", []),
     (FIRST, "<|channel|>final<|message|>a<b <| c", "", "a<b <| c", []),
-    (FIRST, "<|channel|>" + "x" * 600 + "<|message|>", "", "<|channel|>" + "x" * 600, []),
+    (FIRST, f"{LONG_NAME}<|message|>", "", f"{LONG_NAME}<|message|>", []),
     ("", f"{FINAL}<|end|>lost", "", "Hi\nlost", []),
     (f"{FIRST}<|channel|>final<|message|>", "Hi", "", "Hi", []),
     (f"{FIRST}<|channel|>analysis<|message|>", f"hm<|end|>{FINAL}", "hm", "Hi", []),
@@ -154,8 +157,6 @@ HARMONY_CASES = [
 @pytest.mark.parametrize(("start", "text", "reasoning", "content", "calls"), HARMONY_CASES)
 def test_channels(special, start, text, reasoning, content, calls):
     answers = form("openai_gptoss", special)
-    if len(text) > 600:
-        content = text.removesuffix("<|message|>") + "<|message|>"
     for pieces in ([text], list(text), [*text, ""]):
         assert read(answers, start, pieces) == (reasoning, content, calls)
 

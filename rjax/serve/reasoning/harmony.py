@@ -87,17 +87,25 @@ class HarmonyReader:
         return bool(text)
 
     def _header(self, ended: bool) -> bool:
+        """Read a header up to its ``MESSAGE``, or turn it into content if it is none.
+
+        The decision uses only the first characters of the header, in order, so that it does not
+        depend on how the text is divided into pieces.
+        """
         text = self._buffer
-        at = text.find(MESSAGE, 0, _LONGEST_HEADER)
-        if at >= 0:
-            self._buffer = text[at + len(MESSAGE) :]
-            self._open_by(text[:at])
+        header = text[:_LONGEST_HEADER]
+        after_role = header[len(_ROLE) :].lstrip() if header.startswith(_ROLE) else ""
+        follows = _may_follow_role(after_role)
+        end = header.find(MESSAGE) if follows else -1
+        if end >= 0:
+            self._buffer = text[end + len(MESSAGE) :]
+            self._open_by(text[:end])
             return True
-        rest = text[len(_ROLE) :].lstrip() if text.startswith(_ROLE) else ""
-        if len(text) >= _LONGEST_HEADER or not _may_follow_role(rest):
+        if len(header) == _LONGEST_HEADER or not follows:
             self._open("content")
-            self._buffer = rest
-            if not rest:  # what looked like a header is text
+            if after_role:
+                self._buffer = text[len(header) - len(after_role) :]
+            else:  # the marker itself is text
                 marker = START if text.startswith(START) else CHANNEL
                 self._tell(marker)
                 self._buffer = text.removeprefix(marker)
