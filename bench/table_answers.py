@@ -38,10 +38,10 @@ from models import BUNDLED_MODEL, load_model
 from rjax.cli.errors import OneLineParser
 
 MAX_NEW_TOKENS = 256
-Answerer = Callable[[Sequence[Sheet]], list[list[str]]]
+ChatBackend = Callable[[Sequence[Sheet]], list[list[str]]]
 
 
-def engine_answerer(model: Path, relay: str) -> Answerer:
+def engine_answerer(model: Path, relay: str) -> ChatBackend:
     """Answers by rjax: every question is a chat whose system message is its table."""
     from rjax import LLM, SamplingParams
 
@@ -63,7 +63,7 @@ def engine_answerer(model: Path, relay: str) -> Answerer:
     return answer
 
 
-def plain_answerer(model: Path, group: int) -> Answerer:
+def plain_answerer(model: Path, group: int) -> ChatBackend:
     """Answers by a loop over the model itself, for ``group`` tables at a time."""
     loaded = load_model(model, dtype=None if on_gpu() else jnp.float32, progress=False)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -92,7 +92,7 @@ def on_gpu() -> bool:
     return jax.default_backend() == "gpu"
 
 
-def measure(sheets: Sequence[Sheet], answer: Answerer, show_wrong: int) -> dict[str, Score]:
+def measure(sheets: Sequence[Sheet], answer: ChatBackend, show_wrong: int) -> dict[str, Score]:
     """Ask everything and score it by kind, by kind and topic, and by table size."""
     answers = answer(sheets)
     right = [

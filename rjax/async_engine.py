@@ -25,7 +25,7 @@ from rjax.sampling import SamplingParams
 
 type Health = Literal["ready", "draining", "hung", "dead"]
 
-_IDLE_BEAT = 0.25  # seconds that an idle engine thread sleeps between two beats
+_IDLE_WAIT = 0.25  # seconds that an idle engine thread sleeps between two beats
 _MOST_COMMANDS_SECONDS = 0.05  # of commands between two steps, where there is something to step
 _log = logging.getLogger(__name__)
 
@@ -61,13 +61,13 @@ class RequestStream:
         request_id: str,
         sequences: int,
         tokens: int,
-        news: OutputQueue,
+        output_queue: OutputQueue,
     ) -> None:
         self.request_id = request_id
         self.sequences = sequences
         self.prompt_tokens = tokens
         self.finished = False
-        self.news = news
+        self.output_queue = output_queue
         self._owner = owner
 
     def __aiter__(self) -> "RequestStream":
@@ -77,7 +77,7 @@ class RequestStream:
         if self.finished:
             raise StopAsyncIteration
         try:
-            item = await self.news.get()
+            item = await self.output_queue.get()
         except Exception:
             self.finished = True
             raise
@@ -118,7 +118,7 @@ class AsyncLLMEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._empty = asyncio.Event()
         self._empty.set()
-        self._beat = time.monotonic()
+        self._heartbeat = time.monotonic()
         self._draining = False
         self._dead = False
         self._failed = False
@@ -126,7 +126,7 @@ class AsyncLLMEngine:
     async def start(self) -> None:
         """Start the engine's thread."""
         self._loop = asyncio.get_running_loop()
-        self._beat = time.monotonic()
+        self._heartbeat = time.monotonic()
         self._thread.start()
 
     @property
@@ -144,11 +144,11 @@ class AsyncLLMEngine:
         """What the engine thread's last sign of life says."""
         if self._dead or (self._loop is not None and not self._thread.is_alive()):
             return "dead"
-        if time.monotonic() - self._beat > self.limits.heartbeat_seconds:
+        if time.monotonic() - self._heartbeat > self.limits.heartbeat_seconds:
             return "hung"
         return "draining" if self._draining else "ready"
 
-    def check_room(self, sequences: int, prompt_tokens: int) -> None:
+    def check_capacity(self, sequences: int, prompt_tokens: int) -> None:
         """Whether so much more may be queued now.
 
         Raises:
@@ -181,7 +181,7 @@ class AsyncLLMEngine:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         *,
-        news: OutputQueue | None = None,
+        output_queue: OutputQueue | None = None,
         request_id: str | None = None,
         **options: Any,
     ) -> RequestStream:
@@ -201,10 +201,10 @@ class AsyncLLMEngine:
             EngineDeadError: the engine runs no more.
         """
         sequences, tokens = params.num_sequences, len(prompt_token_ids)
-        self.check_room(sequences, tokens)
-        if news is None:
-            news = OutputQueue(params.output_kind, self.limits.unread_tokens)
-        stream = RequestStream(self, self._name(request_id), sequences, tokens, news)
+        self.check_capacity(sequences, tokens)
+        if output_queue is None:
+            output_queue = OutputQueue(params.output_kind, self.limits.unread_tokens)
+        stream = RequestStream(self, self._name(request_id), sequences, tokens, output_queue)
         self._streams[stream.request_id] = stream
         self._sequences += stream.sequences
         self._prompt_tokens += stream.prompt_tokens
@@ -278,7 +278,7 @@ class AsyncLLMEngine:
                     error = raised
             else:
                 error = EngineDeadError("the engine stopped; make a new one, or restart the server")
-            self._tell(settle, result, error)
+            self._call_in_loop(settle, result, error)
 
         self._inbox.put(command)
         return done
@@ -287,7 +287,7 @@ class AsyncLLMEngine:
         """Drop a stream; its request is aborted unless it has finished."""
         if self._streams.pop(stream.request_id, None) is None:
             return
-        self._give_back_share(stream)
+        self._release_quota(stream)
         if not self._streams:
             self._empty.set()
         if not stream.finished:
@@ -295,7 +295,7 @@ class AsyncLLMEngine:
             request_id = stream.request_id
             self._inbox.put(lambda: self.engine.abort_request(request_id))
 
-    def _give_back_share(self, stream: RequestStream) -> None:
+    def _release_quota(self, stream: RequestStream) -> None:
         """The engine is done with a request, whether or not its outputs are read."""
         self._sequences -= stream.sequences
         self._prompt_tokens -= stream.prompt_tokens
@@ -334,12 +334,12 @@ class AsyncLLMEngine:
                 if self.engine.has_unfinished_requests():
                     outputs = self.engine.step()
                     if outputs:
-                        self._tell(self._hand_out, outputs)
+                        self._call_in_loop(self._deliver, outputs)
         except BaseException:
             self._dead = True
             self._failed = True
             _log.exception("the engine stopped on an error")
-            self._tell(self.fail_all, EngineDeadError("the engine stopped on an error"))
+            self._call_in_loop(self.fail_all, EngineDeadError("the engine stopped on an error"))
             self._drop_inbox()
 
     def _take_commands(self) -> bool:
@@ -349,10 +349,10 @@ class AsyncLLMEngine:
         """
         end = time.monotonic() + _MOST_COMMANDS_SECONDS
         while True:
-            self._beat = time.monotonic()
+            self._heartbeat = time.monotonic()
             idle = not self.engine.has_unfinished_requests()
             try:
-                command = self._inbox.get(block=idle, timeout=_IDLE_BEAT)
+                command = self._inbox.get(block=idle, timeout=_IDLE_WAIT)
             except queue.Empty:
                 if idle:
                     continue
@@ -373,27 +373,27 @@ class AsyncLLMEngine:
                     with contextlib.suppress(Exception):
                         command()
 
-    def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _call_in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
             self._loop.call_soon_threadsafe(function, *arguments)
 
-    def _hand_out(self, outputs: list[RequestOutput]) -> None:
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue
             if output.finished:
-                self._give_back_share(stream)
+                self._release_quota(stream)
             try:
-                stream.news.put(output)
+                stream.output_queue.put(output)
             except OverloadedError as error:
                 _log.warning("%s is cut off: %s", output.request_id, error)
                 for read in list(self._streams.values()):
-                    if read.news is stream.news:
+                    if read.output_queue is stream.output_queue:
                         self.forget(read)
 
     def fail_all(self, error: Exception) -> None:
         """Give an error to every reader."""
         for stream in self._streams.values():
-            stream.news.fail(error)
+            stream.output_queue.fail(error)

@@ -52,8 +52,8 @@ class Closable(abc.ABC):
         self.close()
 
 
-class OneCaller(Closable):
-    """A `Closable` whose `one_at_a_time` methods exclude one another, `close` among them."""
+class SynchronizedClosable(Closable):
+    """A `Closable` whose `synchronized` methods exclude one another, `close` among them."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -65,7 +65,7 @@ class OneCaller(Closable):
             super().close()
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """For the length of the block no other thread is in a call.
 
         Raises:
@@ -93,18 +93,18 @@ class OneCaller(Closable):
             self._lock.release()
 
 
-def one_at_a_time[S: OneCaller, **P, R](
+def synchronized[S: SynchronizedClosable, **P, R](
     method: Callable[Concatenate[S, P], R],
 ) -> Callable[Concatenate[S, P], R]:
-    """A method of a `OneCaller` that waits while another thread is in one.
+    """A method of a `SynchronizedClosable` that waits while another thread is in one.
 
     Raises:
         EngineClosedError: it is closed.
     """
 
     @functools.wraps(method)
-    def alone(self: S, *given: P.args, **named: P.kwargs) -> R:
-        with self.alone():
+    def locked(self: S, *given: P.args, **named: P.kwargs) -> R:
+        with self.locked():
             return method(self, *given, **named)
 
-    return alone
+    return locked

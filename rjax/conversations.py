@@ -4,7 +4,7 @@ from typing import Any
 
 from rjax.errors import InvalidRequestError, without_frames
 from rjax.prompts import Prompt, encode_texts, split_conversations
-from rjax.tokenization import Tokenizer, encode_sharing
+from rjax.tokenization import Tokenizer, encode_shared_prefix
 
 
 def encode_conversations(
@@ -29,4 +29,4 @@ def encode_conversations(
             found.append(Prompt(text, None))
         except InvalidRequestError as error:
             found.append(without_frames(error))
-    return encode_texts(found, lambda texts: encode_sharing(tokenizer, texts, False))
+    return encode_texts(found, lambda texts: encode_shared_prefix(tokenizer, texts, False))

@@ -34,7 +34,7 @@ class OutputQueue:
         self._apart: dict[str, int] = {}
         self._unread = 0
         self._cut = False
-        self._news = asyncio.Event()
+        self._not_empty = asyncio.Event()
         self._turn = 0.0
 
     def put(self, output: RequestOutput) -> None:
@@ -66,7 +66,7 @@ class OutputQueue:
         self._apart[name] = apart + 1
         self._last[name] = output
         self._items.append(output)
-        self._news.set()
+        self._not_empty.set()
 
     def _replace(self, name: str, output: RequestOutput) -> None:
         """Let an output stand in the place of the one before it, all of which it holds."""
@@ -83,7 +83,7 @@ class OutputQueue:
     def fail(self, error: Exception) -> None:
         """Add an error, which `get` raises."""
         self._items.append(error)
-        self._news.set()
+        self._not_empty.set()
 
     async def get(self) -> RequestOutput:
         """Wait for the next output and take it.
@@ -95,8 +95,8 @@ class OutputQueue:
             await asyncio.sleep(0)  # others have their turn, however much is there to read
             self._turn = time.monotonic()
         while not self._items:
-            self._news.clear()
-            await self._news.wait()
+            self._not_empty.clear()
+            await self._not_empty.wait()
             self._turn = time.monotonic()
         item = self._items.popleft()
         if isinstance(item, Exception):

@@ -3,10 +3,10 @@
 import contextlib
 from collections.abc import Iterator
 
-from rjax.closing import OneCaller
+from rjax.closing import SynchronizedClosable
 from rjax.errors import EngineClosedError
 from rjax.outputs import RequestOutput
-from rjax.request_runner import RequestRunner, StreamInbox
+from rjax.request_runner import RequestRunner, StreamBuffer
 
 
 class OutputStream(Iterator[RequestOutput]):
@@ -25,7 +25,9 @@ class OutputStream(Iterator[RequestOutput]):
     closed, ``next`` raises EngineClosedError.
     """
 
-    def __init__(self, llm: OneCaller, runner: RequestRunner, inbox: StreamInbox) -> None:
+    def __init__(
+        self, llm: SynchronizedClosable, runner: RequestRunner, inbox: StreamBuffer
+    ) -> None:
         self._llm = llm
         self._runner = runner
         self._inbox = inbox
@@ -40,7 +42,7 @@ class OutputStream(Iterator[RequestOutput]):
         """
         if self._ended:
             raise StopIteration
-        with self._llm.alone():
+        with self._llm.locked():
             try:
                 while (output := self._inbox.take()) is None and self._inbox.live:
                     self._runner.step()
@@ -63,7 +65,7 @@ class OutputStream(Iterator[RequestOutput]):
         Closing twice does nothing."""
         with contextlib.suppress(EngineClosedError):  # which aborted it
             if not self._ended:
-                with self._llm.alone():
+                with self._llm.locked():
                     self._close()
         self._ended = True
 

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rjax.collection import existing_objects_skipped
 from rjax.engine.protocol import Engine
 from rjax.errors import InvalidRequestError, without_frames
+from rjax.gc_freeze import freeze_gc_heap
 from rjax.output_queue import merge_delta
 from rjax.outputs import RequestOutput
 from rjax.progress import Progress
@@ -36,7 +36,7 @@ class NewRequest:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class StreamInbox:
+class StreamBuffer:
     """The unread outputs of the requests of one stream.
 
     The increments of a request that are not read in time are merged into one.
@@ -80,8 +80,8 @@ class RequestRunner:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._ids = itertools.count()
-        self._inboxes: dict[str, StreamInbox] = {}
-        self._abandoned: deque[StreamInbox] = deque()
+        self._inboxes: dict[str, StreamBuffer] = {}
+        self._abandoned: deque[StreamBuffer] = deque()
 
     def new_id(self) -> str:
         """A request id that was not used before."""
@@ -102,7 +102,7 @@ class RequestRunner:
                 del self._inboxes[output.request_id]
         return others
 
-    @existing_objects_skipped()
+    @freeze_gc_heap()
     def run(
         self, requests: list[NewRequest], use_tqdm: bool | Callable[..., Any]
     ) -> list[RequestOutput]:
@@ -137,10 +137,10 @@ class RequestRunner:
             output.prompt_index = i
         return found
 
-    def open_stream(self, requests: list[NewRequest]) -> StreamInbox:
+    def open_stream(self, requests: list[NewRequest]) -> StreamBuffer:
         """Queue requests whose outputs are read one by one."""
         ids = [self.new_id() for _ in requests]
-        inbox = StreamInbox({name: i for i, name in enumerate(ids)})
+        inbox = StreamBuffer({name: i for i, name in enumerate(ids)})
         added: list[str] = []
         try:
             for i, (name, request) in enumerate(zip(ids, requests, strict=True)):
@@ -156,14 +156,14 @@ class RequestRunner:
         self._inboxes |= dict.fromkeys(added, inbox)
         return inbox
 
-    def close_stream(self, inbox: StreamInbox) -> None:
+    def close_stream(self, inbox: StreamBuffer) -> None:
         """Abort what still runs of a stream."""
         for name in inbox.live:
             self._inboxes.pop(name, None)
             self._engine.abort_request(name)
         inbox.live.clear()
 
-    def abandon(self, inbox: StreamInbox) -> None:
+    def abandon(self, inbox: StreamBuffer) -> None:
         """Close a stream before the next step; any thread may call this at any time."""
         self._abandoned.append(inbox)
 
@@ -234,7 +234,7 @@ def new_requests(
     return [NewRequest(*each, more) for each in zip(prompts, every, order, strict=True)]
 
 
-def params_of_each(
+def params_per_prompt(
     given: Any, count: int, default: Callable[[], SamplingParams], kind: RequestOutputKind
 ) -> list[SamplingParams]:
     """Parameters of each prompt, with this kind of output, from what `LLM.generate` was given.

@@ -34,7 +34,7 @@ class ScoreOutput:
 
 
 def score_requests(prompts: Any, continuations: Any, prefixed: PrefixedPrompts) -> list[NewRequest]:
-    """A request for each pair, see `LLM.score`; it is to be read by `score_of`.
+    """A request for each pair, see `LLM.score`; it is to be read by `score_output`.
 
     Raises:
         InvalidRequestError: something that is no pair of prompt and continuation.
@@ -69,7 +69,7 @@ def score_requests(prompts: Any, continuations: Any, prefixed: PrefixedPrompts) 
     return requests
 
 
-def score_of(request: NewRequest, output: RequestOutput) -> ScoreOutput:
+def score_output(request: NewRequest, output: RequestOutput) -> ScoreOutput:
     """What the finished output of a request says.
 
     Raises:

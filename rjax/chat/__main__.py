@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from rjax.chat.answers import Answerer, LocalAnswerer, RemoteAnswerer
+from rjax.chat.backends import ChatBackend, LocalBackend, RemoteBackend
 from rjax.chat.session import Session
 from rjax.cli.arguments import (
     ENGINE_FLAGS,
@@ -143,7 +143,7 @@ def _system(arguments: argparse.Namespace) -> str | None:
     return arguments.system
 
 
-def _answerer(arguments: argparse.Namespace, sampling: dict, *, stoppable: bool) -> Answerer:
+def _answerer(arguments: argparse.Namespace, sampling: dict, *, stoppable: bool) -> ChatBackend:
     if arguments.url is not None:
         given = [key for key in ENGINE_FLAGS if key in arguments and key not in ("model", "seed")]
         if given:
@@ -153,7 +153,7 @@ def _answerer(arguments: argparse.Namespace, sampling: dict, *, stoppable: bool)
         key = None
         if arguments.api_key_file is not None:
             key = read_text(arguments.api_key_file, "--api-key-file").strip()
-        return RemoteAnswerer(arguments.url, vars(arguments).get("model"), key, sampling)
+        return RemoteBackend(arguments.url, vars(arguments).get("model"), key, sampling)
     if arguments.api_key_file is not None:
         raise InvalidConfigError("--api-key-file goes with --url")
     options = given_engine_options(arguments)
@@ -164,4 +164,4 @@ def _answerer(arguments: argparse.Namespace, sampling: dict, *, stoppable: bool)
 
     engine = build_engine(EngineConfig.from_options({"use_tqdm": sys.stderr.isatty(), **options}))
     name = options.get("model") or BUNDLED_NAME
-    return LocalAnswerer(engine, name, sampling, stoppable=stoppable)
+    return LocalBackend(engine, name, sampling, stoppable=stoppable)

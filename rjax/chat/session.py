@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rjax.chat.answers import Answerer, AnswerStats
+from rjax.chat.backends import ChatBackend, ResponseStats
 from rjax.errors import RjaxError
 
 _HELP = """\
@@ -40,7 +40,7 @@ class Session:
 
     def __init__(
         self,
-        answerer: Answerer,
+        answerer: ChatBackend,
         system: str | None = None,
         *,
         out: io.TextIOBase | None = None,
@@ -90,7 +90,7 @@ class Session:
 
     def _ask(self, question: str) -> None:
         self.messages.append({"role": "user", "content": question})
-        stats = AnswerStats()
+        stats = ResponseStats()
         pieces: list[str] = []
         try:
             for piece in self._answerer.answer(self.conversation, stats):

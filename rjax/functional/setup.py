@@ -16,7 +16,7 @@ from rjax.errors import InvalidConfigError
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.cost_model import fitted_cost_model
 
-_LEAST_CUTS = 8  # items of one sequence at full length, as far as pages allow
+_MIN_KV_SPLITS = 8  # KV splits of one sequence of full length, if the page size allows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class Setup:
         backend: the attention kernels.
         page_size: S.
         max_context: most tokens of a sequence, prompt and output together.
-        split_tokens: attention is cut at multiples of so many tokens; only whole cuts are shared.
-        sharing: which shared beginnings are read once.
-        mesh: devices that share the KV heads; of one device where the caller maps over devices
-            itself.
+        kv_split_size: tokens of a KV split. Only whole KV splits of a prefix are shared.
+        relay: which shared prefixes are read once (RelayAttention).
+        mesh: devices over which the KV heads are sharded; a single device if the caller uses its
+            own ``shard_map``.
     """
 
     graph: nnx.GraphDef
@@ -40,8 +40,8 @@ class Setup:
     backend: Backend
     page_size: int
     max_context: int
-    split_tokens: int
-    sharing: Sharing
+    kv_split_size: int
+    relay: Sharing
     mesh: Mesh
 
     @property
@@ -50,14 +50,14 @@ class Setup:
         return math.ceil(self.max_context / self.page_size)
 
     def plan_shape(self, rows: int, seqs: int) -> PlanShape:
-        """Shapes of the plan of a step with so many rows."""
+        """Shapes of the attention plan of a step with ``rows`` rows of ``seqs`` sequences."""
         return self.backend.plan_shape(
             rows,
             seqs,
             self.max_context,
             self.page_size,
             coalesce=False,
-            kv_split_size=min(self.split_tokens, self._whole),
+            kv_split_size=min(self.kv_split_size, self._whole),
         )
 
     @property
@@ -71,8 +71,8 @@ def prepare(
     max_context: int,
     page_size: int = 64,
     backend: str = "auto",
-    sharing: str = "auto",
-    split_tokens: int | None = None,
+    relay: str = "auto",
+    kv_split_size: int | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Setup, Any]:
     """Split a model into what is compiled in and its weights.
@@ -80,20 +80,21 @@ def prepare(
     Args:
         model: any model of ``models``; its arrays are not copied.
         max_context: most tokens of a sequence, prompt and output together.
-        page_size: tokens a page of the KV pool.
+        page_size: tokens per page of the KV pool.
         backend: "auto", "mosaic", "triton" or "xla".
-        sharing: "on" reads a beginning that rows share once, "off" never, "auto" where it pays.
-        split_tokens: cut of the attention's work, a multiple of ``page_size``; None is the
-            backend's best. Shorter prompts than this are not shared.
-        mesh: with an axis ``tensor``, over which the model's weights are cut; None for one device,
-            or inside the caller's own ``shard_map``.
+        relay: "on" reads every shared prefix once per step, "off" once per row, "auto" once where
+            the cost model expects a gain.
+        kv_split_size: tokens of a KV split, a multiple of ``page_size``; None takes the backend's
+            tuned size. Prompts shorter than a KV split are not shared.
+        mesh: with an axis ``tensor``, over which the weights are sharded; None for one device, or
+            inside the caller's own ``shard_map``.
 
     Returns:
-        The setup, and the weights as a pytree. Any pytree of the same structure may be handed in
-        later: ``nnx.split(model)[1]`` of the model as trained so far.
+        The setup, and the weights as a pytree. Any pytree of the same structure may be passed
+        later, for example ``nnx.split(model)[1]`` of the partly trained model.
 
     Raises:
-        InvalidConfigError: a size or a backend that cannot serve this model here.
+        InvalidConfigError: this model or device does not support a size or the backend.
     """
     config = model.config
     if not 2 <= max_context <= config.max_position_embeddings:
@@ -122,17 +123,17 @@ def prepare(
     fitted = fitted_cost_model(chosen, config, dtype, mesh)
     cost_model = fitted or chosen.tuning.cost_model
     modes: dict[str, Sharing] = {"on": "on", "off": "off", "auto": cost_model}
-    if sharing not in modes:
-        raise InvalidConfigError(f"sharing is {sharing!r}; choose one of auto, on, off")
-    if split_tokens is None:
-        # Short contexts are cut finely, so that most of a short prompt is shared.
+    if relay not in modes:
+        raise InvalidConfigError(f"relay is {relay!r}; choose one of auto, on, off")
+    if kv_split_size is None:
+        # Short contexts get small KV splits, so that most of a short prompt is shared.
         unit = page_size * math.ceil(
-            min(chosen.tuning.kv_split_size, max_context / _LEAST_CUTS) / page_size
+            min(chosen.tuning.kv_split_size, max_context / _MIN_KV_SPLITS) / page_size
         )
-        split_tokens = choose_kv_split_size(max_context, unit, None)
-    if split_tokens < 1 or split_tokens % page_size:
+        kv_split_size = choose_kv_split_size(max_context, unit, None)
+    if kv_split_size < 1 or kv_split_size % page_size:
         raise InvalidConfigError(
-            f"split_tokens is {split_tokens}; it must be a multiple of page_size ({page_size})"
+            f"kv_split_size is {kv_split_size}; it must be a multiple of page_size ({page_size})"
         )
     setup = Setup(
         graph=graph,
@@ -140,8 +141,8 @@ def prepare(
         backend=chosen,
         page_size=page_size,
         max_context=max_context,
-        split_tokens=split_tokens,
-        sharing=modes[sharing],
+        kv_split_size=kv_split_size,
+        relay=modes[relay],
         mesh=mesh,
     )
     return setup, weights

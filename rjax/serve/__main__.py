@@ -180,19 +180,19 @@ def _serve(arguments: argparse.Namespace) -> int:
         from rjax.serve import prefixes
         from rjax.serve.app import check_root_path
         from rjax.serve.auth import KeyRing
-        from rjax.serve.server import Server, allow_files, bind, make_service
+        from rjax.serve.server import Server, bind, make_service, set_ulimit
     except ModuleNotFoundError as error:
         raise InvalidConfigError(
             f"the server needs {error.name}, which is not installed; install rjax[serve]"
         ) from error
 
-    allow_files(limits)
+    set_ulimit(limits)
     # Before the model is loaded: a key, a path or a name may be no good, or the address in use.
     check_root_path(http.root_path)
     key_ring = KeyRing(keys)
     prefix_files = _pairs("--prefix-file", arguments.prefix_file)
     for name, path in prefix_files.items():
-        if not prefixes.good_name(name, limits) or not pathlib.Path(path).is_file():
+        if not prefixes.is_valid_name(name, limits) or not pathlib.Path(path).is_file():
             raise InvalidConfigError(
                 f"--prefix-file {name}={path}: give a name of letters, digits, '.', '_' or '-', "
                 "and a file that is there"

@@ -11,8 +11,8 @@ from pydantic_core import from_json
 from rjax.serve.errors import ApiError
 from rjax.serve.fields import UnknownFields
 from rjax.serve.limits import ServeLimits
-from rjax.serve.requests import Body
-from rjax.serve.service import Service, service_of
+from rjax.serve.requests import RequestModel
+from rjax.serve.service import Service, get_service
 
 _SMALL = 32 * 2**10  # bytes of a body that is parsed in less time than a thread takes to begin
 _FIELD_ERRORS = frozenset(("refused_field", "unknown_field"))
@@ -33,7 +33,7 @@ _NO_PLACE = frozenset(
 _PARTS = ("content", "tool_calls", "output", "summary")  # lists of a message or an item
 
 
-def body_of[B: Body](kind: type[B]) -> Callable[[Request], Awaitable[B]]:
+def json_body[B: RequestModel](kind: type[B]) -> Callable[[Request], Awaitable[B]]:
     """A dependency of a route: the request's body, which must be JSON of this kind.
 
     Its values are counted before any of them is made. One large body is parsed at a time, on a
@@ -45,7 +45,7 @@ def body_of[B: Body](kind: type[B]) -> Callable[[Request], Awaitable[B]]:
 
     async def read(request: Request) -> B:
         _check_content_type(request.headers.get("content-type", ""))
-        service = await service_of(request)
+        service = await get_service(request)
         # The request would keep its own copy of the bytes for as long as the answer takes.
         data = b"".join([part async for part in request.stream()])
         if len(data) <= _SMALL:
@@ -55,7 +55,7 @@ def body_of[B: Body](kind: type[B]) -> Callable[[Request], Awaitable[B]]:
     return read
 
 
-def parse_body[B: Body](
+def parse_body[B: RequestModel](
     data: bytes, kind: type[B], limits: ServeLimits, unknown: UnknownFields
 ) -> B:
     """The fields of a body; unknown ones are logged.
@@ -100,7 +100,7 @@ def at_most_values(data: bytes, most: int) -> bool:
     return int(np.count_nonzero(before & ~inside)) < most
 
 
-async def _parse_large[B: Body](data: bytes, kind: type[B], service: Service) -> B:
+async def _parse_large[B: RequestModel](data: bytes, kind: type[B], service: Service) -> B:
     async with service.large_bodies:
         return await service.threads.run(
             parse_body, data, kind, service.limits, service.unknown_fields

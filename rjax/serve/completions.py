@@ -11,33 +11,35 @@ from fastapi.responses import Response
 
 from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.serve import prefixes
-from rjax.serve.answers import (
-    CompletionAnswer,
-    CompletionChoice,
+from rjax.serve.auth import Tenant
+from rjax.serve.chunked_json import chunked_response, iter_json, response_size
+from rjax.serve.disconnect import cancel_on_disconnect
+from rjax.serve.errors import as_api_error, error_body
+from rjax.serve.event_stream import EventStream
+from rjax.serve.logprobs import check_logprobs_count, completion_logprobs, prompt_logprobs
+from rjax.serve.prompts import completion_prompts
+from rjax.serve.request_group import RequestGroup
+from rjax.serve.requests import CompletionRequest, SamplingRequest
+from rjax.serve.responses import (
     CompletionLogprobs,
+    CompletionResponse,
+    CompletionResponseChoice,
     CompletionTokensDetails,
     PromptTokensDetails,
-    Usage,
+    UsageInfo,
 )
-from rjax.serve.auth import Tenant
-from rjax.serve.errors import as_api_error, error_body
-from rjax.serve.logprobs import check_amount, completion_logprobs, prompt_logprobs
-from rjax.serve.pieces import answer_size, json_pieces, pieced
-from rjax.serve.prompts import completion_prompts
-from rjax.serve.requests import CompletionBody, SamplingBody
-from rjax.serve.running import EventStream, Running, unless_disconnected
-from rjax.serve.sampling import check_constrained, completion_params, constraint_of
+from rjax.serve.sampling import check_constrained, completion_params, request_constraint
 from rjax.serve.service import Service
 from rjax.serve.tenancy import engine_options
 
 
 async def complete(
-    body: CompletionBody, request: Request, tenant: Tenant, service: Service
+    body: CompletionRequest, request: Request, tenant: Tenant, service: Service
 ) -> Response:
     """Answer a completion request."""
     service.check_model(body.model)
     params = completion_params(body, service.defaults, service.limits, service.vocab_size)
-    constraint = constraint_of(body, service.limits, literal=service.literal_json_schemas)
+    constraint = request_constraint(body, service.limits, literal=service.literal_json_schemas)
     if constraint is not None:
         check_constrained(params)
     prompts = await completion_prompts(body, tenant, service)
@@ -46,27 +48,27 @@ async def complete(
         tokens = prefixes.find(body.prefix, tenant, service).token_ids
         prompts = [(None, tokens + own) for _, own in prompts]
     lengths = [len(tokens) for _, tokens in prompts]
-    check_amount(params, lengths, service.max_model_len, service.limits.request_logprobs)
-    running = Running(service, params)
+    check_logprobs_count(params, lengths, service.max_model_len, service.limits.request_logprobs)
+    group = RequestGroup(service, params)
     answer = _Answer(body, service, params.n)
     options = engine_options(body, tenant, service.limits)
     if body.stream:
-        await running.start(prompts, constraint, tenant=tenant.name, **options)
-        return EventStream(answer.events(running), running.close)
+        await group.start(prompts, constraint, tenant=tenant.name, **options)
+        return EventStream(answer.events(group), group.close)
 
     async def whole() -> list[RequestOutput]:
-        await running.start(prompts, constraint, tenant=tenant.name, **options)
-        return await running.finals()
+        await group.start(prompts, constraint, tenant=tenant.name, **options)
+        return await group.finals()
 
     try:
-        outputs = await unless_disconnected(request, whole())
+        outputs = await cancel_on_disconnect(request, whole())
     finally:
-        running.close()
-    size = answer_size(outputs, params)
-    return await pieced(lambda: answer.whole(outputs), size, service.answer_threads)
+        group.close()
+    size = response_size(outputs, params)
+    return await chunked_response(lambda: answer.whole(outputs), size, service.response_threads)
 
 
-class UsageCount:
+class UsageCounter:
     """Adds up the tokens of a request's prompts and samples."""
 
     def __init__(self) -> None:
@@ -84,10 +86,10 @@ class UsageCount:
         self._prompts[index] = (len(output.prompt_token_ids), output.num_cached_tokens)
         self._generated += sum(len(c.token_ids) for c in output.outputs) - hidden
 
-    def usage(self, reasoning: int = 0) -> Usage:
+    def usage(self, reasoning: int = 0) -> UsageInfo:
         """The sums; ``reasoning`` of the generated tokens are reasoning."""
         prompt = sum(tokens for tokens, _ in self._prompts.values())
-        return Usage(
+        return UsageInfo(
             prompt_tokens=prompt,
             completion_tokens=self._generated,
             total_tokens=prompt + self._generated,
@@ -101,7 +103,7 @@ class UsageCount:
 class _Answer:
     """Turns outputs into answers and chunks."""
 
-    def __init__(self, body: CompletionBody, service: Service, n: int) -> None:
+    def __init__(self, body: CompletionRequest, service: Service, n: int) -> None:
         self._body = body
         self._service = service
         self._n = n
@@ -112,9 +114,9 @@ class _Answer:
         }
         self._offsets: dict[int, int] = {}
         self._of_prompts: dict[int, list[dict[str, Any] | None] | None] = {}
-        self._count = UsageCount()
+        self._count = UsageCounter()
 
-    def whole(self, outputs: list[RequestOutput]) -> CompletionAnswer:
+    def whole(self, outputs: list[RequestOutput]) -> CompletionResponse:
         """The answer, from the last output of each prompt."""
         choices = []
         for i, output in enumerate(outputs):
@@ -122,14 +124,14 @@ class _Answer:
                 choice = self._choice(i, output, completion, first=True)
                 choices.append(choice)
             self._count.add(i, output, self._hidden(output))
-        return CompletionAnswer(**self._head, choices=choices, usage=self._count.usage())
+        return CompletionResponse(**self._head, choices=choices, usage=self._count.usage())
 
-    async def events(self, running: Running) -> AsyncIterator[str]:
+    async def events(self, group: RequestGroup) -> AsyncIterator[str]:
         """The chunks as they come, the usage if wanted, and the end."""
         begun: set[int] = set()
         ended: set[int] = set()
         try:
-            async for i, output in running.outputs():
+            async for i, output in group.outputs():
                 self._count.add(i, output, self._hidden(output))
                 for completion in output.outputs:
                     index = i * self._n + completion.index
@@ -142,7 +144,7 @@ class _Answer:
                     if first or completion.token_ids or completion.finish_reason is not None:
                         yield await self._event(i, output, completion, first=first)
             if usage_wanted(self._body):
-                answer = CompletionAnswer(**self._head, choices=[], usage=self._count.usage())
+                answer = CompletionResponse(**self._head, choices=[], usage=self._count.usage())
                 yield answer.model_dump_json()
             yield "[DONE]"
         except Exception as error:
@@ -161,17 +163,17 @@ class _Answer:
 
         def make() -> str:
             choice = self._choice(i, output, completion, first=first)
-            answer = CompletionAnswer(**self._head, choices=[choice], usage=usage)
+            answer = CompletionResponse(**self._head, choices=[choice], usage=usage)
             hidden = frozenset(("usage",)) if usage is None else frozenset()
-            return "".join(json_pieces(answer, exclude=hidden))
+            return "".join(iter_json(answer, exclude=hidden))
 
         body = self._body
         large = body.echo or body.return_token_ids or body.prompt_logprobs is not None
-        return await self._service.answer_threads.run(make) if first and large else make()
+        return await self._service.response_threads.run(make) if first and large else make()
 
     def _choice(
         self, i: int, output: RequestOutput, completion: CompletionOutput, *, first: bool
-    ) -> CompletionChoice:
+    ) -> CompletionResponseChoice:
         body = self._body
         index = i * self._n + completion.index
         echo = body.echo and first
@@ -184,7 +186,7 @@ class _Answer:
                 before = self._service.tokenizer.decode(
                     output.prompt_token_ids, skip_special_tokens=False
                 )
-        return CompletionChoice(
+        return CompletionResponseChoice(
             index=index,
             text=before + text,
             logprobs=self._logprobs(index, output, completion, echo=echo, before=before),
@@ -237,12 +239,12 @@ class _Answer:
         return found
 
 
-def usage_wanted(body: SamplingBody) -> bool:
+def usage_wanted(body: SamplingRequest) -> bool:
     """Whether a last chunk tells the usage."""
     return body.stream_options is not None and body.stream_options.include_usage
 
 
-def continuous_usage(body: SamplingBody) -> bool:
+def continuous_usage(body: SamplingRequest) -> bool:
     """Whether every chunk tells the usage up to it; as in vLLM only where the last one does."""
     options = body.stream_options
     return options is not None and options.include_usage and options.continuous_usage_stats

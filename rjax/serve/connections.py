@@ -37,7 +37,7 @@ class Connection(Protocol):
         ...
 
 
-class Connections:
+class ConnectionLimiter:
     """All open connections of a server.
 
     Where an address, or all of them together, have as many as they may, a new connection takes the

@@ -5,13 +5,13 @@ from typing import Any
 
 from rjax.outputs import Logprob
 from rjax.sampling import SamplingParams
-from rjax.serve.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from rjax.serve.errors import ApiError
+from rjax.serve.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 
 _LOWEST = -9999.0  # in place of -inf, which JSON cannot say
 
 
-def check_amount(
+def check_logprobs_count(
     params: SamplingParams, lengths: Sequence[int], max_model_len: int, most: int
 ) -> None:
     """Whether a request's logprobs are few enough to be kept and answered.

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from weakref import WeakValueDictionary
 
-from rjax.serve.answers import PrefixCard
 from rjax.serve.auth import Tenant
 from rjax.serve.errors import ApiError
+from rjax.serve.responses import PrefixCard
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

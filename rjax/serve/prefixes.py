@@ -10,14 +10,14 @@ from rjax.engine.named_prefixes.named_prefix import KeepAs
 from rjax.engine.named_prefixes.protocol import PrefixEngine
 from rjax.errors import InvalidConfigError, OutOfMemoryError, OverloadedError
 from rjax.sampling import RequestOutputKind, SamplingParams
-from rjax.serve.answers import PrefixCard, PrefixList
 from rjax.serve.auth import Tenant
 from rjax.serve.errors import ApiError
 from rjax.serve.limits import ServeLimits
 from rjax.serve.prefix_registry import RegisteredPrefix
 from rjax.serve.prompts import encode, message_tokens
-from rjax.serve.requests import PrefixBody
-from rjax.serve.sampling import check_word
+from rjax.serve.requests import PrefixRequest
+from rjax.serve.responses import PrefixCard, PrefixList
+from rjax.serve.sampling import check_identifier
 from rjax.serve.service import Service
 from rjax.serve.tenancy import cache_salt, engine_prefix_name
 
@@ -27,18 +27,18 @@ _ONE_TOKEN = SamplingParams(
 )
 
 
-async def register(body: PrefixBody, tenant: Tenant, service: Service) -> PrefixCard:
+async def register(body: PrefixRequest, tenant: Tenant, service: Service) -> PrefixCard:
     """Compute the KV of a prefix and keep it under a name of this tenant; a name in use gets the
     new prefix."""
     limits = service.limits
-    if not good_name(body.name, limits):
+    if not is_valid_name(body.name, limits):
         raise ApiError(
             400,
             f"name: give 1 to {limits.name_chars} letters, digits, '.', '_' or '-', not only one "
             "or two dots",
             param="name",
         )
-    check_word("cache_salt", body.cache_salt, limits)
+    check_identifier("cache_salt", body.cache_salt, limits)
     tokens = await _tokens(body, tenant, service)
     salt = cache_salt(tenant, body.cache_salt)
     found = RegisteredPrefix(body.name, tokens, salt, body.pin, int(time.time()))
@@ -72,7 +72,7 @@ def load(files: Mapping[str, str], engine: PrefixEngine, service: Service) -> No
             service.prefixes.put(tenant, found)
 
 
-def good_name(name: str, limits: ServeLimits) -> bool:
+def is_valid_name(name: str, limits: ServeLimits) -> bool:
     """Whether a prefix may have this name."""
     plain = name.isascii() and all(c.isalnum() or c in "._-" for c in name)
     # Clients resolve "." and ".." in a path, so that no request would ever name these.
@@ -188,7 +188,7 @@ async def _unpin(name: str, tenant: Tenant, service: Service) -> None:
     await service.engine.call(lambda engine: engine.drop_prefix(key))
 
 
-async def _tokens(body: PrefixBody, tenant: Tenant, service: Service) -> list[int]:
+async def _tokens(body: PrefixRequest, tenant: Tenant, service: Service) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give prompt or messages, one of them", param="prompt")
     if body.messages is not None:

@@ -8,7 +8,13 @@ import numpy as np
 from rjax.errors import OverloadedError
 from rjax.serve.auth import Tenant
 from rjax.serve.errors import ApiError
-from rjax.serve.requests import ChatBody, CompletionBody, Message, TokenizeBody, Tool
+from rjax.serve.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    Message,
+    TokenizeRequest,
+    Tool,
+)
 from rjax.serve.service import Service
 from rjax.serve.workers.tasks import Layout
 
@@ -16,7 +22,7 @@ type TokenPrompt = tuple[str | None, list[int]]
 
 
 async def completion_prompts(
-    body: CompletionBody, tenant: Tenant, service: Service
+    body: CompletionRequest, tenant: Tenant, service: Service
 ) -> list[TokenPrompt]:
     """Text, where there is one, and token ids of each prompt.
 
@@ -95,7 +101,7 @@ async def encode(
 
 
 async def chat_prompt(
-    body: ChatBody, tools: list[Tool], tenant: Tenant, service: Service
+    body: ChatCompletionRequest, tools: list[Tool], tenant: Tenant, service: Service
 ) -> TokenPrompt:
     """Token ids of a chat request's prompt.
 
@@ -117,7 +123,9 @@ async def chat_prompt(
     return None, tokens
 
 
-def layout_options(body: ChatBody | TokenizeBody, service: Service) -> dict[str, Any]:
+def layout_options(
+    body: ChatCompletionRequest | TokenizeRequest, service: Service
+) -> dict[str, Any]:
     """What the request asks of the chat template.
 
     Raises:

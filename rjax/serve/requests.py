@@ -37,7 +37,7 @@ def _logprobs_flag(value: Any) -> Any:
 
 
 type Number = float | int
-Whole = Annotated[int, BeforeValidator(_whole)]
+Integer = Annotated[int, BeforeValidator(_whole)]
 # Clients of vLLM send the flag as 0 or 1 too.
 LogprobsFlag = Annotated[
     bool,
@@ -47,12 +47,12 @@ LogprobsFlag = Annotated[
 # A field that has no effect here, of any value. It goes no further than the request's body.
 Ignored = Annotated[Any, Field(exclude=True)]
 # Checks stop at a list's first bad entry: an error for every entry costs far more than the entries.
-type Listed[T] = Annotated[list[T], FailFast()]
-type Mapped[T] = Annotated[dict[str, T], FailFast()]
-type TemplateKwargs = Mapped[str | bool | Number | None]
+type FailFastList[T] = Annotated[list[T], FailFast()]
+type FailFastDict[T] = Annotated[dict[str, T], FailFast()]
+type TemplateKwargs = FailFastDict[str | bool | Number | None]
 
 
-class Body(BaseModel):
+class RequestModel(BaseModel):
     """Base of all bodies and of the objects in them: exact types, and a null is an absent field.
 
     Unknown fields are handled by `rjax.serve.fields.known_fields`; the validation context is a
@@ -110,7 +110,7 @@ def _nullable(schema: JsonSchemaValue) -> JsonSchemaValue:
     return {"anyOf": [*(forms or [bare]), {"type": "null"}], **notes}
 
 
-class StreamOptions(Body):
+class StreamOptions(RequestModel):
     """What a stream adds."""
 
     place: ClassVar[str] = "stream_options."
@@ -122,7 +122,7 @@ class StreamOptions(Body):
     include_obfuscation: Ignored = None
 
 
-class JsonSchema(Body):
+class JsonSchema(RequestModel):
     """The schema of a ``response_format``."""
 
     place: ClassVar[str] = "response_format.json_schema."
@@ -133,7 +133,7 @@ class JsonSchema(Body):
     strict: bool | None = None
 
 
-class ResponseFormat(Body):
+class ResponseFormat(RequestModel):
     """What an answer must be."""
 
     place: ClassVar[str] = "response_format."
@@ -143,7 +143,7 @@ class ResponseFormat(Body):
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(Body):
+class StructuredOutputs(RequestModel):
     """What the text must match: exactly one of these."""
 
     place: ClassVar[str] = "structured_outputs."
@@ -151,45 +151,45 @@ class StructuredOutputs(Body):
 
     json_schema: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     regex: str | None = None
-    choice: Listed[str] | None = None
+    choice: FailFastList[str] | None = None
     grammar: Annotated[str | None, Field(description="Lark or GBNF")] = None
     json_object: bool | None = None
 
 
-class SamplingBody(Body):
+class SamplingRequest(RequestModel):
     """Fields of both completion routes; names and meaning as in `rjax.SamplingParams`."""
 
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.SAMPLING
 
     model: Annotated[str | None, Field(description="must be the served model's name")] = None
-    n: Whole | None = None
+    n: Integer | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
     temperature: Number | None = None
     top_p: Number | None = None
-    top_k: Whole | None = None
+    top_k: Integer | None = None
     min_p: Number | None = None
-    seed: Whole | None = None
-    stop: str | Listed[str] | None = None
-    stop_token_ids: Listed[int] | None = None
+    seed: Integer | None = None
+    stop: str | FailFastList[str] | None = None
+    stop_token_ids: FailFastList[int] | None = None
     ignore_eos: bool | None = None
-    max_tokens: Whole | None = None
-    min_tokens: Whole | None = None
-    prompt_logprobs: Whole | None = None
+    max_tokens: Integer | None = None
+    min_tokens: Integer | None = None
+    prompt_logprobs: Integer | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    logit_bias: Mapped[Number] | None = None
-    allowed_token_ids: Listed[int] | None = None
-    bad_words: Listed[str] | None = None
-    priority: Annotated[Whole | None, Field(description="smaller runs earlier")] = None
+    logit_bias: FailFastDict[Number] | None = None
+    allowed_token_ids: FailFastList[int] | None = None
+    bad_words: FailFastList[str] | None = None
+    priority: Annotated[Integer | None, Field(description="smaller runs earlier")] = None
     cache_salt: Annotated[
         str | None, Field(description="only prompts with the same salt share cached KV")
     ] = None
     return_token_ids: Annotated[bool, Field(description="add token ids to the answer")] = False
     truncate_prompt_tokens: Annotated[
-        Whole | None, Field(description="keep only so many tokens of each prompt, its last ones")
+        Integer | None, Field(description="keep only so many tokens of each prompt, its last ones")
     ] = None
     return_tokens_as_token_ids: Annotated[
         bool, Field(description="logprobs name a token token_id:N in place of its text")
@@ -207,19 +207,19 @@ class SamplingBody(Body):
     safety_identifier: Ignored = None
 
 
-class CompletionBody(SamplingBody):
+class CompletionRequest(SamplingRequest):
     """Body of POST /v1/completions."""
 
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.COMPLETION
 
-    prompt: str | Listed[str] | Listed[int] | Listed[Listed[int]]
+    prompt: str | FailFastList[str] | FailFastList[int] | FailFastList[FailFastList[int]]
     prefix: Annotated[
         str | None, Field(description="a named prefix whose tokens stand before each prompt's")
     ] = None
     best_of: Annotated[
-        Whole | None, Field(description="samples to generate; the n likeliest are given back")
+        Integer | None, Field(description="samples to generate; the n likeliest are given back")
     ] = None
-    logprobs: Whole | None = None
+    logprobs: Integer | None = None
     echo: bool = False
     add_special_tokens: Annotated[
         bool | None,
@@ -227,7 +227,7 @@ class CompletionBody(SamplingBody):
     ] = None
 
 
-class TextPart(Body):
+class TextPart(RequestModel):
     """A part of a message; only text is read."""
 
     place: ClassVar[str] = "messages.content."
@@ -237,7 +237,7 @@ class TextPart(Body):
     text: str
 
 
-class FunctionCall(Body):
+class FunctionCall(RequestModel):
     """A function that the assistant called."""
 
     place: ClassVar[str] = "messages.tool_calls.function."
@@ -246,7 +246,7 @@ class FunctionCall(Body):
     arguments: Annotated[str, Field(description="JSON")]
 
 
-class ToolCall(Body):
+class ToolCall(RequestModel):
     """One call of an assistant message."""
 
     place: ClassVar[str] = "messages.tool_calls."
@@ -256,16 +256,16 @@ class ToolCall(Body):
     function: FunctionCall
 
 
-class Message(Body):
+class Message(RequestModel):
     """One message; the last ones are fields of answers, which clients send back."""
 
     place: ClassVar[str] = "messages."
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.MESSAGE
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Listed[TextPart] | None = None
+    content: str | FailFastList[TextPart] | None = None
     name: str | None = None
-    tool_calls: Listed[ToolCall] | None = None
+    tool_calls: FailFastList[ToolCall] | None = None
     tool_call_id: str | None = None
     refusal: Annotated[str | None, Field(description="read where there is no content")] = None
     reasoning: Annotated[str | None, Field(description="of an assistant message")] = None
@@ -276,7 +276,7 @@ class Message(Body):
     provider_specific_fields: Ignored = None
 
 
-class Function(Body):
+class Function(RequestModel):
     """A function that the model may call."""
 
     place: ClassVar[str] = "tools.function."
@@ -287,7 +287,7 @@ class Function(Body):
     strict: bool | None = None
 
 
-class Tool(Body):
+class Tool(RequestModel):
     """An entry of ``tools``."""
 
     place: ClassVar[str] = "tools."
@@ -296,7 +296,7 @@ class Tool(Body):
     function: Function
 
 
-class NamedFunction(Body):
+class NamedFunction(RequestModel):
     """The function that must be called."""
 
     place: ClassVar[str] = "tool_choice.function."
@@ -304,7 +304,7 @@ class NamedFunction(Body):
     name: str
 
 
-class NamedTool(Body):
+class NamedTool(RequestModel):
     """A ``tool_choice`` that names a function."""
 
     place: ClassVar[str] = "tool_choice."
@@ -313,16 +313,16 @@ class NamedTool(Body):
     function: NamedFunction
 
 
-class ChatBody(SamplingBody):
+class ChatCompletionRequest(SamplingRequest):
     """Body of POST /v1/chat/completions."""
 
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.CHAT
 
-    messages: Listed[Message]
-    max_completion_tokens: Whole | None = None
+    messages: FailFastList[Message]
+    max_completion_tokens: Integer | None = None
     logprobs: LogprobsFlag | None = None
-    top_logprobs: Whole | None = None
-    tools: Listed[Tool] | None = None
+    top_logprobs: Integer | None = None
+    tools: FailFastList[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: Annotated[
         bool | None, Field(description="false: calls after the first are left out")
@@ -336,22 +336,22 @@ class ChatBody(SamplingBody):
         bool, Field(description="add the beginning token to what the template writes")
     ] = False
     chat_template_kwargs: TemplateKwargs | None = None
-    modalities: Listed[Literal["text"]] | None = None
+    modalities: FailFastList[Literal["text"]] | None = None
     prediction: Ignored = None
     verbosity: Ignored = None
 
 
-class TokenizeBody(Body):
+class TokenizeRequest(RequestModel):
     """Body of POST /tokenize: a prompt or messages."""
 
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.TOKENIZE
 
     model: str | None = None
     prompt: Annotated[
-        str | Listed[Message] | None, Field(description="a list is read as messages")
+        str | FailFastList[Message] | None, Field(description="a list is read as messages")
     ] = None
-    messages: Listed[Message] | None = None
-    tools: Annotated[Listed[Tool] | None, Field(description="to show with messages")] = None
+    messages: FailFastList[Message] | None = None
+    tools: Annotated[FailFastList[Tool] | None, Field(description="to show with messages")] = None
     add_special_tokens: Annotated[
         bool | None,
         Field(description="the beginning token; by default true of a prompt, false of messages"),
@@ -362,28 +362,28 @@ class TokenizeBody(Body):
     return_token_strs: bool = False
 
 
-class DetokenizeBody(Body):
+class DetokenizeRequest(RequestModel):
     """Body of POST /detokenize."""
 
     model: str | None = None
-    tokens: Listed[int]
+    tokens: FailFastList[int]
 
 
-class PrefixBody(Body):
+class PrefixRequest(RequestModel):
     """Body of POST /v1/prefixes: prompt or messages, one of them, says what the prefix is."""
 
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.PREFIX
 
     name: str
-    prompt: str | Listed[int] | None = None
-    messages: Listed[Message] | None = None
+    prompt: str | FailFastList[int] | None = None
+    messages: FailFastList[Message] | None = None
     cache_salt: Annotated[
         str | None, Field(description="that of the requests which are to find it")
     ] = None
     pin: Annotated[bool, Field(description="keep it in memory until it is dropped")] = True
 
 
-class PinBody(Body):
+class PinRequest(RequestModel):
     """Body of PATCH /v1/prefixes/{name}."""
 
     pin: bool

@@ -4,12 +4,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 
-from rjax.serve.answers import ErrorAnswer
 from rjax.serve.auth import Tenant, authenticate
-from rjax.serve.service import Service, service_of
+from rjax.serve.responses import ErrorResponse
+from rjax.serve.service import Service, get_service
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer, "description": text}
+    status: {"model": ErrorResponse, "description": text}
     for status, text in (
         (400, "the request cannot be served as it is"),
         (401, "no valid API key"),
@@ -37,8 +37,8 @@ EVENTS: dict[int | str, dict[str, Any]] = {
     }
 }
 
-Caller = Annotated[Tenant, Depends(authenticate)]
-Served = Annotated[Service, Depends(service_of)]
+TenantDep = Annotated[Tenant, Depends(authenticate)]
+ServiceDep = Annotated[Service, Depends(get_service)]
 
 
 def private_router() -> APIRouter:

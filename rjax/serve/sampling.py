@@ -8,8 +8,8 @@ from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.sampling.structured_outputs import EXCLUDED
 from rjax.serve.errors import ApiError
 from rjax.serve.limits import ServeLimits
-from rjax.serve.masks import choice_constraint, json_constraint, text_constraint
-from rjax.serve.requests import ChatBody, CompletionBody, SamplingBody
+from rjax.serve.requests import ChatCompletionRequest, CompletionRequest, SamplingRequest
+from rjax.serve.structured_outputs import choice_constraint, json_constraint, text_constraint
 from rjax.structured.constraint import Constraint
 
 _PASSED_ON = (
@@ -39,7 +39,7 @@ _COMPLETION_TOKENS = 16  # OpenAI's default
 
 
 def completion_params(
-    body: CompletionBody,
+    body: CompletionRequest,
     defaults: dict[str, Any],
     limits: ServeLimits,
     vocab_size: int | None = None,
@@ -67,7 +67,10 @@ def completion_params(
 
 
 def chat_params(
-    body: ChatBody, defaults: dict[str, Any], limits: ServeLimits, vocab_size: int | None = None
+    body: ChatCompletionRequest,
+    defaults: dict[str, Any],
+    limits: ServeLimits,
+    vocab_size: int | None = None,
 ) -> SamplingParams:
     """Parameters of /v1/chat/completions; without a ``max_tokens`` the model's length is it.
 
@@ -99,7 +102,7 @@ def chat_params(
     return _params({"max_tokens": None, **defaults}, given, body)
 
 
-def check_limits(body: SamplingBody, limits: ServeLimits) -> None:
+def check_limits(body: SamplingRequest, limits: ServeLimits) -> None:
     """The server's own bounds; the engine's are checked by SamplingParams.
 
     Raises:
@@ -122,12 +125,12 @@ def check_limits(body: SamplingBody, limits: ServeLimits) -> None:
         if value is not None and not isinstance(value, str) and len(value) > most:
             raise ApiError(400, f"{name} has {len(value)} entries; give at most {most}", param=name)
     for name in ("user", "cache_salt"):
-        check_word(name, getattr(body, name), limits)
+        check_identifier(name, getattr(body, name), limits)
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream set to true", param="stream_options")
 
 
-def check_word(name: str, value: str | None, limits: ServeLimits) -> None:
+def check_identifier(name: str, value: str | None, limits: ServeLimits) -> None:
     """Whether a user or a cache salt is short and plain.
 
     Raises:
@@ -141,7 +144,9 @@ def check_word(name: str, value: str | None, limits: ServeLimits) -> None:
         )
 
 
-def constraint_of(body: SamplingBody, limits: ServeLimits, *, literal: bool) -> Constraint | None:
+def request_constraint(
+    body: SamplingRequest, limits: ServeLimits, *, literal: bool
+) -> Constraint | None:
     """What the request says its text must match.
 
     Args:
@@ -198,7 +203,7 @@ def check_constrained(params: SamplingParams) -> None:
             )
 
 
-def _of_format(body: SamplingBody, limits: ServeLimits, *, literal: bool) -> list[Constraint]:
+def _of_format(body: SamplingRequest, limits: ServeLimits, *, literal: bool) -> list[Constraint]:
     wanted = body.response_format
     assert wanted is not None
     param = "response_format.json_schema"
@@ -214,7 +219,7 @@ def _of_format(body: SamplingBody, limits: ServeLimits, *, literal: bool) -> lis
     return [json_constraint(wanted.json_schema.schema_, limits, param, literal=literal)]
 
 
-def _given(body: SamplingBody, limits: ServeLimits, vocab_size: int | None) -> dict[str, Any]:
+def _given(body: SamplingRequest, limits: ServeLimits, vocab_size: int | None) -> dict[str, Any]:
     given = {name: value for name in _PASSED_ON if (value := getattr(body, name)) is not None}
     if body.prompt_logprobs is not None:
         name = "prompt_logprobs"
@@ -222,7 +227,9 @@ def _given(body: SamplingBody, limits: ServeLimits, vocab_size: int | None) -> d
     return given
 
 
-def _params(defaults: dict[str, Any], given: dict[str, Any], body: SamplingBody) -> SamplingParams:
+def _params(
+    defaults: dict[str, Any], given: dict[str, Any], body: SamplingRequest
+) -> SamplingParams:
     values = {**defaults, **given}
     if "min_tokens" in given and "max_tokens" not in given and values["max_tokens"] is not None:
         values["max_tokens"] = max(values["max_tokens"], given["min_tokens"])

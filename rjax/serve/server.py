@@ -17,18 +17,18 @@ from rjax.errors import InvalidConfigError
 from rjax.memory_sizes import GIB
 from rjax.serve.app import build_app
 from rjax.serve.auth import KeyRing
-from rjax.serve.connections import Connections
+from rjax.serve.connections import ConnectionLimiter
 from rjax.serve.fields import UnknownFields
+from rjax.serve.http_protocol import BoundedProtocol
 from rjax.serve.limits import ServeLimits
-from rjax.serve.masks import Grammars
 from rjax.serve.metrics import Metrics
 from rjax.serve.options import HttpOptions
-from rjax.serve.protocol import BoundedProtocol
-from rjax.serve.reasoning import answer_format
-from rjax.serve.responses.store import ResponseStore
+from rjax.serve.reasoning import choose_output_format
+from rjax.serve.responses_api.store import ResponseStore
 from rjax.serve.service import Service
+from rjax.serve.structured_outputs import GrammarCache
 from rjax.serve.threads import WorkThreads
-from rjax.serve.tools import choose_format
+from rjax.serve.tools import choose_tool_format
 from rjax.serve.workers.pool import WorkerLimits, WorkerPool
 from rjax.serve.workers.tasks import TextModel
 from rjax.serve.workers.zygote import Zygote
@@ -83,7 +83,7 @@ def make_service(
         )
     template = tokenizer.hf.chat_template
     vocab_size = engine.model_config.vocab_size
-    tools = choose_format(tool_format, tokenizer)
+    tools = choose_tool_format(tool_format, tokenizer)
     text_model = TextModel(
         folder=str(tokenizer.folder),
         chat_template=template if isinstance(template, str) else None,
@@ -107,7 +107,7 @@ def make_service(
     texts = workers(limits.text_workers, limits.template_seconds)
     compilers = workers(limits.grammar_workers, limits.grammar_seconds)
     threads = WorkThreads(4)
-    grammars = Grammars(tokenizer, vocab_size, limits, compilers, threads)
+    grammars = GrammarCache(tokenizer, vocab_size, limits, compilers, threads)
     return Service(
         engine=AsyncLLMEngine(
             engine,
@@ -133,9 +133,11 @@ def make_service(
         texts=texts,
         compilers=compilers,
         threads=threads,
-        answer_threads=WorkThreads(2),
+        response_threads=WorkThreads(2),
         tools=tools,
-        answers=answer_format(reasoning_parser, tools, tool_format, tokenizer, grammars.marks),
+        output_format=choose_output_format(
+            reasoning_parser, tools, tool_format, tokenizer, grammars.special_tokens
+        ),
         literal_json_schemas=literal_json_schemas,
         responses=ResponseStore(limits.responses, limits.responses_bytes),
         http=http or HttpOptions(),
@@ -168,7 +170,7 @@ class Server(uvicorn.Server):
         ready: Callable[[], None] | None = None,
     ) -> None:
         limits = service.limits
-        self._open = Connections(limits, _most_open(limits))
+        self._open = ConnectionLimiter(limits, _max_open_connections(limits))
         super().__init__(
             uvicorn.Config(
                 build_app(service),
@@ -250,7 +252,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def allow_files(limits: ServeLimits) -> None:
+def set_ulimit(limits: ServeLimits) -> None:
     """Raise this process's soft limit of open files to what the connections need, if the hard limit
     lets it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -261,7 +263,7 @@ def allow_files(limits: ServeLimits) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def _most_open(limits: ServeLimits) -> int:
+def _max_open_connections(limits: ServeLimits) -> int:
     """Connections that the limits and this process's file descriptors allow."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     room = files - _OTHER_FILES - limits.health_connections

@@ -12,12 +12,12 @@ from rjax.serve.auth import KeyRing
 from rjax.serve.errors import ApiError
 from rjax.serve.fields import UnknownFields
 from rjax.serve.limits import ServeLimits
-from rjax.serve.masks import Grammars
 from rjax.serve.metrics import Metrics
 from rjax.serve.options import HttpOptions
 from rjax.serve.prefix_registry import PrefixRegistry
-from rjax.serve.reasoning import AnswerFormat
-from rjax.serve.responses.store import ResponseStore
+from rjax.serve.reasoning import OutputFormat
+from rjax.serve.responses_api.store import ResponseStore
+from rjax.serve.structured_outputs import GrammarCache
 from rjax.serve.threads import WorkThreads
 from rjax.serve.tools import ToolFormat
 from rjax.serve.workers.pool import WorkerPool
@@ -44,9 +44,9 @@ class Service:
         vocab_size: width of the logits.
         large_bodies: held by the one large body that is parsed.
         threads: for bounded work on requests.
-        answer_threads: for that on answers.
+        response_threads: for that on answers.
         tools: how calls are laid out in prompts.
-        answers: how answers are read.
+        output_format: how outputs are parsed.
         literal_json_schemas: whether objects of JSON schemas stay open where they do not say so.
         limits, keys, metrics, grammars, responses, http: as their types say.
     """
@@ -62,14 +62,14 @@ class Service:
     limits: ServeLimits
     keys: KeyRing
     metrics: Metrics
-    grammars: Grammars
+    grammars: GrammarCache
     zygote: Zygote | None
     texts: WorkerPool
     compilers: WorkerPool
     threads: WorkThreads
-    answer_threads: WorkThreads
+    response_threads: WorkThreads
     tools: ToolFormat
-    answers: AnswerFormat
+    output_format: OutputFormat
     responses: ResponseStore
     http: HttpOptions
     literal_json_schemas: bool = False
@@ -85,7 +85,7 @@ class Service:
         if self.zygote is not None:
             self.zygote.close()
         self.threads.close()
-        self.answer_threads.close()
+        self.response_threads.close()
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Service:
             )
 
 
-async def service_of(request: Request) -> Service:
+async def get_service(request: Request) -> Service:
     """The service of the app that the request came to; a coroutine, since FastAPI runs plain
     functions on threads."""
     return request.app.state.service

@@ -6,12 +6,12 @@ from typing import Any
 
 from rjax.serve.auth import Tenant
 from rjax.serve.limits import ServeLimits
-from rjax.serve.requests import SamplingBody
+from rjax.serve.requests import SamplingRequest
 
 _log = logging.getLogger("rjax.serve.requests")
 
 
-def engine_options(body: SamplingBody, tenant: Tenant, limits: ServeLimits) -> dict[str, Any]:
+def engine_options(body: SamplingRequest, tenant: Tenant, limits: ServeLimits) -> dict[str, Any]:
     """Options of the engine's ``add_request``; the request is logged."""
     _log.info("%s, user %s", tenant.name, body.user or "-")
     options: dict[str, Any] = {"priority": body.priority or 0, "timeout": limits.request_seconds}

@@ -6,7 +6,7 @@ import llguidance
 import llguidance.hf
 
 from rjax.structured.constraint import Constraint
-from rjax.structured.lark import JSON_FORM, Marks
+from rjax.structured.lark import JSON_FORM, SpecialTokens
 from rjax.tokenization import Tokenizer
 
 
@@ -19,13 +19,15 @@ def grammar_tokenizer(
     return llguidance.hf.from_tokenizer(tokenizer.hf, n_vocab=vocab_size, eos_token=eos_token_ids)
 
 
-def grammar_marks(tokenizer: Tokenizer, seen: llguidance.LLTokenizer | None) -> Marks:
+def grammar_special_tokens(
+    tokenizer: Tokenizer, seen: llguidance.LLTokenizer | None
+) -> SpecialTokens:
     """The added tokens of a tokenizer that llguidance takes as special: more than those that are
     (it takes all in angle brackets)."""
     if seen is None:
-        return Marks()
+        return SpecialTokens()
     added = tokenizer.hf.added_tokens_decoder
-    return Marks(
+    return SpecialTokens(
         {token.content: i for i, token in added.items() if seen.is_special_token(i)},
         tuple(tokenizer.eos_token_ids),
     )

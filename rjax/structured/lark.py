@@ -28,7 +28,7 @@ def regex_text(text: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Marks:
+class SpecialTokens:
     """Markers in grammars. A token that llguidance takes as special is no text to it: a grammar
     must name it, and a model would otherwise have to spell it in pieces.
 

@@ -70,7 +70,7 @@ class PrefixTokenizer:
         return tokenizer.encode(prefix + "a", self._special) == tokens + probe[1:]
 
 
-def encode_sharing(
+def encode_shared_prefix(
     tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool = True
 ) -> list[list[int]]:
     """`Tokenizer.encode_batch`, faster where the texts have a long beginning in common.

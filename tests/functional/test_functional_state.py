@@ -147,8 +147,8 @@ def test_a_fork_without_room_says_so():
     ("options", "message"),
     [
         ({"max_context": 1000}, "max_context is 1000"),
-        ({"split_tokens": 12}, "split_tokens is 12"),
-        ({"sharing": "perhaps"}, "sharing is 'perhaps'"),
+        ({"kv_split_size": 12}, "kv_split_size is 12"),
+        ({"relay": "perhaps"}, "relay is 'perhaps'"),
         ({"page_size": 0}, "page_size is 0"),
     ],
 )

@@ -4,12 +4,12 @@ import dataclasses
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from rjax.serve.requests import Tool
-from rjax.serve.tools import CallPiece
+from rjax.serve.tools import CallDelta
 from rjax.structured.constraint import Constraint
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class AnswerPiece:
+class OutputDelta:
     """What follows of an answer's parts.
 
     Attributes:
@@ -20,7 +20,7 @@ class AnswerPiece:
 
     reasoning: str = ""
     content: str = ""
-    calls: list[CallPiece] = dataclasses.field(default_factory=list)
+    calls: list[CallDelta] = dataclasses.field(default_factory=list)
 
 
 class ReasoningSpan(NamedTuple):
@@ -35,7 +35,7 @@ class ReasoningSpan(NamedTuple):
 
 
 @runtime_checkable
-class AnswerReader(Protocol):
+class OutputParser(Protocol):
     """Splits one answer's text into its parts while it comes in."""
 
     @property
@@ -53,14 +53,14 @@ class AnswerReader(Protocol):
         """Character of the text behind which there is no reasoning; None while there may be."""
         ...
 
-    def feed(self, text: str, *, ended: bool = False) -> AnswerPiece:
+    def feed(self, text: str, *, ended: bool = False) -> OutputDelta:
         """Take more text, the last if ``ended``; return what is now certain. However the text is
         cut, the joined pieces are the same."""
         ...
 
 
 @runtime_checkable
-class AnswerFormat(Protocol):
+class OutputFormat(Protocol):
     """How a model writes reasoning, content and tool calls.
 
     The ``start`` of an answer is what its prompt says about it: whether the model is thinking
@@ -90,7 +90,7 @@ class AnswerFormat(Protocol):
         """Whether special tokens must stay in the text that a reader gets."""
         ...
 
-    def reader(self, start: str, names: frozenset[str]) -> AnswerReader:
+    def parser(self, start: str, names: frozenset[str]) -> OutputParser:
         """A reader of one answer; ``names`` are the functions that may be called."""
         ...
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from rjax.serve.markers import partial_marker
-from rjax.serve.reasoning.base import AnswerPiece, ReasoningSpan
-from rjax.serve.tools import CallPiece, new_call_id
+from rjax.serve.reasoning.base import OutputDelta, ReasoningSpan
+from rjax.serve.tools import CallDelta, new_call_id
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -21,7 +21,7 @@ _LONGEST_HEADER = 512  # characters; names are shorter
 _MOST_CALLS = 128
 
 
-class HarmonyReader:
+class HarmonyParser:
     """Splits the messages of one answer by their channels while they come in.
 
     The channel ``analysis`` is reasoning. A message to ``functions.name`` is a call, if the name is
@@ -45,29 +45,29 @@ class HarmonyReader:
         self._break = ""  # before the next text
         self._reasoning: list[str] = []
         self._content: list[str] = []
-        self._pieces: list[CallPiece] = []
+        self._pieces: list[CallDelta] = []
         self.num_calls = 0
 
-    def feed(self, text: str, *, ended: bool = False) -> AnswerPiece:
+    def feed(self, text: str, *, ended: bool = False) -> OutputDelta:
         """Take more text, the last if ``ended``; return what is now certain."""
         self._buffer += text
         self._fed += len(text)
         while self._state(ended):
             pass
-        found = AnswerPiece("".join(self._reasoning), "".join(self._content), self._pieces)
+        found = OutputDelta("".join(self._reasoning), "".join(self._content), self._pieces)
         self._reasoning, self._content, self._pieces = [], [], []
         return found
 
     @property
     def reasoning_spans(self) -> list[ReasoningSpan]:
-        """See `AnswerReader`."""
+        """See `OutputParser`."""
         if self._spans and self._spans[-1].is_open:
             return [*self._spans[:-1], self._spans[-1]._replace(end=self._place())]
         return self._spans
 
     @property
     def reasoning_limit(self) -> int | None:
-        """See `AnswerReader`."""
+        """See `OutputParser`."""
         return None
 
     def _place(self) -> int:
@@ -107,7 +107,7 @@ class HarmonyReader:
                 self._buffer = text[len(header) - len(after_role) :]
             else:  # the marker itself is text
                 marker = START if text.startswith(START) else CHANNEL
-                self._tell(marker)
+                self._emit(marker)
                 self._buffer = text.removeprefix(marker)
             return True
         if ended:
@@ -119,7 +119,7 @@ class HarmonyReader:
         recipient = _RECIPIENT.search(header)
         name = recipient.group(1).removeprefix(FUNCTIONS) if recipient else None
         if name in self._names and self.num_calls < _MOST_CALLS:
-            self._pieces.append(CallPiece(self.num_calls, "", id=new_call_id(), name=name))
+            self._pieces.append(CallDelta(self.num_calls, "", id=new_call_id(), name=name))
             self.num_calls += 1
             self._kind, self._state = "call", self._body
             return
@@ -138,10 +138,10 @@ class HarmonyReader:
         if end is None:
             keep = 0 if ended else partial_marker(self._buffer, *_ENDS)
             cut = len(self._buffer) - keep
-            self._tell(self._buffer[:cut])
+            self._emit(self._buffer[:cut])
             self._buffer = self._buffer[cut:]
             return False
-        self._tell(self._buffer[: end.start()])
+        self._emit(self._buffer[: end.start()])
         if self._spans and self._spans[-1].is_open:
             place = self._place() + end.start()
             self._spans[-1] = self._spans[-1]._replace(end=place, is_open=False)
@@ -150,11 +150,11 @@ class HarmonyReader:
         self._state = self._between
         return True
 
-    def _tell(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         if not text:
             return
         if self._kind == "call":
-            self._pieces.append(CallPiece(self.num_calls - 1, text))
+            self._pieces.append(CallDelta(self.num_calls - 1, text))
             return
         parts = self._reasoning if self._kind == "reasoning" else self._content
         parts += self._break, text

@@ -1,4 +1,4 @@
-"""The harmony format as an `AnswerFormat`: its prompts' ends and its grammars."""
+"""The harmony format as an `OutputFormat`: its prompts' ends and its grammars."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from rjax.serve.reasoning.harmony import (
     FUNCTIONS,
     MESSAGE,
     START,
-    HarmonyReader,
+    HarmonyParser,
 )
 from rjax.serve.requests import Tool
 from rjax.serve.tools.arguments import arguments_rule
@@ -31,7 +31,7 @@ class HarmonyFormat:
     prompt_tokens: int = 24
 
     def start(self, tail: str, continued: str | None) -> str:
-        """See `AnswerFormat`."""
+        """See `OutputFormat`."""
         if continued is not None:
             return _FINAL
         _, sign, header = tail.rpartition(START)
@@ -43,20 +43,20 @@ class HarmonyFormat:
         return START + head + sign
 
     def shows_special_tokens(self, tools: bool) -> bool:
-        """See `AnswerFormat`."""
+        """See `OutputFormat`."""
         return True
 
-    def reader(self, start: str, names: frozenset[str]) -> HarmonyReader:
-        """See `AnswerFormat`."""
-        return HarmonyReader(start, names)
+    def parser(self, start: str, names: frozenset[str]) -> HarmonyParser:
+        """See `OutputFormat`."""
+        return HarmonyParser(start, names)
 
     def calls_grammar(self, tools: list[Tool], *, several: bool, literal: bool) -> str:
-        """See `AnswerFormat`. A turn of this format ends with its first call."""
+        """See `OutputFormat`. A turn of this format ends with its first call."""
         rules = ["start: call", *_call_rules(tools, strict=True, literal=literal)]
         return "\n".join(rules)
 
     def text_or_calls_grammar(self, tools: list[Tool], *, several: bool, literal: bool) -> str:
-        """See `AnswerFormat`."""
+        """See `OutputFormat`."""
         rules = [
             "start: (preamble thought*)* (call | final)",
             f'preamble: {CHANNEL} "commentary" {MESSAGE} TEXT {END} {START} "assistant"',
@@ -68,7 +68,7 @@ class HarmonyFormat:
         return "\n".join(rules)
 
     def after_reasoning(self, constraint: Constraint, start: str, *, calls: bool) -> Constraint:
-        """See `AnswerFormat`."""
+        """See `OutputFormat`."""
         if start.endswith(MESSAGE) and "analysis" not in start:
             return constraint  # the prompt has opened the answer's message
         lead = {_FIRST: "", "": f'{START} "assistant"'}.get(start)

@@ -43,7 +43,7 @@ class ThinkTags:
         return "inside" if self.inside_at_first else "undecided"
 
 
-class ThinkReader:
+class ThinkParser:
     """Splits an answer at its tags while it comes in.
 
     White space around the tags belongs to neither part. Without a closing tag all is reasoning.
@@ -78,7 +78,7 @@ class ThinkReader:
 
     @property
     def reasoning_spans(self) -> list[ReasoningSpan]:
-        """See `AnswerReader`."""
+        """See `OutputParser`."""
         if self._from is None:
             return []
         if self._to is None:
@@ -87,7 +87,7 @@ class ThinkReader:
 
     @property
     def reasoning_limit(self) -> int | None:
-        """See `AnswerReader`."""
+        """See `OutputParser`."""
         return 0 if self._state == self._content and self._from is None else self._to
 
     def _place(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rjax.outputs import CompletionOutput
 from rjax.sampling import SamplingParams
-from rjax.serve.reasoning.base import AnswerReader
+from rjax.serve.reasoning.base import OutputParser
 from rjax.tokenization import Tokenizer
 
 
@@ -24,12 +24,12 @@ class ReasoningTokens:
 
     def __init__(
         self,
-        reader: AnswerReader,
+        parser: OutputParser,
         tokenizer: Tokenizer,
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
     ) -> None:
-        self._reader = reader
+        self._parser = parser
         self._detokenizer = tokenizer.detokenizer(
             prompt_token_ids,
             skip_special_tokens=params.skip_special_tokens,
@@ -43,7 +43,7 @@ class ReasoningTokens:
         """Take the tokens of an output that were not given before."""
         ends = self._ends
         reached = ends[-1] if ends else 0
-        most = self._reader.reasoning_limit
+        most = self._parser.reasoning_limit
         for token in completion.token_ids:
             if most is not None and reached >= most:
                 break  # no later token is reasoning
@@ -56,7 +56,7 @@ class ReasoningTokens:
     def count(self) -> int:
         """The tokens so far, those alone of which it is certain that they are reasoning."""
         found = 0
-        for start, end, is_open in self._reader.reasoning_spans:
+        for start, end, is_open in self._parser.reasoning_spans:
             if is_open and self._ended:
                 last = len(self._ends) - self._end_tokens
             elif end > start:

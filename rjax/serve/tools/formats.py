@@ -6,7 +6,7 @@ import json
 from rjax.errors import InvalidConfigError
 from rjax.serve.requests import Tool
 from rjax.serve.tools.arguments import arguments_rule
-from rjax.structured.lark import TEXT_RULE, Marks, quoted, regex_text
+from rjax.structured.lark import TEXT_RULE, SpecialTokens, quoted, regex_text
 from rjax.tokenization import Tokenizer
 
 PYTHON_TAG = "<|python_tag|>"  # Llama's, before calls
@@ -37,7 +37,12 @@ class ToolFormat:
         return f"{self.begin}{self._object(name, arguments)}{self.end}"
 
     def grammar(
-        self, tools: list[Tool], marks: Marks, *, several: bool, literal: bool = False
+        self,
+        tools: list[Tool],
+        special_tokens: SpecialTokens,
+        *,
+        several: bool,
+        literal: bool = False,
     ) -> str:
         """A Lark grammar of one call (or more) of these functions, arguments by their schemas.
 
@@ -48,13 +53,16 @@ class ToolFormat:
             literal: as in `rjax.structured.schemas.generation_schema`.
         """
         again = f" ({quoted(self.separator)} one)*" if several else ""
-        rules = [f"start: one{again}", f"one: {marks.rule(self.begin)} call {marks.rule(self.end)}"]
+        rules = [
+            f"start: one{again}",
+            f"one: {special_tokens.rule(self.begin)} call {special_tokens.rule(self.end)}",
+        ]
         return "\n".join(rules + self._call_rules(tools, strict=True, literal=literal))
 
     def text_or_calls_grammar(
         self,
         tools: list[Tool],
-        marks: Marks,
+        special_tokens: SpecialTokens,
         *,
         several: bool,
         literal: bool = False,
@@ -74,23 +82,23 @@ class ToolFormat:
         others = [mark for mark in (unlike,) if mark is not None]
         if self.anywhere:
             begin = self.begin.strip()
-            one = f"{quoted(self.begin.removeprefix(begin))} call {marks.rule(self.end)}"
+            one = f"{quoted(self.begin.removeprefix(begin))} call {special_tokens.rule(self.end)}"
             more = f"(lead {one})* TEXT" if several else ""
             rules = [
                 f"start: PLAIN | first {one} {more}",
-                marks.text_up_to("first", begin, "PLAIN"),
+                special_tokens.text_up_to("first", begin, "PLAIN"),
                 TEXT_RULE,
             ]
             if several:
-                rules.append(marks.text_up_to("lead", begin))
+                rules.append(special_tokens.text_up_to("lead", begin))
             plain = r"/(.|\n)*/"
         else:
             others.append(PYTHON_TAG)
             more = f"({quoted(self.separator)} call)*" if several else ""
-            rules = [f"start: PLAIN | ({marks.rule(PYTHON_TAG)})? call {more}"]
+            rules = [f"start: PLAIN | ({special_tokens.rule(PYTHON_TAG)})? call {more}"]
             plain = r"/\s*([^\s{](.|\n)*)?/"
         for mark in others:
-            if not marks.is_special(mark):  # no text holds special tokens
+            if not special_tokens.is_special(mark):  # no text holds special tokens
                 plain += rf" & ~/\s*{regex_text(mark)}(.|\n)*/"
         rules.append(f"PLAIN: {plain}")
         return "\n".join(rules + self._call_rules(tools, strict=False, literal=literal))
@@ -124,10 +132,10 @@ LLAMA3 = ToolFormat(
     separator="; ",
     anywhere=False,
 )
-FORMATS = {fmt.name: fmt for fmt in (HERMES, LLAMA3)}
+TOOL_FORMATS = {fmt.name: fmt for fmt in (HERMES, LLAMA3)}
 
 
-def choose_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
+def choose_tool_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
     """The format of that name; "auto" is Llama's for a template that speaks of its tags.
 
     Raises:
@@ -137,8 +145,8 @@ def choose_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
         template = str(tokenizer.hf.chat_template or "")
         llama = "<|python_tag|>" in template or "<|start_header_id|>" in template
         return LLAMA3 if llama else HERMES
-    if name not in FORMATS:
+    if name not in TOOL_FORMATS:
         raise InvalidConfigError(
-            f"the tool format is {name!r}; choose one of auto, {', '.join(FORMATS)}"
+            f"the tool format is {name!r}; choose one of auto, {', '.join(TOOL_FORMATS)}"
         )
-    return FORMATS[name]
+    return TOOL_FORMATS[name]

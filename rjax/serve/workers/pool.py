@@ -9,7 +9,7 @@ from typing import Any
 from rjax.errors import InvalidRequestError, OverloadedError
 from rjax.serve.errors import ApiError
 from rjax.serve.workers import frames
-from rjax.serve.workers.lanes import Lane, Lanes
+from rjax.serve.workers.task_slots import TaskSlot, TaskSlots
 from rjax.serve.workers.tasks import TextModel
 from rjax.serve.workers.zygote import Zygote
 
@@ -68,7 +68,7 @@ class WorkerPool:
         self._zygote = zygote
         self._model = model
         self._limits = limits
-        self._lanes = Lanes(
+        self._slots = TaskSlots(
             quick=limits.quick, slow=limits.slow, queued=limits.queued, shared=shared
         )
         self._idle: list[_Worker] = []
@@ -89,19 +89,19 @@ class WorkerPool:
             ApiError: 400, it took too long or too much memory.
             OverloadedError: too many tasks wait, or too many slow ones run.
         """
-        lane = await self._lanes.enter(tenant, self._limits.wait_seconds)
+        slot = await self._slots.enter(tenant, self._limits.wait_seconds)
         worker = None
         try:
             worker = self._idle.pop() if self._idle else await self._start()
-            head, data = await self._answer(worker, lane, frames.pack(head, data), what)
+            head, data = await self._answer(worker, slot, frames.pack(head, data), what)
         except BaseException:
             if worker is not None:
                 self._end(worker)
             raise
         finally:
-            lane.leave()
+            slot.leave()
         # A slow worker's priority cannot be raised again.
-        if lane.is_slow or head["grown"] > _KEPT_BYTES:
+        if slot.is_slow or head["grown"] > _KEPT_BYTES:
             self._end(worker)
         else:
             self._keep(worker)
@@ -125,7 +125,7 @@ class WorkerPool:
             self._end(self._idle.pop())
 
     async def _answer(
-        self, worker: _Worker, lane: Lane, task: bytes, what: str
+        self, worker: _Worker, slot: TaskSlot, task: bytes, what: str
     ) -> tuple[dict[str, Any], bytes]:
         seconds = self._limits.task_seconds
         quick = min(_QUICK_SECONDS, seconds)
@@ -133,7 +133,7 @@ class WorkerPool:
         try:
             done, _ = await asyncio.wait({reading}, timeout=quick)
             if not done and seconds > quick:
-                if not lane.slow_down():
+                if not slot.slow_down():
                     raise OverloadedError(
                         f"{what} takes longer than {quick:g} seconds and too many such requests "
                         "run; try again later",

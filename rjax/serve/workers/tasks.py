@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rjax.errors import InvalidRequestError
 from rjax.serve.requests import Message, Tool
-from rjax.serve.tools import FORMATS, conversation, tools_for_template
+from rjax.serve.tools import TOOL_FORMATS, conversation, tools_for_template
 from rjax.serve.workers.memory import resident_bytes
 from rjax.structured.constraint import Constraint
 from rjax.structured.grammar import compile_grammar, grammar_tokenizer
@@ -92,7 +92,7 @@ class Tasks:
         self._check_length(sum(map(len, _texts(task))), task.longest_text)
         tokenizer = self._tokenizer
         text = tokenizer.apply_chat_template(
-            conversation(task.messages, task.tools, tokenizer, FORMATS[task.tool_format]),
+            conversation(task.messages, task.tools, tokenizer, TOOL_FORMATS[task.tool_format]),
             tools=tools_for_template(task.tools, tokenizer),
             **task.options,
         )

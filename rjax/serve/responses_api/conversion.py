@@ -5,7 +5,7 @@ from typing import Any
 from rjax.serve.errors import ApiError
 from rjax.serve.limits import ServeLimits
 from rjax.serve.requests import (
-    ChatBody,
+    ChatCompletionRequest,
     Function,
     FunctionCall,
     JsonSchema,
@@ -17,7 +17,7 @@ from rjax.serve.requests import (
     Tool,
     ToolCall,
 )
-from rjax.serve.responses.requests import (
+from rjax.serve.responses_api.requests import (
     FunctionCallItem,
     FunctionOutputItem,
     Item,
@@ -25,10 +25,10 @@ from rjax.serve.responses.requests import (
     NamedFunctionTool,
     ReasoningItem,
     Refusal,
-    ResponsesBody,
+    ResponsesRequest,
     TextFormat,
 )
-from rjax.serve.sampling import check_word
+from rjax.serve.sampling import check_identifier
 
 LOGPROBS = "message.output_text.logprobs"
 _SAME = (
@@ -48,7 +48,7 @@ _NAMES = {
 }
 
 
-def check_fields(body: ResponsesBody, limits: ServeLimits, *, reasons: bool) -> None:
+def check_fields(body: ResponsesRequest, limits: ServeLimits, *, reasons: bool) -> None:
     """What the chat route does not check, having no such fields.
 
     Args:
@@ -60,7 +60,7 @@ def check_fields(body: ResponsesBody, limits: ServeLimits, *, reasons: bool) -> 
         ApiError: 400.
     """
     for name in ("safety_identifier", "prompt_cache_key"):
-        check_word(name, getattr(body, name), limits)
+        check_identifier(name, getattr(body, name), limits)
     if body.user is not None and body.safety_identifier not in (None, body.user):
         raise ApiError(
             400, "user and safety_identifier differ; give one of them", param="safety_identifier"
@@ -89,12 +89,14 @@ def check_fields(body: ResponsesBody, limits: ServeLimits, *, reasons: bool) -> 
         )
 
 
-def wants_logprobs(body: ResponsesBody) -> bool:
+def wants_logprobs(body: ResponsesRequest) -> bool:
     """Whether the answer's text comes with logprobs."""
     return LOGPROBS in (body.include or ())
 
 
-def chat_body(body: ResponsesBody, messages: list[Message], *, knows_effort: bool) -> ChatBody:
+def chat_body(
+    body: ResponsesRequest, messages: list[Message], *, knows_effort: bool
+) -> ChatCompletionRequest:
     """The chat request that answers a Responses request.
 
     Args:
@@ -123,7 +125,7 @@ def chat_body(body: ResponsesBody, messages: list[Message], *, knows_effort: boo
     if body.stream:
         values |= {"stream": True, "stream_options": StreamOptions(include_usage=True)}
     wanted = None if body.text is None else body.text.format
-    return ChatBody(
+    return ChatCompletionRequest(
         messages=messages,
         max_completion_tokens=body.max_output_tokens,
         response_format=None if wanted is None else _format(wanted),

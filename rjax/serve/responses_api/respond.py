@@ -10,26 +10,36 @@ from fastapi.responses import Response
 from pydantic import BaseModel, TypeAdapter
 from starlette.datastructures import QueryParams
 
-from rjax.serve.answers import (
-    CalledTool,
-    CalledToolDelta,
-    Delta,
-    Finish,
-    FunctionDelta,
-    Usage,
-)
 from rjax.serve.auth import Tenant
 from rjax.serve.chat import ChatRun, prepare_chat
+from rjax.serve.chunked_json import (
+    ChunkedJSONResponse,
+    is_large,
+    iter_json,
+    response_size,
+    split_bytes,
+)
 from rjax.serve.errors import ApiError, as_api_error
-from rjax.serve.pieces import PiecedResponse, answer_size, is_large, json_pieces, slices
+from rjax.serve.event_stream import EventStream, NamedEvent
 from rjax.serve.requests import FunctionCall, Message, ToolCall
-from rjax.serve.responses.answers import AnswerCallItem, AnswerReasoningItem, ResponseAnswer
-from rjax.serve.responses.conversion import chat_body, check_fields, input_messages, renamed
-from rjax.serve.responses.input_items import page, stored_items
-from rjax.serve.responses.requests import NamedFunctionTool, ResponsesBody
-from rjax.serve.responses.store import StoredResponse
-from rjax.serve.responses.writer import ResponseWriter
-from rjax.serve.running import EventStream, NamedEvent
+from rjax.serve.responses import (
+    DeltaFunctionCall,
+    DeltaMessage,
+    DeltaToolCall,
+    FinishReason,
+    ResponseToolCall,
+    UsageInfo,
+)
+from rjax.serve.responses_api.conversion import chat_body, check_fields, input_messages, renamed
+from rjax.serve.responses_api.input_items import page, stored_items
+from rjax.serve.responses_api.requests import NamedFunctionTool, ResponsesRequest
+from rjax.serve.responses_api.responses import (
+    ResponseFunctionToolCall,
+    ResponseReasoningItem,
+    ResponsesResponse,
+)
+from rjax.serve.responses_api.store import StoredResponse
+from rjax.serve.responses_api.writer import ResponseWriter
 from rjax.serve.service import Service
 
 # Characters that a response repeats of its request:
@@ -40,10 +50,10 @@ _MESSAGES = TypeAdapter(list[Message])
 
 
 async def respond(
-    body: ResponsesBody, request: Request, tenant: Tenant, service: Service
+    body: ResponsesRequest, request: Request, tenant: Tenant, service: Service
 ) -> Response:
     """Answer a Responses request."""
-    check_fields(body, service.limits, reasons=service.answers.reasons)
+    check_fields(body, service.limits, reasons=service.output_format.reasons)
     messages = input_messages(body.input)
     if body.previous_response_id is not None:
         param = "previous_response_id"
@@ -56,7 +66,7 @@ async def respond(
     except ApiError as error:
         raise renamed(error) from error
     response = _response(body, run, service)
-    echo = await service.answer_threads.run(_echo_size, response)
+    echo = await service.response_threads.run(_echo_size, response)
     if echo > service.longest_text + _NOT_SHOWN:
         raise ApiError(
             400,
@@ -86,7 +96,7 @@ class _Answering:
         service: of the app.
     """
 
-    body: ResponsesBody
+    body: ResponsesRequest
     run: ChatRun
     writer: ResponseWriter
     messages: list[Message]
@@ -103,21 +113,23 @@ class _Answering:
             (choice,) = answer.choices
             message = choice.message
             logprobs = [] if choice.logprobs is None else choice.logprobs.content
-            self.writer.feed(Delta(reasoning=message.reasoning, content=message.content), logprobs)
+            self.writer.feed(
+                DeltaMessage(reasoning=message.reasoning, content=message.content), logprobs
+            )
             for i, call in enumerate(message.tool_calls or ()):
-                self.writer.feed(Delta(tool_calls=[_whole_call(i, call)]))
+                self.writer.feed(DeltaMessage(tool_calls=[_whole_call(i, call)]))
             self.writer.finish(choice.finish_reason, answer.usage)
 
-        large = is_large(answer_size([output], self.run.params))
+        large = is_large(response_size([output], self.run.params))
         await self._work(write, large=large)
         large = large or self.large_echo
-        return PiecedResponse(slices(await self._end(large=large)))
+        return ChunkedJSONResponse(split_bytes(await self._end(large=large)))
 
     async def events(self) -> AsyncIterator[NamedEvent]:
         """The events of a stream."""
         writer = self.writer
-        reason: Finish | None = None
-        usage: Usage | None = None
+        reason: FinishReason | None = None
+        usage: UsageInfo | None = None
         try:
             for event in writer.begin():
                 yield NamedEvent(event.type, await self._json(event, large=self.large_echo))
@@ -162,15 +174,15 @@ class _Answering:
         return data
 
     async def _json(self, value: BaseModel, *, large: bool) -> str:
-        return await self._work(lambda: "".join(json_pieces(value)), large=large)
+        return await self._work(lambda: "".join(iter_json(value)), large=large)
 
     async def _work[T](self, function: Callable[[], T], *, large: bool) -> T:
-        return await self.service.answer_threads.run(function) if large else function()
+        return await self.service.response_threads.run(function) if large else function()
 
 
-def _whole_call(index: int, call: CalledTool) -> CalledToolDelta:
-    function = FunctionDelta(name=call.function.name, arguments=call.function.arguments)
-    return CalledToolDelta(index=index, id=call.id, function=function)
+def _whole_call(index: int, call: ResponseToolCall) -> DeltaToolCall:
+    function = DeltaFunctionCall(name=call.function.name, arguments=call.function.arguments)
+    return DeltaToolCall(index=index, id=call.id, function=function)
 
 
 def stored(name: str, tenant: Tenant, service: Service) -> Response:
@@ -179,7 +191,7 @@ def stored(name: str, tenant: Tenant, service: Service) -> Response:
     Raises:
         ApiError: 404.
     """
-    return PiecedResponse(slices(service.responses.find(tenant.name, name).response))
+    return ChunkedJSONResponse(split_bytes(service.responses.find(tenant.name, name).response))
 
 
 def stored_input(name: str, query: QueryParams, tenant: Tenant, service: Service) -> Response:
@@ -189,30 +201,30 @@ def stored_input(name: str, query: QueryParams, tenant: Tenant, service: Service
         ApiError: 400, 404.
     """
     items = service.responses.find(tenant.name, name).items
-    return PiecedResponse(slices(page(items, query)))
+    return ChunkedJSONResponse(split_bytes(page(items, query)))
 
 
-def _echo_size(response: ResponseAnswer) -> int:
+def _echo_size(response: ResponsesResponse) -> int:
     """Characters of a response without output: of what it repeats of its request.
 
     Raises:
         ApiError: 400, it cannot be written.
     """
     try:
-        return sum(map(len, json_pieces(response)))
+        return sum(map(len, iter_json(response)))
     except ValueError as error:
         raise ApiError(
             400, "a field holds NaN or an infinite number, which no JSON can say; leave it out"
         ) from error
 
 
-def _response(body: ResponsesBody, run: ChatRun, service: Service) -> ResponseAnswer:
+def _response(body: ResponsesRequest, run: ChatRun, service: Service) -> ResponsesResponse:
     """The response, in progress."""
     choice = body.tool_choice
     text = {"type": "text"}
     if body.text is not None and body.text.format is not None:
         text = body.text.format.model_dump(by_alias=True, exclude_none=True)
-    return ResponseAnswer(
+    return ResponsesResponse(
         id=f"resp_{secrets.token_hex(16)}",
         created_at=int(time.time()),
         status="in_progress",
@@ -242,17 +254,17 @@ def _response(body: ResponsesBody, run: ChatRun, service: Service) -> ResponseAn
     )
 
 
-def _message(response: ResponseAnswer) -> Message:
+def _message(response: ResponsesResponse) -> Message:
     """The assistant's message of a response."""
     reasoning: list[str] = []
     texts: list[str] = []
     calls: list[ToolCall] = []
     for item in response.output:
-        if isinstance(item, AnswerCallItem):
+        if isinstance(item, ResponseFunctionToolCall):
             function = FunctionCall(name=item.name, arguments=item.arguments)
             calls.append(ToolCall(id=item.call_id, function=function))
         else:
-            into = reasoning if isinstance(item, AnswerReasoningItem) else texts
+            into = reasoning if isinstance(item, ResponseReasoningItem) else texts
             into += [part.text for part in item.content]
     return Message(
         role="assistant",

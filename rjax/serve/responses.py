@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-type Finish = Literal["stop", "length", "tool_calls", "abort", "error"]
+type FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
 class PromptTokensDetails(BaseModel):
@@ -19,7 +19,7 @@ class CompletionTokensDetails(BaseModel):
     reasoning_tokens: int
 
 
-class Usage(BaseModel):
+class UsageInfo(BaseModel):
     """Tokens of a request; a prompt with n samples counts once."""
 
     prompt_tokens: int
@@ -38,28 +38,28 @@ class CompletionLogprobs(BaseModel):
     top_logprobs: list[dict[str, float] | None]
 
 
-class CompletionChoice(BaseModel):
+class CompletionResponseChoice(BaseModel):
     """One text."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
-    finish_reason: Finish | None = None
+    finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
-class CompletionAnswer(BaseModel):
+class CompletionResponse(BaseModel):
     """Answer, or one chunk of it, of /v1/completions."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
-    choices: list[CompletionChoice]
-    usage: Usage | None = None
+    choices: list[CompletionResponseChoice]
+    usage: UsageInfo | None = None
 
 
 class TopLogprob(BaseModel):
@@ -83,38 +83,38 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
 
-class CalledFunction(BaseModel):
+class ResponseFunctionCall(BaseModel):
     """A function's name and its arguments as JSON."""
 
     name: str
     arguments: str
 
 
-class CalledTool(BaseModel):
+class ResponseToolCall(BaseModel):
     """One call of an answer."""
 
     id: str
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: ResponseFunctionCall
 
 
-class FunctionDelta(BaseModel):
+class DeltaFunctionCall(BaseModel):
     """What is new of a call's function: its name at first, then what follows of its arguments."""
 
     name: str | None = None
     arguments: str
 
 
-class CalledToolDelta(BaseModel):
+class DeltaToolCall(BaseModel):
     """What is new of one call; id, type and name are in its first chunk alone."""
 
     index: int
     id: str | None = None
     type: Literal["function"] | None = None
-    function: FunctionDelta
+    function: DeltaFunctionCall
 
 
-class AnswerMessage(BaseModel):
+class ChatMessage(BaseModel):
     """The assistant's message; the reasoning has the names of newer and of older clients."""
 
     role: Literal["assistant"] = "assistant"
@@ -122,63 +122,63 @@ class AnswerMessage(BaseModel):
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: None = None
-    tool_calls: list[CalledTool] | None = None
+    tool_calls: list[ResponseToolCall] | None = None
 
 
-class ChatChoice(BaseModel):
+class ChatCompletionResponseChoice(BaseModel):
     """One answer."""
 
     index: int
-    message: AnswerMessage
+    message: ChatMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: Finish
+    finish_reason: FinishReason
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 
 
-class ChatAnswer(BaseModel):
+class ChatCompletionResponse(BaseModel):
     """Answer of /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
-    choices: list[ChatChoice]
-    usage: Usage
+    choices: list[ChatCompletionResponseChoice]
+    usage: UsageInfo
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
-class Delta(BaseModel):
+class DeltaMessage(BaseModel):
     """What is new."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[CalledToolDelta] | None = None
+    tool_calls: list[DeltaToolCall] | None = None
 
 
-class ChatChunkChoice(BaseModel):
+class ChatCompletionResponseStreamChoice(BaseModel):
     """What is new of one answer."""
 
     index: int
-    delta: Delta
+    delta: DeltaMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: Finish | None = None
+    finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 
 
-class ChatChunk(BaseModel):
+class ChatCompletionStreamResponse(BaseModel):
     """One event of a stream of /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | None = None
+    choices: list[ChatCompletionResponseStreamChoice]
+    usage: UsageInfo | None = None
     prompt_token_ids: list[int] | None = None
 
 
@@ -220,7 +220,7 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-class Tokens(BaseModel):
+class TokenizeResponse(BaseModel):
     """Answer of /tokenize."""
 
     tokens: list[int]
@@ -229,7 +229,7 @@ class Tokens(BaseModel):
     token_strs: list[str] | None = None
 
 
-class Text(BaseModel):
+class DetokenizeResponse(BaseModel):
     """Answer of /detokenize."""
 
     prompt: str
@@ -252,25 +252,25 @@ class PrefixList(BaseModel):
     data: list[PrefixCard]
 
 
-class Version(BaseModel):
+class VersionResponse(BaseModel):
     """Answer of /version."""
 
     version: str
 
 
-class Load(BaseModel):
+class LoadResponse(BaseModel):
     """Answer of /load."""
 
     server_load: int
 
 
-class HealthAnswer(BaseModel):
+class HealthResponse(BaseModel):
     """Answer of /health."""
 
     status: Literal["ready", "draining", "hung", "dead"]
 
 
-class ErrorBody(BaseModel):
+class ErrorInfo(BaseModel):
     """What went wrong."""
 
     message: str
@@ -279,7 +279,7 @@ class ErrorBody(BaseModel):
     param: str | None
 
 
-class ErrorAnswer(BaseModel):
+class ErrorResponse(BaseModel):
     """Every answer that is no success."""
 
-    error: ErrorBody
+    error: ErrorInfo

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rjax.serve.connections import Connections
+from rjax.serve.connections import ConnectionLimiter
 from rjax.serve.errors import ApiError, error_response
 
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -27,7 +27,7 @@ class BoundedProtocol(H11Protocol):
 
     def __init__(
         self,
-        connections: Connections,
+        connections: ConnectionLimiter,
         health_paths: frozenset[str],
         retry_after: int,
         **options: Any,

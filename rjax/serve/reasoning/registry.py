@@ -1,12 +1,12 @@
 """Chooses how a model's answers are read."""
 
 from rjax.errors import InvalidConfigError
-from rjax.serve.reasoning.base import AnswerFormat
+from rjax.serve.reasoning.base import OutputFormat
 from rjax.serve.reasoning.harmony_format import MARKERS, HarmonyFormat
 from rjax.serve.reasoning.tagged import TaggedFormat
 from rjax.serve.reasoning.think import ThinkTags
 from rjax.serve.tools import ToolFormat
-from rjax.structured.lark import Marks
+from rjax.structured.lark import SpecialTokens
 from rjax.tokenization import Tokenizer
 
 # vLLM's names, for the same forms.
@@ -18,13 +18,13 @@ HARMONY = "openai_gptoss"
 REASONING_PARSERS = (*THINK_TAGS, HARMONY)
 
 
-def answer_format(
+def choose_output_format(
     reasoning_parser: str | None,
     tools: ToolFormat,
     tool_format: str,
     tokenizer: Tokenizer,
-    marks: Marks,
-) -> AnswerFormat:
+    special_tokens: SpecialTokens,
+) -> OutputFormat:
     """The format of a model's answers.
 
     Args:
@@ -41,7 +41,7 @@ def answer_format(
     special = frozenset(token.content for token in added.values() if token.special)
     if reasoning_parser is None or reasoning_parser in THINK_TAGS:
         think = None if reasoning_parser is None else THINK_TAGS[reasoning_parser]
-        return TaggedFormat(tools=tools, think=think, hidden=special, marks=marks)
+        return TaggedFormat(tools=tools, think=think, hidden=special, special_tokens=special_tokens)
     if reasoning_parser != HARMONY:
         raise InvalidConfigError(
             f"the reasoning parser is {reasoning_parser!r}; choose one of "

@@ -20,7 +20,7 @@ _HEAD = re.compile(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Call:
+class ParsedCall:
     """One call: an id for the client, the function's name, its arguments as JSON."""
 
     id: str
@@ -29,7 +29,7 @@ class Call:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class CallPiece:
+class CallDelta:
     """News of one call.
 
     Attributes:
@@ -44,7 +44,7 @@ class CallPiece:
     name: str | None = None
 
 
-class CallReader:
+class ToolCallParser:
     """Splits the text of one answer into content and calls, while it comes in.
 
     A call begins when its function's name is known and its arguments open; from there on they are
@@ -69,10 +69,10 @@ class CallReader:
         self._depth = 0  # of objects and lists around the next character of a call
         self._quoted = self._escaped = False
         self._content: list[str] = []
-        self._pieces: list[CallPiece] = []
+        self._pieces: list[CallDelta] = []
         self.num_calls = 0
 
-    def feed(self, text: str, *, ended: bool = False) -> tuple[str, list[CallPiece]]:
+    def feed(self, text: str, *, ended: bool = False) -> tuple[str, list[CallDelta]]:
         """Take more text, the last if ``ended``; return the content and the pieces of calls that
         are now certain."""
         self._buffer += text
@@ -126,7 +126,7 @@ class CallReader:
             if head.end() == len(self._buffer) and not ended:
                 return False
             if self._buffer.startswith("{", head.end()):
-                self._tell(head.group(1), "")
+                self._emit(head.group(1), "")
                 self._buffer = self._buffer[head.end() :]
                 self._depth, self._quoted, self._escaped = 1, False, False
                 self._state = self._arguments
@@ -153,7 +153,7 @@ class CallReader:
             self._buffer = text[len(inner) :]
         call = self._parse(inner)
         if call is not None:
-            self._tell(*call)
+            self._emit(*call)
             self._state = self._between
         else:
             self._content += self._lead, text[: len(text) - len(self._buffer)]
@@ -165,7 +165,7 @@ class CallReader:
         stop = self._closing(1)
         if self._buffer:
             text = self._buffer[:stop]
-            self._pieces.append(CallPiece(self.num_calls - 1, text))
+            self._pieces.append(CallDelta(self.num_calls - 1, text))
             self._buffer = self._buffer[len(text) :]
         if stop is None:
             return False
@@ -233,9 +233,9 @@ class CallReader:
                     return i + 1
         return None
 
-    def _tell(self, name: str, arguments: str) -> None:
+    def _emit(self, name: str, arguments: str) -> None:
         """Begin a call."""
-        self._pieces.append(CallPiece(self.num_calls, arguments, id=new_call_id(), name=name))
+        self._pieces.append(CallDelta(self.num_calls, arguments, id=new_call_id(), name=name))
         self.num_calls += 1
 
     def _parse(self, text: str) -> tuple[str, str] | None:
@@ -260,12 +260,12 @@ def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-def join_pieces(pieces: Iterable[CallPiece]) -> list[Call]:
+def join_call_deltas(pieces: Iterable[CallDelta]) -> list[ParsedCall]:
     """The calls that pieces, all there are, make up."""
-    calls: list[Call] = []
+    calls: list[ParsedCall] = []
     for piece in pieces:
         if piece.id is not None and piece.name is not None:
-            calls.append(Call(piece.id, piece.name, piece.arguments))
+            calls.append(ParsedCall(piece.id, piece.name, piece.arguments))
         else:
             last = calls[piece.index]
             calls[piece.index] = dataclasses.replace(

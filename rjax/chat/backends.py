@@ -21,7 +21,7 @@ class ServerError(RjaxError):
 
 
 @dataclasses.dataclass(slots=True)
-class AnswerStats:
+class ResponseStats:
     """What one answer took: tokens, and seconds from the question on."""
 
     prompt_tokens: int = 0
@@ -44,12 +44,12 @@ class AnswerStats:
 
 
 @runtime_checkable
-class Answerer(Protocol):
+class ChatBackend(Protocol):
     """Answers conversations one at a time."""
 
     name: str
 
-    def answer(self, messages: Messages, stats: AnswerStats) -> Iterator[str]:
+    def answer(self, messages: Messages, stats: ResponseStats) -> Iterator[str]:
         """The pieces of the answer as they come; ``stats`` is filled in.
 
         Ctrl-C ends the answer early, with ``stats.stopped`` set.
@@ -60,7 +60,7 @@ class Answerer(Protocol):
         ...
 
 
-class LocalAnswerer:
+class LocalBackend:
     """A model in this process.
 
     Args:
@@ -88,7 +88,7 @@ class LocalAnswerer:
         self._number = 0
         self._stoppable = stoppable
 
-    def answer(self, messages: Messages, stats: AnswerStats) -> Iterator[str]:
+    def answer(self, messages: Messages, stats: ResponseStats) -> Iterator[str]:
         """The pieces of the answer."""
         start = time.monotonic()
         text = self._tokenizer.apply_chat_template(list(messages))
@@ -120,7 +120,7 @@ class LocalAnswerer:
                     self._engine.step()
 
 
-class RemoteAnswerer:
+class RemoteBackend:
     """A server that speaks OpenAI's API.
 
     Args:
@@ -149,7 +149,7 @@ class RemoteAnswerer:
         self._sampling = dict(sampling)
         self.name = model or self._first_model()
 
-    def answer(self, messages: Messages, stats: AnswerStats) -> Iterator[str]:
+    def answer(self, messages: Messages, stats: ResponseStats) -> Iterator[str]:
         """The pieces of the answer."""
         body = {
             **self._sampling,

@@ -11,13 +11,13 @@ from rjax.serve.limits import ServeLimits
 from rjax.serve.threads import WorkThreads
 from rjax.serve.workers.pool import WorkerPool
 from rjax.structured.constraint import Constraint, choice_source, json_source
-from rjax.structured.grammar import compile_grammar, grammar_marks, grammar_tokenizer
+from rjax.structured.grammar import compile_grammar, grammar_special_tokens, grammar_tokenizer
 from rjax.structured.mask import GrammarMask, start_masks
 from rjax.structured.schemas import generation_schema
 from rjax.tokenization import Tokenizer
 
 
-class Grammars:
+class GrammarCache:
     """Compiles constraints within limits and keeps the last compiled ones.
 
     A constraint is compiled in a worker process first, which is killed when it takes too long or
@@ -44,7 +44,7 @@ class Grammars:
         self._threads = threads
         self._vocab_size = vocab_size
         self._llt = grammar_tokenizer(tokenizer, vocab_size, sorted(tokenizer.eos_token_ids))
-        self.marks = grammar_marks(tokenizer, self._llt)
+        self.special_tokens = grammar_special_tokens(tokenizer, self._llt)
         # Matchers at their start, with the bytes that compiling them took.
         self._kept: OrderedDict[Constraint, tuple[llguidance.LLMatcher, int]] = OrderedDict()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def existing_objects_skipped() -> Iterator[None]:
+def freeze_gc_heap() -> Iterator[None]:
     """Collections in the block pass over what exists when it begins.
 
     A full collection goes through every object of the process, JAX's and the caller's: tenths of a

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from rjax.errors import OverloadedError
 
 
-class Lanes:
+class TaskSlots:
     """The places in which tasks run.
 
     Waiting tenants take turns for the quick places. Of the slow places one tenant never has all
@@ -27,7 +27,7 @@ class Lanes:
         self._slow: dict[str, int] = {}
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
-    async def enter(self, tenant: str, seconds: float) -> "Lane":
+    async def enter(self, tenant: str, seconds: float) -> "TaskSlot":
         """Wait for a quick place.
 
         Raises:
@@ -35,7 +35,7 @@ class Lanes:
         """
         if self._free and not self._waiting:
             self._free -= 1
-            return Lane(self, tenant)
+            return TaskSlot(self, tenant)
         own = self._waiting.setdefault(tenant, deque())
         if len(own) >= self._queued:
             raise OverloadedError(
@@ -58,7 +58,7 @@ class Lanes:
                     "too many texts wait to be read; try again later", "queued_texts"
                 ) from None
             raise
-        return Lane(self, tenant)
+        return TaskSlot(self, tenant)
 
     def free(self) -> None:
         """Give a quick place to the next tenant."""
@@ -86,25 +86,25 @@ class Lanes:
             del self._slow[tenant]
 
 
-class Lane:
+class TaskSlot:
     """The place of one task: a quick one, then perhaps a slow one (``is_slow``)."""
 
-    def __init__(self, lanes: Lanes, tenant: str) -> None:
-        self._lanes = lanes
+    def __init__(self, slots: TaskSlots, tenant: str) -> None:
+        self._slots = slots
         self._tenant = tenant
         self.is_slow = False
 
     def slow_down(self) -> bool:
         """Move to a slow place; False if there is none."""
-        if not self._lanes.take_slow(self._tenant):
+        if not self._slots.take_slow(self._tenant):
             return False
         self.is_slow = True
-        self._lanes.free()
+        self._slots.free()
         return True
 
     def leave(self) -> None:
         """The task has ended."""
         if self.is_slow:
-            self._lanes.free_slow(self._tenant)
+            self._slots.free_slow(self._tenant)
         else:
-            self._lanes.free()
+            self._slots.free()

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from rjax.serve.responses.requests import Status
+from rjax.serve.responses_api.requests import Status
 
 
 class TopTextLogprob(BaseModel):
@@ -21,7 +21,7 @@ class TextLogprob(TopTextLogprob):
     top_logprobs: list[TopTextLogprob]
 
 
-class AnswerText(BaseModel):
+class ResponseOutputText(BaseModel):
     """The text of a message."""
 
     type: Literal["output_text"] = "output_text"
@@ -30,34 +30,34 @@ class AnswerText(BaseModel):
     logprobs: list[TextLogprob] = []
 
 
-class AnswerReasoningText(BaseModel):
+class ResponseReasoningText(BaseModel):
     """The text of reasoning."""
 
     type: Literal["reasoning_text"] = "reasoning_text"
     text: str
 
 
-class AnswerReasoningItem(BaseModel):
+class ResponseReasoningItem(BaseModel):
     """What the assistant thought; there is no summary of it."""
 
     id: str
     type: Literal["reasoning"] = "reasoning"
     summary: list[Any] = []
-    content: list[AnswerReasoningText]
+    content: list[ResponseReasoningText]
     status: Status
 
 
-class AnswerMessageItem(BaseModel):
+class ResponseOutputMessage(BaseModel):
     """A message of the assistant."""
 
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     status: Status
-    content: list[AnswerText]
+    content: list[ResponseOutputText]
 
 
-class AnswerCallItem(BaseModel):
+class ResponseFunctionToolCall(BaseModel):
     """A call of a function."""
 
     id: str
@@ -68,7 +68,7 @@ class AnswerCallItem(BaseModel):
     status: Status
 
 
-type AnswerItem = AnswerReasoningItem | AnswerMessageItem | AnswerCallItem
+type ResponseOutputItem = ResponseReasoningItem | ResponseOutputMessage | ResponseFunctionToolCall
 
 
 class InputTokensDetails(BaseModel):
@@ -95,7 +95,7 @@ class ResponseUsage(BaseModel):
     total_tokens: int
 
 
-class ResponseFailure(BaseModel):
+class ResponseError(BaseModel):
     """Why a response failed."""
 
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
@@ -108,7 +108,7 @@ class IncompleteDetails(BaseModel):
     reason: Literal["max_output_tokens"]
 
 
-class ResponseAnswer(BaseModel):
+class ResponsesResponse(BaseModel):
     """A response; what it repeats of its request is what was used, defaults included."""
 
     id: str
@@ -117,13 +117,13 @@ class ResponseAnswer(BaseModel):
     completed_at: int | None = None
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     background: Literal[False] = False
-    error: ResponseFailure | None = None
+    error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[AnswerItem]
+    output: list[ResponseOutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
@@ -150,39 +150,39 @@ class DeletedResponse(BaseModel):
     deleted: Literal[True] = True
 
 
-class Event(BaseModel):
+class StreamEvent(BaseModel):
     """One event of a stream; they are numbered from 0."""
 
     type: str
     sequence_number: int
 
 
-class ResponseEvent(Event):
+class ResponseEvent(StreamEvent):
     """A response begins or ends."""
 
-    response: ResponseAnswer
+    response: ResponsesResponse
 
 
-class ItemEvent(Event):
+class ItemEvent(StreamEvent):
     """An item begins or ends."""
 
     output_index: int
-    item: AnswerItem
+    item: ResponseOutputItem
 
 
-class _OfItem(Event):
+class _ItemEvent(StreamEvent):
     item_id: str
     output_index: int
 
 
-class PartEvent(_OfItem):
+class PartEvent(_ItemEvent):
     """The text of reasoning or of a message begins or ends."""
 
     content_index: int = 0
-    part: AnswerText | AnswerReasoningText
+    part: ResponseOutputText | ResponseReasoningText
 
 
-class TextDeltaEvent(_OfItem):
+class TextDeltaEvent(_ItemEvent):
     """What is new of a text."""
 
     content_index: int = 0
@@ -190,7 +190,7 @@ class TextDeltaEvent(_OfItem):
     logprobs: list[TextLogprob]
 
 
-class TextDoneEvent(_OfItem):
+class TextDoneEvent(_ItemEvent):
     """A whole text."""
 
     content_index: int = 0
@@ -198,27 +198,27 @@ class TextDoneEvent(_OfItem):
     logprobs: list[TextLogprob]
 
 
-class ReasoningDeltaEvent(_OfItem):
+class ReasoningDeltaEvent(_ItemEvent):
     """What is new of reasoning."""
 
     content_index: int = 0
     delta: str
 
 
-class ReasoningDoneEvent(_OfItem):
+class ReasoningDoneEvent(_ItemEvent):
     """A whole reasoning."""
 
     content_index: int = 0
     text: str
 
 
-class ArgumentsDeltaEvent(_OfItem):
+class ArgumentsDeltaEvent(_ItemEvent):
     """What is new of a call's arguments."""
 
     delta: str
 
 
-class ArgumentsDoneEvent(_OfItem):
+class ArgumentsDoneEvent(_ItemEvent):
     """All arguments of a call."""
 
     name: str

@@ -17,7 +17,7 @@ _BYTES = 64 * 2**10  # sent at once
 _SMALL = 8192  # tokens and alternatives that are written at once
 
 
-class PiecedResponse(Response):
+class ChunkedJSONResponse(Response):
     """A JSON answer that is sent piece by piece, no faster than its client reads.
 
     Args:
@@ -39,7 +39,9 @@ class PiecedResponse(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-async def pieced(make: Callable[[], BaseModel], size: int, threads: WorkThreads) -> PiecedResponse:
+async def chunked_response(
+    make: Callable[[], BaseModel], size: int, threads: WorkThreads
+) -> ChunkedJSONResponse:
     """The answer that ``make`` returns.
 
     Args:
@@ -49,22 +51,22 @@ async def pieced(make: Callable[[], BaseModel], size: int, threads: WorkThreads)
     """
 
     def pieces() -> list[bytes]:
-        return list(_blocks(json_pieces(make())))
+        return list(_blocks(iter_json(make())))
 
-    return PiecedResponse(await threads.run(pieces) if is_large(size) else pieces())
+    return ChunkedJSONResponse(await threads.run(pieces) if is_large(size) else pieces())
 
 
 def is_large(size: int) -> bool:
-    """Whether an answer of that size (`answer_size`) is to be written on a thread."""
+    """Whether an answer of that size (`response_size`) is to be written on a thread."""
     return size > _SMALL
 
 
-def slices(data: bytes) -> list[bytes]:
+def split_bytes(data: bytes) -> list[bytes]:
     """Bytes in slices of a size that is worth sending."""
     return [data[start : start + _BYTES] for start in range(0, len(data), _BYTES)]
 
 
-def answer_size(outputs: Sequence[RequestOutput], params: SamplingParams) -> int:
+def response_size(outputs: Sequence[RequestOutput], params: SamplingParams) -> int:
     """Tokens of the prompts and of their samples, times the alternatives that are told of each."""
     tokens = sum(
         len(output.prompt_token_ids) * len(output.outputs)
@@ -74,7 +76,7 @@ def answer_size(outputs: Sequence[RequestOutput], params: SamplingParams) -> int
     return tokens * (1 + max(params.logprobs or 0, params.prompt_logprobs or 0))
 
 
-def json_pieces(value: Any, exclude: frozenset[str] = frozenset()) -> Iterator[str]:
+def iter_json(value: Any, exclude: frozenset[str] = frozenset()) -> Iterator[str]:
     """JSON of a model, in pieces that each take a few milliseconds at most.
 
     Args:
@@ -86,7 +88,7 @@ def json_pieces(value: Any, exclude: frozenset[str] = frozenset()) -> Iterator[s
         for name in type(value).__pydantic_fields__:
             if name not in exclude:
                 yield f"{separator}{json.dumps(name)}:"
-                yield from json_pieces(getattr(value, name))
+                yield from iter_json(getattr(value, name))
                 separator = ","
         yield "}" if separator == "," else "{}"
     elif isinstance(value, list) and value:
@@ -97,7 +99,7 @@ def json_pieces(value: Any, exclude: frozenset[str] = frozenset()) -> Iterator[s
             if isinstance(entries[0], BaseModel):
                 for i, entry in enumerate(entries):
                     yield "," if i else ""
-                    yield from json_pieces(entry)
+                    yield from iter_json(entry)
             else:
                 yield _json(entries)[1:-1]
         yield "]"

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from starlette.datastructures import QueryParams
 
 from rjax.serve.errors import ApiError
-from rjax.serve.responses.requests import (
+from rjax.serve.responses_api.requests import (
     FunctionCallItem,
     FunctionOutputItem,
     Item,

@@ -4,7 +4,7 @@ import dataclasses
 from collections import OrderedDict, defaultdict
 
 from rjax.serve.errors import ApiError
-from rjax.serve.responses.input_items import InputItem
+from rjax.serve.responses_api.input_items import InputItem
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ _PROBES = ("a", "A", "1", " a", ".", "\n", "'s", "_", "中", "é", "\u0301", "�
 """Beginnings of user text of each kind that tokenizers treat differently."""
 
 
-class SeamTokenizer:
+class SysPromptTokenizer:
     """Lays out system prompt and user text by a schema and tokenises the two as one text.
 
     ``encode(user)`` always equals tokenising the whole text: no token is dropped or doubled at the

@@ -17,7 +17,7 @@ _LINGER_BYTES = 64 * 2**20
 _HEALTH_BYTES = 1024  # of a body that comes without a key
 
 
-class Intake:
+class RequestLimitsMiddleware:
     """ASGI middleware that takes the whole body within its limits, then runs the app.
 
     Without a valid key no body is read, but for a question for health, whose body is a few bytes.
