@@ -1,4 +1,4 @@
-"""Conversations as prompts, laid out by a tokenizer's chat template."""
+"""Conversations as prompts, rendered by a tokenizer's chat template."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from rjax.tokenization import Tokenizer, encode_shared_prefix
 def encode_conversations(
     tokenizer: Tokenizer, messages: Any, **options: Any
 ) -> "list[Prompt | InvalidRequestError]":
-    """Text and token ids of each conversation, or why it has none.
+    """Text and token ids of each conversation, or the error that refuses it.
 
     Args:
         tokenizer: with a chat template.
@@ -18,7 +18,7 @@ def encode_conversations(
         options: of `Tokenizer.apply_chat_template`.
 
     Raises:
-        InvalidRequestError: nothing was given that could be conversations.
+        InvalidRequestError: ``messages`` is neither a conversation nor a list of them.
     """
     found: list[Prompt | InvalidRequestError] = []
     for conversation in split_conversations(messages):

@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept from looking at what a run does not touch."""
+"""Keep Python's garbage collector from scanning long-lived objects during a run."""
 
 import contextlib
 import gc
@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def freeze_gc_heap() -> Iterator[None]:
-    """Collections in the block pass over what exists when it begins.
+    """Exclude all existing objects from garbage collection inside the block (``gc.freeze``).
 
-    A full collection goes through every object of the process, JAX's and the caller's: tenths of a
-    second, in which no step is dispatched. Afterwards nothing is frozen, the caller's neither.
+    A full collection scans every object of the process, including those of JAX and the caller. It
+    takes tenths of a second, during which no step is dispatched. At the end of the block all
+    objects are unfrozen, including those that the caller froze before.
     """
     gc.freeze()
     try:

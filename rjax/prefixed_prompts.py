@@ -1,4 +1,4 @@
-"""Prompts behind a prefix: a system prompt or a named prefix, and the prompt's own text."""
+"""Prompts that follow a shared prefix: a system prompt or a named prefix."""
 
 import pathlib
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from rjax.tokenization import SysPromptTokenizer, Tokenizer
 
 
 class PrefixedPrompts:
-    """Adds prefixes to an engine, and lays out and tokenises prompts behind them.
+    """Adds prefixes to an engine, and tokenises the prompts that follow them.
 
-    A prefix given as a text is laid out before a prompt's text by the schema, and the two are
-    tokenised as one text. A prefix given as token ids is put in front of the prompt's token ids.
+    A prefix given as text is joined with the prompt's text by the schema, and both are tokenised as
+    one text. A prefix given as token ids is put before the prompt's token ids.
 
     Args:
         engine: holds the prefixes.
@@ -78,31 +78,31 @@ class PrefixedPrompts:
         self._named.pop(name, None)
 
     def names(self) -> list[str]:
-        """Names of the prefixes, in the order in which they were added."""
+        """Names of the prefixes, in the order of `add`."""
         return [prefix.name for prefix in self._engine.prefixes()]
 
     def salt(self, name: str) -> str | None:
         """The cache salt of a named prefix.
 
         Raises:
-            InvalidRequestError: there is no prefix of this name.
+            InvalidRequestError: no prefix has this name.
         """
         return self._find(name).cache_salt
 
     def encode(
         self, items: Sequence[Any], name: str | None = None
     ) -> "list[Prompt | InvalidRequestError]":
-        """Token ids of prompts in any form, behind a named prefix or the system prompt.
+        """Token ids of prompts in any form, with their prefix.
 
         Args:
             items: prompts as `LLM.generate` takes them.
-            name: of the prefix; None for the system prompt, if there is one.
+            name: of a named prefix; None for the system prompt, if there is one.
 
         Returns:
             One entry per item: the prompt, or the error that refuses it.
 
         Raises:
-            InvalidRequestError: there is no prefix of this name, or texts cannot follow it.
+            InvalidRequestError: no prefix has this name, or text prompts cannot follow it.
         """
         found: list[Prompt | InvalidRequestError] = []
         for item in items:
@@ -122,7 +122,7 @@ class PrefixedPrompts:
         ]
 
     def encode_texts(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of texts behind the system prompt; a text may be empty.
+        """Token ids of texts that follow the system prompt; a text may be empty.
 
         Raises:
             InvalidRequestError: a text is not valid Unicode, or there is no tokenizer.
@@ -137,7 +137,7 @@ class PrefixedPrompts:
         raise InvalidRequestError(f"no prefix is named {name!r}; there are: {known}")
 
     def _tokenizer_of(self, prefix: NamedPrefix) -> SysPromptTokenizer | None:
-        """The tokenizer of texts behind a prefix; None for a prefix of token ids."""
+        """The tokenizer of texts that follow a prefix; None for a prefix of token ids."""
         if prefix.text is None:
             return None
         text, tokenizer = self._named.get(prefix.name, (None, None))

@@ -1,4 +1,4 @@
-"""What is compiled in: the model's structure, the kernels and the fixed sizes."""
+"""The static part of a program: the model's structure, the kernels and the fixed sizes."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ _MIN_KV_SPLITS = 8  # KV splits of one sequence of full length, if the page size
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setup:
-    """Static and hashable: close over it, or name it in ``static_argnums``.
+    """Static, hashable settings of a program: close over them or pass them by ``static_argnums``.
 
     Attributes:
         graph: the model without its weights, as ``nnx.split`` gives it.

@@ -1,4 +1,4 @@
-"""Everything the server bounds, in one table."""
+"""The server's limits, in one table."""
 
 import dataclasses
 import difflib
@@ -15,13 +15,13 @@ def _limit(default: Any, meaning: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServeLimits:
-    """Upper bounds on what one request, or all of them, may ask of the server.
+    """Upper limits on the resources of one request or of all requests.
 
-    Each is checked before anything is allocated for the request. ``limits_table`` prints them with
-    their meaning; sampling values have bounds of their own in `rjax.sampling`.
+    Each is checked before anything is allocated for a request. ``limits_table`` prints them with
+    their meaning. `rjax.sampling` has the limits of sampling parameters.
 
     Raises:
-        InvalidConfigError: a limit that is not a finite number above zero.
+        InvalidConfigError: a limit is not a finite number above zero.
     """
 
     n: int = _limit(64, "samples of one prompt, generated or given back")
@@ -99,7 +99,8 @@ class ServeLimits:
         """Build from the texts of ``--limit NAME=VALUE``.
 
         Raises:
-            InvalidConfigError: an unknown name (the message has the nearest), or no number.
+            InvalidConfigError: a name is unknown (the message suggests the nearest) or a value is
+                not a number.
         """
         fields = {field.name: field for field in dataclasses.fields(cls)}
         given: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""One HTTP request's prompts in the engine, and the ways to read their outputs."""
+"""The engine requests of one HTTP request: one per prompt."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from rjax.structured.mask import GrammarMask
 
 
 class RequestGroup:
-    """The engine's streams of several prompts with the same parameters, read as one.
+    """Several prompts with the same parameters, whose outputs are read from one queue.
 
     Args:
         service: of the app.
@@ -41,12 +41,12 @@ class RequestGroup:
         tenant: str,
         **options: Any,
     ) -> None:
-        """Submit all prompts, or none.
+        """Submit all prompts, or none if one is refused.
 
         Args:
-            prompts: text, where there is one, and token ids of each.
+            prompts: text, if known, and token ids of each prompt.
             constraint: on every sample.
-            tenant: name of the one who asks.
+            tenant: name of the client's tenant.
             options: of the engine's ``add_request``.
 
         Raises:
@@ -96,10 +96,10 @@ class RequestGroup:
             raise
 
     async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
-        """Every output with the index of its prompt, as they come, to the end of all.
+        """Yield every output with the index of its prompt until all prompts have finished.
 
         Raises:
-            ApiError: a sample ended on an error: 400 where its grammar is to blame, otherwise 500.
+            ApiError: a sample ended on an error: 400 if its grammar caused it, otherwise 500.
         """
         open_streams = len(self._streams)
         while open_streams:
@@ -118,7 +118,7 @@ class RequestGroup:
             yield self._index[name], item
 
     def _count(self, name: str, output: RequestOutput) -> None:
-        """Count an output's tokens, and the time since the last one of a stream."""
+        """Count an output's tokens and record the inter-token latency of a stream."""
         now = time.monotonic()
         if name in self._last and self._params.output_kind is RequestOutputKind.DELTA:
             self._service.metrics.streamed(now - self._last[name])
@@ -126,7 +126,7 @@ class RequestGroup:
         self._generated[name] += sum(len(c.token_ids) for c in output.outputs)
 
     async def finals(self) -> list[RequestOutput]:
-        """The last output of each prompt, for requests that want no others."""
+        """The last output of each prompt, for requests that do not stream."""
         found: dict[int, RequestOutput] = {}
         async for i, output in self.outputs():
             if output.finished:
@@ -140,7 +140,7 @@ class RequestGroup:
         return ApiError(500, "the server failed on this request; its log says why")
 
     def close(self) -> None:
-        """Abort what still runs."""
+        """Abort unfinished prompts."""
         for stream in self._streams.values():
             if not stream.finished:
                 self._service.metrics.aborted(self._params.n)

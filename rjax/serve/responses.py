@@ -1,4 +1,4 @@
-"""The bodies of answers, in the shape of OpenAI's API."""
+"""Response models of OpenAI's API, with the names of vLLM."""
 
 from typing import Any, Literal
 
@@ -8,19 +8,19 @@ type FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
 class PromptTokensDetails(BaseModel):
-    """Of the prompt tokens, those whose KV was there already."""
+    """Prompt tokens served from the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(BaseModel):
-    """Of the generated tokens, those of reasoning."""
+    """Generated tokens of reasoning."""
 
     reasoning_tokens: int
 
 
 class UsageInfo(BaseModel):
-    """Tokens of a request; a prompt with n samples counts once."""
+    """Token counts of a request; a prompt with n samples counts once."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -39,7 +39,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionResponseChoice(BaseModel):
-    """One text."""
+    """One generated text."""
 
     index: int
     text: str
@@ -52,7 +52,7 @@ class CompletionResponseChoice(BaseModel):
 
 
 class CompletionResponse(BaseModel):
-    """Answer, or one chunk of it, of /v1/completions."""
+    """Response of /v1/completions, or one chunk of its stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -63,7 +63,7 @@ class CompletionResponse(BaseModel):
 
 
 class TopLogprob(BaseModel):
-    """A token that could have stood there; ``bytes`` is null for a part of a character."""
+    """An alternative token; ``bytes`` is null for an incomplete UTF-8 character."""
 
     token: str
     logprob: float
@@ -71,7 +71,7 @@ class TopLogprob(BaseModel):
 
 
 class TokenLogprob(TopLogprob):
-    """A token of the answer."""
+    """A generated token."""
 
     top_logprobs: list[TopLogprob]
 
@@ -91,7 +91,7 @@ class ResponseFunctionCall(BaseModel):
 
 
 class ResponseToolCall(BaseModel):
-    """One call of an answer."""
+    """One tool call."""
 
     id: str
     type: Literal["function"] = "function"
@@ -99,14 +99,14 @@ class ResponseToolCall(BaseModel):
 
 
 class DeltaFunctionCall(BaseModel):
-    """What is new of a call's function: its name at first, then what follows of its arguments."""
+    """Delta of a call's function: the name in the first one, then pieces of the arguments."""
 
     name: str | None = None
     arguments: str
 
 
 class DeltaToolCall(BaseModel):
-    """What is new of one call; id, type and name are in its first chunk alone."""
+    """Delta of one tool call; only its first chunk has id, type and name."""
 
     index: int
     id: str | None = None
@@ -115,7 +115,7 @@ class DeltaToolCall(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """The assistant's message; the reasoning has the names of newer and of older clients."""
+    """The assistant's message; ``reasoning_content`` repeats ``reasoning`` for older clients."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -126,7 +126,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatCompletionResponseChoice(BaseModel):
-    """One answer."""
+    """One sample of a chat completion."""
 
     index: int
     message: ChatMessage
@@ -137,7 +137,7 @@ class ChatCompletionResponseChoice(BaseModel):
 
 
 class ChatCompletionResponse(BaseModel):
-    """Answer of /v1/chat/completions."""
+    """Response of /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -150,7 +150,7 @@ class ChatCompletionResponse(BaseModel):
 
 
 class DeltaMessage(BaseModel):
-    """What is new."""
+    """Delta of an assistant message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -160,7 +160,7 @@ class DeltaMessage(BaseModel):
 
 
 class ChatCompletionResponseStreamChoice(BaseModel):
-    """What is new of one answer."""
+    """Delta of one sample."""
 
     index: int
     delta: DeltaMessage
@@ -183,7 +183,7 @@ class ChatCompletionStreamResponse(BaseModel):
 
 
 class ModelPermission(BaseModel):
-    """What a client may do with a model, in the shape that clients of vLLM know."""
+    """Permissions of a model, as in vLLM."""
 
     id: str
     object: Literal["model_permission"] = "model_permission"
@@ -200,8 +200,8 @@ class ModelPermission(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """An entry of /v1/models: ``root`` is the model's own name, ``parent`` the one that an adapter
-    adapts."""
+    """An entry of /v1/models: ``root`` is the model's own name, ``parent`` an adapter's base
+    model."""
 
     id: str
     object: Literal["model"] = "model"
@@ -214,14 +214,14 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """Answer of /v1/models."""
+    """Response of /v1/models."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
 class TokenizeResponse(BaseModel):
-    """Answer of /tokenize."""
+    """Response of /tokenize."""
 
     tokens: list[int]
     count: int
@@ -230,7 +230,7 @@ class TokenizeResponse(BaseModel):
 
 
 class DetokenizeResponse(BaseModel):
-    """Answer of /detokenize."""
+    """Response of /detokenize."""
 
     prompt: str
 
@@ -246,32 +246,32 @@ class PrefixCard(BaseModel):
 
 
 class PrefixList(BaseModel):
-    """Answer of GET /v1/prefixes."""
+    """Response of GET /v1/prefixes."""
 
     object: Literal["list"] = "list"
     data: list[PrefixCard]
 
 
 class VersionResponse(BaseModel):
-    """Answer of /version."""
+    """Response of /version."""
 
     version: str
 
 
 class LoadResponse(BaseModel):
-    """Answer of /load."""
+    """Response of /load."""
 
     server_load: int
 
 
 class HealthResponse(BaseModel):
-    """Answer of /health."""
+    """Response of /health."""
 
     status: Literal["ready", "draining", "hung", "dead"]
 
 
 class ErrorInfo(BaseModel):
-    """What went wrong."""
+    """Message and code of an error."""
 
     message: str
     type: str
@@ -280,6 +280,6 @@ class ErrorInfo(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """Every answer that is no success."""
+    """Response of every failed request."""
 
     error: ErrorInfo

@@ -1,4 +1,4 @@
-"""What all routes have in common: who calls, which service answers, which errors there are."""
+"""Dependencies, error responses and router that all routes share."""
 
 from typing import Annotated, Any
 
@@ -42,5 +42,5 @@ ServiceDep = Annotated[Service, Depends(get_service)]
 
 
 def private_router() -> APIRouter:
-    """A router whose routes ask for an API key, where there are keys."""
+    """A router whose routes require an API key if the server has keys."""
     return APIRouter(dependencies=[Depends(authenticate)], responses=ERRORS)

@@ -1,4 +1,4 @@
-"""From the fields of a request to SamplingParams and constraints."""
+"""Convert request fields to SamplingParams and constraints."""
 
 import warnings
 from typing import Any
@@ -44,12 +44,12 @@ def completion_params(
     limits: ServeLimits,
     vocab_size: int | None = None,
 ) -> SamplingParams:
-    """Parameters of /v1/completions.
+    """Sampling parameters of a /v1/completions request.
 
-    Logprobs -1 are those of ``vocab_size`` tokens; without that they are refused.
+    ``logprobs`` -1 asks for ``vocab_size`` alternatives and is refused if ``vocab_size`` is None.
 
-    ``max_tokens`` 0 is for scoring a prompt (with ``echo``): the one token that the engine must
-    sample is not shown.
+    ``max_tokens`` 0 with ``echo`` scores the prompt: the engine still samples one token, which the
+    response omits.
     """
     check_limits(body, limits)
     given = _given(body, limits, vocab_size)
@@ -72,9 +72,11 @@ def chat_params(
     limits: ServeLimits,
     vocab_size: int | None = None,
 ) -> SamplingParams:
-    """Parameters of /v1/chat/completions; without a ``max_tokens`` the model's length is it.
+    """Sampling parameters of a chat request; ``max_tokens`` defaults to what the model's length
+    leaves.
 
-    Logprobs -1 are those of ``vocab_size`` tokens; without that they are refused.
+    ``top_logprobs`` -1 asks for ``vocab_size`` alternatives and is refused if ``vocab_size`` is
+    None.
     """
     check_limits(body, limits)
     given = _given(body, limits, vocab_size)
@@ -103,7 +105,7 @@ def chat_params(
 
 
 def check_limits(body: SamplingRequest, limits: ServeLimits) -> None:
-    """The server's own bounds; the engine's are checked by SamplingParams.
+    """Check the server's limits; SamplingParams checks those of the engine.
 
     Raises:
         ApiError: 400.
@@ -131,7 +133,7 @@ def check_limits(body: SamplingRequest, limits: ServeLimits) -> None:
 
 
 def check_identifier(name: str, value: str | None, limits: ServeLimits) -> None:
-    """Whether a user or a cache salt is short and plain.
+    """Check that an identifier, such as a user or a cache salt, is short printable ASCII.
 
     Raises:
         ApiError: 400.
@@ -147,15 +149,15 @@ def check_identifier(name: str, value: str | None, limits: ServeLimits) -> None:
 def request_constraint(
     body: SamplingRequest, limits: ServeLimits, *, literal: bool
 ) -> Constraint | None:
-    """What the request says its text must match.
+    """The constraint of a request's ``response_format`` or ``structured_outputs``, if any.
 
     Args:
         body: of the request.
         limits: of the server.
-        literal: leave the objects of JSON schemas open, as in `generation_schema`.
+        literal: do not close objects of JSON schemas, as in `generation_schema`.
 
     Raises:
-        ApiError: 400; it says it twice, or with parameters that contradict it.
+        ApiError: 400; both are set, or one is invalid.
     """
     found: list[Constraint] = []
     if body.response_format is not None:
@@ -191,7 +193,7 @@ def request_constraint(
 
 
 def check_constrained(params: SamplingParams) -> None:
-    """Parameters that would forbid what a constraint demands.
+    """Refuse parameters that conflict with a constraint.
 
     Raises:
         ApiError: 400.
@@ -235,7 +237,7 @@ def _params(
         values["max_tokens"] = max(values["max_tokens"], given["min_tokens"])
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     try:
-        with warnings.catch_warnings():  # a raised temperature is in no log: clients would fill it
+        with warnings.catch_warnings():  # clients could fill the log with temperature warnings
             warnings.simplefilter("ignore")
             return SamplingParams.from_options({**values, "output_kind": kind})
     except InvalidRequestError as error:
@@ -244,7 +246,7 @@ def _params(
 
 
 def _alternatives(name: str, value: int, limits: ServeLimits, vocab_size: int | None) -> int:
-    """Alternatives at each token; -1 asks for the whole vocabulary, as in vLLM."""
+    """Number of alternatives per token; -1 asks for the whole vocabulary, as in vLLM."""
     if value == -1 and vocab_size is not None:
         if vocab_size <= limits.logprobs:
             return vocab_size

@@ -1,4 +1,4 @@
-"""Text to tokens and back: the tokenizer, the seam after a shared prefix, incremental text."""
+"""Tokenizer, tokenisation after shared prefixes, and incremental detokenisation."""
 
 from rjax.tokenization.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
 from rjax.tokenization.output_text import OutputText

@@ -212,8 +212,8 @@ def test_silent_engine_is_unhealthy():
 def test_idle_engine_goes_on_giving_signs_of_life():
     async def test(engine, inner):
         for _ in range(2):
-            last = engine._beat
-            await until(lambda last=last: engine._beat > last)
+            last = engine._heartbeat
+            await until(lambda last=last: engine._heartbeat > last)
         assert engine.health == "ready"
 
     drive(test)
