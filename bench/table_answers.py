@@ -2,7 +2,7 @@
 
     python -m bench.table_answers                      # through the engine, 16 tables of real names
     python -m bench.table_answers --values held_out    # names and values as training's, but unseen
-    python -m bench.table_answers --answerer plain     # a plain decoding loop, no engine
+    python -m bench.table_answers --backend plain     # a plain decoding loop, no engine
     python -m bench.table_answers --tables 128 --json bench/results/table_answers.json
 
 An answer counts when it equals the canonical one character for character; decoding is greedy.
@@ -112,7 +112,7 @@ def report(scores: dict[str, Score], seconds: float, args: argparse.Namespace) -
     """The scores with everything needed to repeat them."""
     return {
         "command": command("bench.table_answers"),
-        "answerer": args.answerer,
+        "backend": args.backend,
         "model": args.model.name if args.model != BUNDLED_MODEL else "bundled",
         "values": args.values,
         "seed": args.seed,
@@ -135,7 +135,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="model folder")
-    p.add_argument("--answerer", choices=("engine", "plain"), default="engine")
+    p.add_argument("--backend", choices=("engine", "plain"), default="engine")
     p.add_argument("--relay", choices=("auto", "on", "off"), default="auto", help="engine only")
     p.add_argument("--tables", type=whole(1), default=16)
     p.add_argument("--questions", type=whole(1), default=16, help="questions about each table")
@@ -148,7 +148,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--seed", type=whole(0), default=EVALUATION_SEED)
     p.add_argument(
-        "--group", type=whole(1), default=8, help="tables at a time, plain answerer only"
+        "--group", type=whole(1), default=8, help="tables at a time, plain backend only"
     )
     p.add_argument("--show-wrong", type=whole(0), default=0, help="print so many wrong answers")
     p.add_argument("--json", type=Path, help="file for the scores")
@@ -166,7 +166,7 @@ def main() -> None:
     )
     answer = (
         engine_answerer(args.model, args.relay)
-        if args.answerer == "engine"
+        if args.backend == "engine"
         else plain_answerer(args.model, args.group)
     )
     began = time.monotonic()

@@ -85,13 +85,13 @@ def _chat(arguments: argparse.Namespace) -> int:
     SamplingParams.from_options(sampling)
     system = _system(arguments)
     interactive = sys.stdin.isatty()
-    answerer = _answerer(arguments, sampling, stoppable=interactive)
-    demo = system is None and "model" not in arguments and answerer.name == BUNDLED_NAME
+    backend = _backend(arguments, sampling, stoppable=interactive)
+    demo = system is None and "model" not in arguments and backend.name == BUNDLED_NAME
     if demo:
         from models.tables.demo import demo_system_prompt
 
         system = demo_system_prompt()
-    session = Session(answerer, system, show_stats=not arguments.no_stats, stoppable=interactive)
+    session = Session(backend, system, show_stats=not arguments.no_stats, stoppable=interactive)
     if not interactive:
         return _answer_lines(session)
     with contextlib.suppress(ImportError):
@@ -99,7 +99,7 @@ def _chat(arguments: argparse.Namespace) -> int:
 
         del readline
     about = "; /system shows the table that it is asked about" if demo else ""
-    print(f"{answerer.name}{about}. /help lists the commands, Ctrl-D leaves.", file=sys.stderr)
+    print(f"{backend.name}{about}. /help lists the commands, Ctrl-D leaves.", file=sys.stderr)
     return _converse(session)
 
 
@@ -143,7 +143,7 @@ def _system(arguments: argparse.Namespace) -> str | None:
     return arguments.system
 
 
-def _answerer(arguments: argparse.Namespace, sampling: dict, *, stoppable: bool) -> ChatBackend:
+def _backend(arguments: argparse.Namespace, sampling: dict, *, stoppable: bool) -> ChatBackend:
     if arguments.url is not None:
         given = [key for key in ENGINE_FLAGS if key in arguments and key not in ("model", "seed")]
         if given:

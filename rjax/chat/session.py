@@ -25,7 +25,7 @@ class Session:
     """One conversation in a terminal.
 
     Args:
-        answerer: answers.
+        backend: answers.
         system: the system message, or None.
         out: where answers go.
         notes: where all else goes.
@@ -40,7 +40,7 @@ class Session:
 
     def __init__(
         self,
-        answerer: ChatBackend,
+        backend: ChatBackend,
         system: str | None = None,
         *,
         out: io.TextIOBase | None = None,
@@ -51,7 +51,7 @@ class Session:
         self.messages: list[dict[str, str]] = []
         self.failed = False
         self._stoppable = stoppable
-        self._answerer = answerer
+        self._backend = backend
         self._system = system
         self._out: Any = out or sys.stdout
         self._notes: Any = notes or sys.stderr
@@ -93,7 +93,7 @@ class Session:
         stats = ResponseStats()
         pieces: list[str] = []
         try:
-            for piece in self._answerer.answer(self.conversation, stats):
+            for piece in self._backend.answer(self.conversation, stats):
                 pieces.append(piece)
                 self._out.write(piece)
                 self._out.flush()
@@ -142,7 +142,7 @@ class Session:
         if not path:
             self._fail("name a file: /save FILE")
             return True
-        record = {"model": self._answerer.name, "messages": self.conversation}
+        record = {"model": self._backend.name, "messages": self.conversation}
         try:
             text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
             pathlib.Path(path).expanduser().write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The routes."""
+"""The FastAPI app and its routes."""
 
 import asyncio
 from typing import Annotated
@@ -49,8 +49,8 @@ _ROUTERS = (server_info.public, private, responses.router, pooling.router, serve
 
 
 def build_app(service: Service) -> FastAPI:
-    """The server's app. Every route but /health and /ping asks for an API key, where there are
-    keys."""
+    """The server's app. If the server has API keys, every route but /health and /ping requires
+    one."""
     app = FastAPI(
         title="rjax",
         version=rjax.__version__,
@@ -58,7 +58,7 @@ def build_app(service: Service) -> FastAPI:
         redoc_url=None,
         openapi_url=None,
         servers=[{"url": service.http.root_path}] if service.http.root_path else None,
-        redirect_slashes=False,  # the Location would hold whatever the Host header says
+        redirect_slashes=False,  # the Location header would repeat the client's Host header
     )
     app.state.service = service
     app.state.keys = service.keys
@@ -75,7 +75,7 @@ def build_app(service: Service) -> FastAPI:
         health_paths=http.health_paths,
     )
     if http.allowed_origins:
-        # Outermost: browsers ask for permission without a key, and read refusals by permission.
+        # Outermost: preflight requests have no key, and error responses need CORS headers.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=http.allowed_origins,
@@ -87,10 +87,10 @@ def build_app(service: Service) -> FastAPI:
 
 
 def check_root_path(root_path: str) -> None:
-    """Whether every route can be told apart from the path that a proxy puts before it.
+    """Check that no route starts with the root path.
 
     Raises:
-        InvalidConfigError: a route begins like that path.
+        InvalidConfigError: a route starts with the root path.
     """
     routes = (route for router in _ROUTERS for route in router.routes)
     for path in (getattr(route, "path", "") for route in routes):
@@ -135,7 +135,7 @@ async def chat_completions(
 
 @private.get("/v1/models")
 async def models(service: ServiceDep) -> ModelList:
-    """The model that is served."""
+    """The served model."""
     return ModelList(data=[_card(service)])
 
 
@@ -154,7 +154,7 @@ async def tokenize(
     tenant: TenantDep,
     service: ServiceDep,
 ) -> Response:
-    """Token ids of a text or of laid out messages."""
+    """Token ids of a text or of messages."""
     service.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give prompt or messages, one of them")
@@ -224,7 +224,7 @@ async def register_prefix(
     tenant: TenantDep,
     service: ServiceDep,
 ) -> PrefixCard:
-    """Compute a beginning that prompts will share, and keep it under a name."""
+    """Compute the KV of a prefix that prompts share, and register it under a name."""
     return await cancel_on_disconnect(request, prefixes.register(body, tenant, service))
 
 
@@ -248,13 +248,13 @@ async def pin_prefix(
     tenant: TenantDep,
     service: ServiceDep,
 ) -> PrefixCard:
-    """Pin a named prefix, or let the memory go when something else needs it."""
+    """Pin or unpin a named prefix."""
     return await cancel_on_disconnect(request, prefixes.pin(name, body.pin, tenant, service))
 
 
 @private.delete("/v1/prefixes/{name}")
 async def drop_prefix(name: str, tenant: TenantDep, service: ServiceDep) -> PrefixCard:
-    """Forget a named prefix."""
+    """Delete a named prefix."""
     return await prefixes.drop(name, tenant, service)
 
 

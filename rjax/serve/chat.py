@@ -55,11 +55,11 @@ async def chat(
         return EventStream(_events(run), run.close)
     output = await run.final(request)
     size = response_size([output], run.params)
-    return await chunked_response(lambda: run.answer(output), size, service.response_threads)
+    return await chunked_response(lambda: run.response(output), size, service.response_threads)
 
 
 async def prepare_chat(body: ChatCompletionRequest, tenant: Tenant, service: Service) -> "ChatRun":
-    """Check a chat request and lay out its prompt; nothing is submitted yet.
+    """Check a chat request and render its prompt, without submitting it.
 
     Raises:
         ApiError, InvalidRequestError, OverloadedError.
@@ -80,17 +80,17 @@ async def prepare_chat(body: ChatCompletionRequest, tenant: Tenant, service: Ser
     check_logprobs_count(params, lengths, service.max_model_len, service.limits.request_logprobs)
     group = RequestGroup(service, params)
     options = {"tenant": tenant.name, **engine_options(body, tenant, service.limits)}
-    answer = _Answer(body, service, params, tools, prompt[1], start)
-    return ChatRun(params, group, answer, lambda: group.start([prompt], constraint, **options))
+    builder = _ResponseBuilder(body, service, params, tools, prompt[1], start)
+    return ChatRun(params, group, builder, lambda: group.start([prompt], constraint, **options))
 
 
 class ChatRun:
-    """A chat request that is ready to run; every route that runs a chat runs one of these.
+    """A chat request that is ready to run, for the routes of chats and of the Responses API.
 
     Args:
         params: of its samples.
         running: its prompt in the engine.
-        answer: makes answers and chunks of its outputs.
+        builder: converts its outputs to responses and chunks.
         start: submits the prompt.
     """
 
@@ -98,12 +98,12 @@ class ChatRun:
         self,
         params: SamplingParams,
         group: RequestGroup,
-        answer: "_Answer",
+        builder: "_ResponseBuilder",
         start: Callable[[], Awaitable[None]],
     ) -> None:
         self.params = params
         self._group = group
-        self._answer = answer
+        self._builder = builder
         self._start = start
 
     async def start(self) -> None:
@@ -115,15 +115,15 @@ class ChatRun:
         await self._start()
 
     def chunks(self) -> AsyncIterator[ChatCompletionStreamResponse]:
-        """The chunks of a started stream, the usage if wanted.
+        """The chunks of a started stream, and the usage if requested.
 
         Raises:
             ApiError: a sample ended on an error.
         """
-        return self._answer.chunks(self._group)
+        return self._builder.chunks(self._group)
 
     async def final(self, request: Request) -> RequestOutput:
-        """Run to the end and return the last output; a client that goes away ends the run.
+        """Run to the end and return the last output; aborts if the client disconnects.
 
         Raises:
             ApiError, InvalidRequestError, OverloadedError, EngineDeadError.
@@ -139,17 +139,17 @@ class ChatRun:
             self.close()
         return output
 
-    def answer(self, output: RequestOutput) -> ChatCompletionResponse:
-        """The answer, from the last output."""
-        return self._answer.whole(output)
+    def response(self, output: RequestOutput) -> ChatCompletionResponse:
+        """The response, from the last output."""
+        return self._builder.whole(output)
 
     def close(self) -> None:
-        """Abort what still runs."""
+        """Abort an unfinished run."""
         self._group.close()
 
 
 async def _events(run: ChatRun) -> AsyncIterator[str]:
-    """The data of each event of a stream; a chunk has the fields that were set, null or not."""
+    """The data of each event of a stream; chunks contain all fields that were set, even to null."""
     try:
         async for chunk in run.chunks():
             yield chunk.model_dump_json(exclude_unset=True)
@@ -159,10 +159,10 @@ async def _events(run: ChatRun) -> AsyncIterator[str]:
 
 
 def _tools(body: ChatCompletionRequest, service: Service) -> list[Tool]:
-    """The functions that this request's model may call.
+    """The functions that the model may call.
 
     Raises:
-        ApiError: 400, too many, two of one name, or a choice that they do not allow.
+        ApiError: 400, too many functions, a duplicate name, or an invalid ``tool_choice``.
     """
     tools = body.tools or []
     choice = body.tool_choice
@@ -195,7 +195,7 @@ def _forced(body: ChatCompletionRequest) -> bool:
 def _constraint(
     body: ChatCompletionRequest, tools: list[Tool], service: Service
 ) -> tuple[Constraint | None, bool]:
-    """What the answer must match, without its reasoning, and whether that is a grammar of calls."""
+    """The constraint on the output after its reasoning, and whether it is a tool-call grammar."""
     literal = service.literal_json_schemas
     found = request_constraint(body, service.limits, literal=literal)
     forced = _forced(body)
@@ -212,17 +212,17 @@ def _constraint(
         )
     for i, tool in enumerate(tools):
         if tool.function.parameters is not None and (forced or tool.function.strict):
-            # The limits of a schema hold for each function's.
+            # Check the limits of each function's schema.
             json_constraint(tool.function.parameters, service.limits, f"tools.{i}.parameters")
     several = not single and not isinstance(body.tool_choice, NamedTool)
-    answers = service.output_format
-    make = answers.calls_grammar if forced else answers.text_or_calls_grammar
+    fmt = service.output_format
+    make = fmt.calls_grammar if forced else fmt.text_or_calls_grammar
     grammar = make(tools, several=several, literal=literal)
     return text_constraint("grammar", grammar, service.limits, "tools"), True
 
 
 def _start(body: ChatCompletionRequest, token_ids: list[int], service: Service) -> str:
-    """How the answer to this prompt starts."""
+    """The start state of the output after this prompt; see `OutputFormat`."""
     continued = None
     if body.continue_final_message:
         continued = message_text(body.messages[-1])
@@ -231,8 +231,8 @@ def _start(body: ChatCompletionRequest, token_ids: list[int], service: Service) 
     return service.output_format.start(tail, continued)
 
 
-class _Answer:
-    """Turns outputs into answers and chunks."""
+class _ResponseBuilder:
+    """Converts engine outputs to responses and stream chunks."""
 
     def __init__(
         self,
@@ -260,7 +260,7 @@ class _Answer:
         self._count = UsageCounter()
 
     def whole(self, output: RequestOutput) -> ChatCompletionResponse:
-        """The answer, from the last output."""
+        """The response, from the last output."""
         self._count.add(0, output)
         body = self._body
         return ChatCompletionResponse(
@@ -297,7 +297,7 @@ class _Answer:
         )
 
     async def chunks(self, group: RequestGroup) -> AsyncIterator[ChatCompletionStreamResponse]:
-        """The chunks as they come, and the usage if wanted."""
+        """The chunks of a stream, and the usage if requested."""
         begun: set[int] = set()
         ended: set[int] = set()
         async for _, output in group.outputs():
@@ -320,7 +320,7 @@ class _Answer:
             yield chunk
 
     def _delta_chunks(self, completion: CompletionOutput) -> list[ChatCompletionStreamResponse]:
-        """The chunks of one sample's news: reasoning, content, pieces of calls, then the end."""
+        """The chunks of one sample's delta: reasoning, content, tool calls, then finish reason."""
         index = completion.index
         ended = completion.finish_reason is not None
         found = self._read(completion)
@@ -341,7 +341,7 @@ class _Answer:
         chunks = []
         for delta in deltas:
             chunks.append(self._chunk(index, delta, **more))
-            more = {}  # the tokens are told once
+            more = {}  # only the first chunk reports the tokens
         chunks += [
             self._chunk(index, DeltaMessage(tool_calls=[_delta_tool_call(piece)]))
             for piece in found.calls
@@ -378,7 +378,7 @@ class _Answer:
         )
 
     def _read(self, completion: CompletionOutput) -> OutputDelta:
-        """The parts of an output's text; its reasoning is counted."""
+        """Parse an output's text and count its reasoning tokens."""
         index = completion.index
         ended = completion.finish_reason is not None
         found = self._parsers[index].feed(completion.text, ended=ended)

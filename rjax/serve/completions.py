@@ -44,17 +44,17 @@ async def complete(
         check_constrained(params)
     prompts = await completion_prompts(body, tenant, service)
     if body.prefix is not None:
-        # Its text is not known where it came as tokens, so echo decodes the whole.
+        # The prefix may have no text, so echo decodes the joined tokens.
         tokens = prefixes.find(body.prefix, tenant, service).token_ids
         prompts = [(None, tokens + own) for _, own in prompts]
     lengths = [len(tokens) for _, tokens in prompts]
     check_logprobs_count(params, lengths, service.max_model_len, service.limits.request_logprobs)
     group = RequestGroup(service, params)
-    answer = _Answer(body, service, params.n)
+    builder = _ResponseBuilder(body, service, params.n)
     options = engine_options(body, tenant, service.limits)
     if body.stream:
         await group.start(prompts, constraint, tenant=tenant.name, **options)
-        return EventStream(answer.events(group), group.close)
+        return EventStream(builder.events(group), group.close)
 
     async def whole() -> list[RequestOutput]:
         await group.start(prompts, constraint, tenant=tenant.name, **options)
@@ -65,29 +65,29 @@ async def complete(
     finally:
         group.close()
     size = response_size(outputs, params)
-    return await chunked_response(lambda: answer.whole(outputs), size, service.response_threads)
+    return await chunked_response(lambda: builder.whole(outputs), size, service.response_threads)
 
 
 class UsageCounter:
-    """Adds up the tokens of a request's prompts and samples."""
+    """Counts the tokens of a request's prompts and samples."""
 
     def __init__(self) -> None:
         self._prompts: dict[int, tuple[int, int]] = {}
         self._generated = 0
 
     def add(self, index: int, output: RequestOutput, hidden: int = 0) -> None:
-        """Count an output: of a stream each, otherwise the last one.
+        """Count an output: every output of a stream, otherwise only the last one.
 
         Args:
             index: of the prompt.
             output: with tokens that were not counted before.
-            hidden: of them, not shown.
+            hidden: how many of them the response omits.
         """
         self._prompts[index] = (len(output.prompt_token_ids), output.num_cached_tokens)
         self._generated += sum(len(c.token_ids) for c in output.outputs) - hidden
 
     def usage(self, reasoning: int = 0) -> UsageInfo:
-        """The sums; ``reasoning`` of the generated tokens are reasoning."""
+        """The usage so far, of which ``reasoning`` generated tokens are reasoning."""
         prompt = sum(tokens for tokens, _ in self._prompts.values())
         return UsageInfo(
             prompt_tokens=prompt,
@@ -100,8 +100,8 @@ class UsageCounter:
         )
 
 
-class _Answer:
-    """Turns outputs into answers and chunks."""
+class _ResponseBuilder:
+    """Converts engine outputs to responses and stream chunks."""
 
     def __init__(self, body: CompletionRequest, service: Service, n: int) -> None:
         self._body = body
@@ -117,7 +117,7 @@ class _Answer:
         self._count = UsageCounter()
 
     def whole(self, outputs: list[RequestOutput]) -> CompletionResponse:
-        """The answer, from the last output of each prompt."""
+        """The response, from the last output of each prompt."""
         choices = []
         for i, output in enumerate(outputs):
             for completion in output.outputs:
@@ -127,7 +127,7 @@ class _Answer:
         return CompletionResponse(**self._head, choices=choices, usage=self._count.usage())
 
     async def events(self, group: RequestGroup) -> AsyncIterator[str]:
-        """The chunks as they come, the usage if wanted, and the end."""
+        """The events of a stream: chunks, the usage if requested, and ``[DONE]``."""
         begun: set[int] = set()
         ended: set[int] = set()
         try:
@@ -144,8 +144,8 @@ class _Answer:
                     if first or completion.token_ids or completion.finish_reason is not None:
                         yield await self._event(i, output, completion, first=first)
             if usage_wanted(self._body):
-                answer = CompletionResponse(**self._head, choices=[], usage=self._count.usage())
-                yield answer.model_dump_json()
+                response = CompletionResponse(**self._head, choices=[], usage=self._count.usage())
+                yield response.model_dump_json()
             yield "[DONE]"
         except Exception as error:
             yield stream_error(error)
@@ -158,14 +158,14 @@ class _Answer:
     async def _event(
         self, i: int, output: RequestOutput, completion: CompletionOutput, *, first: bool
     ) -> str:
-        """A chunk; the first one may hold the whole prompt's tokens and logprobs."""
+        """A chunk; the first one may hold the prompt's tokens and logprobs."""
         usage = self._count.usage() if continuous_usage(self._body) else None
 
         def make() -> str:
             choice = self._choice(i, output, completion, first=first)
-            answer = CompletionResponse(**self._head, choices=[choice], usage=usage)
+            response = CompletionResponse(**self._head, choices=[choice], usage=usage)
             hidden = frozenset(("usage",)) if usage is None else frozenset()
-            return "".join(iter_json(answer, exclude=hidden))
+            return "".join(iter_json(response, exclude=hidden))
 
         body = self._body
         large = body.echo or body.return_token_ids or body.prompt_logprobs is not None
@@ -200,7 +200,7 @@ class _Answer:
         )
 
     def _prompt_logprobs(self, i: int, output: RequestOutput) -> list[dict[str, Any] | None] | None:
-        """Made once for all samples of the prompt."""
+        """Prompt logprobs, converted once for all samples of the prompt."""
         if i not in self._of_prompts:
             self._of_prompts[i] = prompt_logprobs(output.prompt_logprobs)
         return self._of_prompts[i]
@@ -240,17 +240,17 @@ class _Answer:
 
 
 def usage_wanted(body: SamplingRequest) -> bool:
-    """Whether a last chunk tells the usage."""
+    """Whether a last chunk reports the usage."""
     return body.stream_options is not None and body.stream_options.include_usage
 
 
 def continuous_usage(body: SamplingRequest) -> bool:
-    """Whether every chunk tells the usage up to it; as in vLLM only where the last one does."""
+    """Whether every chunk reports the usage so far; as in vLLM this needs ``include_usage``."""
     options = body.stream_options
     return options is not None and options.include_usage and options.continuous_usage_stats
 
 
 def stream_error(error: Exception) -> str:
-    """The event that ends a stream on an error."""
+    """The last event of a stream that failed."""
     found = as_api_error(error)
     return json.dumps(error_body(found.status, found.message, found.code, found.param))

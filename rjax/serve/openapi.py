@@ -1,4 +1,4 @@
-"""The description of the routes."""
+"""The OpenAPI schema of the routes."""
 
 from typing import Any
 
@@ -29,13 +29,13 @@ _REFERENCE = "#/components/schemas/{model}"
 
 
 def request_body_schema(kind: type[RequestModel]) -> dict[str, Any]:
-    """The ``openapi_extra`` of a route that reads such a body itself."""
+    """The ``openapi_extra`` of a route that parses this body itself."""
     schema = {"$ref": _REFERENCE.format(model=kind.__name__)}
     return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The app's schema, without the 422 that FastAPI adds: bad bodies get a 400 here."""
+    """The app's OpenAPI schema, without FastAPI's 422 responses: invalid bodies get a 400."""
     found = app.openapi()
     for methods in found["paths"].values():
         for operation in methods.values():

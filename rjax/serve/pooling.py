@@ -1,4 +1,4 @@
-"""Routes of models that pool their hidden states, which no supported family does."""
+"""Routes of pooling models; refused, because no supported model family pools."""
 
 from rjax.serve.errors import ApiError
 from rjax.serve.routing import ServiceDep, private_router

@@ -22,7 +22,7 @@ private = private_router()
 
 @public.get("/health", responses={503: {"model": HealthResponse}})
 async def health(service: ServiceDep) -> HealthResponse:
-    """200 while the engine's thread gives signs of life and takes requests, otherwise 503."""
+    """200 while the engine is alive and accepts requests, otherwise 503."""
     status = service.engine.health
     answer = HealthResponse(status=status)
     if status == "ready":
@@ -32,7 +32,7 @@ async def health(service: ServiceDep) -> HealthResponse:
 
 @public.get("/ping", responses={503: {"model": HealthResponse}})
 async def ping(service: ServiceDep) -> HealthResponse:
-    """As /health, under the name that SageMaker asks for."""
+    """As /health; SageMaker uses this path."""
     return await health(service)
 
 
@@ -44,8 +44,7 @@ async def ping_by_post(service: ServiceDep) -> HealthResponse:
 
 @private.get("/load")
 async def load(service: ServiceDep) -> LoadResponse:
-    """Prompts in the engine, waiting ones included: a request with several prompts counts
-    several."""
+    """Number of prompts in the engine, including waiting ones."""
     return LoadResponse(server_load=service.engine.num_live)
 
 
@@ -57,7 +56,7 @@ async def version() -> VersionResponse:
 
 @private.get("/tokenizer_info", response_model=dict[str, Any])
 async def tokenizer_info(service: ServiceDep) -> JSONResponse:
-    """The tokenizer's configuration, its chat template included."""
+    """The tokenizer's configuration and chat template."""
     if not service.http.tokenizer_info:
         raise ApiError(
             404,
@@ -76,7 +75,7 @@ async def openapi(request: Request) -> JSONResponse:
 
 @private.get("/docs", include_in_schema=False)
 async def docs(request: Request) -> Response:
-    """The description of the routes for people."""
+    """The description of the routes as HTML."""
     policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
     return HTMLResponse(
         docs_page(describe(request.app)), headers={"Content-Security-Policy": policy}
@@ -84,13 +83,11 @@ async def docs(request: Request) -> Response:
 
 
 def tokenizer_configuration(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What ``tokenizer_config.json`` says, as JSON, with the chat template in use.
-
-    Entries that name files of the server are left out.
-    """
+    """The contents of ``tokenizer_config.json`` with the chat template in use, without file paths
+    of the server."""
     hf = tokenizer.hf
     found = {name: value for name, value in hf.init_kwargs.items() if not name.endswith(_OF_FILES)}
     found["tokenizer_class"] = type(hf).__name__
     found["chat_template"] = hf.chat_template
-    # AddedToken and the like become their text.
+    # Convert AddedToken objects to text.
     return json.loads(json.dumps(found, default=str))

@@ -90,9 +90,9 @@ def test_stopped_answer_stays_and_failed_question_goes():
     assert len(chat.messages) == 4
 
 
-def whole(answerer, messages=HI) -> tuple[str, ResponseStats]:
+def whole(backend, messages=HI) -> tuple[str, ResponseStats]:
     stats = ResponseStats()
-    return "".join(answerer.answer(messages, stats)), stats
+    return "".join(backend.answer(messages, stats)), stats
 
 
 @pytest.fixture(scope="module")
@@ -135,13 +135,13 @@ def interruptible():
 def test_ctrl_c_stops_the_answer_and_frees_it(server: LiveServer, folder, where):
     endless = {"temperature": 1, "max_tokens": 490, "ignore_eos": True, "seed": 1}
     if where == "local":
-        answerer = LocalBackend(make_engine(folder), "tiny", endless)
+        backend = LocalBackend(make_engine(folder), "tiny", endless)
     else:
-        answerer = RemoteBackend(server.url, "tiny", None, endless)
+        backend = RemoteBackend(server.url, "tiny", None, endless)
     stats = ResponseStats()
     pieces = []
     thread = None
-    for piece in answerer.answer(HI, stats):
+    for piece in backend.answer(HI, stats):
         pieces.append(piece)
         if thread is None:
             thread = interrupt_after(0.02)
@@ -149,10 +149,10 @@ def test_ctrl_c_stops_the_answer_and_frees_it(server: LiveServer, folder, where)
     assert stats.stopped
     assert 0 < len(pieces) < 490
     if where == "local":
-        assert not answerer._engine.has_unfinished_requests()
+        assert not backend._engine.has_unfinished_requests()
     else:
         server.wait_idle()
-    assert whole(answerer)[1].tokens == 490  # and the next answer is whole
+    assert whole(backend)[1].tokens == 490  # and the next answer is whole
 
 
 def test_errors_of_a_conversation_are_told(server: LiveServer, local):
@@ -199,9 +199,9 @@ def test_command_answers_a_line_each(folder, monkeypatch, capsys):
     assert err.count("(4 tokens") == 2
 
 
-def piped(monkeypatch, text: str | io.TextIOBase, answerer=None) -> int:
+def piped(monkeypatch, text: str | io.TextIOBase, backend=None) -> int:
     """The status of the command over lines of stdin, answered by ``Echo``."""
-    monkeypatch.setattr(chat, "_answerer", lambda *_, **__: answerer or Echo())
+    monkeypatch.setattr(chat, "_backend", lambda *_, **__: backend or Echo())
     monkeypatch.setattr(sys, "stdin", io.StringIO(text) if isinstance(text, str) else text)
     return main(["--no-stats"])
 

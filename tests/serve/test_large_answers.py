@@ -12,7 +12,7 @@ import pytest
 from rjax.outputs import CompletionOutput, Logprob, RequestOutput
 from rjax.sampling import SamplingParams
 from rjax.serve.chunked_json import chunked_response, iter_json, response_size
-from rjax.serve.completions import _Answer
+from rjax.serve.completions import _ResponseBuilder
 from rjax.serve.errors import ApiError
 from rjax.serve.limits import ServeLimits
 from rjax.serve.logprobs import check_logprobs_count
@@ -67,11 +67,11 @@ def paused(work: Callable[[], Awaitable[Any]]) -> tuple[float, Any]:
 async def whole(server: LiveServer, samples: int) -> list[bytes]:
     """The pieces of an answer as they are sent."""
     body = CompletionRequest(prompt="b", prompt_logprobs=20)
-    answer = _Answer(body, server.service, samples)
+    builder = _ResponseBuilder(body, server.service, samples)
     found = output(samples)
     size = response_size([found], SamplingParams(prompt_logprobs=20))
     threads = server.service.response_threads
-    response = await chunked_response(lambda: answer.whole([found]), size, threads)
+    response = await chunked_response(lambda: builder.whole([found]), size, threads)
     sent: list[bytes] = []
 
     async def send(message: Any) -> None:
@@ -84,8 +84,8 @@ async def whole(server: LiveServer, samples: int) -> list[bytes]:
 
 async def events(server: LiveServer, samples: int) -> list[str]:
     body = CompletionRequest(prompt="b", prompt_logprobs=20, stream=True)
-    answer = _Answer(body, server.service, samples)
-    return [event async for event in answer.events(Outputs(output(samples)))]  # type: ignore[arg-type]
+    builder = _ResponseBuilder(body, server.service, samples)
+    return [event async for event in builder.events(Outputs(output(samples)))]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("form", [whole, events])
@@ -101,8 +101,8 @@ def test_large_answers_do_not_stop_the_loop(server: LiveServer, form: Callable[.
 
 
 def test_pieces_make_the_same_json(server: LiveServer):
-    answer = _Answer(CompletionRequest(prompt="b", prompt_logprobs=20), server.service, 2)
-    made = answer.whole([output(2)])
+    builder = _ResponseBuilder(CompletionRequest(prompt="b", prompt_logprobs=20), server.service, 2)
+    made = builder.whole([output(2)])
     assert json.loads("".join(iter_json(made))) == made.model_dump()
     left = made.model_dump(exclude={"usage"})
     assert json.loads("".join(iter_json(made, frozenset(("usage",))))) == left

@@ -1,4 +1,4 @@
-"""Reasoning, content and tool calls: the parts of an answer, and the constraints on them."""
+"""Output formats: parsers of reasoning, content and tool calls, and constraints on them."""
 
 from rjax.serve.reasoning.base import OutputDelta, OutputFormat, OutputParser
 from rjax.serve.reasoning.registry import REASONING_PARSERS, choose_output_format

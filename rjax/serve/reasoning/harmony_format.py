@@ -1,4 +1,4 @@
-"""The harmony format as an `OutputFormat`: its prompts' ends and its grammars."""
+"""The harmony format as an `OutputFormat`: start states and grammars."""
 
 import dataclasses
 
@@ -24,8 +24,8 @@ MARKERS = (START, CHANNEL, MESSAGE, END, CONSTRAIN)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HarmonyFormat:
-    """Channels: analysis, commentary and final. An answer's start is what its prompt holds of the
-    first message's header."""
+    """The harmony format of gpt-oss, with the channels analysis, commentary and final. The start
+    state is the part of the first message's header that the prompt contains."""
 
     reasons: bool = True
     prompt_tokens: int = 24
@@ -51,7 +51,7 @@ class HarmonyFormat:
         return HarmonyParser(start, names)
 
     def calls_grammar(self, tools: list[Tool], *, several: bool, literal: bool) -> str:
-        """See `OutputFormat`. A turn of this format ends with its first call."""
+        """See `OutputFormat`. In this format the first call ends the turn."""
         rules = ["start: call", *_call_rules(tools, strict=True, literal=literal)]
         return "\n".join(rules)
 
@@ -70,7 +70,7 @@ class HarmonyFormat:
     def after_reasoning(self, constraint: Constraint, start: str, *, calls: bool) -> Constraint:
         """See `OutputFormat`."""
         if start.endswith(MESSAGE) and "analysis" not in start:
-            return constraint  # the prompt has opened the answer's message
+            return constraint  # the prompt has opened the final message
         lead = {_FIRST: "", "": f'{START} "assistant"'}.get(start)
         if lead is None:
             lead = f'TEXT {END} {START} "assistant"'
@@ -80,7 +80,7 @@ class HarmonyFormat:
 
 
 def _call_rules(tools: list[Tool], *, strict: bool, literal: bool) -> list[str]:
-    """The rule ``call``, a call of one of these functions, and what it is made of."""
+    """The rule ``call`` of a call of one of these functions, and its parts."""
     rules = [f"call: {CHANNEL} (" + " | ".join(f"call_{i}" for i in range(len(tools))) + ")"]
     for i, tool in enumerate(tools):
         head = quoted(f"commentary to={FUNCTIONS}{tool.function.name} ")

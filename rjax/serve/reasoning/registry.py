@@ -1,4 +1,4 @@
-"""Chooses how a model's answers are read."""
+"""Chooses a model's output format by the name of its reasoning parser."""
 
 from rjax.errors import InvalidConfigError
 from rjax.serve.reasoning.base import OutputFormat
@@ -9,7 +9,7 @@ from rjax.serve.tools import ToolFormat
 from rjax.structured.lark import SpecialTokens
 from rjax.tokenization import Tokenizer
 
-# vLLM's names, for the same forms.
+# The names are vLLM's.
 THINK_TAGS = {
     "qwen3": ThinkTags(inside_at_first=False),
     "deepseek_r1": ThinkTags(inside_at_first=True),
@@ -25,17 +25,17 @@ def choose_output_format(
     tokenizer: Tokenizer,
     special_tokens: SpecialTokens,
 ) -> OutputFormat:
-    """The format of a model's answers.
+    """The format of a model's outputs.
 
     Args:
         reasoning_parser: one of ``REASONING_PARSERS``; None for a model that does not reason.
-        tools: the format of its calls.
-        tool_format: as the operator named it; harmony has calls of its own.
+        tools: format of its tool calls.
+        tool_format: name of the tool format in the server's options; harmony has its own.
         tokenizer: of the model.
-        marks: of that tokenizer.
+        special_tokens: of that tokenizer.
 
     Raises:
-        InvalidConfigError: an unknown name, or a model that it does not fit.
+        InvalidConfigError: the name is unknown, or the parser does not fit the model.
     """
     added = tokenizer.hf.added_tokens_decoder
     special = frozenset(token.content for token in added.values() if token.special)

@@ -1,4 +1,4 @@
-"""Answers with tags as an `OutputFormat`: reasoning at first, tool calls in what follows."""
+"""Outputs with tags as an `OutputFormat`: reasoning first, then content and tool calls."""
 
 import dataclasses
 from typing import cast
@@ -12,11 +12,11 @@ from rjax.structured.lark import TEXT_RULE, SpecialTokens, regex_text
 
 
 class TaggedParser:
-    """Splits an answer into reasoning, content and calls; calls inside the reasoning are none.
+    """Splits an output into reasoning, content and tool calls; calls in the reasoning are ignored.
 
     Args:
-        think: finds the reasoning, if the model writes any.
-        calls: finds the calls, if there are functions.
+        think: parser of the reasoning; None if the model does not reason.
+        calls: parser of the calls; None if there are no functions.
     """
 
     def __init__(self, think: ThinkParser | None, calls: ToolCallParser | None) -> None:
@@ -25,7 +25,7 @@ class TaggedParser:
 
     @property
     def num_calls(self) -> int:
-        """Tool calls that have begun."""
+        """See `OutputParser`."""
         return 0 if self._calls is None else self._calls.num_calls
 
     @property
@@ -39,7 +39,7 @@ class TaggedParser:
         return 0 if self._think is None else self._think.reasoning_limit
 
     def feed(self, text: str, *, ended: bool = False) -> OutputDelta:
-        """Take more text, the last if ``ended``; return what is now certain."""
+        """Parse more text, the last if ``ended``; return the new parts."""
         reasoning = ""
         if self._think is not None:
             reasoning, text = self._think.feed(text, ended=ended)
@@ -51,14 +51,13 @@ class TaggedParser:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedFormat:
-    """Tags around the reasoning, if the model reasons, and a format of calls. An answer's start is
-    a `Thinking`.
+    """Optional tags around the reasoning, and a tool-call format. The start state is a `Thinking`.
 
     Attributes:
-        tools: how calls are written.
-        think: tags of the reasoning; None for none.
-        hidden: tokens that are no text unless special tokens are shown.
-        marks: of the tokenizer.
+        tools: format of the tool calls.
+        think: tags of the reasoning; None if the model does not reason.
+        hidden: special tokens, which the text omits by default.
+        special_tokens: of the tokenizer, for grammars.
     """
 
     tools: ToolFormat
@@ -98,7 +97,7 @@ class TaggedFormat:
 
     def text_or_calls_grammar(self, tools: list[Tool], *, several: bool, literal: bool) -> str:
         """See `OutputFormat`."""
-        # Text that opens the reasoning is no content, whatever it says of calls.
+        # Text that starts with the reasoning tag is not content.
         unlike = None if self.think is None else self.think.begin
         return self.tools.text_or_calls_grammar(
             tools, self.special_tokens, several=several, literal=literal, unlike=unlike

@@ -75,15 +75,15 @@ async def respond(
             param="tools",
         )
     large = echo > _LARGE_ECHO
-    answering = _Answering(body, run, ResponseWriter(response), messages, large, tenant, service)
+    response_run = _ResponseRun(body, run, ResponseWriter(response), messages, large, tenant, service)
     if body.stream:
         await run.start()
-        return EventStream(answering.events(), run.close)
-    return await answering.whole(request)
+        return EventStream(response_run.events(), run.close)
+    return await response_run.whole(request)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Answering:
+class _ResponseRun:
     """One response on its way.
 
     Attributes:
@@ -109,7 +109,7 @@ class _Answering:
         output = await self.run.final(request)
 
         def write() -> None:
-            answer = self.run.answer(output)
+            answer = self.run.response(output)
             (choice,) = answer.choices
             message = choice.message
             logprobs = [] if choice.logprobs is None else choice.logprobs.content
