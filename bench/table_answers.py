@@ -147,9 +147,7 @@ def parser() -> argparse.ArgumentParser:
         help="real names and values, or generated ones; training saw neither",
     )
     p.add_argument("--seed", type=whole(0), default=EVALUATION_SEED)
-    p.add_argument(
-        "--group", type=whole(1), default=8, help="tables at a time, plain backend only"
-    )
+    p.add_argument("--group", type=whole(1), default=8, help="tables at a time, plain backend only")
     p.add_argument("--show-wrong", type=whole(0), default=0, help="print so many wrong answers")
     p.add_argument("--json", type=Path, help="file for the scores")
     return p

@@ -101,7 +101,7 @@ class BeamSearch:
         return max(2, 1 + len(self._ends)) * self._params.beam_width
 
     def advance(self, found: Sequence[dict[int, float]]) -> None:
-        """Extend the running beams, given the log-probabilities of their most likely next tokens."""
+        """Extend the running beams by their most likely next tokens and log-probabilities."""
         width = self._params.beam_width
         grown = [
             Beam((*beam.tokens, token), beam.total + logprob)

@@ -53,7 +53,7 @@ class Closable(abc.ABC):
 
 
 class SynchronizedClosable(Closable):
-    """A `Closable` with a lock: only one thread at a time runs `close` or a `synchronized` method."""
+    """A `Closable` with a lock: one thread at a time runs `close` or a `synchronized` method."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

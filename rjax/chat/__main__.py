@@ -1,6 +1,6 @@
 """The command ``python -m rjax.chat``."""
 
-if __name__ == "__main__":  # before all imports, so that Ctrl-C is heeded during them
+if __name__ == "__main__":  # before all imports, so that Ctrl-C works during them
     from rjax.cli.process import run_module
 
     run_module("rjax.chat", "rjax.chat.__main__")
@@ -34,14 +34,14 @@ _NOT_HERE = ("n", "logprobs", "prompt_logprobs", "detokenize")
 _EPILOG = """\
 examples:
   python -m rjax.chat
-      the bundled model, here or on a server, with a table of people as its system message
+      the bundled model, locally or on a server, with a table of people as its system message
   python -m rjax.chat --model ./llama --system "Be brief."
   python -m rjax.chat --url http://127.0.0.1:8000/v1 --api-key-file key.txt
       a server that speaks OpenAI's API
   printf 'Who lives in Peru?\\nHow old is she?\\n' | python -m rjax.chat
-      one question a line, each answered with those before it in mind
+      one question per line, all in one conversation
 
-exit status: 0 done, 2 bad input (of a pipe, the other lines are still answered), 130 interrupted
+exit status: 0 done, 2 bad input (from a pipe, the other lines are still answered), 130 interrupted
 """
 
 
@@ -50,19 +50,19 @@ def build_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog=f"python -m {_NAME}",
         usage="%(prog)s [options]",
-        description="Chat in the terminal with a model of this machine or of a server; /help "
-        "lists the commands.",
+        description="Chat in the terminal with a local model or a server's; /help lists the "
+        "commands.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     chat = parser.add_argument_group("chat")
-    chat.add_argument("--url", help="a server; --model is then the name that it knows")
+    chat.add_argument("--url", help="a server's URL; --model is then its served model name")
     chat.add_argument("--api-key-file", metavar="FILE", help="file with the server's API key")
     system = chat.add_mutually_exclusive_group()
     system.add_argument("--system", metavar="TEXT", help="the system message")
     system.add_argument("--system-file", metavar="FILE", help="the same from a UTF-8 file")
-    chat.add_argument("--no-stats", action="store_true", help="no figures after each answer")
+    chat.add_argument("--no-stats", action="store_true", help="no statistics after each answer")
     add_engine_arguments(parser)
     add_sampling_arguments(parser)
     return parser
@@ -104,7 +104,7 @@ def _chat(arguments: argparse.Namespace) -> int:
 
 
 def _converse(session: Session) -> int:
-    """Take lines from a terminal until its user leaves; Ctrl-C does not."""
+    """Read lines from a terminal until the user leaves; Ctrl-C does not leave."""
 
     def interrupt(*_: object) -> NoReturn:
         raise KeyboardInterrupt
@@ -127,7 +127,7 @@ def _converse(session: Session) -> int:
 
 
 def _answer_lines(session: Session) -> int:
-    """Take each line of stdin as a turn; the status says whether all went well."""
+    """Run each line of stdin as a turn; return the exit status."""
     while True:
         try:
             line = sys.stdin.readline()

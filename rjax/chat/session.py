@@ -1,4 +1,4 @@
-"""The conversation, and the commands that begin with a slash."""
+"""The conversation and its slash commands."""
 
 import io
 import json
@@ -25,17 +25,16 @@ class Session:
     """One conversation in a terminal.
 
     Args:
-        backend: answers.
+        backend: generates the answers.
         system: the system message, or None.
-        out: where answers go.
-        notes: where all else goes.
-        show_stats: whether figures follow each answer.
-        stoppable: Ctrl-C stops an answer and not the session, which else lets KeyboardInterrupt
-            through.
+        out: stream of the answers.
+        notes: stream of all other output.
+        show_stats: whether to print statistics after each answer.
+        stoppable: Ctrl-C stops an answer; otherwise KeyboardInterrupt ends the session.
 
     Attributes:
         messages: the conversation without its system message.
-        failed: whether something that was asked for could not be done.
+        failed: whether a question or a command failed.
     """
 
     def __init__(
@@ -69,12 +68,12 @@ class Session:
 
     @property
     def conversation(self) -> list[dict[str, str]]:
-        """The system message, where there is one, and all messages since."""
+        """The system message, if any, and all messages after it."""
         system = [{"role": "system", "content": self._system}] if self._system else []
         return [*system, *self.messages]
 
     def take(self, line: str) -> bool:
-        """Do what one line says; False to leave."""
+        """Run one line: a question or a command. Return False to leave."""
         text = line.strip()
         if not text:
             return True
@@ -101,7 +100,7 @@ class Session:
             self._end_line(pieces)
             self._fail(f"error: {error}")
             if not pieces:
-                self.messages.pop()  # as if it had not been asked
+                self.messages.pop()  # drop the question
                 return
         except KeyboardInterrupt:
             stats.stopped = True

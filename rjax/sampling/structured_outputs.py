@@ -24,9 +24,9 @@ class StructuredOutputsParams:
     The constructor checks the types. The schema, regex or grammar is compiled when the request is
     added.
 
-    The tokens of each sample are masked, so that the text always matches. A text that ``max_tokens``
-    cuts off is a prefix of a match. JSON has one space after commas and colons and no other white
-    space between its values.
+    The tokens of each sample are masked, so that the text always matches. A text that
+    ``max_tokens`` cuts off is a prefix of a match. JSON has one space after commas and colons and
+    no other white space between its values.
 
     Attributes:
         json: a JSON schema, as a dict, text, or pydantic model class; stored as text.

@@ -1,7 +1,7 @@
-"""Fields of other servers' requests that are refused: an answer without them would mislead.
+"""Unsupported fields that are refused, because ignoring them would mislead the client.
 
-The names are those of OpenAI's API, vLLM's and SGLang's extensions. All other unknown fields are
-ignored (`rjax.serve.fields`).
+They are fields of OpenAI's API and of the extensions of vLLM and SGLang. All other unknown fields
+are ignored (`rjax.serve.fields`).
 """
 
 from rjax.serve.fields import Refused

@@ -1,4 +1,4 @@
-"""The bodies of requests. README.md lists what each field does."""
+"""Request models, with the names of vLLM. README.md documents each field."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from rjax.serve.fields import Refused, known_fields
 
 
 def _whole(value: Any) -> Any:
-    """Clients whose language has one kind of number send 1.0 for 1, which JSON Schema allows."""
+    """Accept 1.0 for 1, as JSON Schema does; some client languages have no integers."""
     if isinstance(value, float) and math.isfinite(value) and value.is_integer():
         return int(value)
     return value
@@ -38,31 +38,31 @@ def _logprobs_flag(value: Any) -> Any:
 
 type Number = float | int
 Integer = Annotated[int, BeforeValidator(_whole)]
-# Clients of vLLM send the flag as 0 or 1 too.
+# Some clients of vLLM send 0 or 1.
 LogprobsFlag = Annotated[
     bool,
     BeforeValidator(_logprobs_flag),
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "integer", "enum": [0, 1]}]}),
 ]
-# A field that has no effect here, of any value. It goes no further than the request's body.
+# A field without effect, with any value.
 Ignored = Annotated[Any, Field(exclude=True)]
-# Checks stop at a list's first bad entry: an error for every entry costs far more than the entries.
+# Validation stops at a list's first invalid entry, because many errors would be expensive.
 type FailFastList[T] = Annotated[list[T], FailFast()]
 type FailFastDict[T] = Annotated[dict[str, T], FailFast()]
 type TemplateKwargs = FailFastDict[str | bool | Number | None]
 
 
 class RequestModel(BaseModel):
-    """Base of all bodies and of the objects in them: exact types, and a null is an absent field.
+    """Base class of request bodies and their objects: strict types; null is an absent field.
 
-    Unknown fields are handled by `rjax.serve.fields.known_fields`; the validation context is a
-    `rjax.serve.fields.FieldCheck`. The errors of one body are at most as many as it has known
-    fields, times the forms of each.
+    `rjax.serve.fields.known_fields` handles unknown fields; the validation context is a
+    `rjax.serve.fields.FieldCheck`. The number of errors of a body is bounded by its known fields
+    and their types.
 
     Attributes:
-        place: of the object in its body, with a dot at its end; empty for the body itself.
+        place: path of the object in the body, with a trailing dot; empty for the body itself.
         refused: unknown fields that may not be ignored.
-        names: of the fields, as clients write them.
+        names: JSON names of the fields.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -81,8 +81,8 @@ class RequestModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_fields(cls, value: Any, info: Any) -> Any:
-        """Leave out nulls and unknown fields. ``info`` is a ValidationInfo, a protocol that the
-        tests' run-time checks of types cannot check."""
+        """Remove nulls and unknown fields. ``info`` is a ValidationInfo, a protocol that run-time
+        type checkers cannot check."""
         if not isinstance(value, dict):
             return value
         return known_fields(value, cls.names, cls.refused, cls.place, info.context)
@@ -91,7 +91,7 @@ class RequestModel(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The schema, with null for every field that may be absent."""
+        """The JSON schema, in which every optional field may be null."""
         found = handler(core_schema)
         schema = handler.resolve_ref_schema(found)
         required = schema.get("required", ())
@@ -111,13 +111,13 @@ def _nullable(schema: JsonSchemaValue) -> JsonSchemaValue:
 
 
 class StreamOptions(RequestModel):
-    """What a stream adds."""
+    """Options of a stream."""
 
     place: ClassVar[str] = "stream_options."
 
     include_usage: bool = False
     continuous_usage_stats: Annotated[
-        bool, Field(description="with include_usage: every chunk holds the usage up to it")
+        bool, Field(description="with include_usage: every chunk holds the usage so far")
     ] = False
     include_obfuscation: Ignored = None
 
@@ -134,7 +134,7 @@ class JsonSchema(RequestModel):
 
 
 class ResponseFormat(RequestModel):
-    """What an answer must be."""
+    """The required format of the output."""
 
     place: ClassVar[str] = "response_format."
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.RESPONSE_FORMAT
@@ -144,7 +144,7 @@ class ResponseFormat(RequestModel):
 
 
 class StructuredOutputs(RequestModel):
-    """What the text must match: exactly one of these."""
+    """Constraint on the output text; exactly one field must be set."""
 
     place: ClassVar[str] = "structured_outputs."
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.STRUCTURED_OUTPUTS
@@ -157,7 +157,7 @@ class StructuredOutputs(RequestModel):
 
 
 class SamplingRequest(RequestModel):
-    """Fields of both completion routes; names and meaning as in `rjax.SamplingParams`."""
+    """Fields of both completion routes, as in `rjax.SamplingParams`."""
 
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.SAMPLING
 
@@ -187,18 +187,18 @@ class SamplingRequest(RequestModel):
     cache_salt: Annotated[
         str | None, Field(description="only prompts with the same salt share cached KV")
     ] = None
-    return_token_ids: Annotated[bool, Field(description="add token ids to the answer")] = False
+    return_token_ids: Annotated[bool, Field(description="add token ids to the response")] = False
     truncate_prompt_tokens: Annotated[
-        Integer | None, Field(description="keep only so many tokens of each prompt, its last ones")
+        Integer | None, Field(description="keep only this many tokens at the end of each prompt")
     ] = None
     return_tokens_as_token_ids: Annotated[
-        bool, Field(description="logprobs name a token token_id:N in place of its text")
+        bool, Field(description="logprobs contain token_id:N instead of a token's text")
     ] = False
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Annotated[str | None, Field(description="goes into the log, nowhere else")] = None
+    user: Annotated[str | None, Field(description="only logged")] = None
     store: Ignored = None
     metadata: Ignored = None
     service_tier: Ignored = None
@@ -213,22 +213,22 @@ class CompletionRequest(SamplingRequest):
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.COMPLETION
 
     prompt: str | FailFastList[str] | FailFastList[int] | FailFastList[FailFastList[int]]
-    prefix: Annotated[
-        str | None, Field(description="a named prefix whose tokens stand before each prompt's")
-    ] = None
+    prefix: Annotated[str | None, Field(description="a named prefix that precedes each prompt")] = (
+        None
+    )
     best_of: Annotated[
-        Integer | None, Field(description="samples to generate; the n likeliest are given back")
+        Integer | None, Field(description="samples to generate; the n most likely are returned")
     ] = None
     logprobs: Integer | None = None
     echo: bool = False
     add_special_tokens: Annotated[
         bool | None,
-        Field(description="the model's beginning token, before texts; true, unless prefix is set"),
+        Field(description="add the BOS token to text prompts; default: true without prefix"),
     ] = None
 
 
 class TextPart(RequestModel):
-    """A part of a message; only text is read."""
+    """A content part of a message; only text is supported."""
 
     place: ClassVar[str] = "messages.content."
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.PART
@@ -247,7 +247,7 @@ class FunctionCall(RequestModel):
 
 
 class ToolCall(RequestModel):
-    """One call of an assistant message."""
+    """One tool call of an assistant message."""
 
     place: ClassVar[str] = "messages.tool_calls."
 
@@ -257,7 +257,7 @@ class ToolCall(RequestModel):
 
 
 class Message(RequestModel):
-    """One message; the last ones are fields of answers, which clients send back."""
+    """One message; the ignored fields are those of responses that clients send back."""
 
     place: ClassVar[str] = "messages."
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.MESSAGE
@@ -267,10 +267,10 @@ class Message(RequestModel):
     name: str | None = None
     tool_calls: FailFastList[ToolCall] | None = None
     tool_call_id: str | None = None
-    refusal: Annotated[str | None, Field(description="read where there is no content")] = None
+    refusal: Annotated[str | None, Field(description="used if there is no content")] = None
     reasoning: Annotated[str | None, Field(description="of an assistant message")] = None
     reasoning_content: Annotated[
-        str | None, Field(description="the older name of reasoning; give one, or both alike")
+        str | None, Field(description="older name of reasoning; if both are set, they must agree")
     ] = None
     annotations: Ignored = None
     provider_specific_fields: Ignored = None
@@ -324,16 +324,14 @@ class ChatCompletionRequest(SamplingRequest):
     top_logprobs: Integer | None = None
     tools: FailFastList[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: Annotated[
-        bool | None, Field(description="false: calls after the first are left out")
-    ] = None
-    echo: Annotated[
-        bool, Field(description="begin the answer with the last message, if the assistant's")
-    ] = False
+    parallel_tool_calls: Annotated[bool | None, Field(description="false: at most one call")] = None
+    echo: Annotated[bool, Field(description="repeat the last message if it is the assistant's")] = (
+        False
+    )
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: Annotated[
-        bool, Field(description="add the beginning token to what the template writes")
+        bool, Field(description="add the BOS token to the template's output")
     ] = False
     chat_template_kwargs: TemplateKwargs | None = None
     modalities: FailFastList[Literal["text"]] | None = None
@@ -351,10 +349,10 @@ class TokenizeRequest(RequestModel):
         str | FailFastList[Message] | None, Field(description="a list is read as messages")
     ] = None
     messages: FailFastList[Message] | None = None
-    tools: Annotated[FailFastList[Tool] | None, Field(description="to show with messages")] = None
+    tools: Annotated[FailFastList[Tool] | None, Field(description="only with messages")] = None
     add_special_tokens: Annotated[
         bool | None,
-        Field(description="the beginning token; by default true of a prompt, false of messages"),
+        Field(description="add the BOS token; default: true for a prompt, false for messages"),
     ] = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -370,7 +368,7 @@ class DetokenizeRequest(RequestModel):
 
 
 class PrefixRequest(RequestModel):
-    """Body of POST /v1/prefixes: prompt or messages, one of them, says what the prefix is."""
+    """Body of POST /v1/prefixes: the prefix is given as either prompt or messages."""
 
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.PREFIX
 
@@ -378,9 +376,9 @@ class PrefixRequest(RequestModel):
     prompt: str | FailFastList[int] | None = None
     messages: FailFastList[Message] | None = None
     cache_salt: Annotated[
-        str | None, Field(description="that of the requests which are to find it")
+        str | None, Field(description="cache_salt of the requests that use the prefix")
     ] = None
-    pin: Annotated[bool, Field(description="keep it in memory until it is dropped")] = True
+    pin: Annotated[bool, Field(description="keep its KV in memory until it is dropped")] = True
 
 
 class PinRequest(RequestModel):

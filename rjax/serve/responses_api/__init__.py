@@ -1,1 +1,1 @@
-"""/v1/responses, OpenAI's Responses API, over the chats of `rjax.serve.chat`."""
+"""OpenAI's Responses API (/v1/responses), implemented by chat runs of `rjax.serve.chat`."""

@@ -1,4 +1,4 @@
-"""From the fields of a Responses request to those of a chat request."""
+"""Convert a Responses request to a chat request."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ _SAME = (
     *("stop_token_ids", "ignore_eos", "min_tokens", "logit_bias", "allowed_token_ids", "bad_words"),
     "structured_outputs",
 )
-_METADATA = (16, 64, 512)  # OpenAI's bounds: entries, characters of a name, of a value
+_METADATA = (16, 64, 512)  # OpenAI's limits: entries, characters of a name, of a value
 _NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -49,12 +49,12 @@ _NAMES = {
 
 
 def check_fields(body: ResponsesRequest, limits: ServeLimits, *, reasons: bool) -> None:
-    """What the chat route does not check, having no such fields.
+    """Check the fields that a chat request does not have.
 
     Args:
         body: of the request.
         limits: of the server.
-        reasons: whether answers may have reasoning.
+        reasons: whether outputs may have reasoning.
 
     Raises:
         ApiError: 400.
@@ -90,19 +90,19 @@ def check_fields(body: ResponsesRequest, limits: ServeLimits, *, reasons: bool) 
 
 
 def wants_logprobs(body: ResponsesRequest) -> bool:
-    """Whether the answer's text comes with logprobs."""
+    """Whether the request asks for logprobs of the output text."""
     return LOGPROBS in (body.include or ())
 
 
 def chat_body(
     body: ResponsesRequest, messages: list[Message], *, knows_effort: bool
 ) -> ChatCompletionRequest:
-    """The chat request that answers a Responses request.
+    """The chat request of a Responses request.
 
     Args:
         body: of the Responses request.
         messages: of the whole conversation, without the instructions.
-        knows_effort: whether the chat template knows ``reasoning_effort``.
+        knows_effort: whether the chat template uses ``reasoning_effort``.
 
     Raises:
         ApiError: 400.
@@ -140,10 +140,10 @@ def chat_body(
 
 
 def input_messages(given: str | list[Item]) -> list[Message]:
-    """The input as messages of a chat.
+    """Convert the input to chat messages.
 
-    Reasoning, the text after it and the calls after that become one assistant message, as the chat
-    route gave it.
+    Reasoning, the text after it and the calls after that become one assistant message, as in a chat
+    response.
     """
     if isinstance(given, str):
         return [Message(role="user", content=given)]
@@ -157,7 +157,7 @@ def input_messages(given: str | list[Item]) -> list[Message]:
             case ReasoningItem():
                 parts = item.content or item.summary or ()
                 text = "".join(part.text for part in parts)
-                if text:  # it may be encrypted, for another server
+                if text:  # empty if the item has only encrypted reasoning
                     found.append(Message(role="assistant", reasoning=text))
             case FunctionCallItem():
                 function = FunctionCall(name=item.name, arguments=item.arguments)
@@ -173,14 +173,14 @@ def input_messages(given: str | list[Item]) -> list[Message]:
 
 
 def _only_reasoned(messages: list[Message]) -> bool:
-    """Whether the last message is an assistant's reasoning, of which nothing followed so far."""
+    """Whether the last message has only reasoning, without text or calls."""
     if not messages or messages[-1].reasoning is None:
         return False
     return messages[-1].content is None and not messages[-1].tool_calls
 
 
 def renamed(error: ApiError) -> ApiError:
-    """An error of the chat route with the names of this one's fields."""
+    """An error of a chat request with the field names of the Responses request."""
     name = _NAMES.get(error.param or "")
     if name is None:
         return error

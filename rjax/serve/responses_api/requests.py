@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses. README.md lists what each field does."""
+"""The request model of POST /v1/responses. README.md documents each field."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -33,7 +33,7 @@ class InputText(RequestModel):
 
 
 class OutputText(RequestModel):
-    """Text of an earlier answer; the last field is added by the official client."""
+    """Text of an earlier response; OpenAI's client adds ``parsed``."""
 
     place: ClassVar[str] = "input.message.content."
 
@@ -45,7 +45,7 @@ class OutputText(RequestModel):
 
 
 class Refusal(RequestModel):
-    """A refusal of an earlier answer."""
+    """A refusal of an earlier response."""
 
     place: ClassVar[str] = "input.message.content."
 
@@ -70,7 +70,7 @@ class MessageItem(RequestModel):
 
 
 class FunctionCallItem(RequestModel):
-    """A function that the assistant called; the last field is added by the official client."""
+    """A function that the assistant called; OpenAI's client adds ``parsed_arguments``."""
 
     place: ClassVar[str] = "input.function_call."
 
@@ -124,13 +124,13 @@ class ReasoningText(RequestModel):
 
 
 class ReasoningItem(RequestModel):
-    """Reasoning of an earlier answer."""
+    """Reasoning of an earlier response."""
 
     place: ClassVar[str] = "input.reasoning."
 
     type: Literal["reasoning"]
     summary: Annotated[
-        FailFastList[SummaryText] | None, Field(description="read where there is no content")
+        FailFastList[SummaryText] | None, Field(description="used if there is no content")
     ] = None
     content: FailFastList[ReasoningText] | None = None
     id: Ignored = None
@@ -185,7 +185,7 @@ class NamedFunctionTool(RequestModel):
 
 
 class TextFormat(RequestModel):
-    """What the text must be."""
+    """The required format of the text."""
 
     place: ClassVar[str] = "text.format."
 
@@ -211,7 +211,7 @@ class Reasoning(RequestModel):
     place: ClassVar[str] = "reasoning."
 
     effort: Annotated[
-        str | None, Field(description="for chat templates that know reasoning_effort")
+        str | None, Field(description="for chat templates that use reasoning_effort")
     ] = None
     summary: Ignored = None
     generate_summary: Ignored = None
@@ -233,10 +233,10 @@ class ResponsesRequest(RequestModel):
     input: str | FailFastList[Item]
     model: Annotated[str | None, Field(description="must be the served model's name")] = None
     instructions: Annotated[
-        str | None, Field(description="a system message before all others, of this answer alone")
+        str | None, Field(description="a system message before all others, for this response only")
     ] = None
     previous_response_id: Annotated[
-        str | None, Field(description="a stored response whose conversation goes on")
+        str | None, Field(description="a stored response whose conversation is continued")
     ] = None
     store: Annotated[
         bool | None, Field(description="keep the response in memory; null is true")
@@ -244,20 +244,20 @@ class ResponsesRequest(RequestModel):
     text: TextOptions | None = None
     tools: FailFastList[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
-    parallel_tool_calls: Annotated[
-        bool | None, Field(description="false: calls after the first are left out")
-    ] = None
+    parallel_tool_calls: Annotated[bool | None, Field(description="false: at most one call")] = None
     max_output_tokens: Integer | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     top_logprobs: Integer | None = None
     include: FailFastList[Includable] | None = None
     reasoning: Reasoning | None = None
-    metadata: Annotated[FailFastDict[str] | None, Field(description="given back as it is")] = None
-    user: Annotated[str | None, Field(description="goes into the log, nowhere else")] = None
+    metadata: Annotated[FailFastDict[str] | None, Field(description="repeated in the response")] = (
+        None
+    )
+    user: Annotated[str | None, Field(description="only logged")] = None
     safety_identifier: Annotated[str | None, Field(description="the newer name of user")] = None
     prompt_cache_key: Annotated[
-        str | None, Field(description="given back; prompts share cached KV by themselves")
+        str | None, Field(description="repeated; prefixes share KV automatically without it")
     ] = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
@@ -288,7 +288,7 @@ class ResponsesRequest(RequestModel):
     @field_validator("tools", "tool_choice", mode="before")
     @classmethod
     def _check_tools(cls, value: Any) -> Any:
-        """Say of a built-in tool that it is one."""
+        """Refuse built-in tools with their own error message."""
         for tool in value if isinstance(value, list) else [value]:
             kind = tool.get("type") if isinstance(tool, dict) else None
             if isinstance(kind, str) and kind != "function":

@@ -42,10 +42,9 @@ from rjax.serve.responses_api.store import StoredResponse
 from rjax.serve.responses_api.writer import ResponseWriter
 from rjax.serve.service import Service
 
-# Characters that a response repeats of its request:
-_LARGE_ECHO = 64 * 2**10  # written on a thread
-_MANY_ITEMS = 128  # of an input, written on a thread
-_NOT_SHOWN = 256 * 2**10  # allowed beyond those of a prompt: a format's schema, metadata
+_LARGE_ECHO = 64 * 2**10  # characters repeated from the request; more are written on a thread
+_MANY_ITEMS = 128  # of an input; more are written on a thread
+_EXTRA_ECHO = 256 * 2**10  # characters outside the prompt, such as a schema and metadata
 _MESSAGES = TypeAdapter(list[Message])
 
 
@@ -67,7 +66,7 @@ async def respond(
         raise renamed(error) from error
     response = _response(body, run, service)
     echo = await service.response_threads.run(_echo_size, response)
-    if echo > service.longest_text + _NOT_SHOWN:
+    if echo > service.longest_text + _EXTRA_ECHO:
         raise ApiError(
             400,
             f"the tools, the format and the metadata have {echo} characters, more than a prompt of "
@@ -75,7 +74,9 @@ async def respond(
             param="tools",
         )
     large = echo > _LARGE_ECHO
-    response_run = _ResponseRun(body, run, ResponseWriter(response), messages, large, tenant, service)
+    response_run = _ResponseRun(
+        body, run, ResponseWriter(response), messages, large, tenant, service
+    )
     if body.stream:
         await run.start()
         return EventStream(response_run.events(), run.close)
@@ -84,15 +85,15 @@ async def respond(
 
 @dataclasses.dataclass(frozen=True)
 class _ResponseRun:
-    """One response on its way.
+    """A response in progress.
 
     Attributes:
         body: of the request.
-        run: the chat that answers it.
+        run: the chat run that generates it.
         writer: of the response.
-        messages: of the conversation before the answer.
-        large_echo: whether the response is large by what it repeats of its request.
-        tenant: who asks.
+        messages: of the conversation before the response.
+        large_echo: whether the fields repeated from the request are large.
+        tenant: of the client.
         service: of the app.
     """
 
@@ -105,7 +106,7 @@ class _ResponseRun:
     service: Service
 
     async def whole(self, request: Request) -> Response:
-        """The answer of a request that does not stream."""
+        """The response of a request that does not stream."""
         output = await self.run.final(request)
 
         def write() -> None:
@@ -144,7 +145,7 @@ class _ResponseRun:
             assert usage is not None
             large = self.large_echo or is_large(writer.size)
             last = writer.finish(reason, usage)
-            await self._end(large=large)  # before the client is told
+            await self._end(large=large)  # store before the client gets the last event
             for event in last:
                 yield NamedEvent(event.type, await self._json(event, large=large))
         except Exception as error:
@@ -153,7 +154,7 @@ class _ResponseRun:
                 yield NamedEvent(event.type, await self._json(event, large=large))
 
     async def _end(self, *, large: bool) -> bytes:
-        """The JSON of the response, which is stored if that is wanted and it fits."""
+        """The JSON of the response. Stores the response if requested and if it fits."""
         response, store = self.writer.response, self.service.responses
         response.store = response.store and response.status != "failed"
         data = (await self._json(response, large=large)).encode()
@@ -186,7 +187,7 @@ def _whole_call(index: int, call: ResponseToolCall) -> DeltaToolCall:
 
 
 def stored(name: str, tenant: Tenant, service: Service) -> Response:
-    """The answer of GET: a stored response.
+    """A stored response.
 
     Raises:
         ApiError: 404.
@@ -195,7 +196,7 @@ def stored(name: str, tenant: Tenant, service: Service) -> Response:
 
 
 def stored_input(name: str, query: QueryParams, tenant: Tenant, service: Service) -> Response:
-    """The answer of GET input_items: a page of a stored response's input.
+    """A page of a stored response's input items.
 
     Raises:
         ApiError: 400, 404.
@@ -205,10 +206,10 @@ def stored_input(name: str, query: QueryParams, tenant: Tenant, service: Service
 
 
 def _echo_size(response: ResponsesResponse) -> int:
-    """Characters of a response without output: of what it repeats of its request.
+    """Characters of a response without output, most of which repeat the request.
 
     Raises:
-        ApiError: 400, it cannot be written.
+        ApiError: 400, the response cannot be serialised.
     """
     try:
         return sum(map(len, iter_json(response)))
@@ -219,7 +220,7 @@ def _echo_size(response: ResponsesResponse) -> int:
 
 
 def _response(body: ResponsesRequest, run: ChatRun, service: Service) -> ResponsesResponse:
-    """The response, in progress."""
+    """A new response with status ``in_progress``."""
     choice = body.tool_choice
     text = {"type": "text"}
     if body.text is not None and body.text.format is not None:
@@ -255,7 +256,7 @@ def _response(body: ResponsesRequest, run: ChatRun, service: Service) -> Respons
 
 
 def _message(response: ResponsesResponse) -> Message:
-    """The assistant's message of a response."""
+    """The output of a response as an assistant message."""
     reasoning: list[str] = []
     texts: list[str] = []
     calls: list[ToolCall] = []

@@ -1,4 +1,4 @@
-"""Responses, their items and the events of their streams, in the shape of OpenAI's API."""
+"""Models of responses, output items and stream events, with the names of OpenAI and vLLM."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ from rjax.serve.responses_api.requests import Status
 
 
 class TopTextLogprob(BaseModel):
-    """A token that could have stood there; ``bytes`` is empty for a part of a character."""
+    """An alternative token; ``bytes`` is empty for an incomplete UTF-8 character."""
 
     token: str
     logprob: float
@@ -38,7 +38,7 @@ class ResponseReasoningText(BaseModel):
 
 
 class ResponseReasoningItem(BaseModel):
-    """What the assistant thought; there is no summary of it."""
+    """The assistant's reasoning; ``summary`` is always empty."""
 
     id: str
     type: Literal["reasoning"] = "reasoning"
@@ -72,21 +72,20 @@ type ResponseOutputItem = ResponseReasoningItem | ResponseOutputMessage | Respon
 
 
 class InputTokensDetails(BaseModel):
-    """Of the input tokens, those served from the prefix cache and those whose KV this request
-    computed and wrote to it."""
+    """Input tokens served from the prefix cache, and those computed and written to it."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputTokensDetails(BaseModel):
-    """Of the output tokens, those of reasoning."""
+    """Output tokens of reasoning."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(BaseModel):
-    """Tokens of a response."""
+    """Token counts of a response."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -103,13 +102,13 @@ class ResponseError(BaseModel):
 
 
 class IncompleteDetails(BaseModel):
-    """Why a response ends early."""
+    """Why a response is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
 class ResponsesResponse(BaseModel):
-    """A response; what it repeats of its request is what was used, defaults included."""
+    """A response, including the request's parameters with their defaults."""
 
     id: str
     object: Literal["response"] = "response"
@@ -143,7 +142,7 @@ class ResponsesResponse(BaseModel):
 
 
 class DeletedResponse(BaseModel):
-    """Answer of DELETE /v1/responses/{response_id}."""
+    """Response of DELETE /v1/responses/{response_id}."""
 
     id: str
     object: Literal["response"] = "response"
@@ -151,20 +150,20 @@ class DeletedResponse(BaseModel):
 
 
 class StreamEvent(BaseModel):
-    """One event of a stream; they are numbered from 0."""
+    """One event of a stream; ``sequence_number`` counts from 0."""
 
     type: str
     sequence_number: int
 
 
 class ResponseEvent(StreamEvent):
-    """A response begins or ends."""
+    """Start or end of a response."""
 
     response: ResponsesResponse
 
 
 class ItemEvent(StreamEvent):
-    """An item begins or ends."""
+    """Start or end of an output item."""
 
     output_index: int
     item: ResponseOutputItem
@@ -176,14 +175,14 @@ class _ItemEvent(StreamEvent):
 
 
 class PartEvent(_ItemEvent):
-    """The text of reasoning or of a message begins or ends."""
+    """Start or end of a content part of a message or of reasoning."""
 
     content_index: int = 0
     part: ResponseOutputText | ResponseReasoningText
 
 
 class TextDeltaEvent(_ItemEvent):
-    """What is new of a text."""
+    """Delta of a text."""
 
     content_index: int = 0
     delta: str
@@ -191,7 +190,7 @@ class TextDeltaEvent(_ItemEvent):
 
 
 class TextDoneEvent(_ItemEvent):
-    """A whole text."""
+    """A complete text."""
 
     content_index: int = 0
     text: str
@@ -199,27 +198,27 @@ class TextDoneEvent(_ItemEvent):
 
 
 class ReasoningDeltaEvent(_ItemEvent):
-    """What is new of reasoning."""
+    """Delta of reasoning."""
 
     content_index: int = 0
     delta: str
 
 
 class ReasoningDoneEvent(_ItemEvent):
-    """A whole reasoning."""
+    """Complete reasoning."""
 
     content_index: int = 0
     text: str
 
 
 class ArgumentsDeltaEvent(_ItemEvent):
-    """What is new of a call's arguments."""
+    """Delta of a call's arguments."""
 
     delta: str
 
 
 class ArgumentsDoneEvent(_ItemEvent):
-    """All arguments of a call."""
+    """Complete arguments of a call."""
 
     name: str
     arguments: str

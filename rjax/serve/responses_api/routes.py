@@ -29,7 +29,7 @@ async def create_response(
     tenant: TenantDep,
     service: ServiceDep,
 ) -> Response:
-    """Answer a conversation that is given as items, or that goes on from a stored response."""
+    """Create a response to input items, optionally continuing a stored response."""
     return await respond(body, request, tenant, service)
 
 
@@ -66,7 +66,7 @@ _QUERY = {
 async def list_input_items(
     response_id: str, request: Request, tenant: TenantDep, service: ServiceDep
 ) -> Response:
-    """The input of a stored response's request, the newest item first."""
+    """The input items of a stored response, newest first by default."""
     return stored_input(response_id, request.query_params, tenant, service)
 
 
@@ -74,14 +74,14 @@ async def list_input_items(
 async def drop_response(
     response_id: str, tenant: TenantDep, service: ServiceDep
 ) -> DeletedResponse:
-    """Forget a stored response."""
+    """Delete a stored response."""
     service.responses.drop(tenant.name, response_id)
     return DeletedResponse(id=response_id)
 
 
 @router.post("/v1/responses/{response_id}/cancel", response_model=ResponsesResponse)
 async def cancel_response(response_id: str, tenant: TenantDep, service: ServiceDep) -> Response:
-    """Refused: only responses in the background could be cancelled, and there are none."""
+    """Refused: only background responses can be cancelled, and this server has none."""
     service.responses.find(tenant.name, response_id)
     raise ApiError(
         400,

@@ -1,4 +1,4 @@
-"""Turns the deltas of a chat into the items of a response and the events of its stream."""
+"""Converts the deltas of a chat to output items and stream events of a response."""
 
 import secrets
 import time
@@ -47,25 +47,25 @@ _FAILURES = {400: "invalid_prompt", 503: "rate_limit_exceeded"}
 class ResponseWriter:
     """Writes one response.
 
-    Reasoning makes an item, text a message, each call an item of its own. White space that stands
-    before a call, or alone after a call or reasoning, is dropped, as the chat route does.
+    Reasoning, text and each tool call become separate items. White space before a call, or alone
+    after a call or reasoning, is dropped, as in a chat response.
 
     Args:
-        response: in progress, without output.
+        response: a new response without output.
     """
 
     def __init__(self, response: ResponsesResponse) -> None:
         self.response = response
         self.size = 0
-        """Logprobs of the text, every alternative counted: what makes an event large."""
+        """Number of logprobs, including alternatives; they dominate the size of an event."""
         self._events: list[StreamEvent] = []
         self._number = 0
         self._done: list[ResponseOutputItem] = []
-        self._item: ResponseOutputItem | None = None  # as it was added
+        self._item: ResponseOutputItem | None = None  # the open item, without its content
         self._call_index: int | None = None
         self._pieces: list[str] = []  # of the open item's text or arguments
         self._logprobs: list[TextLogprob] = []
-        self._held = ""  # white space that may be all there is before an item
+        self._held = ""  # leading white space, dropped if no text follows
 
     def begin(self) -> list[StreamEvent]:
         """The first events."""
@@ -84,10 +84,10 @@ class ResponseWriter:
         return self._take()
 
     def finish(self, reason: FinishReason, usage: UsageInfo) -> list[StreamEvent]:
-        """The last events; the response is then as it stays.
+        """Complete the response; return the last events.
 
         Args:
-            reason: why the chat ended.
+            reason: finish reason of the chat.
             usage: of the chat.
         """
         response = self.response
@@ -108,7 +108,7 @@ class ResponseWriter:
         return self._take()
 
     def fail(self, error: ApiError) -> list[StreamEvent]:
-        """The last event of a response that an error ended."""
+        """End the response with an error; return the last event."""
         response = self.response
         if self._item is not None:
             self._done.append(self._whole_item("incomplete"))
@@ -183,7 +183,7 @@ class ResponseWriter:
         self._emit(ItemEvent, "response.output_item.added", output_index=len(self._done), item=item)
 
     def _close(self, status: Status) -> None:
-        """End the open item, if there is one."""
+        """Complete the open item, if there is one."""
         if self._item is None:
             return
         item = self._whole_item(status)
@@ -204,7 +204,7 @@ class ResponseWriter:
         self._item, self._pieces, self._logprobs = None, [], []
 
     def _whole_item(self, status: Status) -> ResponseOutputItem:
-        """The open item with all that came of it."""
+        """The open item with its content so far."""
         whole = "".join(self._pieces)
         if isinstance(self._item, ResponseOutputMessage):
             part = ResponseOutputText(text=whole, logprobs=self._logprobs)

@@ -1,4 +1,4 @@
-"""Who may run now: quick tasks in turn between tenants, slow ones in a few places of their own."""
+"""Fair scheduling of worker tasks: quick slots shared round-robin by tenants, few slow slots."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -7,15 +7,15 @@ from rjax.errors import OverloadedError
 
 
 class TaskSlots:
-    """The places in which tasks run.
+    """The slots in which tasks run.
 
-    Waiting tenants take turns for the quick places. Of the slow places one tenant never has all
-    where there are several tenants.
+    Waiting tenants get quick slots round-robin. If there are several tenants, one tenant cannot
+    occupy all slow slots.
 
     Args:
-        quick: places for tasks that begin.
-        slow: places for tasks that turned out to take long.
-        queued: tasks of one tenant that may wait.
+        quick: number of slots in which tasks start.
+        slow: number of slots for tasks that take long.
+        queued: maximum of waiting tasks of one tenant.
         shared: whether there are several tenants.
     """
 
@@ -28,10 +28,10 @@ class TaskSlots:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     async def enter(self, tenant: str, seconds: float) -> "TaskSlot":
-        """Wait for a quick place.
+        """Wait for a quick slot.
 
         Raises:
-            OverloadedError: too many of this tenant's wait, or it took longer than ``seconds``.
+            OverloadedError: the tenant's queue is full, or no slot was free within ``seconds``.
         """
         if self._free and not self._waiting:
             self._free -= 1
@@ -48,7 +48,7 @@ class TaskSlots:
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                self.free()  # the place came too late
+                self.free()  # the slot was assigned too late
             elif turn in own:
                 own.remove(turn)
                 if not own:
@@ -61,18 +61,18 @@ class TaskSlots:
         return TaskSlot(self, tenant)
 
     def free(self) -> None:
-        """Give a quick place to the next tenant."""
+        """Release a quick slot to the next tenant."""
         if not self._waiting:
             self._free += 1
             return
         tenant, own = self._waiting.popitem(last=False)
         turn = own.popleft()
         if own:
-            self._waiting[tenant] = own  # behind the others
+            self._waiting[tenant] = own  # at the end of the round
         turn.set_result(None)
 
     def take_slow(self, tenant: str) -> bool:
-        """Take a slow place, if this tenant may have one."""
+        """Take a slow slot. Return False if this tenant cannot have one."""
         own = self._slow.get(tenant, 0)
         if own >= self._own_slow or sum(self._slow.values()) >= self._most_slow:
             return False
@@ -80,14 +80,14 @@ class TaskSlots:
         return True
 
     def free_slow(self, tenant: str) -> None:
-        """Give a slow place back."""
+        """Release a slow slot."""
         self._slow[tenant] -= 1
         if not self._slow[tenant]:
             del self._slow[tenant]
 
 
 class TaskSlot:
-    """The place of one task: a quick one, then perhaps a slow one (``is_slow``)."""
+    """The slot of one task: a quick slot, later possibly a slow one (``is_slow``)."""
 
     def __init__(self, slots: TaskSlots, tenant: str) -> None:
         self._slots = slots
@@ -95,7 +95,7 @@ class TaskSlot:
         self.is_slow = False
 
     def slow_down(self) -> bool:
-        """Move to a slow place; False if there is none."""
+        """Move to a slow slot; return False if there is none."""
         if not self._slots.take_slow(self._tenant):
             return False
         self.is_slow = True
@@ -103,7 +103,7 @@ class TaskSlot:
         return True
 
     def leave(self) -> None:
-        """The task has ended."""
+        """Release the slot."""
         if self.is_slow:
             self._slots.free_slow(self._tenant)
         else:
