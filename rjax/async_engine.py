@@ -93,7 +93,7 @@ class RequestStream:
 
     def close(self) -> None:
         """Release the request and abort it if it is unfinished. Closing twice does nothing."""
-        self._owner.forget(self)
+        self._owner.release(self)
 
 
 class AsyncLLMEngine:
@@ -132,7 +132,7 @@ class AsyncLLMEngine:
 
     @property
     def num_live(self) -> int:
-        """Requests accepted and not finished."""
+        """Number of unfinished requests."""
         return len(self._streams)
 
     @property
@@ -285,7 +285,7 @@ class AsyncLLMEngine:
         self._inbox.put(command)
         return done
 
-    def forget(self, stream: RequestStream) -> None:
+    def release(self, stream: RequestStream) -> None:
         """Drop a stream, and abort its request if it is unfinished."""
         if self._streams.pop(stream.request_id, None) is None:
             return
@@ -394,7 +394,7 @@ class AsyncLLMEngine:
                 _log.warning("%s is cut off: %s", output.request_id, error)
                 for read in list(self._streams.values()):
                     if read.output_queue is stream.output_queue:
-                        self.forget(read)
+                        self.release(read)
 
     def fail_all(self, error: Exception) -> None:
         """Raise an error in every reader."""

@@ -2,7 +2,8 @@
 
 Each beam of a round is a request for one token, which the engine batches with all other requests.
 It finds its parent's pages in the prefix cache, shares the full ones and copies the partial one on
-write. The algorithm, including early stopping, is that of transformers' ``generate(num_beams=...)``.
+write. The algorithm, including early stopping, is that of transformers'
+``generate(num_beams=...)``.
 """
 
 import dataclasses

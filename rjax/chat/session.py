@@ -11,8 +11,8 @@ from rjax.chat.backends import ChatBackend, ResponseStats
 from rjax.errors import RjaxError
 
 _HELP = """\
-/reset         forget the conversation; the system message stays
-/system TEXT   set the system message and forget the conversation; without TEXT, show it
+/reset         clear the conversation; the system message stays
+/system TEXT   set the system message and clear the conversation; without TEXT, show it
 /undo          take back the last question and its answer
 /save FILE     write the conversation as JSON
 /stats         show or hide figures after each answer

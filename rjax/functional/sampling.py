@@ -34,7 +34,7 @@ def sample(
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> Sampled:
-    """Draw a token from each row, by the Gumbel-max trick; temperature 0 takes the likeliest.
+    """Draw a token from each row, by the Gumbel-max trick; temperature 0 takes the most likely.
 
     Args:
         logits: raw logits; NaN counts as -inf.

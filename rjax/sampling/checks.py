@@ -29,7 +29,7 @@ def refuse(name: str, value: object, remedy: str) -> Never:
     raise InvalidRequestError(f"{name} is {shown(value)}; {remedy}")
 
 
-def whole(name: str, value: object, low: int, high: int, *, note: str = "") -> int:
+def integer(name: str, value: object, low: int, high: int, *, note: str = "") -> int:
     """An integer in the closed range [low, high]; NumPy integers are accepted, bools are not.
 
     Raises:
@@ -61,7 +61,7 @@ def real(
     refuse(name, value, f"give a number {bounds}{note}")
 
 
-def flag(name: str, value: object) -> bool:
+def boolean(name: str, value: object) -> bool:
     """True or False; NumPy bools are accepted, other truthy values are not.
 
     Raises:
@@ -96,5 +96,5 @@ def token_ids(name: str, value: Any, most: int) -> tuple[int, ...]:
     items = sequence(name, value, most, "give a list of token ids")
     if items and set(map(type, items)) == {int} and min(items) >= 0 and max(items) < 2**31:
         return tuple(dict.fromkeys(items))  # fast path for plain ints
-    checked = (whole(f"{name}[{i}]", item, 0, 2**31 - 1) for i, item in enumerate(items))
+    checked = (integer(f"{name}[{i}]", item, 0, 2**31 - 1) for i, item in enumerate(items))
     return tuple(dict.fromkeys(checked))

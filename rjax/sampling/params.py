@@ -109,8 +109,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_lists()
-        for name in _FLAGS:
-            self._set(name, checks.flag(name, getattr(self, name)))
+        for name in _BOOLEANS:
+            self._set(name, checks.boolean(name, getattr(self, name)))
         if not isinstance(self.output_kind, RequestOutputKind):
             kinds = ", ".join(f"RequestOutputKind.{kind.name}" for kind in RequestOutputKind)
             checks.refuse("output_kind", self.output_kind, f"give one of {kinds}")
@@ -121,12 +121,12 @@ class SamplingParams:
         object.__setattr__(self, name, value)
 
     def _check_numbers(self) -> None:
-        for name, (low, high, note) in _WHOLE.items():
-            self._set(name, checks.whole(name, getattr(self, name), low, high, note=note))
-        for name, (low, high, note) in _OPTIONAL_WHOLE.items():
+        for name, (low, high, note) in _INTEGERS.items():
+            self._set(name, checks.integer(name, getattr(self, name), low, high, note=note))
+        for name, (low, high, note) in _OPTIONAL_INTEGERS.items():
             if getattr(self, name) is not None:
-                self._set(name, checks.whole(name, getattr(self, name), low, high, note=note))
-        for name, (low, high, note) in _REAL.items():
+                self._set(name, checks.integer(name, getattr(self, name), low, high, note=note))
+        for name, (low, high, note) in _REALS.items():
             value = checks.real(
                 name, getattr(self, name), low, high, above_low=name == "top_p", note=note
             )
@@ -369,7 +369,7 @@ def _checked_bias(bias: Any) -> dict[int, float] | None:
         )
     checked = {}
     for key, value in bias.items():
-        token = checks.whole("a key of logit_bias", key, 0, _INT32_MAX)
+        token = checks.integer("a key of logit_bias", key, 0, _INT32_MAX)
         number = checks.real(f"logit_bias[{token}]", value, -_INT32_MAX, _INT32_MAX)
         checked[token] = min(max(number, -100.0), 100.0)
     return checked or None
@@ -379,19 +379,19 @@ def _json_key(key: Any) -> Any:
     return int(key) if isinstance(key, str) and key.isdecimal() and len(key) <= 10 else key
 
 
-_WHOLE = {
+_INTEGERS = {
     "n": (1, LIMITS.n, ""),
     "top_k": (-1, _INT32_MAX, "; 0 or -1 keeps every token"),
     "min_tokens": (0, _INT32_MAX, ""),
 }
-_OPTIONAL_WHOLE = {
+_OPTIONAL_INTEGERS = {
     "best_of": (1, LIMITS.n, ", or None for n"),
     "seed": (0, 2**63 - 1, ", or None for a fresh one"),
     "max_tokens": (1, _INT32_MAX, ", or None for up to the model's length"),
     "logprobs": (-1, _INT32_MAX, ", or None for no log-probabilities"),
     "prompt_logprobs": (-1, _INT32_MAX, ", or None for no log-probabilities"),
 }
-_REAL = {
+_REALS = {
     "presence_penalty": (-2.0, 2.0, ""),
     "frequency_penalty": (-2.0, 2.0, ""),
     "repetition_penalty": (0.01, 100.0, "; 1 is off"),
@@ -399,7 +399,7 @@ _REAL = {
     "top_p": (0.0, 1.0, "; 1 keeps every token"),
     "min_p": (0.0, 1.0, "; 0 keeps every token"),
 }
-_FLAGS = (
+_BOOLEANS = (
     "ignore_eos",
     "detokenize",
     "skip_special_tokens",

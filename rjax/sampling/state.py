@@ -163,17 +163,17 @@ def slot_row(
 
 
 def _admit(
-    state: SamplingState, words: UInt32[Array, " X"], counts: Int32[Array, " V"] | None
+    state: SamplingState, packed: UInt32[Array, " X"], counts: Int32[Array, " V"] | None
 ) -> SamplingState:
     # Write every field, so that nothing remains of the slot's previous sequence.
-    slot, start, fields = words[0], 1, {}
+    slot, start, fields = packed[0], 1, {}
     for name in FIELDS:
         held = getattr(state, name)
         if name == _COUNTS:
             row = jnp.zeros(held.shape[1:], held.dtype) if counts is None else counts
         else:
             stop = start + math.prod(held.shape[1:])
-            piece = words[start:stop].reshape(held.shape[1:])
+            piece = packed[start:stop].reshape(held.shape[1:])
             row, start = jax.lax.bitcast_convert_type(piece, held.dtype), stop
         fields[name] = held.at[slot].set(row, mode="drop")
     return SamplingState(**fields)
@@ -205,8 +205,8 @@ def compile_admission(state: SamplingState, vocab_size: int) -> SamplingState:
 
 def _packed(slot: int, row: SlotRow) -> tuple[UInt32[np.ndarray, " X"], Int32[_Host, " V"] | None]:
     fields = [np.ravel(getattr(row, name)).view(np.uint32) for name in FIELDS if name != _COUNTS]
-    words = np.concatenate([np.array([slot], np.uint32), *fields])
-    return words, row.output_counts if row.num_output else None
+    packed = np.concatenate([np.array([slot], np.uint32), *fields])
+    return packed, row.output_counts if row.num_output else None
 
 
 def _ids(name: str, ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
@@ -228,9 +228,9 @@ def _bits(name: str, ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.nda
 
 def _all_bits(vocab_size: int) -> np.ndarray:
     """Bits of every id below ``vocab_size``."""
-    words = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
-    words[-1] >>= np.uint32(-vocab_size % 32)
-    return words
+    bitmask = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
+    bitmask[-1] >>= np.uint32(-vocab_size % 32)
+    return bitmask
 
 
 def _padded(values: Sequence[float], size: int, fill: float, dtype: type) -> np.ndarray:

@@ -58,7 +58,7 @@ class StructuredOutputsParams:
                 checks.refuse(f"structured_outputs.{name}", text, "give a text that is not empty")
             _check_unicode(name, text or "")
         if self.json_object is not None:
-            value = checks.flag("structured_outputs.json_object", self.json_object)
+            value = checks.boolean("structured_outputs.json_object", self.json_object)
             object.__setattr__(self, "json_object", value)
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))

@@ -58,7 +58,7 @@ class PrefixTokenizer:
             return False
         if not last.content or not prefix.endswith(last.content):
             return False
-        if len(prefix) < len(tokenizer.beginning):
+        if len(prefix) < len(tokenizer.leading_special_text):
             return False
         for token in tokenizer.added_tokens.values():
             content = token.content

@@ -93,7 +93,7 @@ class Tokenizer:
         """`encode` for several texts at once, on all cores."""
         for text in texts:
             _check_text(text)
-        bare = [not add_special_tokens or self._begins_itself(text) for text in texts]
+        bare = [not add_special_tokens or self._has_special_tokens(text) for text in texts]
         found: list[list[int]] = [[] for _ in texts]
         for without in (False, True):
             rows = [i for i, b in enumerate(bare) if b is without]
@@ -209,7 +209,7 @@ class Tokenizer:
         return self._backend is not None and type(self._backend.decoder).__name__ == "ByteLevel"
 
     @functools.cached_property
-    def beginning(self) -> str:
+    def leading_special_text(self) -> str:
         """Text of the special tokens that `encode` puts before a text."""
         plain, special = (
             self.hf("a", add_special_tokens=flag, verbose=False)["input_ids"]
@@ -220,8 +220,8 @@ class Tokenizer:
                 return "".join(self.hf.convert_ids_to_tokens(special[:start]))
         return ""
 
-    def _begins_itself(self, text: str) -> bool:
-        return bool(self.beginning) and text.startswith(self.beginning)
+    def _has_special_tokens(self, text: str) -> bool:
+        return bool(self.leading_special_text) and text.startswith(self.leading_special_text)
 
     @functools.cached_property
     def _special_ids(self) -> frozenset[int]:
