@@ -1,4 +1,4 @@
-"""Tokens at the sys_tokenizer between system prompt and user text are those of the whole text."""
+"""Tokens at the boundary of system prompt and user text equal those of the whole text."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings

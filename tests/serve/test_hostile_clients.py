@@ -372,15 +372,15 @@ def test_connections_are_no_more_than_the_files_of_the_process(monkeypatch):
     limits, had = ServeLimits(open_connections=500), [(300, 400)]
     monkeypatch.setattr(resource, "getrlimit", lambda kind: had[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda kind, new: had.append(new))
-    assert server_module._most_open(limits) == 300 - 128 - 16
+    assert server_module._max_open_connections(limits) == 300 - 128 - 16
     server_module.set_ulimit(limits)
     assert had[-1] == (400, 400)
     had.append((300, 10**6))
     server_module.set_ulimit(limits)
     assert had[-1] == (500 + 128 + 16, 10**6)
-    assert server_module._most_open(limits) == 500
+    assert server_module._max_open_connections(limits) == 500
     server_module.set_ulimit(limits)
     assert len(had) == 4
     had.append((100, 100))
     with pytest.raises(InvalidConfigError, match="raise ulimit -n"):
-        server_module._most_open(limits)
+        server_module._max_open_connections(limits)
