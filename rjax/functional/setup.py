@@ -75,7 +75,7 @@ def prepare(
     kv_split_size: int | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Setup, Any]:
-    """Split a model into what is compiled in and its weights.
+    """Split a model into its static setup and its weights.
 
     Args:
         model: any model of ``models``; its arrays are not copied.

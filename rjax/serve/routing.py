@@ -13,8 +13,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     for status, text in (
         (400, "the request cannot be served as it is"),
         (401, "no valid API key"),
-        (404, "no such model or name"),
-        (409, "too much is held already"),
+        (404, "unknown model or name"),
+        (409, "a limit on stored objects is reached, or the KV pool is full"),
         (408, "the body did not arrive in time"),
         (413, "the body is too large"),
         (431, "the headers are too large"),
@@ -24,7 +24,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "the answer, or with stream set a stream of events that each hold a chunk",
+        "description": "the response, or if stream is set a stream of events with one chunk each",
         "content": {
             "text/event-stream": {
                 "schema": {  # of one event
