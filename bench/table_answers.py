@@ -2,7 +2,7 @@
 
     python -m bench.table_answers                      # through the engine, 16 tables of real names
     python -m bench.table_answers --values held_out    # names and values as training's, but unseen
-    python -m bench.table_answers --answerer plain     # a plain decoding loop, no engine
+    python -m bench.table_answers --backend plain     # a plain decoding loop, no engine
     python -m bench.table_answers --tables 128 --json bench/results/table_answers.json
 
 An answer counts when it equals the canonical one character for character; decoding is greedy.
@@ -38,10 +38,10 @@ from models import BUNDLED_MODEL, load_model
 from rjax.cli.errors import OneLineParser
 
 MAX_NEW_TOKENS = 256
-Answerer = Callable[[Sequence[Sheet]], list[list[str]]]
+ChatBackend = Callable[[Sequence[Sheet]], list[list[str]]]
 
 
-def engine_answerer(model: Path, relay: str) -> Answerer:
+def engine_answerer(model: Path, relay: str) -> ChatBackend:
     """Answers by rjax: every question is a chat whose system message is its table."""
     from rjax import LLM, SamplingParams
 
@@ -63,7 +63,7 @@ def engine_answerer(model: Path, relay: str) -> Answerer:
     return answer
 
 
-def plain_answerer(model: Path, group: int) -> Answerer:
+def plain_answerer(model: Path, group: int) -> ChatBackend:
     """Answers by a loop over the model itself, for ``group`` tables at a time."""
     loaded = load_model(model, dtype=None if on_gpu() else jnp.float32, progress=False)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -92,7 +92,7 @@ def on_gpu() -> bool:
     return jax.default_backend() == "gpu"
 
 
-def measure(sheets: Sequence[Sheet], answer: Answerer, show_wrong: int) -> dict[str, Score]:
+def measure(sheets: Sequence[Sheet], answer: ChatBackend, show_wrong: int) -> dict[str, Score]:
     """Ask everything and score it by kind, by kind and topic, and by table size."""
     answers = answer(sheets)
     right = [
@@ -112,7 +112,7 @@ def report(scores: dict[str, Score], seconds: float, args: argparse.Namespace) -
     """The scores with everything needed to repeat them."""
     return {
         "command": command("bench.table_answers"),
-        "answerer": args.answerer,
+        "backend": args.backend,
         "model": args.model.name if args.model != BUNDLED_MODEL else "bundled",
         "values": args.values,
         "seed": args.seed,
@@ -135,7 +135,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="model folder")
-    p.add_argument("--answerer", choices=("engine", "plain"), default="engine")
+    p.add_argument("--backend", choices=("engine", "plain"), default="engine")
     p.add_argument("--relay", choices=("auto", "on", "off"), default="auto", help="engine only")
     p.add_argument("--tables", type=whole(1), default=16)
     p.add_argument("--questions", type=whole(1), default=16, help="questions about each table")
@@ -147,9 +147,7 @@ def parser() -> argparse.ArgumentParser:
         help="real names and values, or generated ones; training saw neither",
     )
     p.add_argument("--seed", type=whole(0), default=EVALUATION_SEED)
-    p.add_argument(
-        "--group", type=whole(1), default=8, help="tables at a time, plain answerer only"
-    )
+    p.add_argument("--group", type=whole(1), default=8, help="tables at a time, plain backend only")
     p.add_argument("--show-wrong", type=whole(0), default=0, help="print so many wrong answers")
     p.add_argument("--json", type=Path, help="file for the scores")
     return p
@@ -166,7 +164,7 @@ def main() -> None:
     )
     answer = (
         engine_answerer(args.model, args.relay)
-        if args.answerer == "engine"
+        if args.backend == "engine"
         else plain_answerer(args.model, args.group)
     )
     began = time.monotonic()

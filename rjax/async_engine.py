@@ -1,4 +1,4 @@
-"""An engine on a thread of its own, for asyncio: requests in, a stream of outputs out of each."""
+"""AsyncLLMEngine: runs an engine on its own thread and streams its outputs to asyncio."""
 
 import asyncio
 import contextlib
@@ -25,22 +25,23 @@ from rjax.sampling import SamplingParams
 
 type Health = Literal["ready", "draining", "hung", "dead"]
 
-_IDLE_BEAT = 0.25  # seconds that an idle engine thread sleeps between two beats
-_MOST_COMMANDS_SECONDS = 0.05  # of commands between two steps, where there is something to step
+_IDLE_WAIT = 0.25  # seconds between two heartbeats of an idle engine thread
+_MAX_COMMAND_SECONDS = 0.05  # for commands between two steps while requests are unfinished
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """What may be accepted and not yet finished.
+    """Limits on unfinished requests.
 
     Attributes:
-        sequences: most sequences, running and waiting, every sample of a request counted.
-        prompt_tokens: most prompt tokens of those requests together.
-        heartbeat_seconds: an engine thread silent for longer counts as hung. The first use of a
-            shape compiles, which is silent too.
-        unread_tokens: tokens, and alternatives in their logprobs, of one request that may wait for
-            its reader. A request with more is aborted, and its reader gets an OverloadedError.
+        sequences: maximum of running and waiting sequences; every sample of a request counts.
+        prompt_tokens: maximum of their prompt tokens, in total.
+        heartbeat_seconds: time without a heartbeat after which the engine thread counts as hung.
+            There is no heartbeat while a new shape compiles.
+        unread_tokens: maximum of unread tokens of one request; every alternative in their logprobs
+            counts as a token. Beyond it the request is aborted and its reader gets an
+            OverloadedError.
     """
 
     sequences: int = 1024
@@ -50,9 +51,9 @@ class QueueLimits:
 
 
 class RequestStream:
-    """The outputs of one accepted request, in order; the last one is finished.
+    """The outputs of one accepted request, in order; the last one has ``finished`` set.
 
-    Leaving the ``async with`` block before the end aborts the request and frees its pages.
+    Leaving the ``async with`` block early aborts the request and frees its pages.
     """
 
     def __init__(
@@ -61,13 +62,13 @@ class RequestStream:
         request_id: str,
         sequences: int,
         tokens: int,
-        news: OutputQueue,
+        output_queue: OutputQueue,
     ) -> None:
         self.request_id = request_id
         self.sequences = sequences
         self.prompt_tokens = tokens
         self.finished = False
-        self.news = news
+        self.output_queue = output_queue
         self._owner = owner
 
     def __aiter__(self) -> "RequestStream":
@@ -77,7 +78,7 @@ class RequestStream:
         if self.finished:
             raise StopAsyncIteration
         try:
-            item = await self.news.get()
+            item = await self.output_queue.get()
         except Exception:
             self.finished = True
             raise
@@ -91,19 +92,19 @@ class RequestStream:
         self.close()
 
     def close(self) -> None:
-        """Forget the request; one that still runs is aborted. Closing twice does nothing."""
-        self._owner.forget(self)
+        """Release the request and abort it if it is unfinished. Closing twice does nothing."""
+        self._owner.release(self)
 
 
 class AsyncLLMEngine:
-    """Runs an engine's steps on one thread and hands its outputs to asyncio.
+    """Runs an engine's steps on one thread and delivers its outputs to asyncio.
 
-    All methods but the constructor belong to one event loop, the one in which `start` was awaited.
-    Nothing else may touch the engine meanwhile, except through `call`.
+    Call all methods except the constructor from the event loop that awaited `start`. Other code
+    may access the engine only through `call`.
 
     Args:
-        engine: ready to step.
-        limits: what may be queued.
+        engine: the engine to step.
+        limits: on unfinished requests.
     """
 
     def __init__(self, engine: Engine, limits: QueueLimits | None = None) -> None:
@@ -118,7 +119,7 @@ class AsyncLLMEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._empty = asyncio.Event()
         self._empty.set()
-        self._beat = time.monotonic()
+        self._heartbeat = time.monotonic()
         self._draining = False
         self._dead = False
         self._failed = False
@@ -126,34 +127,34 @@ class AsyncLLMEngine:
     async def start(self) -> None:
         """Start the engine's thread."""
         self._loop = asyncio.get_running_loop()
-        self._beat = time.monotonic()
+        self._heartbeat = time.monotonic()
         self._thread.start()
 
     @property
     def num_live(self) -> int:
-        """Requests accepted and not finished."""
+        """Number of unfinished requests."""
         return len(self._streams)
 
     @property
     def failed(self) -> bool:
-        """Whether the engine stopped on an error of its own, and not because it was told to."""
+        """Whether the engine stopped on an error, as opposed to `stop`."""
         return self._failed
 
     @property
     def health(self) -> Health:
-        """What the engine thread's last sign of life says."""
+        """The engine's state, judged by the thread's last heartbeat."""
         if self._dead or (self._loop is not None and not self._thread.is_alive()):
             return "dead"
-        if time.monotonic() - self._beat > self.limits.heartbeat_seconds:
+        if time.monotonic() - self._heartbeat > self.limits.heartbeat_seconds:
             return "hung"
         return "draining" if self._draining else "ready"
 
-    def check_room(self, sequences: int, prompt_tokens: int) -> None:
-        """Whether so much more may be queued now.
+    def check_capacity(self, sequences: int, prompt_tokens: int) -> None:
+        """Check that the queue has capacity for a request.
 
         Raises:
-            OverloadedError: not now.
-            EngineDeadError: not ever.
+            OverloadedError: the queue is full, or the server is shutting down.
+            EngineDeadError: the engine is dead or hung.
         """
         if self.health in ("dead", "hung"):
             raise EngineDeadError(
@@ -162,7 +163,8 @@ class AsyncLLMEngine:
         if self._draining:
             raise OverloadedError("the server is shutting down; ask another one", "draining")
         limits = self.limits
-        # How full the queue is stays untold: it is how long other tenants' prompts are.
+        # The messages do not say how full the queue is: that would reveal other tenants' prompt
+        # lengths.
         if self._sequences + sequences > limits.sequences:
             raise OverloadedError(
                 f"the queue, of at most {limits.sequences} sequences, has no room for the "
@@ -181,30 +183,30 @@ class AsyncLLMEngine:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         *,
-        news: OutputQueue | None = None,
+        output_queue: OutputQueue | None = None,
         request_id: str | None = None,
         **options: Any,
     ) -> RequestStream:
-        """Hand a request to the engine; returns once the engine has taken it.
+        """Add a request to the engine; returns when the engine has accepted it.
 
         Args:
             prompt_token_ids: the prompt.
             params: how to sample; ``output_kind`` says what the stream's outputs hold.
-            news: queue to put the outputs into, for a caller that reads several streams at once;
-                it sets ``finished`` of each stream itself.
-            request_id: unique among live requests; None makes one up.
+            output_queue: where to put the outputs, for a caller that reads several streams from one
+                queue. The caller then sets ``finished`` of each stream.
+            request_id: unique among unfinished requests; None generates one.
             options: further arguments of the engine's ``add_request``.
 
         Raises:
             InvalidRequestError: the engine refuses the request.
             OverloadedError: the queue is full, or the server is shutting down.
-            EngineDeadError: the engine runs no more.
+            EngineDeadError: the engine has stopped.
         """
         sequences, tokens = params.num_sequences, len(prompt_token_ids)
-        self.check_room(sequences, tokens)
-        if news is None:
-            news = OutputQueue(params.output_kind, self.limits.unread_tokens)
-        stream = RequestStream(self, self._name(request_id), sequences, tokens, news)
+        self.check_capacity(sequences, tokens)
+        if output_queue is None:
+            output_queue = OutputQueue(params.output_kind, self.limits.unread_tokens)
+        stream = RequestStream(self, self._name(request_id), sequences, tokens, output_queue)
         self._streams[stream.request_id] = stream
         self._sequences += stream.sequences
         self._prompt_tokens += stream.prompt_tokens
@@ -237,26 +239,26 @@ class AsyncLLMEngine:
                 yield output
 
     async def call[T](self, function: Callable[[Engine], T]) -> T:
-        """Run ``function(engine)`` on the engine's thread between two steps; what it raises is
-        raised here and harms nothing else.
+        """Run ``function(engine)`` on the engine's thread between two steps. Its exception is
+        raised here and does not stop the engine.
 
         Raises:
-            EngineDeadError: the engine runs no more.
+            EngineDeadError: the engine has stopped.
         """
         if self._dead or self._loop is None:
             raise EngineDeadError("the engine does not run; make a new one, or restart the server")
         done = self._post(self._loop, function)
-        if self._dead:  # it died in between: nobody else would run the command
+        if self._dead:  # the thread ended after the check and will not run the command
             self._drop_inbox()
         try:
             return await done
         finally:
-            del done  # an error's traceback refers to this frame
+            del done  # break the cycle of the error, its traceback and this frame
 
     def _post(
         self, loop: asyncio.AbstractEventLoop, function: Callable[[Engine], Any]
     ) -> asyncio.Future[Any]:
-        """Have the engine's thread run ``function(engine)``; the future gets what comes of it."""
+        """Queue ``function(engine)`` for the engine's thread; the future gets its result."""
         done: asyncio.Future[Any] = loop.create_future()
 
         def settle(result: Any, error: Exception | None) -> None:
@@ -272,22 +274,22 @@ class AsyncLLMEngine:
             if not self._dead:
                 try:
                     result = function(self.engine)
-                except RjaxError as raised:  # a refusal, of which nobody needs the frames
+                except RjaxError as raised:  # a refusal; its traceback is of no use
                     error = without_frames(raised)
-                except Exception as raised:  # belongs to this caller alone
+                except Exception as raised:  # raised in the caller only
                     error = raised
             else:
                 error = EngineDeadError("the engine stopped; make a new one, or restart the server")
-            self._tell(settle, result, error)
+            self._call_in_loop(settle, result, error)
 
         self._inbox.put(command)
         return done
 
-    def forget(self, stream: RequestStream) -> None:
-        """Drop a stream; its request is aborted unless it has finished."""
+    def release(self, stream: RequestStream) -> None:
+        """Drop a stream, and abort its request if it is unfinished."""
         if self._streams.pop(stream.request_id, None) is None:
             return
-        self._give_back_share(stream)
+        self._release_quota(stream)
         if not self._streams:
             self._empty.set()
         if not stream.finished:
@@ -295,21 +297,22 @@ class AsyncLLMEngine:
             request_id = stream.request_id
             self._inbox.put(lambda: self.engine.abort_request(request_id))
 
-    def _give_back_share(self, stream: RequestStream) -> None:
-        """The engine is done with a request, whether or not its outputs are read."""
+    def _release_quota(self, stream: RequestStream) -> None:
+        """Return a request's share of the queue limits when the engine has finished it."""
         self._sequences -= stream.sequences
         self._prompt_tokens -= stream.prompt_tokens
         stream.sequences = stream.prompt_tokens = 0
 
     async def drain(self, seconds: float) -> bool:
-        """Accept nothing more and wait for what runs; whether all of it finished in time."""
+        """Refuse new requests and wait for the unfinished ones. Return whether all finished in
+        time."""
         self._draining = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._empty.wait(), seconds)
         return not self._streams
 
     async def stop(self) -> None:
-        """End the thread; what still runs is aborted."""
+        """Abort unfinished requests and end the thread."""
         self._draining = True
         self.fail_all(OverloadedError("the server is shutting down", "draining"))
         self.end_thread()
@@ -317,12 +320,11 @@ class AsyncLLMEngine:
             await asyncio.to_thread(self._thread.join, 30.0)
 
     def end_thread(self) -> None:
-        """Have the thread end after the step that it is in, without waiting for it; any thread may
-        call this."""
+        """Tell the thread to end after its current step. Does not wait; any thread may call it."""
         self._inbox.put(None)
 
     def join(self, seconds: float) -> bool:
-        """Wait for the thread's end; whether it has ended."""
+        """Wait for the thread to end. Return whether it has ended."""
         if self._thread.is_alive():
             self._thread.join(seconds)
         return not self._thread.is_alive()
@@ -334,25 +336,26 @@ class AsyncLLMEngine:
                 if self.engine.has_unfinished_requests():
                     outputs = self.engine.step()
                     if outputs:
-                        self._tell(self._hand_out, outputs)
+                        self._call_in_loop(self._deliver, outputs)
         except BaseException:
             self._dead = True
             self._failed = True
             _log.exception("the engine stopped on an error")
-            self._tell(self.fail_all, EngineDeadError("the engine stopped on an error"))
+            self._call_in_loop(self.fail_all, EngineDeadError("the engine stopped on an error"))
             self._drop_inbox()
 
     def _take_commands(self) -> bool:
-        """Run what has come in; waits for it while there is nothing to step. False to stop.
+        """Run the queued commands; wait for one if there are no unfinished requests.
 
-        A flood of commands does not hold up the requests that run: after a while comes a step.
+        Returns after ``_MAX_COMMAND_SECONDS`` if there are unfinished requests, so that many
+        commands do not delay the next step. Return False to stop.
         """
-        end = time.monotonic() + _MOST_COMMANDS_SECONDS
+        end = time.monotonic() + _MAX_COMMAND_SECONDS
         while True:
-            self._beat = time.monotonic()
+            self._heartbeat = time.monotonic()
             idle = not self.engine.has_unfinished_requests()
             try:
-                command = self._inbox.get(block=idle, timeout=_IDLE_BEAT)
+                command = self._inbox.get(block=idle, timeout=_IDLE_WAIT)
             except queue.Empty:
                 if idle:
                     continue
@@ -373,27 +376,27 @@ class AsyncLLMEngine:
                     with contextlib.suppress(Exception):
                         command()
 
-    def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _call_in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(function, *arguments)
 
-    def _hand_out(self, outputs: list[RequestOutput]) -> None:
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue
             if output.finished:
-                self._give_back_share(stream)
+                self._release_quota(stream)
             try:
-                stream.news.put(output)
+                stream.output_queue.put(output)
             except OverloadedError as error:
                 _log.warning("%s is cut off: %s", output.request_id, error)
                 for read in list(self._streams.values()):
-                    if read.news is stream.news:
-                        self.forget(read)
+                    if read.output_queue is stream.output_queue:
+                        self.release(read)
 
     def fail_all(self, error: Exception) -> None:
-        """Give an error to every reader."""
+        """Raise an error in every reader."""
         for stream in self._streams.values():
-            stream.news.fail(error)
+            stream.output_queue.fail(error)

@@ -1,4 +1,4 @@
-"""A model in this process for asyncio programs."""
+"""AsyncLLM: offline inference for asyncio programs."""
 
 import asyncio
 import concurrent.futures
@@ -30,16 +30,16 @@ _STOP_SECONDS = 60.0
 
 
 class AsyncLLM:
-    """A model ready to generate, for one event loop; requests of all tasks share steps::
+    """A model with an asyncio interface; requests of all tasks are batched together::
 
         async with AsyncLLM("Qwen/Qwen3-0.6B") as llm:
             async for output in llm.generate("Why is the sky blue?", SamplingParams(max_tokens=64)):
                 print(output.outputs[0].text)
 
-    The engine runs on a thread of its own, which starts with the first request. All methods but
-    the constructor belong to the event loop of that request.
+    The engine runs on its own thread, which starts with the first request. Call all methods except
+    the constructor from the event loop of that request.
 
-    The device memory is given back by `close` or `shutdown`, or at the end of ``async with``.
+    `close`, `shutdown` and the end of ``async with`` free the device memory.
 
     Args:
         model: a Hugging Face folder or hub id; None for the bundled model.
@@ -51,7 +51,7 @@ class AsyncLLM:
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         config = EngineConfig.from_options({"model": model, **options})
-        from rjax.engine_builder import build_engine  # brings in JAX: only once it is needed
+        from rjax.engine_builder import build_engine  # imports JAX
 
         engine = build_engine(config)
         self._start(engine, config.relay, None, owned=engine)
@@ -63,8 +63,8 @@ class AsyncLLM:
         relay: RelaySettings | None = None,
         limits: QueueLimits | None = None,
     ) -> "AsyncLLM":
-        """An AsyncLLM over an engine that exists already; nothing else may step it meanwhile, and
-        closing the AsyncLLM leaves it open. Without ``limits`` any number of requests may wait."""
+        """An AsyncLLM over an existing engine. Nothing else may step the engine, and closing the
+        AsyncLLM does not close it. Without ``limits`` the queue is unbounded."""
         llm = cls.__new__(cls)
         llm._start(engine, relay or RelaySettings(), limits, owned=None)
         return llm
@@ -83,7 +83,7 @@ class AsyncLLM:
         self._engine = engine
         self._served = AsyncLLMEngine(engine, limits or _NO_LIMITS)
         self._prompts = PrefixedPrompts(engine, relay.sys_schema)
-        # One thread, so that prompts enter the engine in the order in which they were given.
+        # A single thread keeps prompts in the order of the calls.
         self._texts = concurrent.futures.ThreadPoolExecutor(1, "rjax-texts")
         if relay.sys_prompt is not None:
             self._prompts.fill(relay.sys_prompt)
@@ -102,29 +102,29 @@ class AsyncLLM:
         cache_salt: str | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[RequestOutput]:
-        """Complete one prompt; yields its outputs as they come, the last one ``finished``.
+        """Complete one prompt and yield its outputs; the last one has ``finished`` set.
 
         ``sampling_params.output_kind`` says what each output holds: everything so far (CUMULATIVE,
-        the default), what is new (DELTA), or there is one output at the end (FINAL_ONLY). A reader
-        who is late gets outputs merged. Closing the generator, or cancelling the task that reads
-        it, aborts the request.
+        the default), the new part (DELTA), or everything in one output at the end (FINAL_ONLY).
+        Outputs are merged if the reader falls behind. Closing the generator, or cancelling the task
+        that reads it, aborts the request.
 
         Args:
             prompt: a text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": [...]}``.
             sampling_params: None takes the model's defaults.
-            request_id: for `abort`, unique among live requests; None makes one up.
+            request_id: for `abort`; unique among unfinished requests. None generates one.
             priority, prefix, cache_salt, timeout: as in `LLM.generate`.
 
         Raises:
             InvalidRequestError: the prompt cannot be served.
             EngineDeadError: the engine stopped on an error.
-            EngineClosedError: it is closed, or was closed meanwhile.
+            EngineClosedError: this AsyncLLM is or was closed.
         """
         await self._ensure_started()
         encode = self._prompts.encode
         if prefix is None:
             found = await self._on_thread(lambda: encode([prompt]))
-        else:  # what a name means is known to the engine's thread
+        else:  # only the engine's thread may look up a prefix by name
             found = await self._served.call(lambda engine: encode([prompt], prefix))
             if cache_salt is None:
                 salt = self._prompts.salt
@@ -143,8 +143,8 @@ class AsyncLLM:
         timeout: float | None = None,
         **template: Any,
     ) -> AsyncGenerator[RequestOutput]:
-        """Answer one conversation; yields as `generate` does. ``template`` are the arguments of
-        `LLM.chat` from ``chat_template`` on."""
+        """Answer one conversation; yields outputs as `generate` does. ``template`` takes the
+        arguments of `LLM.chat` from ``chat_template`` on."""
         await self._ensure_started()
         tokenizer = self._prompts.tokenizer
         found = await self._on_thread(
@@ -155,8 +155,8 @@ class AsyncLLM:
             yield output
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End requests where they stand; each gets a last output with ``finish_reason`` "abort".
-        Unknown ids are ignored, since a request may finish while its abort is on the way."""
+        """Abort requests; each gets a last output with ``finish_reason`` "abort". Unknown ids are
+        ignored, because a request may finish before its abort arrives."""
         self._check_open()
         names = [request_id] if isinstance(request_id, str) else list(request_id)
         if self._loop is not None:
@@ -169,27 +169,27 @@ class AsyncLLM:
         return await self._served.call(function)
 
     async def fill_prefix_kv_cache(self, shared_prefix: str | Sequence[int] | None) -> None:
-        """Replace the shared prefix, as `LLM.fill_prefix_kv_cache`; requests wait meanwhile."""
+        """Replace the shared prefix, as `LLM.fill_prefix_kv_cache`. Blocks other requests."""
         await self.call(lambda engine: self._prompts.fill(shared_prefix))
 
     async def add_prefix(
         self, name: str, prefix: str | Sequence[int], *, cache_salt: str | None = None
     ) -> None:
-        """Keep the KV of a prefix under a name, as `LLM.add_prefix`; requests wait meanwhile."""
+        """Pin the KV of a prefix under a name, as `LLM.add_prefix`. Blocks other requests."""
         await self.call(lambda engine: self._prompts.add(name, prefix, cache_salt))
 
     async def drop_prefix(self, name: str) -> None:
-        """Let go of a named prefix, as `LLM.drop_prefix`."""
+        """Unpin a named prefix, as `LLM.drop_prefix`."""
         await self.call(lambda engine: self._prompts.drop(name))
 
     async def load_prefix(
         self, path: str | pathlib.Path, name: str | None = None, *, cache_salt: str | None = None
     ) -> str:
-        """Keep a prefix that `LLM.save_prefix` wrote, as `LLM.load_prefix`."""
+        """Pin a prefix that `LLM.save_prefix` wrote, as `LLM.load_prefix`."""
         return await self.call(lambda engine: self._prompts.load(path, name, cache_salt))
 
     async def reset_prefix_cache(self) -> None:
-        """Forget the KV of former prompts; a configured system prompt stays."""
+        """Clear the prefix cache; pinned prefixes stay."""
         await self.call(lambda engine: engine.reset_prefix_cache())
 
     async def stats(self) -> Any:
@@ -197,23 +197,23 @@ class AsyncLLM:
         return await self.call(lambda engine: engine.stats())
 
     def get_tokenizer(self) -> Any:
-        """The tokenizer, as `LLM.get_tokenizer` gives it."""
+        """The Hugging Face tokenizer, as `LLM.get_tokenizer`."""
         self._check_open()
         return self._prompts.tokenizer.hf
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The checkpoint's own defaults, or `SamplingParams()` where it has none."""
+        """The checkpoint's default parameters, or `SamplingParams()` if it has none."""
         self._check_open()
         return default_sampling_params(self._engine.tokenizer)
 
     async def close(self) -> None:
-        """Abort what still runs, end the thread and free the memory; from then on every use raises
-        EngineClosedError. Closing twice does nothing."""
+        """Abort unfinished requests, end the thread and free the memory. Any later use raises
+        EngineClosedError; closing twice does nothing."""
         if self._begin_closing():
             await asyncio.to_thread(self._end)
 
     def shutdown(self) -> None:
-        """`close` without an event loop: blocks until the step that runs has ended."""
+        """`close` without an event loop; blocks until the current step has ended."""
         if self._begin_closing():
             self._end()
 
@@ -246,7 +246,7 @@ class AsyncLLM:
                 f"sampling_params is {type(params).__name__}; give SamplingParams"
             )
         self._check_open()
-        if params.structured_outputs is not None:  # compiled while the engine steps
+        if params.structured_outputs is not None:  # compile while the engine steps
             make = self._engine.structured_masks
             options["masks"] = await self._on_thread(lambda: make(params))
         self._check_open()

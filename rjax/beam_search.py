@@ -1,8 +1,9 @@
-"""Beam search over the engine: each round asks for one token of every beam.
+"""Beam search over the engine: each round generates one token of every beam.
 
-A beam is a request of one token, so it is batched with all others; it finds its parent's pages in
-the prefix tree, shares them, and copies the last one when it first writes into it. The search is
-that of transformers' ``generate(num_beams=...)``, its early stopping included.
+Each beam of a round is a request for one token, which the engine batches with all other requests.
+It finds its parent's pages in the prefix cache, shares the full ones and copies the partial one on
+write. The algorithm, including early stopping, is that of transformers'
+``generate(num_beams=...)``.
 """
 
 import dataclasses
@@ -19,21 +20,21 @@ type EarlyStopping = bool | Literal["never"]
 _MOST_BEAMS = 64
 
 
-@no_type_check  # what users give is checked by hand, with messages for them
+@no_type_check  # ``__post_init__`` checks the values, with messages for users
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
-    """How to search; checked when made.
+    """Parameters of a beam search; the constructor checks them.
 
     Attributes:
         beam_width: beams kept, and sequences returned; 1 to 64. ``max_logprobs`` of the engine must
             be at least (1 + number of ending tokens) times this, and at least twice this.
         max_tokens: most tokens to generate.
-        length_penalty: scores are divided by the length to this power; above 0 favours long
+        length_penalty: exponent of the length by which scores are divided; above 0 favours long
             sequences, below 0 short ones.
-        early_stopping: True ends when ``beam_width`` sequences have ended; False when the best
-            running beam, at its present length, is no better than the worst of them; "never" when
-            no running beam can become better.
-        ignore_eos: the model's end-of-sequence tokens end no beam.
+        early_stopping: True stops when ``beam_width`` sequences have ended. False stops when, in
+            addition, the best running beam at its present length scores no better than the worst of
+            them. "never" stops when no running beam can score better.
+        ignore_eos: do not end beams at the model's end-of-sequence tokens.
         stop_token_ids: further tokens that end a beam; at most 8.
 
     Raises:
@@ -78,7 +79,7 @@ class Beam:
 
 
 class BeamSearch:
-    """The search of one prompt, fed with the likeliest next tokens of each running beam.
+    """The state of one prompt's search.
 
     Args:
         params: of the search.
@@ -97,11 +98,11 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """Next tokens looked at: enough that ``beam_width`` of them end no beam."""
+        """Candidates per round: enough to leave ``beam_width`` that do not end a beam."""
         return max(2, 1 + len(self._ends)) * self._params.beam_width
 
     def advance(self, found: Sequence[dict[int, float]]) -> None:
-        """Take the log-probabilities of the likeliest next tokens of each running beam."""
+        """Extend the running beams by their most likely next tokens and log-probabilities."""
         width = self._params.beam_width
         grown = [
             Beam((*beam.tokens, token), beam.total + logprob)
@@ -113,7 +114,7 @@ class BeamSearch:
         length = len(self.running[0].tokens) + 1
         last = length >= self._params.max_tokens
         ended = [last or beam.tokens[-1] in self._ends for beam in grown]
-        # An ended beam counts only among the best: it may not win by being short of rivals.
+        # An ended beam counts only if it is among the ``beam_width`` best candidates.
         new = [b for b, end in zip(grown[:width], ended, strict=False) if end]
         if not (self._is_full and self._params.early_stopping is True):
             scored = [(beam.total / length**self._params.length_penalty, beam) for beam in new]
@@ -146,18 +147,20 @@ def run_beam_search(
     """Search for every prompt at once.
 
     Args:
-        engine: an ``LLMEngine`` that nobody else steps meanwhile.
+        engine: an ``LLMEngine``; nothing else may step it during the search.
         prompts: token ids.
         params: of the search.
-        name: beginning of the request ids, unused otherwise.
-        step: steps the engine and returns the outputs of these requests; by default the engine's.
+        name: unique prefix of the request ids.
+        step: steps the engine and returns the outputs of these requests; ``engine.step`` by
+            default.
 
     Returns:
-        One output a prompt; its ``outputs`` are the beams, best first, with the sum of their
-        log-probabilities as ``cumulative_logprob``.
+        One output per prompt. Its ``outputs`` are the beams, best first; ``cumulative_logprob`` is
+        the sum of their log-probabilities.
 
     Raises:
-        InvalidRequestError: the engine cannot search so; nothing is left running.
+        InvalidRequestError: the engine's limits do not allow this search. No request is left
+            running.
     """
     eos = engine.tokenizer.eos_token_ids if engine.tokenizer and not params.ignore_eos else ()
     ends = frozenset((*eos, *params.stop_token_ids))

@@ -1,4 +1,4 @@
-"""Objects that own memory until they are closed, and calls that exclude one another."""
+"""Base classes of objects with ``close``: releasing memory, and one caller at a time."""
 
 import abc
 import contextlib
@@ -25,15 +25,15 @@ class Closable(abc.ABC):
         return self._closed
 
     def close(self) -> None:
-        """End what still runs and free the memory; from then on every use raises
-        EngineClosedError. Closing twice does nothing."""
+        """Abort running requests and free the memory. Any later use raises EngineClosedError;
+        closing twice does nothing."""
         if not self._closed:
             self._closed = True
             self._free()
 
     @abc.abstractmethod
     def _free(self) -> None:
-        """End what still runs and free the memory; called once."""
+        """Abort running requests and free the memory; called once."""
 
     def _check_open(self) -> None:
         if self._closed:
@@ -52,21 +52,21 @@ class Closable(abc.ABC):
         self.close()
 
 
-class OneCaller(Closable):
-    """A `Closable` whose `one_at_a_time` methods exclude one another, `close` among them."""
+class SynchronizedClosable(Closable):
+    """A `Closable` with a lock: one thread at a time runs `close` or a `synchronized` method."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._calls = 0
 
     def close(self) -> None:
-        """As `Closable.close`; waits for the calls of other threads."""
+        """Close as `Closable.close` does, after the calls of other threads have returned."""
         with self._lock:
             super().close()
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """For the length of the block no other thread is in a call.
+    def locked(self) -> Iterator[None]:
+        """Hold the lock for the block, so that no other thread is in a call.
 
         Raises:
             EngineClosedError: it is closed.
@@ -80,8 +80,8 @@ class OneCaller(Closable):
                 self._calls -= 1
 
     def if_idle(self, function: Callable[[], None]) -> bool:
-        """Call a function if no call is under way, of another thread or of this one; whether it was
-        called. It waits for nothing, so that a finalizer may use it."""
+        """Call a function if no thread, including this one, is in a call. Return whether it was
+        called. Never blocks, so that finalizers may use it."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -93,18 +93,18 @@ class OneCaller(Closable):
             self._lock.release()
 
 
-def one_at_a_time[S: OneCaller, **P, R](
+def synchronized[S: SynchronizedClosable, **P, R](
     method: Callable[Concatenate[S, P], R],
 ) -> Callable[Concatenate[S, P], R]:
-    """A method of a `OneCaller` that waits while another thread is in one.
+    """Decorate a method of a `SynchronizedClosable` to wait while another thread is in a call.
 
     Raises:
         EngineClosedError: it is closed.
     """
 
     @functools.wraps(method)
-    def alone(self: S, *given: P.args, **named: P.kwargs) -> R:
-        with self.alone():
+    def locked(self: S, *given: P.args, **named: P.kwargs) -> R:
+        with self.locked():
             return method(self, *given, **named)
 
-    return alone
+    return locked

@@ -1,16 +1,16 @@
-"""Conversations as prompts, laid out by a tokenizer's chat template."""
+"""Conversations as prompts, rendered by a tokenizer's chat template."""
 
 from typing import Any
 
 from rjax.errors import InvalidRequestError, without_frames
 from rjax.prompts import Prompt, encode_texts, split_conversations
-from rjax.tokenization import Tokenizer, encode_sharing
+from rjax.tokenization import Tokenizer, encode_shared_prefix
 
 
 def encode_conversations(
     tokenizer: Tokenizer, messages: Any, **options: Any
 ) -> "list[Prompt | InvalidRequestError]":
-    """Text and token ids of each conversation, or why it has none.
+    """Text and token ids of each conversation, or the error that refuses it.
 
     Args:
         tokenizer: with a chat template.
@@ -18,7 +18,7 @@ def encode_conversations(
         options: of `Tokenizer.apply_chat_template`.
 
     Raises:
-        InvalidRequestError: nothing was given that could be conversations.
+        InvalidRequestError: ``messages`` is neither a conversation nor a list of them.
     """
     found: list[Prompt | InvalidRequestError] = []
     for conversation in split_conversations(messages):
@@ -29,4 +29,4 @@ def encode_conversations(
             found.append(Prompt(text, None))
         except InvalidRequestError as error:
             found.append(without_frames(error))
-    return encode_texts(found, lambda texts: encode_sharing(tokenizer, texts, False))
+    return encode_texts(found, lambda texts: encode_shared_prefix(tokenizer, texts, False))

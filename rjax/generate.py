@@ -214,7 +214,7 @@ def _encode(
     llm: "LLM", tasks: list[Task], system: str | None, *, raw: bool
 ) -> list[dict[str, Any]]:
     """Prompt text and token ids of each task."""
-    from rjax.tokenization import encode_sharing
+    from rjax.tokenization import encode_shared_prefix
 
     tokenizer = llm.engine.tokenizer
     assert tokenizer is not None
@@ -238,7 +238,7 @@ def _encode(
                 texts.append(tokenizer.apply_chat_template(_conversation(task, system)))
             except InvalidRequestError as error:
                 raise InvalidRequestError(f"{task.source}: {error}") from error
-    rows = encode_sharing(tokenizer, texts, add_special_tokens=raw)
+    rows = encode_shared_prefix(tokenizer, texts, add_special_tokens=raw)
     return [
         {"prompt": text, "prompt_token_ids": row} for text, row in zip(texts, rows, strict=True)
     ]

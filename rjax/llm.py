@@ -6,7 +6,7 @@ from typing import Any, Never
 
 from rjax.batch.kernel_use import KernelUse
 from rjax.beam_search import BeamSearchParams, run_beam_search
-from rjax.closing import Closable, OneCaller, one_at_a_time
+from rjax.closing import Closable, SynchronizedClosable, synchronized
 from rjax.config import DType, EngineConfig, RelayMode, RelaySettings
 from rjax.conversations import encode_conversations
 from rjax.engine.protocol import Engine
@@ -20,15 +20,15 @@ from rjax.request_runner import (
     RequestRunner,
     default_sampling_params,
     new_requests,
-    params_of_each,
+    params_per_prompt,
 )
 from rjax.sampling import RequestOutputKind, SamplingParams
-from rjax.scoring import ScoreOutput, refuse_pooling, score_of, score_requests
-from rjax.tokenization.seam import DEFAULT_SCHEMA
+from rjax.scoring import ScoreOutput, refuse_pooling, score_output, score_requests
+from rjax.tokenization.sys_prompt_tokenizer import DEFAULT_SCHEMA
 
 
 @with_engine_options
-class LLM(OneCaller):
+class LLM(SynchronizedClosable):
     """A model ready to generate.
 
     Calls from several threads run one after the other. Requests of `stream` also advance in the
@@ -86,7 +86,7 @@ class LLM(OneCaller):
         return llm
 
     def _start(self, engine: Engine, relay: RelaySettings, *, owned: Closable | None) -> None:
-        OneCaller.__init__(self)
+        SynchronizedClosable.__init__(self)
         self.engine = engine
         self._owned = owned
         self._prompts = PrefixedPrompts(engine, relay.sys_schema)
@@ -102,7 +102,7 @@ class LLM(OneCaller):
         if self._owned is not None:
             self._owned.close()
 
-    @one_at_a_time
+    @synchronized
     def generate(
         self,
         prompts: Any,
@@ -143,7 +143,7 @@ class LLM(OneCaller):
         )
         return self._runner.run(requests, use_tqdm)
 
-    @one_at_a_time
+    @synchronized
     def stream(
         self,
         prompts: Any,
@@ -177,7 +177,7 @@ class LLM(OneCaller):
         )
         return OutputStream(self, self._runner, self._runner.open_stream(requests))
 
-    @one_at_a_time
+    @synchronized
     def chat(
         self,
         messages: Any,
@@ -216,7 +216,7 @@ class LLM(OneCaller):
         every = self._params(sampling_params, len(found), RequestOutputKind.FINAL_ONLY)
         return self._runner.run(new_requests(found, every, priority), use_tqdm)
 
-    @one_at_a_time
+    @synchronized
     def stream_chat(
         self,
         messages: Any,
@@ -232,7 +232,7 @@ class LLM(OneCaller):
         requests = new_requests(found, every, priority)
         return OutputStream(self, self._runner, self._runner.open_stream(requests))
 
-    @one_at_a_time
+    @synchronized
     def score(
         self, prompts: Any, continuations: Any, *, use_tqdm: bool | Callable[..., Any] = True
     ) -> list[ScoreOutput]:
@@ -255,7 +255,7 @@ class LLM(OneCaller):
         """
         requests = score_requests(prompts, continuations, self._prompts)
         outputs = self._runner.run(requests, use_tqdm)
-        return [score_of(*pair) for pair in zip(requests, outputs, strict=True)]
+        return [score_output(*pair) for pair in zip(requests, outputs, strict=True)]
 
     def embed(self, *given: Any, **options: Any) -> Never:
         """Not supported: no supported model family pools.
@@ -273,7 +273,7 @@ class LLM(OneCaller):
         """
         refuse_pooling("LLM.encode")
 
-    @one_at_a_time
+    @synchronized
     def fill_prefix_kv_cache(self, shared_prefix: str | Sequence[int] | None) -> None:
         """Replace the shared prefix; nothing is recompiled.
 
@@ -284,7 +284,7 @@ class LLM(OneCaller):
         """
         self._prompts.fill(shared_prefix)
 
-    @one_at_a_time
+    @synchronized
     def add_prefix(
         self, name: str, prefix: str | Sequence[int], *, cache_salt: str | None = None
     ) -> None:
@@ -302,7 +302,7 @@ class LLM(OneCaller):
         """
         self._prompts.add(name, prefix, cache_salt)
 
-    @one_at_a_time
+    @synchronized
     def drop_prefix(self, name: str) -> None:
         """Unpin a named prefix.
 
@@ -311,12 +311,12 @@ class LLM(OneCaller):
         """
         self._prompts.drop(name)
 
-    @one_at_a_time
+    @synchronized
     def prefixes(self) -> list[str]:
         """Names of the pinned prefixes."""
         return self._prompts.names()
 
-    @one_at_a_time
+    @synchronized
     def save_prefix(self, name: str, path: str | pathlib.Path) -> None:
         """Write a named prefix with its KV to a safetensors file, for `load_prefix` or the
         option ``prefix_files`` of a later start.
@@ -326,7 +326,7 @@ class LLM(OneCaller):
         """
         self.engine.save_prefix(name, path)
 
-    @one_at_a_time
+    @synchronized
     def load_prefix(
         self, path: str | pathlib.Path, name: str | None = None, *, cache_salt: str | None = None
     ) -> str:
@@ -347,7 +347,7 @@ class LLM(OneCaller):
         """
         return self._prompts.load(path, name, cache_salt)
 
-    @one_at_a_time
+    @synchronized
     def beam_search(
         self, prompts: Any, params: BeamSearchParams | None = None
     ) -> list[RequestOutput]:
@@ -389,12 +389,12 @@ class LLM(OneCaller):
         self._check_open()
         return default_sampling_params(self.engine.tokenizer)
 
-    @one_at_a_time
+    @synchronized
     def reset_prefix_cache(self) -> None:
         """Evict the KV of finished requests; pinned prefixes stay."""
         self.engine.reset_prefix_cache()
 
-    @one_at_a_time
+    @synchronized
     def kernels(self) -> list[KernelUse]:
         """The kernel of each operation at each step size, and why not a faster one.
 
@@ -403,13 +403,13 @@ class LLM(OneCaller):
         """
         return self.engine.kernels()
 
-    @one_at_a_time
+    @synchronized
     def stats(self) -> Any:
         """The engine's counters and memory figures."""
         return self.engine.stats()
 
     def _params(self, given: Any, count: int, kind: RequestOutputKind) -> list[SamplingParams]:
-        return params_of_each(given, count, self.get_default_sampling_params, kind)
+        return params_per_prompt(given, count, self.get_default_sampling_params, kind)
 
     def _requests(
         self,

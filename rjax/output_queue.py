@@ -1,4 +1,7 @@
-"""The outputs of a request between the engine and its reader, in bounded memory."""
+"""A bounded queue between the engine and the reader of a request's outputs.
+
+vLLM's counterpart is ``RequestOutputCollector``.
+"""
 
 import asyncio
 import time
@@ -8,22 +11,24 @@ from rjax.errors import OverloadedError
 from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.sampling import RequestOutputKind
 
-_KEPT_APART = 32  # unread outputs of one request before further ones are merged
-_TURN_SECONDS = 0.01  # of one reader's work before the event loop turns to others
+_MAX_UNMERGED = 32  # unread outputs of one request; later ones are merged into the last
+_TIME_SLICE = 0.01  # seconds that one reader may run before it yields to the event loop
 
 
 class OutputQueue:
-    """Outputs in their order, of one request or of several that are read together.
+    """Outputs of one request, or of several that are read together, in order.
 
-    A reader that is behind finds the further DELTA outputs of a request merged into one, and of
-    CUMULATIVE ones the last alone. One that stays behind is cut off: memory for the tokens that
-    nobody reads has a bound.
+    If the reader falls behind, later DELTA outputs of a request are merged into one, and a
+    CUMULATIVE output replaces the one before it. If the unread tokens exceed ``most_unread``, the
+    queue is closed with an error, which bounds its memory.
 
-    All methods belong to one event loop.
+    Call all methods from one event loop.
 
     Args:
-        kind: of the outputs; FINAL_ONLY ones have no bound, since the engine holds them anyway.
-        most_unread: tokens that may wait, each alternative of their logprobs counted as one more.
+        kind: of the outputs. FINAL_ONLY outputs are not bounded, because the engine holds them
+            anyway.
+        most_unread: maximum of unread tokens; every alternative in their logprobs counts as a
+            token.
     """
 
     def __init__(self, kind: RequestOutputKind, most_unread: int) -> None:
@@ -31,24 +36,24 @@ class OutputQueue:
         self._most_unread = most_unread
         self._items: deque[RequestOutput | Exception] = deque()
         self._last: dict[str, RequestOutput] = {}
-        self._apart: dict[str, int] = {}
+        self._num_unread: dict[str, int] = {}
         self._unread = 0
         self._cut = False
-        self._news = asyncio.Event()
-        self._turn = 0.0
+        self._not_empty = asyncio.Event()
+        self._slice_start = 0.0
 
     def put(self, output: RequestOutput) -> None:
         """Add an output.
 
         Raises:
-            OverloadedError: too much is unread. All of that is dropped, and the error is what the
-                reader gets next.
+            OverloadedError: too many tokens are unread. The unread outputs are dropped, and the
+                reader gets this error next.
         """
         if self._cut:
             return
         name = output.request_id
-        apart = self._apart.get(name, 0)
-        latest = self._kind is RequestOutputKind.CUMULATIVE and apart > 0
+        num_unread = self._num_unread.get(name, 0)
+        latest = self._kind is RequestOutputKind.CUMULATIVE and num_unread > 0
         self._unread += _size(output) - (_size(self._last[name]) if latest else 0)
         bounded = self._kind is not RequestOutputKind.FINAL_ONLY
         if bounded and self._items and self._unread > self._most_unread:
@@ -60,16 +65,16 @@ class OutputQueue:
         if latest:
             self._replace(name, output)
             return
-        if self._kind is RequestOutputKind.DELTA and apart >= _KEPT_APART:
+        if self._kind is RequestOutputKind.DELTA and num_unread >= _MAX_UNMERGED:
             merge_delta(self._last[name], output)
             return
-        self._apart[name] = apart + 1
+        self._num_unread[name] = num_unread + 1
         self._last[name] = output
         self._items.append(output)
-        self._news.set()
+        self._not_empty.set()
 
     def _replace(self, name: str, output: RequestOutput) -> None:
-        """Let an output stand in the place of the one before it, all of which it holds."""
+        """Replace the request's last unread output by a newer CUMULATIVE one."""
         place = next(i for i, item in enumerate(self._items) if item is self._last[name])
         self._items[place] = self._last[name] = output
 
@@ -83,7 +88,7 @@ class OutputQueue:
     def fail(self, error: Exception) -> None:
         """Add an error, which `get` raises."""
         self._items.append(error)
-        self._news.set()
+        self._not_empty.set()
 
     async def get(self) -> RequestOutput:
         """Wait for the next output and take it.
@@ -91,28 +96,28 @@ class OutputQueue:
         Raises:
             Exception: what `fail` was given.
         """
-        if self._items and time.monotonic() - self._turn > _TURN_SECONDS:
-            await asyncio.sleep(0)  # others have their turn, however much is there to read
-            self._turn = time.monotonic()
+        if self._items and time.monotonic() - self._slice_start > _TIME_SLICE:
+            await asyncio.sleep(0)  # yield, so that a full queue does not block other tasks
+            self._slice_start = time.monotonic()
         while not self._items:
-            self._news.clear()
-            await self._news.wait()
-            self._turn = time.monotonic()
+            self._not_empty.clear()
+            await self._not_empty.wait()
+            self._slice_start = time.monotonic()
         item = self._items.popleft()
         if isinstance(item, Exception):
             try:
                 raise item
             finally:
-                del item  # the error's traceback refers to this frame
+                del item  # break the cycle of the error, its traceback and this frame
         self._unread -= _size(item)
-        self._apart[item.request_id] -= 1
-        if not self._apart[item.request_id]:
-            del self._apart[item.request_id], self._last[item.request_id]
+        self._num_unread[item.request_id] -= 1
+        if not self._num_unread[item.request_id]:
+            del self._num_unread[item.request_id], self._last[item.request_id]
         return item
 
 
 def _size(output: RequestOutput) -> int:
-    """Tokens, and alternatives to them, that an output brings."""
+    """Tokens of an output plus the alternatives in their logprobs."""
     size = 0
     for completion in output.outputs:
         size += len(completion.token_ids)
@@ -122,7 +127,7 @@ def _size(output: RequestOutput) -> int:
 
 
 def merge_delta(earlier: RequestOutput, later: RequestOutput) -> None:
-    """Add what a DELTA output brings to the one before it of the same request."""
+    """Append a DELTA output to the earlier one of the same request."""
     for known, new in zip(earlier.outputs, later.outputs, strict=True):
         _extend(known, new)
     earlier.finished = later.finished

@@ -1,48 +1,50 @@
-"""The outputs of `LLM.stream`, one by one as they are generated."""
+"""The iterator that `LLM.stream` returns."""
 
 import contextlib
 from collections.abc import Iterator
 
-from rjax.closing import OneCaller
+from rjax.closing import SynchronizedClosable
 from rjax.errors import EngineClosedError
 from rjax.outputs import RequestOutput
-from rjax.request_runner import RequestRunner, StreamInbox
+from rjax.request_runner import RequestRunner, StreamBuffer
 
 
 class OutputStream(Iterator[RequestOutput]):
-    """An iterator over the increments of one or several requests.
+    """An iterator over the output deltas of one or several requests.
 
-    Each `RequestOutput` holds what is new of one prompt, named by ``prompt_index``: text, tokens
-    and logprobs of each of its samples. The last one of a prompt has ``finished`` set. Increments
-    that belong together add up to what `LLM.generate` returns.
+    Each `RequestOutput` holds the new text, tokens and logprobs of every sample of one prompt;
+    ``prompt_index`` says which prompt. The last output of a prompt has ``finished`` set. The deltas
+    of a prompt, joined, equal the output of `LLM.generate`.
 
-    The engine steps while its user waits in ``next``. Between two outputs the LLM is free: other
-    threads, and the body of the loop, may call it, and their calls and this stream share steps.
-    Any thread may read on, one at a time.
+    The engine steps only inside ``next``. Between two outputs, other threads and the loop body may
+    call the LLM; their requests and this stream share steps. Several threads may read the stream,
+    one at a time.
 
-    What still runs is aborted by `close`, at the end of a ``with`` block, or when the last
-    reference goes, as at a ``break`` out of a for loop over ``llm.stream(...)``. After the LLM was
-    closed, ``next`` raises EngineClosedError.
+    `close`, the end of a ``with`` block and the loss of the last reference (for example a ``break``
+    out of ``for output in llm.stream(...)``) abort unfinished requests. After the LLM is closed,
+    ``next`` raises EngineClosedError.
     """
 
-    def __init__(self, llm: OneCaller, runner: RequestRunner, inbox: StreamInbox) -> None:
+    def __init__(
+        self, llm: SynchronizedClosable, runner: RequestRunner, buffer: StreamBuffer
+    ) -> None:
         self._llm = llm
         self._runner = runner
-        self._inbox = inbox
+        self._buffer = buffer
         self._ended = False
 
     def __next__(self) -> RequestOutput:
-        """Wait for the next increment.
+        """Wait for the next output.
 
         Raises:
             StopIteration: all requests have finished, or the stream was closed.
-            EngineClosedError: the LLM was closed meanwhile.
+            EngineClosedError: the LLM was closed.
         """
         if self._ended:
             raise StopIteration
-        with self._llm.alone():
+        with self._llm.locked():
             try:
-                while (output := self._inbox.take()) is None and self._inbox.live:
+                while (output := self._buffer.take()) is None and self._buffer.live:
                     self._runner.step()
             except BaseException:
                 self._close()
@@ -59,19 +61,19 @@ class OutputStream(Iterator[RequestOutput]):
         self.close()
 
     def close(self) -> None:
-        """Abort what still runs, and drop what is not read; waits for the calls of other threads.
-        Closing twice does nothing."""
-        with contextlib.suppress(EngineClosedError):  # which aborted it
+        """Abort unfinished requests and drop unread outputs, after the calls of other threads have
+        returned. Closing twice does nothing."""
+        with contextlib.suppress(EngineClosedError):  # closing the LLM aborted the requests
             if not self._ended:
-                with self._llm.alone():
+                with self._llm.locked():
                     self._close()
         self._ended = True
 
     def _close(self) -> None:
         self._ended = True
-        self._runner.close_stream(self._inbox)
+        self._runner.close_stream(self._buffer)
 
     def __del__(self) -> None:
-        # A collection may come in the middle of a step of this very thread.
+        # The garbage collector may run this in the middle of a step of the same thread.
         if not self._ended and not self._llm.if_idle(self._close):
-            self._runner.abandon(self._inbox)
+            self._runner.abandon(self._buffer)

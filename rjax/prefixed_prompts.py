@@ -1,4 +1,4 @@
-"""Prompts behind a prefix: a system prompt or a named prefix, and the prompt's own text."""
+"""Prompts that follow a shared prefix: a system prompt or a named prefix."""
 
 import pathlib
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ from rjax.engine.named_prefixes.named_prefix import NamedPrefix
 from rjax.engine.named_prefixes.protocol import PrefixEngine
 from rjax.errors import InvalidRequestError, without_frames
 from rjax.prompts import Prompt, encode_texts, parse_prompt
-from rjax.tokenization import SeamTokenizer, Tokenizer
+from rjax.tokenization import SysPromptTokenizer, Tokenizer
 
 
 class PrefixedPrompts:
-    """Adds prefixes to an engine, and lays out and tokenises prompts behind them.
+    """Adds prefixes to an engine, and tokenises the prompts that follow them.
 
-    A prefix given as a text is laid out before a prompt's text by the schema, and the two are
-    tokenised as one text. A prefix given as token ids is put in front of the prompt's token ids.
+    A prefix given as text is joined with the prompt's text by the schema, and both are tokenised as
+    one text. A prefix given as token ids is put before the prompt's token ids.
 
     Args:
         engine: holds the prefixes.
@@ -25,8 +25,8 @@ class PrefixedPrompts:
     def __init__(self, engine: PrefixEngine, schema: str) -> None:
         self._engine = engine
         self._schema = schema
-        self._system: SeamTokenizer | None = None
-        self._named: dict[str, tuple[str, SeamTokenizer]] = {}
+        self._system: SysPromptTokenizer | None = None
+        self._named: dict[str, tuple[str, SysPromptTokenizer]] = {}
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -47,9 +47,9 @@ class PrefixedPrompts:
             self._system = None
             self._engine.set_shared_prefix([])
         elif isinstance(prefix, str):
-            seam = self._seam(prefix)
-            self._engine.set_shared_prefix(seam.shared_prefix_tokens)
-            self._system = seam
+            tokenizer = self._sys_prompt_tokenizer(prefix)
+            self._engine.set_shared_prefix(tokenizer.shared_prefix_tokens)
+            self._system = tokenizer
         else:
             prompt = parse_prompt(list(prefix))
             assert prompt.token_ids is not None
@@ -58,10 +58,10 @@ class PrefixedPrompts:
     def add(self, name: str, prefix: str | Sequence[int], cache_salt: str | None) -> None:
         """Add a named prefix; see `LLM.add_prefix`."""
         if isinstance(prefix, str):
-            seam = self._seam(prefix)
-            tokens = seam.shared_prefix_tokens
+            tokenizer = self._sys_prompt_tokenizer(prefix)
+            tokens = tokenizer.shared_prefix_tokens
             self._engine.add_prefix(name, tokens, cache_salt=cache_salt, text=prefix)
-            self._named[name] = prefix, seam
+            self._named[name] = prefix, tokenizer
         else:
             self._engine.add_prefix(name, list(prefix), cache_salt=cache_salt)
             self._named.pop(name, None)
@@ -78,31 +78,31 @@ class PrefixedPrompts:
         self._named.pop(name, None)
 
     def names(self) -> list[str]:
-        """Names of the prefixes, in the order in which they were added."""
+        """Names of the prefixes, in the order of `add`."""
         return [prefix.name for prefix in self._engine.prefixes()]
 
     def salt(self, name: str) -> str | None:
         """The cache salt of a named prefix.
 
         Raises:
-            InvalidRequestError: there is no prefix of this name.
+            InvalidRequestError: no prefix has this name.
         """
         return self._find(name).cache_salt
 
     def encode(
         self, items: Sequence[Any], name: str | None = None
     ) -> "list[Prompt | InvalidRequestError]":
-        """Token ids of prompts in any form, behind a named prefix or the system prompt.
+        """Token ids of prompts in any form, with their prefix.
 
         Args:
             items: prompts as `LLM.generate` takes them.
-            name: of the prefix; None for the system prompt, if there is one.
+            name: of a named prefix; None for the system prompt, if there is one.
 
         Returns:
             One entry per item: the prompt, or the error that refuses it.
 
         Raises:
-            InvalidRequestError: there is no prefix of this name, or texts cannot follow it.
+            InvalidRequestError: no prefix has this name, or text prompts cannot follow it.
         """
         found: list[Prompt | InvalidRequestError] = []
         for item in items:
@@ -111,10 +111,10 @@ class PrefixedPrompts:
             except InvalidRequestError as error:
                 found.append(without_frames(error))
         named = None if name is None else self._find(name)
-        seam = self._system if named is None else self._seam_of(named)
+        tokenizer = self._system if named is None else self._tokenizer_of(named)
         if any(isinstance(p, Prompt) and p.token_ids is None for p in found):
-            found = encode_texts(found, (seam or self.tokenizer).encode_batch)
-        if named is None or seam is not None:
+            found = encode_texts(found, (tokenizer or self.tokenizer).encode_batch)
+        if named is None or tokenizer is not None:
             return found
         return [
             Prompt(p.text, [*named.token_ids, *(p.token_ids or [])]) if isinstance(p, Prompt) else p
@@ -122,7 +122,7 @@ class PrefixedPrompts:
         ]
 
     def encode_texts(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of texts behind the system prompt; a text may be empty.
+        """Token ids of texts that follow the system prompt; a text may be empty.
 
         Raises:
             InvalidRequestError: a text is not valid Unicode, or there is no tokenizer.
@@ -136,20 +136,20 @@ class PrefixedPrompts:
         known = ", ".join(map(repr, self.names())) or "none"
         raise InvalidRequestError(f"no prefix is named {name!r}; there are: {known}")
 
-    def _seam_of(self, prefix: NamedPrefix) -> SeamTokenizer | None:
-        """The tokenizer of texts behind a prefix; None for a prefix of token ids."""
+    def _tokenizer_of(self, prefix: NamedPrefix) -> SysPromptTokenizer | None:
+        """The tokenizer of texts that follow a prefix; None for a prefix of token ids."""
         if prefix.text is None:
             return None
-        text, seam = self._named.get(prefix.name, (None, None))
-        if seam is None or text != prefix.text:
-            seam = self._seam(prefix.text)
-            if tuple(seam.shared_prefix_tokens) != tuple(prefix.token_ids):
+        text, tokenizer = self._named.get(prefix.name, (None, None))
+        if tokenizer is None or text != prefix.text:
+            tokenizer = self._sys_prompt_tokenizer(prefix.text)
+            if tuple(tokenizer.shared_prefix_tokens) != tuple(prefix.token_ids):
                 raise InvalidRequestError(
                     f"prefix {prefix.name!r} was saved with another sys_schema or tokenizer, which "
                     "give its text other tokens; use those, or add and save it again"
                 )
-            self._named[prefix.name] = prefix.text, seam
-        return seam
+            self._named[prefix.name] = prefix.text, tokenizer
+        return tokenizer
 
-    def _seam(self, text: str) -> SeamTokenizer:
-        return SeamTokenizer(self.tokenizer, text, self._schema)
+    def _sys_prompt_tokenizer(self, text: str) -> SysPromptTokenizer:
+        return SysPromptTokenizer(self.tokenizer, text, self._schema)

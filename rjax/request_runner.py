@@ -1,4 +1,4 @@
-"""The requests of an LLM's calls: into the engine, and their outputs to whom they belong."""
+"""Adds the requests of an LLM's calls to the engine and routes their outputs back."""
 
 import dataclasses
 import itertools
@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rjax.collection import existing_objects_skipped
 from rjax.engine.protocol import Engine
 from rjax.errors import InvalidRequestError, without_frames
+from rjax.gc_freeze import freeze_gc_heap
 from rjax.output_queue import merge_delta
 from rjax.outputs import RequestOutput
 from rjax.progress import Progress
@@ -16,7 +16,7 @@ from rjax.prompts import Prompt, raise_first_refusal
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.tokenization import Tokenizer
 
-_TAKEN_IN = 32  # requests between two steps of a batch that is coming in
+_REQUESTS_PER_STEP = 32  # added between two steps while a batch is being added
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class NewRequest:
     """A prompt to complete.
 
     Attributes:
-        prompt: with token ids, or the reason why it cannot be served.
+        prompt: with token ids, or the error that refuses it.
         params: how to sample.
         priority: lower runs earlier.
         options: further arguments of the engine's ``add_request``.
@@ -36,13 +36,11 @@ class NewRequest:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class StreamInbox:
-    """The unread outputs of the requests of one stream.
-
-    The increments of a request that are not read in time are merged into one.
+class StreamBuffer:
+    """The unread outputs of one stream; unread outputs of a request are merged into one.
 
     Args:
-        index: place of each request's prompt in the list that was given.
+        index: index of each request's prompt in the caller's list, by request id.
     """
 
     def __init__(self, index: dict[str, int]) -> None:
@@ -62,16 +60,16 @@ class StreamInbox:
             self._unread[name] = output
 
     def take(self) -> RequestOutput | None:
-        """The output that has waited longest, if there is one."""
+        """Remove and return the oldest output; None if there is none."""
         if not self._unread:
             return None
         return self._unread.pop(next(iter(self._unread)))
 
 
 class RequestRunner:
-    """Adds requests to an engine and steps it. Its user sees to it that no two threads are in it.
+    """Adds requests to an engine and steps it. Not thread-safe: the caller holds a lock.
 
-    Whoever steps the engine, outputs of open streams go into their inboxes.
+    Every step puts outputs of open streams into their buffers, whichever call runs the step.
 
     Args:
         engine: where the requests run.
@@ -80,29 +78,29 @@ class RequestRunner:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._ids = itertools.count()
-        self._inboxes: dict[str, StreamInbox] = {}
-        self._abandoned: deque[StreamInbox] = deque()
+        self._buffers: dict[str, StreamBuffer] = {}
+        self._abandoned: deque[StreamBuffer] = deque()
 
     def new_id(self) -> str:
-        """A request id that was not used before."""
+        """A new request id."""
         return str(next(self._ids))
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; outputs of requests that are not streamed."""
+        """Run one step and return the outputs of requests that are not streamed."""
         while self._abandoned:
             self.close_stream(self._abandoned.popleft())
         others = []
         for output in self._engine.step():
-            inbox = self._inboxes.get(output.request_id)
-            if inbox is None:
+            buffer = self._buffers.get(output.request_id)
+            if buffer is None:
                 others.append(output)
                 continue
-            inbox.put(output)
+            buffer.put(output)
             if output.finished:
-                del self._inboxes[output.request_id]
+                del self._buffers[output.request_id]
         return others
 
-    @existing_objects_skipped()
+    @freeze_gc_heap()
     def run(
         self, requests: list[NewRequest], use_tqdm: bool | Callable[..., Any]
     ) -> list[RequestOutput]:
@@ -120,9 +118,9 @@ class RequestRunner:
                 else:
                     done[name] = refusal
                     progress.advance(1)
-                # The device begins with the first while the host takes in the others; which are
-                # the first is known where all are alike.
-                if alike and waiting and (i + 1) % _TAKEN_IN == 0:
+                # The device starts on the first requests while the host adds the others. With
+                # different priorities, all requests must be added before the first step.
+                if alike and waiting and (i + 1) % _REQUESTS_PER_STEP == 0:
                     self._step(waiting, done, progress)
             while waiting:
                 self._step(waiting, done, progress)
@@ -137,10 +135,10 @@ class RequestRunner:
             output.prompt_index = i
         return found
 
-    def open_stream(self, requests: list[NewRequest]) -> StreamInbox:
-        """Queue requests whose outputs are read one by one."""
+    def open_stream(self, requests: list[NewRequest]) -> StreamBuffer:
+        """Add requests whose outputs are read one by one."""
         ids = [self.new_id() for _ in requests]
-        inbox = StreamInbox({name: i for i, name in enumerate(ids)})
+        buffer = StreamBuffer({name: i for i, name in enumerate(ids)})
         added: list[str] = []
         try:
             for i, (name, request) in enumerate(zip(ids, requests, strict=True)):
@@ -148,32 +146,33 @@ class RequestRunner:
                 if refusal is None:
                     added.append(name)
                 else:
-                    inbox.put(refusal)
+                    buffer.put(refusal)
         except BaseException:
             for name in added:
                 self._engine.abort_request(name)
             raise
-        self._inboxes |= dict.fromkeys(added, inbox)
-        return inbox
+        self._buffers |= dict.fromkeys(added, buffer)
+        return buffer
 
-    def close_stream(self, inbox: StreamInbox) -> None:
-        """Abort what still runs of a stream."""
-        for name in inbox.live:
-            self._inboxes.pop(name, None)
+    def close_stream(self, buffer: StreamBuffer) -> None:
+        """Abort a stream's unfinished requests."""
+        for name in buffer.live:
+            self._buffers.pop(name, None)
             self._engine.abort_request(name)
-        inbox.live.clear()
+        buffer.live.clear()
 
-    def abandon(self, inbox: StreamInbox) -> None:
-        """Close a stream before the next step; any thread may call this at any time."""
-        self._abandoned.append(inbox)
+    def abandon(self, buffer: StreamBuffer) -> None:
+        """Close a stream before the next step. Any thread may call this without the lock."""
+        self._abandoned.append(buffer)
 
     def close(self) -> None:
-        """Abort what still runs of all streams."""
-        for inbox in set(self._inboxes.values()):
-            self.close_stream(inbox)
+        """Abort the unfinished requests of all streams."""
+        for buffer in set(self._buffers.values()):
+            self.close_stream(buffer)
 
     def _add(self, i: int, name: str, request: NewRequest, *, alone: bool) -> RequestOutput | None:
-        """Queue a request; an output with the reason where it cannot be served beside others."""
+        """Add a request. If it is refused, raise if it is ``alone``, else return an output with the
+        error."""
         prompt = request.prompt
         try:
             if isinstance(prompt, InvalidRequestError):
@@ -213,14 +212,14 @@ def new_requests(
     """The requests of a call.
 
     Args:
-        prompts: with token ids, or the reason why one cannot be served.
-        every: parameters of each.
-        priority: of each, or None.
-        options: further arguments of the engine's ``add_request``; those that are None are left
-            out.
+        prompts: with token ids, or the error that refuses a prompt.
+        every: parameters of each prompt.
+        priority: of each prompt, or None.
+        options: further arguments of the engine's ``add_request``; None values are left out.
 
     Raises:
-        InvalidRequestError: the only prompt cannot be served, or there are too few priorities.
+        InvalidRequestError: the only prompt is refused, or the number of priorities differs from
+            that of the prompts.
     """
     count = len(prompts)
     if priority is not None and len(priority) != count:
@@ -234,14 +233,20 @@ def new_requests(
     return [NewRequest(*each, more) for each in zip(prompts, every, order, strict=True)]
 
 
-def params_of_each(
+def params_per_prompt(
     given: Any, count: int, default: Callable[[], SamplingParams], kind: RequestOutputKind
 ) -> list[SamplingParams]:
-    """Parameters of each prompt, with this kind of output, from what `LLM.generate` was given.
+    """Sampling parameters of each prompt, with output kind ``kind``.
+
+    Args:
+        given: one SamplingParams, a list with one per prompt, or None.
+        count: number of prompts.
+        default: gives the parameters for None.
+        kind: of the outputs.
 
     Raises:
-        InvalidRequestError: none of the forms, another number than that of the prompts, or an
-            ``output_kind`` that contradicts the call.
+        InvalidRequestError: ``given`` has another type or length, or an ``output_kind`` that
+            contradicts the call.
     """
     if given is None:
         given = default()
@@ -274,7 +279,7 @@ def params_of_each(
 
 
 def default_sampling_params(tokenizer: Tokenizer | None) -> SamplingParams:
-    """The checkpoint's own defaults, or `SamplingParams()` where it has none."""
+    """The checkpoint's default parameters, or `SamplingParams()` if it has none."""
     return SamplingParams(**(tokenizer.generation.sampling if tokenizer else {}))
 
 

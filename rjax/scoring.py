@@ -20,10 +20,10 @@ class ScoreOutput:
 
     Attributes:
         logprob: natural log of the continuation's probability, the sum over its tokens.
-        is_greedy: whether greedy sampling would generate it: each token is the likeliest.
+        is_greedy: whether every token is the most likely one, so that greedy sampling gives it.
         token_ids: its tokens.
         token_logprobs: natural log of each token's probability.
-        num_cached_tokens: leading tokens of the prompt whose KV was already there.
+        num_cached_tokens: prompt tokens served from the prefix cache.
     """
 
     logprob: float
@@ -34,10 +34,12 @@ class ScoreOutput:
 
 
 def score_requests(prompts: Any, continuations: Any, prefixed: PrefixedPrompts) -> list[NewRequest]:
-    """A request for each pair, see `LLM.score`; it is to be read by `score_of`.
+    """One request per pair of prompt and continuation, see `LLM.score`.
+
+    `score_output` reads the score from the request's finished output.
 
     Raises:
-        InvalidRequestError: something that is no pair of prompt and continuation.
+        InvalidRequestError: prompts and continuations do not form valid pairs.
     """
     contexts, ends = split_prompts(prompts), split_prompts(continuations)
     if len(contexts) == 1:
@@ -69,8 +71,8 @@ def score_requests(prompts: Any, continuations: Any, prefixed: PrefixedPrompts) 
     return requests
 
 
-def score_of(request: NewRequest, output: RequestOutput) -> ScoreOutput:
-    """What the finished output of a request says.
+def score_output(request: NewRequest, output: RequestOutput) -> ScoreOutput:
+    """The score in the finished output of a request.
 
     Raises:
         InvalidRequestError: the request was refused.
@@ -94,7 +96,7 @@ def score_of(request: NewRequest, output: RequestOutput) -> ScoreOutput:
 
 
 def refuse_pooling(method: str) -> Never:
-    """Say that there are no embeddings.
+    """Refuse a method that needs a pooling model.
 
     Raises:
         InvalidRequestError: always.
@@ -112,6 +114,6 @@ def _pair(i: int, context: Any, end: Any) -> tuple[Prompt, Prompt]:
         raise InvalidRequestError(
             f"pair {i}: give prompt and continuation both as text or both as token ids"
         )
-    if found.token_ids is not None:  # which win over a text beside them
+    if found.token_ids is not None:  # token ids take precedence over a text
         found, after = Prompt(None, found.token_ids), Prompt(None, after.token_ids)
     return found, after

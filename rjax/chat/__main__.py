@@ -1,6 +1,6 @@
 """The command ``python -m rjax.chat``."""
 
-if __name__ == "__main__":  # before all imports, so that Ctrl-C is heeded during them
+if __name__ == "__main__":  # before all imports, so that Ctrl-C works during them
     from rjax.cli.process import run_module
 
     run_module("rjax.chat", "rjax.chat.__main__")
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from rjax.chat.answers import Answerer, LocalAnswerer, RemoteAnswerer
+from rjax.chat.backends import ChatBackend, LocalBackend, RemoteBackend
 from rjax.chat.session import Session
 from rjax.cli.arguments import (
     ENGINE_FLAGS,
@@ -34,14 +34,14 @@ _NOT_HERE = ("n", "logprobs", "prompt_logprobs", "detokenize")
 _EPILOG = """\
 examples:
   python -m rjax.chat
-      the bundled model, here or on a server, with a table of people as its system message
+      the bundled model, locally or on a server, with a table of people as its system message
   python -m rjax.chat --model ./llama --system "Be brief."
   python -m rjax.chat --url http://127.0.0.1:8000/v1 --api-key-file key.txt
       a server that speaks OpenAI's API
   printf 'Who lives in Peru?\\nHow old is she?\\n' | python -m rjax.chat
-      one question a line, each answered with those before it in mind
+      one question per line, all in one conversation
 
-exit status: 0 done, 2 bad input (of a pipe, the other lines are still answered), 130 interrupted
+exit status: 0 done, 2 bad input (from a pipe, the other lines are still answered), 130 interrupted
 """
 
 
@@ -50,19 +50,19 @@ def build_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog=f"python -m {_NAME}",
         usage="%(prog)s [options]",
-        description="Chat in the terminal with a model of this machine or of a server; /help "
-        "lists the commands.",
+        description="Chat in the terminal with a local model or a server's; /help lists the "
+        "commands.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     chat = parser.add_argument_group("chat")
-    chat.add_argument("--url", help="a server; --model is then the name that it knows")
+    chat.add_argument("--url", help="a server's URL; --model is then its served model name")
     chat.add_argument("--api-key-file", metavar="FILE", help="file with the server's API key")
     system = chat.add_mutually_exclusive_group()
     system.add_argument("--system", metavar="TEXT", help="the system message")
     system.add_argument("--system-file", metavar="FILE", help="the same from a UTF-8 file")
-    chat.add_argument("--no-stats", action="store_true", help="no figures after each answer")
+    chat.add_argument("--no-stats", action="store_true", help="no statistics after each answer")
     add_engine_arguments(parser)
     add_sampling_arguments(parser)
     return parser
@@ -85,13 +85,13 @@ def _chat(arguments: argparse.Namespace) -> int:
     SamplingParams.from_options(sampling)
     system = _system(arguments)
     interactive = sys.stdin.isatty()
-    answerer = _answerer(arguments, sampling, stoppable=interactive)
-    demo = system is None and "model" not in arguments and answerer.name == BUNDLED_NAME
+    backend = _backend(arguments, sampling, stoppable=interactive)
+    demo = system is None and "model" not in arguments and backend.name == BUNDLED_NAME
     if demo:
         from models.tables.demo import demo_system_prompt
 
         system = demo_system_prompt()
-    session = Session(answerer, system, show_stats=not arguments.no_stats, stoppable=interactive)
+    session = Session(backend, system, show_stats=not arguments.no_stats, stoppable=interactive)
     if not interactive:
         return _answer_lines(session)
     with contextlib.suppress(ImportError):
@@ -99,12 +99,12 @@ def _chat(arguments: argparse.Namespace) -> int:
 
         del readline
     about = "; /system shows the table that it is asked about" if demo else ""
-    print(f"{answerer.name}{about}. /help lists the commands, Ctrl-D leaves.", file=sys.stderr)
+    print(f"{backend.name}{about}. /help lists the commands, Ctrl-D leaves.", file=sys.stderr)
     return _converse(session)
 
 
 def _converse(session: Session) -> int:
-    """Take lines from a terminal until its user leaves; Ctrl-C does not."""
+    """Read lines from a terminal until the user leaves; Ctrl-C does not leave."""
 
     def interrupt(*_: object) -> NoReturn:
         raise KeyboardInterrupt
@@ -127,7 +127,7 @@ def _converse(session: Session) -> int:
 
 
 def _answer_lines(session: Session) -> int:
-    """Take each line of stdin as a turn; the status says whether all went well."""
+    """Run each line of stdin as a turn; return the exit status."""
     while True:
         try:
             line = sys.stdin.readline()
@@ -143,7 +143,7 @@ def _system(arguments: argparse.Namespace) -> str | None:
     return arguments.system
 
 
-def _answerer(arguments: argparse.Namespace, sampling: dict, *, stoppable: bool) -> Answerer:
+def _backend(arguments: argparse.Namespace, sampling: dict, *, stoppable: bool) -> ChatBackend:
     if arguments.url is not None:
         given = [key for key in ENGINE_FLAGS if key in arguments and key not in ("model", "seed")]
         if given:
@@ -153,7 +153,7 @@ def _answerer(arguments: argparse.Namespace, sampling: dict, *, stoppable: bool)
         key = None
         if arguments.api_key_file is not None:
             key = read_text(arguments.api_key_file, "--api-key-file").strip()
-        return RemoteAnswerer(arguments.url, vars(arguments).get("model"), key, sampling)
+        return RemoteBackend(arguments.url, vars(arguments).get("model"), key, sampling)
     if arguments.api_key_file is not None:
         raise InvalidConfigError("--api-key-file goes with --url")
     options = given_engine_options(arguments)
@@ -164,4 +164,4 @@ def _answerer(arguments: argparse.Namespace, sampling: dict, *, stoppable: bool)
 
     engine = build_engine(EngineConfig.from_options({"use_tqdm": sys.stderr.isatty(), **options}))
     name = options.get("model") or BUNDLED_NAME
-    return LocalAnswerer(engine, name, sampling, stoppable=stoppable)
+    return LocalBackend(engine, name, sampling, stoppable=stoppable)

@@ -1,4 +1,4 @@
-"""The conversation, and the commands that begin with a slash."""
+"""The conversation and its slash commands."""
 
 import io
 import json
@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rjax.chat.answers import Answerer, AnswerStats
+from rjax.chat.backends import ChatBackend, ResponseStats
 from rjax.errors import RjaxError
 
 _HELP = """\
-/reset         forget the conversation; the system message stays
-/system TEXT   set the system message and forget the conversation; without TEXT, show it
+/reset         clear the conversation; the system message stays
+/system TEXT   set the system message and clear the conversation; without TEXT, show it
 /undo          take back the last question and its answer
 /save FILE     write the conversation as JSON
 /stats         show or hide figures after each answer
@@ -25,22 +25,21 @@ class Session:
     """One conversation in a terminal.
 
     Args:
-        answerer: answers.
+        backend: generates the answers.
         system: the system message, or None.
-        out: where answers go.
-        notes: where all else goes.
-        show_stats: whether figures follow each answer.
-        stoppable: Ctrl-C stops an answer and not the session, which else lets KeyboardInterrupt
-            through.
+        out: stream of the answers.
+        notes: stream of all other output.
+        show_stats: whether to print statistics after each answer.
+        stoppable: Ctrl-C stops an answer; otherwise KeyboardInterrupt ends the session.
 
     Attributes:
         messages: the conversation without its system message.
-        failed: whether something that was asked for could not be done.
+        failed: whether a question or a command failed.
     """
 
     def __init__(
         self,
-        answerer: Answerer,
+        backend: ChatBackend,
         system: str | None = None,
         *,
         out: io.TextIOBase | None = None,
@@ -51,7 +50,7 @@ class Session:
         self.messages: list[dict[str, str]] = []
         self.failed = False
         self._stoppable = stoppable
-        self._answerer = answerer
+        self._backend = backend
         self._system = system
         self._out: Any = out or sys.stdout
         self._notes: Any = notes or sys.stderr
@@ -69,12 +68,12 @@ class Session:
 
     @property
     def conversation(self) -> list[dict[str, str]]:
-        """The system message, where there is one, and all messages since."""
+        """The system message, if any, and all messages after it."""
         system = [{"role": "system", "content": self._system}] if self._system else []
         return [*system, *self.messages]
 
     def take(self, line: str) -> bool:
-        """Do what one line says; False to leave."""
+        """Run one line: a question or a command. Return False to leave."""
         text = line.strip()
         if not text:
             return True
@@ -90,10 +89,10 @@ class Session:
 
     def _ask(self, question: str) -> None:
         self.messages.append({"role": "user", "content": question})
-        stats = AnswerStats()
+        stats = ResponseStats()
         pieces: list[str] = []
         try:
-            for piece in self._answerer.answer(self.conversation, stats):
+            for piece in self._backend.answer(self.conversation, stats):
                 pieces.append(piece)
                 self._out.write(piece)
                 self._out.flush()
@@ -101,7 +100,7 @@ class Session:
             self._end_line(pieces)
             self._fail(f"error: {error}")
             if not pieces:
-                self.messages.pop()  # as if it had not been asked
+                self.messages.pop()  # drop the question
                 return
         except KeyboardInterrupt:
             stats.stopped = True
@@ -142,7 +141,7 @@ class Session:
         if not path:
             self._fail("name a file: /save FILE")
             return True
-        record = {"model": self._answerer.name, "messages": self.conversation}
+        record = {"model": self._backend.name, "messages": self.conversation}
         try:
             text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
             pathlib.Path(path).expanduser().write_text(text, encoding="utf-8")

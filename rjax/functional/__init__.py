@@ -1,11 +1,11 @@
 """Sampling as pure functions, for JAX programs that own their weights.
 
-A program hands its weights in at each call, as a pytree, so a trainer can sample the very arrays it
-trains, in its own process and inside its own ``jax.jit``, ``lax.while_loop`` or ``shard_map``. The
-KV of a prompt is stored once for all its samples and read once per step for all of them.
+A program passes its weights to each call as a pytree. A trainer can therefore sample from the
+arrays that it trains, in its own process and inside its own ``jax.jit``, ``lax.while_loop`` or
+``shard_map``. The KV of a prompt is stored once for all its samples and read once per step.
 
-A model comes from a checkpoint: ``load_model(folder).model``, with ``folder`` from
-``resolve_folder("Qwen/Qwen3-0.6B")`` for one of the hub. Or it is made, here with random weights:
+Load a model from a checkpoint with ``load_model(folder).model``, where ``folder`` is a local folder
+or ``resolve_folder("Qwen/Qwen3-0.6B")``. This example uses random weights:
 
     >>> import functools
     >>> import jax
@@ -15,8 +15,8 @@ A model comes from a checkpoint: ``load_model(folder).model``, with ``folder`` f
     >>> model = init_model(config_from_folder(BUNDLED_MODEL), dtype=jnp.float32, seed=0)
     >>> setup, weights = functional.prepare(model, max_context=32, page_size=8)
 
-Four samples of each of two prompts, the second one token shorter and padded. Either of two tokens
-ends a sample:
+Draw four samples of each of two prompts. The second prompt is one token shorter and padded. Either
+of two tokens ends a sample:
 
     >>> prompts = jnp.array([[5, 6, 7, 8], [9, 10, 11, 0]])
     >>> lengths = jnp.array([4, 3])
@@ -27,8 +27,8 @@ ends a sample:
     >>> out.tokens.shape
     (2, 4, 6)
 
-A step of training on the samples of the first prompt: the gradient of their log-likelihood, by
-``token_logprobs``, which reads no pages. Places beyond the end hold -1 and count nothing:
+Train one step on the samples of the first prompt with the gradient of their log-likelihood.
+``token_logprobs`` uses no KV pages. Positions after the end hold -1 and are masked:
 
     >>> samples = out.tokens[0]
     >>> whole = jnp.concatenate([jnp.tile(prompts[0], (4, 1)), jnp.maximum(samples, 0)], axis=1)
@@ -42,8 +42,8 @@ A step of training on the samples of the first prompt: the gradient of their log
     >>> bool(log_likelihood(weights) > value)
     True
 
-The next ``rollout`` takes the new weights; nothing is compiled anew. Step by step the same is
-``make_state``, ``prefill``, ``fork``, ``decode``, ``sample``.
+The next ``rollout`` takes the new weights without recompilation. To run the steps of a rollout
+one by one, use ``make_state``, ``prefill``, ``fork``, ``decode`` and ``sample``.
 """
 
 from rjax.functional.extend import decode, prefill

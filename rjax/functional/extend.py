@@ -20,19 +20,19 @@ def prefill(
     tokens: Int[Array, "B Q"],
     counts: Int[Array, " B"],
 ) -> tuple[DecodeState, Float[Array, "B V"]]:
-    """Append the first ``counts[b]`` of row b's tokens to it.
+    """Append the first ``counts[b]`` tokens of row b to its sequence.
 
-    Call it again to go on, so that a long prompt may come in chunks. A row whose count is 0 stays
-    as it is, and its logits mean nothing.
+    Call it repeatedly to prefill a long prompt in chunks. A row with count 0 does not change, and
+    its logits are undefined.
 
     Args:
         weights: pytree as ``prepare`` gives it.
-        tokens: token ids, padded at the right with anything.
+        tokens: token ids, right-padded with any value.
         counts: 0 to Q.
 
     Returns:
-        The state, and float32 logits of what follows each row's last token. A row that its pages,
-        the pool or ``max_context`` leave no room for stays as it is and gets logits of NaN.
+        The new state, and the float32 logits of each row's next token. A row that does not fit the
+        pool or ``max_context`` does not change and gets NaN logits.
     """
     return _extend(setup, weights, state, tokens, counts)
 
@@ -44,7 +44,7 @@ def decode(
     tokens: Int[Array, " B"],
     live: Bool[Array, " B"] | None = None,
 ) -> tuple[DecodeState, Float[Array, "B V"]]:
-    """Append one token to each live row; see ``prefill``. KV that rows share is read once."""
+    """Append one token to each live row; see ``prefill``. Shared KV is read once per step."""
     B = tokens.shape[0]
     counts = jnp.ones(B, jnp.int32) if live is None else live.astype(jnp.int32)
     return _extend(setup, weights, state, tokens[:, None], counts)
@@ -79,17 +79,17 @@ def _extend(
 def _take_pages(
     setup: Setup, state: DecodeState, counts: Int[Array, " B"]
 ) -> tuple[Int[Array, "B M"], Int[Array, " B"], Bool[Array, " B"], Int[Array, ""]]:
-    """Hand out the pages that the new tokens need.
+    """Allocate the pages that the new tokens need.
 
     Returns:
-        The page table, the counts (0 for rows without room), whether each row had room, and the
-        number of pages handed out so far.
+        The page table, the counts (0 for rows that do not fit), whether each row fits, and the
+        number of pages allocated so far.
     """
     S, P = setup.page_size, state.num_pages
     held = -(-state.lengths // S)
     wanted = -(-(state.lengths + counts) // S)
     short = state.lengths + counts <= setup.max_context
-    whole = jnp.all(state.page_table < P, axis=1)  # fork marks a row without room by page P
+    whole = jnp.all(state.page_table < P, axis=1)  # fork marks a row that does not fit by page P
     need = jnp.where(short & whole, wanted - held, 0)
     end = state.pages_used + jnp.cumsum(need, dtype=jnp.int32)
     fits = short & whole & ((end <= P) | (need == 0))
@@ -107,7 +107,7 @@ def _step_input(
     counts: Int[Array, " B"],
     lengths: Int[Array, " B"],
 ) -> StepInput:
-    """The batch as the engine's attention takes it; slots and sampling are not in use here."""
+    """The batch as a ``StepInput`` of the engine's attention, without sampler slots."""
     B, Q = tokens.shape
     S = setup.page_size
     offset = jnp.arange(Q, dtype=jnp.int32)
@@ -120,7 +120,7 @@ def _step_input(
         lengths,
         page_size=S,
         shape=setup.plan_shape(B * Q, B),
-        sharing=setup.sharing,
+        sharing=setup.relay,
     )
     nothing = jnp.zeros(B, jnp.int32)
     return StepInput(

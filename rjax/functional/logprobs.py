@@ -1,4 +1,4 @@
-"""Log-probabilities of whole sequences in one forward pass that can be differentiated."""
+"""Log-probabilities of whole sequences in one differentiable forward pass."""
 
 from typing import Any
 
@@ -14,17 +14,17 @@ from rjax.functional.setup import Setup
 def token_logprobs(
     setup: Setup, weights: Any, tokens: Int[Array, "B Q"]
 ) -> Float32[Array, "B Q-1"]:
-    """Log-probability of each token but the first of each row, given those before it.
+    """Log-probability of each token of each row, given the tokens before it; the first has none.
 
-    Under the raw logits, as `rollout` reports its samples'. Pure and differentiable with respect
-    to ``weights``: dense causal attention, without pages, and recomputation of a layer is the
-    caller's to add (``jax.checkpoint``). Memory is that of B x Q x V logits.
+    The log-probabilities are those of the raw logits, as in `rollout`. The function is pure and
+    differentiable with respect to ``weights``. It uses dense causal attention without pages. Add
+    ``jax.checkpoint`` to recompute activations. Peak memory is that of B x Q x V float32 logits.
 
     Args:
         setup: of the model.
         weights: pytree as ``prepare`` gives it.
-        tokens: token ids, padded at the right with any id of the vocabulary, since a later token
-            changes nothing before it. Mask what follows a padded place.
+        tokens: token ids, right-padded with any id of the vocabulary. Mask the results at padded
+            positions.
     """
 
     def one(row: Int[Array, " Q"]) -> Float32[Array, " Q-1"]:

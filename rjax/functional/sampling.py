@@ -1,4 +1,4 @@
-"""One token for each row of logits."""
+"""Sample one token from each row of logits."""
 
 import dataclasses
 
@@ -13,11 +13,11 @@ from rjax.sampling.truncation import truncate
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sampled:
-    """A token for each row.
+    """One sampled token per row.
 
     Attributes:
         tokens: token ids.
-        logprobs: of the tokens under the raw logits: the model's own, before temperature and
+        logprobs: log-probability of each token under the raw logits, before temperature and
             truncation.
     """
 
@@ -34,15 +34,15 @@ def sample(
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> Sampled:
-    """Draw a token from each row, by the Gumbel-max trick; temperature 0 takes the likeliest.
+    """Draw a token from each row, by the Gumbel-max trick; temperature 0 takes the most likely.
 
     Args:
-        logits: raw logits; NaN counts as the lowest.
-        keys: one for each row, so that a row's token depends on no other row.
-        temperature: 0 or more; one for all rows or one for each.
-        top_k: keep so many of the likeliest tokens; 0 keeps all.
-        top_p: keep the fewest tokens whose probabilities reach this; 1 keeps all.
-        min_p: keep tokens at least this likely relative to the likeliest; 0 keeps all.
+        logits: raw logits; NaN counts as -inf.
+        keys: one per row, so that a row's token does not depend on other rows.
+        temperature: 0 or more; a scalar or one per row.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the smallest set of most likely tokens with this much probability; 1 keeps all.
+        min_p: keep tokens with at least this fraction of the highest probability; 0 keeps all.
     """
     B, V = logits.shape
     x = finite(logits)
@@ -55,7 +55,7 @@ def sample(
             jnp.full(B, top_p, jnp.float32),
             jnp.full(B, min_p, jnp.float32),
         )
-    # The default's 23 bits would misplace the chances of tokens below one in a million.
+    # The default 23 random bits distort the probabilities of tokens below about 1e-6.
     noise = jax.vmap(lambda key: jax.random.gumbel(key, (V,), mode="high"))(keys)
     tokens = jnp.argmax(jnp.where(heat > 0, scaled + noise, x), axis=-1).astype(jnp.int32)
     chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, None], axis=-1)[:, 0]

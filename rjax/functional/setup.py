@@ -1,4 +1,4 @@
-"""What is compiled in: the model's structure, the kernels and the fixed sizes."""
+"""The static part of a program: the model's structure, the kernels and the fixed sizes."""
 
 import dataclasses
 import math
@@ -16,12 +16,12 @@ from rjax.errors import InvalidConfigError
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.cost_model import fitted_cost_model
 
-_MIN_SPLITS = 8  # of a sequence of max_context tokens, if pages allow
+_MIN_KV_SPLITS = 8  # KV splits of one sequence of full length, if the page size allows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setup:
-    """Static and hashable: close over it, or name it in ``static_argnums``.
+    """Static, hashable settings of a program: close over them or pass them by ``static_argnums``.
 
     Attributes:
         graph: the model without its weights, as ``nnx.split`` gives it.
@@ -29,10 +29,10 @@ class Setup:
         backend: the attention kernels.
         page_size: S.
         max_context: most tokens of a sequence, prompt and output together.
-        kv_split_size: tokens per KV split; only whole splits are shared.
-        sharing: which shared prefixes are read once per step.
-        mesh: devices over which the KV heads are sharded; a single device if the caller maps
-            over devices itself.
+        kv_split_size: tokens of a KV split. Only whole KV splits of a prefix are shared.
+        relay: which shared prefixes are read once (RelayAttention).
+        mesh: devices over which the KV heads are sharded; a single device if the caller uses its
+            own ``shard_map``.
     """
 
     graph: nnx.GraphDef
@@ -41,7 +41,7 @@ class Setup:
     page_size: int
     max_context: int
     kv_split_size: int
-    sharing: Sharing
+    relay: Sharing
     mesh: Mesh
 
     @property
@@ -50,7 +50,7 @@ class Setup:
         return math.ceil(self.max_context / self.page_size)
 
     def plan_shape(self, rows: int, seqs: int) -> PlanShape:
-        """Array shapes of the attention plan of a step with ``rows`` rows."""
+        """Shapes of the attention plan of a step with ``rows`` rows of ``seqs`` sequences."""
         return self.backend.plan_shape(
             rows,
             seqs,
@@ -71,30 +71,30 @@ def prepare(
     max_context: int,
     page_size: int = 64,
     backend: str = "auto",
-    sharing: str = "auto",
+    relay: str = "auto",
     kv_split_size: int | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Setup, Any]:
-    """Split a model into what is compiled in and its weights.
+    """Split a model into its static setup and its weights.
 
     Args:
         model: any model of ``models``; its arrays are not copied.
         max_context: most tokens of a sequence, prompt and output together.
-        page_size: tokens a page of the KV pool.
+        page_size: tokens per page of the KV pool.
         backend: "auto", "mosaic", "triton" or "xla".
-        sharing: "on" reads the KV of a shared prefix once per step, "off" never, "auto" where a
-            cost model predicts a gain.
-        kv_split_size: tokens per KV split, a multiple of ``page_size``; None is the best value for
-            the backend. Shorter prefixes are not shared.
-        mesh: with an axis ``tensor``, over which the model's weights are sharded; None for one
-            device, or inside the caller's own ``shard_map``.
+        relay: "on" reads every shared prefix once per step, "off" once per row, "auto" once where
+            the cost model expects a gain.
+        kv_split_size: tokens of a KV split, a multiple of ``page_size``; None takes the backend's
+            tuned size. Prompts shorter than a KV split are not shared.
+        mesh: with an axis ``tensor``, over which the weights are sharded; None for one device, or
+            inside the caller's own ``shard_map``.
 
     Returns:
-        The setup, and the weights as a pytree. Any pytree of the same structure may be handed in
-        later: ``nnx.split(model)[1]`` of the model as trained so far.
+        The setup, and the weights as a pytree. Any pytree of the same structure may be passed
+        later, for example ``nnx.split(model)[1]`` of the partly trained model.
 
     Raises:
-        InvalidConfigError: a size or a backend that cannot serve this model here.
+        InvalidConfigError: this model or device does not support a size or the backend.
     """
     config = model.config
     if not 2 <= max_context <= config.max_position_embeddings:
@@ -123,14 +123,14 @@ def prepare(
     fitted = fitted_cost_model(chosen, config, dtype, mesh)
     cost_model = fitted or chosen.tuning.cost_model
     modes: dict[str, Sharing] = {"on": "on", "off": "off", "auto": cost_model}
-    if sharing not in modes:
-        raise InvalidConfigError(f"sharing is {sharing!r}; choose one of auto, on, off")
+    if relay not in modes:
+        raise InvalidConfigError(f"relay is {relay!r}; choose one of auto, on, off")
     if kv_split_size is None:
-        # Short contexts get small splits, so that most of a short prompt is shared.
-        smallest = page_size * math.ceil(
-            min(chosen.tuning.kv_split_size, max_context / _MIN_SPLITS) / page_size
+        # Short contexts get small KV splits, so that most of a short prompt is shared.
+        unit = page_size * math.ceil(
+            min(chosen.tuning.kv_split_size, max_context / _MIN_KV_SPLITS) / page_size
         )
-        kv_split_size = choose_kv_split_size(max_context, smallest, None)
+        kv_split_size = choose_kv_split_size(max_context, unit, None)
     if kv_split_size < 1 or kv_split_size % page_size:
         raise InvalidConfigError(
             f"kv_split_size is {kv_split_size}; it must be a multiple of page_size ({page_size})"
@@ -142,7 +142,7 @@ def prepare(
         page_size=page_size,
         max_context=max_context,
         kv_split_size=kv_split_size,
-        sharing=modes[sharing],
+        relay=modes[relay],
         mesh=mesh,
     )
     return setup, weights

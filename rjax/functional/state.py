@@ -14,16 +14,16 @@ from rjax.functional.setup import Setup
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
 class DecodeState:
-    """B sequences over one pool of P pages. Donate it where it is replaced.
+    """B sequences over one pool of P pages. Donate it when it is replaced.
 
-    A page that several rows hold is full, so nobody writes to it again. Pages are handed out in
-    order and never taken back: make a new state for a new batch.
+    Shared pages are full and are not written again. Pages are allocated in order and never freed:
+    make a new state for a new batch.
 
     Attributes:
-        k_pages, v_pages: one pool a layer.
+        k_pages, v_pages: one pool per layer.
         page_table: page ids of each row, -1 beyond its last page.
         lengths: tokens of each row whose KV is written.
-        pages_used: pages handed out.
+        pages_used: number of allocated pages.
     """
 
     k_pages: list[Float[Array, "P K S H"]]
@@ -41,14 +41,22 @@ class DecodeState:
 def pages_needed(
     setup: Setup, *, prompts: int, prompt_tokens: int, samples: int, new_tokens: int
 ) -> int:
-    """Pages that suffice for ``samples`` of each prompt, however long each turns out to be."""
+    """Upper bound on the pages of ``samples`` sequences per prompt.
+
+    Args:
+        setup: of the model.
+        prompts: number of prompts.
+        prompt_tokens: length of the longest prompt.
+        samples: sequences per prompt.
+        new_tokens: most generated tokens per sequence.
+    """
     S = setup.page_size
-    own = math.ceil((S - 1 + new_tokens) / S)
-    return prompts * (math.ceil(prompt_tokens / S) + samples * own)
+    unique = math.ceil((S - 1 + new_tokens) / S)
+    return prompts * (math.ceil(prompt_tokens / S) + samples * unique)
 
 
 def make_state(setup: Setup, *, batch: int, num_pages: int, dtype: DTypeLike) -> DecodeState:
-    """An empty state of ``batch`` rows; KV of this dtype, which is the weights'."""
+    """An empty state of ``batch`` rows; ``dtype`` of the KV is that of the weights."""
     config = setup.config
     shape = (num_pages, config.num_kv_heads, setup.page_size, config.head_dim)
     return DecodeState(
@@ -63,9 +71,9 @@ def make_state(setup: Setup, *, batch: int, num_pages: int, dtype: DTypeLike) ->
 def fork(setup: Setup, state: DecodeState, parents: Int[Array, " C"]) -> DecodeState:
     """A state of C rows, row c a copy of row ``parents[c]``: n samples of a prompt, or a beam.
 
-    Full pages are shared. A page only partly filled is copied for every row, since each goes on
-    writing in it. Keep rows of one parent side by side: neighbours share their reads. A row whose
-    page does not fit the pool any more has room for nothing further; see ``prefill``.
+    Full pages are shared. A partial page is copied for every row, because each row appends to it.
+    Keep the rows of one parent adjacent: adjacent rows share KV reads. If the pool has no page left
+    for a row's copy, that row is marked full and gets NaN logits; see ``prefill``.
     """
     S, P = setup.page_size, state.num_pages
     lengths, table = state.lengths[parents], state.page_table[parents]

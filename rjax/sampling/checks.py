@@ -1,4 +1,4 @@
-"""Checks of values that came from a user: each returns the plain Python value or raises."""
+"""Checks of user values: each function returns the plain Python value or raises."""
 
 import math
 import numbers
@@ -21,7 +21,7 @@ def shown(value: object) -> str:
 
 
 def refuse(name: str, value: object, remedy: str) -> Never:
-    """Raise the one form of message: what was found, then what to give instead.
+    """Raise an error that says what was found and what to give instead.
 
     Raises:
         InvalidRequestError: always.
@@ -29,8 +29,8 @@ def refuse(name: str, value: object, remedy: str) -> Never:
     raise InvalidRequestError(f"{name} is {shown(value)}; {remedy}")
 
 
-def whole(name: str, value: object, low: int, high: int, *, note: str = "") -> int:
-    """An integer (NumPy's too, no bool) of the closed range [low, high].
+def integer(name: str, value: object, low: int, high: int, *, note: str = "") -> int:
+    """An integer in the closed range [low, high]; NumPy integers are accepted, bools are not.
 
     Raises:
         InvalidRequestError: another type, or outside the range.
@@ -45,7 +45,7 @@ def whole(name: str, value: object, low: int, high: int, *, note: str = "") -> i
 def real(
     name: str, value: object, low: float, high: float, *, above_low: bool = False, note: str = ""
 ) -> float:
-    """A finite number (NumPy's too, no bool) of [low, high], or of (low, high] if ``above_low``.
+    """A finite number in [low, high], or in (low, high] if ``above_low``; bools are not accepted.
 
     Raises:
         InvalidRequestError: another type, NaN, infinite, or outside the range.
@@ -61,8 +61,8 @@ def real(
     refuse(name, value, f"give a number {bounds}{note}")
 
 
-def flag(name: str, value: object) -> bool:
-    """True or False (NumPy's too), nothing that merely reads like one.
+def boolean(name: str, value: object) -> bool:
+    """True or False; NumPy bools are accepted, other truthy values are not.
 
     Raises:
         InvalidRequestError: another type.
@@ -95,6 +95,6 @@ def token_ids(name: str, value: Any, most: int) -> tuple[int, ...]:
     """
     items = sequence(name, value, most, "give a list of token ids")
     if items and set(map(type, items)) == {int} and min(items) >= 0 and max(items) < 2**31:
-        return tuple(dict.fromkeys(items))  # as nearly always, and many times faster
-    checked = (whole(f"{name}[{i}]", item, 0, 2**31 - 1) for i, item in enumerate(items))
+        return tuple(dict.fromkeys(items))  # fast path for plain ints
+    checked = (integer(f"{name}[{i}]", item, 0, 2**31 - 1) for i, item in enumerate(items))
     return tuple(dict.fromkeys(checked))

@@ -1,21 +1,21 @@
-"""How large a request's sampling parameters may be."""
+"""Upper limits on a request's sampling parameters."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingLimits:
-    """Upper bounds that hold before anything is allocated; some are shapes of device arrays.
+    """Upper limits, checked before anything is allocated; some are shapes of device arrays.
 
     Attributes:
         n: samples of one prompt.
         stop_strings: stop strings of one request.
-        stop_string_chars: characters in one stop string.
-        bad_words: bad words of one request, of as many characters as a stop string.
+        stop_string_chars: characters of a stop string or a bad word.
+        bad_words: bad words of one request.
         stop_token_ids: stop token ids of one request.
-        eos_token_ids: ids that end a sequence by the model's own configuration.
+        eos_token_ids: end-of-sequence ids in the model's configuration.
         logit_bias: tokens with a bias in one request.
-        allowed_token_ids: entries of an allow-list.
+        allowed_token_ids: entries of ``allowed_token_ids``.
     """
 
     n: int = 16384
@@ -29,7 +29,7 @@ class SamplingLimits:
 
     @property
     def suppressed(self) -> int:
-        """Ids that can be held back until ``min_tokens``: stop ids and end-of-sequence ids."""
+        """Maximum of ids suppressed until ``min_tokens``: stop and end-of-sequence ids."""
         return self.stop_token_ids + self.eos_token_ids
 
 

@@ -1,4 +1,4 @@
-"""What a user may ask of sampling, under the names and defaults of vLLM's ``SamplingParams``."""
+"""SamplingParams, with the names and defaults of vLLM."""
 
 import dataclasses
 import difflib
@@ -20,46 +20,49 @@ _INT32_MAX = 2**31 - 1
 
 
 class RequestOutputKind(enum.Enum):
-    """What each output of a running request holds."""
+    """Which part of the generated text and tokens each output of a request holds."""
 
     CUMULATIVE = 0
     """Everything generated so far."""
     DELTA = 1
-    """Only what is new since the last output."""
+    """Only the part generated since the last output."""
     FINAL_ONLY = 2
-    """One output, when the request has finished."""
+    """A single output when the request has finished."""
 
 
-@no_type_check  # a user's values: the class itself checks them, in the test run too
+@no_type_check  # ``__post_init__`` checks the values, with messages for users
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to sample one request; checked and brought to a normal form when made.
+    """How to sample one request; the constructor checks and normalises the values.
 
     Attributes:
         n: samples of the prompt, 1 to 16384; greedy requests have one.
-        best_of: samples to generate, ``n`` to 16384; those ``n`` are given back whose tokens have
-            the highest sum of log-probabilities, best first. None generates ``n``. It cannot be
-            streamed as DELTA; a CUMULATIVE output holds the best so far.
-        presence_penalty: -2 to 2, taken off the logit of every token that was generated.
-        frequency_penalty: -2 to 2, taken off once per time that a token was generated.
+        best_of: samples to generate, ``n`` to 16384. The ``n`` with the highest sum of
+            log-probabilities are returned, best first. None generates ``n``. It cannot be streamed
+            as DELTA; a CUMULATIVE output holds the best samples so far.
+        presence_penalty: -2 to 2, subtracted from the logit of every generated token.
+        frequency_penalty: -2 to 2, subtracted from a token's logit once per occurrence in the
+            output.
         repetition_penalty: 0.01 to 100, divides positive and multiplies negative logits of tokens
             in the prompt or the output; 1 is off.
-        temperature: 0 to 2. Below 1e-5 is greedy: the most likely token, and ``top_p``, ``top_k``
-            and ``min_p`` are set to off. From there to 0.01 it is raised to 0.01, with a warning.
-        top_p: above 0, up to 1: the smallest set of likeliest tokens with this much probability.
-        top_k: the k likeliest tokens; 0 or -1 is off. Tokens that tie with the last one stay.
-        min_p: 0 to 1: only tokens with at least this share of the likeliest one's probability.
-        seed: 0 to 2**63-1; the same seed gives the same tokens whatever else is in the batch.
-            None draws a fresh one.
-        stop: a string or up to 16, each ends the text; kept as a tuple.
-        stop_token_ids: up to 64 token ids that end the sequence; kept as a tuple.
-        ignore_eos: go on after the model's end-of-sequence token.
+        temperature: 0 to 2. Below 1e-5, sampling is greedy, and ``top_p``, ``top_k`` and ``min_p``
+            are off. From 1e-5 to 0.01 it is raised to 0.01, with a warning.
+        top_p: above 0, up to 1: sample from the smallest set of most likely tokens with this much
+            probability.
+        top_k: sample from the k most likely tokens and those that tie with the last of them; 0 or
+            -1 is off.
+        min_p: 0 to 1: sample from tokens with at least this fraction of the highest probability.
+        seed: 0 to 2**63-1. The same seed gives the same tokens, independent of the batch. None
+            draws a random seed.
+        stop: up to 16 strings that end the text; stored as a tuple.
+        stop_token_ids: up to 64 token ids that end the sequence; stored as a tuple.
+        ignore_eos: continue after the model's end-of-sequence token.
         max_tokens: most tokens to generate; None is up to the model's length.
-        min_tokens: no end-of-sequence or stop token before this many.
-        logprobs: alternatives to report with each token's log-probability, which is that of the raw
-            logits; 0 is the chosen token alone, -1 the whole vocabulary, None is off.
+        min_tokens: suppress end-of-sequence and stop tokens before this many tokens.
+        logprobs: alternatives to report with each token's log-probability under the raw logits. 0
+            reports only the chosen token, -1 the whole vocabulary, None nothing.
         prompt_logprobs: the same for the prompt's tokens.
-        detokenize: make text of the tokens; stop strings need it.
+        detokenize: convert tokens to text; stop strings need it.
         skip_special_tokens: leave special tokens out of the text.
         spaces_between_special_tokens: put spaces between special tokens in the text.
         include_stop_str_in_output: keep the stop string at the end of the text.
@@ -67,13 +70,13 @@ class SamplingParams:
         logit_bias: up to 1024 token ids, each with a number to add to its logit, clamped to
             [-100, 100].
         allowed_token_ids: only these tokens may be generated; None allows all.
-        bad_words: up to 128 words that are not generated: the last token of each is forbidden where
-            its others stand; kept as a tuple, or None.
+        bad_words: up to 128 words that are not generated: the last token of a word is forbidden
+            after its other tokens. Stored as a tuple, or None.
         structured_outputs: what the text must match: a JSON schema, a regex, a grammar, a choice.
 
     Raises:
-        InvalidRequestError: a value that is of the wrong type, not finite or out of range, or two
-            that contradict one another.
+        InvalidRequestError: a value has the wrong type, is not finite or out of range, or
+            contradicts another value.
     """
 
     n: int = 1
@@ -106,8 +109,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_lists()
-        for name in _FLAGS:
-            self._set(name, checks.flag(name, getattr(self, name)))
+        for name in _BOOLEANS:
+            self._set(name, checks.boolean(name, getattr(self, name)))
         if not isinstance(self.output_kind, RequestOutputKind):
             kinds = ", ".join(f"RequestOutputKind.{kind.name}" for kind in RequestOutputKind)
             checks.refuse("output_kind", self.output_kind, f"give one of {kinds}")
@@ -118,12 +121,12 @@ class SamplingParams:
         object.__setattr__(self, name, value)
 
     def _check_numbers(self) -> None:
-        for name, (low, high, note) in _WHOLE.items():
-            self._set(name, checks.whole(name, getattr(self, name), low, high, note=note))
-        for name, (low, high, note) in _OPTIONAL_WHOLE.items():
+        for name, (low, high, note) in _INTEGERS.items():
+            self._set(name, checks.integer(name, getattr(self, name), low, high, note=note))
+        for name, (low, high, note) in _OPTIONAL_INTEGERS.items():
             if getattr(self, name) is not None:
-                self._set(name, checks.whole(name, getattr(self, name), low, high, note=note))
-        for name, (low, high, note) in _REAL.items():
+                self._set(name, checks.integer(name, getattr(self, name), low, high, note=note))
+        for name, (low, high, note) in _REALS.items():
             value = checks.real(
                 name, getattr(self, name), low, high, above_low=name == "top_p", note=note
             )
@@ -253,24 +256,25 @@ class SamplingParams:
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """``stop`` in its normal form."""
+        """``stop`` as normalised."""
         return cast(tuple[str, ...], self.stop)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """``stop_token_ids`` in its normal form."""
+        """``stop_token_ids`` as normalised."""
         return cast(tuple[int, ...], self.stop_token_ids)
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
+        """Whether sampling always takes the most likely token."""
         return self.temperature == 0.0
 
     @property
     def sampler_mode(self) -> SamplerMode:
-        """The cheapest mode of the sampler that serves this request.
+        """The cheapest sampler mode that serves this request.
 
-        "greedy" needs an argmax of the raw logits, "random" a temperature besides, "full" the rest.
+        "greedy" is the argmax of the raw logits, "random" adds temperature, "full" supports every
+        parameter.
         """
         if (
             self.presence_penalty
@@ -287,23 +291,24 @@ class SamplingParams:
         return "greedy" if self.greedy else "random"
 
     def suppressed_ids(self, eos_token_ids: Iterable[int]) -> tuple[int, ...]:
-        """The ids that may not be sampled before ``min_tokens``."""
+        """The ids that are suppressed until ``min_tokens``."""
         eos = () if self.ignore_eos else tuple(eos_token_ids)
         return tuple(dict.fromkeys((*self.stop_ids, *eos)))
 
     def check_model(
         self, vocab_size: int, max_logprobs: int, eos_token_ids: Iterable[int] = ()
     ) -> None:
-        """Check what only the model can tell.
+        """Check the parameters against the model.
 
         Args:
             vocab_size: width of the model's logits, not the tokenizer's length.
-            max_logprobs: most alternatives that a request may ask for.
-            eos_token_ids: ids that end a sequence by the model's own configuration.
+            max_logprobs: maximum of alternatives per token.
+            eos_token_ids: end-of-sequence ids in the model's configuration.
 
         Raises:
-            InvalidRequestError: a token id beyond the logits, too many log-probabilities or ids
-                that end the sequence, or a ``min_tokens`` that leaves no token to sample.
+            InvalidRequestError: a token id is not below ``vocab_size``, there are too many
+                log-probabilities or ids that end the sequence, or ``min_tokens`` leaves no token to
+                sample.
         """
         suppressed = self.suppressed_ids(eos_token_ids)
         if len(suppressed) > LIMITS.suppressed:
@@ -339,7 +344,7 @@ class SamplingParams:
 
 
 def step_mode(modes: Iterable[SamplerMode]) -> SamplerMode:
-    """The mode of a step that serves every request in it; "greedy" for none."""
+    """The cheapest mode that serves every request of a step; "greedy" for an empty step."""
     needed = set(modes)
     return "full" if "full" in needed else "random" if "random" in needed else "greedy"
 
@@ -364,7 +369,7 @@ def _checked_bias(bias: Any) -> dict[int, float] | None:
         )
     checked = {}
     for key, value in bias.items():
-        token = checks.whole("a key of logit_bias", key, 0, _INT32_MAX)
+        token = checks.integer("a key of logit_bias", key, 0, _INT32_MAX)
         number = checks.real(f"logit_bias[{token}]", value, -_INT32_MAX, _INT32_MAX)
         checked[token] = min(max(number, -100.0), 100.0)
     return checked or None
@@ -374,19 +379,19 @@ def _json_key(key: Any) -> Any:
     return int(key) if isinstance(key, str) and key.isdecimal() and len(key) <= 10 else key
 
 
-_WHOLE = {
+_INTEGERS = {
     "n": (1, LIMITS.n, ""),
     "top_k": (-1, _INT32_MAX, "; 0 or -1 keeps every token"),
     "min_tokens": (0, _INT32_MAX, ""),
 }
-_OPTIONAL_WHOLE = {
+_OPTIONAL_INTEGERS = {
     "best_of": (1, LIMITS.n, ", or None for n"),
     "seed": (0, 2**63 - 1, ", or None for a fresh one"),
     "max_tokens": (1, _INT32_MAX, ", or None for up to the model's length"),
     "logprobs": (-1, _INT32_MAX, ", or None for no log-probabilities"),
     "prompt_logprobs": (-1, _INT32_MAX, ", or None for no log-probabilities"),
 }
-_REAL = {
+_REALS = {
     "presence_penalty": (-2.0, 2.0, ""),
     "frequency_penalty": (-2.0, 2.0, ""),
     "repetition_penalty": (0.01, 100.0, "; 1 is off"),
@@ -394,7 +399,7 @@ _REAL = {
     "top_p": (0.0, 1.0, "; 1 keeps every token"),
     "min_p": (0.0, 1.0, "; 0 keeps every token"),
 }
-_FLAGS = (
+_BOOLEANS = (
     "ignore_eos",
     "detokenize",
     "skip_special_tokens",

@@ -1,4 +1,4 @@
-"""What happens to a row of logits, token by token, before tokens are cut away."""
+"""Logits processing before truncation: allow-list, ``min_tokens``, bias and penalties."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, UInt32
@@ -9,18 +9,18 @@ _MAX = float(jnp.finfo(jnp.float32).max)
 
 
 def finite(logits: Float32[Array, "B V"]) -> Float32[Array, "B V"]:
-    """Logits brought into float32's finite range; NaN becomes the lowest.
+    """Clamp logits to float32's finite range; NaN becomes the lowest value.
 
-    A token that the model gave no chance stays different from one that the request forbids (-inf),
-    so that even a row of NaN yields a token that is allowed.
+    Only tokens that the request forbids are -inf afterwards, so that even a row of NaN gives an
+    allowed token.
     """
     return jnp.clip(jnp.where(jnp.isnan(logits), -_MAX, logits), -_MAX, _MAX)
 
 
 def process(logits: Float32[Array, "B V"], rows: SamplingState) -> Float32[Array, "B V"]:
-    """Logits after the allow-list, ``min_tokens``, bias and the three penalties; forbidden is -inf.
+    """Apply allow-list, ``min_tokens``, bias and the three penalties; forbidden tokens are -inf.
 
-    The masks are laid on last: -inf survives every other operation, so the order does not show.
+    The masks are applied last, which gives the same result as applying them first.
 
     Args:
         logits: raw logits, float32.
@@ -46,10 +46,10 @@ def process(logits: Float32[Array, "B V"], rows: SamplingState) -> Float32[Array
 
 
 def _outside(ids: Array, V: int) -> Array:
-    # jax counts negative indexes from the end; padding has to lie beyond the axis to be dropped.
+    # JAX wraps negative indexes; ``mode="drop"`` drops only indexes beyond the end of the axis.
     return jnp.where(ids < 0, V, ids)
 
 
-def _unpacked(words: UInt32[Array, "B W"], V: int) -> Bool[Array, "B V"]:
-    bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
-    return bits.reshape(words.shape[0], -1)[:, :V] != 0
+def _unpacked(bitmask: UInt32[Array, "B W"], V: int) -> Bool[Array, "B V"]:
+    bits = (bitmask[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return bits.reshape(bitmask.shape[0], -1)[:, :V] != 0

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens and of the likeliest ones, for samples and for prompts."""
+"""Log-probabilities of target tokens and of the most likely tokens, for samples and prompts."""
 
 import dataclasses
 
@@ -14,9 +14,9 @@ class TokenLogprobs:
 
     Attributes:
         logprob: of the target token; natural logarithm.
-        rank: 1 plus the number of tokens that are likelier than the target; 0 without a target.
-        top_ids: the likeliest tokens, best first, of equals the lower id first.
-        top_logprobs: theirs.
+        rank: 1 plus the number of tokens that are more likely than the target; 0 without a target.
+        top_ids: the most likely tokens, best first; ties are in the order of their ids.
+        top_logprobs: log-probabilities of ``top_ids``.
     """
 
     logprob: Float32[Array, " X"]
@@ -28,15 +28,15 @@ class TokenLogprobs:
 def token_logprobs(
     logits: Float32[Array, "X V"], targets: Int[Array, " X"], k: int
 ) -> TokenLogprobs:
-    """Log-probability and rank of one target per position, and the ``k`` likeliest tokens.
+    """Log-probability and rank of one target per position, and the ``k`` most likely tokens.
 
-    The softmax is over the logits as they are, before any sampling parameter. NaN counts as -inf.
-    A target outside the vocabulary (-1 where there is none) has logprob -inf and rank 0.
+    The softmax is over the raw logits, before any sampling parameter. NaN counts as -inf. A target
+    outside the vocabulary, such as -1 for no target, has logprob -inf and rank 0.
 
     Args:
         logits: raw logits of each position.
         targets: for prompt log-probabilities, the prompt's next token at each position.
-        k: alternatives (A), static, at most V; 0 is none.
+        k: number of alternatives A; static, 0 to V.
     """
     finite = jnp.finfo(jnp.float32)
     x = jnp.minimum(jnp.where(jnp.isnan(logits), -jnp.inf, logits), finite.max)
@@ -55,5 +55,5 @@ def token_logprobs(
 
 
 def _minus(logits: Array, total: Array) -> Array:
-    # In a row of -inf alone the total is -inf too, and the difference would be NaN.
+    # If a whole row is -inf, ``total`` is -inf too and the difference would be NaN.
     return jnp.where(logits == -jnp.inf, -jnp.inf, logits - total)

@@ -1,4 +1,4 @@
-"""One token for every sequence of a step, on the device."""
+"""The sampler: one token for every sequence of a step, on the device."""
 
 import dataclasses
 
@@ -16,16 +16,16 @@ from rjax.sampling.truncation import truncate
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
 class SampleResult:
-    """The sampled tokens; rows that were not live hold -1, and their log-probabilities nothing.
+    """The sampled tokens. Rows that were not live hold token -1 and undefined log-probabilities.
 
-    ``logprob`` and ``rank`` are there for any number of alternatives; a jitted caller that does not
-    return them does not pay for them.
+    ``logprob`` and ``rank`` are always present. If a jitted caller does not return them, the
+    compiler removes their computation.
 
     Attributes:
         tokens: token ids.
         logprob: of the token under the raw logits.
-        rank: 1 is the likeliest token; 0 in a row that is not live.
-        top_ids, top_logprobs: the A likeliest tokens under the raw logits, best first.
+        rank: 1 is the most likely token; 0 in a row that is not live.
+        top_ids, top_logprobs: the A most likely tokens under the raw logits, best first.
     """
 
     tokens: Int32[Array, " B"]
@@ -43,29 +43,30 @@ def sample(
     *,
     mode: SamplerMode,
     num_logprobs: int,
-    words: UInt32[Array, "B W"] | None = None,
+    bitmask: UInt32[Array, "B W"] | None = None,
 ) -> tuple[SampleResult, SamplingState]:
     """Sample one token for each live row and count it in the state.
 
-    A row's token depends on its logits and on its own slot's state alone: not on the slot, the
-    other rows, their number or the mode (where several serve). The order of operations is that of
-    vLLM: allow-list, ``min_tokens``, bias, penalties, temperature, min-p, top-k, top-p; then the
-    Gumbel-max trick, with a key folded from the sequence's seed and its number of tokens so far.
+    A row's token depends only on its logits and its slot's state. It does not depend on the slot
+    number, the other rows or the mode. The order of operations is that of vLLM: allow-list,
+    ``min_tokens``, bias, penalties, temperature, min-p, top-k, top-p. The draw uses the Gumbel-max
+    trick with a key folded from the sequence's seed and its number of generated tokens.
 
     Args:
-        logits: raw logits; NaN counts as the lowest.
-        slots: row b is the sequence of slot ``slots[b]``; live rows have distinct slots.
-        live: rows to sample for. The others may hold anything and change nothing.
-        mode: static. "greedy" is the argmax of the raw logits, "random" knows temperatures besides,
-            "full" everything (``SamplingParams.sampler_mode``, ``step_mode``).
-        num_logprobs: static; alternatives (A) to report for each row, at most V.
-        words: bits of the tokens that each row may take this once, as in ``SamplingState.allowed``;
-            read in the mode "full" alone.
+        logits: raw logits; NaN counts as -inf.
+        state: of all slots.
+        slots: sampler slot of each row; live rows have distinct slots.
+        live: rows to sample. The other rows are ignored and change no state.
+        mode: static. "greedy" is the argmax of the raw logits, "random" adds temperature, "full"
+            supports every parameter (``SamplingParams.sampler_mode``, ``step_mode``).
+        num_logprobs: static; number of alternatives A per row, at most V.
+        bitmask: tokens that each row may take in this step, as in ``SamplingState.allowed``; used
+            only in mode "full".
     """
     num_slots = state.temperature.shape[0]
     rows = jax.tree.map(lambda field: field[jnp.where(live, slots, 0)], state)
-    if words is not None:
-        rows = dataclasses.replace(rows, allowed=rows.allowed & words)
+    if bitmask is not None:
+        rows = dataclasses.replace(rows, allowed=rows.allowed & bitmask)
     if mode == "greedy":
         tokens = jnp.argmax(finite(logits), axis=-1)
     else:
@@ -92,19 +93,19 @@ def sample(
 def scaled(
     x: Float32[Array, "B V"], rows: SamplingState, *, truncated: bool
 ) -> Float32[Array, "B V"]:
-    """Logits less the row's highest, over the temperature, with what is cut away at -inf.
+    """Logits minus the row's maximum, divided by the temperature; truncated tokens are -inf.
 
-    Their softmax is what a row samples from. Greedy rows are scaled as by temperature 1.
+    Rows sample from the softmax of these values. Greedy rows are scaled by temperature 1.
     """
     highest = jnp.max(x, axis=-1, keepdims=True)
     temperature = jnp.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]
-    # A row in which nothing is allowed (the request's check excludes it) must not become NaN.
+    # Avoid NaN in a row without an allowed token, which the request's checks exclude.
     x = jnp.where(x == -jnp.inf, -jnp.inf, (x - highest) / temperature)
     return truncate(x, rows.top_k, rows.top_p, rows.min_p) if truncated else x
 
 
 def _drawn(x: Float32[Array, "B V"], rows: SamplingState, *, truncated: bool) -> Int[Array, " B"]:
-    """Greedy rows: the argmax of ``x``. The others: a draw from the softmax of the scaled ``x``."""
+    """The argmax of ``x`` in greedy rows, a draw from the softmax of scaled ``x`` in others."""
     noise = jax.vmap(_noise, in_axes=(0, 0, None))(rows.key, rows.num_output, x.shape[-1])
     noisy = scaled(x, rows, truncated=truncated) + noise
     return jnp.argmax(jnp.where(rows.temperature[:, None] > 0, noisy, x), axis=-1)
@@ -112,5 +113,5 @@ def _drawn(x: Float32[Array, "B V"], rows: SamplingState, *, truncated: bool) ->
 
 def _noise(key: UInt32[Array, "2"], position: Int32[Array, ""], V: int) -> Float32[Array, " V"]:
     seeded = jax.random.wrap_key_data(key, impl="threefry2x32")
-    # The default's 23 bits would misplace the chances of tokens below one in a million.
+    # The default 23 random bits distort the probabilities of tokens below about 1e-6.
     return jax.random.gumbel(jax.random.fold_in(seeded, position), (V,), mode="high")

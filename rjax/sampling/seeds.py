@@ -1,13 +1,13 @@
-"""Seeds of single sequences."""
+"""Seeds of the samples of a request."""
 
 import numpy as np
 
 
 def sequence_seed(seed: int, index: int) -> int:
-    """The seed, 0 to 2**64-1, of sample ``index`` of a request with this seed.
+    """The seed, 0 to 2**64-1, of sample ``index`` of a request.
 
-    The first sample has the request's own seed, so that it does not depend on ``n``; the others are
-    drawn from NumPy's ``SeedSequence``, whose output is the same on every version and platform.
+    The first sample uses the request's seed, so that it does not depend on ``n``. The others use
+    NumPy's ``SeedSequence``, whose output is the same on every version and platform.
     """
     if index == 0:
         return seed

@@ -1,4 +1,4 @@
-"""What the sampler keeps on the device about every running sequence, one row a slot."""
+"""The sampler's state on the device: one row per running sequence (sampler slot)."""
 
 import dataclasses
 import math
@@ -21,22 +21,23 @@ _Host = np.ndarray | Array  # NumPy when made, traced inside ``admit``
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
 class SamplingState:
-    """Device arrays indexed by slot; E and Z are fixed by ``LIMITS``, W is ceil(V / 32).
+    """Device arrays indexed by sampler slot; ``LIMITS`` fixes E and Z, W is ceil(V / 32).
 
     Attributes:
         temperature: 0 is greedy.
         top_k: 0 is off.
-        top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty: as in the parameters.
-        key: the seed, high word first; with ``num_output`` it fixes the random numbers of a token.
+        top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty: as in
+            ``SamplingParams``.
+        key: the seed, high 32 bits first. A token's random numbers depend on it and ``num_output``.
         num_output: tokens sampled so far.
-        min_tokens: ``suppressed`` holds while ``num_output`` is below this.
-        suppressed: ids that would end the sequence, padded with -1.
+        min_tokens: ``suppressed`` applies while ``num_output`` is below this.
+        suppressed: ids that end the sequence, padded with -1.
         bias_ids: distinct ids with a bias, padded with -1.
-        bias_values: what is added to their logits.
-        allowed: bit v % 32 of word v // 32 says whether token v may be sampled.
-        in_prompt: the same bits for tokens of the prompt.
-        output_counts: times that each token was sampled. Only steps of mode "full" count, which a
-            sequence with a penalty always needs.
+        bias_values: added to the logits of ``bias_ids``.
+        allowed: bitmask of the tokens that may be sampled: bit v % 32 of word v // 32 is token v.
+        in_prompt: bitmask of the prompt's tokens.
+        output_counts: occurrences of each token in the output. Only steps of mode "full" update
+            them; a step with a penalty always has that mode.
     """
 
     temperature: Float32[Array, " slots"]
@@ -60,7 +61,7 @@ class SamplingState:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
 class SlotRow:
-    """One row of every field of ``SamplingState``, made on the host."""
+    """One row of every field of ``SamplingState``, built on the host."""
 
     temperature: Float32[_Host, ""]
     top_k: Int32[_Host, ""]
@@ -85,7 +86,7 @@ _COUNTS = "output_counts"
 
 
 def init_state(num_slots: int, vocab_size: int) -> SamplingState:
-    """A state whose every slot samples greedily and restricts nothing."""
+    """A state in which every slot samples greedily without restrictions."""
     empty = _empty_row(vocab_size)
     rows = {name: jnp.asarray(getattr(empty, name)) for name in FIELDS}
     tiled = {name: jnp.tile(row, (num_slots,) + (1,) * row.ndim) for name, row in rows.items()}
@@ -112,21 +113,21 @@ def slot_row(
     eos_token_ids: Iterable[int],
     vocab_size: int,
 ) -> SlotRow:
-    """The row of a sequence that has sampled ``output_token_ids`` already.
+    """The row of a new sequence, or of a preempted one with its output so far.
 
-    A new sequence has none. A preempted one that brings its tokens so far goes on exactly as it
-    would have: its random numbers depend on the seed and on how many tokens there are.
+    A preempted sequence continues exactly as it would have without preemption, because its random
+    numbers depend only on the seed and the number of output tokens.
 
     Args:
         params: as checked by ``SamplingParams.check_model``.
-        seed: 0 to 2**64-1, one for each sequence (``sequence_seed``).
+        seed: 0 to 2**64-1, of the sequence (``sequence_seed``).
         prompt_token_ids, output_token_ids: ids below ``vocab_size``.
-        eos_token_ids: ids that end a sequence by the model's own configuration.
+        eos_token_ids: end-of-sequence ids in the model's configuration.
         vocab_size: width of the logits.
 
     Raises:
-        InvalidRequestError: a token id that is not below ``vocab_size``, or too many ids that end
-            the sequence.
+        InvalidRequestError: a token id is not below ``vocab_size``, or too many ids end the
+            sequence.
     """
     ends = params.suppressed_ids(eos_token_ids)
     if len(ends) > LIMITS.suppressed:
@@ -162,17 +163,17 @@ def slot_row(
 
 
 def _admit(
-    state: SamplingState, words: UInt32[Array, " X"], counts: Int32[Array, " V"] | None
+    state: SamplingState, packed: UInt32[Array, " X"], counts: Int32[Array, " V"] | None
 ) -> SamplingState:
-    # Every field is written, so that nothing of the slot's former sequence is left.
-    slot, start, fields = words[0], 1, {}
+    # Write every field, so that nothing remains of the slot's previous sequence.
+    slot, start, fields = packed[0], 1, {}
     for name in FIELDS:
         held = getattr(state, name)
         if name == _COUNTS:
             row = jnp.zeros(held.shape[1:], held.dtype) if counts is None else counts
         else:
             stop = start + math.prod(held.shape[1:])
-            piece = words[start:stop].reshape(held.shape[1:])
+            piece = packed[start:stop].reshape(held.shape[1:])
             row, start = jax.lax.bitcast_convert_type(piece, held.dtype), stop
         fields[name] = held.at[slot].set(row, mode="drop")
     return SamplingState(**fields)
@@ -182,10 +183,10 @@ _admit_donated = jax.jit(_admit, donate_argnums=0)
 
 
 def admit(state: SamplingState, slot: int, row: SlotRow) -> SamplingState:
-    """Write ``row`` over every field of one slot; ``state`` is donated: do not use it again.
+    """Write ``row`` to one slot; ``state`` is donated and must not be used again.
 
-    All travels to the device as one array, but the counts, which are as many as the vocabulary and
-    which only a sequence that has sampled already brings.
+    The row is copied to the device as one array. The counts, of vocabulary size, are copied
+    separately and only if the sequence has output.
     """
     slots = state.temperature.shape[0]
     assert 0 <= slot < slots, f"slot {slot} is not one of {slots}"
@@ -193,7 +194,7 @@ def admit(state: SamplingState, slot: int, row: SlotRow) -> SamplingState:
 
 
 def compile_admission(state: SamplingState, vocab_size: int) -> SamplingState:
-    """Compile what ``admit`` runs, with and without counts; the state, donated, stays as it is."""
+    """Compile ``admit`` with and without counts. Donates ``state`` and returns an equal one."""
     row = _empty_row(vocab_size)
     nowhere = state.temperature.shape[0]  # beyond the last slot: nothing is written
     for num_output in (0, 1):
@@ -204,8 +205,8 @@ def compile_admission(state: SamplingState, vocab_size: int) -> SamplingState:
 
 def _packed(slot: int, row: SlotRow) -> tuple[UInt32[np.ndarray, " X"], Int32[_Host, " V"] | None]:
     fields = [np.ravel(getattr(row, name)).view(np.uint32) for name in FIELDS if name != _COUNTS]
-    words = np.concatenate([np.array([slot], np.uint32), *fields])
-    return words, row.output_counts if row.num_output else None
+    packed = np.concatenate([np.array([slot], np.uint32), *fields])
+    return packed, row.output_counts if row.num_output else None
 
 
 def _ids(name: str, ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
@@ -227,9 +228,9 @@ def _bits(name: str, ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.nda
 
 def _all_bits(vocab_size: int) -> np.ndarray:
     """Bits of every id below ``vocab_size``."""
-    words = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
-    words[-1] >>= np.uint32(-vocab_size % 32)
-    return words
+    bitmask = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
+    bitmask[-1] >>= np.uint32(-vocab_size % 32)
+    return bitmask
 
 
 def _padded(values: Sequence[float], size: int, fill: float, dtype: type) -> np.ndarray:

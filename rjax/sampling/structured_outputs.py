@@ -1,4 +1,4 @@
-"""What a request's text must match, under the names of vLLM's ``StructuredOutputsParams``."""
+"""StructuredOutputsParams: what a request's text must match, with the names of vLLM."""
 
 import dataclasses
 import json
@@ -11,30 +11,32 @@ from rjax.structured.constraint import Constraint, choice_source, json_source
 from rjax.structured.schemas import generation_schema
 
 EXCLUDED = ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words")
-"""Names in `SamplingParams` that would forbid what a constraint demands."""
+"""Fields of `SamplingParams` that conflict with a constraint."""
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
-@no_type_check  # a user's values: the class itself checks them, in the test run too
+@no_type_check  # ``__post_init__`` checks the values, with messages for users
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """What the text must match: give exactly one of these. Checked when made; whether the schema,
-    regex or grammar is valid is known when the request is added.
+    """What the text must match: set exactly one field.
 
-    The tokens of each sample are masked, so that the text matches as far as it goes: one that
-    ``max_tokens`` cuts off is a beginning of a match. JSON has one space after commas and colons
-    and no other white space between its values.
+    The constructor checks the types. The schema, regex or grammar is compiled when the request is
+    added.
+
+    The tokens of each sample are masked, so that the text always matches. A text that
+    ``max_tokens`` cuts off is a prefix of a match. JSON has one space after commas and colons and
+    no other white space between its values.
 
     Attributes:
-        json: a JSON schema, as a dict, as text, or as a pydantic model class; kept as text.
+        json: a JSON schema, as a dict, text, or pydantic model class; stored as text.
         regex: a regular expression that matches the whole text.
-        choice: texts, one of which is the text; kept as a tuple.
-        grammar: a context-free grammar, in Lark's or GBNF's notation.
+        choice: the allowed texts; stored as a tuple.
+        grammar: a context-free grammar in Lark or GBNF notation.
         json_object: True for any JSON object.
 
     Raises:
-        InvalidRequestError: none or several are given, or one is empty or of the wrong type.
+        InvalidRequestError: none or several fields are set, or one is empty or of the wrong type.
     """
 
     json: str | Mapping[str, Any] | type | None = None
@@ -56,7 +58,7 @@ class StructuredOutputsParams:
                 checks.refuse(f"structured_outputs.{name}", text, "give a text that is not empty")
             _check_unicode(name, text or "")
         if self.json_object is not None:
-            value = checks.flag("structured_outputs.json_object", self.json_object)
+            value = checks.boolean("structured_outputs.json_object", self.json_object)
             object.__setattr__(self, "json_object", value)
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
@@ -70,7 +72,7 @@ class StructuredOutputsParams:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> "StructuredOutputsParams":
-        """Build from a mapping, as a JSON line of the command has it.
+        """Build from a mapping, for example from a line of a JSON Lines file.
 
         Raises:
             InvalidRequestError: an unknown key, or a value that the constructor refuses.
@@ -84,7 +86,7 @@ class StructuredOutputsParams:
 
     @property
     def constraint(self) -> Constraint:
-        """The constraint that the masks are made from."""
+        """The constraint to compile."""
         if self.regex is not None:
             return Constraint("regex", self.regex)
         if self.grammar is not None:

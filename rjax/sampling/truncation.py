@@ -1,7 +1,7 @@
 """min-p, top-k and top-p without a sort: each keeps the tokens at or above a threshold.
 
-Tokens of equal logit share their fate, so that the outcome depends on no order. All sums are of
-integers, so that they depend on no order either: a row's outcome is the same in every batch.
+Tokens with equal logits are kept or dropped together, and all sums are of integers. The result is
+therefore independent of summation order and of the batch.
 """
 
 import jax
@@ -17,12 +17,12 @@ def truncate(
     top_p: Float32[Array, " B"],
     min_p: Float32[Array, " B"],
 ) -> Float32[Array, "B V"]:
-    """Set to -inf what min-p, then top-k, then top-p cut away.
+    """Apply min-p, then top-k, then top-p; dropped tokens become -inf.
 
     Args:
-        x: logits after the temperature, less the row's highest, so that the highest is 0.
+        x: logits after temperature, minus the row's maximum.
         top_k: 0 or less keeps all.
-        top_p: 1 or more keeps all; probabilities are those of what top-k left.
+        top_p: 1 or more keeps all; probabilities are normalised over the tokens kept by top-k.
         min_p: 0 keeps all.
     """
     V = x.shape[-1]
@@ -41,18 +41,18 @@ def truncate(
 
 
 def _ordered(x: Float32[Array, "B V"]) -> UInt32[Array, "B V"]:
-    """Integers in the order of the floats."""
+    """Map floats to unsigned integers of the same order."""
     bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)  # -0 is 0
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
 
 def _weights(x: Float32[Array, "B V"]) -> UInt32[Array, "B V"]:
-    """Probabilities as integers that add up to about 2**31, and surely to less than 2**32."""
+    """Probabilities as integers that sum to about 2**31 and always to less than 2**32."""
     p, V = jnp.exp(x), x.shape[-1]
     scale = jnp.full((x.shape[0], 1), _TOTAL / V, jnp.float32)  # no p is above 1
-    for _ in range(2):  # the first brings the sum above 2**31 / V, the second close to 2**31
+    for _ in range(2):  # the first pass gives a sum above 2**31 / V, the second close to 2**31
         rounded = jnp.sum(_rounded(p * scale), axis=-1, keepdims=True, dtype=jnp.uint32)
-        # rounding took at most V / 2 off the true sum
+        # rounding lowers the sum by at most V / 2
         scale = scale * (_TOTAL / (rounded.astype(jnp.float32) + V / 2))
     return _rounded(p * scale)
 
@@ -64,7 +64,7 @@ def _rounded(x: Float32[Array, "B V"]) -> UInt32[Array, "B V"]:
 def _threshold(
     keys: UInt32[Array, "B V"], weights: UInt32[Array, "B V"], target: UInt32[Array, " B"]
 ) -> UInt32[Array, " B"]:
-    """The highest key such that the weights at or above it add up to ``target``, bit by bit."""
+    """Binary search for the highest key at or above which the weights sum to ``target``."""
 
     def set_bit(step: Int32[Array, ""], found: UInt32[Array, " B"]) -> UInt32[Array, " B"]:
         tried = found | (jnp.uint32(1 << 31) >> step.astype(jnp.uint32))

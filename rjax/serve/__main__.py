@@ -1,6 +1,6 @@
 """The command ``python -m rjax.serve``: an OpenAI-compatible server."""
 
-if __name__ == "__main__":  # before all imports, so that Ctrl-C is heeded during them
+if __name__ == "__main__":  # before all imports, so that Ctrl-C works during them
     from rjax.cli.process import run_module
 
     run_module("rjax.serve", "rjax.serve.__main__")
@@ -31,13 +31,13 @@ examples:
   python -m rjax.serve
       the bundled model on http://127.0.0.1:8000/v1
   python -m rjax.serve --model ./llama --port 9000 --api-key-file keys.txt
-      your model, for those who know a key (one on each line of the file)
+      your model, for clients with an API key (one key per line of the file)
   python -m rjax.serve --no-warmup --max-model-len 1024
-      a quick start, for trying out; first uses of a step size are slow
+      a quick start for testing; the first use of each step size is slow
   python -m rjax.serve --prefix-file support=support.safetensors
-      a long system prompt whose KV was computed and saved before
+      a long system prompt with saved KV
   python -m rjax.serve --list-limits
-      everything that is bounded; change a limit with --limit n=8
+      all limits; change one with --limit n=8
 
 Requests with a common prefix, such as a system message, share its KV automatically.
 
@@ -51,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog=f"python -m {_NAME}",
         usage="%(prog)s [options]",
-        description="Serve a model over HTTP, in the way of OpenAI's API.",
+        description="Serve a model over HTTP with OpenAI's API.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -67,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     server.add_argument(
         "--api-key-file",
         metavar="FILE",
-        help="accepted API keys, one a line; each is a tenant with a prefix cache of its own",
+        help="accepted API keys, one per line; each is a tenant with its own prefix cache",
     )
     server.add_argument(
         "--prefix-file",
@@ -80,8 +80,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--root-path",
         default="",
         metavar="PATH",
-        help="where a reverse proxy shows the server, such as /llm; requests may come with it or "
-        "without",
+        help="path at which a reverse proxy serves this server, such as /llm; requests may contain "
+        "it or not",
     )
     for flag, what, default in (
         ("--allowed-origins", "origins of web pages that may use the server (CORS)", "none"),
@@ -96,7 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
     server.add_argument(
         "--allow-credentials",
         action="store_true",
-        help="let those pages send cookies, which a proxy may ask for",
+        help="let those pages send cookies, for example for a proxy",
     )
     server.add_argument(
         "--enable-tokenizer-info-endpoint",
@@ -112,20 +112,20 @@ def build_parser() -> argparse.ArgumentParser:
     server.add_argument(
         "--reasoning-parser",
         choices=("qwen3", "deepseek_r1", "openai_gptoss"),
-        help="how the model marks its reasoning, which answers then hold apart (default: none)",
+        help="separate the model's reasoning from the content, by its markup (default: none)",
     )
     server.add_argument(
         "--literal-json-schemas",
         action="store_true",
-        help="let a model add properties to objects whose schema does not say additionalProperties "
-        "(default: such objects are closed)",
+        help="let the model add properties to objects whose schema does not set "
+        "additionalProperties (default: such objects are closed)",
     )
     server.add_argument(
         "--drain-seconds",
         type=float,
         default=30.0,
         metavar="S",
-        help="how long accepted requests may go on after SIGTERM (default: 30)",
+        help="seconds that accepted requests may continue after SIGTERM (default: 30)",
     )
     server.add_argument(
         "--limit",
@@ -180,19 +180,19 @@ def _serve(arguments: argparse.Namespace) -> int:
         from rjax.serve import prefixes
         from rjax.serve.app import check_root_path
         from rjax.serve.auth import KeyRing
-        from rjax.serve.server import Server, allow_files, bind, make_service
+        from rjax.serve.server import Server, bind, make_service, set_ulimit
     except ModuleNotFoundError as error:
         raise InvalidConfigError(
             f"the server needs {error.name}, which is not installed; install rjax[serve]"
         ) from error
 
-    allow_files(limits)
-    # Before the model is loaded: a key, a path or a name may be no good, or the address in use.
+    set_ulimit(limits)
+    # Detect invalid keys, paths and names, and an address in use, before loading the model.
     check_root_path(http.root_path)
     key_ring = KeyRing(keys)
     prefix_files = _pairs("--prefix-file", arguments.prefix_file)
     for name, path in prefix_files.items():
-        if not prefixes.good_name(name, limits) or not pathlib.Path(path).is_file():
+        if not prefixes.is_valid_name(name, limits) or not pathlib.Path(path).is_file():
             raise InvalidConfigError(
                 f"--prefix-file {name}={path}: give a name of letters, digits, '.', '_' or '-', "
                 "and a file that is there"
@@ -219,7 +219,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             http=http,
         )
         prefixes.load(prefix_files, engine, service)
-        # What is there now stays, and no collection need go through it while clients wait.
+        # Exclude the long-lived objects from garbage collection.
         gc.collect()
         gc.freeze()
         host, port = listener.getsockname()[:2]
@@ -238,7 +238,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _engine(options: dict[str, Any]) -> Any:
-    """The engine, its first requests done."""
+    """The engine, after two warm-up requests."""
     from rjax.config import EngineConfig
     from rjax.engine_builder import build_engine
     from rjax.sampling import SamplingParams
@@ -247,7 +247,7 @@ def _engine(options: dict[str, Any]) -> Any:
     if engine.tokenizer is None:
         raise InvalidConfigError("the model has no tokenizer; a server needs one")
     greedy = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-    for i in range(2):  # the second finds the engine's arrays as all later ones do
+    for i in range(2):  # the second runs with the same array layouts as all later ones
         engine.add_request(f"warm-up {i}", [0], greedy)
         while engine.has_unfinished_requests():
             engine.step()

@@ -1,4 +1,4 @@
-"""The routes."""
+"""The FastAPI app and its routes."""
 
 import asyncio
 from typing import Annotated
@@ -9,48 +9,48 @@ from starlette.middleware.cors import CORSMiddleware
 
 import rjax
 from rjax.errors import InvalidConfigError
-from rjax.serve import information, pooling, prefixes
-from rjax.serve.answers import (
-    ChatAnswer,
-    CompletionAnswer,
+from rjax.serve import pooling, prefixes, server_info
+from rjax.serve.bodies import json_body
+from rjax.serve.chat import chat
+from rjax.serve.chunked_json import chunked_response
+from rjax.serve.completions import complete
+from rjax.serve.disconnect import cancel_on_disconnect
+from rjax.serve.errors import ApiError, install_handlers
+from rjax.serve.openapi import request_body_schema
+from rjax.serve.prompts import encode, layout_options, message_tokens
+from rjax.serve.request_limits import RequestLimitsMiddleware
+from rjax.serve.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    PinRequest,
+    PrefixRequest,
+    TokenizeRequest,
+)
+from rjax.serve.responses import (
+    ChatCompletionResponse,
+    CompletionResponse,
+    DetokenizeResponse,
     ModelCard,
     ModelList,
     ModelPermission,
     PrefixCard,
     PrefixList,
-    Text,
-    Tokens,
+    TokenizeResponse,
 )
-from rjax.serve.bodies import body_of
-from rjax.serve.chat import chat
-from rjax.serve.completions import complete
-from rjax.serve.errors import ApiError, install_handlers
-from rjax.serve.intake import Intake
-from rjax.serve.openapi import takes
-from rjax.serve.pieces import pieced
-from rjax.serve.prompts import encode, layout_options, message_tokens
-from rjax.serve.requests import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    PinBody,
-    PrefixBody,
-    TokenizeBody,
-)
-from rjax.serve.responses import routes as responses
-from rjax.serve.routing import ERRORS, EVENTS, Caller, Served, private_router
-from rjax.serve.running import unless_disconnected
+from rjax.serve.responses_api import routes as responses
+from rjax.serve.routing import ERRORS, EVENTS, ServiceDep, TenantDep, private_router
 from rjax.serve.service import Service
 
 _METRICS_SECONDS = 5.0  # the engine answers between two steps
 
 private = private_router()
-_ROUTERS = (information.public, private, responses.router, pooling.router, information.private)
+_ROUTERS = (server_info.public, private, responses.router, pooling.router, server_info.private)
 
 
 def build_app(service: Service) -> FastAPI:
-    """The server's app. Every route but /health and /ping asks for an API key, where there are
-    keys."""
+    """The server's app. If the server has API keys, every route but /health and /ping requires
+    one."""
     app = FastAPI(
         title="rjax",
         version=rjax.__version__,
@@ -58,7 +58,7 @@ def build_app(service: Service) -> FastAPI:
         redoc_url=None,
         openapi_url=None,
         servers=[{"url": service.http.root_path}] if service.http.root_path else None,
-        redirect_slashes=False,  # the Location would hold whatever the Host header says
+        redirect_slashes=False,  # the Location header would repeat the client's Host header
     )
     app.state.service = service
     app.state.keys = service.keys
@@ -68,14 +68,14 @@ def build_app(service: Service) -> FastAPI:
     app.root_path = http.root_path
     install_handlers(app, service.limits.retry_after)
     app.add_middleware(
-        Intake,
+        RequestLimitsMiddleware,
         limits=service.limits,
         keys=service.keys,
         metrics=service.metrics,
         health_paths=http.health_paths,
     )
     if http.allowed_origins:
-        # Outermost: browsers ask for permission without a key, and read refusals by permission.
+        # Outermost: preflight requests have no key, and error responses need CORS headers.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=http.allowed_origins,
@@ -87,10 +87,10 @@ def build_app(service: Service) -> FastAPI:
 
 
 def check_root_path(root_path: str) -> None:
-    """Whether every route can be told apart from the path that a proxy puts before it.
+    """Check that no route starts with the root path.
 
     Raises:
-        InvalidConfigError: a route begins like that path.
+        InvalidConfigError: a route starts with the root path.
     """
     routes = (route for router in _ROUTERS for route in router.routes)
     for path in (getattr(route, "path", "") for route in routes):
@@ -103,15 +103,15 @@ def check_root_path(root_path: str) -> None:
 
 @private.post(
     "/v1/completions",
-    response_model=CompletionAnswer,
+    response_model=CompletionResponse,
     responses={**ERRORS, **EVENTS},
-    openapi_extra=takes(CompletionBody),
+    openapi_extra=request_body_schema(CompletionRequest),
 )
 async def completions(
-    body: Annotated[CompletionBody, Depends(body_of(CompletionBody))],
+    body: Annotated[CompletionRequest, Depends(json_body(CompletionRequest))],
     request: Request,
-    tenant: Caller,
-    service: Served,
+    tenant: TenantDep,
+    service: ServiceDep,
 ) -> Response:
     """Complete a text."""
     return await complete(body, request, tenant, service)
@@ -119,38 +119,42 @@ async def completions(
 
 @private.post(
     "/v1/chat/completions",
-    response_model=ChatAnswer,
+    response_model=ChatCompletionResponse,
     responses={**ERRORS, **EVENTS},
-    openapi_extra=takes(ChatBody),
+    openapi_extra=request_body_schema(ChatCompletionRequest),
 )
 async def chat_completions(
-    body: Annotated[ChatBody, Depends(body_of(ChatBody))],
+    body: Annotated[ChatCompletionRequest, Depends(json_body(ChatCompletionRequest))],
     request: Request,
-    tenant: Caller,
-    service: Served,
+    tenant: TenantDep,
+    service: ServiceDep,
 ) -> Response:
     """Answer a conversation."""
     return await chat(body, request, tenant, service)
 
 
 @private.get("/v1/models")
-async def models(service: Served) -> ModelList:
-    """The model that is served."""
+async def models(service: ServiceDep) -> ModelList:
+    """The served model."""
     return ModelList(data=[_card(service)])
 
 
 @private.get("/v1/models/{model:path}")
-async def model(model: str, service: Served) -> ModelCard:
+async def model(model: str, service: ServiceDep) -> ModelCard:
     """The served model by its name."""
     service.check_model(model)
     return _card(service)
 
 
-@private.post("/tokenize", response_model=Tokens, openapi_extra=takes(TokenizeBody))
+@private.post(
+    "/tokenize", response_model=TokenizeResponse, openapi_extra=request_body_schema(TokenizeRequest)
+)
 async def tokenize(
-    body: Annotated[TokenizeBody, Depends(body_of(TokenizeBody))], tenant: Caller, service: Served
+    body: Annotated[TokenizeRequest, Depends(json_body(TokenizeRequest))],
+    tenant: TenantDep,
+    service: ServiceDep,
 ) -> Response:
-    """Token ids of a text or of laid out messages."""
+    """Token ids of a text or of messages."""
     service.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give prompt or messages, one of them")
@@ -174,22 +178,22 @@ async def tokenize(
             [body.prompt], tenant, service, "prompt", add_special_tokens=special, most=most
         )
 
-    def answer() -> Tokens:
+    def answer() -> TokenizeResponse:
         text = service.tokenizer.token_text
-        return Tokens(
+        return TokenizeResponse(
             tokens=tokens,
             count=len(tokens),
             max_model_len=service.max_model_len,
             token_strs=[text(token) for token in tokens] if body.return_token_strs else None,
         )
 
-    return await pieced(answer, len(tokens), service.answer_threads)
+    return await chunked_response(answer, len(tokens), service.response_threads)
 
 
-@private.post("/detokenize", openapi_extra=takes(DetokenizeBody))
+@private.post("/detokenize", openapi_extra=request_body_schema(DetokenizeRequest))
 async def detokenize(
-    body: Annotated[DetokenizeBody, Depends(body_of(DetokenizeBody))], service: Served
-) -> Text:
+    body: Annotated[DetokenizeRequest, Depends(json_body(DetokenizeRequest))], service: ServiceDep
+) -> DetokenizeResponse:
     """Text of token ids."""
     service.check_model(body.model)
     if len(body.tokens) > service.max_model_len:
@@ -210,47 +214,47 @@ async def detokenize(
     text = await service.threads.run(
         lambda: service.tokenizer.decode(body.tokens, skip_special_tokens=False)
     )
-    return Text(prompt=text)
+    return DetokenizeResponse(prompt=text)
 
 
-@private.post("/v1/prefixes", openapi_extra=takes(PrefixBody))
+@private.post("/v1/prefixes", openapi_extra=request_body_schema(PrefixRequest))
 async def register_prefix(
-    body: Annotated[PrefixBody, Depends(body_of(PrefixBody))],
+    body: Annotated[PrefixRequest, Depends(json_body(PrefixRequest))],
     request: Request,
-    tenant: Caller,
-    service: Served,
+    tenant: TenantDep,
+    service: ServiceDep,
 ) -> PrefixCard:
-    """Compute a beginning that prompts will share, and keep it under a name."""
-    return await unless_disconnected(request, prefixes.register(body, tenant, service))
+    """Compute the KV of a prefix that prompts share, and register it under a name."""
+    return await cancel_on_disconnect(request, prefixes.register(body, tenant, service))
 
 
 @private.get("/v1/prefixes")
-async def list_prefixes(tenant: Caller, service: Served) -> PrefixList:
+async def list_prefixes(tenant: TenantDep, service: ServiceDep) -> PrefixList:
     """The caller's named prefixes."""
     return prefixes.listing(tenant, service)
 
 
 @private.get("/v1/prefixes/{name}")
-async def find_prefix(name: str, tenant: Caller, service: Served) -> PrefixCard:
+async def find_prefix(name: str, tenant: TenantDep, service: ServiceDep) -> PrefixCard:
     """One named prefix."""
     return prefixes.find(name, tenant, service).card()
 
 
-@private.patch("/v1/prefixes/{name}", openapi_extra=takes(PinBody))
+@private.patch("/v1/prefixes/{name}", openapi_extra=request_body_schema(PinRequest))
 async def pin_prefix(
     name: str,
-    body: Annotated[PinBody, Depends(body_of(PinBody))],
+    body: Annotated[PinRequest, Depends(json_body(PinRequest))],
     request: Request,
-    tenant: Caller,
-    service: Served,
+    tenant: TenantDep,
+    service: ServiceDep,
 ) -> PrefixCard:
-    """Pin a named prefix, or let the memory go when something else needs it."""
-    return await unless_disconnected(request, prefixes.pin(name, body.pin, tenant, service))
+    """Pin or unpin a named prefix."""
+    return await cancel_on_disconnect(request, prefixes.pin(name, body.pin, tenant, service))
 
 
 @private.delete("/v1/prefixes/{name}")
-async def drop_prefix(name: str, tenant: Caller, service: Served) -> PrefixCard:
-    """Forget a named prefix."""
+async def drop_prefix(name: str, tenant: TenantDep, service: ServiceDep) -> PrefixCard:
+    """Delete a named prefix."""
     return await prefixes.drop(name, tenant, service)
 
 
@@ -259,7 +263,7 @@ async def drop_prefix(name: str, tenant: Caller, service: Served) -> PrefixCard:
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-async def metrics(service: Served) -> Response:
+async def metrics(service: ServiceDep) -> Response:
     """Prometheus metrics."""
     try:
         async with asyncio.timeout(_METRICS_SECONDS):

@@ -1,4 +1,4 @@
-"""API keys: who may ask, and whose prompts may share a cache."""
+"""API keys and tenants; each tenant has its own prefix cache."""
 
 import dataclasses
 import hashlib
@@ -13,12 +13,12 @@ from rjax.serve.errors import ApiError
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who a request comes from.
+    """The owner of a request.
 
     Attributes:
         name: for logs.
-        salt: goes into the keys of the prefix cache, so that how fast a prompt is read tells
-            nothing about another tenant's prompts; None where there are no keys.
+        salt: of the prefix cache's keys. It isolates tenants, so that prefill times reveal nothing
+            about another tenant's prompts. None if the server has no keys.
     """
 
     name: str
@@ -29,13 +29,13 @@ _ANYONE = Tenant("anyone", None)
 
 
 class KeyRing:
-    """The accepted API keys; without any, everybody is one tenant.
+    """The accepted API keys. Without keys, all clients are one tenant.
 
     Args:
-        keys: each at least 8 printable ASCII characters.
+        keys: at least 8 printable ASCII characters each.
 
     Raises:
-        InvalidConfigError: a key that is too short or cannot stand in a header.
+        InvalidConfigError: a key is too short or not valid in a header.
     """
 
     def __init__(self, keys: list[str]) -> None:
@@ -52,7 +52,7 @@ class KeyRing:
 
     @property
     def tenants(self) -> list[Tenant]:
-        """Everybody who may ask."""
+        """All tenants."""
         return [tenant for _, tenant in self._tenants] or [_ANYONE]
 
     @property
@@ -63,7 +63,7 @@ class KeyRing:
     def tenant(self, authorization: str | None) -> Tenant:
         """The tenant of an ``Authorization: Bearer KEY`` header.
 
-        Every key is compared in full, in constant time, whichever matches.
+        All keys are compared, each in constant time.
 
         Raises:
             ApiError: 401.

@@ -1,4 +1,4 @@
-"""From the bytes of a request's body to its fields, in bounded work."""
+"""Parse and validate request bodies, with bounded work."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,10 +11,10 @@ from pydantic_core import from_json
 from rjax.serve.errors import ApiError
 from rjax.serve.fields import UnknownFields
 from rjax.serve.limits import ServeLimits
-from rjax.serve.requests import Body
-from rjax.serve.service import Service, service_of
+from rjax.serve.requests import RequestModel
+from rjax.serve.service import Service, get_service
 
-_SMALL = 32 * 2**10  # bytes of a body that is parsed in less time than a thread takes to begin
+_SMALL = 32 * 2**10  # bytes; smaller bodies are parsed on the event loop
 _FIELD_ERRORS = frozenset(("refused_field", "unknown_field"))
 _NO_PLACE = frozenset(
     (
@@ -33,11 +33,11 @@ _NO_PLACE = frozenset(
 _PARTS = ("content", "tool_calls", "output", "summary")  # lists of a message or an item
 
 
-def body_of[B: Body](kind: type[B]) -> Callable[[Request], Awaitable[B]]:
-    """A dependency of a route: the request's body, which must be JSON of this kind.
+def json_body[B: RequestModel](kind: type[B]) -> Callable[[Request], Awaitable[B]]:
+    """A FastAPI dependency that parses the body as JSON of this model.
 
-    Its values are counted before any of them is made. One large body is parsed at a time, on a
-    thread.
+    The values are counted before the body is parsed. Large bodies are parsed on a thread, one at a
+    time.
 
     Raises:
         ApiError: 400.
@@ -45,8 +45,8 @@ def body_of[B: Body](kind: type[B]) -> Callable[[Request], Awaitable[B]]:
 
     async def read(request: Request) -> B:
         _check_content_type(request.headers.get("content-type", ""))
-        service = await service_of(request)
-        # The request would keep its own copy of the bytes for as long as the answer takes.
+        service = await get_service(request)
+        # Request.body() would keep a copy of the bytes until the response is complete.
         data = b"".join([part async for part in request.stream()])
         if len(data) <= _SMALL:
             return parse_body(data, kind, service.limits, service.unknown_fields)
@@ -55,13 +55,13 @@ def body_of[B: Body](kind: type[B]) -> Callable[[Request], Awaitable[B]]:
     return read
 
 
-def parse_body[B: Body](
+def parse_body[B: RequestModel](
     data: bytes, kind: type[B], limits: ServeLimits, unknown: UnknownFields
 ) -> B:
-    """The fields of a body; unknown ones are logged.
+    """Parse and validate a body; unknown fields are logged.
 
     Raises:
-        ApiError: 400, too many values, no JSON, or not of this kind.
+        ApiError: 400, too many values, invalid JSON, or fields that do not fit the model.
     """
     most = limits.body_values
     if not at_most_values(data, most):
@@ -86,21 +86,21 @@ def parse_body[B: Body](
 
 
 def at_most_values(data: bytes, most: int) -> bool:
-    """Whether JSON text holds at most so many values, keys not counted.
+    """Whether JSON text holds at most ``most`` values, not counting keys.
 
-    Each value but the first follows a comma or an opening bracket. Those inside strings are left
-    out where they would decide. Text that is no JSON gets some answer, in the same time.
+    Each value but the first follows a comma or an opening bracket. These characters inside strings
+    are excluded only if the total exceeds the limit. For invalid JSON the result is arbitrary.
     """
     if data.count(b",") + data.count(b"[") + data.count(b"{") < most:
         return True
-    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left ends a string
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # remaining quotes delimit strings
     text = np.frombuffer(plain, np.uint8)
     inside = np.bitwise_xor.accumulate((text == ord('"')).view(np.uint8)).view(bool)
     before = (text == ord(",")) | (text == ord("[")) | (text == ord("{"))
     return int(np.count_nonzero(before & ~inside)) < most
 
 
-async def _parse_large[B: Body](data: bytes, kind: type[B], service: Service) -> B:
+async def _parse_large[B: RequestModel](data: bytes, kind: type[B], service: Service) -> B:
     async with service.large_bodies:
         return await service.threads.run(
             parse_body, data, kind, service.limits, service.unknown_fields
@@ -114,10 +114,10 @@ def _check_content_type(header: str) -> None:
 
 
 def _check_lengths(found: Any, limits: ServeLimits) -> None:
-    """Lists whose entries are costly are counted before their entries are looked at."""
+    """Check the lengths of lists with costly entries before validating the entries."""
     if not isinstance(found, dict):
         raise ApiError(400, "the body is no JSON object sent with Content-Type: application/json")
-    prompt = found.get("prompt")  # token ids are counted elsewhere
+    prompt = found.get("prompt")  # token ids have another limit
     of_messages = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
     conversations = ("messages", "input", *(("prompt",) if of_messages else ()))
     for name in (*conversations, "tools"):
@@ -142,7 +142,7 @@ def _check_lengths(found: Any, limits: ServeLimits) -> None:
 
 def _as_api_error(error: ValidationError) -> ApiError:
     found = error.errors(include_url=False, include_input=False)
-    # Of a union's errors the deepest is that of the form which was meant.
+    # The deepest error of a union belongs to the member that the client most likely meant.
     first = max(found, key=lambda e: (e["type"] in _FIELD_ERRORS, len(e["loc"]), e["type"]))
     place = [str(part) for part in first["loc"] if part not in _NO_PLACE and "[" not in str(part)]
     context = first.get("ctx", {})

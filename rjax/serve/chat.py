@@ -11,51 +11,55 @@ from fastapi.responses import Response
 
 from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.sampling import SamplingParams
-from rjax.serve.answers import (
-    AnswerMessage,
-    CalledFunction,
-    CalledTool,
-    CalledToolDelta,
-    ChatAnswer,
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatLogprobs,
-    Delta,
-    Finish,
-    FunctionDelta,
-    Usage,
-)
 from rjax.serve.auth import Tenant
-from rjax.serve.completions import UsageCount, continuous_usage, stream_error, usage_wanted
+from rjax.serve.chunked_json import chunked_response, response_size
+from rjax.serve.completions import UsageCounter, continuous_usage, stream_error, usage_wanted
+from rjax.serve.disconnect import cancel_on_disconnect
 from rjax.serve.errors import ApiError
-from rjax.serve.logprobs import chat_logprobs, check_amount, prompt_logprobs
-from rjax.serve.masks import json_constraint, text_constraint
-from rjax.serve.pieces import answer_size, pieced
+from rjax.serve.event_stream import EventStream
+from rjax.serve.logprobs import chat_logprobs, check_logprobs_count, prompt_logprobs
 from rjax.serve.prompts import chat_prompt
-from rjax.serve.reasoning import AnswerPiece, ReasoningTokens
-from rjax.serve.requests import ChatBody, NamedTool, Tool
-from rjax.serve.running import EventStream, Running, unless_disconnected
-from rjax.serve.sampling import chat_params, check_constrained, constraint_of
+from rjax.serve.reasoning import OutputDelta, ReasoningTokens
+from rjax.serve.request_group import RequestGroup
+from rjax.serve.requests import ChatCompletionRequest, NamedTool, Tool
+from rjax.serve.responses import (
+    ChatCompletionResponse,
+    ChatCompletionResponseChoice,
+    ChatCompletionResponseStreamChoice,
+    ChatCompletionStreamResponse,
+    ChatLogprobs,
+    ChatMessage,
+    DeltaFunctionCall,
+    DeltaMessage,
+    DeltaToolCall,
+    FinishReason,
+    ResponseFunctionCall,
+    ResponseToolCall,
+    UsageInfo,
+)
+from rjax.serve.sampling import chat_params, check_constrained, request_constraint
 from rjax.serve.service import Service
+from rjax.serve.structured_outputs import json_constraint, text_constraint
 from rjax.serve.tenancy import engine_options
-from rjax.serve.tools import CallPiece, join_pieces, message_text
+from rjax.serve.tools import CallDelta, join_call_deltas, message_text
 from rjax.structured.constraint import Constraint
 
 
-async def chat(body: ChatBody, request: Request, tenant: Tenant, service: Service) -> Response:
+async def chat(
+    body: ChatCompletionRequest, request: Request, tenant: Tenant, service: Service
+) -> Response:
     """Answer a chat request."""
     run = await prepare_chat(body, tenant, service)
     if body.stream:
         await run.start()
         return EventStream(_events(run), run.close)
     output = await run.final(request)
-    size = answer_size([output], run.params)
-    return await pieced(lambda: run.answer(output), size, service.answer_threads)
+    size = response_size([output], run.params)
+    return await chunked_response(lambda: run.response(output), size, service.response_threads)
 
 
-async def prepare_chat(body: ChatBody, tenant: Tenant, service: Service) -> "ChatRun":
-    """Check a chat request and lay out its prompt; nothing is submitted yet.
+async def prepare_chat(body: ChatCompletionRequest, tenant: Tenant, service: Service) -> "ChatRun":
+    """Check a chat request and render its prompt, without submitting it.
 
     Raises:
         ApiError, InvalidRequestError, OverloadedError.
@@ -66,40 +70,40 @@ async def prepare_chat(body: ChatBody, tenant: Tenant, service: Service) -> "Cha
     constraint, of_calls = _constraint(body, tools, service)
     if constraint is not None:
         check_constrained(params)
-    if service.answers.shows_special_tokens(bool(tools)):
+    if service.output_format.shows_special_tokens(bool(tools)):
         params = dataclasses.replace(params, skip_special_tokens=False)
     prompt = await chat_prompt(body, tools, tenant, service)
     start = _start(body, prompt[1], service)
     if constraint is not None:
-        constraint = service.answers.after_reasoning(constraint, start, calls=of_calls)
+        constraint = service.output_format.after_reasoning(constraint, start, calls=of_calls)
     lengths = [len(prompt[1])]
-    check_amount(params, lengths, service.max_model_len, service.limits.request_logprobs)
-    running = Running(service, params)
+    check_logprobs_count(params, lengths, service.max_model_len, service.limits.request_logprobs)
+    group = RequestGroup(service, params)
     options = {"tenant": tenant.name, **engine_options(body, tenant, service.limits)}
-    answer = _Answer(body, service, params, tools, prompt[1], start)
-    return ChatRun(params, running, answer, lambda: running.start([prompt], constraint, **options))
+    builder = _ResponseBuilder(body, service, params, tools, prompt[1], start)
+    return ChatRun(params, group, builder, lambda: group.start([prompt], constraint, **options))
 
 
 class ChatRun:
-    """A chat request that is ready to run; every route that runs a chat runs one of these.
+    """A chat request that is ready to run, for the routes of chats and of the Responses API.
 
     Args:
         params: of its samples.
         running: its prompt in the engine.
-        answer: makes answers and chunks of its outputs.
+        builder: converts its outputs to responses and chunks.
         start: submits the prompt.
     """
 
     def __init__(
         self,
         params: SamplingParams,
-        running: Running,
-        answer: "_Answer",
+        group: RequestGroup,
+        builder: "_ResponseBuilder",
         start: Callable[[], Awaitable[None]],
     ) -> None:
         self.params = params
-        self._running = running
-        self._answer = answer
+        self._group = group
+        self._builder = builder
         self._start = start
 
     async def start(self) -> None:
@@ -110,16 +114,16 @@ class ChatRun:
         """
         await self._start()
 
-    def chunks(self) -> AsyncIterator[ChatChunk]:
-        """The chunks of a started stream, the usage if wanted.
+    def chunks(self) -> AsyncIterator[ChatCompletionStreamResponse]:
+        """The chunks of a started stream, and the usage if requested.
 
         Raises:
             ApiError: a sample ended on an error.
         """
-        return self._answer.chunks(self._running)
+        return self._builder.chunks(self._group)
 
     async def final(self, request: Request) -> RequestOutput:
-        """Run to the end and return the last output; a client that goes away ends the run.
+        """Run to the end and return the last output; aborts if the client disconnects.
 
         Raises:
             ApiError, InvalidRequestError, OverloadedError, EngineDeadError.
@@ -127,25 +131,25 @@ class ChatRun:
 
         async def whole() -> list[RequestOutput]:
             await self._start()
-            return await self._running.finals()
+            return await self._group.finals()
 
         try:
-            (output,) = await unless_disconnected(request, whole())
+            (output,) = await cancel_on_disconnect(request, whole())
         finally:
             self.close()
         return output
 
-    def answer(self, output: RequestOutput) -> ChatAnswer:
-        """The answer, from the last output."""
-        return self._answer.whole(output)
+    def response(self, output: RequestOutput) -> ChatCompletionResponse:
+        """The response, from the last output."""
+        return self._builder.whole(output)
 
     def close(self) -> None:
-        """Abort what still runs."""
-        self._running.close()
+        """Abort an unfinished run."""
+        self._group.close()
 
 
 async def _events(run: ChatRun) -> AsyncIterator[str]:
-    """The data of each event of a stream; a chunk has the fields that were set, null or not."""
+    """The data of each event of a stream; chunks contain all fields that were set, even to null."""
     try:
         async for chunk in run.chunks():
             yield chunk.model_dump_json(exclude_unset=True)
@@ -154,11 +158,11 @@ async def _events(run: ChatRun) -> AsyncIterator[str]:
         yield stream_error(error)
 
 
-def _tools(body: ChatBody, service: Service) -> list[Tool]:
-    """The functions that this request's model may call.
+def _tools(body: ChatCompletionRequest, service: Service) -> list[Tool]:
+    """The functions that the model may call.
 
     Raises:
-        ApiError: 400, too many, two of one name, or a choice that they do not allow.
+        ApiError: 400, too many functions, a duplicate name, or an invalid ``tool_choice``.
     """
     tools = body.tools or []
     choice = body.tool_choice
@@ -184,16 +188,16 @@ def _tools(body: ChatBody, service: Service) -> list[Tool]:
     return [] if choice == "none" else tools
 
 
-def _forced(body: ChatBody) -> bool:
+def _forced(body: ChatCompletionRequest) -> bool:
     return body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
 
 
 def _constraint(
-    body: ChatBody, tools: list[Tool], service: Service
+    body: ChatCompletionRequest, tools: list[Tool], service: Service
 ) -> tuple[Constraint | None, bool]:
-    """What the answer must match, without its reasoning, and whether that is a grammar of calls."""
+    """The constraint on the output after its reasoning, and whether it is a tool-call grammar."""
     literal = service.literal_json_schemas
-    found = constraint_of(body, service.limits, literal=literal)
+    found = request_constraint(body, service.limits, literal=literal)
     forced = _forced(body)
     single = body.parallel_tool_calls is False
     strict = any(tool.function.strict for tool in tools)
@@ -208,31 +212,31 @@ def _constraint(
         )
     for i, tool in enumerate(tools):
         if tool.function.parameters is not None and (forced or tool.function.strict):
-            # The limits of a schema hold for each function's.
+            # Check the limits of each function's schema.
             json_constraint(tool.function.parameters, service.limits, f"tools.{i}.parameters")
     several = not single and not isinstance(body.tool_choice, NamedTool)
-    answers = service.answers
-    make = answers.calls_grammar if forced else answers.text_or_calls_grammar
+    fmt = service.output_format
+    make = fmt.calls_grammar if forced else fmt.text_or_calls_grammar
     grammar = make(tools, several=several, literal=literal)
     return text_constraint("grammar", grammar, service.limits, "tools"), True
 
 
-def _start(body: ChatBody, token_ids: list[int], service: Service) -> str:
-    """How the answer to this prompt starts."""
+def _start(body: ChatCompletionRequest, token_ids: list[int], service: Service) -> str:
+    """The start state of the output after this prompt; see `OutputFormat`."""
     continued = None
     if body.continue_final_message:
         continued = message_text(body.messages[-1])
-    last = service.answers.prompt_tokens
+    last = service.output_format.prompt_tokens
     tail = service.tokenizer.decode(token_ids[-last:], skip_special_tokens=False) if last else ""
-    return service.answers.start(tail, continued)
+    return service.output_format.start(tail, continued)
 
 
-class _Answer:
-    """Turns outputs into answers and chunks."""
+class _ResponseBuilder:
+    """Converts engine outputs to responses and stream chunks."""
 
     def __init__(
         self,
-        body: ChatBody,
+        body: ChatCompletionRequest,
         service: Service,
         params: SamplingParams,
         tools: list[Tool],
@@ -242,24 +246,24 @@ class _Answer:
         self._body = body
         self._params = params
         names = frozenset(tool.function.name for tool in tools)
-        self._readers = [service.answers.reader(start, names) for _ in range(params.n)]
+        self._parsers = [service.output_format.parser(start, names) for _ in range(params.n)]
         self._reasoning: list[ReasoningTokens] = []
-        if service.answers.reasons:
+        if service.output_format.reasons:
             given = service.tokenizer, prompt_token_ids, params
-            self._reasoning = [ReasoningTokens(reader, *given) for reader in self._readers]
+            self._reasoning = [ReasoningTokens(parser, *given) for parser in self._parsers]
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": service.model,
         }
         self._echoed = message_text(body.messages[-1]) if _echoes(body) else ""
-        self._count = UsageCount()
+        self._count = UsageCounter()
 
-    def whole(self, output: RequestOutput) -> ChatAnswer:
-        """The answer, from the last output."""
+    def whole(self, output: RequestOutput) -> ChatCompletionResponse:
+        """The response, from the last output."""
         self._count.add(0, output)
         body = self._body
-        return ChatAnswer(
+        return ChatCompletionResponse(
             **self._head,
             choices=[self._choice(completion) for completion in output.outputs],
             usage=self._usage(),
@@ -267,20 +271,20 @@ class _Answer:
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
         )
 
-    def _choice(self, completion: CompletionOutput) -> ChatChoice:
+    def _choice(self, completion: CompletionOutput) -> ChatCompletionResponseChoice:
         found = self._read(completion)
         made = [
-            CalledTool(
-                id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments)
+            ResponseToolCall(
+                id=call.id, function=ResponseFunctionCall(name=call.name, arguments=call.arguments)
             )
-            for call in join_pieces(found.calls)
+            for call in join_call_deltas(found.calls)
         ]
         reason = completion.finish_reason
         assert reason is not None
         content = self._echoed + found.content
-        return ChatChoice(
+        return ChatCompletionResponseChoice(
             index=completion.index,
-            message=AnswerMessage(
+            message=ChatMessage(
                 content=content if content.strip() or not (made or found.reasoning) else None,
                 reasoning=found.reasoning or None,
                 reasoning_content=found.reasoning or None,
@@ -292,11 +296,11 @@ class _Answer:
             token_ids=completion.token_ids if self._body.return_token_ids else None,
         )
 
-    async def chunks(self, running: Running) -> AsyncIterator[ChatChunk]:
-        """The chunks as they come, and the usage if wanted."""
+    async def chunks(self, group: RequestGroup) -> AsyncIterator[ChatCompletionStreamResponse]:
+        """The chunks of a stream, and the usage if requested."""
         begun: set[int] = set()
         ended: set[int] = set()
-        async for _, output in running.outputs():
+        async for _, output in group.outputs():
             self._count.add(0, output)
             for completion in output.outputs:
                 index = completion.index
@@ -308,76 +312,87 @@ class _Answer:
                     yield self._first_chunk(index, tokens)
                 if completion.finish_reason is not None:
                     ended.add(index)
-                for chunk in self._news(completion):
+                for chunk in self._delta_chunks(completion):
                     yield chunk
         if usage_wanted(self._body):
-            chunk = self._made([])
+            chunk = self._make_chunk([])
             chunk.usage = self._usage()
             yield chunk
 
-    def _news(self, completion: CompletionOutput) -> list[ChatChunk]:
-        """The chunks of one sample's news: reasoning, content, pieces of calls, then the end."""
+    def _delta_chunks(self, completion: CompletionOutput) -> list[ChatCompletionStreamResponse]:
+        """The chunks of one sample's delta: reasoning, content, tool calls, then finish reason."""
         index = completion.index
         ended = completion.finish_reason is not None
         found = self._read(completion)
         deltas = []
         if found.reasoning:
-            deltas.append(Delta(reasoning=found.reasoning, reasoning_content=found.reasoning))
+            deltas.append(
+                DeltaMessage(reasoning=found.reasoning, reasoning_content=found.reasoning)
+            )
         if found.content:
-            deltas.append(Delta(content=found.content))
+            deltas.append(DeltaMessage(content=found.content))
         logprobs = self._logprobs(completion)
         tokens = completion.token_ids if self._body.return_token_ids else None
         more: dict[str, Any] = {"logprobs": logprobs}
         if tokens is not None:
             more["token_ids"] = tokens
         if completion.token_ids and not deltas and (logprobs is not None or tokens is not None):
-            deltas.append(Delta(content=""))
+            deltas.append(DeltaMessage(content=""))
         chunks = []
         for delta in deltas:
             chunks.append(self._chunk(index, delta, **more))
-            more = {}  # the tokens are told once
-        chunks += [self._chunk(index, Delta(tool_calls=[_news_of(piece)])) for piece in found.calls]
+            more = {}  # only the first chunk reports the tokens
+        chunks += [
+            self._chunk(index, DeltaMessage(tool_calls=[_delta_tool_call(piece)]))
+            for piece in found.calls
+        ]
         if ended:
             more = {"finish_reason": self._reason(completion)}
             if completion.stop_reason is not None:
                 more["stop_reason"] = completion.stop_reason
-            chunks.append(self._chunk(index, Delta(), **more))
+            chunks.append(self._chunk(index, DeltaMessage(), **more))
         return chunks
 
-    def _first_chunk(self, index: int, prompt_token_ids: list[int] | None) -> ChatChunk:
-        chunk = self._chunk(index, Delta(role="assistant", content=self._echoed))
+    def _first_chunk(
+        self, index: int, prompt_token_ids: list[int] | None
+    ) -> ChatCompletionStreamResponse:
+        chunk = self._chunk(index, DeltaMessage(role="assistant", content=self._echoed))
         if self._body.return_token_ids and prompt_token_ids is not None:
             chunk.prompt_token_ids = prompt_token_ids
         return chunk
 
-    def _chunk(self, index: int, delta: Delta, **more: Any) -> ChatChunk:
-        choice = ChatChunkChoice(
+    def _chunk(self, index: int, delta: DeltaMessage, **more: Any) -> ChatCompletionStreamResponse:
+        choice = ChatCompletionResponseStreamChoice(
             index=index, delta=delta, **({"logprobs": None, "finish_reason": None} | more)
         )
-        chunk = self._made([choice])
+        chunk = self._make_chunk([choice])
         if continuous_usage(self._body):
             chunk.usage = self._usage()
         return chunk
 
-    def _made(self, choices: list[ChatChunkChoice]) -> ChatChunk:
-        return ChatChunk(**self._head, object="chat.completion.chunk", choices=choices)
+    def _make_chunk(
+        self, choices: list[ChatCompletionResponseStreamChoice]
+    ) -> ChatCompletionStreamResponse:
+        return ChatCompletionStreamResponse(
+            **self._head, object="chat.completion.chunk", choices=choices
+        )
 
-    def _read(self, completion: CompletionOutput) -> AnswerPiece:
-        """The parts of an output's text; its reasoning is counted."""
+    def _read(self, completion: CompletionOutput) -> OutputDelta:
+        """Parse an output's text and count its reasoning tokens."""
         index = completion.index
         ended = completion.finish_reason is not None
-        found = self._readers[index].feed(completion.text, ended=ended)
+        found = self._parsers[index].feed(completion.text, ended=ended)
         if self._reasoning:
             self._reasoning[index].add(completion)
         return found
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> UsageInfo:
         return self._count.usage(sum(tokens.count() for tokens in self._reasoning))
 
-    def _reason(self, completion: CompletionOutput) -> Finish:
+    def _reason(self, completion: CompletionOutput) -> FinishReason:
         reason = completion.finish_reason
         assert reason is not None
-        called = self._readers[completion.index].num_calls > 0
+        called = self._parsers[completion.index].num_calls > 0
         return "tool_calls" if reason == "stop" and called else reason
 
     def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
@@ -391,13 +406,13 @@ class _Answer:
         )
 
 
-def _echoes(body: ChatBody) -> bool:
+def _echoes(body: ChatCompletionRequest) -> bool:
     return body.echo and body.messages[-1].role == "assistant"
 
 
-def _news_of(piece: CallPiece) -> CalledToolDelta:
+def _delta_tool_call(piece: CallDelta) -> DeltaToolCall:
     if piece.id is None:
-        function = FunctionDelta(arguments=piece.arguments)
-        return CalledToolDelta(index=piece.index, function=function)
-    function = FunctionDelta(name=piece.name, arguments=piece.arguments)
-    return CalledToolDelta(index=piece.index, id=piece.id, type="function", function=function)
+        function = DeltaFunctionCall(arguments=piece.arguments)
+        return DeltaToolCall(index=piece.index, function=function)
+    function = DeltaFunctionCall(name=piece.name, arguments=piece.arguments)
+    return DeltaToolCall(index=piece.index, id=piece.id, type="function", function=function)

@@ -11,83 +11,85 @@ from fastapi.responses import Response
 
 from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.serve import prefixes
-from rjax.serve.answers import (
-    CompletionAnswer,
-    CompletionChoice,
+from rjax.serve.auth import Tenant
+from rjax.serve.chunked_json import chunked_response, iter_json, response_size
+from rjax.serve.disconnect import cancel_on_disconnect
+from rjax.serve.errors import as_api_error, error_body
+from rjax.serve.event_stream import EventStream
+from rjax.serve.logprobs import check_logprobs_count, completion_logprobs, prompt_logprobs
+from rjax.serve.prompts import completion_prompts
+from rjax.serve.request_group import RequestGroup
+from rjax.serve.requests import CompletionRequest, SamplingRequest
+from rjax.serve.responses import (
     CompletionLogprobs,
+    CompletionResponse,
+    CompletionResponseChoice,
     CompletionTokensDetails,
     PromptTokensDetails,
-    Usage,
+    UsageInfo,
 )
-from rjax.serve.auth import Tenant
-from rjax.serve.errors import as_api_error, error_body
-from rjax.serve.logprobs import check_amount, completion_logprobs, prompt_logprobs
-from rjax.serve.pieces import answer_size, json_pieces, pieced
-from rjax.serve.prompts import completion_prompts
-from rjax.serve.requests import CompletionBody, SamplingBody
-from rjax.serve.running import EventStream, Running, unless_disconnected
-from rjax.serve.sampling import check_constrained, completion_params, constraint_of
+from rjax.serve.sampling import check_constrained, completion_params, request_constraint
 from rjax.serve.service import Service
 from rjax.serve.tenancy import engine_options
 
 
 async def complete(
-    body: CompletionBody, request: Request, tenant: Tenant, service: Service
+    body: CompletionRequest, request: Request, tenant: Tenant, service: Service
 ) -> Response:
     """Answer a completion request."""
     service.check_model(body.model)
     params = completion_params(body, service.defaults, service.limits, service.vocab_size)
-    constraint = constraint_of(body, service.limits, literal=service.literal_json_schemas)
+    constraint = request_constraint(body, service.limits, literal=service.literal_json_schemas)
     if constraint is not None:
         check_constrained(params)
     prompts = await completion_prompts(body, tenant, service)
     if body.prefix is not None:
-        # Its text is not known where it came as tokens, so echo decodes the whole.
+        # The prefix may have no text, so echo decodes the joined tokens.
         tokens = prefixes.find(body.prefix, tenant, service).token_ids
         prompts = [(None, tokens + own) for _, own in prompts]
     lengths = [len(tokens) for _, tokens in prompts]
-    check_amount(params, lengths, service.max_model_len, service.limits.request_logprobs)
-    running = Running(service, params)
-    answer = _Answer(body, service, params.n)
+    check_logprobs_count(params, lengths, service.max_model_len, service.limits.request_logprobs)
+    group = RequestGroup(service, params)
+    builder = _ResponseBuilder(body, service, params.n)
     options = engine_options(body, tenant, service.limits)
     if body.stream:
-        await running.start(prompts, constraint, tenant=tenant.name, **options)
-        return EventStream(answer.events(running), running.close)
+        await group.start(prompts, constraint, tenant=tenant.name, **options)
+        return EventStream(builder.events(group), group.close)
 
     async def whole() -> list[RequestOutput]:
-        await running.start(prompts, constraint, tenant=tenant.name, **options)
-        return await running.finals()
+        await group.start(prompts, constraint, tenant=tenant.name, **options)
+        return await group.finals()
 
     try:
-        outputs = await unless_disconnected(request, whole())
+        outputs = await cancel_on_disconnect(request, whole())
     finally:
-        running.close()
-    size = answer_size(outputs, params)
-    return await pieced(lambda: answer.whole(outputs), size, service.answer_threads)
+        group.close()
+    size = response_size(outputs, params)
+    return await chunked_response(lambda: builder.whole(outputs), size, service.response_threads)
 
 
-class UsageCount:
-    """Adds up the tokens of a request's prompts and samples."""
+class UsageCounter:
+    """Counts the tokens of a request's prompts and samples."""
 
     def __init__(self) -> None:
         self._prompts: dict[int, tuple[int, int]] = {}
         self._generated = 0
 
     def add(self, index: int, output: RequestOutput, hidden: int = 0) -> None:
-        """Count an output: of a stream each, otherwise the last one.
+        """Count an output: every output of a stream, otherwise only the last one.
 
         Args:
             index: of the prompt.
             output: with tokens that were not counted before.
-            hidden: of them, not shown.
+            hidden: how many of them the response omits.
         """
         self._prompts[index] = (len(output.prompt_token_ids), output.num_cached_tokens)
         self._generated += sum(len(c.token_ids) for c in output.outputs) - hidden
 
-    def usage(self, reasoning: int = 0) -> Usage:
-        """The sums; ``reasoning`` of the generated tokens are reasoning."""
+    def usage(self, reasoning: int = 0) -> UsageInfo:
+        """The usage so far, of which ``reasoning`` generated tokens are reasoning."""
         prompt = sum(tokens for tokens, _ in self._prompts.values())
-        return Usage(
+        return UsageInfo(
             prompt_tokens=prompt,
             completion_tokens=self._generated,
             total_tokens=prompt + self._generated,
@@ -98,10 +100,10 @@ class UsageCount:
         )
 
 
-class _Answer:
-    """Turns outputs into answers and chunks."""
+class _ResponseBuilder:
+    """Converts engine outputs to responses and stream chunks."""
 
-    def __init__(self, body: CompletionBody, service: Service, n: int) -> None:
+    def __init__(self, body: CompletionRequest, service: Service, n: int) -> None:
         self._body = body
         self._service = service
         self._n = n
@@ -112,24 +114,24 @@ class _Answer:
         }
         self._offsets: dict[int, int] = {}
         self._of_prompts: dict[int, list[dict[str, Any] | None] | None] = {}
-        self._count = UsageCount()
+        self._count = UsageCounter()
 
-    def whole(self, outputs: list[RequestOutput]) -> CompletionAnswer:
-        """The answer, from the last output of each prompt."""
+    def whole(self, outputs: list[RequestOutput]) -> CompletionResponse:
+        """The response, from the last output of each prompt."""
         choices = []
         for i, output in enumerate(outputs):
             for completion in output.outputs:
                 choice = self._choice(i, output, completion, first=True)
                 choices.append(choice)
             self._count.add(i, output, self._hidden(output))
-        return CompletionAnswer(**self._head, choices=choices, usage=self._count.usage())
+        return CompletionResponse(**self._head, choices=choices, usage=self._count.usage())
 
-    async def events(self, running: Running) -> AsyncIterator[str]:
-        """The chunks as they come, the usage if wanted, and the end."""
+    async def events(self, group: RequestGroup) -> AsyncIterator[str]:
+        """The events of a stream: chunks, the usage if requested, and ``[DONE]``."""
         begun: set[int] = set()
         ended: set[int] = set()
         try:
-            async for i, output in running.outputs():
+            async for i, output in group.outputs():
                 self._count.add(i, output, self._hidden(output))
                 for completion in output.outputs:
                     index = i * self._n + completion.index
@@ -142,8 +144,8 @@ class _Answer:
                     if first or completion.token_ids or completion.finish_reason is not None:
                         yield await self._event(i, output, completion, first=first)
             if usage_wanted(self._body):
-                answer = CompletionAnswer(**self._head, choices=[], usage=self._count.usage())
-                yield answer.model_dump_json()
+                response = CompletionResponse(**self._head, choices=[], usage=self._count.usage())
+                yield response.model_dump_json()
             yield "[DONE]"
         except Exception as error:
             yield stream_error(error)
@@ -156,22 +158,22 @@ class _Answer:
     async def _event(
         self, i: int, output: RequestOutput, completion: CompletionOutput, *, first: bool
     ) -> str:
-        """A chunk; the first one may hold the whole prompt's tokens and logprobs."""
+        """A chunk; the first one may hold the prompt's tokens and logprobs."""
         usage = self._count.usage() if continuous_usage(self._body) else None
 
         def make() -> str:
             choice = self._choice(i, output, completion, first=first)
-            answer = CompletionAnswer(**self._head, choices=[choice], usage=usage)
+            response = CompletionResponse(**self._head, choices=[choice], usage=usage)
             hidden = frozenset(("usage",)) if usage is None else frozenset()
-            return "".join(json_pieces(answer, exclude=hidden))
+            return "".join(iter_json(response, exclude=hidden))
 
         body = self._body
         large = body.echo or body.return_token_ids or body.prompt_logprobs is not None
-        return await self._service.answer_threads.run(make) if first and large else make()
+        return await self._service.response_threads.run(make) if first and large else make()
 
     def _choice(
         self, i: int, output: RequestOutput, completion: CompletionOutput, *, first: bool
-    ) -> CompletionChoice:
+    ) -> CompletionResponseChoice:
         body = self._body
         index = i * self._n + completion.index
         echo = body.echo and first
@@ -184,7 +186,7 @@ class _Answer:
                 before = self._service.tokenizer.decode(
                     output.prompt_token_ids, skip_special_tokens=False
                 )
-        return CompletionChoice(
+        return CompletionResponseChoice(
             index=index,
             text=before + text,
             logprobs=self._logprobs(index, output, completion, echo=echo, before=before),
@@ -198,7 +200,7 @@ class _Answer:
         )
 
     def _prompt_logprobs(self, i: int, output: RequestOutput) -> list[dict[str, Any] | None] | None:
-        """Made once for all samples of the prompt."""
+        """Prompt logprobs, converted once for all samples of the prompt."""
         if i not in self._of_prompts:
             self._of_prompts[i] = prompt_logprobs(output.prompt_logprobs)
         return self._of_prompts[i]
@@ -237,18 +239,18 @@ class _Answer:
         return found
 
 
-def usage_wanted(body: SamplingBody) -> bool:
-    """Whether a last chunk tells the usage."""
+def usage_wanted(body: SamplingRequest) -> bool:
+    """Whether a last chunk reports the usage."""
     return body.stream_options is not None and body.stream_options.include_usage
 
 
-def continuous_usage(body: SamplingBody) -> bool:
-    """Whether every chunk tells the usage up to it; as in vLLM only where the last one does."""
+def continuous_usage(body: SamplingRequest) -> bool:
+    """Whether every chunk reports the usage so far; as in vLLM this needs ``include_usage``."""
     options = body.stream_options
     return options is not None and options.include_usage and options.continuous_usage_stats
 
 
 def stream_error(error: Exception) -> str:
-    """The event that ends a stream on an error."""
+    """The last event of a stream that failed."""
     found = as_api_error(error)
     return json.dumps(error_body(found.status, found.message, found.code, found.param))

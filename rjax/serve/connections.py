@@ -1,4 +1,4 @@
-"""Bounds on open connections: how many, from whom, and how long each may be silent or stuck."""
+"""Limits on open connections: their number, per address and in total, and timeouts."""
 
 import ipaddress
 import itertools
@@ -11,52 +11,55 @@ from rjax.serve.limits import ServeLimits
 type Admission = Literal["served", "health only", "refused"]
 type State = Literal["silent", "idle", "busy"]
 
-_LEAST_PROGRESS = 16 * 2**10  # bytes that a client takes within ``send_seconds``
-_REMEMBERED = 4096  # addresses that had an answer
-_LOOKED_AT = 64  # connections that may be silent, for each that wants their place
+_MIN_PROGRESS = 16 * 2**10  # bytes that a client must read within ``send_seconds``
+_MAX_ANSWERED = 4096  # remembered addresses that got a response
+_MAX_CANDIDATES = 64  # connections examined for eviction per new connection
 
 
 @runtime_checkable
 class Connection(Protocol):
-    """What the bounds need of a connection."""
+    """The interface of a connection for `ConnectionLimiter`."""
 
     def shut(self) -> None:
         """Close it now."""
         ...
 
     def refuse_late_headers(self) -> None:
-        """Say that the headers did not come in time, and close it."""
+        """Answer that the headers did not arrive in time, and close it."""
         ...
 
     def unsent(self) -> tuple[int, int]:
-        """Bytes that wait for the client, and bytes that went out in all."""
+        """Number of buffered bytes, and of bytes sent so far."""
         ...
 
     def has_unread(self) -> bool:
-        """Whether bytes of the client have come that the event loop has not read yet."""
+        """Whether the socket holds bytes that the event loop has not read yet."""
         ...
 
 
-class Connections:
-    """All open connections of a server.
+class ConnectionLimiter:
+    """The open connections of a server.
 
-    Where an address, or all of them together, have as many as they may, a new connection takes the
-    place of a silent one, then of one that is idle between two requests: the oldest of the address,
-    or where it concerns all addresses of the one that has most silent ones beyond those it uses,
-    and first of addresses that had no answer lately. Only where all are busy is the new one
-    refused, except for a few on which /health is answered. A client that sends its request at once
-    is therefore served however many others are silent, and however many of them connect in one
-    turn of the event loop.
+    A *silent* connection has not sent a complete request yet, a *busy* one has a request in
+    progress, an *idle* one is between two requests.
 
-    A *silent* connection has no complete request yet; its headers have ``header_seconds``. The
-    client of a connection with unsent bytes has ``send_seconds`` to take some of them.
+    If the limit of an address or of all addresses is reached, a new connection evicts a silent
+    connection, or if there is none an idle one. At the limit of an address, the address's oldest
+    one is evicted. At the total limit, the evicted one belongs to the address with the largest
+    surplus of silent over used connections; addresses without a recent response come first. A new
+    connection is refused only if all others are busy. A few connections beyond the limits get
+    answers to health checks. A client that sends its request immediately is therefore served, even
+    if many other clients connect and stay silent.
 
-    All methods belong to one event loop.
+    Silent connections are closed after ``header_seconds``. Connections with unsent bytes are closed
+    if the client does not read enough of them within ``send_seconds``.
+
+    Call all methods from one event loop.
 
     Args:
         limits: ``address_connections``, ``health_connections``, ``header_seconds``,
             ``send_seconds``.
-        most_open: connections of all addresses.
+        most_open: maximum of connections of all addresses.
     """
 
     def __init__(self, limits: ServeLimits, most_open: int) -> None:
@@ -71,7 +74,7 @@ class Connections:
         return len(self._records)
 
     def open(self, connection: Connection, address: str | None) -> Admission:
-        """Count a new connection from this address; it is silent at first."""
+        """Register a new connection of an address, in state silent."""
         address = _network(address)
         own = self._addresses.get(address)
         if own is None:
@@ -88,7 +91,7 @@ class Connections:
         return admission
 
     def close(self, connection: Connection) -> None:
-        """A connection is gone. Closing twice does nothing."""
+        """Unregister a connection. Closing twice does nothing."""
         record = self._records.pop(connection, None)
         if record is None:
             return
@@ -97,7 +100,7 @@ class Connections:
             del self._addresses[record.address]
 
     def now(self, connection: Connection, state: State) -> None:
-        """Say what a connection does; one that stays silent keeps its deadline."""
+        """Set the state of a connection. Setting the same state does not extend a deadline."""
         record = self._records.get(connection)
         if record is not None and record.state != state:
             if record.state == "busy":
@@ -106,7 +109,7 @@ class Connections:
             record.enter(state, connection)
 
     def sweep(self) -> None:
-        """Close the connections whose time is up."""
+        """Close the connections that exceeded a timeout."""
         now = time.monotonic()
         late = now - self._limits.header_seconds
         for group in (self._all, self._health):
@@ -129,7 +132,7 @@ class Connections:
             if group is self._all and group.members[state]:
                 groups.insert(0, self._least_deserving())
             for one in groups:
-                for oldest in itertools.islice(one.members[state], _LOOKED_AT):
+                for oldest in itertools.islice(one.members[state], _MAX_CANDIDATES):
                     if not oldest.has_unread():
                         oldest.shut()
                         self.close(oldest)
@@ -146,12 +149,12 @@ class Connections:
     def _note_answer(self, address: str) -> None:
         self._answered[address] = None
         self._answered.move_to_end(address)
-        if len(self._answered) > _REMEMBERED:
+        if len(self._answered) > _MAX_ANSWERED:
             self._answered.popitem(last=False)
 
 
 class _Group:
-    """Connections that are counted together; those of each state in the order of entering it."""
+    """Connections with a common limit; those of each state in the order of entering it."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -161,16 +164,16 @@ class _Group:
         return sum(map(len, self.members.values()))
 
     def oldest(self, state: State) -> Connection | None:
-        """The connection that has been in this state for longest."""
+        """The connection that has been in this state the longest."""
         return next(iter(self.members[state]), None)
 
     def unused(self) -> int:
-        """How many more are silent than are in use."""
+        """Number of silent connections minus the number of others."""
         return 2 * len(self.members["silent"]) - len(self)
 
 
 class _Record:
-    """What is known of one connection."""
+    """State of one connection."""
 
     def __init__(self, address: str, groups: tuple[_Group, ...]) -> None:
         self.address = address
@@ -189,15 +192,15 @@ class _Record:
             group.members[self.state].pop(connection, None)
 
     def stuck_since(self, connection: Connection, now: float) -> float:
-        """When the client last took enough; ``now`` where nothing waits for it."""
+        """Time since which the client has not read enough; ``now`` if nothing is buffered."""
         waiting, sent = connection.unsent()
-        if not waiting or sent >= self._mark[0] + _LEAST_PROGRESS or not self._mark[1]:
+        if not waiting or sent >= self._mark[0] + _MIN_PROGRESS or not self._mark[1]:
             self._mark = sent, now
         return self._mark[1]
 
 
 def _network(address: str | None) -> str:
-    """What counts as one address: of IPv6 a whole /64, since a host may use all of it."""
+    """The key by which an address is counted; for IPv6 its /64 network, which one host may own."""
     if address is None:
         return ""
     try:

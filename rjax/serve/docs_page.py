@@ -1,4 +1,4 @@
-"""The description of the routes as one HTML page, which loads nothing from anywhere."""
+"""The /docs page: the OpenAPI schema as self-contained HTML."""
 
 import html
 import json
@@ -15,10 +15,10 @@ vertical-align: top } code, pre { font-family: ui-monospace, monospace } pre { o
 
 
 def docs_page(schema: dict[str, Any]) -> str:
-    """The page.
+    """The HTML of the page.
 
     Args:
-        schema: of OpenAPI 3, as `rjax.serve.openapi.describe` makes it.
+        schema: OpenAPI 3 schema from `rjax.serve.openapi.describe`.
     """
     title = f"{_text(schema['info']['title'])} {_text(schema['info']['version'])}"
     routes = "".join(

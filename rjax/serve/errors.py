@@ -1,4 +1,4 @@
-"""Every error a client meets, in the shape of OpenAI's API."""
+"""Error responses in the format of OpenAI's API."""
 
 import logging
 from typing import Any
@@ -21,17 +21,17 @@ _TYPES = {
     431: "invalid_request_error",
     503: "service_unavailable_error",
 }
-_LONGEST = 1000  # characters of a message; what a client sent may be quoted in it
+_MAX_MESSAGE = 1000  # characters; a message may quote the client's input
 
 
 class ApiError(Exception):
-    """An answer other than success.
+    """An error response.
 
     Args:
-        status: of HTTP.
-        message: what was found, what is allowed, how to mend it. Shown to the client.
-        code: a word for programs.
-        param: the request's field at fault.
+        status: HTTP status code.
+        message: for the client: what was found, what is allowed, what to do.
+        code: machine-readable error code.
+        param: the request field that caused the error.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ def error_body(
 ) -> dict[str, Any]:
     """The JSON of an error."""
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    short = message if len(message) <= _LONGEST else message[:_LONGEST] + "..."
-    # A lone surrogate that came in by JSON could not go out as UTF-8.
+    short = message if len(message) <= _MAX_MESSAGE else message[:_MAX_MESSAGE] + "..."
+    # JSON input may contain unpaired surrogates, which UTF-8 cannot encode.
     shown = short.encode("utf-8", "backslashreplace").decode()
     return {"error": {"message": shown, "type": kind, "code": code or kind, "param": param}}
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What a client is told of an exception. Messages of unexpected ones stay in the log: they may
-    hold paths, addresses or other requests' values."""
+    """The error response for an exception. Messages of unexpected exceptions are only logged,
+    because they may contain paths, addresses or values of other requests."""
     match error:
         case ApiError():
             return error
@@ -74,7 +74,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def error_response(error: ApiError, retry_after: int) -> JSONResponse:
-    """The response; a 503 says when to try again."""
+    """The HTTP response; a 503 has a ``Retry-After`` header."""
     headers = {}
     if error.status == 503:
         headers["Retry-After"] = str(retry_after)
@@ -85,7 +85,7 @@ def error_response(error: ApiError, retry_after: int) -> JSONResponse:
 
 
 def install_handlers(app: FastAPI, retry_after: int) -> None:
-    """Give every error of the app this shape."""
+    """Install exception handlers that return this format for every error of the app."""
 
     def respond(request: Request, error: Exception) -> JSONResponse:
         return error_response(as_api_error(error), retry_after)

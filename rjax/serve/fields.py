@@ -1,6 +1,6 @@
-"""Fields of request bodies that no model has: refused by name, or ignored with a warning.
+"""Unknown fields of request bodies: refused by name, or ignored with a warning.
 
-A null is an absent field everywhere.
+A null counts as an absent field everywhere.
 """
 
 import dataclasses
@@ -11,19 +11,19 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-_MOST_UNKNOWN = 64  # unknown fields of one object, and names that one body reports
-_MOST_LOGGED = 256  # names
-_LONGEST = 64  # characters of a name
+_MAX_UNKNOWN = 64  # unknown fields of one object, and reported names of one body
+_MAX_LOGGED = 256  # names
+_MAX_NAME = 64  # characters of a logged name
 _log = logging.getLogger("rjax.serve")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refused:
-    """A field that would change the answer's meaning if it were ignored.
+    """An unsupported field that would mislead the client if it were ignored.
 
     Attributes:
         advice: what to do instead.
-        neutral: values that ask for nothing; a field with one of them is dropped.
+        neutral: values without effect; a field with one of them is ignored.
     """
 
     advice: str
@@ -35,8 +35,8 @@ class FieldCheck:
     """The unknown fields of one body.
 
     Attributes:
-        strict: refuse them.
-        ignored: their names, with the names of the objects around them; escaped and bounded.
+        strict: refuse unknown fields.
+        ignored: paths of the unknown fields in the body; escaped and truncated.
     """
 
     strict: bool = False
@@ -44,34 +44,34 @@ class FieldCheck:
 
 
 class UnknownFields:
-    """What a server does with unknown fields: it refuses them, or logs each name once.
+    """Refuses unknown fields, or logs each name once.
 
-    Clients choose the names: they are escaped and cut, and only the first 256 are logged.
+    Names come from clients: they are escaped and truncated, and at most 256 are logged.
 
     Args:
-        strict: refuse bodies that have such fields.
+        strict: refuse bodies with unknown fields.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
         self._strict = strict
         self._logged: set[str] = set()
-        self._lock = threading.Lock()  # large bodies are read on threads
+        self._lock = threading.Lock()  # large bodies are parsed on threads
 
     def check(self) -> FieldCheck:
-        """The check of one body, to be given to its model as the validation context."""
+        """A validation context for one body."""
         return FieldCheck(self._strict)
 
     def warn(self, names: Iterable[str]) -> None:
-        """Log the names that were not logged before."""
+        """Log names that were not logged before."""
         with self._lock:
             new = [name for name in names if name not in self._logged]
-            new = new[: _MOST_LOGGED - len(self._logged)]
+            new = new[: _MAX_LOGGED - len(self._logged)]
             self._logged.update(new)
-            full = bool(new) and len(self._logged) == _MOST_LOGGED
+            full = bool(new) and len(self._logged) == _MAX_LOGGED
         for name in new:
             _log.warning("requests have the field '%s', which is unknown and ignored", name)
         if full:
-            _log.warning("%d unknown fields were logged; further ones are not", _MOST_LOGGED)
+            _log.warning("%d unknown fields were logged; further ones are not", _MAX_LOGGED)
 
 
 def known_fields(
@@ -81,26 +81,26 @@ def known_fields(
     place: str,
     check: FieldCheck | None,
 ) -> dict[str, Any]:
-    """The fields of an object that its model has, without nulls.
+    """The known fields of an object, without nulls.
 
     Args:
         value: the object.
         names: of the model's fields.
         refused: fields that may not be ignored, by name.
-        place: of the object in its body, with a dot at its end; empty for the body itself.
-        check: takes the names of the other fields; None drops them.
+        place: path of the object in the body, with a trailing dot; empty for the body itself.
+        check: collects the names of ignored fields; None drops them.
 
     Raises:
-        PydanticCustomError: more unknown fields than any client has use for, a refused one, or an
-            unknown one where the check is strict.
+        PydanticCustomError: too many unknown fields, a refused field, or an unknown field in a
+            strict check.
     """
     if value.keys() <= names and None not in value.values():
         return value
-    if len(value) > len(names) + _MOST_UNKNOWN:
+    if len(value) > len(names) + _MAX_UNKNOWN:
         raise PydanticCustomError(
             "too_many_fields",
             "there are {count} fields, and {known} are known; at most {most} others are ignored",
-            {"count": len(value), "known": len(names), "most": _MOST_UNKNOWN},
+            {"count": len(value), "known": len(names), "most": _MAX_UNKNOWN},
         )
     found = {}
     for name, item in value.items():
@@ -114,12 +114,12 @@ def known_fields(
                 raise PydanticCustomError("refused_field", "{name}", context)
         elif check is not None and check.strict:
             raise PydanticCustomError("unknown_field", "{name}", {"name": _shown(name)})
-        elif check is not None and len(check.ignored) < _MOST_UNKNOWN:
+        elif check is not None and len(check.ignored) < _MAX_UNKNOWN:
             check.ignored[place + _shown(name)] = None
     return found
 
 
 def _shown(name: str) -> str:
-    """A client's name for a field, on one line of ASCII."""
-    cut = name if len(name) <= _LONGEST else name[:_LONGEST] + "..."
+    """A field name from a client, as one line of ASCII."""
+    cut = name if len(name) <= _MAX_NAME else name[:_MAX_NAME] + "..."
     return ascii(cut)[1:-1]

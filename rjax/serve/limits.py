@@ -1,4 +1,4 @@
-"""Everything the server bounds, in one table."""
+"""The server's limits, in one table."""
 
 import dataclasses
 import difflib
@@ -15,67 +15,71 @@ def _limit(default: Any, meaning: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServeLimits:
-    """Upper bounds on what one request, or all of them, may ask of the server.
+    """Upper limits on the resources of one request or of all requests.
 
-    Each is checked before anything is allocated for the request. ``limits_table`` prints them with
-    their meaning; sampling values have bounds of their own in `rjax.sampling`.
+    Each is checked before anything is allocated for a request. ``limits_table`` prints them with
+    their meaning. `rjax.sampling` has the limits of sampling parameters.
 
     Raises:
-        InvalidConfigError: a limit that is not a finite number above zero.
+        InvalidConfigError: a limit is not a finite number above zero.
     """
 
-    n: int = _limit(64, "samples of one prompt, generated or given back")
+    n: int = _limit(64, "samples of one prompt, generated or returned")
     prompts: int = _limit(128, "prompts of one completion request")
     sequences: int = _limit(256, "prompts times samples of one request")
-    messages: int = _limit(1024, "messages of one chat request, items of one response's input")
+    messages: int = _limit(1024, "messages of one chat request, input items of one response")
     parts: int = _limit(4096, "text parts and tool calls of one chat request or input")
     stop_strings: int = _limit(4, "stop strings")
     bad_words: int = _limit(128, "bad words")
-    logprobs: int = _limit(20, "alternatives at each token")
+    logprobs: int = _limit(20, "alternatives per token")
     logit_bias: int = _limit(1024, "tokens with a bias")
-    request_logprobs: int = _limit(524_288, "tokens times alternatives with logprobs of a request")
+    request_logprobs: int = _limit(524_288, "logprobs of a request: tokens times alternatives")
     token_ids: int = _limit(131_072, "entries of a list of token ids other than a prompt")
     tools: int = _limit(128, "functions of one chat request")
     name_chars: int = _limit(128, "characters in a name, a user, or a cache salt")
     body_bytes: int = _limit(16 * 2**20, "bytes of a request body")
     header_bytes: int = _limit(64 * 2**10, "bytes of a request's headers")
     headers: int = _limit(100, "headers of a request")
-    body_values: int = _limit(262_144, "JSON values of a request body, token ids among them")
-    bodies_bytes: int = _limit(256 * 2**20, "bytes of the bodies of all requests; more is a 503")
+    body_values: int = _limit(262_144, "JSON values of a request body, including token ids")
+    bodies_bytes: int = _limit(
+        256 * 2**20, "bytes of the bodies of all active requests; more is a 503"
+    )
     body_seconds: float = _limit(30.0, "seconds for a request body to arrive")
     schema_depth: int = _limit(32, "nesting of a JSON schema")
     schema_bytes: int = _limit(64 * 2**10, "bytes of a JSON schema, regex, grammar or choice list")
     choices: int = _limit(256, "alternatives of a choice")
     grammar_seconds: float = _limit(5.0, "seconds to compile a regex, schema or grammar")
-    grammar_cache: int = _limit(128, "compiled grammars kept")
-    grammar_cache_bytes: int = _limit(256 * 2**20, "bytes of compiled grammars kept")
-    mask_seconds: float = _limit(1.0, "seconds of a request's masks, beyond 1 ms for each token")
-    template_seconds: float = _limit(10.0, "seconds to lay out and tokenise a prompt")
-    text_workers: int = _limit(4, "processes that lay out and tokenise prompts")
+    grammar_cache: int = _limit(128, "cached compiled grammars")
+    grammar_cache_bytes: int = _limit(256 * 2**20, "bytes of cached compiled grammars")
+    mask_seconds: float = _limit(1.0, "seconds of a request's masks, in addition to 1 ms per token")
+    template_seconds: float = _limit(10.0, "seconds to render and tokenise a prompt")
+    text_workers: int = _limit(4, "processes that render and tokenise prompts")
     grammar_workers: int = _limit(2, "processes that compile grammars")
-    slow_tasks: int = _limit(4, "texts, and grammars, that take over 1 second; more is a 503")
-    queued_texts: int = _limit(256, "texts and grammars of one API key that wait; more is a 503")
-    worker_bytes: int = _limit(2**30, "bytes of memory to lay out, tokenise or compile one request")
-    request_seconds: float = _limit(3600.0, "seconds of a request in the engine, then it is cut")
-    queued_sequences: int = _limit(1024, "sequences accepted and not finished; more is a 503")
-    queued_tokens: int = _limit(4_194_304, "prompt tokens accepted and not finished; more is a 503")
-    retry_after: int = _limit(2, "seconds that a 503 asks a client to wait")
+    slow_tasks: int = _limit(4, "texts, and grammars, that run over 1 second; more is a 503")
+    queued_texts: int = _limit(256, "waiting texts and grammars of one API key; more is a 503")
+    worker_bytes: int = _limit(2**30, "bytes of memory to render, tokenise or compile one request")
+    request_seconds: float = _limit(
+        3600.0, "seconds of a request in the engine; then it is aborted"
+    )
+    queued_sequences: int = _limit(1024, "unfinished sequences; more is a 503")
+    queued_tokens: int = _limit(4_194_304, "prompt tokens of unfinished requests; more is a 503")
+    retry_after: int = _limit(2, "Retry-After of a 503 in seconds")
     prefixes: int = _limit(64, "named prefixes of one API key")
-    responses: int = _limit(1024, "stored responses of one API key; the oldest go")
+    responses: int = _limit(1024, "stored responses of one API key; the oldest are evicted")
     responses_bytes: int = _limit(
-        64 * 2**20, "bytes of one API key's stored responses, their inputs and conversations"
+        64 * 2**20, "bytes of one API key's stored responses, with inputs and conversations"
     )
     unread_tokens: int = _limit(
-        262_144, "tokens and their alternatives that wait for one client to read, then it is cut"
+        262_144, "unread tokens and alternatives of one client; then its request is aborted"
     )
-    send_seconds: float = _limit(30.0, "seconds for a client to take 16 KiB of what waits for it")
-    connections: int = _limit(2048, "requests under way at once; more is a 503")
-    open_connections: int = _limit(4096, "connections, silent and idle ones included")
+    send_seconds: float = _limit(30.0, "seconds for a client to read 16 KiB of buffered bytes")
+    connections: int = _limit(2048, "concurrent requests; more is a 503")
+    open_connections: int = _limit(4096, "connections, including silent and idle ones")
     address_connections: int = _limit(1024, "connections of one address (IPv6: of one /64)")
-    health_connections: int = _limit(16, "further connections, on which only probes are answered")
+    health_connections: int = _limit(16, "further connections, only for health checks")
     header_seconds: float = _limit(10.0, "seconds for the headers of a request to arrive")
     keep_alive_seconds: int = _limit(30, "seconds that an idle connection stays open")
-    heartbeat_seconds: float = _limit(120.0, "silence of the engine before /health is a 503")
+    heartbeat_seconds: float = _limit(120.0, "seconds without a heartbeat before /health is a 503")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -99,7 +103,8 @@ class ServeLimits:
         """Build from the texts of ``--limit NAME=VALUE``.
 
         Raises:
-            InvalidConfigError: an unknown name (the message has the nearest), or no number.
+            InvalidConfigError: a name is unknown (the message suggests the nearest) or a value is
+                not a number.
         """
         fields = {field.name: field for field in dataclasses.fields(cls)}
         given: dict[str, Any] = {}

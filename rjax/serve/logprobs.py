@@ -1,26 +1,26 @@
-"""Logprobs in the two shapes of OpenAI's API."""
+"""Logprobs in the two formats of OpenAI's API."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from rjax.outputs import Logprob
 from rjax.sampling import SamplingParams
-from rjax.serve.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from rjax.serve.errors import ApiError
+from rjax.serve.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 
-_LOWEST = -9999.0  # in place of -inf, which JSON cannot say
+_LOWEST = -9999.0  # instead of -inf, which JSON does not support
 
 
-def check_amount(
+def check_logprobs_count(
     params: SamplingParams, lengths: Sequence[int], max_model_len: int, most: int
 ) -> None:
-    """Whether a request's logprobs are few enough to be kept and answered.
+    """Check that a request's logprobs do not exceed the limit.
 
     Args:
         params: of the request.
-        lengths: tokens of each prompt; each of ``n`` answers repeats its prompt's logprobs.
-        max_model_len: tokens of a prompt and its output.
-        most: logprobs, every alternative of every token counted.
+        lengths: tokens of each prompt; each of the ``n`` samples repeats its prompt's logprobs.
+        max_model_len: most tokens of a prompt and its output.
+        most: maximum of logprobs; every alternative of every token counts.
 
     Raises:
         ApiError: 400.
@@ -53,9 +53,9 @@ def completion_logprobs(
 
     Args:
         token_ids: of the text.
-        entries: at each of them; None for a prompt's first token.
+        entries: logprobs of each token; None for a prompt's first token.
         offset: characters of the text before the first token.
-        as_token_ids: write ``token_id:N`` for a token's text.
+        as_token_ids: write ``token_id:N`` instead of a token's text.
     """
     found = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
     for token, entry in zip(token_ids, entries, strict=True):
@@ -82,9 +82,10 @@ def chat_logprobs(
     *,
     as_token_ids: bool = False,
 ) -> ChatLogprobs:
-    """Logprobs of /v1/chat/completions, with the ``top`` likeliest tokens at each position.
+    """Logprobs of /v1/chat/completions, with the ``top`` most likely tokens at each position.
 
-    ``as_token_ids`` writes ``token_id:N`` for a token's text; its bytes stay those of the text.
+    ``as_token_ids`` writes ``token_id:N`` instead of a token's text; ``bytes`` are still those of
+    the text.
     """
     content = []
     for token, entry in zip(token_ids, entries, strict=True):
@@ -98,7 +99,7 @@ def chat_logprobs(
 def prompt_logprobs(
     entries: "Sequence[dict[int, Logprob] | None] | None",
 ) -> list[dict[str, Any] | None] | None:
-    """Logprobs of the prompt's tokens in vLLM's shape: by token id."""
+    """Prompt logprobs in vLLM's format, by token id."""
     if entries is None:
         return None
     return [
@@ -118,7 +119,7 @@ def prompt_logprobs(
 
 def _top(token: int, found: Logprob, as_token_ids: bool) -> TopLogprob:
     text = _text(found, token)
-    # U+FFFD stands for a part of a character; the text's own bytes would be wrong.
+    # U+FFFD marks an incomplete character, whose bytes are unknown here.
     data = None if "\ufffd" in text else list(text.encode())
     name = _named(token) if as_token_ids else text
     return TopLogprob(token=name, logprob=_value(found), bytes=data)

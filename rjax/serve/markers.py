@@ -1,8 +1,8 @@
-"""Markers in a text that comes in piece by piece."""
+"""Markers at the boundary of streamed text pieces."""
 
 
 def partial_marker(text: str, *markers: str) -> int:
-    """Characters at the end of a text that begin a marker and are not a whole one."""
+    """Length of the longest suffix of a text that is a proper prefix of a marker."""
     most = max(map(len, markers)) - 1
     for size in range(min(len(text), most), 0, -1):
         end = text[-size:]

@@ -1,8 +1,7 @@
-"""Prometheus metrics, under vLLM's names with ``rjax:`` in front.
+"""Prometheus metrics, with vLLM's names and the prefix ``rjax:``.
 
-Of vLLM's metrics those of LoRA and speculative decoding are missing, which rjax does not have, and
-those that vLLM measures only when told to: of single KV blocks (``kv_block_*``), and estimates of
-work (``estimated_*``).
+Not implemented are vLLM's metrics of LoRA and speculative decoding, and the optional ones of single
+KV blocks (``kv_block_*``) and estimated work (``estimated_*``).
 """
 
 import itertools
@@ -40,10 +39,10 @@ _REJECTIONS = (
 
 
 class Metrics:
-    """Counts finished requests and tells the engine's own figures.
+    """Counts requests and exports the engine's counters.
 
-    Labels are the model's name, the cache's settings and words from fixed lists: no client adds a
-    label value.
+    All label values come from fixed lists, the model's name and the cache's settings; clients
+    cannot add any.
 
     Args:
         model: its name.
@@ -57,7 +56,7 @@ class Metrics:
         self.registry.register(self._engine)
         self._finished = Counter(
             "rjax:request_success",
-            "Sequences finished, by why.",
+            "Sequences finished, by finish reason.",
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
@@ -65,7 +64,7 @@ class Metrics:
             self._finished.labels(model, reason)
         self._rejections = Counter(
             "rjax:admission_rejections",
-            "Requests answered with 503, by the limit that they met.",
+            "Requests answered with 503, by the limit that was exceeded.",
             ["model_name", "reason"],
             registry=self.registry,
         )
@@ -100,24 +99,24 @@ class Metrics:
         }
 
     def rejected(self, reason: str) -> None:
-        """A request was answered with 503; the reason is a limit's name, or "draining"."""
+        """Count a request that got a 503; the reason is the name of a limit, or "draining"."""
         assert reason in _REJECTIONS
         self._rejections.labels(self._model, reason).inc()
 
     def streamed(self, seconds: float) -> None:
-        """So long after the one before it, the next token of a stream came."""
+        """Record the inter-token latency."""
         self._times["inter_token_latency_seconds"].observe(seconds)
 
     def aborted(self, sequences: int) -> None:
-        """A client went away, or another prompt of its request failed."""
+        """Count sequences that were aborted, by a disconnect or by another prompt's failure."""
         self._finished.labels(self._model, "abort").inc(sequences)
 
     def finished(self, output: RequestOutput, params: SamplingParams, generated: int) -> None:
-        """A request ended.
+        """Record a finished request.
 
         Args:
-            output: its last one.
-            params: its parameters.
+            output: its last output.
+            params: its sampling parameters.
             generated: tokens of all its samples.
         """
         for completion in output.outputs:
@@ -151,7 +150,7 @@ class Metrics:
             )
 
     def exposition(self, stats: EngineStats) -> bytes:
-        """Prometheus' text format, with the engine's figures as given."""
+        """The metrics in Prometheus' text format, with the given engine statistics."""
         self._engine.stats = stats
         return generate_latest(self.registry)
 
@@ -162,7 +161,7 @@ class Metrics:
 
 
 class _EngineFigures(Collector):
-    """The engine's counters at the moment of a scrape."""
+    """Exports the engine's statistics at the time of a scrape."""
 
     def __init__(self, model: str, cache: Mapping[str, object]) -> None:
         self._model = model
@@ -187,16 +186,20 @@ class _EngineFigures(Collector):
                 stats.kv_bytes_used / max(stats.kv_bytes_total, 1),
             ),
             ("kv_bytes_used", "Bytes of KV in use.", stats.kv_bytes_used),
-            ("kv_bytes_saved", "Bytes of KV that sharing saves now.", saved),
+            ("kv_bytes_saved", "Bytes of KV that prefix sharing saves now.", saved),
         ):
             gauge = GaugeMetricFamily(f"rjax:{name}", text, labels=["model_name"])
             gauge.add_metric([self._model], value)
             yield gauge
         for name, text, value in (
-            ("num_preemptions", "Times a sequence gave up its pages.", stats.preemptions),
-            ("num_swaps", "Of those, times that they went to host memory.", stats.swaps),
+            ("num_preemptions", "Preempted sequences.", stats.preemptions),
+            ("num_swaps", "Preempted sequences whose pages were swapped out.", stats.swaps),
             ("prompt_tokens", "Prompt tokens admitted.", stats.prompt_tokens),
-            ("prompt_tokens_cached", "Prompt tokens whose KV was there.", stats.cached_tokens),
+            (
+                "prompt_tokens_cached",
+                "Prompt tokens served from the prefix cache.",
+                stats.cached_tokens,
+            ),
             ("prefix_cache_queries", "Prompt tokens looked up.", stats.prompt_tokens),
             ("prefix_cache_hits", "Prompt tokens found.", stats.cached_tokens),
             ("generation_tokens", "Tokens generated.", stats.output_tokens),
@@ -208,10 +211,14 @@ class _EngineFigures(Collector):
             ),
             (
                 "kv_token_reads_saved",
-                "Tokens of KV that attention did not have to read again.",
+                "Tokens of KV whose repeated reads relay attention saved, per layer.",
                 max(0, stats.kv_tokens_unshared - stats.kv_tokens_read),
             ),
-            ("shared_groups", "Groups that read together, over all steps.", stats.shared_groups),
+            (
+                "shared_groups",
+                "Groups of sequences that shared KV reads, over all steps.",
+                stats.shared_groups,
+            ),
         ):
             counter = CounterMetricFamily(f"rjax:{name}", text, labels=["model_name"])
             counter.add_metric([self._model], value)
@@ -224,7 +231,7 @@ class _EngineFigures(Collector):
         yield info
 
     def _steps(self, stats: EngineStats) -> Metric:
-        """The sizes of steps, as a histogram with buckets at powers of two."""
+        """Histogram of step sizes with buckets at powers of two."""
         counts = [stats.steps_by_size.get(i, 0) for i in range(len(_TOKENS))]
         edges = [*(f"{float(edge)}" for edge in _TOKENS), "+Inf"]
         below = [*itertools.accumulate(counts), stats.steps]

@@ -1,4 +1,4 @@
-"""How the server speaks to proxies and browsers."""
+"""Options for reverse proxies and browsers (CORS)."""
 
 import dataclasses
 import functools
@@ -9,7 +9,7 @@ from typing import Any
 from rjax.errors import InvalidConfigError
 
 HEALTH_PATHS = frozenset(("/health", "/ping"))
-"""Routes that need no API key, and are answered when all connections are busy."""
+"""Routes that need no API key and are exempt from the connection limits."""
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s@?#]+|null")
 _ROOT = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+)+")
@@ -21,16 +21,17 @@ class HttpOptions:
     """Options of the app.
 
     Attributes:
-        root_path: where a reverse proxy shows the server, such as ``/llm``; requests may come with
-            it or without.
-        allowed_origins: of web pages that may use the server from a browser (CORS); "*" is all.
-        allowed_methods: of their requests.
-        allowed_headers: of their requests.
-        allow_credentials: whether browsers may add cookies.
-        tokenizer_info: whether GET /tokenizer_info answers.
+        root_path: path at which a reverse proxy serves this server, such as ``/llm``; requests may
+            contain it or not.
+        allowed_origins: origins of web pages that may use the server (CORS); "*" is all.
+        allowed_methods: methods of their requests.
+        allowed_headers: headers of their requests.
+        allow_credentials: whether their requests may have cookies.
+        tokenizer_info: whether GET /tokenizer_info is enabled.
 
     Raises:
-        InvalidConfigError: a path, an origin or a name that is none, or options without origins.
+        InvalidConfigError: a path, an origin or a name is invalid, or CORS options are set without
+            origins.
     """
 
     root_path: str = ""
@@ -75,15 +76,15 @@ class HttpOptions:
 
     @functools.cached_property
     def health_paths(self) -> frozenset[str]:
-        """`HEALTH_PATHS` as requests may spell them."""
+        """`HEALTH_PATHS`, with and without the root path."""
         return HEALTH_PATHS | {self.root_path + path for path in HEALTH_PATHS}
 
 
 def json_names(flag: str, text: str) -> tuple[str, ...]:
-    """The texts of a JSON list, as vLLM takes them on the command line.
+    """Parse a JSON list of strings from the command line, as in vLLM.
 
     Raises:
-        InvalidConfigError: it is no such list.
+        InvalidConfigError: the text is not a JSON list of strings.
     """
     try:
         found: Any = json.loads(text)

@@ -1,7 +1,7 @@
-"""Routes of models that pool their hidden states, which no supported family does."""
+"""Routes of pooling models; refused, because no supported model family pools."""
 
 from rjax.serve.errors import ApiError
-from rjax.serve.routing import Served, private_router
+from rjax.serve.routing import ServiceDep, private_router
 
 router = private_router()
 
@@ -10,7 +10,7 @@ router = private_router()
 @router.post("/v1/rerank")
 @router.post("/v1/score")
 @router.post("/pooling")
-async def pool(service: Served) -> None:
+async def pool(service: ServiceDep) -> None:
     """Refused: the served model generates text."""
     raise ApiError(
         404,

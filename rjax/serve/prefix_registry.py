@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from weakref import WeakValueDictionary
 
-from rjax.serve.answers import PrefixCard
 from rjax.serve.auth import Tenant
 from rjax.serve.errors import ApiError
+from rjax.serve.responses import PrefixCard
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -17,10 +17,10 @@ class RegisteredPrefix:
     """One registered prefix.
 
     Attributes:
-        name: the client's.
+        name: chosen by the client.
         token_ids: of the prefix.
-        salt: of the prefix cache that holds it.
-        pinned: whether its KV stays; otherwise it is kept only while nothing else needs the memory.
+        salt: cache salt of its pages.
+        pinned: whether its KV is pinned; otherwise it may be evicted.
         created: seconds since 1970.
     """
 
@@ -31,7 +31,7 @@ class RegisteredPrefix:
     created: int
 
     def card(self) -> PrefixCard:
-        """What a client is told."""
+        """The prefix as an API object."""
         return PrefixCard(
             name=self.name,
             num_tokens=len(self.token_ids),
@@ -41,9 +41,9 @@ class RegisteredPrefix:
 
 
 class PrefixRegistry:
-    """Keeps each tenant's prefixes under their names; belongs to the event loop.
+    """Each tenant's prefixes by name; use it from the event loop only.
 
-    It knows nothing of the engine: `rjax.serve.prefixes` keeps the two in step.
+    `rjax.serve.prefixes` keeps the registry and the engine consistent.
     """
 
     def __init__(self) -> None:
@@ -52,31 +52,31 @@ class PrefixRegistry:
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     def all(self, tenant: Tenant) -> list[RegisteredPrefix]:
-        """The tenant's prefixes, in the order in which their names were registered."""
+        """The tenant's prefixes, in the order of registration."""
         return list(self._named[tenant.name].values())
 
     def get(self, tenant: Tenant, name: str) -> RegisteredPrefix | None:
-        """The tenant's prefix of this name."""
+        """The tenant's prefix of this name, if there is one."""
         return self._named[tenant.name].get(name)
 
     def put(self, tenant: Tenant, prefix: RegisteredPrefix) -> None:
-        """Give a prefix its name, in place of what the name meant before."""
+        """Register a prefix and replace the one that had its name."""
         self._named[tenant.name][prefix.name] = prefix
 
     def remove(self, tenant: Tenant, name: str) -> None:
-        """Forget a name that is registered."""
+        """Remove a registered name."""
         del self._named[tenant.name][name]
 
     def lock(self, tenant: Tenant, name: str) -> asyncio.Lock:
-        """Held while the meaning of a name changes, so that changes come one after the other."""
+        """A lock that serialises changes of one name."""
         return self._locks.setdefault((tenant.name, name), asyncio.Lock())
 
     @contextlib.contextmanager
     def pending(self, tenant: Tenant, name: str, limit: int) -> Iterator[None]:
-        """Count a name while its prefix is being computed.
+        """Count a name against the limit while its prefix is computed.
 
         Raises:
-            ApiError: 409, the name is new and the tenant has ``limit`` names already.
+            ApiError: 409, the name is new and the tenant already has ``limit`` names.
         """
         known, pending = self._named[tenant.name], self._pending[tenant.name]
         if name not in known and len(known.keys() | pending) >= limit:

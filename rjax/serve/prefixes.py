@@ -1,4 +1,4 @@
-"""The routes under /v1/prefixes: named prefixes that a client registers, pins and drops."""
+"""Handlers of /v1/prefixes: clients register, pin and drop named prefixes."""
 
 import asyncio
 import dataclasses
@@ -10,35 +10,35 @@ from rjax.engine.named_prefixes.named_prefix import KeepAs
 from rjax.engine.named_prefixes.protocol import PrefixEngine
 from rjax.errors import InvalidConfigError, OutOfMemoryError, OverloadedError
 from rjax.sampling import RequestOutputKind, SamplingParams
-from rjax.serve.answers import PrefixCard, PrefixList
 from rjax.serve.auth import Tenant
 from rjax.serve.errors import ApiError
 from rjax.serve.limits import ServeLimits
 from rjax.serve.prefix_registry import RegisteredPrefix
 from rjax.serve.prompts import encode, message_tokens
-from rjax.serve.requests import PrefixBody
-from rjax.serve.sampling import check_word
+from rjax.serve.requests import PrefixRequest
+from rjax.serve.responses import PrefixCard, PrefixList
+from rjax.serve.sampling import check_identifier
 from rjax.serve.service import Service
 from rjax.serve.tenancy import cache_salt, engine_prefix_name
 
-# A request has at least one token; its text is nobody's.
+# A request must generate a token; it is discarded.
 _ONE_TOKEN = SamplingParams(
     temperature=0, max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
 )
 
 
-async def register(body: PrefixBody, tenant: Tenant, service: Service) -> PrefixCard:
-    """Compute the KV of a prefix and keep it under a name of this tenant; a name in use gets the
-    new prefix."""
+async def register(body: PrefixRequest, tenant: Tenant, service: Service) -> PrefixCard:
+    """Compute the KV of a prefix and register it under a name of this tenant, replacing a prefix of
+    the same name."""
     limits = service.limits
-    if not good_name(body.name, limits):
+    if not is_valid_name(body.name, limits):
         raise ApiError(
             400,
             f"name: give 1 to {limits.name_chars} letters, digits, '.', '_' or '-', not only one "
             "or two dots",
             param="name",
         )
-    check_word("cache_salt", body.cache_salt, limits)
+    check_identifier("cache_salt", body.cache_salt, limits)
     tokens = await _tokens(body, tenant, service)
     salt = cache_salt(tenant, body.cache_salt)
     found = RegisteredPrefix(body.name, tokens, salt, body.pin, int(time.time()))
@@ -49,19 +49,19 @@ async def register(body: PrefixBody, tenant: Tenant, service: Service) -> Prefix
 
 
 def load(files: Mapping[str, str], engine: PrefixEngine, service: Service) -> None:
-    """Load prefix files for every tenant, before the service's engine is started.
+    """Load prefix files for every tenant, before the service's engine starts.
 
-    Each tenant has its own copy, like everything in the prefix cache: see
+    Each tenant gets its own copy, because tenants do not share the prefix cache; see
     `rjax.serve.auth.Tenant`.
 
     Args:
         files: paths by prefix name.
         engine: of the service.
-        service: gets the prefixes.
+        service: whose registry gets the prefixes.
 
     Raises:
-        InvalidConfigError: a file does not fit this model and its settings.
-        OutOfMemoryError: the pool has no room for all of them.
+        InvalidConfigError: a file does not match this model and its settings.
+        OutOfMemoryError: the KV pool is too small for all prefixes.
     """
     for name, path in files.items():
         for tenant in service.keys.tenants:
@@ -72,10 +72,10 @@ def load(files: Mapping[str, str], engine: PrefixEngine, service: Service) -> No
             service.prefixes.put(tenant, found)
 
 
-def good_name(name: str, limits: ServeLimits) -> bool:
-    """Whether a prefix may have this name."""
+def is_valid_name(name: str, limits: ServeLimits) -> bool:
+    """Whether a prefix name is valid."""
     plain = name.isascii() and all(c.isalnum() or c in "._-" for c in name)
-    # Clients resolve "." and ".." in a path, so that no request would ever name these.
+    # HTTP clients resolve "." and ".." in a path, so no request could use these names.
     return plain and 1 <= len(name) <= limits.name_chars and name not in (".", "..")
 
 
@@ -99,7 +99,7 @@ def find(name: str, tenant: Tenant, service: Service) -> RegisteredPrefix:
 
 
 async def pin(name: str, pinned: bool, tenant: Tenant, service: Service) -> PrefixCard:
-    """Pin a prefix or let go of its memory; its name stays."""
+    """Pin or unpin a prefix; it stays registered."""
     async with service.prefixes.lock(tenant, name):
         known = find(name, tenant, service)
         if known.pinned == pinned:
@@ -114,7 +114,7 @@ async def pin(name: str, pinned: bool, tenant: Tenant, service: Service) -> Pref
 
 
 async def drop(name: str, tenant: Tenant, service: Service) -> PrefixCard:
-    """Forget a prefix."""
+    """Unpin and unregister a prefix."""
     async with service.prefixes.lock(tenant, name):
         known = find(name, tenant, service)
         service.prefixes.remove(tenant, name)
@@ -124,11 +124,11 @@ async def drop(name: str, tenant: Tenant, service: Service) -> PrefixCard:
 
 
 async def _hold(prefix: RegisteredPrefix, tenant: Tenant, service: Service) -> None:
-    """Compute a prefix, as a request among others, and give it its name.
+    """Compute a prefix by an ordinary request and register it.
 
     Raises:
-        ApiError, InvalidRequestError, OverloadedError, EngineDeadError: the name refers to the
-            same prefix as before.
+        ApiError, InvalidRequestError, OverloadedError, EngineDeadError: the registration did not
+            change.
     """
     key = engine_prefix_name(tenant, prefix.name)
     replaced = service.prefixes.get(tenant, prefix.name)
@@ -140,7 +140,7 @@ async def _hold(prefix: RegisteredPrefix, tenant: Tenant, service: Service) -> N
     try:
         await _compute(prefix, key, service)
     except asyncio.CancelledError:
-        # The engine may have kept it before the request was aborted.
+        # The engine may have pinned it before the request was aborted.
         if prefix.pinned and await service.engine.call(is_kept):
             service.prefixes.put(tenant, prefix)
         raise
@@ -150,7 +150,7 @@ async def _hold(prefix: RegisteredPrefix, tenant: Tenant, service: Service) -> N
 
 
 async def _compute(prefix: RegisteredPrefix, key: str, service: Service) -> None:
-    """Have the engine compute a prefix and, where it is pinned, keep it under this key."""
+    """Compute a prefix in the engine and pin it under this key if it is ``pinned``."""
     options: dict[str, Any] = {"timeout": service.limits.request_seconds}
     if prefix.salt is not None:
         options["cache_salt"] = prefix.salt
@@ -164,7 +164,7 @@ async def _compute(prefix: RegisteredPrefix, key: str, service: Service) -> None
     except OverloadedError as error:
         service.metrics.rejected(error.reason)
         raise
-    except OutOfMemoryError as error:  # its message tells how much other tenants hold
+    except OutOfMemoryError as error:  # its message would reveal other tenants' memory use
         raise ApiError(
             409,
             f"there is no room to keep {len(prefix.token_ids)} more tokens; drop a prefix, or "
@@ -188,7 +188,7 @@ async def _unpin(name: str, tenant: Tenant, service: Service) -> None:
     await service.engine.call(lambda engine: engine.drop_prefix(key))
 
 
-async def _tokens(body: PrefixBody, tenant: Tenant, service: Service) -> list[int]:
+async def _tokens(body: PrefixRequest, tenant: Tenant, service: Service) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give prompt or messages, one of them", param="prompt")
     if body.messages is not None:

@@ -1,4 +1,4 @@
-"""Prompts of requests as token ids."""
+"""Convert the prompts of requests to token ids."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -8,7 +8,13 @@ import numpy as np
 from rjax.errors import OverloadedError
 from rjax.serve.auth import Tenant
 from rjax.serve.errors import ApiError
-from rjax.serve.requests import ChatBody, CompletionBody, Message, TokenizeBody, Tool
+from rjax.serve.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    Message,
+    TokenizeRequest,
+    Tool,
+)
 from rjax.serve.service import Service
 from rjax.serve.workers.tasks import Layout
 
@@ -16,9 +22,9 @@ type TokenPrompt = tuple[str | None, list[int]]
 
 
 async def completion_prompts(
-    body: CompletionBody, tenant: Tenant, service: Service
+    body: CompletionRequest, tenant: Tenant, service: Service
 ) -> list[TokenPrompt]:
-    """Text, where there is one, and token ids of each prompt.
+    """Text (None if unknown) and token ids of each prompt.
 
     Raises:
         ApiError, InvalidRequestError, OverloadedError.
@@ -43,13 +49,13 @@ async def completion_prompts(
     if isinstance(prompts[0], str):
         texts = cast(list[str], prompts)
         special = body.add_special_tokens
-        if special is None:  # after a prefix no second beginning token should follow
+        if special is None:  # a prefix already has the BOS token
             special = body.prefix is None
         last = body.truncate_prompt_tokens
         rows = await encode(texts, tenant, service, "prompt", add_special_tokens=special, last=last)
         if not all(rows):
             raise ApiError(400, "a prompt has no token; give another text", param="prompt")
-        # The text of a prompt that was cut is not known.
+        # The text of a truncated prompt is unknown.
         cut = [last is not None and len(row) == last for row in rows]
         return [(None if c else t, row) for t, row, c in zip(texts, rows, cut, strict=True)]
     most = body.truncate_prompt_tokens
@@ -66,16 +72,16 @@ async def encode(
     last: int | None = None,
     most: int | None = None,
 ) -> list[list[int]]:
-    """Token ids of texts, found by a worker.
+    """Tokenise texts in a worker process.
 
     Args:
         texts: to tokenise.
-        tenant: who asks.
+        tenant: of the client.
         service: of the app.
-        param: that holds the texts, for messages.
-        add_special_tokens: the model's beginning token.
-        last: keep only so many tokens of each, the last ones.
-        most: tokens of a text, then it is refused; by default those of a prompt that fits.
+        param: request field of the texts, for messages.
+        add_special_tokens: add the BOS token.
+        last: keep only this many tokens at the end of each text.
+        most: maximum of tokens per text; ``max_model_len`` by default.
 
     Raises:
         ApiError, InvalidRequestError, OverloadedError.
@@ -95,14 +101,14 @@ async def encode(
 
 
 async def chat_prompt(
-    body: ChatBody, tools: list[Tool], tenant: Tenant, service: Service
+    body: ChatCompletionRequest, tools: list[Tool], tenant: Tenant, service: Service
 ) -> TokenPrompt:
     """Token ids of a chat request's prompt.
 
     Args:
         body: of the request.
-        tools: to show to the model.
-        tenant: who asks.
+        tools: described to the model.
+        tenant: of the client.
         service: of the app.
 
     Raises:
@@ -117,8 +123,10 @@ async def chat_prompt(
     return None, tokens
 
 
-def layout_options(body: ChatBody | TokenizeBody, service: Service) -> dict[str, Any]:
-    """What the request asks of the chat template.
+def layout_options(
+    body: ChatCompletionRequest | TokenizeRequest, service: Service
+) -> dict[str, Any]:
+    """The options of the chat template in a request.
 
     Raises:
         ApiError: 400.
@@ -153,11 +161,11 @@ async def message_tokens(
     last: int | None = None,
     most: int | None = None,
 ) -> list[int]:
-    """Token ids of messages, laid out by the chat template.
+    """Token ids of messages, rendered by the chat template.
 
-    The template is the model's own, never a request's. It runs in a sandbox, in a worker process
-    that is killed when it takes too long or too much memory. ``add_special_tokens``,
-    ``last`` and ``most`` are as in `encode`.
+    The template is the server's, never a request's. It runs in a sandbox in a worker process, which
+    is killed if it takes too long or too much memory. ``add_special_tokens``, ``last`` and ``most``
+    are as in `encode`.
 
     Raises:
         ApiError, InvalidRequestError, OverloadedError.
@@ -190,7 +198,7 @@ async def message_tokens(
 async def _run(
     service: Service, tenant: Tenant, task: dict[str, Any], data: bytes, what: str
 ) -> tuple[dict[str, Any], bytes]:
-    """The answer of a worker."""
+    """Run a task in a worker process."""
     try:
         return await service.texts.run(task, data, tenant=tenant.name, what=what)
     except OverloadedError as error:
@@ -206,6 +214,6 @@ def _utf8(text: str, param: str) -> bytes:
 
 
 def _rows(sizes: list[int], data: bytes) -> list[list[int]]:
-    """Lists of token ids from a worker's answer."""
+    """Lists of token ids from a worker's result."""
     found = np.split(np.frombuffer(data, np.int32), np.cumsum(sizes)[:-1])
     return [row.tolist() for row in found]

@@ -1,7 +1,7 @@
-"""Fields of other servers' requests that are refused: an answer without them would mislead.
+"""Unsupported fields that are refused, because ignoring them would mislead the client.
 
-The names are those of OpenAI's API, vLLM's and SGLang's extensions. All other unknown fields are
-ignored (`rjax.serve.fields`).
+They are fields of OpenAI's API and of the extensions of vLLM and SGLang. All other unknown fields
+are ignored (`rjax.serve.fields`).
 """
 
 from rjax.serve.fields import Refused
@@ -32,7 +32,7 @@ SAMPLING = {
     "lora_request": Refused(_ADAPTER),
     "logits_processors": Refused(_NO_CODE, ([],)),
     "custom_logit_processor": Refused(_NO_CODE),
-    "logprob_token_ids": Refused("logprobs are those of the likeliest tokens; use logprobs", ([],)),
+    "logprob_token_ids": Refused("logprobs cover the most likely tokens; use logprobs", ([],)),
     "truncation_side": Refused("truncate_prompt_tokens keeps the last tokens", ("left",)),
     "watermarking": Refused("texts have no watermark", (False,)),
     "repetition_detection": Refused("use max_tokens or a penalty"),
@@ -116,6 +116,6 @@ TOKENIZE = {"chat_template": Refused(_OWN_TEMPLATE)}
 PREFIX = {
     "ttl": Refused("a prefix stays until it is dropped"),
     "chat_template": Refused(_OWN_TEMPLATE),
-    "tools": Refused("give the laid out text as prompt", ([],)),
-    "chat_template_kwargs": Refused("give the laid out text as prompt", ({},)),
+    "tools": Refused("give the rendered text as prompt", ([],)),
+    "chat_template_kwargs": Refused("give the rendered text as prompt", ({},)),
 }

@@ -1,4 +1,4 @@
-"""The bodies of requests. README.md lists what each field does."""
+"""Request models, with the names of vLLM. README.md documents each field."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from rjax.serve.fields import Refused, known_fields
 
 
 def _whole(value: Any) -> Any:
-    """Clients whose language has one kind of number send 1.0 for 1, which JSON Schema allows."""
+    """Accept 1.0 for 1, as JSON Schema does; some client languages have no integers."""
     if isinstance(value, float) and math.isfinite(value) and value.is_integer():
         return int(value)
     return value
@@ -37,32 +37,32 @@ def _logprobs_flag(value: Any) -> Any:
 
 
 type Number = float | int
-Whole = Annotated[int, BeforeValidator(_whole)]
-# Clients of vLLM send the flag as 0 or 1 too.
+Integer = Annotated[int, BeforeValidator(_whole)]
+# Some clients of vLLM send 0 or 1.
 LogprobsFlag = Annotated[
     bool,
     BeforeValidator(_logprobs_flag),
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "integer", "enum": [0, 1]}]}),
 ]
-# A field that has no effect here, of any value. It goes no further than the request's body.
+# A field without effect, with any value.
 Ignored = Annotated[Any, Field(exclude=True)]
-# Checks stop at a list's first bad entry: an error for every entry costs far more than the entries.
-type Listed[T] = Annotated[list[T], FailFast()]
-type Mapped[T] = Annotated[dict[str, T], FailFast()]
-type TemplateKwargs = Mapped[str | bool | Number | None]
+# Validation stops at a list's first invalid entry, because many errors would be expensive.
+type FailFastList[T] = Annotated[list[T], FailFast()]
+type FailFastDict[T] = Annotated[dict[str, T], FailFast()]
+type TemplateKwargs = FailFastDict[str | bool | Number | None]
 
 
-class Body(BaseModel):
-    """Base of all bodies and of the objects in them: exact types, and a null is an absent field.
+class RequestModel(BaseModel):
+    """Base class of request bodies and their objects: strict types; null is an absent field.
 
-    Unknown fields are handled by `rjax.serve.fields.known_fields`; the validation context is a
-    `rjax.serve.fields.FieldCheck`. The errors of one body are at most as many as it has known
-    fields, times the forms of each.
+    `rjax.serve.fields.known_fields` handles unknown fields; the validation context is a
+    `rjax.serve.fields.FieldCheck`. The number of errors of a body is bounded by its known fields
+    and their types.
 
     Attributes:
-        place: of the object in its body, with a dot at its end; empty for the body itself.
+        place: path of the object in the body, with a trailing dot; empty for the body itself.
         refused: unknown fields that may not be ignored.
-        names: of the fields, as clients write them.
+        names: JSON names of the fields.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -81,8 +81,8 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_fields(cls, value: Any, info: Any) -> Any:
-        """Leave out nulls and unknown fields. ``info`` is a ValidationInfo, a protocol that the
-        tests' run-time checks of types cannot check."""
+        """Remove nulls and unknown fields. ``info`` is a ValidationInfo, a protocol that run-time
+        type checkers cannot check."""
         if not isinstance(value, dict):
             return value
         return known_fields(value, cls.names, cls.refused, cls.place, info.context)
@@ -91,7 +91,7 @@ class Body(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The schema, with null for every field that may be absent."""
+        """The JSON schema, in which every optional field may be null."""
         found = handler(core_schema)
         schema = handler.resolve_ref_schema(found)
         required = schema.get("required", ())
@@ -110,19 +110,19 @@ def _nullable(schema: JsonSchemaValue) -> JsonSchemaValue:
     return {"anyOf": [*(forms or [bare]), {"type": "null"}], **notes}
 
 
-class StreamOptions(Body):
-    """What a stream adds."""
+class StreamOptions(RequestModel):
+    """Options of a stream."""
 
     place: ClassVar[str] = "stream_options."
 
     include_usage: bool = False
     continuous_usage_stats: Annotated[
-        bool, Field(description="with include_usage: every chunk holds the usage up to it")
+        bool, Field(description="with include_usage: every chunk holds the usage so far")
     ] = False
     include_obfuscation: Ignored = None
 
 
-class JsonSchema(Body):
+class JsonSchema(RequestModel):
     """The schema of a ``response_format``."""
 
     place: ClassVar[str] = "response_format.json_schema."
@@ -133,8 +133,8 @@ class JsonSchema(Body):
     strict: bool | None = None
 
 
-class ResponseFormat(Body):
-    """What an answer must be."""
+class ResponseFormat(RequestModel):
+    """The required format of the output."""
 
     place: ClassVar[str] = "response_format."
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.RESPONSE_FORMAT
@@ -143,62 +143,62 @@ class ResponseFormat(Body):
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(Body):
-    """What the text must match: exactly one of these."""
+class StructuredOutputs(RequestModel):
+    """Constraint on the output text; exactly one field must be set."""
 
     place: ClassVar[str] = "structured_outputs."
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.STRUCTURED_OUTPUTS
 
     json_schema: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     regex: str | None = None
-    choice: Listed[str] | None = None
+    choice: FailFastList[str] | None = None
     grammar: Annotated[str | None, Field(description="Lark or GBNF")] = None
     json_object: bool | None = None
 
 
-class SamplingBody(Body):
-    """Fields of both completion routes; names and meaning as in `rjax.SamplingParams`."""
+class SamplingRequest(RequestModel):
+    """Fields of both completion routes, as in `rjax.SamplingParams`."""
 
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.SAMPLING
 
     model: Annotated[str | None, Field(description="must be the served model's name")] = None
-    n: Whole | None = None
+    n: Integer | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
     temperature: Number | None = None
     top_p: Number | None = None
-    top_k: Whole | None = None
+    top_k: Integer | None = None
     min_p: Number | None = None
-    seed: Whole | None = None
-    stop: str | Listed[str] | None = None
-    stop_token_ids: Listed[int] | None = None
+    seed: Integer | None = None
+    stop: str | FailFastList[str] | None = None
+    stop_token_ids: FailFastList[int] | None = None
     ignore_eos: bool | None = None
-    max_tokens: Whole | None = None
-    min_tokens: Whole | None = None
-    prompt_logprobs: Whole | None = None
+    max_tokens: Integer | None = None
+    min_tokens: Integer | None = None
+    prompt_logprobs: Integer | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    logit_bias: Mapped[Number] | None = None
-    allowed_token_ids: Listed[int] | None = None
-    bad_words: Listed[str] | None = None
-    priority: Annotated[Whole | None, Field(description="smaller runs earlier")] = None
+    logit_bias: FailFastDict[Number] | None = None
+    allowed_token_ids: FailFastList[int] | None = None
+    bad_words: FailFastList[str] | None = None
+    priority: Annotated[Integer | None, Field(description="smaller runs earlier")] = None
     cache_salt: Annotated[
         str | None, Field(description="only prompts with the same salt share cached KV")
     ] = None
-    return_token_ids: Annotated[bool, Field(description="add token ids to the answer")] = False
+    return_token_ids: Annotated[bool, Field(description="add token ids to the response")] = False
     truncate_prompt_tokens: Annotated[
-        Whole | None, Field(description="keep only so many tokens of each prompt, its last ones")
+        Integer | None, Field(description="keep only this many tokens at the end of each prompt")
     ] = None
     return_tokens_as_token_ids: Annotated[
-        bool, Field(description="logprobs name a token token_id:N in place of its text")
+        bool, Field(description="logprobs contain token_id:N instead of a token's text")
     ] = False
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Annotated[str | None, Field(description="goes into the log, nowhere else")] = None
+    user: Annotated[str | None, Field(description="only logged")] = None
     store: Ignored = None
     metadata: Ignored = None
     service_tier: Ignored = None
@@ -207,28 +207,28 @@ class SamplingBody(Body):
     safety_identifier: Ignored = None
 
 
-class CompletionBody(SamplingBody):
+class CompletionRequest(SamplingRequest):
     """Body of POST /v1/completions."""
 
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.COMPLETION
 
-    prompt: str | Listed[str] | Listed[int] | Listed[Listed[int]]
-    prefix: Annotated[
-        str | None, Field(description="a named prefix whose tokens stand before each prompt's")
-    ] = None
+    prompt: str | FailFastList[str] | FailFastList[int] | FailFastList[FailFastList[int]]
+    prefix: Annotated[str | None, Field(description="a named prefix that precedes each prompt")] = (
+        None
+    )
     best_of: Annotated[
-        Whole | None, Field(description="samples to generate; the n likeliest are given back")
+        Integer | None, Field(description="samples to generate; the n most likely are returned")
     ] = None
-    logprobs: Whole | None = None
+    logprobs: Integer | None = None
     echo: bool = False
     add_special_tokens: Annotated[
         bool | None,
-        Field(description="the model's beginning token, before texts; true, unless prefix is set"),
+        Field(description="add the BOS token to text prompts; default: true without prefix"),
     ] = None
 
 
-class TextPart(Body):
-    """A part of a message; only text is read."""
+class TextPart(RequestModel):
+    """A content part of a message; only text is supported."""
 
     place: ClassVar[str] = "messages.content."
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.PART
@@ -237,7 +237,7 @@ class TextPart(Body):
     text: str
 
 
-class FunctionCall(Body):
+class FunctionCall(RequestModel):
     """A function that the assistant called."""
 
     place: ClassVar[str] = "messages.tool_calls.function."
@@ -246,8 +246,8 @@ class FunctionCall(Body):
     arguments: Annotated[str, Field(description="JSON")]
 
 
-class ToolCall(Body):
-    """One call of an assistant message."""
+class ToolCall(RequestModel):
+    """One tool call of an assistant message."""
 
     place: ClassVar[str] = "messages.tool_calls."
 
@@ -256,27 +256,27 @@ class ToolCall(Body):
     function: FunctionCall
 
 
-class Message(Body):
-    """One message; the last ones are fields of answers, which clients send back."""
+class Message(RequestModel):
+    """One message; the ignored fields are those of responses that clients send back."""
 
     place: ClassVar[str] = "messages."
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.MESSAGE
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Listed[TextPart] | None = None
+    content: str | FailFastList[TextPart] | None = None
     name: str | None = None
-    tool_calls: Listed[ToolCall] | None = None
+    tool_calls: FailFastList[ToolCall] | None = None
     tool_call_id: str | None = None
-    refusal: Annotated[str | None, Field(description="read where there is no content")] = None
+    refusal: Annotated[str | None, Field(description="used if there is no content")] = None
     reasoning: Annotated[str | None, Field(description="of an assistant message")] = None
     reasoning_content: Annotated[
-        str | None, Field(description="the older name of reasoning; give one, or both alike")
+        str | None, Field(description="older name of reasoning; if both are set, they must agree")
     ] = None
     annotations: Ignored = None
     provider_specific_fields: Ignored = None
 
 
-class Function(Body):
+class Function(RequestModel):
     """A function that the model may call."""
 
     place: ClassVar[str] = "tools.function."
@@ -287,7 +287,7 @@ class Function(Body):
     strict: bool | None = None
 
 
-class Tool(Body):
+class Tool(RequestModel):
     """An entry of ``tools``."""
 
     place: ClassVar[str] = "tools."
@@ -296,7 +296,7 @@ class Tool(Body):
     function: Function
 
 
-class NamedFunction(Body):
+class NamedFunction(RequestModel):
     """The function that must be called."""
 
     place: ClassVar[str] = "tool_choice.function."
@@ -304,7 +304,7 @@ class NamedFunction(Body):
     name: str
 
 
-class NamedTool(Body):
+class NamedTool(RequestModel):
     """A ``tool_choice`` that names a function."""
 
     place: ClassVar[str] = "tool_choice."
@@ -313,48 +313,46 @@ class NamedTool(Body):
     function: NamedFunction
 
 
-class ChatBody(SamplingBody):
+class ChatCompletionRequest(SamplingRequest):
     """Body of POST /v1/chat/completions."""
 
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.CHAT
 
-    messages: Listed[Message]
-    max_completion_tokens: Whole | None = None
+    messages: FailFastList[Message]
+    max_completion_tokens: Integer | None = None
     logprobs: LogprobsFlag | None = None
-    top_logprobs: Whole | None = None
-    tools: Listed[Tool] | None = None
+    top_logprobs: Integer | None = None
+    tools: FailFastList[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: Annotated[
-        bool | None, Field(description="false: calls after the first are left out")
-    ] = None
-    echo: Annotated[
-        bool, Field(description="begin the answer with the last message, if the assistant's")
-    ] = False
+    parallel_tool_calls: Annotated[bool | None, Field(description="false: at most one call")] = None
+    echo: Annotated[bool, Field(description="repeat the last message if it is the assistant's")] = (
+        False
+    )
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: Annotated[
-        bool, Field(description="add the beginning token to what the template writes")
+        bool, Field(description="add the BOS token to the template's output")
     ] = False
     chat_template_kwargs: TemplateKwargs | None = None
-    modalities: Listed[Literal["text"]] | None = None
+    modalities: FailFastList[Literal["text"]] | None = None
     prediction: Ignored = None
     verbosity: Ignored = None
 
 
-class TokenizeBody(Body):
+class TokenizeRequest(RequestModel):
     """Body of POST /tokenize: a prompt or messages."""
 
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.TOKENIZE
 
     model: str | None = None
     prompt: Annotated[
-        str | Listed[Message] | None, Field(description="a list is read as messages")
+        str | FailFastList[Message] | None, Field(description="a list is read as messages")
     ] = None
-    messages: Listed[Message] | None = None
-    tools: Annotated[Listed[Tool] | None, Field(description="to show with messages")] = None
+    messages: FailFastList[Message] | None = None
+    tools: Annotated[FailFastList[Tool] | None, Field(description="only with messages")] = None
     add_special_tokens: Annotated[
         bool | None,
-        Field(description="the beginning token; by default true of a prompt, false of messages"),
+        Field(description="add the BOS token; default: true for a prompt, false for messages"),
     ] = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -362,28 +360,28 @@ class TokenizeBody(Body):
     return_token_strs: bool = False
 
 
-class DetokenizeBody(Body):
+class DetokenizeRequest(RequestModel):
     """Body of POST /detokenize."""
 
     model: str | None = None
-    tokens: Listed[int]
+    tokens: FailFastList[int]
 
 
-class PrefixBody(Body):
-    """Body of POST /v1/prefixes: prompt or messages, one of them, says what the prefix is."""
+class PrefixRequest(RequestModel):
+    """Body of POST /v1/prefixes: the prefix is given as either prompt or messages."""
 
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.PREFIX
 
     name: str
-    prompt: str | Listed[int] | None = None
-    messages: Listed[Message] | None = None
+    prompt: str | FailFastList[int] | None = None
+    messages: FailFastList[Message] | None = None
     cache_salt: Annotated[
-        str | None, Field(description="that of the requests which are to find it")
+        str | None, Field(description="cache_salt of the requests that use the prefix")
     ] = None
-    pin: Annotated[bool, Field(description="keep it in memory until it is dropped")] = True
+    pin: Annotated[bool, Field(description="keep its KV in memory until it is dropped")] = True
 
 
-class PinBody(Body):
+class PinRequest(RequestModel):
     """Body of PATCH /v1/prefixes/{name}."""
 
     pin: bool

@@ -1,20 +1,20 @@
-"""What all routes have in common: who calls, which service answers, which errors there are."""
+"""Dependencies, error responses and router that all routes share."""
 
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 
-from rjax.serve.answers import ErrorAnswer
 from rjax.serve.auth import Tenant, authenticate
-from rjax.serve.service import Service, service_of
+from rjax.serve.responses import ErrorResponse
+from rjax.serve.service import Service, get_service
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer, "description": text}
+    status: {"model": ErrorResponse, "description": text}
     for status, text in (
         (400, "the request cannot be served as it is"),
         (401, "no valid API key"),
-        (404, "no such model or name"),
-        (409, "too much is held already"),
+        (404, "unknown model or name"),
+        (409, "a limit on stored objects is reached, or the KV pool is full"),
         (408, "the body did not arrive in time"),
         (413, "the body is too large"),
         (431, "the headers are too large"),
@@ -24,7 +24,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "the answer, or with stream set a stream of events that each hold a chunk",
+        "description": "the response, or if stream is set a stream of events with one chunk each",
         "content": {
             "text/event-stream": {
                 "schema": {  # of one event
@@ -37,10 +37,10 @@ EVENTS: dict[int | str, dict[str, Any]] = {
     }
 }
 
-Caller = Annotated[Tenant, Depends(authenticate)]
-Served = Annotated[Service, Depends(service_of)]
+TenantDep = Annotated[Tenant, Depends(authenticate)]
+ServiceDep = Annotated[Service, Depends(get_service)]
 
 
 def private_router() -> APIRouter:
-    """A router whose routes ask for an API key, where there are keys."""
+    """A router whose routes require an API key if the server has keys."""
     return APIRouter(dependencies=[Depends(authenticate)], responses=ERRORS)

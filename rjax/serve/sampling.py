@@ -1,4 +1,4 @@
-"""From the fields of a request to SamplingParams and constraints."""
+"""Convert request fields to SamplingParams and constraints."""
 
 import warnings
 from typing import Any
@@ -8,8 +8,8 @@ from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.sampling.structured_outputs import EXCLUDED
 from rjax.serve.errors import ApiError
 from rjax.serve.limits import ServeLimits
-from rjax.serve.masks import choice_constraint, json_constraint, text_constraint
-from rjax.serve.requests import ChatBody, CompletionBody, SamplingBody
+from rjax.serve.requests import ChatCompletionRequest, CompletionRequest, SamplingRequest
+from rjax.serve.structured_outputs import choice_constraint, json_constraint, text_constraint
 from rjax.structured.constraint import Constraint
 
 _PASSED_ON = (
@@ -39,17 +39,17 @@ _COMPLETION_TOKENS = 16  # OpenAI's default
 
 
 def completion_params(
-    body: CompletionBody,
+    body: CompletionRequest,
     defaults: dict[str, Any],
     limits: ServeLimits,
     vocab_size: int | None = None,
 ) -> SamplingParams:
-    """Parameters of /v1/completions.
+    """Sampling parameters of a /v1/completions request.
 
-    Logprobs -1 are those of ``vocab_size`` tokens; without that they are refused.
+    ``logprobs`` -1 asks for ``vocab_size`` alternatives and is refused if ``vocab_size`` is None.
 
-    ``max_tokens`` 0 is for scoring a prompt (with ``echo``): the one token that the engine must
-    sample is not shown.
+    ``max_tokens`` 0 with ``echo`` scores the prompt: the engine still samples one token, which the
+    response omits.
     """
     check_limits(body, limits)
     given = _given(body, limits, vocab_size)
@@ -67,11 +67,16 @@ def completion_params(
 
 
 def chat_params(
-    body: ChatBody, defaults: dict[str, Any], limits: ServeLimits, vocab_size: int | None = None
+    body: ChatCompletionRequest,
+    defaults: dict[str, Any],
+    limits: ServeLimits,
+    vocab_size: int | None = None,
 ) -> SamplingParams:
-    """Parameters of /v1/chat/completions; without a ``max_tokens`` the model's length is it.
+    """Sampling parameters of a chat request; ``max_tokens`` defaults to what the model's length
+    leaves.
 
-    Logprobs -1 are those of ``vocab_size`` tokens; without that they are refused.
+    ``top_logprobs`` -1 asks for ``vocab_size`` alternatives and is refused if ``vocab_size`` is
+    None.
     """
     check_limits(body, limits)
     given = _given(body, limits, vocab_size)
@@ -99,8 +104,8 @@ def chat_params(
     return _params({"max_tokens": None, **defaults}, given, body)
 
 
-def check_limits(body: SamplingBody, limits: ServeLimits) -> None:
-    """The server's own bounds; the engine's are checked by SamplingParams.
+def check_limits(body: SamplingRequest, limits: ServeLimits) -> None:
+    """Check the server's limits; SamplingParams checks those of the engine.
 
     Raises:
         ApiError: 400.
@@ -122,13 +127,13 @@ def check_limits(body: SamplingBody, limits: ServeLimits) -> None:
         if value is not None and not isinstance(value, str) and len(value) > most:
             raise ApiError(400, f"{name} has {len(value)} entries; give at most {most}", param=name)
     for name in ("user", "cache_salt"):
-        check_word(name, getattr(body, name), limits)
+        check_identifier(name, getattr(body, name), limits)
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream set to true", param="stream_options")
 
 
-def check_word(name: str, value: str | None, limits: ServeLimits) -> None:
-    """Whether a user or a cache salt is short and plain.
+def check_identifier(name: str, value: str | None, limits: ServeLimits) -> None:
+    """Check that an identifier, such as a user or a cache salt, is short printable ASCII.
 
     Raises:
         ApiError: 400.
@@ -141,16 +146,18 @@ def check_word(name: str, value: str | None, limits: ServeLimits) -> None:
         )
 
 
-def constraint_of(body: SamplingBody, limits: ServeLimits, *, literal: bool) -> Constraint | None:
-    """What the request says its text must match.
+def request_constraint(
+    body: SamplingRequest, limits: ServeLimits, *, literal: bool
+) -> Constraint | None:
+    """The constraint of a request's ``response_format`` or ``structured_outputs``, if any.
 
     Args:
         body: of the request.
         limits: of the server.
-        literal: leave the objects of JSON schemas open, as in `generation_schema`.
+        literal: do not close objects of JSON schemas, as in `generation_schema`.
 
     Raises:
-        ApiError: 400; it says it twice, or with parameters that contradict it.
+        ApiError: 400; both are set, or one is invalid.
     """
     found: list[Constraint] = []
     if body.response_format is not None:
@@ -186,7 +193,7 @@ def constraint_of(body: SamplingBody, limits: ServeLimits, *, literal: bool) -> 
 
 
 def check_constrained(params: SamplingParams) -> None:
-    """Parameters that would forbid what a constraint demands.
+    """Refuse parameters that conflict with a constraint.
 
     Raises:
         ApiError: 400.
@@ -198,7 +205,7 @@ def check_constrained(params: SamplingParams) -> None:
             )
 
 
-def _of_format(body: SamplingBody, limits: ServeLimits, *, literal: bool) -> list[Constraint]:
+def _of_format(body: SamplingRequest, limits: ServeLimits, *, literal: bool) -> list[Constraint]:
     wanted = body.response_format
     assert wanted is not None
     param = "response_format.json_schema"
@@ -214,7 +221,7 @@ def _of_format(body: SamplingBody, limits: ServeLimits, *, literal: bool) -> lis
     return [json_constraint(wanted.json_schema.schema_, limits, param, literal=literal)]
 
 
-def _given(body: SamplingBody, limits: ServeLimits, vocab_size: int | None) -> dict[str, Any]:
+def _given(body: SamplingRequest, limits: ServeLimits, vocab_size: int | None) -> dict[str, Any]:
     given = {name: value for name in _PASSED_ON if (value := getattr(body, name)) is not None}
     if body.prompt_logprobs is not None:
         name = "prompt_logprobs"
@@ -222,13 +229,15 @@ def _given(body: SamplingBody, limits: ServeLimits, vocab_size: int | None) -> d
     return given
 
 
-def _params(defaults: dict[str, Any], given: dict[str, Any], body: SamplingBody) -> SamplingParams:
+def _params(
+    defaults: dict[str, Any], given: dict[str, Any], body: SamplingRequest
+) -> SamplingParams:
     values = {**defaults, **given}
     if "min_tokens" in given and "max_tokens" not in given and values["max_tokens"] is not None:
         values["max_tokens"] = max(values["max_tokens"], given["min_tokens"])
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     try:
-        with warnings.catch_warnings():  # a raised temperature is in no log: clients would fill it
+        with warnings.catch_warnings():  # clients could fill the log with temperature warnings
             warnings.simplefilter("ignore")
             return SamplingParams.from_options({**values, "output_kind": kind})
     except InvalidRequestError as error:
@@ -237,7 +246,7 @@ def _params(defaults: dict[str, Any], given: dict[str, Any], body: SamplingBody)
 
 
 def _alternatives(name: str, value: int, limits: ServeLimits, vocab_size: int | None) -> int:
-    """Alternatives at each token; -1 asks for the whole vocabulary, as in vLLM."""
+    """Number of alternatives per token; -1 asks for the whole vocabulary, as in vLLM."""
     if value == -1 and vocab_size is not None:
         if vocab_size <= limits.logprobs:
             return vocab_size

@@ -1,4 +1,4 @@
-"""Runs the app: sockets, signals, the end of the process."""
+"""Runs the app in uvicorn: sockets, signals and shutdown."""
 
 import asyncio
 import functools
@@ -17,28 +17,28 @@ from rjax.errors import InvalidConfigError
 from rjax.memory_sizes import GIB
 from rjax.serve.app import build_app
 from rjax.serve.auth import KeyRing
-from rjax.serve.connections import Connections
+from rjax.serve.connections import ConnectionLimiter
 from rjax.serve.fields import UnknownFields
+from rjax.serve.http_protocol import BoundedProtocol
 from rjax.serve.limits import ServeLimits
-from rjax.serve.masks import Grammars
 from rjax.serve.metrics import Metrics
 from rjax.serve.options import HttpOptions
-from rjax.serve.protocol import BoundedProtocol
-from rjax.serve.reasoning import answer_format
-from rjax.serve.responses.store import ResponseStore
+from rjax.serve.reasoning import choose_output_format
+from rjax.serve.responses_api.store import ResponseStore
 from rjax.serve.service import Service
+from rjax.serve.structured_outputs import GrammarCache
 from rjax.serve.threads import WorkThreads
-from rjax.serve.tools import choose_format
+from rjax.serve.tools import choose_tool_format
 from rjax.serve.workers.pool import WorkerLimits, WorkerPool
 from rjax.serve.workers.tasks import TextModel
 from rjax.serve.workers.zygote import Zygote
 
-_LAST_WORDS = 5  # seconds for answers that are complete to reach their clients
-_DEAD_SECONDS = 2.0  # in which requests to a dead engine are answered before the server ends
-_SWEEP_TICKS = 5  # of a tenth of a second, between two looks at the connections
-_ACCEPTED_AT_ONCE = 16  # connections, before the loop turns to other work
-_WAITING_TO_BE_ACCEPTED = 1024
-_OTHER_FILES = 128  # file descriptors for all but connections
+_FLUSH_SECONDS = 5  # for sending complete responses at shutdown
+_DEAD_SECONDS = 2.0  # of 503 responses after the engine failed, before the server ends
+_SWEEP_TICKS = 5  # of a tenth of a second, between two checks of the connections
+_ACCEPT_BATCH = 16  # connections that uvicorn accepts in one turn of the event loop
+_BACKLOG = 1024  # of the listening socket
+_OTHER_FILES = 128  # file descriptors that are not connections
 _log = logging.getLogger("rjax.serve")
 
 
@@ -56,21 +56,22 @@ def make_service(
     http: HttpOptions | None = None,
     zygote: Zygote | None = None,
 ) -> Service:
-    """Everything the routes need, around an engine with a tokenizer.
+    """Create the service of an engine with a tokenizer.
 
     Args:
-        engine: an `rjax.engine.llm_engine.LLMEngine`; from now on only the service touches it.
-        model: name that requests give.
-        root: the model's own name; by default the one that requests give.
-        keys: who may ask; None lets everybody in.
+        engine: an `rjax.engine.llm_engine.LLMEngine`; only the service may use it afterwards.
+        model: served model name.
+        root: the model's own name; the served name by default.
+        keys: API keys; None needs no key.
         limits: of requests.
-        tool_format: "auto", or a name of `rjax.serve.tools.FORMATS`.
+        tool_format: "auto", or a name of `rjax.serve.tools.TOOL_FORMATS`.
         strict_fields: refuse unknown fields of requests; otherwise each name is logged once.
         reasoning_parser: a name of `rjax.serve.reasoning.REASONING_PARSERS`; None leaves reasoning
             in the content.
-        literal_json_schemas: leave objects of JSON schemas without ``additionalProperties`` open.
-        http: how the app speaks to proxies and browsers.
-        zygote: starts worker processes; None makes one, which the service closes with itself.
+        literal_json_schemas: do not close objects of JSON schemas without
+            ``additionalProperties``.
+        http: options for proxies and browsers.
+        zygote: starts worker processes; None creates one, which the service closes.
     """
     limits = limits or ServeLimits()
     tokenizer = engine.tokenizer
@@ -83,7 +84,7 @@ def make_service(
         )
     template = tokenizer.hf.chat_template
     vocab_size = engine.model_config.vocab_size
-    tools = choose_format(tool_format, tokenizer)
+    tools = choose_tool_format(tool_format, tokenizer)
     text_model = TextModel(
         folder=str(tokenizer.folder),
         chat_template=template if isinstance(template, str) else None,
@@ -107,7 +108,7 @@ def make_service(
     texts = workers(limits.text_workers, limits.template_seconds)
     compilers = workers(limits.grammar_workers, limits.grammar_seconds)
     threads = WorkThreads(4)
-    grammars = Grammars(tokenizer, vocab_size, limits, compilers, threads)
+    grammars = GrammarCache(tokenizer, vocab_size, limits, compilers, threads)
     return Service(
         engine=AsyncLLMEngine(
             engine,
@@ -133,9 +134,11 @@ def make_service(
         texts=texts,
         compilers=compilers,
         threads=threads,
-        answer_threads=WorkThreads(2),
+        response_threads=WorkThreads(2),
         tools=tools,
-        answers=answer_format(reasoning_parser, tools, tool_format, tokenizer, grammars.marks),
+        output_format=choose_output_format(
+            reasoning_parser, tools, tool_format, tokenizer, grammars.special_tokens
+        ),
         literal_json_schemas=literal_json_schemas,
         responses=ResponseStore(limits.responses, limits.responses_bytes),
         http=http or HttpOptions(),
@@ -143,19 +146,19 @@ def make_service(
 
 
 class Server(uvicorn.Server):
-    """Serves until it is told to stop, then finishes what it accepted.
+    """A uvicorn server with graceful shutdown.
 
-    Where the engine stops on an error, all requests get a 503 and the server ends soon after, with
-    ``engine.failed`` set: an engine is not put together again in the same process.
+    The first SIGTERM or SIGINT starts to drain: /health and new requests get a 503 with
+    Retry-After, and accepted requests continue for at most ``drain_seconds``. A second signal stops
+    immediately.
 
-    The first SIGTERM or SIGINT drains: /health turns to 503, new requests get a 503 with
-    Retry-After, and those that were accepted go on for at most ``drain_seconds``. A second signal
-    ends at once.
+    If the engine stops on an error, all requests get a 503 and the server ends after two seconds,
+    with ``engine.failed`` set. The engine is not restarted.
 
     Args:
         service: started and stopped with the server.
         drain_seconds: for accepted requests.
-        access_log: a line for each request.
+        access_log: log a line per request.
         ready: called when the port is open.
     """
 
@@ -168,14 +171,14 @@ class Server(uvicorn.Server):
         ready: Callable[[], None] | None = None,
     ) -> None:
         limits = service.limits
-        self._open = Connections(limits, _most_open(limits))
+        self._open = ConnectionLimiter(limits, _max_open_connections(limits))
         super().__init__(
             uvicorn.Config(
                 build_app(service),
                 http=functools.partial(
                     BoundedProtocol, self._open, service.http.health_paths, limits.retry_after
                 ),  # type: ignore[arg-type]
-                backlog=_ACCEPTED_AT_ONCE,
+                backlog=_ACCEPT_BATCH,
                 ws="none",
                 lifespan="off",
                 access_log=access_log,
@@ -184,7 +187,7 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 h11_max_incomplete_event_size=limits.header_bytes,
                 timeout_keep_alive=limits.keep_alive_seconds,
-                timeout_graceful_shutdown=_LAST_WORDS,
+                timeout_graceful_shutdown=_FLUSH_SECONDS,
             )
         )
         self.service = service
@@ -196,7 +199,7 @@ class Server(uvicorn.Server):
         self._dead_since: float | None = None
 
     async def run_on(self, listener: socket.socket) -> None:
-        """Serve on a bound socket until stopped. Only now it begins to listen."""
+        """Listen on a bound socket and serve until stopped."""
         self._loop = asyncio.get_running_loop()
         await self.service.engine.start()
         try:
@@ -209,13 +212,13 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the port."""
         await super().startup(sockets)
-        for listener in sockets or []:  # uvicorn accepts as many at once as it lets wait
-            listener.listen(_WAITING_TO_BE_ACCEPTED)
+        for listener in sockets or []:  # uvicorn uses one value for backlog and accept batch
+            listener.listen(_BACKLOG)
         if self._ready is not None:
             self._ready()
 
     async def on_tick(self, counter: int) -> bool:
-        """Look after connections and engine, ten times a second; whether to stop."""
+        """Check connections and engine, ten times a second; return whether to stop."""
         if counter % _SWEEP_TICKS == 0:
             self._open.sweep()
         if self.service.engine.failed:
@@ -226,12 +229,12 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal came."""
+        """Handle SIGTERM or SIGINT."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.begin_drain)
 
     def begin_drain(self) -> None:
-        """Drain and stop; the second time, stop at once. To be called in the server's loop."""
+        """Drain and stop; the second call stops immediately. Call it in the server's event loop."""
         if self._draining is None:
             self._draining = asyncio.ensure_future(self._drain())
         else:
@@ -250,9 +253,8 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def allow_files(limits: ServeLimits) -> None:
-    """Raise this process's soft limit of open files to what the connections need, if the hard limit
-    lets it."""
+def set_ulimit(limits: ServeLimits) -> None:
+    """Raise the soft limit of open files to what the connections need, up to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = limits.open_connections + limits.health_connections + _OTHER_FILES
     if hard != resource.RLIM_INFINITY:
@@ -261,8 +263,8 @@ def allow_files(limits: ServeLimits) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def _most_open(limits: ServeLimits) -> int:
-    """Connections that the limits and this process's file descriptors allow."""
+def _max_open_connections(limits: ServeLimits) -> int:
+    """Maximum of connections by ``open_connections`` and the limit of open files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     room = files - _OTHER_FILES - limits.health_connections
     if files == resource.RLIM_INFINITY or room >= limits.open_connections:
@@ -281,7 +283,7 @@ def _most_open(limits: ServeLimits) -> int:
 
 
 def _cache_figures(engine: Any) -> dict[str, object]:
-    """What the KV pool is like, under vLLM's names."""
+    """Settings of the KV pool, with vLLM's names."""
     settings, stats = engine.config.cache, engine.stats()
     return {
         "block_size": settings.page_size,
@@ -294,11 +296,11 @@ def _cache_figures(engine: Any) -> dict[str, object]:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that does not listen yet, so that clients are refused until the server can answer;
-    port 0 takes a free one.
+    """A bound socket that does not listen yet; port 0 takes a free one. Clients are refused until
+    the server listens.
 
     Raises:
-        OSError: the address is in use or not this machine's.
+        OSError: the address is in use or not local.
     """
     found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:

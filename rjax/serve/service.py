@@ -1,4 +1,4 @@
-"""What the routes work with, made once when the server starts."""
+"""The state that all routes share, created at server start."""
 
 import asyncio
 import dataclasses
@@ -12,12 +12,12 @@ from rjax.serve.auth import KeyRing
 from rjax.serve.errors import ApiError
 from rjax.serve.fields import UnknownFields
 from rjax.serve.limits import ServeLimits
-from rjax.serve.masks import Grammars
 from rjax.serve.metrics import Metrics
 from rjax.serve.options import HttpOptions
 from rjax.serve.prefix_registry import PrefixRegistry
-from rjax.serve.reasoning import AnswerFormat
-from rjax.serve.responses.store import ResponseStore
+from rjax.serve.reasoning import OutputFormat
+from rjax.serve.responses_api.store import ResponseStore
+from rjax.serve.structured_outputs import GrammarCache
 from rjax.serve.threads import WorkThreads
 from rjax.serve.tools import ToolFormat
 from rjax.serve.workers.pool import WorkerPool
@@ -30,25 +30,25 @@ class Service:
     """One served model.
 
     Attributes:
-        engine: on its own thread.
+        engine: runs on its own thread.
         tokenizer: of the model.
-        model: the name that requests may give and answers bear.
+        model: served model name, in requests and responses.
         root: the model's own name.
-        created: when the server started, seconds since 1970.
+        created: start time of the server, seconds since 1970.
         max_model_len: most tokens of prompt and output.
         prefixes: named prefixes of all tenants.
-        zygote: of the workers, if it is the service's own.
-        texts: workers that lay out and tokenise.
-        compilers: workers that try grammars.
-        unknown_fields: what becomes of fields that a body does not have.
+        zygote: of the workers, if the service owns it.
+        texts: workers that render chat templates and tokenise.
+        compilers: workers that compile grammars.
+        unknown_fields: handles unknown fields of request bodies.
         vocab_size: width of the logits.
-        large_bodies: held by the one large body that is parsed.
+        large_bodies: limits the parsing of large bodies to one at a time.
         threads: for bounded work on requests.
-        answer_threads: for that on answers.
-        tools: how calls are laid out in prompts.
-        answers: how answers are read.
-        literal_json_schemas: whether objects of JSON schemas stay open where they do not say so.
-        limits, keys, metrics, grammars, responses, http: as their types say.
+        response_threads: for bounded work on responses.
+        tools: how tool calls are written in prompts.
+        output_format: how outputs are parsed.
+        literal_json_schemas: do not close objects of JSON schemas, as in `generation_schema`.
+        limits, keys, metrics, grammars, responses, http: see their types.
     """
 
     engine: AsyncLLMEngine
@@ -62,14 +62,14 @@ class Service:
     limits: ServeLimits
     keys: KeyRing
     metrics: Metrics
-    grammars: Grammars
+    grammars: GrammarCache
     zygote: Zygote | None
     texts: WorkerPool
     compilers: WorkerPool
     threads: WorkThreads
-    answer_threads: WorkThreads
+    response_threads: WorkThreads
     tools: ToolFormat
-    answers: AnswerFormat
+    output_format: OutputFormat
     responses: ResponseStore
     http: HttpOptions
     literal_json_schemas: bool = False
@@ -79,27 +79,27 @@ class Service:
     )
 
     def close(self) -> None:
-        """End the worker processes and take no more work for the threads."""
+        """End the worker processes and threads."""
         self.texts.close()
         self.compilers.close()
         if self.zygote is not None:
             self.zygote.close()
         self.threads.close()
-        self.answer_threads.close()
+        self.response_threads.close()
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:
-        """The checkpoint's own sampling values."""
+        """The checkpoint's default sampling values."""
         return dict(self.tokenizer.generation.sampling)
 
     @functools.cached_property
     def longest_text(self) -> int:
-        """Characters beyond which no text can fit, were all its tokens the longest there is."""
+        """Upper bound on the characters of a prompt that fits, from the longest token."""
         longest = max(map(len, self.tokenizer.hf.get_vocab()), default=1)
         return self.max_model_len * longest
 
     def check_model(self, name: str | None) -> None:
-        """Whether a request's model is the one served.
+        """Check that a request names the served model.
 
         Raises:
             ApiError: 404.
@@ -113,7 +113,7 @@ class Service:
             )
 
     def check_text(self, text: str, param: str) -> None:
-        """Refuse a text that cannot fit before it is tokenised.
+        """Refuse, before tokenising, a text that is too long for any prompt.
 
         Raises:
             ApiError: 400.
@@ -127,7 +127,7 @@ class Service:
             )
 
 
-async def service_of(request: Request) -> Service:
-    """The service of the app that the request came to; a coroutine, since FastAPI runs plain
-    functions on threads."""
+async def get_service(request: Request) -> Service:
+    """The service of the request's app. It is a coroutine because FastAPI runs plain functions on
+    threads."""
     return request.app.state.service

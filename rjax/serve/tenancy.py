@@ -1,4 +1,4 @@
-"""What of a request goes to the engine besides prompt and sampling."""
+"""Engine options of a request: priority, timeout and the tenant's cache salt."""
 
 import hashlib
 import logging
@@ -6,13 +6,13 @@ from typing import Any
 
 from rjax.serve.auth import Tenant
 from rjax.serve.limits import ServeLimits
-from rjax.serve.requests import SamplingBody
+from rjax.serve.requests import SamplingRequest
 
 _log = logging.getLogger("rjax.serve.requests")
 
 
-def engine_options(body: SamplingBody, tenant: Tenant, limits: ServeLimits) -> dict[str, Any]:
-    """Options of the engine's ``add_request``; the request is logged."""
+def engine_options(body: SamplingRequest, tenant: Tenant, limits: ServeLimits) -> dict[str, Any]:
+    """Log a request and return its options for the engine's ``add_request``."""
     _log.info("%s, user %s", tenant.name, body.user or "-")
     options: dict[str, Any] = {"priority": body.priority or 0, "timeout": limits.request_seconds}
     salt = cache_salt(tenant, body.cache_salt)
@@ -22,14 +22,14 @@ def engine_options(body: SamplingBody, tenant: Tenant, limits: ServeLimits) -> d
 
 
 def engine_prefix_name(tenant: Tenant, name: str) -> str:
-    """The engine's name of a tenant's prefix."""
+    """The name of a tenant's prefix in the engine."""
     return f"{tenant.name}/{name}"
 
 
 def cache_salt(tenant: Tenant, wanted: str | None) -> str | None:
-    """The salt of a tenant's prompts, and of those that a request sets apart itself.
+    """The cache salt from the tenant's salt and the request's ``cache_salt``.
 
-    The two are hashed together, so that no request can spell another tenant's salt.
+    Both are hashed together, so that no request can produce another tenant's salt.
     """
     if tenant.salt is None and wanted is None:
         return None

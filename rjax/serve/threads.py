@@ -1,4 +1,4 @@
-"""Threads for work whose amount is bounded before it begins."""
+"""A thread pool for work of bounded duration."""
 
 import asyncio
 import functools
@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 class WorkThreads:
-    """Runs Python work off the event loop. Nothing here can be ended, so nothing here may be long:
-    a client's text goes to `rjax.serve.workers` instead.
+    """Runs Python functions off the event loop. A running function cannot be cancelled, so it must
+    be short; unbounded work on a client's text runs in `rjax.serve.workers`.
 
     Args:
         count: threads.
@@ -18,10 +18,10 @@ class WorkThreads:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="rjax-serve")
 
     async def run[T](self, function: Callable[..., T], *arguments: object) -> T:
-        """``function(*arguments)`` on a thread."""
+        """Run ``function(*arguments)`` on a thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, functools.partial(function, *arguments))
 
     def close(self) -> None:
-        """Take no more work."""
+        """Refuse further work and cancel queued work."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,1 +1,1 @@
-"""Structured output: texts that match a JSON schema, a regex or a grammar, by token masks."""
+"""Structured outputs: token masks for a JSON schema, a regex or a grammar."""

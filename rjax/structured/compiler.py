@@ -1,4 +1,4 @@
-"""Compiles constraints for an engine in this process, and keeps the last compiled ones."""
+"""Compiles constraints for an engine in this process and caches the results."""
 
 import math
 import threading
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
     from rjax.structured.mask import GrammarMask
 
-_KEPT = 128  # compiled constraints
+_CACHE_SIZE = 128  # compiled constraints
 
 
 class GrammarCompiler:
-    """Makes the masks of constraints. Several threads may use it.
+    """Creates the masks of constraints; thread-safe.
 
-    It bounds neither the time nor the memory of a compile: for constraints of people who are not
-    trusted, the server compiles in processes that it can end.
+    It limits neither the time nor the memory of a compilation. The server compiles constraints of
+    untrusted clients in worker processes that it can kill.
 
     Args:
-        tokenizer: of the model; a fast one.
+        tokenizer: a fast tokenizer.
         vocab_size: width of the logits.
 
     Raises:
         InvalidConfigError: the package llguidance is not installed.
-        InvalidRequestError: the tokenizer is none that llguidance can read.
+        InvalidRequestError: llguidance does not support the tokenizer.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -50,11 +50,11 @@ class GrammarCompiler:
                 "structured output needs a fast tokenizer, which this model does not have"
             )
         self._llt = llt
-        self._kept: OrderedDict[Constraint, LLMatcher] = OrderedDict()  # matchers at their start
+        self._kept: OrderedDict[Constraint, LLMatcher] = OrderedDict()  # matchers in initial state
         self._lock = threading.Lock()
 
     def masks(self, constraint: Constraint, count: int) -> "list[GrammarMask]":
-        """``count`` masks at their start.
+        """``count`` masks in their initial state.
 
         Raises:
             InvalidRequestError: the constraint is not valid, or allows no text.
@@ -74,6 +74,6 @@ class GrammarCompiler:
                 raise InvalidRequestError(str(error)) from error
             self._kept[constraint] = matcher
             self._kept.move_to_end(constraint)
-            if len(self._kept) > _KEPT:
+            if len(self._kept) > _CACHE_SIZE:
                 self._kept.popitem(last=False)
             return masks

@@ -1,4 +1,4 @@
-"""What a generated text must match."""
+"""Constraints on generated text."""
 
 import dataclasses
 import json
@@ -13,8 +13,8 @@ class Constraint:
     Attributes:
         kind: of the source.
         source: a JSON schema (as text), a regex, or a grammar (Lark or GBNF).
-        outer: a Lark grammar of the whole text, in which ``@body`` is what the source says; none
-            if that is all.
+        outer: a Lark grammar of the whole text, in which ``@body`` stands for the source; empty if
+            the source describes the whole text.
     """
 
     kind: Literal["json", "regex", "grammar"]
@@ -26,9 +26,9 @@ def json_source(schema: Mapping[str, Any]) -> str:
     """The source of a JSON schema.
 
     Raises:
-        ValueError: a number in it is not finite.
-        TypeError: a value in it is not JSON.
-        RecursionError: it nests too deep.
+        ValueError: a number is not finite.
+        TypeError: a value is not JSON.
+        RecursionError: the schema nests too deeply.
     """
     return json.dumps(schema, allow_nan=False)
 

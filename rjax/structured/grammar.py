@@ -1,4 +1,4 @@
-"""Grammars of llguidance, and the budget that each is compiled and followed within."""
+"""Compile constraints to llguidance matchers, with limits on their work per token."""
 
 import json
 
@@ -6,26 +6,28 @@ import llguidance
 import llguidance.hf
 
 from rjax.structured.constraint import Constraint
-from rjax.structured.lark import JSON_FORM, Marks
+from rjax.structured.lark import JSON_FORM, SpecialTokens
 from rjax.tokenization import Tokenizer
 
 
 def grammar_tokenizer(
     tokenizer: Tokenizer, vocab_size: int, eos_token_ids: list[int]
 ) -> llguidance.LLTokenizer | None:
-    """llguidance's view of a tokenizer; None of one that is not fast, which it cannot read."""
+    """The tokenizer for llguidance; None if it is not a fast tokenizer."""
     if not tokenizer.is_fast:
         return None
     return llguidance.hf.from_tokenizer(tokenizer.hf, n_vocab=vocab_size, eos_token=eos_token_ids)
 
 
-def grammar_marks(tokenizer: Tokenizer, seen: llguidance.LLTokenizer | None) -> Marks:
-    """The added tokens of a tokenizer that llguidance takes as special: more than those that are
-    (it takes all in angle brackets)."""
+def grammar_special_tokens(
+    tokenizer: Tokenizer, seen: llguidance.LLTokenizer | None
+) -> SpecialTokens:
+    """The added tokens that llguidance treats as special, which includes every token in angle
+    brackets."""
     if seen is None:
-        return Marks()
+        return SpecialTokens()
     added = tokenizer.hf.added_tokens_decoder
-    return Marks(
+    return SpecialTokens(
         {token.content: i for i, token in added.items() if seen.is_special_token(i)},
         tuple(tokenizer.eos_token_ids),
     )
@@ -34,10 +36,10 @@ def grammar_marks(tokenizer: Tokenizer, seen: llguidance.LLTokenizer | None) -> 
 def compile_grammar(
     constraint: Constraint, tokenizer: llguidance.LLTokenizer
 ) -> llguidance.LLMatcher:
-    """The matcher of a constraint, at its start.
+    """The matcher of a constraint, in its initial state.
 
-    llguidance's own budget bounds each mask, but not the time that a compile takes: a schema of
-    64 KiB can take hours.
+    llguidance limits the work per mask, but not the time of a compilation: a schema of 64 KiB can
+    take hours.
 
     Raises:
         ValueError: the constraint is not valid.
@@ -70,7 +72,7 @@ def compile_grammar(
 
 
 def _with_outer(grammar: str, outer: str) -> str:
-    """A grammar of llguidance inside another, which calls it ``@body``."""
+    """Embed an llguidance grammar in a Lark grammar that refers to it by ``@body``."""
     found = json.loads(grammar)
     (body,) = found["grammars"]
     return json.dumps(
@@ -79,5 +81,5 @@ def _with_outer(grammar: str, outer: str) -> str:
 
 
 def brief(error: object) -> str:
-    """An error of llguidance in one line."""
+    """An error of llguidance on one line."""
     return " ".join(str(error).split())[:300]

@@ -1,4 +1,4 @@
-"""Pieces of Lark grammars for llguidance."""
+"""Building blocks of Lark grammars for llguidance."""
 
 import dataclasses
 import itertools
@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# One space after commas and colons and none elsewhere, as json.dumps writes: free white space lets
-# a weak model go on with it until its tokens are used up.
+# White space as in json.dumps: one space after commas and colons. With arbitrary white space a weak
+# model may generate it until max_tokens.
 JSON_FORM: Any = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -18,23 +18,23 @@ TEXT_RULE = r"TEXT: /(.|\n)*/"  # any text without special tokens
 
 
 def quoted(text: str) -> str:
-    """A text as it is; nothing for none."""
+    """A Lark string literal; empty for an empty text."""
     return json.dumps(text) if text else ""
 
 
 def regex_text(text: str) -> str:
-    """A text as part of a ``/regex/``."""
+    """A text escaped for use in a ``/regex/``."""
     return re.escape(text).replace("/", r"\/")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Marks:
-    """Markers in grammars. A token that llguidance takes as special is no text to it: a grammar
-    must name it, and a model would otherwise have to spell it in pieces.
+class SpecialTokens:
+    """Special tokens in grammars. llguidance does not match a special token as text, so a grammar
+    must refer to it by id.
 
     Attributes:
-        special: ids of these tokens.
-        eos: ids of the tokens that end an answer.
+        special: ids of the special tokens, by their text.
+        eos: ids of the tokens that end an output.
     """
 
     special: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -45,7 +45,7 @@ class Marks:
         return marker in self.special
 
     def rule(self, text: str) -> str:
-        """A text that may hold markers; nothing for none."""
+        """The rule of a text that may contain special tokens; empty for an empty text."""
         pattern = "|".join(re.escape(marker) for marker in self.special)
         parts = re.split(f"({pattern})", text) if pattern else [text]
         rules = itertools.chain.from_iterable(
@@ -55,7 +55,7 @@ class Marks:
         return " ".join(filter(None, rules))
 
     def anything_up_to(self, name: str, marker: str) -> str:
-        """A rule: any text, other markers among it, and the first such marker."""
+        """A rule: any text, including other special tokens, up to and including ``marker``."""
         if marker not in self.special:
             return self.text_up_to(name, marker)
         last = self.special[marker]
@@ -63,12 +63,12 @@ class Marks:
         return f"{name}: <[^{others}]>* <[{last}]>"
 
     def text_up_to(self, name: str, marker: str, text: str = "TEXT") -> str:
-        """A rule: any text, and the first such marker.
+        """A rule: text without special tokens, up to and including ``marker``.
 
         Args:
             name: of the rule.
-            marker: to end with.
-            text: a terminal in place of any text.
+            marker: a special token or a text.
+            text: terminal of the text before the marker.
         """
         if marker in self.special:
             return f"{name}: {text} {self.rule(marker)}"

@@ -1,4 +1,4 @@
-"""A grammar as the token masks of the sequences that follow it."""
+"""Token masks of a grammar for the sequences of a request."""
 
 import time
 from typing import NoReturn
@@ -10,21 +10,21 @@ from jaxtyping import UInt32
 
 from rjax.structured.grammar import brief
 
-_SECONDS_PER_TOKEN = 0.001  # of mask work that each token adds to a request's budget
+_SECONDS_PER_TOKEN = 0.001  # that each token adds to a request's budget
 
 
 class MaskBudget:
-    """The time that the masks of one request may take: its steps hold up everybody's.
+    """The time that one request's masks may take, because they delay the steps of all requests.
 
     Args:
-        seconds: to begin with; each token adds a little.
+        seconds: initial budget; each token adds ``_SECONDS_PER_TOKEN``.
     """
 
     def __init__(self, seconds: float) -> None:
         self._left = seconds
 
     def spend(self, seconds: float) -> bool:
-        """Take the time of one token's mask; whether it was there."""
+        """Subtract the time of one token's mask. Return whether it was within the budget."""
         self._left += _SECONDS_PER_TOKEN - seconds
         return self._left >= 0
 
@@ -33,8 +33,8 @@ class GrammarMask:
     """A `rjax.batch.token_mask.TokenMask` over one llguidance matcher.
 
     Args:
-        matcher: at its start, without an error; it becomes this mask's own.
-        bitmask: of its first token.
+        matcher: in its initial state, without an error; the mask takes ownership.
+        bitmask: of the first token.
         budget: of the request.
     """
 
@@ -45,18 +45,18 @@ class GrammarMask:
         self._bitmask = bitmask
         self._budget = budget
         self.failure: str | None = None
-        """Why the grammar could not go on, if it could not."""
+        """Why the grammar failed, if it did."""
 
     @property
     def bitmask(self) -> UInt32[np.ndarray, " W"]:
-        """The allowed tokens' bits."""
+        """Bitmask of the allowed tokens."""
         return self._bitmask[0].view(np.uint32)
 
     def accept(self, token_id: int) -> None:
-        """Take a sampled token.
+        """Advance by a sampled token.
 
         Raises:
-            ValueError: the matcher cannot go on, or takes too long.
+            ValueError: the matcher failed or exceeded its budget.
         """
         start = time.perf_counter()
         if not self._matcher.consume_token(token_id):
@@ -73,10 +73,10 @@ class GrammarMask:
 
 
 def first_bitmask(matcher: llguidance.LLMatcher, vocab_size: int) -> np.ndarray:
-    """The bits of the first token under a matcher at its start, [1, W].
+    """The bitmask of the first token, [1, W] int32, of a matcher in its initial state.
 
     Raises:
-        ValueError: no token may come first.
+        ValueError: no first token is allowed.
     """
     bitmask = np.zeros((1, -(-vocab_size // 32)), np.int32)
     llguidance.numpy.fill_next_token_bitmask(matcher, bitmask)
@@ -93,13 +93,13 @@ def start_masks(
     """Masks of the samples of one request.
 
     Args:
-        matcher: at its start; it stays so.
+        matcher: in its initial state; not changed.
         vocab_size: width of the logits.
         count: samples.
-        seconds: that their masks may take together, beyond a little for each token.
+        seconds: initial time budget of all their masks together (`MaskBudget`).
 
     Raises:
-        ValueError: no token may come first.
+        ValueError: no first token is allowed.
     """
     first = matcher.deep_copy()
     bitmask = first_bitmask(first, vocab_size)

@@ -1,41 +1,41 @@
-"""JSON schemas as they are generated from: objects closed, unknown formats left out."""
+"""Prepare JSON schemas for generation: close objects, remove unknown formats."""
 
 import json
 import urllib.parse
 from collections.abc import Iterator
 from typing import Any, no_type_check
 
-# Formats that llguidance enforces. Others are annotations, as the JSON Schema standard has it.
+# Formats that llguidance enforces. Others are annotations, as in the JSON Schema standard.
 _FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
-# Keywords that hold schemas by name, and those that hold one schema or a list of them.
+# Keywords that map names to schemas, and keywords with one schema or a list of schemas.
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DIRECT = (
     *("items", "prefixItems", "additionalItems", "additionalProperties", "contains"),
     *("unevaluatedItems", "unevaluatedProperties", "propertyNames", "contentSchema"),
     *("allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
 )
-# Closing an object in one of these would change what else is allowed.
+# Closing an object below one of these keywords would change the meaning of the schema.
 _OPAQUE = ("not", "if", "then", "else", "dependentSchemas", "contains", "propertyNames")
-# Keywords that constrain the very object that their schema constrains, ``allOf`` aside.
+# Keywords, except ``allOf``, that apply further schemas to the same object.
 _IN_PLACE = ("anyOf", "oneOf", "$ref", "if", "then", "else", "dependentSchemas")
 _OWN = ("properties", "patternProperties", "required", "minProperties")
 
 
 def generation_schema(schema: dict[str, Any], *, literal: bool = False) -> dict[str, Any]:
-    """A copy of a schema to generate from.
+    """A copy of a schema for generation.
 
-    JSON Schema allows any further property where ``additionalProperties`` is missing, and a model
-    could go on with them until its tokens are used up. So an object with ``properties`` and
-    without ``additionalProperties`` gets ``additionalProperties: false``. An object that several
-    schemas describe together (members of ``allOf``, ``properties`` beside ``$ref`` or ``anyOf``)
-    stays open, since each would forbid the properties of the others. So does an object that
-    requires properties which it does not describe.
+    JSON Schema allows any additional property if ``additionalProperties`` is missing, and a model
+    could generate properties until ``max_tokens``. Objects with ``properties`` and without
+    ``additionalProperties`` therefore get ``additionalProperties: false``. Two kinds of objects
+    stay open: objects that several schemas describe together (members of ``allOf``, ``properties``
+    beside ``$ref`` or ``anyOf``), because each schema would forbid the others' properties, and
+    objects that require properties which they do not describe.
 
     Args:
         schema: valid JSON of bounded depth.
-        literal: leave objects as they are.
+        literal: do not close objects.
     """
     root = json.loads(json.dumps(schema))
     parts = list(_subschemas(root))
@@ -79,7 +79,7 @@ def _subschemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 @no_type_check  # called for each part of a large schema, where tests check every call
 def _is_plain(schema: dict[str, Any], root: dict[str, Any]) -> bool:
-    """Whether it is known what the schema refers to."""
+    """Whether all references of the schema can be resolved."""
     if "$dynamicRef" in schema or ("$id" in schema and schema is not root):
         return False
     return "$ref" not in schema or _target(schema["$ref"], root) is not None
@@ -87,7 +87,7 @@ def _is_plain(schema: dict[str, Any], root: dict[str, Any]) -> bool:
 
 @no_type_check  # called for each part of a large schema, where tests check every call
 def _target(pointer: object, root: dict[str, Any]) -> dict[str, Any] | None:
-    """The schema that a JSON pointer of this document names, if it is one."""
+    """The schema that a JSON pointer of this document refers to; None if there is none."""
     if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
         return None
     found: Any = root
@@ -104,7 +104,7 @@ def _target(pointer: object, root: dict[str, Any]) -> dict[str, Any] | None:
 
 @no_type_check  # called for each part of a large schema, where tests check every call
 def _num_descriptions(schema: dict[str, Any]) -> int:
-    """In how many places the schema says what its object holds."""
+    """Number of schemas that describe the schema's object."""
     members = schema.get("allOf")
     return (
         any(name in schema for name in _OWN)
@@ -115,7 +115,7 @@ def _num_descriptions(schema: dict[str, Any]) -> int:
 
 @no_type_check  # called for each part of a large schema, where tests check every call
 def _keep_open(schema: dict[str, Any], root: dict[str, Any], kept: set[int]) -> None:
-    """Note a schema, all inside it and all that these refer to."""
+    """Add a schema, its subschemas and everything they refer to, to ``kept``."""
     waiting = [schema]
     while waiting:
         for part in _subschemas(waiting.pop()):

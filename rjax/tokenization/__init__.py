@@ -1,9 +1,9 @@
-"""Text to tokens and back: the tokenizer, the seam after a shared prefix, incremental text."""
+"""Tokenizer, tokenisation after shared prefixes, and incremental detokenisation."""
 
 from rjax.tokenization.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
 from rjax.tokenization.output_text import OutputText
-from rjax.tokenization.prefix import PrefixTokenizer, common_prefix, encode_sharing
-from rjax.tokenization.seam import SeamTokenizer
+from rjax.tokenization.prefix import PrefixTokenizer, common_prefix, encode_shared_prefix
+from rjax.tokenization.sys_prompt_tokenizer import SysPromptTokenizer
 from rjax.tokenization.tokenizer import Tokenizer
 
 __all__ = [
@@ -11,9 +11,9 @@ __all__ = [
     "Detokenizer",
     "OutputText",
     "PrefixTokenizer",
-    "SeamTokenizer",
+    "SysPromptTokenizer",
     "Tokenizer",
     "WindowDetokenizer",
     "common_prefix",
-    "encode_sharing",
+    "encode_shared_prefix",
 ]

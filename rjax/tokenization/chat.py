@@ -1,4 +1,4 @@
-"""The shape of chat messages, checked before a template sees them."""
+"""Checks of chat messages and template variables."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,13 @@ from rjax.errors import InvalidRequestError
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
-    """Messages as a template expects them: each an object with a role and a content.
+    """Messages for a chat template: objects with a role and a content.
 
-    A content given as a list of ``{"type": "text", "text": ...}`` parts becomes their joined text;
-    other parts (images, audio) are refused, for no model here reads them.
+    A content given as a list of ``{"type": "text", "text": ...}`` parts is joined to one text.
+    Other parts, such as images and audio, are not supported.
 
     Raises:
-        InvalidRequestError: naming the message at fault.
+        InvalidRequestError: a message is invalid; the error names it.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise InvalidRequestError(
@@ -59,10 +59,10 @@ def _check_message(i: int, message: object) -> dict[str, Any]:
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any], apply: Any) -> dict[str, Any]:
-    """Variables for the template; the renderer's own parameters may not be set through them.
+    """Variables for the template, which may not set parameters of the renderer.
 
     Raises:
-        InvalidRequestError: a key would change how the template is applied.
+        InvalidRequestError: a key is a parameter of the renderer.
     """
     own = {name for name in inspect.signature(apply).parameters if name != "kwargs"}
     for key in kwargs:

@@ -1,4 +1,4 @@
-"""Tokens to text one at a time, in constant work a token and never half a character."""
+"""Incremental detokenisation: constant work per token, complete characters only."""
 
 import codecs
 from collections.abc import Callable, Sequence
@@ -7,34 +7,34 @@ from typing import Protocol, runtime_checkable
 REPLACEMENT = "\ufffd"
 
 CONTEXT_TOKENS = 5
-"""Prompt tokens kept as context: enough for decoders that space a token by its neighbour."""
+"""Prompt tokens kept as context, for decoders that add spaces depending on the previous token."""
 
-_LONGEST_WAIT = 8
-"""Tokens held back at most for a character to complete (UTF-8 needs 4 bytes, so 4 tokens)."""
+_MAX_HELD_TOKENS = 8
+"""Most tokens held back for an incomplete character (UTF-8 needs at most 4 bytes, 4 tokens)."""
 
 
 @runtime_checkable
 class Detokenizer(Protocol):
     """Turns a stream of token ids into text.
 
-    The texts that `push` returns, joined, are the text of the stream up to the last complete
-    character; a character still open when the stream ends is never shown.
+    The joined results of `push` are the text up to the last complete character. An incomplete
+    character at the end of the stream is dropped.
     """
 
     def push(self, token_id: int) -> str:
-        """Take one token; return the text that it completes, possibly none."""
+        """Add a token; return the text that it completes, possibly empty."""
         ...
 
     def flush(self) -> str:
-        """End the stream; return complete characters still held back."""
+        """End the stream; return the complete characters that are still held back."""
         ...
 
 
 class ByteLevelDetokenizer:
-    """Exact, for byte-level tokenizers (GPT-2's kind), whose tokens are runs of bytes.
+    """Exact detokenizer for byte-level tokenizers such as GPT-2's.
 
     Args:
-        token_bytes: bytes of a token; empty for one that shows no text.
+        token_bytes: bytes of a token; empty for a token without text.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
@@ -46,20 +46,21 @@ class ByteLevelDetokenizer:
         return self._decoder.decode(self._token_bytes(token_id))
 
     def flush(self) -> str:
-        """Nothing: what is held back is an incomplete character."""
+        """Return nothing: only an incomplete character can be held back."""
         return ""
 
 
 class WindowDetokenizer:
-    """For any tokenizer: decodes a short window of tokens with and without the new one.
+    """Detokenizer for any tokenizer: decodes a short window with and without the new token.
 
-    The window starts a few tokens back, because decoders strip or insert spaces by position and
-    neighbour. Text that ends in U+FFFD may be an incomplete character and waits for more tokens.
+    The window starts a few tokens back, because decoders strip or insert spaces depending on
+    position and neighbours. Text that ends in U+FFFD may be an incomplete character and is held
+    back.
 
     Args:
         decode: token ids to text.
-        context: the last few visible tokens before the stream, i.e. of the prompt.
-        joined: tokens that follow one another without a space between.
+        context: the last few visible tokens of the prompt.
+        joined: tokens without a space between two of them.
     """
 
     def __init__(
@@ -87,12 +88,12 @@ class WindowDetokenizer:
         self._window.append(token_id)
         text = self._decode(self._window)
         waiting = len(self._window) - self._read
-        if text.endswith(REPLACEMENT) and waiting < _LONGEST_WAIT:
+        if text.endswith(REPLACEMENT) and waiting < _MAX_HELD_TOKENS:
             return ""
         new = self._after_shown(text)
         if not new:
-            if waiting >= _LONGEST_WAIT:
-                # Special tokens that show nothing; the visible context must stay.
+            if waiting >= _MAX_HELD_TOKENS:
+                # Drop special tokens without text, to keep the visible context.
                 del self._window[self._read :]
         else:
             self._window = self._window[self._read :]
@@ -101,14 +102,14 @@ class WindowDetokenizer:
         return new
 
     def flush(self) -> str:
-        """Complete characters that stand before an incomplete one."""
+        """The held-back complete characters before an incomplete one."""
         if len(self._window) == self._read:
             return ""
         return self._after_shown(self._decode(self._window)).rstrip(REPLACEMENT)
 
     def _after_shown(self, text: str) -> str:
         if self._shown.endswith(REPLACEMENT) and not text.startswith(self._shown):
-            # The context itself ended inside a character that is now complete.
+            # The context ended inside a character that is now complete.
             stem = self._shown.rstrip(REPLACEMENT)
             if text.startswith(stem):
                 return text[len(stem) :]

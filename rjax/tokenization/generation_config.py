@@ -13,11 +13,11 @@ _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """What a checkpoint says about generating with it.
+    """A checkpoint's defaults for generation.
 
     Attributes:
-        eos_token_ids: any of these ends a sequence.
-        sampling: defaults by `SamplingParams` name; only those the checkpoint gives.
+        eos_token_ids: tokens that end a sequence.
+        sampling: default values that the checkpoint sets, by `SamplingParams` name.
     """
 
     eos_token_ids: frozenset[int] = frozenset()
@@ -25,10 +25,10 @@ class GenerationConfig:
 
     @classmethod
     def from_folder(cls, folder: str | pathlib.Path) -> "GenerationConfig":
-        """Read ``generation_config.json`` of a folder; without the file, nothing is known.
+        """Read ``generation_config.json`` of a folder; empty if the file is missing.
 
         Raises:
-            InvalidConfigError: the file is unreadable or ``eos_token_id`` is no token id.
+            InvalidConfigError: the file is unreadable or ``eos_token_id`` is not a token id.
         """
         path = pathlib.Path(folder) / "generation_config.json"
         if not path.is_file():

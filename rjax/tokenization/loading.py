@@ -1,4 +1,4 @@
-"""A tokenizer of ``transformers`` from what a user gives."""
+"""Load a ``transformers`` tokenizer from a folder, a file or an object."""
 
 import pathlib
 from typing import Any
@@ -26,13 +26,13 @@ _NEEDED = (
 
 
 def load_tokenizer(source: Any) -> tuple[Any, pathlib.Path | None]:
-    """The tokenizer, and the folder that it came from, if it did.
+    """The tokenizer and its folder; the folder is None for a file or an object.
 
     Args:
         source: see `Tokenizer`.
 
     Raises:
-        InvalidConfigError: naming the file or the method that is missing.
+        InvalidConfigError: the error names the missing file or method.
     """
     if not isinstance(source, str | pathlib.Path):
         return _of_object(source), None

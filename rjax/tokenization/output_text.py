@@ -1,14 +1,14 @@
-"""Generated text as it grows: stop strings, and how much of it may be shown."""
+"""Generated text with stop strings; text that may start a stop string is held back."""
 
 from collections.abc import Sequence
 
 
 class OutputText:
-    """Text that only grows at its end, until a stop string cuts it.
+    """Append-only text that ends at the first stop string.
 
-    A stop string counts when a character added with ``may_stop`` completes it; it may have begun
-    in earlier text. Of several, the one completed first counts, then the longest. Work per added
-    character is constant (times the number and length of the stop strings).
+    A stop string matches when a character added with ``may_stop`` completes it; it may start in
+    earlier text. If several match, the one completed first wins, then the longest. The work per
+    added character is proportional to the number and length of the stop strings.
 
     Args:
         stop: stop strings, none empty.
@@ -27,7 +27,7 @@ class OutputText:
         self._sent = 0
 
     def add(self, new: str, *, may_stop: bool = True) -> str | None:
-        """Append text; return the stop string that now ends it, if any."""
+        """Append text; return the stop string that it completes, if any."""
         if not new:
             return None
         window = self._tail + new
@@ -44,18 +44,18 @@ class OutputText:
         return None
 
     def close(self) -> None:
-        """No more text will come: a half-seen stop string is ordinary text."""
+        """End the text and release the held-back start of a stop string."""
         self._held = 0
 
     @property
     def text(self) -> str:
-        """All text that may be shown: what could be the beginning of a stop string waits."""
+        """The text without a held-back end that may start a stop string."""
         joined = "".join(self._pieces)
         self._pieces = [joined] if joined else []
         return joined[: self._length - self._held]
 
     def take(self) -> str:
-        """The text that may be shown and was not taken before."""
+        """The part of ``text`` that was not taken before."""
         start, end = self._sent, self._length - self._held
         if end <= start:
             return ""
@@ -67,7 +67,7 @@ class OutputText:
         return "".join(self._pieces[at:])[start - begin : end - begin]
 
     def _find(self, window: str, old: int) -> tuple[str, int] | None:
-        """The first stop string completed after `old` characters of window, and where it begins."""
+        """The first stop string completed after ``old`` characters of ``window``, and its start."""
         best: tuple[int, int, str] | None = None
         for stop in self._stop:
             begin = window.find(stop, max(0, old - len(stop) + 1))
@@ -77,7 +77,7 @@ class OutputText:
         return None if best is None else (best[2], best[1])
 
     def _open_stop(self, tail: str) -> int:
-        """Length of the longest end of tail that begins a stop string."""
+        """Length of the longest suffix of ``tail`` that is a proper prefix of a stop string."""
         for begin, char in enumerate(tail):
             if char not in self._first:
                 continue

@@ -1,22 +1,23 @@
-"""Tokenising texts that begin alike without tokenising that beginning each time, exactly."""
+"""Tokenise texts with a common prefix exactly, tokenising the prefix only once."""
 
 from collections.abc import Sequence
 
 from rjax.tokenization.tokenizer import Tokenizer
 
-_WORTH_SHARING = 256
-"""Characters of a common beginning from which computing it once is worth the search for it."""
+_MIN_SHARED_CHARS = 256
+"""Shortest common prefix, in characters, that is worth tokenising separately."""
 
 
 class PrefixTokenizer:
-    """Tokenises texts that all begin with one prefix; the result is that of each whole text.
+    """Tokenises texts that start with one prefix; the result equals that of the whole text.
 
-    Where the prefix ends in a special token at which the tokenizer splits any text, its tokens
-    cannot depend on what follows and are computed once; otherwise every text is tokenised whole.
+    If the prefix ends in a special token at which the tokenizer always splits, its tokens are
+    independent of the text that follows and are computed once. Otherwise every text is tokenised
+    as a whole.
 
     Args:
         tokenizer: of the model.
-        prefix: what every text begins with.
+        prefix: common to all texts.
         add_special_tokens: as in `Tokenizer.encode`.
     """
 
@@ -27,27 +28,27 @@ class PrefixTokenizer:
         self._prefix = prefix
         self._special = add_special_tokens
         self.tokens = tokenizer.encode(prefix, add_special_tokens)
-        """The prefix's own tokens."""
+        """Tokens of the prefix alone."""
         self.has_hard_boundary = self._ends_in_hard_boundary()
-        """Whether they are the same whatever follows."""
+        """Whether these tokens are independent of the text that follows."""
 
-    def encode_batch(self, rests: Sequence[str]) -> list[list[int]]:
-        """Token ids of the prefix followed by each rest."""
+    def encode_batch(self, suffixes: Sequence[str]) -> list[list[int]]:
+        """Token ids of the prefix followed by each suffix."""
         if not self.has_hard_boundary:
-            wholes = [self._prefix + rest for rest in rests]
+            wholes = [self._prefix + suffix for suffix in suffixes]
             return self._tokenizer.encode_batch(wholes, self._special)
         boundary = self._tokenizer.added_tokens[self.tokens[-1]].content
-        found = self._tokenizer.encode_batch([boundary + rest for rest in rests], False)
+        found = self._tokenizer.encode_batch([boundary + suffix for suffix in suffixes], False)
         return [self.tokens + tokens[1:] for tokens in found]
 
     def _ends_in_hard_boundary(self) -> bool:
         """Whether splitting right after the prefix provably changes no token.
 
-        Added tokens are cut out of the raw text, leftmost and longest first, and what lies between
-        is normalised and split piece by piece. So an added token at the very end of the prefix
-        separates the sides, unless an added token could begin in the prefix and end after it, or
-        the tokenizer looks at what follows (whole words only, tokens matched after normalising), or
-        it puts tokens at the end of every text.
+        The tokenizer first splits the raw text at added tokens, leftmost and longest first, and
+        then normalises and tokenises the text between them. An added token at the end of the prefix
+        therefore separates the two sides, with three exceptions: another added token could start in
+        the prefix and end after it; the added token's match depends on the following text
+        (``single_word``, ``rstrip``, ``normalized``); the tokenizer appends tokens to every text.
         """
         tokenizer, tokens, prefix = self._tokenizer, self.tokens, self._prefix
         last = tokenizer.added_tokens.get(tokens[-1]) if tokens else None
@@ -57,35 +58,35 @@ class PrefixTokenizer:
             return False
         if not last.content or not prefix.endswith(last.content):
             return False
-        if len(prefix) < len(tokenizer.beginning):
+        if len(prefix) < len(tokenizer.leading_special_text):
             return False
         for token in tokenizer.added_tokens.values():
             content = token.content
             if any(prefix.endswith(content[:k]) for k in range(1, len(content))):
                 return False
-        # Tokens that are put at the end of every text would show here.
+        # Detects tokens that are appended to every text.
         probe = tokenizer.encode(last.content + "a", add_special_tokens=False)
         if probe[:1] != tokens[-1:]:
             return False
         return tokenizer.encode(prefix + "a", self._special) == tokens + probe[1:]
 
 
-def encode_sharing(
+def encode_shared_prefix(
     tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool = True
 ) -> list[list[int]]:
-    """`Tokenizer.encode_batch`, faster where the texts have a long beginning in common.
+    """`Tokenizer.encode_batch`, faster for texts with a long common prefix.
 
-    Conversations about one document do: their common beginning, up to its last special token, is
-    tokenised once.
+    The common prefix up to its last special token is tokenised once, for example the document of
+    several conversations about it.
     """
     common = common_prefix(*texts) if len(texts) > 1 else ""
-    if len(common) >= _WORTH_SHARING:
+    if len(common) >= _MIN_SHARED_CHARS:
         ends = [
             common.rfind(token.content) + len(token.content)
             for token in tokenizer.added_tokens.values()
             if token.content and token.content in common
         ]
-        if ends and max(ends) >= _WORTH_SHARING:
+        if ends and max(ends) >= _MIN_SHARED_CHARS:
             prefix = common[: max(ends)]
             sharing = PrefixTokenizer(tokenizer, prefix, add_special_tokens=add_special_tokens)
             if sharing.has_hard_boundary:
@@ -94,8 +95,8 @@ def encode_sharing(
 
 
 def common_prefix[S: (str, list[int])](*sequences: S) -> S:
-    """The longest beginning that one or more texts, or lists of token ids, share."""
-    first, last = min(sequences), max(sequences)  # whatever lies between begins as these two do
+    """The longest common prefix of one or more texts or lists of token ids."""
+    first, last = min(sequences), max(sequences)  # all others share the common prefix of these two
     length = min(len(first), len(last))
     if first[:length] == last[:length]:
         return first[:length]

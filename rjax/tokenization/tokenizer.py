@@ -1,4 +1,4 @@
-"""A model's tokenizer: a local Hugging Face folder, read without remote code."""
+"""A model's tokenizer, loaded from a local Hugging Face folder without remote code."""
 
 import copy
 import functools
@@ -20,20 +20,20 @@ from rjax.tokenization.loading import load_tokenizer
 
 
 class Tokenizer:
-    """Text to token ids and back.
+    """Converts text to token ids and back.
 
     Args:
-        source: a folder that holds the tokenizer's files, in which no code is ever run; a file
-            tokenizer.json; or a tokenizer object of ``transformers`` or ``tokenizers``.
-        chat_template: Jinja source in place of the tokenizer's own; rendered in a sandbox.
-        model_folder: holds generation_config.json, where that is another folder.
+        source: a folder with the tokenizer's files, whose code is never run; a tokenizer.json file;
+            or a tokenizer object of ``transformers`` or ``tokenizers``.
+        chat_template: Jinja source that replaces the tokenizer's template; rendered in a sandbox.
+        model_folder: folder of generation_config.json, if it differs from ``source``.
 
     Attributes:
-        folder: of the files; None where the tokenizer did not come from a folder.
-        hf: the tokenizer as ``transformers`` has it.
+        folder: the folder of ``source``; None if it is a file or an object.
+        hf: the tokenizer object of ``transformers``.
 
     Raises:
-        InvalidConfigError: there is no tokenizer that can be loaded, or the object is none.
+        InvalidConfigError: the tokenizer cannot be loaded, or the object is not a tokenizer.
     """
 
     def __init__(
@@ -52,38 +52,38 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens with a text; a model's logits may be wider."""
+        """Number of tokens of the tokenizer; the model's logits may be wider."""
         return len(self.hf)
 
     @functools.cached_property
     def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a sequence: the tokenizer's and those of generation_config.json."""
+        """Tokens that end a sequence, from the tokenizer and generation_config.json."""
         own = self.hf.eos_token_id
         return self.generation.eos_token_ids | (frozenset() if own is None else {own})
 
     @property
     def bos_token_id(self) -> int | None:
-        """Token at the start of a text, where the model has one."""
+        """Beginning-of-sequence (BOS) token; None if the model has none."""
         return self.hf.bos_token_id
 
     @property
     def bos_token(self) -> str | None:
-        """The text of that token."""
+        """Text of the BOS token."""
         return self.hf.bos_token
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `apply_chat_template` can work without a template of the caller's."""
+        """Whether `apply_chat_template` works without a ``chat_template`` argument."""
         return bool(self.hf.chat_template)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with the beginning (and end) tokens the model expects.
+        """Token ids of a text, with the special tokens that the model expects.
 
-        A text that already begins with the beginning token, as chat templates write it, is taken
-        as it is: the token is never doubled.
+        No special tokens are added to a text that already starts with the BOS token, such as the
+        output of a chat template.
 
         Raises:
-            InvalidRequestError: the text holds half of a surrogate pair.
+            InvalidRequestError: the text holds an unpaired surrogate.
         """
         return self.encode_batch([text], add_special_tokens)[0]
 
@@ -93,7 +93,7 @@ class Tokenizer:
         """`encode` for several texts at once, on all cores."""
         for text in texts:
             _check_text(text)
-        bare = [not add_special_tokens or self._begins_itself(text) for text in texts]
+        bare = [not add_special_tokens or self._has_special_tokens(text) for text in texts]
         found: list[list[int]] = [[] for _ in texts]
         for without in (False, True):
             rows = [i for i, b in enumerate(bare) if b is without]
@@ -110,7 +110,7 @@ class Tokenizer:
         return found
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids; ids outside the vocabulary show nothing."""
+        """Text of token ids; ids outside the vocabulary are skipped."""
         ids = list(token_ids)
         backend = self._backend
         if backend is not None:
@@ -120,7 +120,7 @@ class Tokenizer:
         )
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token as it stands inside a text, special tokens shown, for logprobs."""
+        """Text of one token as in the middle of a text, including special tokens, for logprobs."""
         return self._token_text(token_id)
 
     def detokenizer(
@@ -130,7 +130,7 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> Detokenizer:
-        """A detokenizer for text that follows the prompt."""
+        """An incremental detokenizer of the tokens that follow the prompt."""
         if self._is_byte_level:
             return ByteLevelDetokenizer(
                 self._visible_bytes if skip_special_tokens else self._token_bytes
@@ -155,12 +155,12 @@ class Tokenizer:
     ) -> str:
         """The prompt text of a conversation; tokenise it with ``add_special_tokens=False``.
 
-        The template is the tokenizer's unless the operator gives one; it runs in transformers'
-        sandboxed Jinja environment. Never hand a template of an untrusted caller to this.
+        The template, by default the tokenizer's, runs in transformers' sandboxed Jinja environment.
+        Never pass a template of an untrusted caller.
 
         Raises:
-            InvalidRequestError: messages of a wrong shape, no template, or a template that refuses
-                the conversation.
+            InvalidRequestError: the messages have a wrong shape, there is no template, or the
+                template refuses the conversation.
         """
         checked = check_messages(messages)
         if chat_template is None and not self.has_chat_template:
@@ -184,8 +184,8 @@ class Tokenizer:
                 tokenize=False,
                 **extra,
             )
-        except Exception as error:  # the template is data: whatever it raises is its refusal
-            without_frames(error)  # Jinja ties them into a cycle that holds its callers' too
+        except Exception as error:  # the template may raise anything to refuse the messages
+            without_frames(error)  # Jinja's traceback is a cycle that keeps the callers' frames
             raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
         assert isinstance(text, str)
         return text
@@ -197,7 +197,7 @@ class Tokenizer:
 
     @functools.cached_property
     def added_tokens(self) -> dict[int, Any]:
-        """Tokens matched as whole strings before the model's own splitting, by id."""
+        """Added tokens by id; they are matched in the raw text before other tokens."""
         return dict(self.hf.added_tokens_decoder)
 
     @functools.cached_property
@@ -209,8 +209,8 @@ class Tokenizer:
         return self._backend is not None and type(self._backend.decoder).__name__ == "ByteLevel"
 
     @functools.cached_property
-    def beginning(self) -> str:
-        """Text of the special tokens that encoding puts before a text."""
+    def leading_special_text(self) -> str:
+        """Text of the special tokens that `encode` puts before a text."""
         plain, special = (
             self.hf("a", add_special_tokens=flag, verbose=False)["input_ids"]
             for flag in (False, True)
@@ -220,8 +220,8 @@ class Tokenizer:
                 return "".join(self.hf.convert_ids_to_tokens(special[:start]))
         return ""
 
-    def _begins_itself(self, text: str) -> bool:
-        return bool(self.beginning) and text.startswith(self.beginning)
+    def _has_special_tokens(self, text: str) -> bool:
+        return bool(self.leading_special_text) and text.startswith(self.leading_special_text)
 
     @functools.cached_property
     def _special_ids(self) -> frozenset[int]:
@@ -240,7 +240,7 @@ class Tokenizer:
             return b""
         try:
             return bytes(_BYTE_OF[c] for c in token)
-        except KeyError:  # an added token is written as it is
+        except KeyError:  # added tokens are stored as plain text
             return token.encode("utf-8")
 
     @functools.cached_property
@@ -250,13 +250,13 @@ class Tokenizer:
     def _text_of(self, token_id: int) -> str:
         if self._is_byte_level:
             return self._token_bytes(token_id).decode("utf-8", errors="replace")
-        # Alone, a token may lose its leading space: look at its second copy.
+        # The decoder may strip the leading space of the first token: decode two copies.
         once = self.decode([token_id], skip_special_tokens=False)
         return self.decode([token_id, token_id], skip_special_tokens=False)[len(once) :]
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte, inverted."""
+    """Bytes by the printable character that GPT-2 uses for them."""
     keep = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(b): b for b in keep}
     rest = (b for b in range(256) if b not in set(keep))

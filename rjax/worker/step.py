@@ -192,7 +192,7 @@ def _sampled(
         live,
         mode=features.sampling,
         num_logprobs=features.num_logprobs,
-        words=bitmask,
+        bitmask=bitmask,
     )
     written = jnp.where(live, slots, last_tokens.shape[0])
     result = StepResult(

@@ -14,7 +14,7 @@ from models import BUNDLED_MODEL
 from rjax.config import EngineConfig
 from rjax.engine_builder import build_engine
 from tests.bundled import BUNDLED_SIZES
-from tests.serve.running import running
+from tests.serve.live_server import live_server
 
 from .environments import CLIENTS, SCRIPTS, Client
 
@@ -73,7 +73,7 @@ def command_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def thread_url() -> Iterator[str]:
     """The same server on a thread, with programs that the test run has compiled already."""
     engine = build_engine(EngineConfig.from_options({"use_tqdm": False, **BUNDLED_SIZES}))
-    with running(engine, model="tables") as found:
+    with live_server(engine, model="tables") as found:
         yield found.url
 
 

@@ -9,7 +9,7 @@ from rjax.engine.bad_words import BadWordsMask
 from rjax.engine.llm_engine import LLMEngine
 from rjax.errors import InvalidRequestError
 from rjax.sampling import SamplingParams
-from tests.serve.running import make_engine, write_model
+from tests.serve.live_server import make_engine, write_model
 
 from .tiny import run
 

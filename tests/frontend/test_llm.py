@@ -9,7 +9,7 @@ import pytest
 from rjax.config import RelaySettings
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.llm import LLM
-from rjax.request_runner import params_of_each
+from rjax.request_runner import params_per_prompt
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.tokenization import Tokenizer
 
@@ -135,7 +135,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
             quiet(llm, ["a", "b"], params)
     for wrong in ([SamplingParams(), None], 5, "ab"):
         with pytest.raises(InvalidRequestError, match="something other"):
-            params_of_each(wrong, 2, SamplingParams, RequestOutputKind.FINAL_ONLY)
+            params_per_prompt(wrong, 2, SamplingParams, RequestOutputKind.FINAL_ONLY)
     with pytest.raises(InvalidRequestError, match="1 priorities for 2"):
         quiet(llm, ["a", "b"], priority=[1])
     quiet(llm, ["a", "b"], priority=[3, 1])

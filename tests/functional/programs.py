@@ -40,7 +40,7 @@ def tiny_model(mesh=None):
 
 
 def prepared(**options):
-    settings = {"max_context": 64, "page_size": 8, "kv_split_size": 16, "sharing": "on"}
+    settings = {"max_context": 64, "page_size": 8, "kv_split_size": 16, "relay": "on"}
     return functional.prepare(tiny_model(options.get("mesh")), **(settings | options))
 
 

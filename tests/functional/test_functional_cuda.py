@@ -33,7 +33,7 @@ CONFIG = config_from_dict(
 
 def test_a_rollout_lowers_for_cuda():
     model = init_model(CONFIG)
-    setup, weights = functional.prepare(model, max_context=512, sharing="on")
+    setup, weights = functional.prepare(model, max_context=512, relay="on")
     kernels = choose_backend(
         "mosaic",
         platform="gpu",

@@ -148,7 +148,7 @@ def test_a_fork_without_room_says_so():
     [
         ({"max_context": 1000}, "max_context is 1000"),
         ({"kv_split_size": 12}, "kv_split_size is 12"),
-        ({"sharing": "perhaps"}, "sharing is 'perhaps'"),
+        ({"relay": "perhaps"}, "relay is 'perhaps'"),
         ({"page_size": 0}, "page_size is 0"),
     ],
 )

@@ -15,9 +15,9 @@ PROMPTS, SAMPLES, NEW = 8, 64, 12
 
 
 @functools.cache
-def program(sharing):
+def program(relay):
     """The setup, its weights, and the jitted rollout, compiled once for all tests."""
-    setup, weights = prepared(sharing=sharing)
+    setup, weights = prepared(relay=relay)
     run = functools.partial(
         functional.rollout, setup, samples=SAMPLES, max_new_tokens=NEW, end_token=7
     )
@@ -29,8 +29,8 @@ def keys(seed):
 
 
 @functools.cache
-def rolled(sharing):
-    _, weights, run = program(sharing)
+def rolled(relay):
+    _, weights, run = program(relay)
     return jax.tree.map(np.asarray, run(weights, *prompts(PROMPTS), keys(1)))
 
 
@@ -59,9 +59,9 @@ def test_samples_end_at_the_end_token_and_differ():
     assert len({row.tobytes() for row in out.tokens.reshape(-1, NEW)}) > PROMPTS * SAMPLES / 2
 
 
-@pytest.mark.parametrize("sharing", ["off", "auto"])
-def test_sharing_changes_no_token(sharing):
-    on, other = rolled("on"), rolled(sharing)
+@pytest.mark.parametrize("relay", ["off", "auto"])
+def test_relay_changes_no_token(relay):
+    on, other = rolled("on"), rolled(relay)
     np.testing.assert_array_equal(on.tokens, other.tokens)
     np.testing.assert_allclose(on.logprobs, other.logprobs, atol=1e-5)
 

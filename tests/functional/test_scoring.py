@@ -37,7 +37,7 @@ def test_logprobs_are_those_of_a_forward_pass_and_have_their_gradient():
 
 
 def test_each_of_several_end_tokens_ends_a_sample():
-    setup, weights = prepared(sharing="off")
+    setup, weights = prepared(relay="off")
     tokens, lengths = prompts(2)
     keys = jax.random.split(jax.random.key(1), 2)
     run = jax.jit(functools.partial(functional.rollout, setup, samples=8, max_new_tokens=10))

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from .hostile import ELSEWHERE, ask, connect, raw_post
-from .running import Running
+from .live_server import LiveServer
 
-type Attack = Callable[[Running, random.Random], None]
+type Attack = Callable[[LiveServer, random.Random], None]
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
-def huge_prompt(server: Running, draw: random.Random) -> None:
+def huge_prompt(server: LiveServer, draw: random.Random) -> None:
     """A prompt array of many entries, of one type or of several."""
     count = draw.choice([10**3, 10**5, 10**6])
     kinds: list[Any] = [1, "a", [1], ["a"], None, 1.5, {}, True]
@@ -25,14 +25,14 @@ def huge_prompt(server: Running, draw: random.Random) -> None:
     ask(server, "POST", COMPLETIONS, {"prompt": prompt, "max_tokens": 1}, source=ELSEWHERE)
 
 
-def empty_messages(server: Running, draw: random.Random) -> None:
+def empty_messages(server: LiveServer, draw: random.Random) -> None:
     """Messages that are none, as many as a body holds."""
     message = draw.choice([{}, {"role": "x"}, {"role": "user", "content": 5}, [], None])
     body = {"messages": [message] * draw.choice([1, 1000, 300_000]), "max_tokens": 1}
     ask(server, "POST", CHAT, body, source=ELSEWHERE)
 
 
-def pattern_properties(server: Running, draw: random.Random) -> None:
+def pattern_properties(server: LiveServer, draw: random.Random) -> None:
     """A schema of many regexes that backtrack."""
     count = draw.choice([20, 200, 2000])
     name = draw.randrange(10**6)
@@ -42,7 +42,7 @@ def pattern_properties(server: Running, draw: random.Random) -> None:
     ask(server, "POST", COMPLETIONS, body, source=ELSEWHERE)
 
 
-def huge_tools(server: Running, draw: random.Random) -> None:
+def huge_tools(server: LiveServer, draw: random.Random) -> None:
     """Functions with descriptions that no prompt has room for."""
     size = draw.choice([10**3, 10**5, 10**6])
     function = {"name": "f", "description": "look it up " * (size // 11)}
@@ -54,7 +54,7 @@ def huge_tools(server: Running, draw: random.Random) -> None:
     ask(server, "POST", CHAT, body, source=ELSEWHERE)
 
 
-def huge_answer(server: Running, draw: random.Random) -> None:
+def huge_answer(server: LiveServer, draw: random.Random) -> None:
     """Alternatives to every token of many long prompts, read or not."""
     prompts = [[draw.randrange(10, 200)] * 400 for _ in range(draw.choice([1, 8]))]
     body = {"prompt": prompts, "max_tokens": 1, "prompt_logprobs": 20}
@@ -66,7 +66,7 @@ def huge_answer(server: Running, draw: random.Random) -> None:
             time.sleep(draw.random() * 8)
 
 
-def prefixes(server: Running, draw: random.Random) -> None:
+def prefixes(server: LiveServer, draw: random.Random) -> None:
     """Prefixes under any name, awaited or not, pinned or not, used, and dropped."""
     name = f"p{draw.randrange(100)}"
     body = {
@@ -89,7 +89,7 @@ def prefixes(server: Running, draw: random.Random) -> None:
         ask(server, "DELETE", f"/v1/prefixes/{name}", source=ELSEWHERE)
 
 
-def never_reads(server: Running, draw: random.Random) -> None:
+def never_reads(server: LiveServer, draw: random.Random) -> None:
     """A stream of many sequences whose client does nothing, or reads a little."""
     body = {
         "prompt": ["a"] * draw.choice([16, 64, 128]),
@@ -109,7 +109,7 @@ def never_reads(server: Running, draw: random.Random) -> None:
             time.sleep(0.5)
 
 
-def silent(server: Running, draw: random.Random) -> None:
+def silent(server: LiveServer, draw: random.Random) -> None:
     """Connections on which nothing comes, or part of a request."""
     part = draw.choice(
         [b"", b"G", b"GET / HTTP/1.1\r\nHost: a\r\n", raw_post(COMPLETIONS, {})[:-1]]
@@ -122,7 +122,7 @@ def silent(server: Running, draw: random.Random) -> None:
         time.sleep(draw.random() * 3)
 
 
-def slow_headers(server: Running, draw: random.Random) -> None:
+def slow_headers(server: LiveServer, draw: random.Random) -> None:
     """A byte now and then."""
     with connect(server, ELSEWHERE) as link:
         for byte in b"POST /v1/completions HTTP/1.1\r\n" + b"X-A: b\r\n" * 100:
@@ -132,7 +132,7 @@ def slow_headers(server: Running, draw: random.Random) -> None:
                 return
 
 
-def pipelined(server: Running, draw: random.Random) -> None:
+def pipelined(server: LiveServer, draw: random.Random) -> None:
     """Many requests at once on one connection, none of whose answers is read."""
     request = draw.choice(
         [b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n", raw_post(COMPLETIONS, {})]
@@ -143,7 +143,7 @@ def pipelined(server: Running, draw: random.Random) -> None:
         time.sleep(draw.random() * 3)
 
 
-def vanishing(server: Running, draw: random.Random) -> None:
+def vanishing(server: LiveServer, draw: random.Random) -> None:
     """A long request whose client is gone, by a reset or not."""
     body = {"prompt": ["a"] * draw.randint(1, 30), "max_tokens": 60, "ignore_eos": True}
     with connect(server, ELSEWHERE) as link:
@@ -153,7 +153,7 @@ def vanishing(server: Running, draw: random.Random) -> None:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
 
 
-def most_ends(server: Running, draw: random.Random) -> None:
+def most_ends(server: LiveServer, draw: random.Random) -> None:
     """As many ids as may end a sequence."""
     body = {
         "prompt": "a",
@@ -180,7 +180,7 @@ ATTACKS: tuple[Attack, ...] = (
 )
 
 
-def attack(chosen: Attack, server: Running, draw: random.Random) -> None:
+def attack(chosen: Attack, server: LiveServer, draw: random.Random) -> None:
     """One attack. A connection that the server cuts is no error."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         chosen(server, draw)

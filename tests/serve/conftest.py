@@ -6,7 +6,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from .running import Running, make_engine, running, write_model
+from .live_server import LiveServer, live_server, make_engine, write_model
 
 
 @pytest.fixture(scope="session")
@@ -16,14 +16,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(folder: Path) -> Iterator[Running]:
+def server(folder: Path) -> Iterator[LiveServer]:
     """One server for all tests that leave it as it was."""
-    with running(make_engine(folder)) as found:
+    with live_server(make_engine(folder)) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
-def client(server: Running) -> Iterator[openai.OpenAI]:
+def client(server: LiveServer) -> Iterator[openai.OpenAI]:
     """The official client on that server."""
     with openai.OpenAI(
         base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2
 
-from .running import Running
+from .live_server import LiveServer
 
 HONEST_SECONDS = 3.0  # for an answer to an honest client beside an attack
 LOOP_SECONDS = 0.2  # that the event loop may work without a pause, for any request within limits
@@ -57,7 +57,7 @@ class LoopWatch:
 
 @contextlib.contextmanager
 def watched(
-    server: Running, most: float = LOOP_SECONDS, *, kept: float = KEPT_BYTES
+    server: LiveServer, most: float = LOOP_SECONDS, *, kept: float = KEPT_BYTES
 ) -> Iterator[LoopWatch]:
     """A block in which the server's event loop may not work for longer than ``most`` seconds, and
     which leaves less than ``kept`` bytes of memory behind.
@@ -67,18 +67,18 @@ def watched(
     """
     gc.freeze()
     watch, before = LoopWatch(), memory()
-    running = asyncio.run_coroutine_threadsafe(watch.run(), server.loop)
+    live_server = asyncio.run_coroutine_threadsafe(watch.run(), server.loop)
     try:
         yield watch
     finally:
         watch.done = True
-        running.result(30)
+        live_server.result(30)
         gc.unfreeze()
     assert watch.longest < most, f"the event loop worked {watch.longest:.3f} s without a pause"
     assert memory() - before < kept
 
 
-def connect(server: Running, source: str = "127.0.0.1", **options: int) -> socket.socket:
+def connect(server: LiveServer, source: str = "127.0.0.1", **options: int) -> socket.socket:
     """A connection from an address of this machine; ``receive_buffer`` in bytes."""
     host, port = server.url.removeprefix("http://").split(":")
     link = socket.socket()
@@ -133,7 +133,7 @@ class Answer:
 
 
 def ask(
-    server: Running,
+    server: LiveServer,
     method: str,
     path: str,
     body: Any = None,
@@ -158,7 +158,7 @@ def ask(
         link.close()
 
 
-def get(server: Running, path: str, **more: Any) -> Answer:
+def get(server: LiveServer, path: str, **more: Any) -> Answer:
     """The request of an honest client; it is answered in time."""
     start = time.monotonic()
     found = ask(server, "GET", path, **more)
@@ -166,7 +166,7 @@ def get(server: Running, path: str, **more: Any) -> Answer:
     return found
 
 
-def post(server: Running, body: Any, **more: Any) -> Answer:
+def post(server: LiveServer, body: Any, **more: Any) -> Answer:
     """The same for a completion."""
     start = time.monotonic()
     found = ask(server, "POST", "/v1/completions", body, **more)
@@ -185,7 +185,7 @@ def until(condition: Any, seconds: float = 30.0) -> None:
 class Stream(threading.Thread):
     """An honest client's stream, with the longest pause between two of its events in seconds."""
 
-    def __init__(self, server: Running, body: dict[str, Any], key: str | None = None) -> None:
+    def __init__(self, server: LiveServer, body: dict[str, Any], key: str | None = None) -> None:
         super().__init__(daemon=True)
         self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.url, self.body = server.url + "/v1/completions", body | {"stream": True}

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from .running import write_model
+from .live_server import write_model
 
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|return|>")

@@ -36,13 +36,13 @@ import pytest
 
 from rjax.serve.limits import ServeLimits
 
-from .running import Running, make_engine, running
+from .live_server import LiveServer, live_server, make_engine
 
 ROOT = Path(__file__).parents[2]
 BODY = {"prompt": "a", "max_tokens": 2, "temperature": 0}
 
 
-def post(server: Running, body: dict, **more) -> httpx2.Response:
+def post(server: LiveServer, body: dict, **more) -> httpx2.Response:
     return httpx2.post(server.url + "/v1/completions", json=body, timeout=60, **more)
 
 
@@ -73,7 +73,7 @@ BOMBS = [
 ]  # fmt: skip
 
 
-def test_bombs_do_not_hold_up_others(server: Running):
+def test_bombs_do_not_hold_up_others(server: LiveServer):
     assert post(server, BODY).status_code == 200
     with ThreadPoolExecutor(8) as pool:
         bombs = [pool.submit(post, server, {**BODY, "structured_outputs": b}) for b in BOMBS]
@@ -91,7 +91,7 @@ def test_bombs_do_not_hold_up_others(server: Running):
 
 
 def test_grammar_cache_is_bounded(folder):
-    with running(make_engine(folder), limits=ServeLimits(grammar_cache=4)) as small:
+    with live_server(make_engine(folder), limits=ServeLimits(grammar_cache=4)) as small:
         for i in range(12):
             body = {**BODY, "structured_outputs": {"regex": f"[ab]{{{i + 1}}}"}}
             assert post(small, body).status_code == 200
@@ -100,7 +100,7 @@ def test_grammar_cache_is_bounded(folder):
 
 def test_dead_engine_is_unhealthy_and_says_little(folder, monkeypatch):
     engine = make_engine(folder)
-    with running(engine) as small:
+    with live_server(engine) as small:
 
         def broken():
             raise RuntimeError("device lost at 0x7f00")
@@ -116,7 +116,7 @@ def test_dead_engine_is_unhealthy_and_says_little(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("minimum", [1, 600, 2**31 - 1])
-def test_minimum_without_a_maximum(server: Running, minimum):
+def test_minimum_without_a_maximum(server: LiveServer, minimum):
     body = {"messages": [{"role": "user", "content": "a"}], "min_tokens": minimum, "top_k": 1}
     found = httpx2.post(server.url + "/v1/chat/completions", json=body, timeout=60)
     assert found.status_code == 200
@@ -125,7 +125,7 @@ def test_minimum_without_a_maximum(server: Running, minimum):
     assert post(server, BODY).status_code == 200
 
 
-def test_ids_between_tokenizer_and_logits(server: Running):
+def test_ids_between_tokenizer_and_logits(server: LiveServer):
     """The logits are wider than the tokenizer: above them no id is anybody's."""
     tokenizer = server.service.tokenizer.vocab_size
     logits = server.service.engine.engine.model_config.vocab_size
@@ -142,7 +142,7 @@ def test_ids_between_tokenizer_and_logits(server: Running):
     assert between.json()["choices"][0]["text"] == ""
 
 
-def test_metric_labels_are_bounded(server: Running):
+def test_metric_labels_are_bounded(server: LiveServer):
     def names() -> set[str]:
         text = httpx2.get(server.url + "/metrics").text
         return {line.rsplit(" ", 1)[0] for line in text.splitlines() if line[0] != "#"}
@@ -156,7 +156,7 @@ def test_metric_labels_are_bounded(server: Running):
     assert names() == before
 
 
-def test_no_url_is_ever_fetched(server: Running):
+def test_no_url_is_ever_fetched(server: LiveServer):
     with socket.create_server(("127.0.0.1", 0)) as trap:
         trap.settimeout(0.5)
         url = f"http://127.0.0.1:{trap.getsockname()[1]}/x"
@@ -183,7 +183,7 @@ def test_the_server_imports_no_http_client():
             assert not {name.split(".")[0] for name in names} & clients, path
 
 
-def test_unexpected_errors_tell_nothing(server: Running, monkeypatch):
+def test_unexpected_errors_tell_nothing(server: LiveServer, monkeypatch):
     secret = "/home/someone/secret at 0x7f00deadbeef"
 
     def broken(*arguments, **options):
@@ -203,7 +203,7 @@ def test_unexpected_errors_tell_nothing(server: Running, monkeypatch):
     server.wait_idle()
 
 
-def test_client_ids_are_not_used(server: Running):
+def test_client_ids_are_not_used(server: LiveServer):
     headers = {"X-Request-Id": "same-for-all"}
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(lambda _: post(server, BODY, headers=headers), range(12)))

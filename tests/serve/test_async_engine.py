@@ -212,8 +212,8 @@ def test_silent_engine_is_unhealthy():
 def test_idle_engine_goes_on_giving_signs_of_life():
     async def test(engine, inner):
         for _ in range(2):
-            last = engine._beat
-            await until(lambda last=last: engine._beat > last)
+            last = engine._heartbeat
+            await until(lambda last=last: engine._heartbeat > last)
         assert engine.health == "ready"
 
     drive(test)
@@ -225,16 +225,16 @@ def test_full_queue_refuses_and_recovers():
         tasks = [asyncio.ensure_future(collect(engine, [1], tokens(2))) for _ in range(3)]
         await until(lambda: engine.num_live == 3)
         with pytest.raises(OverloadedError, match="sequences"):
-            engine.check_room(2, 1)
+            engine.check_capacity(2, 1)
         with pytest.raises(OverloadedError, match="tokens"):
-            engine.check_room(1, 8)
-        engine.check_room(1, 7)
+            engine.check_capacity(1, 8)
+        engine.check_capacity(1, 7)
         for more in ({"n": 2}, {"best_of": 2, "output_kind": RequestOutputKind.FINAL_ONLY}):
             with pytest.raises(OverloadedError):
                 await engine.submit([1], tokens(2, **more))
         inner.gate.set()
         await asyncio.gather(*tasks)
-        engine.check_room(4, 10)
+        engine.check_capacity(4, 10)
 
     drive(test, sequences=4, prompt_tokens=10)
 

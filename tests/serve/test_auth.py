@@ -12,14 +12,14 @@ from rjax.serve import auth
 from rjax.serve.auth import KeyRing
 from rjax.serve.tenancy import cache_salt
 
-from .running import Running, make_engine, running
+from .live_server import LiveServer, live_server, make_engine
 
 KEYS = ["first-key-1234", "second-key-5678"]
 
 
 @pytest.fixture(scope="module")
-def guarded(folder) -> Iterator[Running]:
-    with running(make_engine(folder), keys=KEYS) as found:
+def guarded(folder) -> Iterator[LiveServer]:
+    with live_server(make_engine(folder), keys=KEYS) as found:
         yield found
 
 
@@ -27,7 +27,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def test_every_route_but_probes_asks_for_a_key(guarded: Running):
+def test_every_route_but_probes_asks_for_a_key(guarded: LiveServer):
     paths = guarded.server.config.app.openapi()["paths"]  # type: ignore[union-attr]
     asked = 0
     hidden = {"/openapi.json": {"get": {}}, "/docs": {"get": {}}}
@@ -52,7 +52,7 @@ def test_every_route_but_probes_asks_for_a_key(guarded: Running):
     assert httpx2.get(guarded.url + "/redoc", headers=bearer(KEYS[0])).status_code == 404
 
 
-def test_a_probe_brings_no_large_body(guarded: Running):
+def test_a_probe_brings_no_large_body(guarded: LiveServer):
     for path in ("/health", "/ping"):
         assert httpx2.post(guarded.url + path, content=b"x" * 1025).status_code == 413
     assert httpx2.post(guarded.url + "/ping", content=b"x" * 1024).status_code == 200
@@ -61,14 +61,14 @@ def test_a_probe_brings_no_large_body(guarded: Running):
 @pytest.mark.parametrize(
     "path", ["//v1/models", "/health/../v1/models", "/v1/models/", "/V1/MODELS"]
 )
-def test_no_spelling_of_a_path_goes_around(guarded: Running, path):
+def test_no_spelling_of_a_path_goes_around(guarded: LiveServer, path):
     found = httpx2.get(guarded.url + path, headers={"Host": "evil/health?"})
     assert found.status_code in (401, 404, 400, 307)
     assert "tiny" not in found.text
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_every_key_opens(guarded: Running, key):
+def test_every_key_opens(guarded: LiveServer, key):
     assert httpx2.get(guarded.url + "/v1/models", headers=bearer(key)).status_code == 200
     lower = {"Authorization": f"bearer {key}"}
     assert httpx2.get(guarded.url + "/v1/models", headers=lower).status_code == 200
@@ -108,7 +108,7 @@ def test_tenants_have_salts_of_their_own():
     assert cache_salt(KeyRing([]).tenant(None), None) is None
 
 
-def test_one_tenants_prompt_is_not_cached_for_another(guarded: Running):
+def test_one_tenants_prompt_is_not_cached_for_another(guarded: LiveServer):
     def cached(key: str) -> int:
         body = {"prompt": "A secret that only one of them knows. " * 5, "max_tokens": 1}
         found = httpx2.post(

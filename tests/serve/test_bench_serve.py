@@ -13,7 +13,7 @@ from bench.serve_client import Measured
 from bench.serve_report import row
 from bench.serve_workload import Workload
 
-from .running import Running
+from .live_server import LiveServer
 
 
 def test_arrivals_are_poisson_and_repeatable():
@@ -55,7 +55,7 @@ def test_figures_of_a_known_run():
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_sweep_against_a_server(server: Running, tmp_path, chat, capsys):
+def test_sweep_against_a_server(server: LiveServer, tmp_path, chat, capsys):
     argv = ["--url", server.url + "/v1", "--rates", "20,inf", "--requests", "6"]
     argv += [
         "--prefix-words",
@@ -164,7 +164,7 @@ def test_wrong_input_is_one_line(argv, said, capsys):
     assert said in error
 
 
-def test_a_server_without_the_route_is_one_line(server: Running, capsys):
+def test_a_server_without_the_route_is_one_line(server: LiveServer, capsys):
     assert serve.main(["--url", server.url]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

@@ -11,17 +11,17 @@ from rjax.config import EngineConfig
 from rjax.engine_builder import build_engine
 from tests.bundled import BUNDLED_SIZES
 
-from .running import Running, running
+from .live_server import LiveServer, live_server
 
 
 @pytest.fixture(scope="module")
 def bundled():
     engine = build_engine(EngineConfig.from_options({"use_tqdm": False, **BUNDLED_SIZES}))
-    with running(engine) as found:
+    with live_server(engine) as found:
         yield found
 
 
-def test_answers_are_right_and_share_the_table(bundled: Running):
+def test_answers_are_right_and_share_the_table(bundled: LiveServer):
     system = {"role": "system", "content": demo_system_prompt()}
     asked = demo_questions()[:6]
 
@@ -52,7 +52,7 @@ def test_answers_are_right_and_share_the_table(bundled: Running):
     assert stats.kv_tokens_read < stats.kv_tokens_unshared
 
 
-def test_forced_form_does_not_hurt_a_right_answer(bundled: Running):
+def test_forced_form_does_not_hurt_a_right_answer(bundled: LiveServer):
     with openai.OpenAI(
         base_url=f"{bundled.url}/v1", api_key="none", max_retries=0, timeout=300
     ) as client:

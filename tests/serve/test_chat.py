@@ -13,11 +13,11 @@ import pytest
 
 from rjax.chat import __main__ as chat
 from rjax.chat.__main__ import main
-from rjax.chat.answers import AnswerStats, LocalAnswerer, RemoteAnswerer
+from rjax.chat.backends import LocalBackend, RemoteBackend, ResponseStats
 from rjax.chat.session import Session
 from rjax.errors import InvalidConfigError, InvalidRequestError
 
-from .running import OPTIONS, Running, make_engine
+from .live_server import OPTIONS, LiveServer, make_engine
 
 GREEDY = {"temperature": 0, "max_tokens": 8}
 HI = [{"role": "user", "content": "Who lives in Peru?"}]
@@ -28,7 +28,7 @@ class Echo:
 
     name = "echo"
 
-    def answer(self, messages, stats: AnswerStats) -> Iterator[str]:
+    def answer(self, messages, stats: ResponseStats) -> Iterator[str]:
         text = messages[-1]["content"]
         if text == "fail":
             raise InvalidRequestError("cannot say")
@@ -90,18 +90,18 @@ def test_stopped_answer_stays_and_failed_question_goes():
     assert len(chat.messages) == 4
 
 
-def whole(answerer, messages=HI) -> tuple[str, AnswerStats]:
-    stats = AnswerStats()
-    return "".join(answerer.answer(messages, stats)), stats
+def whole(backend, messages=HI) -> tuple[str, ResponseStats]:
+    stats = ResponseStats()
+    return "".join(backend.answer(messages, stats)), stats
 
 
 @pytest.fixture(scope="module")
-def local(folder) -> LocalAnswerer:
-    return LocalAnswerer(make_engine(folder), "tiny", GREEDY)
+def local(folder) -> LocalBackend:
+    return LocalBackend(make_engine(folder), "tiny", GREEDY)
 
 
-def test_local_and_remote_agree(server: Running, local):
-    remote = RemoteAnswerer(server.url, None, None, GREEDY)
+def test_local_and_remote_agree(server: LiveServer, local):
+    remote = RemoteBackend(server.url, None, None, GREEDY)
     assert remote.name == "tiny"
     mine, its = whole(local), whole(remote)
     assert mine[0] == its[0] != ""
@@ -132,16 +132,16 @@ def interruptible():
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("where", ["local", "remote"])
-def test_ctrl_c_stops_the_answer_and_frees_it(server: Running, folder, where):
+def test_ctrl_c_stops_the_answer_and_frees_it(server: LiveServer, folder, where):
     endless = {"temperature": 1, "max_tokens": 490, "ignore_eos": True, "seed": 1}
     if where == "local":
-        answerer = LocalAnswerer(make_engine(folder), "tiny", endless)
+        backend = LocalBackend(make_engine(folder), "tiny", endless)
     else:
-        answerer = RemoteAnswerer(server.url, "tiny", None, endless)
-    stats = AnswerStats()
+        backend = RemoteBackend(server.url, "tiny", None, endless)
+    stats = ResponseStats()
     pieces = []
     thread = None
-    for piece in answerer.answer(HI, stats):
+    for piece in backend.answer(HI, stats):
         pieces.append(piece)
         if thread is None:
             thread = interrupt_after(0.02)
@@ -149,18 +149,18 @@ def test_ctrl_c_stops_the_answer_and_frees_it(server: Running, folder, where):
     assert stats.stopped
     assert 0 < len(pieces) < 490
     if where == "local":
-        assert not answerer._engine.has_unfinished_requests()
+        assert not backend._engine.has_unfinished_requests()
     else:
         server.wait_idle()
-    assert whole(answerer)[1].tokens == 490  # and the next answer is whole
+    assert whole(backend)[1].tokens == 490  # and the next answer is whole
 
 
-def test_errors_of_a_conversation_are_told(server: Running, local):
+def test_errors_of_a_conversation_are_told(server: LiveServer, local):
     long = [{"role": "user", "content": "a b c d " * 400}]
     with pytest.raises(InvalidRequestError):
         whole(local, long)
     with pytest.raises(InvalidRequestError):
-        whole(RemoteAnswerer(server.url, "tiny", None, GREEDY), long)
+        whole(RemoteBackend(server.url, "tiny", None, GREEDY), long)
     assert whole(local)[1].tokens == 8
 
 
@@ -184,7 +184,7 @@ def test_bad_input_is_one_line(argv, capsys):
 
 def test_bad_url_is_no_config():
     with pytest.raises(InvalidConfigError):
-        RemoteAnswerer("nothing", None, None, {})
+        RemoteBackend("nothing", None, None, {})
 
 
 def test_command_answers_a_line_each(folder, monkeypatch, capsys):
@@ -199,9 +199,9 @@ def test_command_answers_a_line_each(folder, monkeypatch, capsys):
     assert err.count("(4 tokens") == 2
 
 
-def piped(monkeypatch, text: str | io.TextIOBase, answerer=None) -> int:
+def piped(monkeypatch, text: str | io.TextIOBase, backend=None) -> int:
     """The status of the command over lines of stdin, answered by ``Echo``."""
-    monkeypatch.setattr(chat, "_answerer", lambda *_, **__: answerer or Echo())
+    monkeypatch.setattr(chat, "_backend", lambda *_, **__: backend or Echo())
     monkeypatch.setattr(sys, "stdin", io.StringIO(text) if isinstance(text, str) else text)
     return main(["--no-stats"])
 
@@ -230,7 +230,7 @@ def test_ctrl_c_ends_what_is_piped(monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", ["tables", "tiny"])
 def test_the_bundled_model_is_given_a_table(monkeypatch, capsys, name):
-    monkeypatch.setattr(RemoteAnswerer, "_first_model", lambda self: name)
+    monkeypatch.setattr(RemoteBackend, "_first_model", lambda self: name)
 
     def system(*options: str) -> str:
         monkeypatch.setattr(sys, "stdin", io.StringIO("/system\n/exit\n"))

@@ -8,7 +8,7 @@ import pytest
 
 from rjax.serve.limits import ServeLimits
 
-from .running import Running, make_engine, running
+from .live_server import LiveServer, live_server, make_engine
 
 ASK = {"role": "user", "content": "Who lives in Peru?"}
 BEGUN = {"role": "assistant", "content": "In Peru lives"}
@@ -18,21 +18,21 @@ ROUTES = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
 TOOL = {"type": "function", "function": {"name": "find", "description": "finds people"}}
 
 
-def post(server: Running, path: str, body: dict[str, Any], **more: Any) -> dict[str, Any]:
+def post(server: LiveServer, path: str, body: dict[str, Any], **more: Any) -> dict[str, Any]:
     found = httpx2.post(server.url + path, json=body | more, timeout=60)
     assert found.status_code == 200, found.text
     return found.json()
 
 
-def chat(server: Running, **more: Any) -> dict[str, Any]:
+def chat(server: LiveServer, **more: Any) -> dict[str, Any]:
     return post(server, "/v1/chat/completions", CHAT, **more)
 
 
-def complete(server: Running, **more: Any) -> dict[str, Any]:
+def complete(server: LiveServer, **more: Any) -> dict[str, Any]:
     return post(server, "/v1/completions", COMPLETION, **more)
 
 
-def chunks(server: Running, path: str, **more: Any) -> list[dict[str, Any]]:
+def chunks(server: LiveServer, path: str, **more: Any) -> list[dict[str, Any]]:
     body = ROUTES[path] | {"stream": True} | more
     found = httpx2.post(server.url + path, json=body, timeout=60)
     assert found.status_code == 200, found.text
@@ -41,7 +41,7 @@ def chunks(server: Running, path: str, **more: Any) -> list[dict[str, Any]]:
     return [json.loads(event) for event in events[:-1]]
 
 
-def test_a_second_turn_with_all_of_the_first_answer(server: Running):
+def test_a_second_turn_with_all_of_the_first_answer(server: LiveServer):
     plain = chat(server)["choices"][0]["message"]
     message = plain | {
         "provider_specific_fields": {"a": 1},
@@ -66,7 +66,7 @@ def test_a_second_turn_with_all_of_the_first_answer(server: Running):
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_continuous_usage(server: Running, path):
+def test_continuous_usage(server: LiveServer, path):
     both = {"include_usage": True, "continuous_usage_stats": True}
     told = chunks(server, path, stream_options=both)
     *every, last = [chunk["usage"] for chunk in told]
@@ -81,7 +81,7 @@ def test_continuous_usage(server: Running, path):
         assert (usages[-1] is not None) == ("include_usage" in less)
 
 
-def test_tokens_as_token_ids(server: Running):
+def test_tokens_as_token_ids(server: LiveServer):
     more = {"return_tokens_as_token_ids": True, "return_token_ids": True}
     asked = {"logprobs": True, "top_logprobs": 2}
     named, plain = chat(server, **asked, **more)["choices"][0], chat(server, **asked)["choices"][0]
@@ -103,7 +103,7 @@ def test_tokens_as_token_ids(server: Running):
     assert offsets == named["logprobs"]["text_offset"]
 
 
-def test_a_chats_echo(server: Running):
+def test_a_chats_echo(server: LiveServer):
     more = {"messages": [ASK, BEGUN], "continue_final_message": True}
     text = chat(server, **more)["choices"][0]["message"]["content"]
     echoed = chat(server, **more, echo=True, n=1, logprobs=True)
@@ -119,7 +119,7 @@ def test_a_chats_echo(server: Running):
     assert chat(server, echo=True)["choices"] == chat(server)["choices"]
 
 
-def test_the_beginning_token_of_a_completion(server: Running):
+def test_the_beginning_token_of_a_completion(server: LiveServer):
     def prompt(**more: Any) -> list[int]:
         found = complete(server, return_token_ids=True, max_tokens=1, **more)
         return found["choices"][0]["prompt_token_ids"]
@@ -138,13 +138,13 @@ def test_the_beginning_token_of_a_completion(server: Running):
     ],
     ids=["tools", "continue", "kwargs"],
 )
-def test_tokenize_shows_what_a_chat_reads(server: Running, more):
+def test_tokenize_shows_what_a_chat_reads(server: LiveServer, more):
     read = chat(server, max_tokens=1, return_token_ids=True, **more)["prompt_token_ids"]
     assert read != chat(server, max_tokens=1, return_token_ids=True)["prompt_token_ids"]
     assert post(server, "/tokenize", {"messages": CHAT["messages"]} | more)["tokens"] == read
 
 
-def test_completions_match_a_response_format(server: Running):
+def test_completions_match_a_response_format(server: LiveServer):
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     schema |= {"additionalProperties": False}
     wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
@@ -154,7 +154,7 @@ def test_completions_match_a_response_format(server: Running):
 
 def test_a_strict_server(folder):
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    with running(make_engine(folder, chat_template=template), strict_fields=True) as found:
+    with live_server(make_engine(folder, chat_template=template), strict_fields=True) as found:
         unknown = httpx2.post(f"{found.url}/v1/completions", json=COMPLETION | {"mood": 1})
         assert unknown.status_code == 400
         assert unknown.json()["error"]["code"] == "unknown_parameter"
@@ -170,7 +170,7 @@ def test_a_strict_server(folder):
 def test_logprobs_of_the_whole_vocabulary(folder):
     vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
     limits = ServeLimits(logprobs=vocab, request_logprobs=vocab * 16)
-    with running(make_engine(folder, max_logprobs=vocab), limits=limits) as found:
+    with live_server(make_engine(folder, max_logprobs=vocab), limits=limits) as found:
         asked = {"prompt": [5, 6, 7], "prompt_logprobs": -1, "max_tokens": 1}
         first, *others = complete(found, **asked)["choices"][0]["prompt_logprobs"]
         assert first is None

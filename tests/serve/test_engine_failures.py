@@ -19,7 +19,7 @@ from rjax.serve import __main__ as command
 from rjax.serve import server as server_module
 
 from .hostile import SHORT, Stream, ask, get, post, until
-from .running import Running, make_engine, running, write_model
+from .live_server import LiveServer, live_server, make_engine, write_model
 
 
 def model_with(folder: Path, generation: dict[str, Any]) -> Path:
@@ -32,7 +32,7 @@ def test_most_end_ids_and_most_stop_ids_are_served(tmp_path):
     """The tokenizer names one end of its own."""
     folder = model_with(tmp_path, {"eos_token_id": [*range(40, 39 + LIMITS.eos_token_ids)]})
     stops = [*range(100, 100 + LIMITS.stop_token_ids)]
-    with running(make_engine(folder)) as server:
+    with live_server(make_engine(folder)) as server:
         body = {**SHORT, "stop_token_ids": stops, "min_tokens": 2}
         assert ask(server, "POST", "/v1/completions", body).status == 200
         assert get(server, "/health").json == {"status": "ready"}
@@ -79,7 +79,7 @@ def test_a_prefix_file_of_other_types_is_refused(tmp_path, tensors, message):
         load_prefix_file(path, origin, np.dtype(np.float32))
 
 
-def test_a_request_that_fails_in_a_step_fails_alone(server: Running, monkeypatch):
+def test_a_request_that_fails_in_a_step_fails_alone(server: LiveServer, monkeypatch):
     plain = llm_engine.slot_row
 
     def refuses(params, **more):
@@ -127,7 +127,7 @@ def test_a_dead_engine_ends_the_process(folder, monkeypatch, capsys):
         return bool(url)
 
     until(listening, 60)
-    live: Any = Running(url, service[0], None, None)  # type: ignore[arg-type]
+    live: Any = LiveServer(url, service[0], None, None)  # type: ignore[arg-type]
     assert ask(live, "POST", "/v1/completions", SHORT).status == 200
 
     def broken():

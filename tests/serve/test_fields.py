@@ -14,19 +14,25 @@ from rjax.serve.bodies import parse_body
 from rjax.serve.errors import ApiError
 from rjax.serve.fields import UnknownFields
 from rjax.serve.limits import ServeLimits
-from rjax.serve.openapi import BODIES
-from rjax.serve.requests import Body, ChatBody, CompletionBody, Message, TokenizeBody
-from rjax.serve.responses.requests import ResponsesBody
-from rjax.serve.sampling import chat_params, completion_params, constraint_of
+from rjax.serve.openapi import REQUEST_MODELS
+from rjax.serve.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    Message,
+    RequestModel,
+    TokenizeRequest,
+)
+from rjax.serve.responses_api.requests import ResponsesRequest
+from rjax.serve.sampling import chat_params, completion_params, request_constraint
 
 HI = [{"role": "user", "content": "a"}]
 CHAT: dict[str, Any] = {"messages": HI}
 COMPLETION: dict[str, Any] = {"prompt": "a"}
 RESPONSE: dict[str, Any] = {"input": "a"}
-BASES: dict[type[Body], dict[str, Any]] = {
-    ChatBody: CHAT,
-    CompletionBody: COMPLETION,
-    ResponsesBody: RESPONSE,
+BASES: dict[type[RequestModel], dict[str, Any]] = {
+    ChatCompletionRequest: CHAT,
+    CompletionRequest: COMPLETION,
+    ResponsesRequest: RESPONSE,
 }
 TABLE = Path(serve.__file__).with_name("README.md")
 LIMITS = ServeLimits()
@@ -34,11 +40,11 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
 TOOL = {"type": "function", "function": {"name": "f", "parameters": None, "description": None}}
 
 
-def parsed[B: Body](kind: type[B], body: dict[str, Any], *, strict: bool = False) -> B:
+def parsed[B: RequestModel](kind: type[B], body: dict[str, Any], *, strict: bool = False) -> B:
     return parse_body(json.dumps(body).encode(), kind, LIMITS, UnknownFields(strict=strict))
 
 
-def refusal(kind: type[Body], body: dict[str, Any], *, strict: bool = False) -> ApiError:
+def refusal(kind: type[RequestModel], body: dict[str, Any], *, strict: bool = False) -> ApiError:
     with pytest.raises(ApiError) as caught:
         parsed(kind, body, strict=strict)
     assert caught.value.status == 400
@@ -108,8 +114,8 @@ UNKNOWN_OF_RESPONSES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(
     ("kind", "body", "name"),
-    [(ChatBody, *case) for case in UNKNOWN]
-    + [(ResponsesBody, *case) for case in UNKNOWN_OF_RESPONSES],
+    [(ChatCompletionRequest, *case) for case in UNKNOWN]
+    + [(ResponsesRequest, *case) for case in UNKNOWN_OF_RESPONSES],
 )
 def test_unknown_fields_are_ignored_and_logged_once(caplog, kind, body, name):
     unknown = UnknownFields()
@@ -131,7 +137,7 @@ def test_names_of_unknown_fields_can_flood_neither_log_nor_memory(caplog):
     def send(names: list[str]) -> None:
         parse_body(
             json.dumps(COMPLETION | dict.fromkeys(names, 1)).encode(),
-            CompletionBody,
+            CompletionRequest,
             LIMITS,
             unknown,
         )
@@ -153,34 +159,34 @@ def test_names_of_unknown_fields_can_flood_neither_log_nor_memory(caplog):
 
 def test_many_unknown_fields_of_one_object_are_refused(caplog):
     many = dict.fromkeys(map(str, range(200)), 1)
-    assert "200" in str(refusal(TokenizeBody, many))
-    error = refusal(ChatBody, {"messages": [{**HI[0], **many}] * 90})
+    assert "200" in str(refusal(TokenizeRequest, many))
+    error = refusal(ChatCompletionRequest, {"messages": [{**HI[0], **many}] * 90})
     assert error.param == "messages.0"
     few = dict.fromkeys(map(str, range(60)), 1)
-    parsed(ChatBody, {"messages": [{**HI[0], **few}] * 90})
+    parsed(ChatCompletionRequest, {"messages": [{**HI[0], **few}] * 90})
     assert len(warnings_of(caplog)) == 60
 
 
-REFUSED: list[tuple[type[Body], str, Any, str]] = [
-    (CompletionBody, "suffix", "b", "suffix"),
-    (CompletionBody, "max_completion_tokens", 5, "max_tokens"),
-    (CompletionBody, "guided_json", {}, "structured_outputs"),
-    (ChatBody, "functions", [{"name": "f"}], "tools"),
-    (ChatBody, "function_call", {"name": "f"}, "tool_choice"),
-    (ChatBody, "audio", {"voice": "a"}, "text"),
-    (ChatBody, "use_beam_search", True, "beam_search"),
-    (ChatBody, "lora_path", "a", "adapters"),
-    (ChatBody, "chat_template", "{{ 1 }}", "--chat-template"),
-    (ChatBody, "prefix", "support", "prefixes"),
-    (ChatBody, "web_search_options", {}, "tools"),
-    (ResponsesBody, "background", True, "connection"),
-    (ResponsesBody, "conversation", "c", "previous_response_id"),
-    (ResponsesBody, "prompt", {"id": "p"}, "instructions"),
-    (ResponsesBody, "truncation", "auto", "disabled"),
-    (ResponsesBody, "max_tokens", 5, "max_output_tokens"),
-    (ResponsesBody, "response_format", {"type": "json_object"}, "text.format"),
-    (ResponsesBody, "n", 2, "several requests"),
-    (ResponsesBody, "guided_json", {}, "structured_outputs"),
+REFUSED: list[tuple[type[RequestModel], str, Any, str]] = [
+    (CompletionRequest, "suffix", "b", "suffix"),
+    (CompletionRequest, "max_completion_tokens", 5, "max_tokens"),
+    (CompletionRequest, "guided_json", {}, "structured_outputs"),
+    (ChatCompletionRequest, "functions", [{"name": "f"}], "tools"),
+    (ChatCompletionRequest, "function_call", {"name": "f"}, "tool_choice"),
+    (ChatCompletionRequest, "audio", {"voice": "a"}, "text"),
+    (ChatCompletionRequest, "use_beam_search", True, "beam_search"),
+    (ChatCompletionRequest, "lora_path", "a", "adapters"),
+    (ChatCompletionRequest, "chat_template", "{{ 1 }}", "--chat-template"),
+    (ChatCompletionRequest, "prefix", "support", "prefixes"),
+    (ChatCompletionRequest, "web_search_options", {}, "tools"),
+    (ResponsesRequest, "background", True, "connection"),
+    (ResponsesRequest, "conversation", "c", "previous_response_id"),
+    (ResponsesRequest, "prompt", {"id": "p"}, "instructions"),
+    (ResponsesRequest, "truncation", "auto", "disabled"),
+    (ResponsesRequest, "max_tokens", 5, "max_output_tokens"),
+    (ResponsesRequest, "response_format", {"type": "json_object"}, "text.format"),
+    (ResponsesRequest, "n", 2, "several requests"),
+    (ResponsesRequest, "guided_json", {}, "structured_outputs"),
 ]
 
 
@@ -211,16 +217,16 @@ def test_fields_that_change_the_answer_are_refused_by_name(caplog, kind, name, v
     ],
 )
 def test_so_are_those_of_nested_objects(body, param):
-    assert refusal(ChatBody, CHAT | body).param == param
+    assert refusal(ChatCompletionRequest, CHAT | body).param == param
 
 
-def bodies() -> list[type[Body]]:
+def bodies() -> list[type[RequestModel]]:
     """Every body and every object in one."""
-    left: list[Any] = list(BODIES)
-    found: list[type[Body]] = []
+    left: list[Any] = list(REQUEST_MODELS)
+    found: list[type[RequestModel]] = []
     while left:
         item = left.pop(0)
-        if isinstance(item, type) and issubclass(item, Body) and item not in found:
+        if isinstance(item, type) and issubclass(item, RequestModel) and item not in found:
             found.append(item)
             left += [field.annotation for field in item.__pydantic_fields__.values()]
         left += [*get_args(item), *get_args(getattr(item, "__value__", None))]
@@ -247,7 +253,7 @@ REQUIRED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", bodies(), ids=lambda kind: kind.__name__)
-def test_null_is_an_absent_field(kind: type[Body]):
+def test_null_is_an_absent_field(kind: type[RequestModel]):
     types = kind.__pydantic_fields__.get("type")
     required = REQUIRED | {"type": get_args(types.annotation)[0] if types else None}
     given = {
@@ -287,9 +293,9 @@ def test_what_is_accepted_in_silence(caplog):
         "stream": True,
         "stream_options": {"include_usage": True, "include_obfuscation": False},
     }
-    body = parsed(ChatBody, CHAT | more, strict=True)
+    body = parsed(ChatCompletionRequest, CHAT | more, strict=True)
     assert chat_params(body, {}, LIMITS) == chat_params(
-        parsed(ChatBody, {**CHAT, "stream": True}), {}, LIMITS
+        parsed(ChatCompletionRequest, {**CHAT, "stream": True}), {}, LIMITS
     )
     assert warnings_of(caplog) == []
 
@@ -309,7 +315,7 @@ def test_answers_can_be_sent_back(caplog):
         "name": "ann",
     }
     for again in (message, message | {"tool_calls": None, "annotations": None, "name": None}):
-        body = parsed(ChatBody, {"messages": [*HI, again, *HI]}, strict=True)
+        body = parsed(ChatCompletionRequest, {"messages": [*HI, again, *HI]}, strict=True)
         shown = body.messages[1].model_dump(exclude_none=True)
         assert "annotations" not in shown and "provider_specific_fields" not in shown
     assert warnings_of(caplog) == []
@@ -318,49 +324,49 @@ def test_answers_can_be_sent_back(caplog):
 @pytest.mark.parametrize("value", [1, 1.0])
 def test_whole_numbers_may_be_written_with_a_point(value):
     names = ["n", "max_completion_tokens", "seed", "top_k", "min_tokens", "top_logprobs"]
-    body = parsed(ChatBody, CHAT | dict.fromkeys(names, value) | {"logprobs": True})
+    body = parsed(ChatCompletionRequest, CHAT | dict.fromkeys(names, value) | {"logprobs": True})
     params = chat_params(body, {}, LIMITS)
     found = (params.n, params.max_tokens, params.seed, params.top_k, params.min_tokens)
     assert found == (1,) * 5
     assert all(type(number) is int for number in found)
     for bad in (1.5, 1e400, "1", True, [1]):
-        assert refusal(ChatBody, CHAT | {"n": bad}).param == "n"
+        assert refusal(ChatCompletionRequest, CHAT | {"n": bad}).param == "n"
 
 
 def test_logprobs_of_a_chat_may_be_0_or_1():
     def wanted(**more: Any) -> int | None:
-        return chat_params(parsed(ChatBody, CHAT | more), {}, LIMITS).logprobs
+        return chat_params(parsed(ChatCompletionRequest, CHAT | more), {}, LIMITS).logprobs
 
     assert wanted(logprobs=0, top_logprobs=0) is None
     assert wanted(logprobs=1) == 0
     assert wanted(logprobs=1, top_logprobs=3) == 3
-    assert "top_logprobs" in str(refusal(ChatBody, CHAT | {"logprobs": 5}))
+    assert "top_logprobs" in str(refusal(ChatCompletionRequest, CHAT | {"logprobs": 5}))
     with pytest.raises(ApiError, match="needs logprobs"):
         wanted(top_logprobs=1)
 
 
 def test_logprobs_of_the_whole_vocabulary_stay_within_the_limit():
-    body = parsed(CompletionBody, COMPLETION | {"prompt_logprobs": -1, "logprobs": -1})
+    body = parsed(CompletionRequest, COMPLETION | {"prompt_logprobs": -1, "logprobs": -1})
     with pytest.raises(ApiError, match="--limit logprobs=300 and --max-logprobs 300") as caught:
         completion_params(body, {}, LIMITS, 300)
     assert caught.value.param == "prompt_logprobs"
     params = completion_params(body, {}, ServeLimits(logprobs=300), 300)
     assert (params.logprobs, params.prompt_logprobs) == (300, 300)
-    chat = parsed(ChatBody, CHAT | {"logprobs": True, "top_logprobs": -1})
+    chat = parsed(ChatCompletionRequest, CHAT | {"logprobs": True, "top_logprobs": -1})
     assert chat_params(chat, {}, ServeLimits(logprobs=300), 300).logprobs == 300
     with pytest.raises(ApiError, match="0 to 20"):
         completion_params(body, {}, LIMITS)
 
 
 def test_prompt_logprobs_are_not_lost_in_a_chats_stream():
-    body = parsed(ChatBody, CHAT | {"stream": True, "prompt_logprobs": 1})
+    body = parsed(ChatCompletionRequest, CHAT | {"stream": True, "prompt_logprobs": 1})
     with pytest.raises(ApiError, match="prompt_logprobs"):
         chat_params(body, {}, LIMITS)
 
 
 def test_completions_take_a_response_format():
-    body = parsed(CompletionBody, COMPLETION | {"response_format": {"type": "json_object"}})
-    found = constraint_of(body, LIMITS, literal=False)
+    body = parsed(CompletionRequest, COMPLETION | {"response_format": {"type": "json_object"}})
+    found = request_constraint(body, LIMITS, literal=False)
     assert found is not None and found.kind == "json"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from .running import Running
+from .live_server import LiveServer
 
 HI = [{"role": "user", "content": "Who lives in Peru?"}]
 SCHEMA = {
@@ -132,7 +132,7 @@ async def merged_later(answer: Any) -> Any:
     [*(("chat", args) for args in CHATS), *(("completions", args) for args in COMPLETIONS)],
     ids=lambda value: str(value)[:50],
 )
-def test_four_ways_to_one_answer(server: Running, client: openai.OpenAI, route, args):
+def test_four_ways_to_one_answer(server: LiveServer, client: openai.OpenAI, route, args):
     base: dict[str, Any] = {"model": "tiny", "seed": 5, "temperature": 0.8, "max_tokens": 16}
     base |= {"messages": HI} if route == "chat" else {"prompt": "Who?"}
     whole = {**base, **args}

@@ -13,7 +13,7 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
-from .running import Running
+from .live_server import LiveServer
 
 # Not positive_data_acceptance: a schema cannot say that the model must be the served one, that a
 # prompt must fit, or that two fields must agree.
@@ -29,8 +29,8 @@ CHECKS = [
 # The server's threads draw random numbers too, which hypothesis takes for the strategies' doing.
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-@pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.slow)])
-def test_every_route(server: Running, mode, examples):
+@pytest.mark.parametrize("examples", [8, pytest.param(100, special_tokens=pytest.mark.slow)])
+def test_every_route(server: LiveServer, mode, examples):
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     tried: dict[str, int] = {}
     for found in schema.get_all_operations():

@@ -20,12 +20,12 @@ from rjax.serve.auth import KeyRing
 from rjax.serve.bodies import at_most_values, parse_body
 from rjax.serve.errors import ApiError
 from rjax.serve.fields import UnknownFields
-from rjax.serve.intake import Intake
 from rjax.serve.limits import ServeLimits
 from rjax.serve.metrics import Metrics
-from rjax.serve.requests import CompletionBody
+from rjax.serve.request_limits import RequestLimitsMiddleware
+from rjax.serve.requests import CompletionRequest
 
-from .running import Running
+from .live_server import LiveServer
 from .watch import best_of_two, check_memory, resident, watched
 
 COMPLETIONS, CHAT, PREFIXES = "/v1/completions", "/v1/chat/completions", "/v1/prefixes"
@@ -149,7 +149,7 @@ ALLOWED = {
 }
 
 
-def pause(server: Running, path: str, content: bytes, status: int) -> float:
+def pause(server: LiveServer, path: str, content: bytes, status: int) -> float:
     before = resident()
     with watched(server) as found:
         answer = httpx2.post(server.url + path, content=content, headers=JSON, timeout=120)
@@ -159,13 +159,13 @@ def pause(server: Running, path: str, content: bytes, status: int) -> float:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_bodies_do_not_stop_the_loop(server: Running, name: str):
+def test_refused_bodies_do_not_stop_the_loop(server: LiveServer, name: str):
     path, content = REFUSED[name]
     best_of_two(lambda: pause(server, path, content, 400), 1.0)
 
 
 @pytest.mark.parametrize("name", ALLOWED)
-def test_allowed_bodies_do_not_stop_the_loop(server: Running, name: str):
+def test_allowed_bodies_do_not_stop_the_loop(server: LiveServer, name: str):
     path, content, status = ALLOWED[name]
     best_of_two(lambda: pause(server, path, content, status), 0.2)
 
@@ -191,9 +191,9 @@ def test_values_are_counted_outside_strings(text: str, values: int):
 
 def test_a_text_full_of_commas_is_one_value():
     body = json.dumps({"prompt": 'a,"[{\\' * 100_000}).encode()
-    assert parse_body(body, CompletionBody, ServeLimits(body_values=3), UnknownFields())
+    assert parse_body(body, CompletionRequest, ServeLimits(body_values=3), UnknownFields())
     with pytest.raises(ApiError, match="JSON values"):
-        parse_body(body, CompletionBody, ServeLimits(body_values=1), UnknownFields())
+        parse_body(body, CompletionRequest, ServeLimits(body_values=1), UnknownFields())
 
 
 def test_bodies_have_a_bound_together():
@@ -206,7 +206,7 @@ def test_bodies_have_a_bound_together():
         await ends.wait()
         await JSONResponse({})(scope, receive, send)
 
-    intake = Intake(app, limits, KeyRing([]), Metrics("tiny", {}))
+    intake = RequestLimitsMiddleware(app, limits, KeyRing([]), Metrics("tiny", {}))
 
     async def status() -> int:
         found: list[Message] = []
@@ -233,7 +233,7 @@ def test_bodies_have_a_bound_together():
     asyncio.run(run())
 
 
-def test_a_slash_more_is_no_redirect(server: Running):
+def test_a_slash_more_is_no_redirect(server: LiveServer):
     """A Location made of the Host header would send a client, and its key, anywhere."""
     for path in (COMPLETIONS, "/v1/models", PREFIXES, "/health", RESPONSES, "/ping", "/docs"):
         for method in ("GET", "POST"):
@@ -245,7 +245,7 @@ def test_a_slash_more_is_no_redirect(server: Running):
 
 
 @pytest.mark.parametrize("name", [".", ".."])
-def test_names_that_no_path_can_hold_are_refused(server: Running, name: str):
+def test_names_that_no_path_can_hold_are_refused(server: LiveServer, name: str):
     body = {"name": name, "prompt": "a"}
     answer = httpx2.post(server.url + PREFIXES, json=body, timeout=60)
     assert answer.status_code == 400

@@ -36,14 +36,14 @@ from .hostile import (
     until,
     watched,
 )
-from .running import Running, make_engine, running
+from .live_server import LiveServer, live_server, make_engine
 
 SLOTS = 4
 LONG = {"prompt": "a", "max_tokens": 120, "ignore_eos": True, "temperature": 0}
 
 
 @contextlib.contextmanager
-def slowed(server: Running, seconds: float) -> Iterator[None]:
+def slowed(server: LiveServer, seconds: float) -> Iterator[None]:
     """Steps take longer, as those of a large model do."""
     engine = server.service.engine.engine
     step = engine.step
@@ -60,27 +60,27 @@ def slowed(server: Running, seconds: float) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def small(folder) -> Iterator[Running]:
+def small(folder) -> Iterator[LiveServer]:
     limits = ServeLimits(
         heartbeat_seconds=1.0, queued_sequences=40, send_seconds=1.5, unread_tokens=2000
     )
-    with running(make_engine(folder), limits=limits, send_buffer=8192) as found:
+    with live_server(make_engine(folder), limits=limits, send_buffer=8192) as found:
         assert complete(found, SHORT).status == 200
         assert complete(found, {**SHORT, "logprobs": 20}).status == 200
         yield found
 
 
-def complete(server: Running, body: dict) -> Answer:
+def complete(server: LiveServer, body: dict) -> Answer:
     """A request that may take as long as it likes."""
     return ask(server, "POST", "/v1/completions", body)
 
 
-def register(server: Running, name: str) -> Answer:
+def register(server: LiveServer, name: str) -> Answer:
     body = {"name": name, "prompt": f"{name} Answer from this table and nothing else. " * 3}
     return ask(server, "POST", "/v1/prefixes", body)
 
 
-def test_prefixes_wait_their_turn_while_streams_go_on(small: Running):
+def test_prefixes_wait_their_turn_while_streams_go_on(small: LiveServer):
     """The queue has room for 40: four streams, and 36 of 45 prefixes."""
     small.wait_idle()
     with watched(small), ThreadPoolExecutor(45) as pool:
@@ -110,7 +110,7 @@ def test_prefixes_wait_their_turn_while_streams_go_on(small: Running):
     assert small.used_bytes() == 0
 
 
-def test_a_registration_is_cancelled_with_its_client(small: Running):
+def test_a_registration_is_cancelled_with_its_client(small: LiveServer):
     small.wait_idle()
     assert register(small, "kept").status == 200
     before = get(small, "/v1/prefixes/kept").json
@@ -133,7 +133,7 @@ def test_a_registration_is_cancelled_with_its_client(small: Running):
     assert small.used_bytes() == 0
 
 
-def test_a_reader_that_stops_gives_its_share_back_and_is_cut(small: Running):
+def test_a_reader_that_stops_gives_its_share_back_and_is_cut(small: LiveServer):
     """Its 36 sequences leave room for four; the answer is 400 KB and no more than 90 KB are on
     their way."""
     small.wait_idle()
@@ -153,7 +153,7 @@ def test_a_reader_that_stops_gives_its_share_back_and_is_cut(small: Running):
     assert small.used_bytes() == 0
 
 
-def test_tokens_that_wait_for_a_reader_are_bounded(small: Running):
+def test_tokens_that_wait_for_a_reader_are_bounded(small: LiveServer):
     """2,000 may wait, each alternative counting as one: of 8 x 60 x 21 most are never made."""
     small.wait_idle()
     before = small.call(lambda engine: engine.stats()).output_tokens
@@ -167,7 +167,7 @@ def test_tokens_that_wait_for_a_reader_are_bounded(small: Running):
     assert small.used_bytes() == 0
 
 
-def test_an_answer_that_is_never_read_is_dropped(small: Running):
+def test_an_answer_that_is_never_read_is_dropped(small: LiveServer):
     small.wait_idle()
     until(lambda: len(small.server._open) == 0, 10)
     body = {**LONG, "prompt": ["a"] * 4, "max_tokens": 60, "logprobs": 20}
@@ -180,7 +180,7 @@ def test_an_answer_that_is_never_read_is_dropped(small: Running):
         assert found is not None and len(found) < 200_000
 
 
-def test_slow_readers_get_all_of_their_stream(small: Running):
+def test_slow_readers_get_all_of_their_stream(small: LiveServer):
     """Slower than the engine, and faster than 16 KiB in ``send_seconds``."""
     small.wait_idle()
     body = {**LONG, "prompt": ["a"] * 8, "max_tokens": 50, "stream": True}
@@ -197,7 +197,7 @@ def test_slow_readers_get_all_of_their_stream(small: Running):
 
 
 @pytest.fixture(scope="module")
-def narrow(folder) -> Iterator[Running]:
+def narrow(folder) -> Iterator[LiveServer]:
     limits = ServeLimits(
         connections=30,
         open_connections=60,
@@ -206,12 +206,12 @@ def narrow(folder) -> Iterator[Running]:
         header_seconds=1.5,
         body_seconds=2.5,
     )
-    with running(make_engine(folder), limits=limits) as found:
+    with live_server(make_engine(folder), limits=limits) as found:
         assert complete(found, SHORT).status == 200
         yield found
 
 
-def test_silent_connections_keep_nobody_out(narrow: Running):
+def test_silent_connections_keep_nobody_out(narrow: LiveServer):
     """Three times as many as may be open, from one address and from another.
 
     The loop accepts them in groups, whose work the checks of types in tests make several times as
@@ -233,7 +233,7 @@ def test_silent_connections_keep_nobody_out(narrow: Running):
     until(lambda: len(narrow.server._open) == 0)
 
 
-def test_a_request_that_is_here_keeps_its_place(narrow: Running):
+def test_a_request_that_is_here_keeps_its_place(narrow: LiveServer):
     """More silent connections than may be open come after it in the same turn of the loop."""
     request = b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
     with contextlib.ExitStack() as stack:
@@ -248,7 +248,7 @@ def test_a_request_that_is_here_keeps_its_place(narrow: Running):
         assert answer is not None and answer.startswith(b"HTTP/1.1 200")
 
 
-def test_those_with_most_silent_connections_lose_them(narrow: Running):
+def test_those_with_most_silent_connections_lose_them(narrow: LiveServer):
     """Not whoever connected first and is slow to send."""
     with contextlib.ExitStack() as stack:
         slow = stack.enter_context(connect(narrow))
@@ -260,7 +260,7 @@ def test_those_with_most_silent_connections_lose_them(narrow: Running):
         assert answer is not None and answer.startswith(b"HTTP/1.1 200")
 
 
-def test_addresses_that_had_answers_keep_their_silent_connections(narrow: Running):
+def test_addresses_that_had_answers_keep_their_silent_connections(narrow: LiveServer):
     """Even if they have more of them than each of many others."""
     assert get(narrow, "/health").json == {"status": "ready"}
     with contextlib.ExitStack() as stack:
@@ -274,7 +274,7 @@ def test_addresses_that_had_answers_keep_their_silent_connections(narrow: Runnin
             assert answer is not None and answer.startswith(b"HTTP/1.1 200")
 
 
-def test_slow_headers_have_a_deadline(narrow: Running):
+def test_slow_headers_have_a_deadline(narrow: LiveServer):
     """At the first request and at a later one of the connection."""
     head = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n"
     for before in (b"", head + b"\r\n"):
@@ -295,7 +295,7 @@ def test_slow_headers_have_a_deadline(narrow: Running):
             assert time.monotonic() - start < 4
 
 
-def test_busy_connections_leave_health_its_own(narrow: Running):
+def test_busy_connections_leave_health_its_own(narrow: LiveServer):
     """Bodies that never come keep as many requests under way as may be; they have a deadline."""
     part = raw_post("/v1/completions", SHORT)[:-5]
     with watched(narrow), contextlib.ExitStack() as stack:
@@ -316,7 +316,7 @@ def test_busy_connections_leave_health_its_own(narrow: Running):
     until(lambda: len(narrow.server._open) == 0)
 
 
-def _answered(server: Running) -> bool:
+def _answered(server: LiveServer) -> bool:
     try:
         return post(server, SHORT).status == 200
     except (OSError, http.client.HTTPException):
@@ -326,7 +326,7 @@ def _answered(server: Running) -> bool:
 def test_where_all_are_busy_only_health_is_answered(folder):
     limits = ServeLimits(open_connections=5, address_connections=5, health_connections=2)
     part = raw_post("/v1/completions", SHORT)[:-5]
-    with running(make_engine(folder), limits=limits) as tiny, contextlib.ExitStack() as stack:
+    with live_server(make_engine(folder), limits=limits) as tiny, contextlib.ExitStack() as stack:
         for _ in range(5):
             stack.enter_context(connect(tiny)).sendall(part)
         until(lambda: len(tiny.server._open._all.members["busy"]) == 5)
@@ -340,7 +340,7 @@ def test_where_all_are_busy_only_health_is_answered(folder):
             assert refused.headers["retry-after"] == "2"
 
 
-def test_a_flood_of_commands_does_not_stop_streams(small: Running):
+def test_a_flood_of_commands_does_not_stop_streams(small: LiveServer):
     small.wait_idle()
     stop = threading.Event()
 
@@ -359,7 +359,7 @@ def test_a_flood_of_commands_does_not_stop_streams(small: Running):
     assert stream.longest_pause < HONEST_SECONDS
 
 
-def test_refusals_hold_up_the_loop_for_little(small: Running):
+def test_refusals_hold_up_the_loop_for_little(small: LiveServer):
     """Bodies of the largest size, refused each."""
     small.wait_idle()
     body = {"name": "x" * 10**6, "prompt": [1] * 2 * 10**6}
@@ -372,15 +372,15 @@ def test_connections_are_no_more_than_the_files_of_the_process(monkeypatch):
     limits, had = ServeLimits(open_connections=500), [(300, 400)]
     monkeypatch.setattr(resource, "getrlimit", lambda kind: had[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda kind, new: had.append(new))
-    assert server_module._most_open(limits) == 300 - 128 - 16
-    server_module.allow_files(limits)
+    assert server_module._max_open_connections(limits) == 300 - 128 - 16
+    server_module.set_ulimit(limits)
     assert had[-1] == (400, 400)
     had.append((300, 10**6))
-    server_module.allow_files(limits)
+    server_module.set_ulimit(limits)
     assert had[-1] == (500 + 128 + 16, 10**6)
-    assert server_module._most_open(limits) == 500
-    server_module.allow_files(limits)
+    assert server_module._max_open_connections(limits) == 500
+    server_module.set_ulimit(limits)
     assert len(had) == 4
     had.append((100, 100))
     with pytest.raises(InvalidConfigError, match="raise ulimit -n"):
-        server_module._most_open(limits)
+        server_module._max_open_connections(limits)

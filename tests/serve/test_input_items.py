@@ -10,11 +10,11 @@ from openai.types.responses import ResponseItem
 from starlette.datastructures import QueryParams
 
 from rjax.serve.errors import ApiError
-from rjax.serve.responses.input_items import page, stored_items
-from rjax.serve.responses.requests import ResponsesBody
+from rjax.serve.responses_api.input_items import page, stored_items
+from rjax.serve.responses_api.requests import ResponsesRequest
 
 from .hostile import ask
-from .running import Running
+from .live_server import LiveServer
 
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_output_tokens": 1}
 ANY_ITEM = pydantic.TypeAdapter[ResponseItem](ResponseItem)
@@ -129,7 +129,7 @@ def test_pages(client):
         ("after=msg_1", 404, "after"),
     ],
 )
-def test_queries_that_are_refused(client, server: Running, query, status, param):
+def test_queries_that_are_refused(client, server: LiveServer, query, status, param):
     name = client.responses.create(input="a", **GREEDY).id
     found = ask(server, "GET", f"/v1/responses/{name}/input_items?{query}")
     assert (found.status, found.json["error"]["param"]) == (status, param)
@@ -145,7 +145,7 @@ def test_responses_that_are_not_stored_have_none(client):
 def test_any_text_is_json():
     text = '\ud800 "\\ \n é 🙂'
     item = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]}
-    body = ResponsesBody.model_validate({"input": [item]})
+    body = ResponsesRequest.model_validate({"input": [item]})
     assert not isinstance(body.input, str)
     body.input[0].summary[0].text = text  # type: ignore[union-attr, index]
     items = stored_items(body.input, "resp_1")

@@ -11,15 +11,15 @@ import pytest
 
 from rjax.outputs import CompletionOutput, Logprob, RequestOutput
 from rjax.sampling import SamplingParams
-from rjax.serve.answers import AnswerMessage, ChatChoice, Tokens
-from rjax.serve.completions import _Answer
+from rjax.serve.chunked_json import chunked_response, iter_json, response_size
+from rjax.serve.completions import _ResponseBuilder
 from rjax.serve.errors import ApiError
 from rjax.serve.limits import ServeLimits
-from rjax.serve.logprobs import check_amount
-from rjax.serve.pieces import answer_size, json_pieces, pieced
-from rjax.serve.requests import CompletionBody
+from rjax.serve.logprobs import check_logprobs_count
+from rjax.serve.requests import CompletionRequest
+from rjax.serve.responses import ChatCompletionResponseChoice, ChatMessage, TokenizeResponse
 
-from .running import LENGTH, Running
+from .live_server import LENGTH, LiveServer
 from .watch import best_of_two
 
 TOKENS, ALTERNATIVES = 500, 21
@@ -64,14 +64,14 @@ def paused(work: Callable[[], Awaitable[Any]]) -> tuple[float, Any]:
     return asyncio.run(run())
 
 
-async def whole(server: Running, samples: int) -> list[bytes]:
+async def whole(server: LiveServer, samples: int) -> list[bytes]:
     """The pieces of an answer as they are sent."""
-    body = CompletionBody(prompt="b", prompt_logprobs=20)
-    answer = _Answer(body, server.service, samples)
+    body = CompletionRequest(prompt="b", prompt_logprobs=20)
+    builder = _ResponseBuilder(body, server.service, samples)
     found = output(samples)
-    size = answer_size([found], SamplingParams(prompt_logprobs=20))
-    threads = server.service.answer_threads
-    response = await pieced(lambda: answer.whole([found]), size, threads)
+    size = response_size([found], SamplingParams(prompt_logprobs=20))
+    threads = server.service.response_threads
+    response = await chunked_response(lambda: builder.whole([found]), size, threads)
     sent: list[bytes] = []
 
     async def send(message: Any) -> None:
@@ -82,14 +82,14 @@ async def whole(server: Running, samples: int) -> list[bytes]:
     return sent
 
 
-async def events(server: Running, samples: int) -> list[str]:
-    body = CompletionBody(prompt="b", prompt_logprobs=20, stream=True)
-    answer = _Answer(body, server.service, samples)
-    return [event async for event in answer.events(Outputs(output(samples)))]  # type: ignore[arg-type]
+async def events(server: LiveServer, samples: int) -> list[str]:
+    body = CompletionRequest(prompt="b", prompt_logprobs=20, stream=True)
+    builder = _ResponseBuilder(body, server.service, samples)
+    return [event async for event in builder.events(Outputs(output(samples)))]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("form", [whole, events])
-def test_large_answers_do_not_stop_the_loop(server: Running, form: Callable[..., Any]):
+def test_large_answers_do_not_stop_the_loop(server: LiveServer, form: Callable[..., Any]):
     def measure() -> float:
         pause, found = paused(lambda: form(server, MOST))
         assert sum(map(len, found)) > 20e6
@@ -100,18 +100,20 @@ def test_large_answers_do_not_stop_the_loop(server: Running, form: Callable[...,
     best_of_two(measure, 0.2)
 
 
-def test_pieces_make_the_same_json(server: Running):
-    answer = _Answer(CompletionBody(prompt="b", prompt_logprobs=20), server.service, 2)
-    made = answer.whole([output(2)])
-    assert json.loads("".join(json_pieces(made))) == made.model_dump()
+def test_pieces_make_the_same_json(server: LiveServer):
+    builder = _ResponseBuilder(CompletionRequest(prompt="b", prompt_logprobs=20), server.service, 2)
+    made = builder.whole([output(2)])
+    assert json.loads("".join(iter_json(made))) == made.model_dump()
     left = made.model_dump(exclude={"usage"})
-    assert json.loads("".join(json_pieces(made, frozenset(("usage",))))) == left
-    empty = Tokens(tokens=[], count=0, max_model_len=1)
-    assert json.loads("".join(json_pieces(empty))) == empty.model_dump()
-    long = Tokens(tokens=list(range(1000)), count=0, max_model_len=1)
-    assert json.loads("".join(json_pieces(long))) == long.model_dump()
-    choice = ChatChoice(index=0, message=AnswerMessage(content='"é\n'), finish_reason="stop")
-    assert json.loads("".join(json_pieces(choice))) == choice.model_dump()
+    assert json.loads("".join(iter_json(made, frozenset(("usage",))))) == left
+    empty = TokenizeResponse(tokens=[], count=0, max_model_len=1)
+    assert json.loads("".join(iter_json(empty))) == empty.model_dump()
+    long = TokenizeResponse(tokens=list(range(1000)), count=0, max_model_len=1)
+    assert json.loads("".join(iter_json(long))) == long.model_dump()
+    choice = ChatCompletionResponseChoice(
+        index=0, message=ChatMessage(content='"é\n'), finish_reason="stop"
+    )
+    assert json.loads("".join(iter_json(choice))) == choice.model_dump()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_pieces_make_the_same_json(server: Running):
         {"echo": True, "logprobs": 20, "prompt": [[12] * 500] * 60},
     ],
 )
-def test_too_many_logprobs_are_refused(server: Running, more: dict):
+def test_too_many_logprobs_are_refused(server: LiveServer, more: dict):
     body = {"prompt": "a", "max_tokens": 1, **more}
     answer = httpx2.post(server.url + "/v1/completions", json=body, timeout=60)
     assert answer.status_code == 400
@@ -134,6 +136,6 @@ def test_logprobs_within_the_length_are_allowed():
     """Without ``max_tokens`` the model's length bounds them, and is few enough here."""
     params = SamplingParams(max_tokens=None, logprobs=20, prompt_logprobs=20)
     most = LENGTH * ALTERNATIVES
-    check_amount(params, [100], LENGTH, most)
+    check_logprobs_count(params, [100], LENGTH, most)
     with pytest.raises(ApiError, match=f"up to {most} logprobs"):
-        check_amount(params, [100], LENGTH, most - 1)
+        check_logprobs_count(params, [100], LENGTH, most - 1)

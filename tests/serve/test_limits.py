@@ -13,7 +13,7 @@ from rjax.errors import InvalidConfigError
 from rjax.serve.__main__ import main
 from rjax.serve.limits import ServeLimits, limits_table
 
-from .running import Running, make_engine, running
+from .live_server import LiveServer, live_server, make_engine
 
 HUGE = (2**31, 2**63, 10**400)
 COMPLETION = {"prompt": "a", "max_tokens": 1}
@@ -106,14 +106,14 @@ def ids(case: object) -> str:
     return json.dumps(case)[:40] if not isinstance(case, int) else str(case)[:20]
 
 
-def body_of(base: dict, name: str, value: object) -> bytes:
+def json_body(base: dict, name: str, value: object) -> bytes:
     return json.dumps({**base, name: value}).encode()
 
 
 @pytest.mark.parametrize(("base", "name", "value"), CASES, ids=ids)
-def test_bad_values_are_refused(server: Running, base, name, value):
+def test_bad_values_are_refused(server: LiveServer, base, name, value):
     path = "/v1/chat/completions" if base is CHAT else "/v1/completions"
-    content = body_of(base, name, value)
+    content = json_body(base, name, value)
     found = httpx2.post(
         server.url + path,
         content=content,
@@ -138,13 +138,13 @@ def test_bad_values_are_refused(server: Running, base, name, value):
     ("/detokenize", {"tokens": [1] * 513}),
     ("/detokenize", {"tokens": "a"}),
 ])  # fmt: skip
-def test_bad_tokenizer_bodies_are_refused(server: Running, path, body):
+def test_bad_tokenizer_bodies_are_refused(server: LiveServer, path, body):
     found = httpx2.post(server.url + path, json=body, timeout=30)
     assert found.status_code == 400, found.text
     assert "error" in found.json()
 
 
-def test_messages_say_what_to_give(server: Running):
+def test_messages_say_what_to_give(server: LiveServer):
     def said(**request) -> str:
         found = httpx2.post(server.url + "/v1/completions", timeout=30, **request)
         assert found.status_code == 400
@@ -155,7 +155,7 @@ def test_messages_say_what_to_give(server: Running):
     assert "no JSON object" in said(json=[1])
 
 
-def test_nothing_of_that_hurt_the_engine(server: Running):
+def test_nothing_of_that_hurt_the_engine(server: LiveServer):
     server.wait_idle()
     assert httpx2.get(server.url + "/health").json() == {"status": "ready"}
     assert httpx2.post(server.url + "/v1/completions", json=COMPLETION, timeout=60).is_success
@@ -174,7 +174,7 @@ def test_nothing_of_that_hurt_the_engine(server: Running):
         (b"null", 400),
     ],
 )
-def test_bad_json(server: Running, content, code):
+def test_bad_json(server: LiveServer, content, code):
     found = httpx2.post(
         server.url + "/v1/completions",
         content=content,
@@ -189,7 +189,7 @@ def test_body_headers_and_queue_have_limits(folder):
     limits = ServeLimits(
         body_bytes=2000, header_bytes=4000, headers=20, body_seconds=2.0, queued_sequences=3, n=4
     )
-    with running(make_engine(folder), limits=limits) as small, httpx2.Client(
+    with live_server(make_engine(folder), limits=limits) as small, httpx2.Client(
         base_url=small.url, timeout=30
     ) as http:  # fmt: skip
         assert http.post("/v1/completions", json={"prompt": "a" * 3000}).status_code == 413

@@ -8,7 +8,7 @@ from rjax.sampling import SamplingParams
 from rjax.serve.server import make_service
 from rjax.structured.constraint import Constraint
 
-from .running import make_engine, zygote
+from .live_server import make_engine, zygote
 
 
 @pytest.mark.parametrize("plain", [0, 2])

@@ -7,7 +7,7 @@ import httpx2
 
 from rjax.serve.limits import ServeLimits
 
-from .running import Running, make_engine, running
+from .live_server import LiveServer, live_server, make_engine
 
 # vLLM's core set, for which dashboards exist; a histogram has _count, a counter _total.
 NAMES = [
@@ -31,7 +31,7 @@ PER_REQUEST = [
 BODY = {"prompt": "a", "max_tokens": 4, "temperature": 1, "ignore_eos": True}
 
 
-def scrape(server: Running) -> dict[str, float]:
+def scrape(server: LiveServer) -> dict[str, float]:
     """Value by name and labels, the model's name left out."""
     lines = httpx2.get(server.url + "/metrics").text.splitlines()
     pairs = [line.rsplit(" ", 1) for line in lines if line and not line.startswith("#")]
@@ -44,17 +44,17 @@ def scrape(server: Running) -> dict[str, float]:
     return found
 
 
-def post(server: Running, path: str = "/v1/completions", **body) -> httpx2.Response:
+def post(server: LiveServer, path: str = "/v1/completions", **body) -> httpx2.Response:
     return httpx2.post(server.url + path, json=body, timeout=60)
 
 
-def test_the_names_are_those_of_vllm(server: Running):
+def test_the_names_are_those_of_vllm(server: LiveServer):
     post(server, **BODY)
     stems = {name.partition("{")[0] for name in scrape(server)}
     assert not set(NAMES) - stems
 
 
-def test_figures_move_with_what_happens(server: Running):
+def test_figures_move_with_what_happens(server: LiveServer):
     before = scrape(server)
     steps = server.call(lambda engine: engine.stats()).steps
     system = {"role": "system", "content": "All of them share this. " * 12}
@@ -76,7 +76,7 @@ def test_figures_move_with_what_happens(server: Running):
     assert grown['request_success_total{finished_reason="length"}'] == 6
 
 
-def test_steps_are_counted_by_size(server: Running):
+def test_steps_are_counted_by_size(server: LiveServer):
     before = scrape(server)
     steps = server.call(lambda engine: engine.stats()).steps
     assert post(server, **BODY).status_code == 200
@@ -93,7 +93,7 @@ def test_steps_are_counted_by_size(server: Running):
     assert grown["iteration_tokens_total_sum"] >= 4
 
 
-def test_the_cache_is_described(server: Running):
+def test_the_cache_is_described(server: LiveServer):
     [info] = [name for name in scrape(server) if name.startswith("cache_config_info")]
     assert 'block_size="8"' in info
     assert 'num_gpu_blocks="1024"' in info
@@ -102,7 +102,7 @@ def test_the_cache_is_described(server: Running):
 
 def test_rejections_name_their_limit(folder):
     limits = ServeLimits(queued_sequences=3, queued_tokens=40, connections=1)
-    with running(make_engine(folder), limits=limits) as small:
+    with live_server(make_engine(folder), limits=limits) as small:
         assert post(small, **BODY, n=4).status_code == 503
         assert post(small, **{**BODY, "prompt": [5] * 41}).status_code == 503
         host, port = small.url.removeprefix("http://").split(":")

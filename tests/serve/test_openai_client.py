@@ -7,7 +7,7 @@ import math
 import openai
 import pytest
 
-from .running import Running
+from .live_server import LiveServer
 
 HI = [{"role": "user", "content": "Who lives in Peru?"}]
 GREEDY = {"model": "tiny", "temperature": 0}
@@ -99,7 +99,7 @@ def test_same_seed_same_text(client):
     assert ask(1) != ask(2)
 
 
-def test_async_client_runs_many_at_once(server: Running):
+def test_async_client_runs_many_at_once(server: LiveServer):
     async def whole() -> list[str]:
         base = f"{server.url}/v1"
         async with openai.AsyncOpenAI(base_url=base, api_key="none", max_retries=0) as client:
@@ -202,7 +202,7 @@ def test_penalties_and_bias_act(client):
     assert penalised.choices[0].text != biased
 
 
-def test_extensions(client, server: Running):
+def test_extensions(client, server: LiveServer):
     extra = {
         "top_k": 1,
         "min_p": 0.1,

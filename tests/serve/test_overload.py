@@ -18,7 +18,7 @@ import pytest
 
 from rjax.serve.limits import ServeLimits
 
-from .running import Running, make_engine, running, zygote
+from .live_server import LiveServer, live_server, make_engine, zygote
 from .watch import HONEST, HONEST_SECONDS, best_of_two, check_memory, resident, watched
 
 PATTERNS = {"patternProperties": {f"^(a|b)*{i}_{j}$": {} for i in range(40) for j in range(50)}}
@@ -32,7 +32,7 @@ LONG = "a" * 3_000_000
 
 
 def attack(
-    server: Running, path: str, body: dict, times: int
+    server: LiveServer, path: str, body: dict, times: int
 ) -> tuple[list[httpx2.Response], float]:
     """The answers to several requests at once, and an honest client's slowest beside them."""
     url = server.url + path
@@ -55,12 +55,12 @@ def check(answers: list[httpx2.Response]) -> None:
 def small(folder):
     """A server with a costly chat template."""
     limits = ServeLimits(grammar_seconds=2.0, template_seconds=2.0, slow_tasks=2)
-    with running(make_engine(folder, chat_template=CUBIC), limits=limits) as found:
+    with live_server(make_engine(folder, chat_template=CUBIC), limits=limits) as found:
         httpx2.post(found.url + "/v1/completions", json=HONEST, timeout=120)
         yield found
 
 
-def test_endless_compiles_hold_up_nobody(small: Running):
+def test_endless_compiles_hold_up_nobody(small: LiveServer):
     before = resident()
 
     def slowest() -> float:
@@ -74,7 +74,7 @@ def test_endless_compiles_hold_up_nobody(small: Running):
     assert httpx2.post(small.url + "/v1/completions", json=easy, timeout=60).status_code == 200
 
 
-def test_an_endless_template_holds_up_nobody(small: Running):
+def test_an_endless_template_holds_up_nobody(small: LiveServer):
     body = {"messages": [{"role": "user", "content": "a"}] * 300, "max_tokens": 1}
 
     def slowest() -> float:
@@ -88,7 +88,7 @@ def test_an_endless_template_holds_up_nobody(small: Running):
     assert httpx2.post(url, json=one, timeout=60).status_code == 200
 
 
-def test_no_worker_is_left(small: Running):
+def test_no_worker_is_left(small: LiveServer):
     """What was killed is gone; a worker that waits is kept for each place at most."""
     limits = small.service.limits
     end = time.monotonic() + 10
@@ -113,7 +113,7 @@ def _state(pid: int) -> str:
         return "gone"
 
 
-def test_slow_masks_hold_up_nobody(server: Running):
+def test_slow_masks_hold_up_nobody(server: LiveServer):
     schema = {"type": "object", "properties": {f"p{i}": {} for i in range(3000)}}
     body = {**HONEST, "n": 64, "temperature": 1.5, "max_tokens": 100}
 
@@ -143,7 +143,7 @@ def test_slow_masks_hold_up_nobody(server: Running):
     ],
     ids=["content", "part", "name", "arguments", "description", "parameters", "kwargs"],
 )  # fmt: skip
-def test_every_text_of_a_request_is_counted(server: Running, more: dict):
+def test_every_text_of_a_request_is_counted(server: LiveServer, more: dict):
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, **more}
 
     def pause() -> float:

@@ -8,28 +8,28 @@ import pytest
 
 from rjax.serve.limits import ServeLimits
 
-from .running import Running, make_engine, running
+from .live_server import LiveServer, live_server, make_engine
 
 KEYS = ["first-key-1234", "second-key-5678"]
 RULES = "Answer from this table and nothing else. " * 4
 
 
 @pytest.fixture(scope="module")
-def server(folder) -> Iterator[Running]:
+def server(folder) -> Iterator[LiveServer]:
     limits = ServeLimits(prefixes=3)
-    with running(make_engine(folder), keys=KEYS, limits=limits) as found:
+    with live_server(make_engine(folder), keys=KEYS, limits=limits) as found:
         yield found
 
 
 @pytest.fixture
-def http(server: Running) -> Iterator[httpx2.Client]:
+def http(server: LiveServer) -> Iterator[httpx2.Client]:
     with as_client(server, KEYS[0]) as client:
         yield client
         for prefix in client.get("/v1/prefixes").json()["data"]:
             assert client.delete(f"/v1/prefixes/{prefix['name']}").is_success
 
 
-def as_client(server: Running, key: str) -> httpx2.Client:
+def as_client(server: LiveServer, key: str) -> httpx2.Client:
     headers = {"Authorization": f"Bearer {key}"}
     return httpx2.Client(base_url=server.url, headers=headers, timeout=60)
 
@@ -40,7 +40,7 @@ def complete(http: httpx2.Client, **body) -> dict:
     return found.json()
 
 
-def test_registered_prefix_is_used_and_changes_nothing(server: Running, http):
+def test_registered_prefix_is_used_and_changes_nothing(server: LiveServer, http):
     made = http.post("/v1/prefixes", json={"name": "rules", "prompt": RULES}).json()
     assert made["pinned"]
     found = complete(http, prompt="Who?", prefix="rules", return_token_ids=True)
@@ -55,7 +55,7 @@ def test_registered_prefix_is_used_and_changes_nothing(server: Running, http):
     assert same["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16
 
 
-def test_pins_hold_pages_until_dropped(server: Running, http):
+def test_pins_hold_pages_until_dropped(server: LiveServer, http):
     assert server.used_bytes() == 0
     http.post("/v1/prefixes", json={"name": "rules", "prompt": RULES})
     held = server.used_bytes()
@@ -71,7 +71,7 @@ def test_pins_hold_pages_until_dropped(server: Running, http):
     assert http.get("/v1/prefixes/rules").status_code == 404
 
 
-def test_messages_as_a_prefix_serve_chats(server: Running, http):
+def test_messages_as_a_prefix_serve_chats(server: LiveServer, http):
     system = {"role": "system", "content": RULES}
     made = http.post("/v1/prefixes", json={"name": "chat", "messages": [system]}).json()
     body = {"messages": [system, {"role": "user", "content": "Who?"}], "max_tokens": 1}
@@ -79,7 +79,7 @@ def test_messages_as_a_prefix_serve_chats(server: Running, http):
     assert usage["prompt_tokens_details"]["cached_tokens"] >= made["num_tokens"] - 8
 
 
-def test_tenants_do_not_see_one_anothers(server: Running, http):
+def test_tenants_do_not_see_one_anothers(server: LiveServer, http):
     http.post("/v1/prefixes", json={"name": "mine", "prompt": RULES})
     with as_client(server, KEYS[1]) as other:
         assert other.get("/v1/prefixes").json()["data"] == []
@@ -116,13 +116,15 @@ def test_bad_prefixes_are_refused(http, body):
     assert http.get("/v1/prefixes").json()["data"] == []
 
 
-def test_saved_prefixes_are_every_tenants_from_the_start(folder, tmp_path, server: Running, http):
+def test_saved_prefixes_are_every_tenants_from_the_start(
+    folder, tmp_path, server: LiveServer, http
+):
     http.post("/v1/prefixes", json={"name": "rules", "prompt": RULES})
     path = tmp_path / "rules.safetensors"
     [name] = [p.name for p in server.call(lambda engine: engine.prefixes())]
     server.call(lambda engine: engine.save_prefix(name, path))
     computed = complete(http, prompt="Who?", prefix="rules")
-    with running(make_engine(folder), keys=KEYS, prefix_files={"saved": str(path)}) as later:
+    with live_server(make_engine(folder), keys=KEYS, prefix_files={"saved": str(path)}) as later:
         for key in KEYS:
             with as_client(later, key) as client:
                 [card] = client.get("/v1/prefixes").json()["data"]

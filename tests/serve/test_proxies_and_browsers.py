@@ -9,7 +9,7 @@ import pytest
 from rjax.errors import InvalidConfigError
 from rjax.serve.options import HttpOptions, json_names
 
-from .running import Running, make_engine, running
+from .live_server import LiveServer, live_server, make_engine
 
 KEY = "first-key-1234"
 PAGE = "https://page.example"
@@ -17,14 +17,14 @@ BEARER = {"Authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture(scope="module")
-def proxied(folder) -> Iterator[Running]:
+def proxied(folder) -> Iterator[LiveServer]:
     http = HttpOptions(root_path="/llm/one", allowed_origins=(PAGE,), tokenizer_info=True)
-    with running(make_engine(folder), keys=[KEY], http=http, root="plain") as found:
+    with live_server(make_engine(folder), keys=[KEY], http=http, root="plain") as found:
         yield found
 
 
 @pytest.mark.parametrize("prefix", ["", "/llm/one"])
-def test_a_path_comes_with_the_root_or_without(proxied: Running, prefix):
+def test_a_path_comes_with_the_root_or_without(proxied: LiveServer, prefix):
     url = proxied.url + prefix
     for path in ("/health", "/ping"):
         assert httpx2.get(url + path).json() == {"status": "ready"}
@@ -37,11 +37,11 @@ def test_a_path_comes_with_the_root_or_without(proxied: Running, prefix):
 
 
 @pytest.mark.parametrize("path", ["/llm/health", "/llm/one/llm/one/health", "/llm/oneX/health"])
-def test_no_other_path_is_a_probe(proxied: Running, path):
+def test_no_other_path_is_a_probe(proxied: LiveServer, path):
     assert httpx2.get(proxied.url + path).status_code == 401
 
 
-def test_the_tokenizer_without_the_servers_files(proxied: Running, folder):
+def test_the_tokenizer_without_the_servers_files(proxied: LiveServer, folder):
     found = httpx2.get(proxied.url + "/tokenizer_info", headers=BEARER)
     assert found.status_code == 200
     assert str(folder) not in found.text
@@ -52,7 +52,7 @@ def test_the_tokenizer_without_the_servers_files(proxied: Running, folder):
     assert shown["tokenizer_class"]
 
 
-def preflight(server: Running, origin: str, **more: str) -> httpx2.Response:
+def preflight(server: LiveServer, origin: str, **more: str) -> httpx2.Response:
     headers = {
         "Origin": origin,
         "Access-Control-Request-Method": "POST",
@@ -62,7 +62,7 @@ def preflight(server: Running, origin: str, **more: str) -> httpx2.Response:
     return httpx2.request("OPTIONS", server.url + "/v1/chat/completions", headers=headers)
 
 
-def test_a_page_that_is_allowed_asks_without_a_key(proxied: Running):
+def test_a_page_that_is_allowed_asks_without_a_key(proxied: LiveServer):
     found = preflight(proxied, PAGE)
     assert found.status_code == 200
     assert found.headers["access-control-allow-origin"] == PAGE
@@ -75,7 +75,7 @@ def test_a_page_that_is_allowed_asks_without_a_key(proxied: Running):
         assert answer.headers["access-control-allow-origin"] == PAGE
 
 
-def test_other_pages_are_not_allowed(proxied: Running, server: Running):
+def test_other_pages_are_not_allowed(proxied: LiveServer, server: LiveServer):
     found = preflight(proxied, "https://other.example")
     assert found.status_code == 400
     assert "access-control-allow-origin" not in found.headers

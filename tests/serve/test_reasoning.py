@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rjax.errors import InvalidConfigError
-from rjax.serve.reasoning import REASONING_PARSERS, AnswerFormat, answer_format
+from rjax.serve.reasoning import REASONING_PARSERS, OutputFormat, choose_output_format
 from rjax.serve.requests import Tool
-from rjax.serve.tools import FORMATS, join_pieces
+from rjax.serve.tools import TOOL_FORMATS, join_call_deltas
 from rjax.structured.constraint import Constraint
-from rjax.structured.grammar import compile_grammar, grammar_marks, grammar_tokenizer
-from rjax.structured.lark import Marks
+from rjax.structured.grammar import compile_grammar, grammar_special_tokens, grammar_tokenizer
+from rjax.structured.lark import SpecialTokens
 from rjax.tokenization import Tokenizer
 
+from .live_server import TOKENIZER
 from .reasoning_model import write_reasoning_model
-from .running import TOKENIZER
 
 NAMES = frozenset(("find", "count"))
-CALL = FORMATS["hermes"].call_text("find", '{"a": "</think>"}')
+CALL = TOOL_FORMATS["hermes"].call_text("find", '{"a": "</think>"}')
 FIRST = "<|start|>assistant"
 
 
@@ -50,19 +50,19 @@ def llguidance_tokenizer(tokenizer: Tokenizer) -> Any:
     return grammar_tokenizer(tokenizer, tokenizer.vocab_size, ends)
 
 
-def form(parser: str | None, tokenizer: Tokenizer, tools: str = "hermes") -> AnswerFormat:
+def form(parser: str | None, tokenizer: Tokenizer, tools: str = "hermes") -> OutputFormat:
     named = "auto" if parser == "openai_gptoss" else tools
-    marks = grammar_marks(tokenizer, llguidance_tokenizer(tokenizer))
-    return answer_format(parser, FORMATS[tools], named, tokenizer, marks)
+    special_tokens = grammar_special_tokens(tokenizer, llguidance_tokenizer(tokenizer))
+    return choose_output_format(parser, TOOL_FORMATS[tools], named, tokenizer, special_tokens)
 
 
 def read(
-    answers: AnswerFormat, start: str, pieces: list[str], names: frozenset[str] = NAMES
+    answers: OutputFormat, start: str, pieces: list[str], names: frozenset[str] = NAMES
 ) -> tuple[str, str, list[tuple[str, str]]]:
-    reader = answers.reader(start, names)
-    found = [reader.feed(text, ended=i == len(pieces) - 1) for i, text in enumerate(pieces)]
-    calls = join_pieces(itertools.chain.from_iterable(piece.calls for piece in found))
-    assert reader.num_calls == len(calls)
+    parser = answers.parser(start, names)
+    found = [parser.feed(text, ended=i == len(pieces) - 1) for i, text in enumerate(pieces)]
+    calls = join_call_deltas(itertools.chain.from_iterable(piece.calls for piece in found))
+    assert parser.num_calls == len(calls)
     return (
         "".join(piece.reasoning for piece in found),
         "".join(piece.content for piece in found),
@@ -120,6 +120,7 @@ def test_calls_after_the_reasoning(tagged):
 ANALYSIS = "<|channel|>analysis<|message|>hm<|end|>"
 FINAL = f"{FIRST}<|channel|>final<|message|>Hi"
 TO_FIND = "<|channel|>commentary to=functions.find <|constrain|>json<|message|>"
+LONG_NAME = f"<|channel|>{'x' * 600}"
 HARMONY_CASES = [
     (FIRST, f"{ANALYSIS}{FINAL}<|return|>", "hm", "Hi", []),
     (FIRST, f"{ANALYSIS}{FINAL}", "hm", "Hi", []),
@@ -143,8 +144,10 @@ HARMONY_CASES = [
     (FIRST, f"{ANALYSIS}{FIRST}<|chann", "hm", "", []),
     (FIRST, "<|channel|>analysis<|message|>hm <|en", "hm <|en", "", []),
     (FIRST, "Hi, no channel", "", "Hi, no channel", []),
+    (FIRST, "<think><|message|>", "", "<think><|message|>", []),
+    (FIRST, f"{' ' * 600}Hi", "", f"{FIRST}{' ' * 600}Hi", []),
     (FIRST, "<|channel|>final<|message|>a<b <| c", "", "a<b <| c", []),
-    (FIRST, "<|channel|>" + "x" * 600 + "<|message|>", "", "<|channel|>" + "x" * 600, []),
+    (FIRST, f"{LONG_NAME}<|message|>", "", f"{LONG_NAME}<|message|>", []),
     ("", f"{FINAL}<|end|>lost", "", "Hi\nlost", []),
     (f"{FIRST}<|channel|>final<|message|>", "Hi", "", "Hi", []),
     (f"{FIRST}<|channel|>analysis<|message|>", f"hm<|end|>{FINAL}", "hm", "Hi", []),
@@ -154,8 +157,6 @@ HARMONY_CASES = [
 @pytest.mark.parametrize(("start", "text", "reasoning", "content", "calls"), HARMONY_CASES)
 def test_channels(special, start, text, reasoning, content, calls):
     answers = form("openai_gptoss", special)
-    if len(text) > 600:
-        content = text.removesuffix("<|message|>") + "<|message|>"
     for pieces in ([text], list(text), [*text, ""]):
         assert read(answers, start, pieces) == (reasoning, content, calls)
 
@@ -189,7 +190,7 @@ STARTS = {
 }
 
 
-@given(st.sampled_from(sorted(STARTS, key=str)), st.sampled_from(sorted(FORMATS)), st.data())
+@given(st.sampled_from(sorted(STARTS, key=str)), st.sampled_from(sorted(TOOL_FORMATS)), st.data())
 def test_pieces_do_not_matter(special, parser, fmt, data):
     answers = form(parser, special, fmt)
     start = data.draw(st.sampled_from(STARTS[parser]))
@@ -207,7 +208,7 @@ def test_parsers_that_do_not_fit(tagged, special):
         ("unknown", "auto", special),
     ):
         with pytest.raises(InvalidConfigError, match=parser):
-            answer_format(parser, FORMATS["hermes"], tools, tokenizer, Marks())
+            choose_output_format(parser, TOOL_FORMATS["hermes"], tools, tokenizer, SpecialTokens())
 
 
 def test_the_command_offers_all_parsers():
@@ -274,15 +275,15 @@ def test_the_constraint_is_on_the_final_channel(special, kind):
         assert not accepts(special, outer, lead + bad), start
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", TOOL_FORMATS)
 @pytest.mark.parametrize("name", ["plain", "tagged"])
 @pytest.mark.parametrize("parser", [None, "qwen3"])
 def test_strict_functions_in_free_text(request, name, parser, fmt):
     tokenizer = request.getfixturevalue(name)
     answers = form(parser, tokenizer, fmt)
-    one = FORMATS[fmt].call_text("find", '{"a": 1}')
-    free = FORMATS[fmt].call_text("count", '{"any": ["thing"]}')
-    between = FORMATS[fmt].separator
+    one = TOOL_FORMATS[fmt].call_text("find", '{"a": 1}')
+    free = TOOL_FORMATS[fmt].call_text("count", '{"any": ["thing"]}')
+    between = TOOL_FORMATS[fmt].separator
     for start in ("outside",) if parser is None else ("outside", "undecided", "inside"):
         lead = {"inside": "hm <tool_call> {</think>\n\n"}.get(start, "")
         leads = [lead, "<think>hm <tool_call> {</think>\n\n"] if start == "undecided" else [lead]
@@ -295,7 +296,7 @@ def test_strict_functions_in_free_text(request, name, parser, fmt):
             assert check(f"{before}{one}{between}{free}") == several
             for text in (one.replace("1", '"x"'), one.replace("find", "evil"), one[:-1] + "x"):
                 assert not check(before + text), text
-            if FORMATS[fmt].anywhere:
+            if TOOL_FORMATS[fmt].anywhere:
                 assert check(f"{before}So: {one}")
                 assert check(f"{before}So: {one} and") == several
                 assert not check(f"{before}So: {one.replace('1', 'x')}")

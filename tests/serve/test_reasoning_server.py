@@ -7,11 +7,11 @@ import httpx2
 import openai
 import pytest
 
-from rjax.serve.responses.conversion import input_messages
-from rjax.serve.responses.requests import ResponsesBody
+from rjax.serve.responses_api.conversion import input_messages
+from rjax.serve.responses_api.requests import ResponsesRequest
 
+from .live_server import live_server, make_engine
 from .reasoning_model import write_reasoning_model
-from .running import make_engine, running
 
 PERSON = {
     "type": "object",
@@ -34,7 +34,7 @@ def tool(name: str, strict: bool = True) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     folder = write_reasoning_model(tmp_path_factory.mktemp("reasons") / "tiny", special=False)
-    with running(make_engine(folder, max_num_seqs=2), reasoning_parser="qwen3") as found:
+    with live_server(make_engine(folder, max_num_seqs=2), reasoning_parser="qwen3") as found:
         yield found
 
 
@@ -271,7 +271,7 @@ def test_reasoning_tokens_are_counted(served):
 
 def test_reasoning_items_as_input():
     def shown(*given: dict[str, Any]) -> list[dict[str, Any]]:
-        body = ResponsesBody.model_validate({"input": list(given)})
+        body = ResponsesRequest.model_validate({"input": list(given)})
         return [message.model_dump(exclude_none=True) for message in input_messages(body.input)]
 
     summary = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}

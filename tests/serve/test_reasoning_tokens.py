@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from rjax.outputs import CompletionOutput, FinishReason
 from rjax.sampling import SamplingParams
-from rjax.serve.reasoning import REASONING_PARSERS, ReasoningTokens, answer_format
-from rjax.serve.tools import FORMATS
-from rjax.structured.lark import Marks
+from rjax.serve.reasoning import REASONING_PARSERS, ReasoningTokens, choose_output_format
+from rjax.serve.tools import TOOL_FORMATS
+from rjax.structured.lark import SpecialTokens
 from rjax.tokenization import Tokenizer
 
+from .live_server import TOKENIZER
 from .reasoning_model import write_reasoning_model
-from .running import TOKENIZER
 
 FIRST = "<|start|>assistant"
 PARAMS = SamplingParams(skip_special_tokens=False)
@@ -57,9 +57,11 @@ def count(
             may be behind the tokens.
         finish, stop: why it ends.
     """
-    answers = answer_format(parser, FORMATS["hermes"], "auto", tokenizer, Marks())
-    reader = answers.reader(start, frozenset())
-    counter = ReasoningTokens(reader, tokenizer, [], PARAMS)
+    answers = choose_output_format(
+        parser, TOOL_FORMATS["hermes"], "auto", tokenizer, SpecialTokens()
+    )
+    parser = answers.parser(start, frozenset())
+    counter = ReasoningTokens(parser, tokenizer, [], PARAMS)
     shown = tokens[:-1] if finish == "stop" and not isinstance(stop, str) else tokens
     text = tokenizer.decode(shown, skip_special_tokens=False).rstrip("\ufffd")
     at, place, found = 0, 0, 0
@@ -67,7 +69,7 @@ def count(
         last = (next_at, next_place) == (len(tokens), len(text))
         made: Any = (finish, stop) if last else (None, None)
         piece, new = text[place:next_place], tokens[at:next_at]
-        reader.feed(piece, ended=made[0] is not None)
+        parser.feed(piece, ended=made[0] is not None)
         counter.add(CompletionOutput(0, piece, new, finish_reason=made[0], stop_reason=made[1]))
         at, place = next_at, next_place
         assert counter.count() >= found  # it never goes back

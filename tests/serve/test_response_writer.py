@@ -8,18 +8,18 @@ import pydantic
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
-from rjax.serve.answers import (
-    CalledToolDelta,
-    CompletionTokensDetails,
-    Delta,
-    FunctionDelta,
-    PromptTokensDetails,
-    Usage,
-)
 from rjax.serve.errors import ApiError
-from rjax.serve.responses.answers import ResponseAnswer
-from rjax.serve.responses.store import ResponseStore, StoredResponse
-from rjax.serve.responses.writer import ResponseWriter
+from rjax.serve.responses import (
+    CompletionTokensDetails,
+    DeltaFunctionCall,
+    DeltaMessage,
+    DeltaToolCall,
+    PromptTokensDetails,
+    UsageInfo,
+)
+from rjax.serve.responses_api.responses import ResponsesResponse
+from rjax.serve.responses_api.store import ResponseStore, StoredResponse
+from rjax.serve.responses_api.writer import ResponseWriter
 
 
 def writer() -> ResponseWriter:
@@ -28,7 +28,7 @@ def writer() -> ResponseWriter:
          "safety_identifier", "user")
     )  # fmt: skip
     return ResponseWriter(
-        ResponseAnswer(
+        ResponsesResponse(
             id="resp_1", created_at=0, status="in_progress", metadata={}, model="tiny", output=[],
             parallel_tool_calls=True, reasoning={}, store=True, temperature=1, text={},
             tool_choice="auto", tools=[], top_logprobs=0, top_p=1, **rest,
@@ -36,7 +36,7 @@ def writer() -> ResponseWriter:
     )  # fmt: skip
 
 
-USAGE = Usage(
+USAGE = UsageInfo(
     prompt_tokens=1,
     completion_tokens=3,
     total_tokens=4,
@@ -45,24 +45,24 @@ USAGE = Usage(
 )
 
 
-def call_delta(index: int, name: str | None, arguments: str) -> Delta:
-    function = FunctionDelta(name=name, arguments=arguments)
-    call = CalledToolDelta(index=index, id=name and f"call_{index}", function=function)
-    return Delta(tool_calls=[call])
+def call_delta(index: int, name: str | None, arguments: str) -> DeltaMessage:
+    function = DeltaFunctionCall(name=name, arguments=arguments)
+    call = DeltaToolCall(index=index, id=name and f"call_{index}", function=function)
+    return DeltaMessage(tool_calls=[call])
 
 
 def test_text_and_several_calls_are_items_in_order():
     made = writer()
     events = made.begin()
     for delta in (
-        Delta(role="assistant", content=""),
-        Delta(content=" \n"),
-        Delta(content="Let me see."),
+        DeltaMessage(role="assistant", content=""),
+        DeltaMessage(content=" \n"),
+        DeltaMessage(content="Let me see."),
         call_delta(0, "find", ""),
         call_delta(0, None, '{"age":'),
         call_delta(0, None, "7}"),
         call_delta(1, "count", "{}"),
-        Delta(content="\n"),
+        DeltaMessage(content="\n"),
     ):
         events += made.feed(delta)
     events += made.finish("tool_calls", USAGE)
@@ -94,9 +94,11 @@ def without_ids(items: list[Any]) -> list[dict[str, Any]]:
 def test_reasoning_text_and_calls_are_the_same_however_they_are_cut(seed):
     pick = random.Random(seed)
     reasoning, content, arguments = "So \n\nthey ask. ", "\n\nLet me see.", '{"age": 7}'
-    deltas = [Delta(role="assistant", content="")]
-    deltas += [Delta(reasoning=piece, reasoning_content=piece) for piece in cut(reasoning, pick)]
-    deltas += [Delta(content=piece) for piece in cut(content, pick)]
+    deltas = [DeltaMessage(role="assistant", content="")]
+    deltas += [
+        DeltaMessage(reasoning=piece, reasoning_content=piece) for piece in cut(reasoning, pick)
+    ]
+    deltas += [DeltaMessage(content=piece) for piece in cut(content, pick)]
     deltas.append(call_delta(0, "find", ""))
     deltas += [call_delta(0, None, piece) for piece in cut(arguments, pick)]
     streamed, whole = writer(), writer()
@@ -104,7 +106,7 @@ def test_reasoning_text_and_calls_are_the_same_however_they_are_cut(seed):
     for delta in deltas:
         events += streamed.feed(delta)
     events += streamed.finish("tool_calls", USAGE)
-    whole.feed(Delta(reasoning=reasoning, content=content))
+    whole.feed(DeltaMessage(reasoning=reasoning, content=content))
     whole.feed(call_delta(0, "find", arguments))
     whole.finish("tool_calls", USAGE)
     assert without_ids(streamed.response.output) == without_ids(whole.response.output)
@@ -139,8 +141,8 @@ def test_reasoning_text_and_calls_are_the_same_however_they_are_cut(seed):
 @pytest.mark.parametrize("more", ["", " \n"])
 def test_reasoning_that_is_cut_off_has_no_message(more):
     made = writer()
-    made.feed(Delta(reasoning="So th"))
-    made.feed(Delta(content=more))
+    made.feed(DeltaMessage(reasoning="So th"))
+    made.feed(DeltaMessage(content=more))
     made.finish("length", USAGE)
     [item] = without_ids(made.response.output)
     assert (item["type"], item["status"]) == ("reasoning", "incomplete")
@@ -150,7 +152,7 @@ def test_reasoning_that_is_cut_off_has_no_message(more):
 def test_an_answer_of_nothing_is_an_empty_message(text):
     made = writer()
     made.begin()
-    made.feed(Delta(content=text))
+    made.feed(DeltaMessage(content=text))
     events = made.finish("stop", USAGE)
     assert [event.type for event in events][-1] == "response.completed"
     [item] = made.response.model_dump()["output"]
@@ -159,7 +161,7 @@ def test_an_answer_of_nothing_is_an_empty_message(text):
 
 def test_white_space_before_a_call_is_dropped():
     made = writer()
-    made.feed(Delta(content="\n"))
+    made.feed(DeltaMessage(content="\n"))
     made.feed(call_delta(0, "find", "{}"))
     made.finish("tool_calls", USAGE)
     assert [item.type for item in made.response.output] == ["function_call"]
@@ -176,7 +178,7 @@ def test_a_cut_call_is_incomplete():
 
 def test_a_failed_response_says_why_and_numbers_go_on():
     made = writer()
-    events = made.begin() + made.feed(Delta(content="Let"))
+    events = made.begin() + made.feed(DeltaMessage(content="Let"))
     events += made.fail(ApiError(500, "the server failed"))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     last = events[-1].model_dump()

@@ -10,13 +10,13 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
 from rjax.serve.limits import ServeLimits
-from rjax.serve.responses import respond
-from rjax.serve.responses.conversion import chat_body, input_messages
-from rjax.serve.responses.requests import Reasoning, ResponsesBody
+from rjax.serve.responses_api import respond
+from rjax.serve.responses_api.conversion import chat_body, input_messages
+from rjax.serve.responses_api.requests import Reasoning, ResponsesRequest
 from rjax.structured.mask import MaskBudget
 
 from .hostile import ask
-from .running import Running, make_engine, running
+from .live_server import LiveServer, live_server, make_engine
 
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0}
 SCHEMA = {
@@ -79,7 +79,7 @@ def test_cached_tokens_are_counted(client):
     assert details.cached_tokens + details.cache_write_tokens == second.input_tokens
 
 
-def test_items_become_the_messages_of_a_chat(client, server: Running):
+def test_items_become_the_messages_of_a_chat(client, server: LiveServer):
     items: list[Any] = [
         {"role": "developer", "content": "Be brief."},
         {"type": "message", "role": "user", "content": [
@@ -312,7 +312,7 @@ def test_what_is_not_supported_is_refused_by_name(client, more, param, message):
         client.responses.create(input="a", model="other")
 
 
-def test_numbers_that_json_cannot_say_are_refused(server: Running):
+def test_numbers_that_json_cannot_say_are_refused(server: LiveServer):
     tool = {"type": "function", "name": "f", "parameters": {"maximum": float("nan")}}
     body = {"input": "a", "tools": [tool], "tool_choice": "none", "max_output_tokens": 1}
     for stream in (False, True):
@@ -343,21 +343,21 @@ KEYS = ["first-key-1234", "second-key-5678"]
 
 
 @pytest.fixture(scope="module")
-def small(folder) -> Iterator[Running]:
+def small(folder) -> Iterator[LiveServer]:
     """A server that keeps little, with two tenants."""
     limits = ServeLimits(responses=3, responses_bytes=8000)
-    with running(make_engine(folder), keys=KEYS, limits=limits) as found:
+    with live_server(make_engine(folder), keys=KEYS, limits=limits) as found:
         yield found
 
 
-def create(server: Running, key: str, text: str, **more: Any) -> dict[str, Any]:
+def create(server: LiveServer, key: str, text: str, **more: Any) -> dict[str, Any]:
     body = {"input": text, "max_output_tokens": 1, **more}
     answer = ask(server, "POST", "/v1/responses", body, key=key)
     assert answer.status == 200, answer.body
     return answer.json
 
 
-def test_the_oldest_responses_go_and_tenants_have_their_own(small: Running):
+def test_the_oldest_responses_go_and_tenants_have_their_own(small: LiveServer):
     def status(name: str, key: str, method: str = "GET") -> int:
         return ask(small, method, f"/v1/responses/{name}", key=key).status
 
@@ -406,7 +406,7 @@ def test_a_stream_whose_grammar_fails_ends_as_failed(client, monkeypatch):
 
 
 def test_the_effort_goes_to_templates_that_know_it():
-    body = ResponsesBody(
+    body = ResponsesRequest(
         input="a", reasoning=Reasoning(effort="low"), chat_template_kwargs={"x": 1}
     )
     made = chat_body(body, input_messages(body.input), knows_effort=True)

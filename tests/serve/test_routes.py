@@ -8,16 +8,16 @@ import pytest
 import rjax
 
 from .hostile import Stream, until
-from .running import Running
+from .live_server import LiveServer
 
 
-def post(server: Running, path: str, **body) -> dict:
+def post(server: LiveServer, path: str, **body) -> dict:
     found = httpx2.post(server.url + path, json=body, timeout=60)
     assert found.status_code == 200, found.text
     return found.json()
 
 
-def test_text_to_tokens_and_back(server: Running):
+def test_text_to_tokens_and_back(server: LiveServer):
     text = "Who lives in Peru? é 🙂"
     found = post(server, "/tokenize", prompt=text, return_token_strs=True)
     assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
@@ -31,7 +31,7 @@ def test_text_to_tokens_and_back(server: Running):
     assert used["choices"][0]["prompt_token_ids"] == found["tokens"]
 
 
-def test_messages_are_laid_out_as_for_a_chat(server: Running):
+def test_messages_are_laid_out_as_for_a_chat(server: LiveServer):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
     found = post(server, "/tokenize", messages=messages)
     used = post(
@@ -42,7 +42,7 @@ def test_messages_are_laid_out_as_for_a_chat(server: Running):
     assert found["tokens"][: bare["count"]] == bare["tokens"]
 
 
-def test_a_prompt_is_cut_to_its_last_tokens(server: Running):
+def test_a_prompt_is_cut_to_its_last_tokens(server: LiveServer):
     text = "Who lives in Peru, and who in Chile?"
     whole = post(server, "/tokenize", prompt=text)["tokens"]
     for given, route in (
@@ -64,7 +64,7 @@ def test_a_prompt_is_cut_to_its_last_tokens(server: Running):
     assert echoed["choices"][0]["text"] == "?"
 
 
-def test_what_this_is(server: Running):
+def test_what_this_is(server: LiveServer):
     assert httpx2.get(server.url + "/version").json() == {"version": rjax.__version__}
     paths = httpx2.get(server.url + "/openapi.json").json()["paths"]
     assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/prefixes"} <= set(paths)
@@ -72,7 +72,7 @@ def test_what_this_is(server: Running):
     assert {"/v1/responses", "/ping", "/load", "/tokenizer_info"} <= set(paths)
 
 
-def test_the_model_as_vllm_tells_it(server: Running):
+def test_the_model_as_vllm_tells_it(server: LiveServer):
     [card] = httpx2.get(server.url + "/v1/models").json()["data"]
     assert card == httpx2.get(server.url + "/v1/models/tiny").json()
     assert {name: card[name] for name in ("id", "object", "root", "parent", "max_model_len")} == {
@@ -84,13 +84,13 @@ def test_the_model_as_vllm_tells_it(server: Running):
     assert not permission["allow_fine_tuning"]
 
 
-def test_probes(server: Running):
+def test_probes(server: LiveServer):
     for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
         found = httpx2.request(method, server.url + path)
         assert (found.status_code, found.json()) == (200, {"status": "ready"})
 
 
-def test_load_counts_what_runs(server: Running):
+def test_load_counts_what_runs(server: LiveServer):
     def load() -> int:
         return httpx2.get(server.url + "/load").json()["server_load"]
 
@@ -104,13 +104,13 @@ def test_load_counts_what_runs(server: Running):
     until(lambda: load() == 0)
 
 
-def test_the_tokenizer_is_shown_only_where_that_is_wanted(server: Running):
+def test_the_tokenizer_is_shown_only_where_that_is_wanted(server: LiveServer):
     found = httpx2.get(server.url + "/tokenizer_info")
     assert found.status_code == 404
     assert "--enable-tokenizer-info-endpoint" in found.json()["error"]["message"]
 
 
-def test_the_page_of_the_routes_loads_nothing(server: Running):
+def test_the_page_of_the_routes_loads_nothing(server: LiveServer):
     found = httpx2.get(server.url + "/docs")
     assert found.headers["content-type"] == "text/html; charset=utf-8"
     assert "default-src 'none'" in found.headers["content-security-policy"]
@@ -122,7 +122,7 @@ def test_the_page_of_the_routes_loads_nothing(server: Running):
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/score", "/pooling"])
-def test_what_a_generating_model_does_not_do(server: Running, path):
+def test_what_a_generating_model_does_not_do(server: LiveServer, path):
     found = httpx2.post(server.url + path, json={"model": "tiny", "input": "a"})
     assert found.status_code == 404
     assert found.json()["error"]["code"] == "not_supported"

@@ -9,7 +9,7 @@ import pytest
 from rjax.llm import LLM
 from rjax.sampling import SamplingParams, StructuredOutputsParams
 
-from .running import OPTIONS
+from .live_server import OPTIONS
 from .test_four_ways import SCHEMA
 
 WANTED: list[dict[str, Any]] = [

@@ -12,7 +12,7 @@ import time
 import httpx2
 import pytest
 
-from .running import OPTIONS
+from .live_server import OPTIONS
 
 BODY = {
     "prompt": "Who lives in Peru?",

@@ -16,7 +16,7 @@ from rjax.serve.limits import ServeLimits
 
 from .attacks import ATTACKS, attack
 from .hostile import KEPT_BYTES, LoopWatch, ask, memory, open_files, until, watched
-from .running import Running, make_engine, running
+from .live_server import LiveServer, live_server, make_engine
 
 HONEST, ATTACKERS = 16, 6
 WARM_SECONDS = 120.0  # of attacks before the memory counts: caches fill, allocators grow
@@ -40,7 +40,7 @@ def probes(draw: random.Random) -> list[dict[str, Any]]:
     ]
 
 
-def text(server: Running, body: dict[str, Any]) -> str | None:
+def text(server: LiveServer, body: dict[str, Any]) -> str | None:
     """The answer's text; None where the server asks for another try."""
     found = ask(server, "POST", "/v1/completions", body, seconds=LOST_SECONDS)
     if found.status == 503:
@@ -60,7 +60,7 @@ def test_every_attack_at_random_beside_honest_clients(folder, request):
         send_seconds=3.0, header_seconds=2.0, body_seconds=3.0, open_connections=400,
         address_connections=200, connections=200, keep_alive_seconds=2, queued_sequences=160,
     )  # fmt: skip
-    with running(make_engine(folder), limits=limits, send_buffer=8192) as server:
+    with live_server(make_engine(folder), limits=limits, send_buffer=8192) as server:
         asked = probes(draw)
         alone = [text(server, body) for body in asked]
         stop, answers, waits, answered = threading.Event(), Counter[int](), [0.0], [0.0]

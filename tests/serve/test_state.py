@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pytest
 
-from .running import Running
+from .live_server import LiveServer
 
 PLAIN = {"prompt": "Who lives in Peru?", "max_tokens": 10}
 PROBES = [
@@ -37,14 +37,14 @@ NEIGHBOURS = [
 ]
 
 
-def ask(server: Running, body: dict) -> list[str]:
+def ask(server: LiveServer, body: dict) -> list[str]:
     found = httpx2.post(server.url + "/v1/completions", json=body, timeout=60)
     assert found.status_code == 200, found.text
     return [choice["text"] for choice in found.json()["choices"]]
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_alone_is_as_after_and_beside_any_neighbours(server: Running, seed):
+@pytest.mark.parametrize("seed", [0, pytest.param(1, special_tokens=pytest.mark.slow)])
+def test_alone_is_as_after_and_beside_any_neighbours(server: LiveServer, seed):
     draw = random.Random(seed)
     alone = [ask(server, probe) for probe in PROBES]
     rounds = 2 if seed == 0 else 12

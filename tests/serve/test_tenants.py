@@ -11,22 +11,22 @@ import pytest
 from rjax.serve.limits import ServeLimits
 
 from .hostile import Answer, Stream, ask
-from .running import OPTIONS, Running, make_engine, running
+from .live_server import OPTIONS, LiveServer, live_server, make_engine
 
 ANNE, BERT = "first-key-1234", "second-key-5678"
 RULES = "Answer from this table and nothing else. " * 4
 
 
 @pytest.fixture(scope="module")
-def server(folder) -> Iterator[Running]:
+def server(folder) -> Iterator[LiveServer]:
     limits = ServeLimits(prefixes=3, queued_sequences=12, queued_tokens=2000)
     # Beside a sequence of full length there is room for 64 pages of prefixes.
-    with running(make_engine(folder, num_pages=128), keys=[ANNE, BERT], limits=limits) as found:
+    with live_server(make_engine(folder, num_pages=128), keys=[ANNE, BERT], limits=limits) as found:
         yield found
 
 
 @pytest.fixture(autouse=True)
-def _forget(server: Running) -> Iterator[None]:
+def _forget(server: LiveServer) -> Iterator[None]:
     server.wait_idle()
     yield
     for key in (ANNE, BERT):
@@ -36,7 +36,7 @@ def _forget(server: Running) -> Iterator[None]:
     assert server.used_bytes() == 0
 
 
-def complete(server: Running, key: str, prompt: Any, **more: Any) -> Answer:
+def complete(server: LiveServer, key: str, prompt: Any, **more: Any) -> Answer:
     body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, **more}
     return ask(server, "POST", "/v1/completions", body, key=key)
 
@@ -50,7 +50,7 @@ def random_prompt(draw: random.Random, length: int) -> list[int]:
     return [draw.randrange(10, 200) for _ in range(length)]
 
 
-def test_cached_tokens_and_steps_are_those_of_a_prompt_that_nobody_sent(server: Running):
+def test_cached_tokens_and_steps_are_those_of_a_prompt_that_nobody_sent(server: LiveServer):
     """Whole, in part, and as the beginning of a longer one; with a salt of the client's or none."""
     draw = random.Random(1)
 
@@ -74,7 +74,7 @@ def test_cached_tokens_and_steps_are_those_of_a_prompt_that_nobody_sent(server: 
             server.used_bytes()  # forgets all that is cached
 
 
-def test_how_soon_an_answer_comes_tells_nothing(server: Running):
+def test_how_soon_an_answer_comes_tells_nothing(server: LiveServer):
     draw = random.Random(2)
     complete(server, BERT, random_prompt(draw, 480))  # compiles
 
@@ -95,7 +95,7 @@ def test_how_soon_an_answer_comes_tells_nothing(server: Running):
     assert 0.6 * fresh_time < others_time < 1.7 * fresh_time
 
 
-def test_a_name_of_the_other_is_a_name_that_nobody_has(server: Running):
+def test_a_name_of_the_other_is_a_name_that_nobody_has(server: LiveServer):
     for name, pinned in (("pinned", True), ("loose", False)):
         body = {"name": name, "prompt": RULES, "pin": pinned}
         assert ask(server, "POST", "/v1/prefixes", body, key=ANNE).status == 200
@@ -133,7 +133,7 @@ def test_a_name_of_the_other_is_a_name_that_nobody_has(server: Running):
 
 
 @pytest.mark.parametrize("pages", [20, 50])
-def test_want_of_room_does_not_tell_how_much_the_other_keeps(server: Running, pages):
+def test_want_of_room_does_not_tell_how_much_the_other_keeps(server: LiveServer, pages):
     draw = random.Random(3)
     held = {"name": "held", "prompt": random_prompt(draw, pages * OPTIONS["page_size"])}
     assert ask(server, "POST", "/v1/prefixes", held, key=ANNE).status == 200
@@ -146,7 +146,7 @@ def test_want_of_room_does_not_tell_how_much_the_other_keeps(server: Running, pa
 
 
 @pytest.mark.parametrize("length", [30, 400])
-def test_a_full_queue_does_not_tell_how_long_the_others_prompts_are(server: Running, length):
+def test_a_full_queue_does_not_tell_how_long_the_others_prompts_are(server: LiveServer, length):
     engine: Any = server.service.engine.engine
     step = engine.step
 

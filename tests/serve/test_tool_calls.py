@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rjax.serve.tools import FORMATS, CallReader, join_pieces
+from rjax.serve.tools import TOOL_FORMATS, ToolCallParser, join_call_deltas
 
-from .running import make_engine, running
+from .live_server import live_server, make_engine
 
 SCHEMA = {
     "type": "object",
@@ -30,12 +30,12 @@ def read(fmt: str, pieces: list[str]) -> tuple[str, list[tuple[str, object]]]:
 
 
 def read_texts(fmt: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    reader = CallReader(FORMATS[fmt], NAMES)
+    reader = ToolCallParser(TOOL_FORMATS[fmt], NAMES)
     content, news = "", []
     for i, piece in enumerate(pieces):
         text, found = reader.feed(piece, ended=i == len(pieces) - 1)
         content, news = content + text, news + found
-    calls = join_pieces(news)
+    calls = join_call_deltas(news)
     assert reader.num_calls == len(calls)
     assert len({call.id for call in calls}) == len(calls)
     return content, [(call.name, call.arguments) for call in calls]
@@ -108,10 +108,10 @@ def test_whole_and_by_character(fmt, text, content, calls):
         assert read(fmt, list(text)) == expected
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", TOOL_FORMATS)
 def test_arguments_are_passed_on_as_they_come(fmt):
-    text = FORMATS[fmt].call_text("find", '{"a": [1, {"b": "}\\""}], "c": null}')
-    reader = CallReader(FORMATS[fmt], NAMES)
+    text = TOOL_FORMATS[fmt].call_text("find", '{"a": [1, {"b": "}\\""}], "c": null}')
+    reader = ToolCallParser(TOOL_FORMATS[fmt], NAMES)
     news = [reader.feed(char) for char in text]
     assert all(content == "" for content, _ in news)
     first, *rest = [piece for _, found in news for piece in found]
@@ -127,8 +127,8 @@ def test_arguments_are_passed_on_as_they_come(fmt):
 
 
 def test_prose_is_not_held_back():
-    for fmt in FORMATS:
-        reader = CallReader(FORMATS[fmt], NAMES)
+    for fmt in TOOL_FORMATS:
+        reader = ToolCallParser(TOOL_FORMATS[fmt], NAMES)
         assert [reader.feed(word)[0] for word in ("No ", "call < ", "here.")] == [
             "No ",
             "call < ",
@@ -136,7 +136,7 @@ def test_prose_is_not_held_back():
         ]
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", TOOL_FORMATS)
 def test_a_streamed_call_through_the_server(folder, fmt):
     tool: Any = {"type": "function", "function": {"name": "find", "parameters": SCHEMA}}
     body: Any = {
@@ -149,7 +149,7 @@ def test_a_streamed_call_through_the_server(folder, fmt):
         "seed": 1,
     }
     with (
-        running(make_engine(folder), tool_format=fmt) as found,
+        live_server(make_engine(folder), tool_format=fmt) as found,
         openai.OpenAI(base_url=f"{found.url}/v1", api_key="none", max_retries=0) as client,
     ):
         with client.chat.completions.stream(**body) as events:
@@ -181,7 +181,7 @@ def test_a_call_cut_off_says_so(folder):
         "tool_choice": "required",
         "seed": 1,
     }
-    with running(make_engine(folder)) as found:
+    with live_server(make_engine(folder)) as found:
         url = found.url + "/v1/chat/completions"
         texts = []
         for tokens in range(1, 60, 4):
@@ -207,7 +207,7 @@ PARTS = (
 )
 
 
-@given(st.sampled_from(list(FORMATS)), st.lists(st.sampled_from(PARTS)), st.data())
+@given(st.sampled_from(list(TOOL_FORMATS)), st.lists(st.sampled_from(PARTS)), st.data())
 def test_pieces_do_not_matter(fmt, parts, data):
     text = "".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
@@ -216,7 +216,7 @@ def test_pieces_do_not_matter(fmt, parts, data):
     assert read_texts(fmt, pieces) == read_texts(fmt, [text])
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", TOOL_FORMATS)
 def test_what_a_format_writes_it_reads(fmt):
-    text = FORMATS[fmt].call_text("find", '{"a": "\\n"}')
+    text = TOOL_FORMATS[fmt].call_text("find", '{"a": "\\n"}')
     assert read(fmt, [text]) == ("", [("find", {"a": "\n"})])

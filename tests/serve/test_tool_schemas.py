@@ -13,16 +13,16 @@ import pytest
 from pydantic import AnyUrl, BaseModel, Field, TypeAdapter
 
 from rjax.serve.limits import ServeLimits
-from rjax.serve.masks import json_constraint
 from rjax.serve.requests import Tool
-from rjax.serve.tools import FORMATS
+from rjax.serve.structured_outputs import json_constraint
+from rjax.serve.tools import TOOL_FORMATS
 from rjax.structured.constraint import Constraint
 from rjax.structured.grammar import compile_grammar, grammar_tokenizer
-from rjax.structured.lark import Marks
+from rjax.structured.lark import SpecialTokens
 from rjax.structured.schemas import generation_schema
 from rjax.tokenization import Tokenizer
 
-from .running import TOKENIZER
+from .live_server import TOKENIZER
 
 
 @functools.cache
@@ -45,7 +45,7 @@ def tool(name: str, parameters: dict[str, Any] | None) -> Tool:
 
 
 def calls(fmt: str, *texts: tuple[str, object]) -> str:
-    form = FORMATS[fmt]
+    form = TOOL_FORMATS[fmt]
     return form.separator.join(form.call_text(name, json.dumps(args)) for name, args in texts)
 
 
@@ -75,7 +75,7 @@ WHOLE = {  # a reference to the whole schema, and one to a property
 }
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", TOOL_FORMATS)
 def test_definitions_of_several_tools(fmt):
     tools = [
         tool("basket", Basket.model_json_schema()),
@@ -83,7 +83,7 @@ def test_definitions_of_several_tools(fmt):
         tool("tree", Tree.model_json_schema()),
         tool("whole", WHOLE),
     ]
-    grammar = Constraint("grammar", FORMATS[fmt].grammar(tools, Marks(), several=True))
+    grammar = Constraint("grammar", TOOL_FORMATS[fmt].grammar(tools, SpecialTokens(), several=True))
     good = [
         ("basket", {"items": [{"label": "x"}], "spare": {"label": "y"}}),
         ("number", {"it": 7}),
@@ -104,7 +104,7 @@ def test_definitions_of_several_tools(fmt):
 
 
 def test_no_parameters_are_no_arguments():
-    grammar = FORMATS["hermes"].grammar([tool("now", None)], Marks(), several=False)
+    grammar = TOOL_FORMATS["hermes"].grammar([tool("now", None)], SpecialTokens(), several=False)
     assert accepts(Constraint("grammar", grammar), calls("hermes", ("now", {})))
     assert not accepts(Constraint("grammar", grammar), calls("hermes", ("now", {"a": 1})))
 

@@ -11,10 +11,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from .running import Running
+from .live_server import LiveServer
 
 
-def vanish(server: Running, seed: int) -> str:
+def vanish(server: LiveServer, seed: int) -> str:
     """One client that goes away at some moment of its request; says which."""
     draw = random.Random(seed)
     body = {
@@ -66,7 +66,7 @@ def vanish(server: Running, seed: int) -> str:
         return moment
 
 
-def test_vanishing_clients_leave_nothing(server: Running):
+def test_vanishing_clients_leave_nothing(server: LiveServer):
     body = {"prompt": "Who lives in Peru?", "max_tokens": 8, "temperature": 0}
     before = httpx2.post(server.url + "/v1/completions", json=body, timeout=60).json()["choices"]
     server.wait_idle()
@@ -89,7 +89,7 @@ def test_vanishing_clients_leave_nothing(server: Running):
     assert after == before
 
 
-def test_a_gone_client_frees_its_pages_at_once(server: Running, monkeypatch):
+def test_a_gone_client_frees_its_pages_at_once(server: LiveServer, monkeypatch):
     server.wait_idle()  # of what tests before left
     engine: Any = server.service.engine.engine
     step, before = engine.step, engine.stats().output_tokens

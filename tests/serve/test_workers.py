@@ -12,12 +12,12 @@ import pytest
 from rjax.errors import InvalidRequestError, OverloadedError
 from rjax.serve.errors import ApiError
 from rjax.serve.workers import frames
-from rjax.serve.workers.lanes import Lanes
 from rjax.serve.workers.pool import WorkerLimits, WorkerPool
+from rjax.serve.workers.task_slots import TaskSlots
 from rjax.serve.workers.tasks import TextModel
 from rjax.serve.workers.zygote import Zygote
 
-from .running import zygote
+from .live_server import zygote
 
 LIMITS = {
     "quick": 2,
@@ -142,20 +142,20 @@ def test_a_killed_zygote_starts_anew_and_leaves_nothing(folder):
 
 def test_tenants_take_turns():
     async def run() -> list[str]:
-        lanes = Lanes(quick=1, slow=1, queued=3, shared=True)
+        slots = TaskSlots(quick=1, slow=1, queued=3, shared=True)
         order: list[str] = []
 
         async def one(tenant: str) -> None:
-            lane = await lanes.enter(tenant, 20.0)
+            slot = await slots.enter(tenant, 20.0)
             order.append(tenant)
             await asyncio.sleep(0)
-            lane.leave()
+            slot.leave()
 
-        first = await lanes.enter("a", 20.0)
+        first = await slots.enter("a", 20.0)
         tasks = [asyncio.ensure_future(one(tenant)) for tenant in ("a", "a", "a", "b")]
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError, match="3 texts of yours"):
-            await lanes.enter("a", 20.0)
+            await slots.enter("a", 20.0)
         gone = asyncio.ensure_future(one("c"))
         await asyncio.sleep(0)
         gone.cancel()
@@ -168,14 +168,14 @@ def test_tenants_take_turns():
 
 def test_a_place_that_comes_too_late_is_given_on():
     async def run() -> None:
-        lanes = Lanes(quick=1, slow=1, queued=3, shared=False)
-        first = await lanes.enter("a", 20.0)
+        slots = TaskSlots(quick=1, slow=1, queued=3, shared=False)
+        first = await slots.enter("a", 20.0)
         with pytest.raises(OverloadedError):
-            await lanes.enter("b", 0.01)
+            await slots.enter("b", 0.01)
         first.leave()
-        second = await lanes.enter("c", 0.01)
+        second = await slots.enter("c", 0.01)
         assert second.slow_down()
-        third = await lanes.enter("c", 0.01)  # the slow one left a quick place
+        third = await slots.enter("c", 0.01)  # the slow one left a quick place
         assert not third.slow_down()
         second.leave()
         assert third.slow_down()
@@ -184,8 +184,8 @@ def test_a_place_that_comes_too_late_is_given_on():
 
 
 def test_of_several_tenants_none_has_all_slow_places():
-    lanes = Lanes(quick=9, slow=2, queued=3, shared=True)
-    assert [lanes.take_slow(tenant) for tenant in ("a", "a", "b", "b")] == [
+    slots = TaskSlots(quick=9, slow=2, queued=3, shared=True)
+    assert [slots.take_slow(tenant) for tenant in ("a", "a", "b", "b")] == [
         True,
         False,
         True,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx2
 
-from .running import Running
+from .live_server import LiveServer
 
 HONEST = {"prompt": "a", "max_tokens": 2, "temperature": 0}
 HONEST_SECONDS = 3.0
@@ -27,7 +27,7 @@ class Watch:
 
 
 @contextlib.contextmanager
-def watched(server: Running, *, honest: bool = False) -> Iterator[Watch]:
+def watched(server: LiveServer, *, honest: bool = False) -> Iterator[Watch]:
     """Watch the server's loop for the length of the block, perhaps beside an honest client."""
     found = Watch()
     ended = threading.Event()

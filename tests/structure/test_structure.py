@@ -21,7 +21,7 @@ sampling
 batch
 engine worker
 engine_builder functional
-collection output_queue progress
+gc_freeze output_queue progress
 conversations prefixed_prompts request_runner
 beam_search output_stream scoring
 llm

@@ -95,7 +95,7 @@ class NamedPrefixes:
         hashes = PageHashes(root, self._page_size)
         hashes.extend(tokens)
         prefix = PendingPrefix(keep_as.name, keep_as.text, tokens, hashes, salt)
-        self.pinned.check_room(prefix)
+        self.pinned.check_capacity(prefix)
         return prefix
 
     def listed(self) -> list[NamedPrefix]:

@@ -38,7 +38,7 @@ class PinnedPrefixes:
             raise InvalidRequestError(f"no prefix is named {name!r}; there are: {known}")
         return self._named[name]
 
-    def check_room(self, prefix: PendingPrefix) -> None:
+    def check_capacity(self, prefix: PendingPrefix) -> None:
         """Check that sequences keep enough pages when this prefix is pinned under its name.
 
         Raises:
@@ -62,7 +62,7 @@ class PinnedPrefixes:
         Raises:
             OutOfMemoryError: other prefixes were pinned meanwhile, and there is no room left.
         """
-        self.check_room(prefix)
+        self.check_capacity(prefix)
         self._register(prefix, pages)
         self._pin(prefix, self._find(prefix.tokens, prefix.hashes))
 

@@ -1,14 +1,14 @@
-"""Reasoning, content and tool calls: the parts of an answer, and the constraints on them."""
+"""Output formats: parsers of reasoning, content and tool calls, and constraints on them."""
 
-from rjax.serve.reasoning.base import AnswerFormat, AnswerPiece, AnswerReader
-from rjax.serve.reasoning.choice import REASONING_PARSERS, answer_format
+from rjax.serve.reasoning.base import OutputDelta, OutputFormat, OutputParser
+from rjax.serve.reasoning.registry import REASONING_PARSERS, choose_output_format
 from rjax.serve.reasoning.tokens import ReasoningTokens
 
 __all__ = [
     "REASONING_PARSERS",
-    "AnswerFormat",
-    "AnswerPiece",
-    "AnswerReader",
+    "OutputDelta",
+    "OutputFormat",
+    "OutputParser",
     "ReasoningTokens",
-    "answer_format",
+    "choose_output_format",
 ]

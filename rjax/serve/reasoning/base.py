@@ -1,32 +1,32 @@
-"""What every form of answers offers: readers of its text, and constraints that respect it."""
+"""Interfaces of output formats and their incremental parsers."""
 
 import dataclasses
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from rjax.serve.requests import Tool
-from rjax.serve.tools import CallPiece
+from rjax.serve.tools import CallDelta
 from rjax.structured.constraint import Constraint
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class AnswerPiece:
-    """What follows of an answer's parts.
+class OutputDelta:
+    """New parts of an output.
 
     Attributes:
-        reasoning: what the model thinks before it answers.
-        content: what it answers.
-        calls: pieces of tool calls.
+        reasoning: the model's reasoning.
+        content: the answer itself.
+        calls: deltas of tool calls.
     """
 
     reasoning: str = ""
     content: str = ""
-    calls: list[CallPiece] = dataclasses.field(default_factory=list)
+    calls: list[CallDelta] = dataclasses.field(default_factory=list)
 
 
 class ReasoningSpan(NamedTuple):
-    """Where reasoning lies in an answer's text: characters ``start`` to ``end``, without its marks.
+    """Characters ``start`` to ``end`` of an output's text that are reasoning, without its markers.
 
-    While it is ``is_open``, more may follow, and what is after ``end`` is not decided yet.
+    While it is ``is_open``, the text after ``end`` may still become reasoning.
     """
 
     start: int
@@ -35,86 +35,87 @@ class ReasoningSpan(NamedTuple):
 
 
 @runtime_checkable
-class AnswerReader(Protocol):
-    """Splits one answer's text into its parts while it comes in."""
+class OutputParser(Protocol):
+    """Splits one output's text into its parts, incrementally."""
 
     @property
     def num_calls(self) -> int:
-        """Tool calls that have begun."""
+        """Number of tool calls so far, including an incomplete one."""
         ...
 
     @property
     def reasoning_spans(self) -> list[ReasoningSpan]:
-        """The reasoning so far, in order."""
+        """The spans of reasoning so far, in order."""
         ...
 
     @property
     def reasoning_limit(self) -> int | None:
-        """Character of the text behind which there is no reasoning; None while there may be."""
+        """Character after which there is no reasoning; None if unknown."""
         ...
 
-    def feed(self, text: str, *, ended: bool = False) -> AnswerPiece:
-        """Take more text, the last if ``ended``; return what is now certain. However the text is
-        cut, the joined pieces are the same."""
+    def feed(self, text: str, *, ended: bool = False) -> OutputDelta:
+        """Parse more text, the last if ``ended``; return the new parts. The joined result does not
+        depend on how the text is divided into pieces."""
         ...
 
 
 @runtime_checkable
-class AnswerFormat(Protocol):
+class OutputFormat(Protocol):
     """How a model writes reasoning, content and tool calls.
 
-    The ``start`` of an answer is what its prompt says about it: whether the model is thinking
-    already, for one.
+    The ``start`` state of an output follows from the end of its prompt, for example whether the
+    prompt has opened the reasoning.
     """
 
     @property
     def reasons(self) -> bool:
-        """Whether answers may have reasoning."""
+        """Whether outputs may have reasoning."""
         ...
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens at a prompt's end that tell the start; 0 if the prompt does not matter."""
+        """Tokens at the prompt's end that determine ``start``; 0 if it does not depend on them."""
         ...
 
     def start(self, tail: str, continued: str | None) -> str:
-        """How an answer starts.
+        """The start state of an output.
 
         Args:
             tail: text of the prompt's last ``prompt_tokens`` tokens.
-            continued: content of the message that the answer continues, if it does.
+            continued: content of the message that the output continues; None if it does not.
         """
         ...
 
     def shows_special_tokens(self, tools: bool) -> bool:
-        """Whether special tokens must stay in the text that a reader gets."""
+        """Whether the parser needs special tokens in the text."""
         ...
 
-    def reader(self, start: str, names: frozenset[str]) -> AnswerReader:
-        """A reader of one answer; ``names`` are the functions that may be called."""
+    def parser(self, start: str, names: frozenset[str]) -> OutputParser:
+        """A parser of one output; ``names`` are the functions that may be called."""
         ...
 
     def calls_grammar(self, tools: list[Tool], *, several: bool, literal: bool) -> str:
-        """A Lark grammar of nothing but a call, or several, of these functions.
+        """A Lark grammar of one or several calls of these functions, without other text.
 
         Args:
             tools: the functions.
-            several: whether more than one call may follow.
+            several: whether more than one call is allowed.
             literal: as in `rjax.structured.schemas.generation_schema`.
         """
         ...
 
     def text_or_calls_grammar(self, tools: list[Tool], *, several: bool, literal: bool) -> str:
-        """A Lark grammar of any text, in which the calls of strict functions match their schemas
-        and those of others have any object; see `calls_grammar`."""
+        """A Lark grammar of text with optional calls; see `calls_grammar`. Arguments of strict
+        functions match their schemas; those of others are any object."""
         ...
 
     def after_reasoning(self, constraint: Constraint, start: str, *, calls: bool) -> Constraint:
-        """The same constraint on what comes after the reasoning.
+        """Apply a constraint to the part of the output after its reasoning.
 
         Args:
-            constraint: on the answer without its reasoning.
-            start: of the answer.
-            calls: whether it is a grammar of this format; if not, it is on the content.
+            constraint: on the output without its reasoning.
+            start: start state of the output.
+            calls: whether it is a tool-call grammar of this format; otherwise it constrains the
+                content.
         """
         ...

@@ -1,12 +1,12 @@
-"""Reads answers in the channels of OpenAI's harmony format, as gpt-oss writes them."""
+"""Incremental parser of OpenAI's harmony format, which gpt-oss uses."""
 
 import re
 from collections.abc import Callable
 from typing import Literal
 
 from rjax.serve.markers import partial_marker
-from rjax.serve.reasoning.base import AnswerPiece, ReasoningSpan
-from rjax.serve.tools import CallPiece, new_call_id
+from rjax.serve.reasoning.base import OutputDelta, ReasoningSpan
+from rjax.serve.tools import CallDelta, new_call_id
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -17,65 +17,65 @@ _ANY_END = re.compile("|".join(map(re.escape, _ENDS)))
 _CHANNEL_NAME = re.compile(re.escape(CHANNEL) + r"\s*([a-z]+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _AFTER_ROLE = (CHANNEL, MESSAGE, CONSTRAIN, "to=")
-_LONGEST_HEADER = 512  # characters; names are shorter
+_MAX_HEADER = 512  # characters; names are shorter
 _MOST_CALLS = 128
 
 
-class HarmonyReader:
-    """Splits the messages of one answer by their channels while they come in.
+class HarmonyParser:
+    """Splits the messages of one output by their channels, incrementally.
 
-    The channel ``analysis`` is reasoning. A message to ``functions.name`` is a call, if the name is
-    known. Everything else is content: the channel ``final``, what ``commentary`` tells the user,
-    text without a header. Messages of one kind are joined by a line break.
+    The channel ``analysis`` is reasoning. A message to ``functions.name`` is a tool call if the
+    name is known. All other text is content: the channel ``final``, other ``commentary`` and text
+    without a header. Messages of one kind are joined by a line break.
 
     Args:
-        header: of the first message, as far as the prompt holds it.
+        header: the part of the first message's header that the prompt contains.
         names: functions that may be called.
     """
 
     def __init__(self, header: str, names: frozenset[str]) -> None:
         self._names = names
-        self._buffer = header  # text that is not told yet
+        self._buffer = header  # text that is not emitted yet
         self._fed = 0  # characters, without the header
         self._spans: list[ReasoningSpan] = []
-        # Each state takes what it can of the buffer, and returns whether another should go on.
+        # Each state consumes part of the buffer and returns whether to run the next state.
         self._state: Callable[[bool], bool] = self._between
         self._kind: Literal["reasoning", "content", "call"] = "content"
-        self._begun: set[str] = set()  # kinds of which there is text
-        self._break = ""  # before the next text
+        self._begun: set[str] = set()  # kinds with emitted text
+        self._break = ""  # to emit before the next text
         self._reasoning: list[str] = []
         self._content: list[str] = []
-        self._pieces: list[CallPiece] = []
+        self._pieces: list[CallDelta] = []
         self.num_calls = 0
 
-    def feed(self, text: str, *, ended: bool = False) -> AnswerPiece:
-        """Take more text, the last if ``ended``; return what is now certain."""
+    def feed(self, text: str, *, ended: bool = False) -> OutputDelta:
+        """Parse more text, the last if ``ended``; return the new parts."""
         self._buffer += text
         self._fed += len(text)
         while self._state(ended):
             pass
-        found = AnswerPiece("".join(self._reasoning), "".join(self._content), self._pieces)
+        found = OutputDelta("".join(self._reasoning), "".join(self._content), self._pieces)
         self._reasoning, self._content, self._pieces = [], [], []
         return found
 
     @property
     def reasoning_spans(self) -> list[ReasoningSpan]:
-        """See `AnswerReader`."""
+        """See `OutputParser`."""
         if self._spans and self._spans[-1].is_open:
-            return [*self._spans[:-1], self._spans[-1]._replace(end=self._place())]
+            return [*self._spans[:-1], self._spans[-1]._replace(end=self._position())]
         return self._spans
 
     @property
     def reasoning_limit(self) -> int | None:
-        """See `AnswerReader`."""
+        """See `OutputParser`."""
         return None
 
-    def _place(self) -> int:
-        """Where the buffer begins in the text."""
+    def _position(self) -> int:
+        """Position of the buffer in the output's text."""
         return self._fed - len(self._buffer)
 
     def _between(self, ended: bool) -> bool:
-        """Before a message."""
+        """State: before a message."""
         self._buffer = text = self._buffer.lstrip()
         if text.startswith((START, CHANNEL, MESSAGE)):
             self._state = self._header
@@ -87,19 +87,27 @@ class HarmonyReader:
         return bool(text)
 
     def _header(self, ended: bool) -> bool:
+        """State: a message header up to ``MESSAGE``; an invalid header becomes content.
+
+        Only the first ``_MAX_HEADER`` characters decide, in order, so that the decision does not
+        depend on how the text is divided into pieces.
+        """
         text = self._buffer
-        at = text.find(MESSAGE, 0, _LONGEST_HEADER)
-        if at >= 0:
-            self._buffer = text[at + len(MESSAGE) :]
-            self._open_by(text[:at])
+        header = text[:_MAX_HEADER]
+        after_role = header[len(_ROLE) :].lstrip() if header.startswith(_ROLE) else ""
+        follows = _may_follow_role(after_role)
+        end = header.find(MESSAGE) if follows else -1
+        if end >= 0:
+            self._buffer = text[end + len(MESSAGE) :]
+            self._open_by(text[:end])
             return True
-        rest = text[len(_ROLE) :].lstrip() if text.startswith(_ROLE) else ""
-        if len(text) >= _LONGEST_HEADER or not _may_follow_role(rest):
+        if len(header) == _MAX_HEADER or not follows:
             self._open("content")
-            self._buffer = rest
-            if not rest:  # what looked like a header is text
+            if after_role:
+                self._buffer = text[len(header) - len(after_role) :]
+            else:  # the marker itself becomes content
                 marker = START if text.startswith(START) else CHANNEL
-                self._tell(marker)
+                self._emit(marker)
                 self._buffer = text.removeprefix(marker)
             return True
         if ended:
@@ -107,11 +115,11 @@ class HarmonyReader:
         return False
 
     def _open_by(self, header: str) -> None:
-        """Begin the message of this header."""
+        """Start the message of this header."""
         recipient = _RECIPIENT.search(header)
         name = recipient.group(1).removeprefix(FUNCTIONS) if recipient else None
         if name in self._names and self.num_calls < _MOST_CALLS:
-            self._pieces.append(CallPiece(self.num_calls, "", id=new_call_id(), name=name))
+            self._pieces.append(CallDelta(self.num_calls, "", id=new_call_id(), name=name))
             self.num_calls += 1
             self._kind, self._state = "call", self._body
             return
@@ -122,7 +130,7 @@ class HarmonyReader:
         self._kind, self._state = kind, self._body
         self._break = "\n" if kind in self._begun else ""
         if kind == "reasoning":
-            place = max(0, self._place())
+            place = max(0, self._position())
             self._spans.append(ReasoningSpan(place, place, is_open=True))
 
     def _body(self, ended: bool) -> bool:
@@ -130,23 +138,23 @@ class HarmonyReader:
         if end is None:
             keep = 0 if ended else partial_marker(self._buffer, *_ENDS)
             cut = len(self._buffer) - keep
-            self._tell(self._buffer[:cut])
+            self._emit(self._buffer[:cut])
             self._buffer = self._buffer[cut:]
             return False
-        self._tell(self._buffer[: end.start()])
+        self._emit(self._buffer[: end.start()])
         if self._spans and self._spans[-1].is_open:
-            place = self._place() + end.start()
+            place = self._position() + end.start()
             self._spans[-1] = self._spans[-1]._replace(end=place, is_open=False)
-        # A marker that begins the next header stays.
+        # Keep a marker that starts the next header.
         self._buffer = self._buffer[end.start() if end.group() in (START, CHANNEL) else end.end() :]
         self._state = self._between
         return True
 
-    def _tell(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         if not text:
             return
         if self._kind == "call":
-            self._pieces.append(CallPiece(self.num_calls - 1, text))
+            self._pieces.append(CallDelta(self.num_calls - 1, text))
             return
         parts = self._reasoning if self._kind == "reasoning" else self._content
         parts += self._break, text
@@ -155,5 +163,5 @@ class HarmonyReader:
 
 
 def _may_follow_role(text: str) -> bool:
-    """Whether a header can go on with this text, as far as it came."""
+    """Whether a header may continue with this (possibly incomplete) text after its role."""
     return any(part.startswith(text[: len(part)]) for part in _AFTER_ROLE)

@@ -1,4 +1,4 @@
-"""The harmony format as an `AnswerFormat`: its prompts' ends and its grammars."""
+"""The harmony format as an `OutputFormat`: start states and grammars."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from rjax.serve.reasoning.harmony import (
     FUNCTIONS,
     MESSAGE,
     START,
-    HarmonyReader,
+    HarmonyParser,
 )
 from rjax.serve.requests import Tool
 from rjax.serve.tools.arguments import arguments_rule
@@ -24,14 +24,14 @@ MARKERS = (START, CHANNEL, MESSAGE, END, CONSTRAIN)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HarmonyFormat:
-    """Channels: analysis, commentary and final. An answer's start is what its prompt holds of the
-    first message's header."""
+    """The harmony format of gpt-oss, with the channels analysis, commentary and final. The start
+    state is the part of the first message's header that the prompt contains."""
 
     reasons: bool = True
     prompt_tokens: int = 24
 
     def start(self, tail: str, continued: str | None) -> str:
-        """See `AnswerFormat`."""
+        """See `OutputFormat`."""
         if continued is not None:
             return _FINAL
         _, sign, header = tail.rpartition(START)
@@ -43,20 +43,20 @@ class HarmonyFormat:
         return START + head + sign
 
     def shows_special_tokens(self, tools: bool) -> bool:
-        """See `AnswerFormat`."""
+        """See `OutputFormat`."""
         return True
 
-    def reader(self, start: str, names: frozenset[str]) -> HarmonyReader:
-        """See `AnswerFormat`."""
-        return HarmonyReader(start, names)
+    def parser(self, start: str, names: frozenset[str]) -> HarmonyParser:
+        """See `OutputFormat`."""
+        return HarmonyParser(start, names)
 
     def calls_grammar(self, tools: list[Tool], *, several: bool, literal: bool) -> str:
-        """See `AnswerFormat`. A turn of this format ends with its first call."""
+        """See `OutputFormat`. In this format the first call ends the turn."""
         rules = ["start: call", *_call_rules(tools, strict=True, literal=literal)]
         return "\n".join(rules)
 
     def text_or_calls_grammar(self, tools: list[Tool], *, several: bool, literal: bool) -> str:
-        """See `AnswerFormat`."""
+        """See `OutputFormat`."""
         rules = [
             "start: (preamble thought*)* (call | final)",
             f'preamble: {CHANNEL} "commentary" {MESSAGE} TEXT {END} {START} "assistant"',
@@ -68,9 +68,9 @@ class HarmonyFormat:
         return "\n".join(rules)
 
     def after_reasoning(self, constraint: Constraint, start: str, *, calls: bool) -> Constraint:
-        """See `AnswerFormat`."""
+        """See `OutputFormat`."""
         if start.endswith(MESSAGE) and "analysis" not in start:
-            return constraint  # the prompt has opened the answer's message
+            return constraint  # the prompt has opened the final message
         lead = {_FIRST: "", "": f'{START} "assistant"'}.get(start)
         if lead is None:
             lead = f'TEXT {END} {START} "assistant"'
@@ -80,7 +80,7 @@ class HarmonyFormat:
 
 
 def _call_rules(tools: list[Tool], *, strict: bool, literal: bool) -> list[str]:
-    """The rule ``call``, a call of one of these functions, and what it is made of."""
+    """The rule ``call`` of a call of one of these functions, and its parts."""
     rules = [f"call: {CHANNEL} (" + " | ".join(f"call_{i}" for i in range(len(tools))) + ")"]
     for i, tool in enumerate(tools):
         head = quoted(f"commentary to={FUNCTIONS}{tool.function.name} ")

@@ -1,126 +1,128 @@
-"""Answers with tags as an `AnswerFormat`: reasoning at first, tool calls in what follows."""
+"""Outputs with tags as an `OutputFormat`: reasoning first, then content and tool calls."""
 
 import dataclasses
 from typing import cast
 
-from rjax.serve.reasoning.base import AnswerPiece, ReasoningSpan
-from rjax.serve.reasoning.think import Thinking, ThinkReader, ThinkTags
+from rjax.serve.reasoning.base import OutputDelta, ReasoningSpan
+from rjax.serve.reasoning.think import Thinking, ThinkParser, ThinkTags
 from rjax.serve.requests import Tool
-from rjax.serve.tools import CallReader, ToolFormat
+from rjax.serve.tools import ToolCallParser, ToolFormat
 from rjax.structured.constraint import Constraint
-from rjax.structured.lark import TEXT_RULE, Marks, regex_text
+from rjax.structured.lark import TEXT_RULE, SpecialTokens, regex_text
 
 
-class TaggedReader:
-    """Splits an answer into reasoning, content and calls; calls inside the reasoning are none.
+class TaggedParser:
+    """Splits an output into reasoning, content and tool calls; calls in the reasoning are ignored.
 
     Args:
-        think: finds the reasoning, if the model writes any.
-        calls: finds the calls, if there are functions.
+        think: parser of the reasoning; None if the model does not reason.
+        calls: parser of the calls; None if there are no functions.
     """
 
-    def __init__(self, think: ThinkReader | None, calls: CallReader | None) -> None:
+    def __init__(self, think: ThinkParser | None, calls: ToolCallParser | None) -> None:
         self._think = think
         self._calls = calls
 
     @property
     def num_calls(self) -> int:
-        """Tool calls that have begun."""
+        """See `OutputParser`."""
         return 0 if self._calls is None else self._calls.num_calls
 
     @property
     def reasoning_spans(self) -> list[ReasoningSpan]:
-        """See `AnswerReader`."""
+        """See `OutputParser`."""
         return [] if self._think is None else self._think.reasoning_spans
 
     @property
     def reasoning_limit(self) -> int | None:
-        """See `AnswerReader`."""
+        """See `OutputParser`."""
         return 0 if self._think is None else self._think.reasoning_limit
 
-    def feed(self, text: str, *, ended: bool = False) -> AnswerPiece:
-        """Take more text, the last if ``ended``; return what is now certain."""
+    def feed(self, text: str, *, ended: bool = False) -> OutputDelta:
+        """Parse more text, the last if ``ended``; return the new parts."""
         reasoning = ""
         if self._think is not None:
             reasoning, text = self._think.feed(text, ended=ended)
         if self._calls is None:
-            return AnswerPiece(reasoning, text)
+            return OutputDelta(reasoning, text)
         content, calls = self._calls.feed(text, ended=ended)
-        return AnswerPiece(reasoning, content, calls)
+        return OutputDelta(reasoning, content, calls)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedFormat:
-    """Tags around the reasoning, if the model reasons, and a format of calls. An answer's start is
-    a `Thinking`.
+    """Optional tags around the reasoning, and a tool-call format. The start state is a `Thinking`.
 
     Attributes:
-        tools: how calls are written.
-        think: tags of the reasoning; None for none.
-        hidden: tokens that are no text unless special tokens are shown.
-        marks: of the tokenizer.
+        tools: format of the tool calls.
+        think: tags of the reasoning; None if the model does not reason.
+        hidden: special tokens, which the text omits by default.
+        special_tokens: of the tokenizer, for grammars.
     """
 
     tools: ToolFormat
     think: ThinkTags | None
     hidden: frozenset[str]
-    marks: Marks
+    special_tokens: SpecialTokens
 
     @property
     def reasons(self) -> bool:
-        """See `AnswerFormat`."""
+        """See `OutputFormat`."""
         return self.think is not None
 
     @property
     def prompt_tokens(self) -> int:
-        """See `AnswerFormat`."""
+        """See `OutputFormat`."""
         return 0 if self.think is None else 24
 
     def start(self, tail: str, continued: str | None) -> Thinking:
-        """See `AnswerFormat`."""
+        """See `OutputFormat`."""
         return "outside" if self.think is None else self.think.thinking(tail, continued)
 
     def shows_special_tokens(self, tools: bool) -> bool:
-        """See `AnswerFormat`."""
+        """See `OutputFormat`."""
         think = self.think
         return tools or (think is not None and bool({think.begin, think.end} & self.hidden))
 
-    def reader(self, start: str, names: frozenset[str]) -> TaggedReader:
-        """See `AnswerFormat`."""
-        return TaggedReader(
-            None if self.think is None else ThinkReader(self.think, cast(Thinking, start)),
-            CallReader(self.tools, names) if names else None,
+    def parser(self, start: str, names: frozenset[str]) -> TaggedParser:
+        """See `OutputFormat`."""
+        return TaggedParser(
+            None if self.think is None else ThinkParser(self.think, cast(Thinking, start)),
+            ToolCallParser(self.tools, names) if names else None,
         )
 
     def calls_grammar(self, tools: list[Tool], *, several: bool, literal: bool) -> str:
-        """See `AnswerFormat`."""
-        return self.tools.grammar(tools, self.marks, several=several, literal=literal)
+        """See `OutputFormat`."""
+        return self.tools.grammar(tools, self.special_tokens, several=several, literal=literal)
 
     def text_or_calls_grammar(self, tools: list[Tool], *, several: bool, literal: bool) -> str:
-        """See `AnswerFormat`."""
-        # Text that opens the reasoning is no content, whatever it says of calls.
+        """See `OutputFormat`."""
+        # Text that starts with the reasoning tag is not content.
         unlike = None if self.think is None else self.think.begin
         return self.tools.text_or_calls_grammar(
-            tools, self.marks, several=several, literal=literal, unlike=unlike
+            tools, self.special_tokens, several=several, literal=literal, unlike=unlike
         )
 
     def after_reasoning(self, constraint: Constraint, start: str, *, calls: bool) -> Constraint:
-        """See `AnswerFormat`."""
+        """See `OutputFormat`."""
         if self.think is None or start == "outside":
             return constraint
-        marks = self.marks
+        special_tokens = self.special_tokens
         begin, end = self.think.begin, self.think.end
         if start == "inside":
-            rules = ["start: thought GAP @body", marks.anything_up_to("thought", end)]
-        elif marks.is_special(begin):
+            rules = ["start: thought GAP @body", special_tokens.anything_up_to("thought", end)]
+        elif special_tokens.is_special(begin):
             rules = [
                 "start: (opened thought GAP)? @body",
-                f"opened: GAP {marks.rule(begin)}",
-                marks.anything_up_to("thought", end),
+                f"opened: GAP {special_tokens.rule(begin)}",
+                special_tokens.anything_up_to("thought", end),
             ]
         else:
             before = rf"/\s*{regex_text(begin)}(.|\n)*/"
-            rules = ["start: (thought GAP)? @body", marks.text_up_to("thought", end, before)]
+            rules = [
+                "start: (thought GAP)? @body",
+                special_tokens.text_up_to("thought", end, before),
+            ]
         return dataclasses.replace(
             constraint, outer="\n".join((*rules, r"GAP: /\s{0,2}/", TEXT_RULE))
         )

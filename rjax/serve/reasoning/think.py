@@ -1,4 +1,4 @@
-"""Reasoning between tags at the beginning of an answer, such as <think> and </think>."""
+"""Incremental parser of reasoning between tags such as <think> and </think>."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,12 +12,12 @@ type Thinking = Literal["inside", "undecided", "outside"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkTags:
-    """How a model marks its reasoning.
+    """The tags of a model's reasoning.
 
     Attributes:
         begin, end: the tags.
-        inside_at_first: whether an answer begins inside the reasoning where neither its prompt nor
-            its own beginning has a tag. If not, it has none.
+        inside_at_first: whether an output without an opening tag, in its prompt or at its start, is
+            reasoning up to the closing tag. If not, it has no reasoning.
     """
 
     begin: str = "<think>"
@@ -25,12 +25,12 @@ class ThinkTags:
     inside_at_first: bool
 
     def thinking(self, tail: str, continued: str | None) -> Thinking:
-        """Where an answer begins.
+        """The start state of an output.
 
         Args:
-            tail: end of the prompt's text. A template opens the reasoning there, or closes it at
-                once where thinking is switched off.
-            continued: the content that the answer continues, if it does.
+            tail: end of the prompt's text. A template may open the reasoning there, or open and
+                close it if thinking is disabled.
+            continued: the content that the output continues; None if it does not.
         """
         if continued is not None:
             return (
@@ -43,14 +43,14 @@ class ThinkTags:
         return "inside" if self.inside_at_first else "undecided"
 
 
-class ThinkReader:
-    """Splits an answer at its tags while it comes in.
+class ThinkParser:
+    """Splits an output at its reasoning tags, incrementally.
 
-    White space around the tags belongs to neither part. Without a closing tag all is reasoning.
+    White space around the tags is dropped. Without a closing tag, the rest is reasoning.
 
     Args:
         tags: of the model.
-        thinking: where the answer begins.
+        thinking: start state of the output.
     """
 
     def __init__(self, tags: ThinkTags, thinking: Thinking) -> None:
@@ -60,13 +60,13 @@ class ThinkReader:
         self._fed = 0  # characters
         self._from: int | None = None  # of the reasoning, in the text
         self._to: int | None = None
-        # Each state returns what is certain, and whether another should go on.
+        # Each state returns new reasoning, new content, and whether to run the next state.
         self._state: Callable[[bool], tuple[str, str, bool]] = (
             self._content if thinking == "outside" else self._opening
         )
 
     def feed(self, text: str, *, ended: bool = False) -> tuple[str, str]:
-        """Take more text, the last if ``ended``; return what follows of both parts."""
+        """Parse more text, the last if ``ended``; return new reasoning and content."""
         self._buffer += text
         self._fed += len(text)
         reasoning, content = "", ""
@@ -78,38 +78,38 @@ class ThinkReader:
 
     @property
     def reasoning_spans(self) -> list[ReasoningSpan]:
-        """See `AnswerReader`."""
+        """See `OutputParser`."""
         if self._from is None:
             return []
         if self._to is None:
-            return [ReasoningSpan(self._from, self._place(), is_open=True)]
+            return [ReasoningSpan(self._from, self._position(), is_open=True)]
         return [ReasoningSpan(self._from, self._to, is_open=False)]
 
     @property
     def reasoning_limit(self) -> int | None:
-        """See `AnswerReader`."""
+        """See `OutputParser`."""
         return 0 if self._state == self._content and self._from is None else self._to
 
-    def _place(self) -> int:
-        """Where the buffer begins in the text."""
+    def _position(self) -> int:
+        """Position of the buffer in the output's text."""
         return self._fed - len(self._buffer)
 
     def _opening(self, ended: bool) -> tuple[str, str, bool]:
-        """The answer's beginning, perhaps with a tag that the prompt has already."""
+        """State: the start of the output, which may repeat an opening tag of the prompt."""
         text = self._buffer.lstrip()
         if text.startswith(self._begin):
             self._buffer = text[len(self._begin) :]
-            self._from, self._state = self._place(), self._gap
+            self._from, self._state = self._position(), self._gap
         elif self._begin.startswith(text) and not ended:
             return "", "", False
         elif self._inside_at_first:
-            self._from, self._state = self._place(), self._gap
+            self._from, self._state = self._position(), self._gap
         else:
             self._state = self._content
         return "", "", True
 
     def _gap(self, ended: bool) -> tuple[str, str, bool]:
-        """White space before the reasoning."""
+        """State: white space before the reasoning."""
         self._buffer = self._buffer.lstrip()
         if not self._buffer:
             return "", "", False
@@ -119,7 +119,7 @@ class ThinkReader:
     def _reasoning(self, ended: bool) -> tuple[str, str, bool]:
         at = self._buffer.find(self._end)
         if at >= 0:
-            self._to = self._place() + at
+            self._to = self._position() + at
             found, self._buffer = self._buffer[:at], self._buffer[at + len(self._end) :]
             self._state = self._gap_after
             return found.rstrip(), "", True
@@ -132,7 +132,7 @@ class ThinkReader:
         return found, "", False
 
     def _gap_after(self, ended: bool) -> tuple[str, str, bool]:
-        """White space before the content."""
+        """State: white space before the content."""
         self._buffer = self._buffer.lstrip()
         if not self._buffer:
             return "", "", False

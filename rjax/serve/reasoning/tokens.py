@@ -1,49 +1,49 @@
-"""Counts the tokens of an answer's reasoning, for its usage."""
+"""Counts reasoning tokens, for the usage."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
 
 from rjax.outputs import CompletionOutput
 from rjax.sampling import SamplingParams
-from rjax.serve.reasoning.base import AnswerReader
+from rjax.serve.reasoning.base import OutputParser
 from rjax.tokenization import Tokenizer
 
 
 class ReasoningTokens:
-    """Counts the tokens of one answer that lie between the marks of its reasoning.
+    """Counts the tokens of one output between its reasoning markers.
 
-    White space next to the marks counts, the marks and the token that ends the answer do not. A
-    token that holds a mark and other text of the reasoning counts.
+    White space next to the markers counts; the markers and the token that ends the output do not. A
+    token that contains a marker and reasoning text counts.
 
     Args:
-        reader: of the answer; it has read an output's text before `add` takes its tokens.
+        parser: of the output; it must parse an output's text before `add` gets its tokens.
         tokenizer: of the model.
         prompt_token_ids: of the prompt.
-        params: by which the answer's text is made.
+        params: of the request.
     """
 
     def __init__(
         self,
-        reader: AnswerReader,
+        parser: OutputParser,
         tokenizer: Tokenizer,
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
     ) -> None:
-        self._reader = reader
+        self._parser = parser
         self._detokenizer = tokenizer.detokenizer(
             prompt_token_ids,
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
         )
-        self._ends: list[int] = []  # where each token ends, in characters of the answer's text
+        self._ends: list[int] = []  # end of each token, in characters of the output's text
         self._ended = False
         self._end_tokens = 0
 
     def add(self, completion: CompletionOutput) -> None:
-        """Take the tokens of an output that were not given before."""
+        """Add the new tokens of an output."""
         ends = self._ends
         reached = ends[-1] if ends else 0
-        most = self._reader.reasoning_limit
+        most = self._parser.reasoning_limit
         for token in completion.token_ids:
             if most is not None and reached >= most:
                 break  # no later token is reasoning
@@ -54,9 +54,9 @@ class ReasoningTokens:
             self._end_tokens = 1
 
     def count(self) -> int:
-        """The tokens so far, those alone of which it is certain that they are reasoning."""
+        """Number of tokens that are certain to be reasoning."""
         found = 0
-        for start, end, is_open in self._reader.reasoning_spans:
+        for start, end, is_open in self._parser.reasoning_spans:
             if is_open and self._ended:
                 last = len(self._ends) - self._end_tokens
             elif end > start:
@@ -67,7 +67,7 @@ class ReasoningTokens:
         return found
 
     def _first(self, start: int) -> int:
-        """The first token after the mark that ends at ``start``."""
+        """Index of the first token after the marker that ends at ``start``."""
         if start <= 0:
             return 0
         token = bisect_left(self._ends, start)

@@ -1,17 +1,17 @@
 """Tool calls: showing functions to a model, and reading its calls."""
 
-from rjax.serve.tools.formats import FORMATS, ToolFormat, choose_format
+from rjax.serve.tools.formats import TOOL_FORMATS, ToolFormat, choose_tool_format
+from rjax.serve.tools.parser import CallDelta, ToolCallParser, join_call_deltas, new_call_id
 from rjax.serve.tools.prompt import conversation, message_text, tools_for_template
-from rjax.serve.tools.reader import CallPiece, CallReader, join_pieces, new_call_id
 
 __all__ = [
-    "FORMATS",
-    "CallPiece",
-    "CallReader",
+    "TOOL_FORMATS",
+    "CallDelta",
+    "ToolCallParser",
     "ToolFormat",
-    "choose_format",
+    "choose_tool_format",
     "conversation",
-    "join_pieces",
+    "join_call_deltas",
     "message_text",
     "new_call_id",
     "tools_for_template",

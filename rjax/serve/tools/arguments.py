@@ -1,4 +1,4 @@
-"""The grammar of a function's arguments."""
+"""The grammar rule of a function's arguments."""
 
 import json
 
@@ -8,15 +8,15 @@ from rjax.structured.schemas import generation_schema
 
 
 def arguments_rule(tool: Tool, *, strict: bool = True, literal: bool) -> str:
-    """The JSON of a function's arguments.
+    """The rule of a function's arguments as JSON.
 
-    Each ``%json`` is a document of its own: the definitions of two functions never meet, and ``#``
-    in a reference is the function's own schema.
+    Each ``%json`` is a separate document: the definitions of two functions do not conflict, and
+    ``#`` in a reference is the function's own schema.
 
     Args:
-        tool: the function; without parameters it takes an empty object.
-        strict: whether they match the schema also where the function does not ask for it; if not,
-            they are any object.
+        tool: the function; without parameters its arguments are an empty object.
+        strict: enforce the schema even if the function is not ``strict``; otherwise the arguments
+            of a function that is not strict are any object.
         literal: as in `generation_schema`.
     """
     schema = tool.function.parameters

@@ -1,4 +1,4 @@
-"""Conversations with tools as a chat template can show them."""
+"""Convert messages and tools to the input of a chat template."""
 
 import json
 from typing import Any
@@ -15,12 +15,12 @@ _INTRODUCTION = (
 
 
 def knows_tools(tokenizer: Tokenizer) -> bool:
-    """Whether the model's chat template shows tools itself."""
+    """Whether the model's chat template supports tools."""
     return "tools" in str(tokenizer.hf.chat_template or "")
 
 
 def tools_for_template(tools: list[Tool], tokenizer: Tokenizer) -> list[dict[str, Any]] | None:
-    """What to hand to the template; None where the conversation itself says it."""
+    """The ``tools`` argument of the template; None if `conversation` describes the tools."""
     if not tools or not knows_tools(tokenizer):
         return None
     return [tool.model_dump(exclude_none=True) for tool in tools]
@@ -31,12 +31,12 @@ def conversation(
 ) -> list[dict[str, Any]]:
     """Messages for the template.
 
-    ``developer`` is OpenAI's newer name of ``system``, which is what templates know. Where the
-    template knows nothing of tools, they are described in the system message, calls become text of
-    the assistant and results text of the user.
+    The role ``developer`` becomes ``system``, its older name, which templates support. If the
+    template does not support tools, they are described in the system message, calls become text of
+    the assistant, and results become user messages.
 
     Raises:
-        InvalidRequestError: a message whose reasoning is none.
+        InvalidRequestError: a message has invalid reasoning.
     """
     native = knows_tools(tokenizer)
     found: list[dict[str, Any]] = []
@@ -69,20 +69,20 @@ def conversation(
 
 
 def message_text(message: Message) -> str:
-    """The text of a message, its parts joined; where there is none, its refusal."""
+    """The joined text of a message, or its refusal if it has no text."""
     if isinstance(message.content, list):
         return "".join(part.text for part in message.content)
     return message.content or message.refusal or ""
 
 
 def _content(message: Message) -> str | None:
-    """The text for the template; None for an assistant's calls without one."""
+    """The text for the template; None for an assistant message with calls and no text."""
     bare = message.content is None and message.refusal is None
     return None if bare and message.tool_calls else message_text(message)
 
 
 def _reasoning(message: Message) -> dict[str, str]:
-    """The reasoning, under every name that templates know."""
+    """The reasoning, under every name that templates use."""
     given = {message.reasoning, message.reasoning_content} - {None}
     if not given:
         return {}
@@ -98,7 +98,7 @@ def _reasoning(message: Message) -> dict[str, str]:
     assert text is not None
     names = ["reasoning", "reasoning_content"]
     if not message.content:
-        names.append("thinking")  # gpt-oss's name, which its template refuses beside a content
+        names.append("thinking")  # gpt-oss's name; its template refuses it together with content
     return dict.fromkeys(names, text)
 
 
@@ -106,7 +106,7 @@ def _native_call(call: ToolCall) -> dict[str, Any]:
     try:
         arguments = json.loads(call.function.arguments)
     except (ValueError, RecursionError):
-        arguments = call.function.arguments  # templates print a text as it is
+        arguments = call.function.arguments  # templates print a string unchanged
     return {
         "id": call.id,
         "type": "function",

@@ -1,8 +1,8 @@
-"""Work on a client's text in processes that can be ended: templates, tokenising, grammars.
+"""Worker processes for chat templates, tokenisation and grammar compilation of client text.
 
-None of it can be interrupted inside a process, and its time is not bounded by the size of its
-input. `WorkerPool` therefore keeps worker processes and kills one that takes too long or too much
-memory; the `Zygote`, which has imported and loaded everything once, forks a new one within
-milliseconds. The modules of the server's side are `pool`, `lanes` and `zygote`; the workers' side
-imports neither jax nor the web framework.
+This work cannot be interrupted inside a process, and the size of its input does not bound its time.
+`WorkerPool` therefore runs it in worker processes and kills a worker that takes too long or too
+much memory. The `Zygote`, which has imported and loaded everything once, forks a new worker within
+milliseconds. The modules `pool`, `task_slots` and `zygote` run in the server; the modules of the
+workers import neither jax nor the web framework.
 """

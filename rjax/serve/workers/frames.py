@@ -1,4 +1,4 @@
-"""Messages between the server and its worker processes: a small JSON object and bytes."""
+"""Message framing between the server and its workers: a JSON object and binary data."""
 
 import asyncio
 import json
@@ -7,17 +7,17 @@ import struct
 from typing import Any
 
 SIZES = struct.Struct("!IQ")
-"""A message begins with the bytes of its object, and of the data after it."""
+"""Header of a message: the sizes of its JSON object and of its data, in bytes."""
 
 
 def pack(head: dict[str, Any], data: bytes = b"") -> bytes:
-    """A message as it is sent."""
+    """Serialise a message."""
     text = json.dumps(head).encode()
     return SIZES.pack(len(text), len(data)) + text + data
 
 
 def receive(source: socket.socket) -> tuple[dict[str, Any], bytes] | None:
-    """The next message of a blocking socket; None when the other side has closed it."""
+    """Read a message from a blocking socket; None if the peer has closed it."""
     sizes = receive_exactly(source, SIZES.size)
     if sizes is None:
         return None
@@ -26,10 +26,10 @@ def receive(source: socket.socket) -> tuple[dict[str, Any], bytes] | None:
 
 
 async def read(source: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
-    """The next message.
+    """Read a message from an asyncio stream.
 
     Raises:
-        asyncio.IncompleteReadError: the other side has closed the connection.
+        asyncio.IncompleteReadError: the peer has closed the connection.
         ConnectionError: likewise.
     """
     head, data = SIZES.unpack(await source.readexactly(SIZES.size))
@@ -37,7 +37,7 @@ async def read(source: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
 
 
 def receive_exactly(source: socket.socket, size: int) -> bytes | None:
-    """So many bytes of a blocking socket; None when the other side closes it before."""
+    """Read ``size`` bytes from a blocking socket; None if the peer closes it before."""
     found = bytearray(size)
     view, at = memoryview(found), 0
     while at < size:

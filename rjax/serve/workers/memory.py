@@ -1,4 +1,4 @@
-"""A process' memory: what it uses, and a bound on it."""
+"""Memory use and memory limit of a process."""
 
 import resource
 import sys
@@ -8,14 +8,14 @@ _STATM = Path("/proc/self/statm")  # pages: total, resident, shared, text, 0, da
 
 
 def resident_bytes() -> int:
-    """Memory that this process uses now, in bytes; 0 where the system does not say."""
+    """Resident memory of this process in bytes; 0 if the system does not report it."""
     return _pages(1) * resource.getpagesize()
 
 
 def bound_memory(more: int) -> None:
-    """Let this process take at most so many bytes more; then it fails to allocate.
+    """Limit this process to ``more`` bytes above its present memory; allocations beyond fail.
 
-    Only Linux counts all of a process' own memory as its data; elsewhere this bounds nothing.
+    Only Linux counts all private memory as data (``RLIMIT_DATA``); elsewhere there is no limit.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":

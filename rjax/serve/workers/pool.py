@@ -1,4 +1,4 @@
-"""Runs tasks in worker processes, within time and memory."""
+"""Runs tasks in worker processes with limits on time and memory."""
 
 import asyncio
 import contextlib
@@ -9,26 +9,26 @@ from typing import Any
 from rjax.errors import InvalidRequestError, OverloadedError
 from rjax.serve.errors import ApiError
 from rjax.serve.workers import frames
-from rjax.serve.workers.lanes import Lane, Lanes
+from rjax.serve.workers.task_slots import TaskSlot, TaskSlots
 from rjax.serve.workers.tasks import TextModel
 from rjax.serve.workers.zygote import Zygote
 
-_QUICK_SECONDS = 1.0  # beyond which a task is slow
+_QUICK_SECONDS = 1.0  # after which a task is slow
 _SLOW_NICENESS = 10
-_KEPT_BYTES = 64 * 2**20  # a worker that has grown by more is replaced
+_MAX_GROWTH_BYTES = 64 * 2**20  # a worker whose memory grew by more is replaced
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLimits:
-    """Bounds of a pool.
+    """Limits of a pool.
 
     Attributes:
-        quick: tasks at once that are quick so far.
-        slow: tasks at once that have run for more than a second; one more is ended.
-        queued: tasks of one tenant that wait.
-        wait_seconds: in the queue.
-        task_seconds: that a task may run.
-        task_bytes: memory that a task may take.
+        quick: concurrent tasks that have run for less than a second.
+        slow: concurrent tasks that have run for longer; further ones are ended.
+        queued: waiting tasks of one tenant.
+        wait_seconds: longest time in the queue.
+        task_seconds: longest time of a task.
+        task_bytes: most memory of a task.
     """
 
     quick: int
@@ -51,13 +51,13 @@ class _Worker:
 class WorkerPool:
     """Worker processes for one kind of task.
 
-    A quick task waits for quick ones only. A task that has run for a second goes on, at a lower
-    priority, in one of a few slow places. Without a free one it is ended, and its client is asked
-    to try again later. Time and memory are bounds on the work itself: what exceeds them is killed.
+    A new task waits only for quick tasks. A task that has run for a second continues at a lower
+    priority in one of a few slow slots. If none is free, the task is ended and its client is asked
+    to try again later. A task that exceeds its time or memory is killed.
 
     Args:
         zygote: starts the processes.
-        model: that they work for.
+        model: data of the served model.
         limits: of the pool.
         shared: whether several tenants use it.
     """
@@ -68,7 +68,7 @@ class WorkerPool:
         self._zygote = zygote
         self._model = model
         self._limits = limits
-        self._lanes = Lanes(
+        self._slots = TaskSlots(
             quick=limits.quick, slow=limits.slow, queued=limits.queued, shared=shared
         )
         self._idle: list[_Worker] = []
@@ -77,31 +77,31 @@ class WorkerPool:
     async def run(
         self, head: dict[str, Any], data: bytes, *, tenant: str, what: str
     ) -> tuple[dict[str, Any], bytes]:
-        """The answer of a task.
+        """Run a task and return its result.
 
         Args:
-            head, data: of the task.
-            tenant: who asks.
-            what: it does, for messages.
+            head, data: message to the worker.
+            tenant: of the client.
+            what: description of the task, for messages.
 
         Raises:
             InvalidRequestError: the task refuses the client's text.
             ApiError: 400, it took too long or too much memory.
-            OverloadedError: too many tasks wait, or too many slow ones run.
+            OverloadedError: too many tasks wait, or too many slow tasks run.
         """
-        lane = await self._lanes.enter(tenant, self._limits.wait_seconds)
+        slot = await self._slots.enter(tenant, self._limits.wait_seconds)
         worker = None
         try:
             worker = self._idle.pop() if self._idle else await self._start()
-            head, data = await self._answer(worker, lane, frames.pack(head, data), what)
+            head, data = await self._answer(worker, slot, frames.pack(head, data), what)
         except BaseException:
             if worker is not None:
                 self._end(worker)
             raise
         finally:
-            lane.leave()
-        # A slow worker's priority cannot be raised again.
-        if lane.is_slow or head["grown"] > _KEPT_BYTES:
+            slot.leave()
+        # An unprivileged process cannot raise a worker's priority again.
+        if slot.is_slow or head["grown"] > _MAX_GROWTH_BYTES:
             self._end(worker)
         else:
             self._keep(worker)
@@ -115,17 +115,17 @@ class WorkerPool:
         raise RuntimeError(f"{what} failed in a worker process")
 
     async def start(self) -> None:
-        """Have one worker ready."""
+        """Start one idle worker."""
         self._keep(await self._start())
 
     def close(self) -> None:
-        """End the idle workers, and those at work when they are done."""
+        """End the idle workers now, and the others when their tasks are done."""
         self._closed = True
         while self._idle:
             self._end(self._idle.pop())
 
     async def _answer(
-        self, worker: _Worker, lane: Lane, task: bytes, what: str
+        self, worker: _Worker, slot: TaskSlot, task: bytes, what: str
     ) -> tuple[dict[str, Any], bytes]:
         seconds = self._limits.task_seconds
         quick = min(_QUICK_SECONDS, seconds)
@@ -133,7 +133,7 @@ class WorkerPool:
         try:
             done, _ = await asyncio.wait({reading}, timeout=quick)
             if not done and seconds > quick:
-                if not lane.slow_down():
+                if not slot.slow_down():
                     raise OverloadedError(
                         f"{what} takes longer than {quick:g} seconds and too many such requests "
                         "run; try again later",
@@ -148,7 +148,7 @@ class WorkerPool:
                 400, f"{what} takes longer than {seconds:g} seconds; ask for less", code="too_slow"
             )
         except (asyncio.IncompleteReadError, ConnectionError):
-            # Where memory cannot be had, much of the code in a worker ends the process.
+            # Native code in a worker ends the process if an allocation fails.
             raise self._too_large(what) from None
         finally:
             reading.cancel()
@@ -175,7 +175,7 @@ class WorkerPool:
         return _Worker(pid, reader, writer)
 
     def _drop(self, started: "asyncio.Future[_Worker]") -> None:
-        """End a worker that nobody waits for any more."""
+        """End a worker whose start was cancelled."""
         if not started.cancelled() and started.exception() is None:
             self._end(started.result())
 

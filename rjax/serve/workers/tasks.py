@@ -1,4 +1,4 @@
-"""What a worker process does: lay out messages, tokenise texts, compile grammars."""
+"""The tasks of a worker: render chat templates, tokenise texts, compile grammars."""
 
 import dataclasses
 import itertools
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rjax.errors import InvalidRequestError
 from rjax.serve.requests import Message, Tool
-from rjax.serve.tools import FORMATS, conversation, tools_for_template
+from rjax.serve.tools import TOOL_FORMATS, conversation, tools_for_template
 from rjax.serve.workers.memory import resident_bytes
 from rjax.structured.constraint import Constraint
 from rjax.structured.grammar import compile_grammar, grammar_tokenizer
@@ -20,13 +20,13 @@ from rjax.tokenization import Tokenizer
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TextModel:
-    """What a worker needs to know of the served model.
+    """Data of the served model that a worker needs.
 
     Attributes:
         folder: of the tokenizer's files.
-        chat_template: in place of the folder's own.
+        chat_template: replaces the tokenizer's template; None keeps it.
         vocab_size: width of the logits.
-        eos_token_ids: end a text under a grammar.
+        eos_token_ids: tokens that end a text under a grammar.
     """
 
     folder: str
@@ -36,16 +36,16 @@ class TextModel:
 
 
 class Layout(BaseModel):
-    """Messages to lay out by the chat template and to tokenise.
+    """Messages to render by the chat template and to tokenise.
 
     Attributes:
         messages, tools: of the request.
         tool_format: name of the tool format.
         options: of the template.
-        longest_text: characters beyond which no prompt fits.
-        last: keep only so many tokens, the last ones.
-        most_tokens: more are refused.
-        add_special_tokens: the model's beginning token, before what the template writes.
+        longest_text: maximum of characters of a prompt.
+        last: keep only this many tokens at the end.
+        most_tokens: maximum of tokens; longer prompts are refused.
+        add_special_tokens: add the BOS token before the template's output.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
@@ -61,8 +61,8 @@ class Layout(BaseModel):
 
 
 class Tasks:
-    """The tasks over one model, by name: each takes a message's object and bytes and answers with
-    the same.
+    """The tasks of one model, by name. A task takes the JSON object and data of a message and
+    returns those of its result.
 
     Args:
         model: to load.
@@ -79,20 +79,20 @@ class Tasks:
         }
 
     def run(self, head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
-        """Do a task.
+        """Run a task.
 
         Raises:
-            InvalidRequestError: the client's text is at fault.
+            InvalidRequestError: the client's text is invalid.
         """
         return self._by_name[head["task"]](head, data)
 
     def _layout(self, head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         task = Layout.model_validate_json(data)
-        # Before templates and tokenising multiply it.
+        # Check the length before templates and tokenisation multiply it.
         self._check_length(sum(map(len, _texts(task))), task.longest_text)
         tokenizer = self._tokenizer
         text = tokenizer.apply_chat_template(
-            conversation(task.messages, task.tools, tokenizer, FORMATS[task.tool_format]),
+            conversation(task.messages, task.tools, tokenizer, TOOL_FORMATS[task.tool_format]),
             tools=tools_for_template(task.tools, tokenizer),
             **task.options,
         )
@@ -133,7 +133,7 @@ class Tasks:
 
 
 def _answer(rows: list[list[int]], last: int | None, most: int) -> tuple[dict[str, Any], bytes]:
-    """Token ids as int32, one row after the other."""
+    """A result with the token ids of all rows, concatenated as int32."""
     rows = rows if last is None else [row[-last:] for row in rows]
     for row in rows:
         if len(row) > most:
@@ -146,7 +146,7 @@ def _answer(rows: list[list[int]], last: int | None, most: int) -> tuple[dict[st
 
 
 def _texts(task: Layout) -> Iterator[str]:
-    """Every text that a request brings to its prompt."""
+    """All texts of a request that may become part of the prompt."""
     for message in task.messages:
         content = message.content or ""
         yield from [content] if isinstance(content, str) else (part.text for part in content)
@@ -164,7 +164,7 @@ def _texts(task: Layout) -> Iterator[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every string inside a JSON value, keys included."""
+    """All strings in a JSON value, including keys."""
     left = [value]
     while left:
         item = left.pop()

@@ -1,4 +1,4 @@
-"""The life of one worker process: tasks in, answers out, until the server ends it."""
+"""Main loop of a worker process."""
 
 import logging
 import socket
@@ -13,9 +13,9 @@ _log = logging.getLogger("rjax.serve.workers")
 
 
 def work(tasks: Tasks, source: socket.socket) -> None:
-    """Answer tasks, one at a time, until the socket is closed.
+    """Run tasks one at a time until the socket is closed.
 
-    Each answer's object has ``grown``, the bytes that the process uses more than at first, and on
+    The object of each result has ``grown``, the growth of the process's memory in bytes, and on
     failure ``error``: "invalid" (with ``message``, for the client), "memory" or "internal".
     """
     first = resident_bytes()

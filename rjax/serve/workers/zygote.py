@@ -1,4 +1,4 @@
-"""The zygote: a process that has loaded everything once and forks worker processes at once."""
+"""The zygote: a preloaded process that forks worker processes."""
 
 import contextlib
 import dataclasses
@@ -25,24 +25,23 @@ main(int(sys.argv[1]))
 
 
 class Zygote:
-    """Starts worker processes. Forking the server itself would copy its threads' locks.
+    """Starts worker processes. Forking the server itself would copy locks that its threads hold.
 
-    The process begins in the background; the first `fork` waits until it has imported what workers
-    need. One that was killed starts anew with the next `fork`. All methods may be called from any
-    thread; `fork` blocks.
+    The zygote starts in the background; the first `fork` waits until it has imported what workers
+    need. If it was killed, the next `fork` restarts it. All methods are thread-safe; `fork` blocks.
     """
 
     def __init__(self) -> None:
-        self._forking = threading.Lock()  # an answer belongs to the last task
-        self._sending = threading.Lock()  # no task inside another
+        self._forking = threading.Lock()  # one fork at a time, to match results to tasks
+        self._sending = threading.Lock()  # one message at a time
         self._process, self._control = _begin()
 
     def fork(self, model: TextModel, more_bytes: int) -> tuple[int, socket.socket]:
-        """A new worker: its process id, which stays its own until `end`, and a socket to it.
+        """Fork a worker; return its process id, which is valid until `end`, and a socket to it.
 
         Args:
-            model: that it works for; loaded by the first worker of it.
-            more_bytes: memory that it may take beyond what the zygote has.
+            model: data of the served model; loaded at the model's first fork.
+            more_bytes: memory that the worker may allocate in addition to the zygote's.
 
         Raises:
             ChildProcessError: the zygote has ended or cannot load the model.
@@ -71,24 +70,24 @@ class Zygote:
         return message[0]["pid"], own
 
     def end(self, pid: int) -> None:
-        """Kill a worker, whatever it does; does not block."""
-        with self._sending, contextlib.suppress(OSError):  # the zygote has ended its workers
+        """Kill a worker; does not block."""
+        with self._sending, contextlib.suppress(OSError):  # the zygote and its workers have ended
             self._control.sendall(frames.pack({"task": "end", "pid": pid}))
 
     def close(self) -> None:
-        """End the zygote and every worker of it, whatever they do."""
+        """Kill the zygote and all its workers."""
         with self._sending:
             self._stop()
 
     def _stop(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # a session of their own
+            os.killpg(self._process.pid, signal.SIGKILL)  # the zygote has its own session
         self._process.wait()
         self._control.close()
 
 
 def _begin() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A new process, and the socket to control it."""
+    """Start a zygote process; return it and its control socket."""
     own, theirs = socket.socketpair()
     path = [str(Path(entry).resolve()) for entry in sys.path]
     with theirs:
@@ -96,10 +95,10 @@ def _begin() -> tuple[subprocess.Popen[bytes], socket.socket]:
             [sys.executable, "-c", _BOOT, str(theirs.fileno()), json.dumps(path)],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            start_new_session=True,  # Ctrl-C in the terminal is the server's business
+            start_new_session=True,  # Ctrl-C in the terminal goes to the server only
             env={
                 **os.environ,
-                # No threads may run where a process is forked.
+                # A process with threads must not fork.
                 "OPENBLAS_NUM_THREADS": "1",
                 "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
             },

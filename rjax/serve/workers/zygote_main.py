@@ -1,4 +1,4 @@
-"""What the zygote's process runs: loads models, forks workers, ends them."""
+"""Main loop of the zygote process: loads models, forks workers and ends them."""
 
 import gc
 import json
@@ -19,7 +19,7 @@ _MOST_MODELS = 4
 def main(control_fd: int) -> None:
     """Serve the control socket until the server closes it; then kill every worker."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # it ends when the server does
+        signal.signal(number, signal.SIG_IGN)  # it ends when the server closes the socket
     import transformers  # noqa: F401  # before the first fork
 
     with socket.socket(fileno=control_fd) as control:
@@ -67,13 +67,13 @@ def _fork(
         try:
             if key not in models:
                 models[key] = Tasks(TextModel(**head["model"]))
-        except Exception as error:  # the server says it to the operator
+        except Exception as error:  # the server reports it to the operator
             return {"error": f"{type(error).__name__}: {error}"}
         models.move_to_end(key)
         while len(models) > _MOST_MODELS:
             models.popitem(last=False)
         gc.collect()
-        gc.freeze()  # a worker's collections leave the pages shared with the zygote alone
+        gc.freeze()  # garbage collection in workers would copy pages shared with the zygote
         pid = os.fork()
         if pid == 0:
             status = 1

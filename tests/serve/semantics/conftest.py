@@ -6,13 +6,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from ..running import Running
+from ..live_server import LiveServer
 
 Post = Callable[..., tuple[int, Any]]
 
 
 @pytest.fixture(scope="session")
-def http(server: Running) -> Iterator[httpx2.Client]:
+def http(server: LiveServer) -> Iterator[httpx2.Client]:
     """A client of that server."""
     with httpx2.Client(base_url=server.url, timeout=60) as found:
         yield found

@@ -1,14 +1,14 @@
-"""Responses, their items and the events of their streams, in the shape of OpenAI's API."""
+"""Models of responses, output items and stream events, with the names of OpenAI and vLLM."""
 
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from rjax.serve.responses.requests import Status
+from rjax.serve.responses_api.requests import Status
 
 
 class TopTextLogprob(BaseModel):
-    """A token that could have stood there; ``bytes`` is empty for a part of a character."""
+    """An alternative token; ``bytes`` is empty for an incomplete UTF-8 character."""
 
     token: str
     logprob: float
@@ -21,7 +21,7 @@ class TextLogprob(TopTextLogprob):
     top_logprobs: list[TopTextLogprob]
 
 
-class AnswerText(BaseModel):
+class ResponseOutputText(BaseModel):
     """The text of a message."""
 
     type: Literal["output_text"] = "output_text"
@@ -30,34 +30,34 @@ class AnswerText(BaseModel):
     logprobs: list[TextLogprob] = []
 
 
-class AnswerReasoningText(BaseModel):
+class ResponseReasoningText(BaseModel):
     """The text of reasoning."""
 
     type: Literal["reasoning_text"] = "reasoning_text"
     text: str
 
 
-class AnswerReasoningItem(BaseModel):
-    """What the assistant thought; there is no summary of it."""
+class ResponseReasoningItem(BaseModel):
+    """The assistant's reasoning; ``summary`` is always empty."""
 
     id: str
     type: Literal["reasoning"] = "reasoning"
     summary: list[Any] = []
-    content: list[AnswerReasoningText]
+    content: list[ResponseReasoningText]
     status: Status
 
 
-class AnswerMessageItem(BaseModel):
+class ResponseOutputMessage(BaseModel):
     """A message of the assistant."""
 
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     status: Status
-    content: list[AnswerText]
+    content: list[ResponseOutputText]
 
 
-class AnswerCallItem(BaseModel):
+class ResponseFunctionToolCall(BaseModel):
     """A call of a function."""
 
     id: str
@@ -68,25 +68,24 @@ class AnswerCallItem(BaseModel):
     status: Status
 
 
-type AnswerItem = AnswerReasoningItem | AnswerMessageItem | AnswerCallItem
+type ResponseOutputItem = ResponseReasoningItem | ResponseOutputMessage | ResponseFunctionToolCall
 
 
 class InputTokensDetails(BaseModel):
-    """Of the input tokens, those served from the prefix cache and those whose KV this request
-    computed and wrote to it."""
+    """Input tokens served from the prefix cache, and those computed and written to it."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputTokensDetails(BaseModel):
-    """Of the output tokens, those of reasoning."""
+    """Output tokens of reasoning."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(BaseModel):
-    """Tokens of a response."""
+    """Token counts of a response."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -95,7 +94,7 @@ class ResponseUsage(BaseModel):
     total_tokens: int
 
 
-class ResponseFailure(BaseModel):
+class ResponseError(BaseModel):
     """Why a response failed."""
 
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
@@ -103,13 +102,13 @@ class ResponseFailure(BaseModel):
 
 
 class IncompleteDetails(BaseModel):
-    """Why a response ends early."""
+    """Why a response is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
-class ResponseAnswer(BaseModel):
-    """A response; what it repeats of its request is what was used, defaults included."""
+class ResponsesResponse(BaseModel):
+    """A response, including the request's parameters with their defaults."""
 
     id: str
     object: Literal["response"] = "response"
@@ -117,13 +116,13 @@ class ResponseAnswer(BaseModel):
     completed_at: int | None = None
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     background: Literal[False] = False
-    error: ResponseFailure | None = None
+    error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[AnswerItem]
+    output: list[ResponseOutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
@@ -143,83 +142,83 @@ class ResponseAnswer(BaseModel):
 
 
 class DeletedResponse(BaseModel):
-    """Answer of DELETE /v1/responses/{response_id}."""
+    """Response of DELETE /v1/responses/{response_id}."""
 
     id: str
     object: Literal["response"] = "response"
     deleted: Literal[True] = True
 
 
-class Event(BaseModel):
-    """One event of a stream; they are numbered from 0."""
+class StreamEvent(BaseModel):
+    """One event of a stream; ``sequence_number`` counts from 0."""
 
     type: str
     sequence_number: int
 
 
-class ResponseEvent(Event):
-    """A response begins or ends."""
+class ResponseEvent(StreamEvent):
+    """Start or end of a response."""
 
-    response: ResponseAnswer
+    response: ResponsesResponse
 
 
-class ItemEvent(Event):
-    """An item begins or ends."""
+class ItemEvent(StreamEvent):
+    """Start or end of an output item."""
 
     output_index: int
-    item: AnswerItem
+    item: ResponseOutputItem
 
 
-class _OfItem(Event):
+class _ItemEvent(StreamEvent):
     item_id: str
     output_index: int
 
 
-class PartEvent(_OfItem):
-    """The text of reasoning or of a message begins or ends."""
+class PartEvent(_ItemEvent):
+    """Start or end of a content part of a message or of reasoning."""
 
     content_index: int = 0
-    part: AnswerText | AnswerReasoningText
+    part: ResponseOutputText | ResponseReasoningText
 
 
-class TextDeltaEvent(_OfItem):
-    """What is new of a text."""
+class TextDeltaEvent(_ItemEvent):
+    """Delta of a text."""
 
     content_index: int = 0
     delta: str
     logprobs: list[TextLogprob]
 
 
-class TextDoneEvent(_OfItem):
-    """A whole text."""
+class TextDoneEvent(_ItemEvent):
+    """A complete text."""
 
     content_index: int = 0
     text: str
     logprobs: list[TextLogprob]
 
 
-class ReasoningDeltaEvent(_OfItem):
-    """What is new of reasoning."""
+class ReasoningDeltaEvent(_ItemEvent):
+    """Delta of reasoning."""
 
     content_index: int = 0
     delta: str
 
 
-class ReasoningDoneEvent(_OfItem):
-    """A whole reasoning."""
+class ReasoningDoneEvent(_ItemEvent):
+    """Complete reasoning."""
 
     content_index: int = 0
     text: str
 
 
-class ArgumentsDeltaEvent(_OfItem):
-    """What is new of a call's arguments."""
+class ArgumentsDeltaEvent(_ItemEvent):
+    """Delta of a call's arguments."""
 
     delta: str
 
 
-class ArgumentsDoneEvent(_OfItem):
-    """All arguments of a call."""
+class ArgumentsDoneEvent(_ItemEvent):
+    """Complete arguments of a call."""
 
     name: str
     arguments: str

@@ -1,4 +1,4 @@
-"""Structured output: llguidance grammars as token masks."""
+"""Structured outputs: check constraints against the limits, and compile and cache them."""
 
 import json
 from collections import OrderedDict
@@ -11,24 +11,24 @@ from rjax.serve.limits import ServeLimits
 from rjax.serve.threads import WorkThreads
 from rjax.serve.workers.pool import WorkerPool
 from rjax.structured.constraint import Constraint, choice_source, json_source
-from rjax.structured.grammar import compile_grammar, grammar_marks, grammar_tokenizer
+from rjax.structured.grammar import compile_grammar, grammar_special_tokens, grammar_tokenizer
 from rjax.structured.mask import GrammarMask, start_masks
 from rjax.structured.schemas import generation_schema
 from rjax.tokenization import Tokenizer
 
 
-class Grammars:
-    """Compiles constraints within limits and keeps the last compiled ones.
+class GrammarCache:
+    """Compiles constraints within limits and caches the results.
 
-    A constraint is compiled in a worker process first, which is killed when it takes too long or
-    too much memory. The server itself compiles only what a worker has compiled within its limits.
+    A constraint is first compiled in a worker process, which is killed if it takes too long or too
+    much memory. The server compiles only constraints that a worker has compiled within the limits.
 
     Args:
-        tokenizer: of the model; without a fast one every constraint is refused.
+        tokenizer: of the model; if it is not a fast tokenizer, every constraint is refused.
         vocab_size: width of the logits.
         limits: of the server.
-        workers: to try constraints in.
-        threads: to compile on.
+        workers: compile constraints first.
+        threads: for compiling in the server's process.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class Grammars:
         self._threads = threads
         self._vocab_size = vocab_size
         self._llt = grammar_tokenizer(tokenizer, vocab_size, sorted(tokenizer.eos_token_ids))
-        self.marks = grammar_marks(tokenizer, self._llt)
-        # Matchers at their start, with the bytes that compiling them took.
+        self.special_tokens = grammar_special_tokens(tokenizer, self._llt)
+        # Matchers in their initial state, with the bytes that compiling them took.
         self._kept: OrderedDict[Constraint, tuple[llguidance.LLMatcher, int]] = OrderedDict()
 
     async def masks(self, constraint: Constraint, count: int, tenant: str) -> list[GrammarMask]:
-        """``count`` masks at their start.
+        """``count`` masks in their initial state.
 
         Raises:
             InvalidRequestError: the constraint is not valid.
-            ApiError: 400, it takes too long or too much memory.
-            OverloadedError: too many are compiled now.
+            ApiError: 400, it takes too long or too much memory to compile.
+            OverloadedError: too many constraints are being compiled.
         """
         found = self._kept.get(constraint)
         if found is None:
@@ -80,13 +80,13 @@ class Grammars:
 def json_constraint(
     schema: Any, limits: ServeLimits, param: str, *, literal: bool = False
 ) -> Constraint:
-    """A JSON schema, given as an object or as text, within its limits.
+    """The constraint of a JSON schema, given as an object or as text.
 
     Args:
         schema: of the request.
         limits: of the server.
-        param: that holds the schema, for messages.
-        literal: leave objects open, as in `generation_schema`.
+        param: request field of the schema, for messages.
+        literal: do not close objects, as in `generation_schema`.
 
     Raises:
         ApiError: 400.
@@ -104,7 +104,7 @@ def json_constraint(
     except ValueError as error:
         raise ApiError(400, f"{param} holds a number that is not finite", param=param) from error
     except RecursionError:
-        source = ""  # far too deep
+        source = ""  # nested too deeply
     _check_size(source, limits, param)
     if not source or _deeper_than(schema, limits.schema_depth):
         raise ApiError(
@@ -116,7 +116,7 @@ def json_constraint(
 def text_constraint(
     kind: Literal["regex", "grammar"], source: str, limits: ServeLimits, param: str
 ) -> Constraint:
-    """A regex or a grammar within its limits."""
+    """The constraint of a regex or a grammar."""
     if not source:
         raise ApiError(400, f"{param} is empty", param=param)
     _check_size(source, limits, param)
@@ -124,7 +124,7 @@ def text_constraint(
 
 
 def choice_constraint(choices: list[str], limits: ServeLimits, param: str) -> Constraint:
-    """One of several texts."""
+    """The constraint that allows one of several texts."""
     if not 1 <= len(choices) <= limits.choices or not all(choices):
         raise ApiError(400, f"{param}: give 1 to {limits.choices} texts, none empty", param=param)
     source = choice_source(choices)

@@ -1,11 +1,11 @@
-"""From the fields of a Responses request to those of a chat request."""
+"""Convert a Responses request to a chat request."""
 
 from typing import Any
 
 from rjax.serve.errors import ApiError
 from rjax.serve.limits import ServeLimits
 from rjax.serve.requests import (
-    ChatBody,
+    ChatCompletionRequest,
     Function,
     FunctionCall,
     JsonSchema,
@@ -17,7 +17,7 @@ from rjax.serve.requests import (
     Tool,
     ToolCall,
 )
-from rjax.serve.responses.requests import (
+from rjax.serve.responses_api.requests import (
     FunctionCallItem,
     FunctionOutputItem,
     Item,
@@ -25,10 +25,10 @@ from rjax.serve.responses.requests import (
     NamedFunctionTool,
     ReasoningItem,
     Refusal,
-    ResponsesBody,
+    ResponsesRequest,
     TextFormat,
 )
-from rjax.serve.sampling import check_word
+from rjax.serve.sampling import check_identifier
 
 LOGPROBS = "message.output_text.logprobs"
 _SAME = (
@@ -37,7 +37,7 @@ _SAME = (
     *("stop_token_ids", "ignore_eos", "min_tokens", "logit_bias", "allowed_token_ids", "bad_words"),
     "structured_outputs",
 )
-_METADATA = (16, 64, 512)  # OpenAI's bounds: entries, characters of a name, of a value
+_METADATA = (16, 64, 512)  # OpenAI's limits: entries, characters of a name, of a value
 _NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -48,19 +48,19 @@ _NAMES = {
 }
 
 
-def check_fields(body: ResponsesBody, limits: ServeLimits, *, reasons: bool) -> None:
-    """What the chat route does not check, having no such fields.
+def check_fields(body: ResponsesRequest, limits: ServeLimits, *, reasons: bool) -> None:
+    """Check the fields that a chat request does not have.
 
     Args:
         body: of the request.
         limits: of the server.
-        reasons: whether answers may have reasoning.
+        reasons: whether outputs may have reasoning.
 
     Raises:
         ApiError: 400.
     """
     for name in ("safety_identifier", "prompt_cache_key"):
-        check_word(name, getattr(body, name), limits)
+        check_identifier(name, getattr(body, name), limits)
     if body.user is not None and body.safety_identifier not in (None, body.user):
         raise ApiError(
             400, "user and safety_identifier differ; give one of them", param="safety_identifier"
@@ -89,18 +89,20 @@ def check_fields(body: ResponsesBody, limits: ServeLimits, *, reasons: bool) -> 
         )
 
 
-def wants_logprobs(body: ResponsesBody) -> bool:
-    """Whether the answer's text comes with logprobs."""
+def wants_logprobs(body: ResponsesRequest) -> bool:
+    """Whether the request asks for logprobs of the output text."""
     return LOGPROBS in (body.include or ())
 
 
-def chat_body(body: ResponsesBody, messages: list[Message], *, knows_effort: bool) -> ChatBody:
-    """The chat request that answers a Responses request.
+def chat_body(
+    body: ResponsesRequest, messages: list[Message], *, knows_effort: bool
+) -> ChatCompletionRequest:
+    """The chat request of a Responses request.
 
     Args:
         body: of the Responses request.
         messages: of the whole conversation, without the instructions.
-        knows_effort: whether the chat template knows ``reasoning_effort``.
+        knows_effort: whether the chat template uses ``reasoning_effort``.
 
     Raises:
         ApiError: 400.
@@ -123,7 +125,7 @@ def chat_body(body: ResponsesBody, messages: list[Message], *, knows_effort: boo
     if body.stream:
         values |= {"stream": True, "stream_options": StreamOptions(include_usage=True)}
     wanted = None if body.text is None else body.text.format
-    return ChatBody(
+    return ChatCompletionRequest(
         messages=messages,
         max_completion_tokens=body.max_output_tokens,
         response_format=None if wanted is None else _format(wanted),
@@ -138,10 +140,10 @@ def chat_body(body: ResponsesBody, messages: list[Message], *, knows_effort: boo
 
 
 def input_messages(given: str | list[Item]) -> list[Message]:
-    """The input as messages of a chat.
+    """Convert the input to chat messages.
 
-    Reasoning, the text after it and the calls after that become one assistant message, as the chat
-    route gave it.
+    Reasoning, the text after it and the calls after that become one assistant message, as in a chat
+    response.
     """
     if isinstance(given, str):
         return [Message(role="user", content=given)]
@@ -155,7 +157,7 @@ def input_messages(given: str | list[Item]) -> list[Message]:
             case ReasoningItem():
                 parts = item.content or item.summary or ()
                 text = "".join(part.text for part in parts)
-                if text:  # it may be encrypted, for another server
+                if text:  # empty if the item has only encrypted reasoning
                     found.append(Message(role="assistant", reasoning=text))
             case FunctionCallItem():
                 function = FunctionCall(name=item.name, arguments=item.arguments)
@@ -171,14 +173,14 @@ def input_messages(given: str | list[Item]) -> list[Message]:
 
 
 def _only_reasoned(messages: list[Message]) -> bool:
-    """Whether the last message is an assistant's reasoning, of which nothing followed so far."""
+    """Whether the last message has only reasoning, without text or calls."""
     if not messages or messages[-1].reasoning is None:
         return False
     return messages[-1].content is None and not messages[-1].tool_calls
 
 
 def renamed(error: ApiError) -> ApiError:
-    """An error of the chat route with the names of this one's fields."""
+    """An error of a chat request with the field names of the Responses request."""
     name = _NAMES.get(error.param or "")
     if name is None:
         return error

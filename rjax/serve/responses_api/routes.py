@@ -5,37 +5,37 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.responses import Response
 
-from rjax.serve.bodies import body_of
+from rjax.serve.bodies import json_body
 from rjax.serve.errors import ApiError
-from rjax.serve.openapi import takes
-from rjax.serve.responses.answers import DeletedResponse, ResponseAnswer
-from rjax.serve.responses.input_items import InputItemPage
-from rjax.serve.responses.requests import ResponsesBody
-from rjax.serve.responses.respond import respond, stored, stored_input
-from rjax.serve.routing import ERRORS, EVENTS, Caller, Served, private_router
+from rjax.serve.openapi import request_body_schema
+from rjax.serve.responses_api.input_items import InputItemPage
+from rjax.serve.responses_api.requests import ResponsesRequest
+from rjax.serve.responses_api.respond import respond, stored, stored_input
+from rjax.serve.responses_api.responses import DeletedResponse, ResponsesResponse
+from rjax.serve.routing import ERRORS, EVENTS, ServiceDep, TenantDep, private_router
 
 router = private_router()
 
 
 @router.post(
     "/v1/responses",
-    response_model=ResponseAnswer,
+    response_model=ResponsesResponse,
     responses={**ERRORS, **EVENTS},
-    openapi_extra=takes(ResponsesBody),
+    openapi_extra=request_body_schema(ResponsesRequest),
 )
 async def create_response(
-    body: Annotated[ResponsesBody, Depends(body_of(ResponsesBody))],
+    body: Annotated[ResponsesRequest, Depends(json_body(ResponsesRequest))],
     request: Request,
-    tenant: Caller,
-    service: Served,
+    tenant: TenantDep,
+    service: ServiceDep,
 ) -> Response:
-    """Answer a conversation that is given as items, or that goes on from a stored response."""
+    """Create a response to input items, optionally continuing a stored response."""
     return await respond(body, request, tenant, service)
 
 
-@router.get("/v1/responses/{response_id}", response_model=ResponseAnswer)
+@router.get("/v1/responses/{response_id}", response_model=ResponsesResponse)
 async def find_response(
-    response_id: str, request: Request, tenant: Caller, service: Served
+    response_id: str, request: Request, tenant: TenantDep, service: ServiceDep
 ) -> Response:
     """A stored response."""
     for name in request.query_params:
@@ -64,22 +64,24 @@ _QUERY = {
     "/v1/responses/{response_id}/input_items", response_model=InputItemPage, openapi_extra=_QUERY
 )
 async def list_input_items(
-    response_id: str, request: Request, tenant: Caller, service: Served
+    response_id: str, request: Request, tenant: TenantDep, service: ServiceDep
 ) -> Response:
-    """The input of a stored response's request, the newest item first."""
+    """The input items of a stored response, newest first by default."""
     return stored_input(response_id, request.query_params, tenant, service)
 
 
 @router.delete("/v1/responses/{response_id}")
-async def drop_response(response_id: str, tenant: Caller, service: Served) -> DeletedResponse:
-    """Forget a stored response."""
+async def drop_response(
+    response_id: str, tenant: TenantDep, service: ServiceDep
+) -> DeletedResponse:
+    """Delete a stored response."""
     service.responses.drop(tenant.name, response_id)
     return DeletedResponse(id=response_id)
 
 
-@router.post("/v1/responses/{response_id}/cancel", response_model=ResponseAnswer)
-async def cancel_response(response_id: str, tenant: Caller, service: Served) -> Response:
-    """Refused: only responses in the background could be cancelled, and there are none."""
+@router.post("/v1/responses/{response_id}/cancel", response_model=ResponsesResponse)
+async def cancel_response(response_id: str, tenant: TenantDep, service: ServiceDep) -> Response:
+    """Refused: only background responses can be cancelled, and this server has none."""
     service.responses.find(tenant.name, response_id)
     raise ApiError(
         400,

@@ -1,21 +1,22 @@
-"""Turns the deltas of a chat into the items of a response and the events of its stream."""
+"""Converts the deltas of a chat to output items and stream events of a response."""
 
 import secrets
 import time
 from collections.abc import Sequence
 
-from rjax.serve.answers import CalledToolDelta, Delta, Finish, TokenLogprob, TopLogprob, Usage
 from rjax.serve.errors import ApiError
-from rjax.serve.responses.answers import (
-    AnswerCallItem,
-    AnswerItem,
-    AnswerMessageItem,
-    AnswerReasoningItem,
-    AnswerReasoningText,
-    AnswerText,
+from rjax.serve.responses import (
+    DeltaMessage,
+    DeltaToolCall,
+    FinishReason,
+    TokenLogprob,
+    TopLogprob,
+    UsageInfo,
+)
+from rjax.serve.responses_api.requests import Status
+from rjax.serve.responses_api.responses import (
     ArgumentsDeltaEvent,
     ArgumentsDoneEvent,
-    Event,
     IncompleteDetails,
     InputTokensDetails,
     ItemEvent,
@@ -23,16 +24,22 @@ from rjax.serve.responses.answers import (
     PartEvent,
     ReasoningDeltaEvent,
     ReasoningDoneEvent,
-    ResponseAnswer,
+    ResponseError,
     ResponseEvent,
-    ResponseFailure,
+    ResponseFunctionToolCall,
+    ResponseOutputItem,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseReasoningItem,
+    ResponseReasoningText,
+    ResponsesResponse,
     ResponseUsage,
+    StreamEvent,
     TextDeltaEvent,
     TextDoneEvent,
     TextLogprob,
     TopTextLogprob,
 )
-from rjax.serve.responses.requests import Status
 
 _FAILURES = {400: "invalid_prompt", 503: "rate_limit_exceeded"}
 
@@ -40,33 +47,33 @@ _FAILURES = {400: "invalid_prompt", 503: "rate_limit_exceeded"}
 class ResponseWriter:
     """Writes one response.
 
-    Reasoning makes an item, text a message, each call an item of its own. White space that stands
-    before a call, or alone after a call or reasoning, is dropped, as the chat route does.
+    Reasoning, text and each tool call become separate items. White space before a call, or alone
+    after a call or reasoning, is dropped, as in a chat response.
 
     Args:
-        response: in progress, without output.
+        response: a new response without output.
     """
 
-    def __init__(self, response: ResponseAnswer) -> None:
+    def __init__(self, response: ResponsesResponse) -> None:
         self.response = response
         self.size = 0
-        """Logprobs of the text, every alternative counted: what makes an event large."""
-        self._events: list[Event] = []
+        """Number of logprobs, including alternatives; they dominate the size of an event."""
+        self._events: list[StreamEvent] = []
         self._number = 0
-        self._done: list[AnswerItem] = []
-        self._item: AnswerItem | None = None  # as it was added
+        self._done: list[ResponseOutputItem] = []
+        self._item: ResponseOutputItem | None = None  # the open item, without its content
         self._call_index: int | None = None
         self._pieces: list[str] = []  # of the open item's text or arguments
         self._logprobs: list[TextLogprob] = []
-        self._held = ""  # white space that may be all there is before an item
+        self._held = ""  # leading white space, dropped if no text follows
 
-    def begin(self) -> list[Event]:
+    def begin(self) -> list[StreamEvent]:
         """The first events."""
         for name in ("response.created", "response.in_progress"):
-            self._tell(ResponseEvent, name, response=self.response)
+            self._emit(ResponseEvent, name, response=self.response)
         return self._take()
 
-    def feed(self, delta: Delta, logprobs: Sequence[TokenLogprob] = ()) -> list[Event]:
+    def feed(self, delta: DeltaMessage, logprobs: Sequence[TokenLogprob] = ()) -> list[StreamEvent]:
         """The events of a delta."""
         if delta.reasoning:
             self._reasoning(delta.reasoning)
@@ -76,11 +83,11 @@ class ResponseWriter:
             self._call(call)
         return self._take()
 
-    def finish(self, reason: Finish, usage: Usage) -> list[Event]:
-        """The last events; the response is then as it stays.
+    def finish(self, reason: FinishReason, usage: UsageInfo) -> list[StreamEvent]:
+        """Complete the response; return the last events.
 
         Args:
-            reason: why the chat ended.
+            reason: finish reason of the chat.
             usage: of the chat.
         """
         response = self.response
@@ -97,34 +104,34 @@ class ResponseWriter:
         if cut:
             response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
         response.completed_at = int(time.time())
-        self._tell(ResponseEvent, f"response.{response.status}", response=response)
+        self._emit(ResponseEvent, f"response.{response.status}", response=response)
         return self._take()
 
-    def fail(self, error: ApiError) -> list[Event]:
-        """The last event of a response that an error ended."""
+    def fail(self, error: ApiError) -> list[StreamEvent]:
+        """End the response with an error; return the last event."""
         response = self.response
         if self._item is not None:
             self._done.append(self._whole_item("incomplete"))
         response.output = self._done
         response.status = "failed"
-        response.error = ResponseFailure.model_validate(
+        response.error = ResponseError.model_validate(
             {"code": _FAILURES.get(error.status, "server_error"), "message": error.message}
         )
-        self._tell(ResponseEvent, "response.failed", response=response)
+        self._emit(ResponseEvent, "response.failed", response=response)
         return self._take()
 
     def _reasoning(self, text: str) -> None:
-        if not isinstance(self._item, AnswerReasoningItem):
+        if not isinstance(self._item, ResponseReasoningItem):
             self._close("completed")
             name = f"rs_{secrets.token_hex(12)}"
-            self._open(AnswerReasoningItem(id=name, status="in_progress", content=[]))
-            part = AnswerReasoningText(text="")
-            self._tell_of_item(PartEvent, "response.content_part.added", part=part)
+            self._open(ResponseReasoningItem(id=name, status="in_progress", content=[]))
+            part = ResponseReasoningText(text="")
+            self._emit_for_item(PartEvent, "response.content_part.added", part=part)
         self._pieces.append(text)
-        self._tell_of_item(ReasoningDeltaEvent, "response.reasoning_text.delta", delta=text)
+        self._emit_for_item(ReasoningDeltaEvent, "response.reasoning_text.delta", delta=text)
 
     def _text(self, text: str, logprobs: list[TextLogprob]) -> None:
-        if not isinstance(self._item, AnswerMessageItem):
+        if not isinstance(self._item, ResponseOutputMessage):
             self._held += text
             if not self._held.strip() and not logprobs:
                 return
@@ -135,8 +142,10 @@ class ResponseWriter:
 
     def _begin_text(self, text: str, logprobs: Sequence[TextLogprob] = ()) -> None:
         name = f"msg_{secrets.token_hex(12)}"
-        self._open(AnswerMessageItem(id=name, status="in_progress", content=[]))
-        self._tell_of_item(PartEvent, "response.content_part.added", part=AnswerText(text=""))
+        self._open(ResponseOutputMessage(id=name, status="in_progress", content=[]))
+        self._emit_for_item(
+            PartEvent, "response.content_part.added", part=ResponseOutputText(text="")
+        )
         if text or logprobs:
             self._add_text(text, logprobs)
 
@@ -145,16 +154,16 @@ class ResponseWriter:
         self._logprobs += logprobs
         self.size += sum(1 + len(entry.top_logprobs) for entry in logprobs)
         name = "response.output_text.delta"
-        self._tell_of_item(TextDeltaEvent, name, delta=text, logprobs=list(logprobs))
+        self._emit_for_item(TextDeltaEvent, name, delta=text, logprobs=list(logprobs))
 
-    def _call(self, piece: CalledToolDelta) -> None:
+    def _call(self, piece: DeltaToolCall) -> None:
         if piece.index != self._call_index:
             self._close("completed")
             self._call_index = piece.index
             assert piece.id is not None
             assert piece.function.name is not None
             self._open(
-                AnswerCallItem(
+                ResponseFunctionToolCall(
                     id=f"fc_{secrets.token_hex(12)}",
                     call_id=piece.id,
                     name=piece.function.name,
@@ -166,57 +175,57 @@ class ResponseWriter:
             arguments = piece.function.arguments
             self._pieces.append(arguments)
             name = "response.function_call_arguments.delta"
-            self._tell_of_item(ArgumentsDeltaEvent, name, delta=arguments)
+            self._emit_for_item(ArgumentsDeltaEvent, name, delta=arguments)
 
-    def _open(self, item: AnswerItem) -> None:
+    def _open(self, item: ResponseOutputItem) -> None:
         self._held = ""
         self._item = item
-        self._tell(ItemEvent, "response.output_item.added", output_index=len(self._done), item=item)
+        self._emit(ItemEvent, "response.output_item.added", output_index=len(self._done), item=item)
 
     def _close(self, status: Status) -> None:
-        """End the open item, if there is one."""
+        """Complete the open item, if there is one."""
         if self._item is None:
             return
         item = self._whole_item(status)
-        if isinstance(item, AnswerMessageItem):
+        if isinstance(item, ResponseOutputMessage):
             (part,) = item.content
             name = "response.output_text.done"
-            self._tell_of_item(TextDoneEvent, name, text=part.text, logprobs=part.logprobs)
-            self._tell_of_item(PartEvent, "response.content_part.done", part=part)
-        elif isinstance(item, AnswerReasoningItem):
+            self._emit_for_item(TextDoneEvent, name, text=part.text, logprobs=part.logprobs)
+            self._emit_for_item(PartEvent, "response.content_part.done", part=part)
+        elif isinstance(item, ResponseReasoningItem):
             (part,) = item.content
-            self._tell_of_item(ReasoningDoneEvent, "response.reasoning_text.done", text=part.text)
-            self._tell_of_item(PartEvent, "response.content_part.done", part=part)
+            self._emit_for_item(ReasoningDoneEvent, "response.reasoning_text.done", text=part.text)
+            self._emit_for_item(PartEvent, "response.content_part.done", part=part)
         else:
             name = "response.function_call_arguments.done"
-            self._tell_of_item(ArgumentsDoneEvent, name, name=item.name, arguments=item.arguments)
-        self._tell(ItemEvent, "response.output_item.done", output_index=len(self._done), item=item)
+            self._emit_for_item(ArgumentsDoneEvent, name, name=item.name, arguments=item.arguments)
+        self._emit(ItemEvent, "response.output_item.done", output_index=len(self._done), item=item)
         self._done.append(item)
         self._item, self._pieces, self._logprobs = None, [], []
 
-    def _whole_item(self, status: Status) -> AnswerItem:
-        """The open item with all that came of it."""
+    def _whole_item(self, status: Status) -> ResponseOutputItem:
+        """The open item with its content so far."""
         whole = "".join(self._pieces)
-        if isinstance(self._item, AnswerMessageItem):
-            part = AnswerText(text=whole, logprobs=self._logprobs)
+        if isinstance(self._item, ResponseOutputMessage):
+            part = ResponseOutputText(text=whole, logprobs=self._logprobs)
             return self._item.model_copy(update={"status": status, "content": [part]})
-        if isinstance(self._item, AnswerReasoningItem):
-            part = AnswerReasoningText(text=whole)
+        if isinstance(self._item, ResponseReasoningItem):
+            part = ResponseReasoningText(text=whole)
             return self._item.model_copy(update={"status": status, "content": [part]})
         assert self._item is not None
         return self._item.model_copy(update={"status": status, "arguments": whole})
 
-    def _tell_of_item(self, kind: type[Event], type_: str, **fields: object) -> None:
+    def _emit_for_item(self, kind: type[StreamEvent], type_: str, **fields: object) -> None:
         assert self._item is not None
         place = {"item_id": self._item.id, "output_index": len(self._done)}
-        self._tell(kind, type_, **place, **fields)
+        self._emit(kind, type_, **place, **fields)
 
-    def _tell(self, kind: type[Event], type_: str, **fields: object) -> None:
+    def _emit(self, kind: type[StreamEvent], type_: str, **fields: object) -> None:
         event = kind.model_validate({"type": type_, "sequence_number": self._number, **fields})
         self._events.append(event)
         self._number += 1
 
-    def _take(self) -> list[Event]:
+    def _take(self) -> list[StreamEvent]:
         found, self._events = self._events, []
         return found
 
@@ -229,7 +238,7 @@ def _logprob(entry: TokenLogprob) -> TextLogprob:
     return TextLogprob.model_validate({**fields(entry), "top_logprobs": top})
 
 
-def _usage(usage: Usage) -> ResponseUsage:
+def _usage(usage: UsageInfo) -> ResponseUsage:
     cached = usage.prompt_tokens_details.cached_tokens
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,

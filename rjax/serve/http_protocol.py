@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 connection, held to the bounds of `rjax.serve.connections`."""
+"""uvicorn's HTTP/1.1 protocol with the limits of `rjax.serve.connections`."""
 
 import array
 import asyncio
@@ -9,25 +9,25 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rjax.serve.connections import Connections
+from rjax.serve.connections import ConnectionLimiter
 from rjax.serve.errors import ApiError, error_response
 
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection.
+    """One HTTP connection that reports its state to a `ConnectionLimiter`.
 
     Args:
-        connections: of the server.
-        health_paths: that a connection beyond the bounds may ask for.
-        retry_after: seconds that a 503 asks the client to wait.
-        options: uvicorn's.
+        connections: limiter of the server's connections.
+        health_paths: paths that are served beyond the connection limits.
+        retry_after: ``Retry-After`` of a 503, in seconds.
+        options: of uvicorn's protocol.
     """
 
     def __init__(
         self,
-        connections: Connections,
+        connections: ConnectionLimiter,
         health_paths: frozenset[str],
         retry_after: int,
         **options: Any,
@@ -49,40 +49,40 @@ class BoundedProtocol(H11Protocol):
             self.app = _HealthOnly(self.app, self._health_paths, self._retry_after)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """The connection was closed."""
         self._open.close(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
+        """The client sent bytes."""
         super().data_received(data)
         self._moved()
 
     def on_response_complete(self) -> None:
-        """A response is written; the next request may have come already."""
+        """A response is complete; the next request may have arrived already."""
         super().on_response_complete()
         self._moved()
 
     def shut(self) -> None:
-        """Close it now; what is not sent is lost."""
+        """Close the connection now and drop unsent bytes."""
         if self._counted.get_write_buffer_size():
             self._counted.abort()
         else:
             self._counted.close()
 
     def refuse_late_headers(self) -> None:
-        """Answer 408 where a part of a request came, and close it."""
+        """Answer 408 if part of a request has arrived, and close the connection."""
         if self.conn.trailing_data[0]:
             self._counted.write(_LATE)
         self.shut()
 
     def unsent(self) -> tuple[int, int]:
-        """Bytes that wait for the client, and bytes that went out in all."""
+        """Number of buffered bytes, and of bytes sent so far."""
         waiting = self._counted.get_write_buffer_size()
         return waiting, self._counted.written - waiting
 
     def has_unread(self) -> bool:
-        """Whether bytes of the client have come that the event loop has not read yet."""
+        """Whether the socket holds bytes that the event loop has not read yet."""
         if self._counted.is_closing():
             return False
         count = array.array("i", [0])
@@ -106,7 +106,7 @@ class _CountingTransport:
         self.written = 0
 
     def write(self, data: bytes) -> None:
-        """Send, or keep until the client takes it."""
+        """Send or buffer bytes."""
         self.written += len(data)
         self._transport.write(data)
 
@@ -115,7 +115,7 @@ class _CountingTransport:
 
 
 class _HealthOnly:
-    """Answers a question for health once, and a 503 to everything else."""
+    """Answers one health check, and any other request with a 503."""
 
     def __init__(self, app: ASGIApp, health_paths: frozenset[str], retry_after: int) -> None:
         self._app = app
@@ -123,7 +123,7 @@ class _HealthOnly:
         self._retry_after = retry_after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, and have the connection closed."""
+        """Serve one request with ``Connection: close``."""
 
         async def closing(message: Message) -> None:
             if message["type"] == "http.response.start":

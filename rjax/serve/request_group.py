@@ -1,13 +1,9 @@
-"""One HTTP request's prompts in the engine, and the ways to read their outputs."""
+"""The engine requests of one HTTP request: one per prompt."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
-
-from starlette.requests import Request
-from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from rjax.errors import OverloadedError
 from rjax.output_queue import OutputQueue
@@ -19,8 +15,8 @@ from rjax.structured.constraint import Constraint
 from rjax.structured.mask import GrammarMask
 
 
-class Running:
-    """The engine's streams of several prompts with the same parameters, read as one.
+class RequestGroup:
+    """Several prompts with the same parameters, whose outputs are read from one queue.
 
     Args:
         service: of the app.
@@ -30,7 +26,7 @@ class Running:
     def __init__(self, service: Service, params: SamplingParams) -> None:
         self._service = service
         self._params = params
-        self._news = OutputQueue(params.output_kind, service.engine.limits.unread_tokens)
+        self._output_queue = OutputQueue(params.output_kind, service.engine.limits.unread_tokens)
         self._streams: dict[str, Any] = {}
         self._generated: dict[str, int] = {}
         self._last: dict[str, float] = {}
@@ -45,12 +41,12 @@ class Running:
         tenant: str,
         **options: Any,
     ) -> None:
-        """Submit all prompts, or none.
+        """Submit all prompts, or none if one is refused.
 
         Args:
-            prompts: text, where there is one, and token ids of each.
+            prompts: text, if known, and token ids of each prompt.
             constraint: on every sample.
-            tenant: name of the one who asks.
+            tenant: name of the client's tenant.
             options: of the engine's ``add_request``.
 
         Raises:
@@ -67,7 +63,7 @@ class Running:
                 param="n" if params.best_of is None else "best_of",
             )
         try:
-            service.engine.check_room(count, sum(len(tokens) for _, tokens in prompts))
+            service.engine.check_capacity(count, sum(len(tokens) for _, tokens in prompts))
             if constraint is not None:
                 self._masks = await service.grammars.masks(constraint, count, tenant)
             masks = self._masks
@@ -77,7 +73,7 @@ class Running:
                 stream = await service.engine.submit(
                     tokens,
                     params,
-                    news=self._news,
+                    output_queue=self._output_queue,
                     prompt=text,
                     masks=masks[i * each : (i + 1) * each],
                     **options,
@@ -100,14 +96,14 @@ class Running:
             raise
 
     async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
-        """Every output with the index of its prompt, as they come, to the end of all.
+        """Yield every output with the index of its prompt until all prompts have finished.
 
         Raises:
-            ApiError: a sample ended on an error: 400 where its grammar is to blame, otherwise 500.
+            ApiError: a sample ended on an error: 400 if its grammar caused it, otherwise 500.
         """
         open_streams = len(self._streams)
         while open_streams:
-            item = await self._news.get()
+            item = await self._output_queue.get()
             name = item.request_id
             if name not in self._streams or self._streams[name].finished:
                 continue
@@ -122,7 +118,7 @@ class Running:
             yield self._index[name], item
 
     def _count(self, name: str, output: RequestOutput) -> None:
-        """Count an output's tokens, and the time since the last one of a stream."""
+        """Count an output's tokens and record the inter-token latency of a stream."""
         now = time.monotonic()
         if name in self._last and self._params.output_kind is RequestOutputKind.DELTA:
             self._service.metrics.streamed(now - self._last[name])
@@ -130,7 +126,7 @@ class Running:
         self._generated[name] += sum(len(c.token_ids) for c in output.outputs)
 
     async def finals(self) -> list[RequestOutput]:
-        """The last output of each prompt, for requests that want no others."""
+        """The last output of each prompt, for requests that do not stream."""
         found: dict[int, RequestOutput] = {}
         async for i, output in self.outputs():
             if output.finished:
@@ -144,83 +140,8 @@ class Running:
         return ApiError(500, "the server failed on this request; its log says why")
 
     def close(self) -> None:
-        """Abort what still runs."""
+        """Abort unfinished prompts."""
         for stream in self._streams.values():
             if not stream.finished:
                 self._service.metrics.aborted(self._params.n)
             stream.close()
-
-
-async def unless_disconnected[T](request: Request, work: Awaitable[T]) -> T:
-    """The work's result; a client that goes away cancels it.
-
-    Raises:
-        ApiError: 499, which nobody reads.
-    """
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(request.receive))
-    try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ApiError(499, "the client went away")
-    finally:
-        for task in (working, gone):
-            task.cancel()
-        await asyncio.gather(working, gone, return_exceptions=True)
-
-
-class NamedEvent(NamedTuple):
-    """A server-sent event with a name."""
-
-    name: str
-    data: str
-
-
-class EventStream(StreamingResponse):
-    """A response of server-sent events that ends their source when the client goes away.
-
-    Args:
-        events: data of each event, or its name and data. It handles its own errors: the status is
-            sent before it.
-        close: called at the end, however it comes; also where ``events`` never began.
-    """
-
-    def __init__(
-        self, events: AsyncIterator[str] | AsyncIterator[NamedEvent], close: Callable[[], None]
-    ) -> None:
-        super().__init__(
-            (),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-        )
-        self._events = events
-        self._close = close
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
-        sending = asyncio.ensure_future(self._send(send))
-        gone = asyncio.ensure_future(_disconnect(receive))
-        try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (sending, gone):
-                task.cancel()
-            found = await asyncio.gather(sending, gone, return_exceptions=True)
-            self._close()
-        if isinstance(found[0], Exception) and not isinstance(found[0], OSError):
-            raise found[0]
-
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for event in self._events:
-            named = isinstance(event, NamedEvent)
-            text = f"event: {event.name}\ndata: {event.data}" if named else f"data: {event}"
-            body = f"{text}\n\n".encode()
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -1,4 +1,4 @@
-"""Finds tool calls in an answer while it comes in."""
+"""Incremental parser of tool calls in generated text."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from rjax.serve.tools.formats import PYTHON_TAG, ToolFormat
 
 _DECODER = json.JSONDecoder()
 _MOST_CALLS = 128
-_LONGEST_HEAD = 512  # characters before the arguments; names are shorter
+_MAX_HEAD = 512  # characters before the arguments; names are shorter
 _LEAD = re.compile(rf"\s*(?:{re.escape(PYTHON_TAG)}\s*)?")
 _HEAD = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?'
@@ -20,8 +20,8 @@ _HEAD = re.compile(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Call:
-    """One call: an id for the client, the function's name, its arguments as JSON."""
+class ParsedCall:
+    """A complete call: its id, the function's name and its arguments as JSON."""
 
     id: str
     name: str
@@ -29,13 +29,13 @@ class Call:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class CallPiece:
-    """News of one call.
+class CallDelta:
+    """A delta of one call.
 
     Attributes:
-        index: of the call within its answer.
-        arguments: what follows of its arguments' JSON.
-        id, name: in the call's first piece alone.
+        index: of the call within the output.
+        arguments: next piece of the arguments' JSON.
+        id, name: set only in the call's first delta.
     """
 
     index: int
@@ -44,13 +44,13 @@ class CallPiece:
     name: str | None = None
 
 
-class CallReader:
-    """Splits the text of one answer into content and calls, while it comes in.
+class ToolCallParser:
+    """Splits generated text into content and tool calls, incrementally.
 
-    A call begins when its function's name is known and its arguments open; from there on they are
-    passed on as the model writes them, finished or not. A call with its keys in another order is
-    told when it is complete. What looks like a call and is none (broken JSON, an unknown function)
-    stays content. White space around calls is dropped. Only `json` reads the text.
+    A call is reported when its function's name is known and its arguments start; its arguments are
+    then streamed as the model writes them. A call with its keys in another order is reported when
+    it is complete. Text that resembles a call but is invalid (malformed JSON, an unknown function)
+    stays content. White space around calls is dropped.
 
     Args:
         fmt: how this model writes calls.
@@ -61,20 +61,19 @@ class CallReader:
         self._format = fmt
         self._begin, self._end = fmt.begin.strip(), fmt.end.strip()
         self._names = names
-        self._buffer = ""  # text that is not told yet
-        self._lead = ""  # text before the buffer that is content if the buffer is no call
-        self._searched = 0  # so much of the buffer holds no end of the call it begins with
-        # Each state takes what it can of the buffer, and returns whether another should go on.
+        self._buffer = ""  # text that is not emitted yet
+        self._lead = ""  # text before the buffer; it becomes content if the buffer is not a call
+        self._searched = 0  # characters of the buffer that do not contain the call's end
+        # Each state consumes part of the buffer and returns whether to run the next state.
         self._state: Callable[[bool], bool] = self._text if fmt.anywhere else self._opening
         self._depth = 0  # of objects and lists around the next character of a call
         self._quoted = self._escaped = False
         self._content: list[str] = []
-        self._pieces: list[CallPiece] = []
+        self._pieces: list[CallDelta] = []
         self.num_calls = 0
 
-    def feed(self, text: str, *, ended: bool = False) -> tuple[str, list[CallPiece]]:
-        """Take more text, the last if ``ended``; return the content and the pieces of calls that
-        are now certain."""
+    def feed(self, text: str, *, ended: bool = False) -> tuple[str, list[CallDelta]]:
+        """Parse more text, the last if ``ended``; return new content and call deltas."""
         self._buffer += text
         while self._state(ended):
             pass
@@ -83,7 +82,7 @@ class CallReader:
         return found
 
     def _text(self, ended: bool) -> bool:
-        """Content, up to the tag of a call."""
+        """State: content up to the opening tag of a call."""
         at = self._buffer.find(self._begin)
         if at >= 0:
             self._content.append(self._buffer[:at])
@@ -96,7 +95,7 @@ class CallReader:
         return False
 
     def _opening(self, ended: bool) -> bool:
-        """The beginning of an answer that is calls as a whole, or content as a whole."""
+        """State: the start of an output that is either only calls or only content."""
         lead = _LEAD.match(self._buffer)
         assert lead is not None
         rest = self._buffer[lead.end() :]
@@ -109,7 +108,7 @@ class CallReader:
         return True
 
     def _prose(self, ended: bool) -> bool:
-        """Content to the end."""
+        """State: only content until the end."""
         self._content.append(self._buffer)
         self._buffer = ""
         return False
@@ -119,14 +118,14 @@ class CallReader:
         self._state = self._object
 
     def _object(self, ended: bool) -> bool:
-        """What may be a call: begin it, or wait until it is whole."""
+        """State: a possible call; start it, or wait until it is complete."""
         start = len(self._buffer) - len(self._buffer.lstrip())
-        head = _HEAD.match(self._buffer, start, start + _LONGEST_HEAD)
+        head = _HEAD.match(self._buffer, start, start + _MAX_HEAD)
         if head and head.group(1) in self._names and self.num_calls < _MOST_CALLS:
             if head.end() == len(self._buffer) and not ended:
                 return False
             if self._buffer.startswith("{", head.end()):
-                self._tell(head.group(1), "")
+                self._emit(head.group(1), "")
                 self._buffer = self._buffer[head.end() :]
                 self._depth, self._quoted, self._escaped = 1, False, False
                 self._state = self._arguments
@@ -136,7 +135,7 @@ class CallReader:
     def _whole_object(self, ended: bool) -> bool:
         text = self._buffer
         if self._end:
-            # Models often end the answer in place of writing the closing tag.
+            # Models often end the output without the closing tag.
             stop = text.find(self._end, self._searched)
             if stop < 0 and not ended:
                 self._searched = max(0, len(text) - len(self._end) + 1)
@@ -153,7 +152,7 @@ class CallReader:
             self._buffer = text[len(inner) :]
         call = self._parse(inner)
         if call is not None:
-            self._tell(*call)
+            self._emit(*call)
             self._state = self._between
         else:
             self._content += self._lead, text[: len(text) - len(self._buffer)]
@@ -161,11 +160,11 @@ class CallReader:
         return True
 
     def _arguments(self, ended: bool) -> bool:
-        """The arguments of a call, as they come."""
+        """State: the arguments of a call."""
         stop = self._closing(1)
         if self._buffer:
             text = self._buffer[:stop]
-            self._pieces.append(CallPiece(self.num_calls - 1, text))
+            self._pieces.append(CallDelta(self.num_calls - 1, text))
             self._buffer = self._buffer[len(text) :]
         if stop is None:
             return False
@@ -200,7 +199,7 @@ class CallReader:
         return True
 
     def _between(self, ended: bool) -> bool:
-        """After a call: white space, and another call or content."""
+        """State: after a call; white space, then another call or content."""
         separators = self._format.separator + " \n\t,"
         rest = self._buffer.lstrip() if self._format.anywhere else self._buffer.lstrip(separators)
         if not rest:
@@ -217,7 +216,8 @@ class CallReader:
         return True
 
     def _closing(self, floor: int) -> int | None:
-        """Where the buffer closes all objects and lists but so many; None if it does not."""
+        """Index after the bracket that lowers the nesting depth to ``floor``; None if there is
+        none."""
         for i, char in enumerate(self._buffer):
             if self._escaped:
                 self._escaped = False
@@ -233,13 +233,13 @@ class CallReader:
                     return i + 1
         return None
 
-    def _tell(self, name: str, arguments: str) -> None:
-        """Begin a call."""
-        self._pieces.append(CallPiece(self.num_calls, arguments, id=new_call_id(), name=name))
+    def _emit(self, name: str, arguments: str) -> None:
+        """Start a call."""
+        self._pieces.append(CallDelta(self.num_calls, arguments, id=new_call_id(), name=name))
         self.num_calls += 1
 
     def _parse(self, text: str) -> tuple[str, str] | None:
-        """Name and arguments of a whole call."""
+        """Name and arguments of a complete call; None if it is invalid."""
         try:
             found = json.loads(text)
         except (ValueError, RecursionError):
@@ -256,16 +256,16 @@ class CallReader:
 
 
 def new_call_id() -> str:
-    """An id that no other call has."""
+    """A new unique id of a call."""
     return f"call_{secrets.token_hex(12)}"
 
 
-def join_pieces(pieces: Iterable[CallPiece]) -> list[Call]:
-    """The calls that pieces, all there are, make up."""
-    calls: list[Call] = []
+def join_call_deltas(pieces: Iterable[CallDelta]) -> list[ParsedCall]:
+    """Join all deltas of an output to complete calls."""
+    calls: list[ParsedCall] = []
     for piece in pieces:
         if piece.id is not None and piece.name is not None:
-            calls.append(Call(piece.id, piece.name, piece.arguments))
+            calls.append(ParsedCall(piece.id, piece.name, piece.arguments))
         else:
             last = calls[piece.index]
             calls[piece.index] = dataclasses.replace(

@@ -7,11 +7,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 import rjax
-from rjax.serve.answers import HealthAnswer, Load, Version
 from rjax.serve.docs_page import docs_page
 from rjax.serve.errors import ApiError
 from rjax.serve.openapi import describe
-from rjax.serve.routing import Served, private_router
+from rjax.serve.responses import HealthResponse, LoadResponse, VersionResponse
+from rjax.serve.routing import ServiceDep, private_router
 from rjax.tokenization import Tokenizer
 
 _OF_FILES = ("name_or_path", "_file", "_files", "is_local", "local_files_only", "cache_dir")
@@ -20,44 +20,43 @@ public = APIRouter()
 private = private_router()
 
 
-@public.get("/health", responses={503: {"model": HealthAnswer}})
-async def health(service: Served) -> HealthAnswer:
-    """200 while the engine's thread gives signs of life and takes requests, otherwise 503."""
+@public.get("/health", responses={503: {"model": HealthResponse}})
+async def health(service: ServiceDep) -> HealthResponse:
+    """200 while the engine is alive and accepts requests, otherwise 503."""
     status = service.engine.health
-    answer = HealthAnswer(status=status)
+    answer = HealthResponse(status=status)
     if status == "ready":
         return answer
     return JSONResponse(answer.model_dump(), 503)  # type: ignore[return-value]
 
 
-@public.get("/ping", responses={503: {"model": HealthAnswer}})
-async def ping(service: Served) -> HealthAnswer:
-    """As /health, under the name that SageMaker asks for."""
+@public.get("/ping", responses={503: {"model": HealthResponse}})
+async def ping(service: ServiceDep) -> HealthResponse:
+    """As /health; SageMaker uses this path."""
     return await health(service)
 
 
-@public.post("/ping", responses={503: {"model": HealthAnswer}})
-async def ping_by_post(service: Served) -> HealthAnswer:
+@public.post("/ping", responses={503: {"model": HealthResponse}})
+async def ping_by_post(service: ServiceDep) -> HealthResponse:
     """As /health."""
     return await health(service)
 
 
 @private.get("/load")
-async def load(service: Served) -> Load:
-    """Prompts in the engine, waiting ones included: a request with several prompts counts
-    several."""
-    return Load(server_load=service.engine.num_live)
+async def load(service: ServiceDep) -> LoadResponse:
+    """Number of prompts in the engine, including waiting ones."""
+    return LoadResponse(server_load=service.engine.num_live)
 
 
 @private.get("/version")
-async def version() -> Version:
+async def version() -> VersionResponse:
     """The version of rjax."""
-    return Version(version=rjax.__version__)
+    return VersionResponse(version=rjax.__version__)
 
 
 @private.get("/tokenizer_info", response_model=dict[str, Any])
-async def tokenizer_info(service: Served) -> JSONResponse:
-    """The tokenizer's configuration, its chat template included."""
+async def tokenizer_info(service: ServiceDep) -> JSONResponse:
+    """The tokenizer's configuration and chat template."""
     if not service.http.tokenizer_info:
         raise ApiError(
             404,
@@ -76,7 +75,7 @@ async def openapi(request: Request) -> JSONResponse:
 
 @private.get("/docs", include_in_schema=False)
 async def docs(request: Request) -> Response:
-    """The description of the routes for people."""
+    """The description of the routes as HTML."""
     policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
     return HTMLResponse(
         docs_page(describe(request.app)), headers={"Content-Security-Policy": policy}
@@ -84,13 +83,11 @@ async def docs(request: Request) -> Response:
 
 
 def tokenizer_configuration(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What ``tokenizer_config.json`` says, as JSON, with the chat template in use.
-
-    Entries that name files of the server are left out.
-    """
+    """The contents of ``tokenizer_config.json`` with the chat template in use, without file paths
+    of the server."""
     hf = tokenizer.hf
     found = {name: value for name, value in hf.init_kwargs.items() if not name.endswith(_OF_FILES)}
     found["tokenizer_class"] = type(hf).__name__
     found["chat_template"] = hf.chat_template
-    # AddedToken and the like become their text.
+    # Convert AddedToken objects to text.
     return json.loads(json.dumps(found, default=str))

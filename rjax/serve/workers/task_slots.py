@@ -1,4 +1,4 @@
-"""Who may run now: quick tasks in turn between tenants, slow ones in a few places of their own."""
+"""Fair scheduling of worker tasks: quick slots shared round-robin by tenants, few slow slots."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -6,16 +6,16 @@ from collections import OrderedDict, deque
 from rjax.errors import OverloadedError
 
 
-class Lanes:
-    """The places in which tasks run.
+class TaskSlots:
+    """The slots in which tasks run.
 
-    Waiting tenants take turns for the quick places. Of the slow places one tenant never has all
-    where there are several tenants.
+    Waiting tenants get quick slots round-robin. If there are several tenants, one tenant cannot
+    occupy all slow slots.
 
     Args:
-        quick: places for tasks that begin.
-        slow: places for tasks that turned out to take long.
-        queued: tasks of one tenant that may wait.
+        quick: number of slots in which tasks start.
+        slow: number of slots for tasks that take long.
+        queued: maximum of waiting tasks of one tenant.
         shared: whether there are several tenants.
     """
 
@@ -27,15 +27,15 @@ class Lanes:
         self._slow: dict[str, int] = {}
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
-    async def enter(self, tenant: str, seconds: float) -> "Lane":
-        """Wait for a quick place.
+    async def enter(self, tenant: str, seconds: float) -> "TaskSlot":
+        """Wait for a quick slot.
 
         Raises:
-            OverloadedError: too many of this tenant's wait, or it took longer than ``seconds``.
+            OverloadedError: the tenant's queue is full, or no slot was free within ``seconds``.
         """
         if self._free and not self._waiting:
             self._free -= 1
-            return Lane(self, tenant)
+            return TaskSlot(self, tenant)
         own = self._waiting.setdefault(tenant, deque())
         if len(own) >= self._queued:
             raise OverloadedError(
@@ -48,7 +48,7 @@ class Lanes:
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                self.free()  # the place came too late
+                self.free()  # the slot was assigned too late
             elif turn in own:
                 own.remove(turn)
                 if not own:
@@ -58,21 +58,21 @@ class Lanes:
                     "too many texts wait to be read; try again later", "queued_texts"
                 ) from None
             raise
-        return Lane(self, tenant)
+        return TaskSlot(self, tenant)
 
     def free(self) -> None:
-        """Give a quick place to the next tenant."""
+        """Release a quick slot to the next tenant."""
         if not self._waiting:
             self._free += 1
             return
         tenant, own = self._waiting.popitem(last=False)
         turn = own.popleft()
         if own:
-            self._waiting[tenant] = own  # behind the others
+            self._waiting[tenant] = own  # at the end of the round
         turn.set_result(None)
 
     def take_slow(self, tenant: str) -> bool:
-        """Take a slow place, if this tenant may have one."""
+        """Take a slow slot. Return False if this tenant cannot have one."""
         own = self._slow.get(tenant, 0)
         if own >= self._own_slow or sum(self._slow.values()) >= self._most_slow:
             return False
@@ -80,31 +80,31 @@ class Lanes:
         return True
 
     def free_slow(self, tenant: str) -> None:
-        """Give a slow place back."""
+        """Release a slow slot."""
         self._slow[tenant] -= 1
         if not self._slow[tenant]:
             del self._slow[tenant]
 
 
-class Lane:
-    """The place of one task: a quick one, then perhaps a slow one (``is_slow``)."""
+class TaskSlot:
+    """The slot of one task: a quick slot, later possibly a slow one (``is_slow``)."""
 
-    def __init__(self, lanes: Lanes, tenant: str) -> None:
-        self._lanes = lanes
+    def __init__(self, slots: TaskSlots, tenant: str) -> None:
+        self._slots = slots
         self._tenant = tenant
         self.is_slow = False
 
     def slow_down(self) -> bool:
-        """Move to a slow place; False if there is none."""
-        if not self._lanes.take_slow(self._tenant):
+        """Move to a slow slot; return False if there is none."""
+        if not self._slots.take_slow(self._tenant):
             return False
         self.is_slow = True
-        self._lanes.free()
+        self._slots.free()
         return True
 
     def leave(self) -> None:
-        """The task has ended."""
+        """Release the slot."""
         if self.is_slow:
-            self._lanes.free_slow(self._tenant)
+            self._slots.free_slow(self._tenant)
         else:
-            self._lanes.free()
+            self._slots.free()

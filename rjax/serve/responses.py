@@ -1,26 +1,26 @@
-"""The bodies of answers, in the shape of OpenAI's API."""
+"""Response models of OpenAI's API, with the names of vLLM."""
 
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
-type Finish = Literal["stop", "length", "tool_calls", "abort", "error"]
+type FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
 class PromptTokensDetails(BaseModel):
-    """Of the prompt tokens, those whose KV was there already."""
+    """Prompt tokens served from the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(BaseModel):
-    """Of the generated tokens, those of reasoning."""
+    """Generated tokens of reasoning."""
 
     reasoning_tokens: int
 
 
-class Usage(BaseModel):
-    """Tokens of a request; a prompt with n samples counts once."""
+class UsageInfo(BaseModel):
+    """Token counts of a request; a prompt with n samples counts once."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -38,32 +38,32 @@ class CompletionLogprobs(BaseModel):
     top_logprobs: list[dict[str, float] | None]
 
 
-class CompletionChoice(BaseModel):
-    """One text."""
+class CompletionResponseChoice(BaseModel):
+    """One generated text."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
-    finish_reason: Finish | None = None
+    finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
-class CompletionAnswer(BaseModel):
-    """Answer, or one chunk of it, of /v1/completions."""
+class CompletionResponse(BaseModel):
+    """Response of /v1/completions, or one chunk of its stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
-    choices: list[CompletionChoice]
-    usage: Usage | None = None
+    choices: list[CompletionResponseChoice]
+    usage: UsageInfo | None = None
 
 
 class TopLogprob(BaseModel):
-    """A token that could have stood there; ``bytes`` is null for a part of a character."""
+    """An alternative token; ``bytes`` is null for an incomplete UTF-8 character."""
 
     token: str
     logprob: float
@@ -71,7 +71,7 @@ class TopLogprob(BaseModel):
 
 
 class TokenLogprob(TopLogprob):
-    """A token of the answer."""
+    """A generated token."""
 
     top_logprobs: list[TopLogprob]
 
@@ -83,107 +83,107 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
 
-class CalledFunction(BaseModel):
+class ResponseFunctionCall(BaseModel):
     """A function's name and its arguments as JSON."""
 
     name: str
     arguments: str
 
 
-class CalledTool(BaseModel):
-    """One call of an answer."""
+class ResponseToolCall(BaseModel):
+    """One tool call."""
 
     id: str
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: ResponseFunctionCall
 
 
-class FunctionDelta(BaseModel):
-    """What is new of a call's function: its name at first, then what follows of its arguments."""
+class DeltaFunctionCall(BaseModel):
+    """Delta of a call's function: the name in the first one, then pieces of the arguments."""
 
     name: str | None = None
     arguments: str
 
 
-class CalledToolDelta(BaseModel):
-    """What is new of one call; id, type and name are in its first chunk alone."""
+class DeltaToolCall(BaseModel):
+    """Delta of one tool call; only its first chunk has id, type and name."""
 
     index: int
     id: str | None = None
     type: Literal["function"] | None = None
-    function: FunctionDelta
+    function: DeltaFunctionCall
 
 
-class AnswerMessage(BaseModel):
-    """The assistant's message; the reasoning has the names of newer and of older clients."""
+class ChatMessage(BaseModel):
+    """The assistant's message; ``reasoning_content`` repeats ``reasoning`` for older clients."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: None = None
-    tool_calls: list[CalledTool] | None = None
+    tool_calls: list[ResponseToolCall] | None = None
 
 
-class ChatChoice(BaseModel):
-    """One answer."""
+class ChatCompletionResponseChoice(BaseModel):
+    """One sample of a chat completion."""
 
     index: int
-    message: AnswerMessage
+    message: ChatMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: Finish
+    finish_reason: FinishReason
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 
 
-class ChatAnswer(BaseModel):
-    """Answer of /v1/chat/completions."""
+class ChatCompletionResponse(BaseModel):
+    """Response of /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
-    choices: list[ChatChoice]
-    usage: Usage
+    choices: list[ChatCompletionResponseChoice]
+    usage: UsageInfo
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
-class Delta(BaseModel):
-    """What is new."""
+class DeltaMessage(BaseModel):
+    """Delta of an assistant message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[CalledToolDelta] | None = None
+    tool_calls: list[DeltaToolCall] | None = None
 
 
-class ChatChunkChoice(BaseModel):
-    """What is new of one answer."""
+class ChatCompletionResponseStreamChoice(BaseModel):
+    """Delta of one sample."""
 
     index: int
-    delta: Delta
+    delta: DeltaMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: Finish | None = None
+    finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 
 
-class ChatChunk(BaseModel):
+class ChatCompletionStreamResponse(BaseModel):
     """One event of a stream of /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | None = None
+    choices: list[ChatCompletionResponseStreamChoice]
+    usage: UsageInfo | None = None
     prompt_token_ids: list[int] | None = None
 
 
 class ModelPermission(BaseModel):
-    """What a client may do with a model, in the shape that clients of vLLM know."""
+    """Permissions of a model, as in vLLM."""
 
     id: str
     object: Literal["model_permission"] = "model_permission"
@@ -200,8 +200,8 @@ class ModelPermission(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """An entry of /v1/models: ``root`` is the model's own name, ``parent`` the one that an adapter
-    adapts."""
+    """An entry of /v1/models: ``root`` is the model's own name, ``parent`` an adapter's base
+    model."""
 
     id: str
     object: Literal["model"] = "model"
@@ -214,14 +214,14 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """Answer of /v1/models."""
+    """Response of /v1/models."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
-class Tokens(BaseModel):
-    """Answer of /tokenize."""
+class TokenizeResponse(BaseModel):
+    """Response of /tokenize."""
 
     tokens: list[int]
     count: int
@@ -229,8 +229,8 @@ class Tokens(BaseModel):
     token_strs: list[str] | None = None
 
 
-class Text(BaseModel):
-    """Answer of /detokenize."""
+class DetokenizeResponse(BaseModel):
+    """Response of /detokenize."""
 
     prompt: str
 
@@ -246,32 +246,32 @@ class PrefixCard(BaseModel):
 
 
 class PrefixList(BaseModel):
-    """Answer of GET /v1/prefixes."""
+    """Response of GET /v1/prefixes."""
 
     object: Literal["list"] = "list"
     data: list[PrefixCard]
 
 
-class Version(BaseModel):
-    """Answer of /version."""
+class VersionResponse(BaseModel):
+    """Response of /version."""
 
     version: str
 
 
-class Load(BaseModel):
-    """Answer of /load."""
+class LoadResponse(BaseModel):
+    """Response of /load."""
 
     server_load: int
 
 
-class HealthAnswer(BaseModel):
-    """Answer of /health."""
+class HealthResponse(BaseModel):
+    """Response of /health."""
 
     status: Literal["ready", "draining", "hung", "dead"]
 
 
-class ErrorBody(BaseModel):
-    """What went wrong."""
+class ErrorInfo(BaseModel):
+    """Message and code of an error."""
 
     message: str
     type: str
@@ -279,7 +279,7 @@ class ErrorBody(BaseModel):
     param: str | None
 
 
-class ErrorAnswer(BaseModel):
-    """Every answer that is no success."""
+class ErrorResponse(BaseModel):
+    """Response of every failed request."""
 
-    error: ErrorBody
+    error: ErrorInfo

@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses. README.md lists what each field does."""
+"""The request model of POST /v1/responses. README.md documents each field."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -9,21 +9,21 @@ from pydantic_core import PydanticCustomError
 from rjax.serve import refused_fields
 from rjax.serve.fields import Refused
 from rjax.serve.requests import (
-    Body,
+    FailFastDict,
+    FailFastList,
     Ignored,
-    Listed,
-    Mapped,
+    Integer,
     Number,
+    RequestModel,
     StructuredOutputs,
     TemplateKwargs,
-    Whole,
 )
 
 type Includable = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 type Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class InputText(Body):
+class InputText(RequestModel):
     """Text of the user or the system."""
 
     place: ClassVar[str] = "input.message.content."
@@ -32,8 +32,8 @@ class InputText(Body):
     text: str
 
 
-class OutputText(Body):
-    """Text of an earlier answer; the last field is added by the official client."""
+class OutputText(RequestModel):
+    """Text of an earlier response; OpenAI's client adds ``parsed``."""
 
     place: ClassVar[str] = "input.message.content."
 
@@ -44,8 +44,8 @@ class OutputText(Body):
     parsed: Ignored = None
 
 
-class Refusal(Body):
-    """A refusal of an earlier answer."""
+class Refusal(RequestModel):
+    """A refusal of an earlier response."""
 
     place: ClassVar[str] = "input.message.content."
 
@@ -56,21 +56,21 @@ class Refusal(Body):
 type Part = Annotated[InputText | OutputText | Refusal, Field(discriminator="type")]
 
 
-class MessageItem(Body):
+class MessageItem(RequestModel):
     """A message."""
 
     place: ClassVar[str] = "input.message."
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Listed[Part]
+    content: str | FailFastList[Part]
     id: Ignored = None
     status: Ignored = None
     phase: Ignored = None
 
 
-class FunctionCallItem(Body):
-    """A function that the assistant called; the last field is added by the official client."""
+class FunctionCallItem(RequestModel):
+    """A function that the assistant called; OpenAI's client adds ``parsed_arguments``."""
 
     place: ClassVar[str] = "input.function_call."
 
@@ -83,7 +83,7 @@ class FunctionCallItem(Body):
     parsed_arguments: Ignored = None
 
 
-class FunctionOutputText(Body):
+class FunctionOutputText(RequestModel):
     """A text of a function's result."""
 
     place: ClassVar[str] = "input.function_call_output.output."
@@ -92,20 +92,20 @@ class FunctionOutputText(Body):
     text: str
 
 
-class FunctionOutputItem(Body):
+class FunctionOutputItem(RequestModel):
     """The result of a called function."""
 
     place: ClassVar[str] = "input.function_call_output."
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | Listed[FunctionOutputText]
+    output: str | FailFastList[FunctionOutputText]
     id: Ignored = None
     status: Ignored = None
     name: Ignored = None
 
 
-class SummaryText(Body):
+class SummaryText(RequestModel):
     """A part of a summary of reasoning."""
 
     place: ClassVar[str] = "input.reasoning.summary."
@@ -114,7 +114,7 @@ class SummaryText(Body):
     text: str
 
 
-class ReasoningText(Body):
+class ReasoningText(RequestModel):
     """A part of reasoning."""
 
     place: ClassVar[str] = "input.reasoning.content."
@@ -123,23 +123,23 @@ class ReasoningText(Body):
     text: str
 
 
-class ReasoningItem(Body):
-    """Reasoning of an earlier answer."""
+class ReasoningItem(RequestModel):
+    """Reasoning of an earlier response."""
 
     place: ClassVar[str] = "input.reasoning."
 
     type: Literal["reasoning"]
     summary: Annotated[
-        Listed[SummaryText] | None, Field(description="read where there is no content")
+        FailFastList[SummaryText] | None, Field(description="used if there is no content")
     ] = None
-    content: Listed[ReasoningText] | None = None
+    content: FailFastList[ReasoningText] | None = None
     id: Ignored = None
     status: Ignored = None
     encrypted_content: Ignored = None
 
 
 def _item_type(item: Any) -> Any:
-    if isinstance(item, Body):
+    if isinstance(item, RequestModel):
         return getattr(item, "type", None)
     if not isinstance(item, dict):
         return None
@@ -163,7 +163,7 @@ type Item = Annotated[
 ]
 
 
-class FunctionTool(Body):
+class FunctionTool(RequestModel):
     """A function that the model may call."""
 
     place: ClassVar[str] = "tools."
@@ -175,7 +175,7 @@ class FunctionTool(Body):
     strict: bool | None = None
 
 
-class NamedFunctionTool(Body):
+class NamedFunctionTool(RequestModel):
     """A ``tool_choice`` that names a function."""
 
     place: ClassVar[str] = "tool_choice."
@@ -184,8 +184,8 @@ class NamedFunctionTool(Body):
     name: str
 
 
-class TextFormat(Body):
-    """What the text must be."""
+class TextFormat(RequestModel):
+    """The required format of the text."""
 
     place: ClassVar[str] = "text.format."
 
@@ -196,7 +196,7 @@ class TextFormat(Body):
     strict: bool | None = None
 
 
-class TextOptions(Body):
+class TextOptions(RequestModel):
     """Options of the text."""
 
     place: ClassVar[str] = "text."
@@ -205,19 +205,19 @@ class TextOptions(Body):
     verbosity: Ignored = None
 
 
-class Reasoning(Body):
+class Reasoning(RequestModel):
     """Options of reasoning."""
 
     place: ClassVar[str] = "reasoning."
 
     effort: Annotated[
-        str | None, Field(description="for chat templates that know reasoning_effort")
+        str | None, Field(description="for chat templates that use reasoning_effort")
     ] = None
     summary: Ignored = None
     generate_summary: Ignored = None
 
 
-class ResponseStreamOptions(Body):
+class ResponseStreamOptions(RequestModel):
     """Options of a stream."""
 
     place: ClassVar[str] = "stream_options."
@@ -225,56 +225,56 @@ class ResponseStreamOptions(Body):
     include_obfuscation: Ignored = None
 
 
-class ResponsesBody(Body):
+class ResponsesRequest(RequestModel):
     """Body of POST /v1/responses."""
 
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.RESPONSES
 
-    input: str | Listed[Item]
+    input: str | FailFastList[Item]
     model: Annotated[str | None, Field(description="must be the served model's name")] = None
     instructions: Annotated[
-        str | None, Field(description="a system message before all others, of this answer alone")
+        str | None, Field(description="a system message before all others, for this response only")
     ] = None
     previous_response_id: Annotated[
-        str | None, Field(description="a stored response whose conversation goes on")
+        str | None, Field(description="a stored response whose conversation is continued")
     ] = None
     store: Annotated[
         bool | None, Field(description="keep the response in memory; null is true")
     ] = None
     text: TextOptions | None = None
-    tools: Listed[FunctionTool] | None = None
+    tools: FailFastList[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
-    parallel_tool_calls: Annotated[
-        bool | None, Field(description="false: calls after the first are left out")
-    ] = None
-    max_output_tokens: Whole | None = None
+    parallel_tool_calls: Annotated[bool | None, Field(description="false: at most one call")] = None
+    max_output_tokens: Integer | None = None
     temperature: Number | None = None
     top_p: Number | None = None
-    top_logprobs: Whole | None = None
-    include: Listed[Includable] | None = None
+    top_logprobs: Integer | None = None
+    include: FailFastList[Includable] | None = None
     reasoning: Reasoning | None = None
-    metadata: Annotated[Mapped[str] | None, Field(description="given back as it is")] = None
-    user: Annotated[str | None, Field(description="goes into the log, nowhere else")] = None
+    metadata: Annotated[FailFastDict[str] | None, Field(description="repeated in the response")] = (
+        None
+    )
+    user: Annotated[str | None, Field(description="only logged")] = None
     safety_identifier: Annotated[str | None, Field(description="the newer name of user")] = None
     prompt_cache_key: Annotated[
-        str | None, Field(description="given back; prompts share cached KV by themselves")
+        str | None, Field(description="repeated; prefixes share KV automatically without it")
     ] = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    top_k: Whole | None = None
+    top_k: Integer | None = None
     min_p: Number | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
-    seed: Whole | None = None
-    stop: str | Listed[str] | None = None
-    stop_token_ids: Listed[int] | None = None
+    seed: Integer | None = None
+    stop: str | FailFastList[str] | None = None
+    stop_token_ids: FailFastList[int] | None = None
     ignore_eos: bool | None = None
-    min_tokens: Whole | None = None
-    logit_bias: Mapped[Number] | None = None
-    allowed_token_ids: Listed[int] | None = None
-    bad_words: Listed[str] | None = None
-    priority: Annotated[Whole | None, Field(description="smaller runs earlier")] = None
+    min_tokens: Integer | None = None
+    logit_bias: FailFastDict[Number] | None = None
+    allowed_token_ids: FailFastList[int] | None = None
+    bad_words: FailFastList[str] | None = None
+    priority: Annotated[Integer | None, Field(description="smaller runs earlier")] = None
     cache_salt: Annotated[
         str | None, Field(description="only prompts with the same salt share cached KV")
     ] = None
@@ -288,7 +288,7 @@ class ResponsesBody(Body):
     @field_validator("tools", "tool_choice", mode="before")
     @classmethod
     def _check_tools(cls, value: Any) -> Any:
-        """Say of a built-in tool that it is one."""
+        """Refuse built-in tools with their own error message."""
         for tool in value if isinstance(value, list) else [value]:
             kind = tool.get("type") if isinstance(tool, dict) else None
             if isinstance(kind, str) and kind != "function":

@@ -1,11 +1,11 @@
-"""Tokens at the seam between system prompt and user text are those of the whole text."""
+"""Tokens at the boundary of system prompt and user text equal those of the whole text."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rjax.errors import InvalidConfigError, InvalidRequestError
-from rjax.tokenization import SeamTokenizer, Tokenizer, common_prefix, encode_sharing
+from rjax.tokenization import SysPromptTokenizer, Tokenizer, common_prefix, encode_shared_prefix
 
 from .tiny_tokenizers import build
 
@@ -46,16 +46,16 @@ QUICK = settings(
 def test_seam_tokens_equal_whole_tokens(
     tokenizer: Tokenizer, system: str, users: list[str], schema: str
 ) -> None:
-    seam = SeamTokenizer(tokenizer, system, schema)
-    found = seam.encode_batch(users)
+    sys_tokenizer = SysPromptTokenizer(tokenizer, system, schema)
+    found = sys_tokenizer.encode_batch(users)
     for user, tokens in zip(users, found, strict=True):
         whole = schema.replace(USR, "\0").replace(SYS, system).replace("\0", user)
         if "\0" not in system + user and USR not in system:
-            assert seam.text(user) == whole
+            assert sys_tokenizer.text(user) == whole
         # The oracle goes straight to transformers, around our own rules on the beginning token.
-        bos = not (seam.text(user).startswith("<s>") and tokenizer.beginning)
-        assert tokens == tokenizer.hf(seam.text(user), add_special_tokens=bos)["input_ids"]
-        assert seam.encode(user) == tokens
+        bos = not (sys_tokenizer.text(user).startswith("<s>") and tokenizer.leading_special_text)
+        assert tokens == tokenizer.hf(sys_tokenizer.text(user), add_special_tokens=bos)["input_ids"]
+        assert sys_tokenizer.encode(user) == tokens
 
 
 @QUICK
@@ -63,11 +63,11 @@ def test_seam_tokens_equal_whole_tokens(
 def test_beginning_token_once_and_never_doubled(
     tokenizer: Tokenizer, system: str, user: str, schema: str
 ) -> None:
-    seam = SeamTokenizer(tokenizer, system, schema)
-    tokens, bos = seam.encode(user), tokenizer.bos_token_id
-    whole = seam.text(user)
+    sys_tokenizer = SysPromptTokenizer(tokenizer, system, schema)
+    tokens, bos = sys_tokenizer.encode(user), tokenizer.bos_token_id
+    whole = sys_tokenizer.text(user)
     in_text = tokenizer.encode(whole, add_special_tokens=False).count(bos)
-    if tokenizer.beginning:
+    if tokenizer.leading_special_text:
         assert tokens[0] == bos
         expected = in_text if whole.startswith("<s>") else in_text + 1
     else:
@@ -83,13 +83,13 @@ def test_texts_that_begin_alike_are_tokenised_as_each_alone(
     tokenizer: Tokenizer, common: str, rests: list[str], special: bool, repeat: int
 ) -> None:
     texts = [(common + "<|im_end|>") * repeat + rest for rest in rests]
-    found = encode_sharing(tokenizer, texts, special)
+    found = encode_shared_prefix(tokenizer, texts, special)
     assert found == [tokenizer.encode(text, special) for text in texts]
 
 
 def test_fast_path_is_taken_where_it_should_be_and_nowhere_else(tokenizer: Tokenizer) -> None:
-    after_special = SeamTokenizer(tokenizer, "A table.", f"{SYS}<|im_end|>{USR}")
-    after_text = SeamTokenizer(tokenizer, "A table.", f"{SYS}\n{USR}")
+    after_special = SysPromptTokenizer(tokenizer, "A table.", f"{SYS}<|im_end|>{USR}")
+    after_text = SysPromptTokenizer(tokenizer, "A table.", f"{SYS}\n{USR}")
     assert not after_text.has_hard_boundary
     appends = tokenizer.encode("a")[-1] == tokenizer.hf.eos_token_id
     straddled = "<|im_end|>x" in tokenizer.hf.get_vocab()
@@ -98,27 +98,27 @@ def test_fast_path_is_taken_where_it_should_be_and_nowhere_else(tokenizer: Token
 
 def test_shared_prefix_tokens_begin_ordinary_requests(tokenizer: Tokenizer) -> None:
     for schema in SCHEMAS:
-        seam = SeamTokenizer(tokenizer, "The quick brown fox. Name: Ann", schema)
-        shared = seam.shared_prefix_tokens
+        sys_tokenizer = SysPromptTokenizer(tokenizer, "The quick brown fox. Name: Ann", schema)
+        shared = sys_tokenizer.shared_prefix_tokens
         assert len(shared) >= 3
         for user in ("What is the age of Ann?", " leading space", "1", "中文"):
-            assert seam.encode(user)[: len(shared)] == shared
+            assert sys_tokenizer.encode(user)[: len(shared)] == shared
 
 
 def test_system_prompt_may_hold_the_placeholders(byte_level: Tokenizer) -> None:
-    seam = SeamTokenizer(byte_level, f"about {USR}", f"<s>{SYS}|{USR}.")
-    assert seam.text(SYS) == f"<s>about {USR}|{SYS}."
+    sys_tokenizer = SysPromptTokenizer(byte_level, f"about {USR}", f"<s>{SYS}|{USR}.")
+    assert sys_tokenizer.text(SYS) == f"<s>about {USR}|{SYS}."
 
 
 def test_schema_must_have_both_places(byte_level: Tokenizer) -> None:
     for schema in (SYS, USR, USR + SYS, SYS + USR + USR, ""):
         with pytest.raises(InvalidConfigError):
-            SeamTokenizer(byte_level, "s", schema)
+            SysPromptTokenizer(byte_level, "s", schema)
 
 
 def test_half_a_surrogate_pair_is_refused(byte_level: Tokenizer) -> None:
     with pytest.raises(InvalidRequestError, match="surrogate"):
-        SeamTokenizer(byte_level, "s", SYS + USR).encode("a\ud800")
+        SysPromptTokenizer(byte_level, "s", SYS + USR).encode("a\ud800")
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=8), min_size=1, max_size=4))
@@ -134,5 +134,5 @@ def test_added_token_across_the_seam() -> None:
     tokenizer = build("straddled")
     for user in ("x", ">y", "x>y", "\nQ"):
         for schema in (f"{SYS}<|im_end|>{USR}", f"{SYS}<|im_end|{USR}", f"<s>{SYS}</s>{USR}"):
-            seam = SeamTokenizer(tokenizer, "A table", schema)
-            assert seam.encode(user) == tokenizer.encode(seam.text(user))
+            sys_tokenizer = SysPromptTokenizer(tokenizer, "A table", schema)
+            assert sys_tokenizer.encode(user) == tokenizer.encode(sys_tokenizer.text(user))

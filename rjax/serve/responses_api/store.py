@@ -1,21 +1,22 @@
-"""Responses that clients may come back to, kept in memory within bounds."""
+"""In-memory store of responses, with limits per tenant."""
 
 import dataclasses
 from collections import OrderedDict, defaultdict
 
 from rjax.serve.errors import ApiError
-from rjax.serve.responses.input_items import InputItem
+from rjax.serve.responses_api.input_items import InputItem
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response that ended.
+    """A completed response.
 
     Attributes:
-        id: its name.
+        id: of the response.
         response: its JSON.
-        conversation: JSON of the chat messages that led to it, its own last; without instructions.
-        items: of its request's input.
+        conversation: JSON of the chat messages up to and including the response, without
+            instructions.
+        items: of the request's input.
     """
 
     id: str
@@ -25,19 +26,19 @@ class StoredResponse:
 
     @property
     def size(self) -> int:
-        """Bytes that count against the bound."""
+        """Bytes that count against ``responses_bytes``."""
         items = sum(len(item.id) + len(item.data) for item in self.items)
         return len(self.response) + len(self.conversation) + items
 
 
 class ResponseStore:
-    """The stored responses of each tenant; the oldest make room for new ones.
+    """The stored responses of each tenant; the oldest are evicted for new ones.
 
-    One tenant's responses are unknown to another, and do not push out another's.
+    Tenants cannot access or evict each other's responses.
 
     Args:
-        most: responses of one tenant.
-        most_bytes: of one tenant's responses.
+        most: maximum of responses of one tenant.
+        most_bytes: maximum of bytes of one tenant's responses.
     """
 
     def __init__(self, most: int, most_bytes: int) -> None:
@@ -46,11 +47,11 @@ class ResponseStore:
         self._tenants: defaultdict[str, _Kept] = defaultdict(_Kept)
 
     def has_room(self, size: int) -> bool:
-        """Whether a response of so many bytes is kept at all."""
+        """Whether a response of this size can be stored."""
         return size <= self._most_bytes
 
     def add(self, tenant: str, found: StoredResponse) -> None:
-        """Keep a response for which there is room."""
+        """Store a response of at most ``most_bytes`` bytes."""
         assert self.has_room(found.size)
         kept = self._tenants[tenant]
         kept.by_id[found.id] = found
@@ -78,7 +79,7 @@ class ResponseStore:
         return found
 
     def drop(self, tenant: str, name: str) -> None:
-        """Forget a response.
+        """Delete a response.
 
         Raises:
             ApiError: 404.
@@ -90,7 +91,7 @@ class ResponseStore:
 
 @dataclasses.dataclass
 class _Kept:
-    """What one tenant has, oldest first."""
+    """One tenant's responses, oldest first."""
 
     by_id: OrderedDict[str, StoredResponse] = dataclasses.field(default_factory=OrderedDict)
     size: int = 0

@@ -1,4 +1,4 @@
-"""What a request may weigh before anyone reads it: headers, body, time to arrive."""
+"""Middleware that limits headers, bodies and concurrent requests."""
 
 import asyncio
 import contextlib
@@ -14,22 +14,22 @@ from rjax.serve.options import HEALTH_PATHS
 
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 64 * 2**20
-_HEALTH_BYTES = 1024  # of a body that comes without a key
+_HEALTH_BYTES = 1024  # of a health check's body
 
 
-class Intake:
-    """ASGI middleware that takes the whole body within its limits, then runs the app.
+class RequestLimitsMiddleware:
+    """ASGI middleware that reads the whole body within the limits and then runs the app.
 
-    Without a valid key no body is read, but for a question for health, whose body is a few bytes.
-    The routes ask for the key again: this check saves work, that one guards.
+    The body of a request without a valid API key is not read, except for health checks, whose body
+    is limited to a few bytes. This check only saves work; the routes check the key again.
 
     Args:
-        app: runs on requests that pass.
-        limits: ``body_bytes``, ``bodies_bytes``, ``body_seconds``, ``headers``, ``header_bytes``,
-            ``connections``.
+        app: called for requests within the limits.
+        limits: uses ``body_bytes``, ``bodies_bytes``, ``body_seconds``, ``headers``,
+            ``header_bytes`` and ``connections``.
         keys: of the server.
-        health_paths: that need no key, and have room when all ``connections`` are busy.
-        metrics: count the requests that are too many.
+        health_paths: need no key and are exempt from the ``connections`` limit.
+        metrics: count rejected requests.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Intake:
         self._health_paths = health_paths
         self._metrics = metrics
         self._active = 0
-        self._body_bytes = 0  # of all requests under way
+        self._body_bytes = 0  # of all active requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -56,7 +56,7 @@ class Intake:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # A busy server is healthy: a probe must not take it for a dead one.
+        # A busy server is healthy, so health checks are exempt.
         if self._active >= self._limits.connections and scope["path"] not in self._health_paths:
             self._metrics.rejected("connections")
             message = f"{self._active} requests are under way; try again later"
@@ -87,7 +87,7 @@ class Intake:
             except ApiError as error:
                 await self._refuse(error, scope, receive, send)
                 return
-        # What is made of a body stays in memory as long as its request, and so counts as long.
+        # The parsed body stays in memory until the request ends, so it counts until then.
         with self._counted() as count:
             try:
                 async with asyncio.timeout(limits.body_seconds):
@@ -105,7 +105,7 @@ class Intake:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[Callable[[int], None]]:
-        """A function that adds bytes to those of all bodies, until the end of the block."""
+        """A function that counts bytes against ``bodies_bytes`` until the end of the block."""
         own = 0
 
         def count(size: int) -> None:
@@ -129,15 +129,15 @@ class Intake:
         count: Callable[[int], None],
         most: int,
     ) -> bytes:
-        """The body, of at most so many bytes; each part is counted before it is kept.
+        """Read the body, of at most ``most`` bytes; each part is counted before it is stored.
 
         Raises:
-            ApiError: 413, it is too large; 503, all bodies together are.
-            ConnectionAbortedError: the client went away.
+            ApiError: 413, the body is too large; 503, all bodies together are.
+            ConnectionAbortedError: the client disconnected.
         """
         too_large = ApiError(413, f"the body is too large; at most {most} bytes are read")
         for name, value in headers:
-            # More digits than a limit can have are no size that could pass.
+            # A number with more digits than any limit is too large.
             if name == b"content-length" and (
                 len(value) > 15 or not value.isdigit() or int(value) > most
             ):
@@ -158,17 +158,17 @@ class Intake:
                 return b"".join(parts)
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        # Closing on a client that still sends would reset the connection and lose the answer.
+        # Closing while the client still sends would reset the connection and lose the response.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_SECONDS):
                 await _discard(receive)
         response = error_response(error, self._limits.retry_after)
-        response.headers["Connection"] = "close"  # what is left of the body is not read
+        response.headers["Connection"] = "close"  # the rest of the body is not read
         await response(scope, receive, send)
 
 
 async def _discard(receive: Receive) -> None:
-    """Take what comes of a body and keep none of it."""
+    """Read and drop the rest of a body."""
     size = 0
     while size < _LINGER_BYTES:
         message = await receive()
@@ -178,7 +178,7 @@ async def _discard(receive: Receive) -> None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Give the body once and forget it, then whatever comes on the connection (a disconnect)."""
+    """An ASGI ``receive`` that returns the body once and then the connection's own messages."""
     left = [body]
     del body
 

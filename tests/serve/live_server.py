@@ -82,7 +82,7 @@ def zygote() -> Zygote:
 
 
 @dataclasses.dataclass
-class Running:
+class LiveServer:
     """A server that listens.
 
     Attributes:
@@ -124,7 +124,7 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(
+def live_server(
     engine: Any,
     *,
     model: str = "tiny",
@@ -133,7 +133,7 @@ def running(
     prefix_files: dict[str, str] | None = None,
     send_buffer: int | None = None,
     **more: Any,
-) -> Iterator[Running]:
+) -> Iterator[LiveServer]:
     """A server for the length of the block, on a free port of this machine. ``send_buffer`` is what
     the kernel keeps of an answer that is not read, in bytes."""
     service = make_service(
@@ -155,7 +155,7 @@ def running(
         time.sleep(0.01)
     try:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        yield Running(url, service, server, loop)
+        yield LiveServer(url, service, server, loop)
     finally:
         server.should_exit = True
         thread.join(60)

@@ -10,40 +10,49 @@ from fastapi.responses import Response
 from pydantic import BaseModel, TypeAdapter
 from starlette.datastructures import QueryParams
 
-from rjax.serve.answers import (
-    CalledTool,
-    CalledToolDelta,
-    Delta,
-    Finish,
-    FunctionDelta,
-    Usage,
-)
 from rjax.serve.auth import Tenant
 from rjax.serve.chat import ChatRun, prepare_chat
+from rjax.serve.chunked_json import (
+    ChunkedJSONResponse,
+    is_large,
+    iter_json,
+    response_size,
+    split_bytes,
+)
 from rjax.serve.errors import ApiError, as_api_error
-from rjax.serve.pieces import PiecedResponse, answer_size, is_large, json_pieces, slices
+from rjax.serve.event_stream import EventStream, NamedEvent
 from rjax.serve.requests import FunctionCall, Message, ToolCall
-from rjax.serve.responses.answers import AnswerCallItem, AnswerReasoningItem, ResponseAnswer
-from rjax.serve.responses.conversion import chat_body, check_fields, input_messages, renamed
-from rjax.serve.responses.input_items import page, stored_items
-from rjax.serve.responses.requests import NamedFunctionTool, ResponsesBody
-from rjax.serve.responses.store import StoredResponse
-from rjax.serve.responses.writer import ResponseWriter
-from rjax.serve.running import EventStream, NamedEvent
+from rjax.serve.responses import (
+    DeltaFunctionCall,
+    DeltaMessage,
+    DeltaToolCall,
+    FinishReason,
+    ResponseToolCall,
+    UsageInfo,
+)
+from rjax.serve.responses_api.conversion import chat_body, check_fields, input_messages, renamed
+from rjax.serve.responses_api.input_items import page, stored_items
+from rjax.serve.responses_api.requests import NamedFunctionTool, ResponsesRequest
+from rjax.serve.responses_api.responses import (
+    ResponseFunctionToolCall,
+    ResponseReasoningItem,
+    ResponsesResponse,
+)
+from rjax.serve.responses_api.store import StoredResponse
+from rjax.serve.responses_api.writer import ResponseWriter
 from rjax.serve.service import Service
 
-# Characters that a response repeats of its request:
-_LARGE_ECHO = 64 * 2**10  # written on a thread
-_MANY_ITEMS = 128  # of an input, written on a thread
-_NOT_SHOWN = 256 * 2**10  # allowed beyond those of a prompt: a format's schema, metadata
+_LARGE_ECHO = 64 * 2**10  # characters repeated from the request; more are written on a thread
+_MANY_ITEMS = 128  # of an input; more are written on a thread
+_EXTRA_ECHO = 256 * 2**10  # characters outside the prompt, such as a schema and metadata
 _MESSAGES = TypeAdapter(list[Message])
 
 
 async def respond(
-    body: ResponsesBody, request: Request, tenant: Tenant, service: Service
+    body: ResponsesRequest, request: Request, tenant: Tenant, service: Service
 ) -> Response:
     """Answer a Responses request."""
-    check_fields(body, service.limits, reasons=service.answers.reasons)
+    check_fields(body, service.limits, reasons=service.output_format.reasons)
     messages = input_messages(body.input)
     if body.previous_response_id is not None:
         param = "previous_response_id"
@@ -56,8 +65,8 @@ async def respond(
     except ApiError as error:
         raise renamed(error) from error
     response = _response(body, run, service)
-    echo = await service.answer_threads.run(_echo_size, response)
-    if echo > service.longest_text + _NOT_SHOWN:
+    echo = await service.response_threads.run(_echo_size, response)
+    if echo > service.longest_text + _EXTRA_ECHO:
         raise ApiError(
             400,
             f"the tools, the format and the metadata have {echo} characters, more than a prompt of "
@@ -65,28 +74,30 @@ async def respond(
             param="tools",
         )
     large = echo > _LARGE_ECHO
-    answering = _Answering(body, run, ResponseWriter(response), messages, large, tenant, service)
+    response_run = _ResponseRun(
+        body, run, ResponseWriter(response), messages, large, tenant, service
+    )
     if body.stream:
         await run.start()
-        return EventStream(answering.events(), run.close)
-    return await answering.whole(request)
+        return EventStream(response_run.events(), run.close)
+    return await response_run.whole(request)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Answering:
-    """One response on its way.
+class _ResponseRun:
+    """A response in progress.
 
     Attributes:
         body: of the request.
-        run: the chat that answers it.
+        run: the chat run that generates it.
         writer: of the response.
-        messages: of the conversation before the answer.
-        large_echo: whether the response is large by what it repeats of its request.
-        tenant: who asks.
+        messages: of the conversation before the response.
+        large_echo: whether the fields repeated from the request are large.
+        tenant: of the client.
         service: of the app.
     """
 
-    body: ResponsesBody
+    body: ResponsesRequest
     run: ChatRun
     writer: ResponseWriter
     messages: list[Message]
@@ -95,29 +106,31 @@ class _Answering:
     service: Service
 
     async def whole(self, request: Request) -> Response:
-        """The answer of a request that does not stream."""
+        """The response of a request that does not stream."""
         output = await self.run.final(request)
 
         def write() -> None:
-            answer = self.run.answer(output)
+            answer = self.run.response(output)
             (choice,) = answer.choices
             message = choice.message
             logprobs = [] if choice.logprobs is None else choice.logprobs.content
-            self.writer.feed(Delta(reasoning=message.reasoning, content=message.content), logprobs)
+            self.writer.feed(
+                DeltaMessage(reasoning=message.reasoning, content=message.content), logprobs
+            )
             for i, call in enumerate(message.tool_calls or ()):
-                self.writer.feed(Delta(tool_calls=[_whole_call(i, call)]))
+                self.writer.feed(DeltaMessage(tool_calls=[_whole_call(i, call)]))
             self.writer.finish(choice.finish_reason, answer.usage)
 
-        large = is_large(answer_size([output], self.run.params))
+        large = is_large(response_size([output], self.run.params))
         await self._work(write, large=large)
         large = large or self.large_echo
-        return PiecedResponse(slices(await self._end(large=large)))
+        return ChunkedJSONResponse(split_bytes(await self._end(large=large)))
 
     async def events(self) -> AsyncIterator[NamedEvent]:
         """The events of a stream."""
         writer = self.writer
-        reason: Finish | None = None
-        usage: Usage | None = None
+        reason: FinishReason | None = None
+        usage: UsageInfo | None = None
         try:
             for event in writer.begin():
                 yield NamedEvent(event.type, await self._json(event, large=self.large_echo))
@@ -132,7 +145,7 @@ class _Answering:
             assert usage is not None
             large = self.large_echo or is_large(writer.size)
             last = writer.finish(reason, usage)
-            await self._end(large=large)  # before the client is told
+            await self._end(large=large)  # store before the client gets the last event
             for event in last:
                 yield NamedEvent(event.type, await self._json(event, large=large))
         except Exception as error:
@@ -141,7 +154,7 @@ class _Answering:
                 yield NamedEvent(event.type, await self._json(event, large=large))
 
     async def _end(self, *, large: bool) -> bytes:
-        """The JSON of the response, which is stored if that is wanted and it fits."""
+        """The JSON of the response. Stores the response if requested and if it fits."""
         response, store = self.writer.response, self.service.responses
         response.store = response.store and response.status != "failed"
         data = (await self._json(response, large=large)).encode()
@@ -162,57 +175,57 @@ class _Answering:
         return data
 
     async def _json(self, value: BaseModel, *, large: bool) -> str:
-        return await self._work(lambda: "".join(json_pieces(value)), large=large)
+        return await self._work(lambda: "".join(iter_json(value)), large=large)
 
     async def _work[T](self, function: Callable[[], T], *, large: bool) -> T:
-        return await self.service.answer_threads.run(function) if large else function()
+        return await self.service.response_threads.run(function) if large else function()
 
 
-def _whole_call(index: int, call: CalledTool) -> CalledToolDelta:
-    function = FunctionDelta(name=call.function.name, arguments=call.function.arguments)
-    return CalledToolDelta(index=index, id=call.id, function=function)
+def _whole_call(index: int, call: ResponseToolCall) -> DeltaToolCall:
+    function = DeltaFunctionCall(name=call.function.name, arguments=call.function.arguments)
+    return DeltaToolCall(index=index, id=call.id, function=function)
 
 
 def stored(name: str, tenant: Tenant, service: Service) -> Response:
-    """The answer of GET: a stored response.
+    """A stored response.
 
     Raises:
         ApiError: 404.
     """
-    return PiecedResponse(slices(service.responses.find(tenant.name, name).response))
+    return ChunkedJSONResponse(split_bytes(service.responses.find(tenant.name, name).response))
 
 
 def stored_input(name: str, query: QueryParams, tenant: Tenant, service: Service) -> Response:
-    """The answer of GET input_items: a page of a stored response's input.
+    """A page of a stored response's input items.
 
     Raises:
         ApiError: 400, 404.
     """
     items = service.responses.find(tenant.name, name).items
-    return PiecedResponse(slices(page(items, query)))
+    return ChunkedJSONResponse(split_bytes(page(items, query)))
 
 
-def _echo_size(response: ResponseAnswer) -> int:
-    """Characters of a response without output: of what it repeats of its request.
+def _echo_size(response: ResponsesResponse) -> int:
+    """Characters of a response without output, most of which repeat the request.
 
     Raises:
-        ApiError: 400, it cannot be written.
+        ApiError: 400, the response cannot be serialised.
     """
     try:
-        return sum(map(len, json_pieces(response)))
+        return sum(map(len, iter_json(response)))
     except ValueError as error:
         raise ApiError(
             400, "a field holds NaN or an infinite number, which no JSON can say; leave it out"
         ) from error
 
 
-def _response(body: ResponsesBody, run: ChatRun, service: Service) -> ResponseAnswer:
-    """The response, in progress."""
+def _response(body: ResponsesRequest, run: ChatRun, service: Service) -> ResponsesResponse:
+    """A new response with status ``in_progress``."""
     choice = body.tool_choice
     text = {"type": "text"}
     if body.text is not None and body.text.format is not None:
         text = body.text.format.model_dump(by_alias=True, exclude_none=True)
-    return ResponseAnswer(
+    return ResponsesResponse(
         id=f"resp_{secrets.token_hex(16)}",
         created_at=int(time.time()),
         status="in_progress",
@@ -242,17 +255,17 @@ def _response(body: ResponsesBody, run: ChatRun, service: Service) -> ResponseAn
     )
 
 
-def _message(response: ResponseAnswer) -> Message:
-    """The assistant's message of a response."""
+def _message(response: ResponsesResponse) -> Message:
+    """The output of a response as an assistant message."""
     reasoning: list[str] = []
     texts: list[str] = []
     calls: list[ToolCall] = []
     for item in response.output:
-        if isinstance(item, AnswerCallItem):
+        if isinstance(item, ResponseFunctionToolCall):
             function = FunctionCall(name=item.name, arguments=item.arguments)
             calls.append(ToolCall(id=item.call_id, function=function))
         else:
-            into = reasoning if isinstance(item, AnswerReasoningItem) else texts
+            into = reasoning if isinstance(item, ResponseReasoningItem) else texts
             into += [part.text for part in item.content]
     return Message(
         role="assistant",

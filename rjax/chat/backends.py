@@ -1,4 +1,4 @@
-"""Where answers come from: a model in this process, or a server."""
+"""Backends of the chat: a model in this process, or a server."""
 
 import contextlib
 import dataclasses
@@ -17,12 +17,12 @@ type Messages = Sequence[Mapping[str, str]]
 
 
 class ServerError(RjaxError):
-    """The server refused or broke off."""
+    """The server refused a request or closed the connection."""
 
 
 @dataclasses.dataclass(slots=True)
-class AnswerStats:
-    """What one answer took: tokens, and seconds from the question on."""
+class ResponseStats:
+    """Tokens and times of one answer; times are in seconds since the question."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -32,7 +32,7 @@ class AnswerStats:
     stopped: bool = False
 
     def line(self) -> str:
-        """One line for people."""
+        """The statistics as one line of text."""
         parts = [f"{self.tokens} tokens"]
         if self.first is not None and self.tokens > 1 and self.seconds > self.first:
             parts.append(f"{(self.tokens - 1) / (self.seconds - self.first):.1f} tokens/s")
@@ -44,15 +44,15 @@ class AnswerStats:
 
 
 @runtime_checkable
-class Answerer(Protocol):
-    """Answers conversations one at a time."""
+class ChatBackend(Protocol):
+    """Answers one conversation at a time."""
 
     name: str
 
-    def answer(self, messages: Messages, stats: AnswerStats) -> Iterator[str]:
-        """The pieces of the answer as they come; ``stats`` is filled in.
+    def answer(self, messages: Messages, stats: ResponseStats) -> Iterator[str]:
+        """Stream the pieces of the answer and fill in ``stats``.
 
-        Ctrl-C ends the answer early, with ``stats.stopped`` set.
+        Ctrl-C ends the answer early and sets ``stats.stopped``.
 
         Raises:
             RjaxError: the conversation cannot be answered.
@@ -60,14 +60,14 @@ class Answerer(Protocol):
         ...
 
 
-class LocalAnswerer:
+class LocalBackend:
     """A model in this process.
 
     Args:
         engine: with a tokenizer that has a chat template.
         name: of the model.
-        sampling: values that win over the model's own.
-        stoppable: Ctrl-C ends an answer; else it is left to the process.
+        sampling: values that override the model's defaults.
+        stoppable: Ctrl-C ends an answer; otherwise the process handles the signal.
     """
 
     def __init__(
@@ -88,14 +88,14 @@ class LocalAnswerer:
         self._number = 0
         self._stoppable = stoppable
 
-    def answer(self, messages: Messages, stats: AnswerStats) -> Iterator[str]:
+    def answer(self, messages: Messages, stats: ResponseStats) -> Iterator[str]:
         """The pieces of the answer."""
         start = time.monotonic()
         text = self._tokenizer.apply_chat_template(list(messages))
         tokens = self._tokenizer.encode(text, add_special_tokens=False)
         self._number += 1
         name = f"answer-{self._number}"
-        # A step must not be interrupted half way, so that Ctrl-C only asks for the end.
+        # A step must not be interrupted, so Ctrl-C only sets a flag.
         with _interrupts() if self._stoppable else contextlib.nullcontext() as asked:
             self._engine.add_request(name, tokens, self._params)
             try:
@@ -120,18 +120,18 @@ class LocalAnswerer:
                     self._engine.step()
 
 
-class RemoteAnswerer:
+class RemoteBackend:
     """A server that speaks OpenAI's API.
 
     Args:
-        url: with or without ``/v1`` at its end.
-        model: name; None takes the server's first.
+        url: with or without a trailing ``/v1``.
+        model: name; None takes the server's first model.
         key: API key, or None.
-        sampling: fields of the requests.
+        sampling: sampling fields of the requests.
 
     Raises:
-        InvalidConfigError: no such URL.
-        ServerError: no such server.
+        InvalidConfigError: the URL is invalid.
+        ServerError: the server cannot be reached.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class RemoteAnswerer:
         self._sampling = dict(sampling)
         self.name = model or self._first_model()
 
-    def answer(self, messages: Messages, stats: AnswerStats) -> Iterator[str]:
+    def answer(self, messages: Messages, stats: ResponseStats) -> Iterator[str]:
         """The pieces of the answer."""
         body = {
             **self._sampling,
@@ -233,7 +233,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[bool]]:
-    """Turn Ctrl-C into an entry of a list for the length of the block."""
+    """Collect Ctrl-C signals in a list inside the block."""
     asked: list[bool] = []
     before = signal.signal(signal.SIGINT, lambda *_: asked.append(True))
     try:

@@ -1,15 +1,15 @@
-"""Chooses how a model's answers are read."""
+"""Chooses a model's output format by the name of its reasoning parser."""
 
 from rjax.errors import InvalidConfigError
-from rjax.serve.reasoning.base import AnswerFormat
+from rjax.serve.reasoning.base import OutputFormat
 from rjax.serve.reasoning.harmony_format import MARKERS, HarmonyFormat
 from rjax.serve.reasoning.tagged import TaggedFormat
 from rjax.serve.reasoning.think import ThinkTags
 from rjax.serve.tools import ToolFormat
-from rjax.structured.lark import Marks
+from rjax.structured.lark import SpecialTokens
 from rjax.tokenization import Tokenizer
 
-# vLLM's names, for the same forms.
+# The names are vLLM's.
 THINK_TAGS = {
     "qwen3": ThinkTags(inside_at_first=False),
     "deepseek_r1": ThinkTags(inside_at_first=True),
@@ -18,30 +18,30 @@ HARMONY = "openai_gptoss"
 REASONING_PARSERS = (*THINK_TAGS, HARMONY)
 
 
-def answer_format(
+def choose_output_format(
     reasoning_parser: str | None,
     tools: ToolFormat,
     tool_format: str,
     tokenizer: Tokenizer,
-    marks: Marks,
-) -> AnswerFormat:
-    """The format of a model's answers.
+    special_tokens: SpecialTokens,
+) -> OutputFormat:
+    """The format of a model's outputs.
 
     Args:
         reasoning_parser: one of ``REASONING_PARSERS``; None for a model that does not reason.
-        tools: the format of its calls.
-        tool_format: as the operator named it; harmony has calls of its own.
+        tools: format of its tool calls.
+        tool_format: name of the tool format in the server's options; harmony has its own.
         tokenizer: of the model.
-        marks: of that tokenizer.
+        special_tokens: of that tokenizer.
 
     Raises:
-        InvalidConfigError: an unknown name, or a model that it does not fit.
+        InvalidConfigError: the name is unknown, or the parser does not fit the model.
     """
     added = tokenizer.hf.added_tokens_decoder
     special = frozenset(token.content for token in added.values() if token.special)
     if reasoning_parser is None or reasoning_parser in THINK_TAGS:
         think = None if reasoning_parser is None else THINK_TAGS[reasoning_parser]
-        return TaggedFormat(tools=tools, think=think, hidden=special, marks=marks)
+        return TaggedFormat(tools=tools, think=think, hidden=special, special_tokens=special_tokens)
     if reasoning_parser != HARMONY:
         raise InvalidConfigError(
             f"the reasoning parser is {reasoning_parser!r}; choose one of "

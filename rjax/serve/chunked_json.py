@@ -1,4 +1,4 @@
-"""Large answers as JSON, made a piece at a time: whole, they would hold up every other request."""
+"""JSON responses serialised in chunks, so that large ones do not block the event loop."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -12,16 +12,16 @@ from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams
 from rjax.serve.threads import WorkThreads
 
-_ENTRIES = 128  # of a list, written at once
-_BYTES = 64 * 2**10  # sent at once
-_SMALL = 8192  # tokens and alternatives that are written at once
+_ENTRIES = 128  # list entries per chunk
+_BYTES = 64 * 2**10  # per send
+_SMALL = 8192  # tokens and alternatives of a response that is serialised on the event loop
 
 
-class PiecedResponse(Response):
-    """A JSON answer that is sent piece by piece, no faster than its client reads.
+class ChunkedJSONResponse(Response):
+    """A JSON response that is sent in chunks, no faster than the client reads.
 
     Args:
-        pieces: of the body.
+        pieces: chunks of the body.
     """
 
     media_type = "application/json"
@@ -31,7 +31,7 @@ class PiecedResponse(Response):
         self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the pieces."""
+        """Send the chunks."""
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         for piece in self._pieces:
@@ -39,33 +39,35 @@ class PiecedResponse(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-async def pieced(make: Callable[[], BaseModel], size: int, threads: WorkThreads) -> PiecedResponse:
-    """The answer that ``make`` returns.
+async def chunked_response(
+    make: Callable[[], BaseModel], size: int, threads: WorkThreads
+) -> ChunkedJSONResponse:
+    """The response that ``make`` returns, serialised in chunks.
 
     Args:
         make: called once.
-        size: tokens of the answer, times their alternatives; a large one is made on a thread.
-        threads: for large answers.
+        size: of the response (`response_size`); a large one is made on a thread.
+        threads: for large responses.
     """
 
     def pieces() -> list[bytes]:
-        return list(_blocks(json_pieces(make())))
+        return list(_blocks(iter_json(make())))
 
-    return PiecedResponse(await threads.run(pieces) if is_large(size) else pieces())
+    return ChunkedJSONResponse(await threads.run(pieces) if is_large(size) else pieces())
 
 
 def is_large(size: int) -> bool:
-    """Whether an answer of that size (`answer_size`) is to be written on a thread."""
+    """Whether a response of this size (`response_size`) should be serialised on a thread."""
     return size > _SMALL
 
 
-def slices(data: bytes) -> list[bytes]:
-    """Bytes in slices of a size that is worth sending."""
+def split_bytes(data: bytes) -> list[bytes]:
+    """Split bytes into chunks to send."""
     return [data[start : start + _BYTES] for start in range(0, len(data), _BYTES)]
 
 
-def answer_size(outputs: Sequence[RequestOutput], params: SamplingParams) -> int:
-    """Tokens of the prompts and of their samples, times the alternatives that are told of each."""
+def response_size(outputs: Sequence[RequestOutput], params: SamplingParams) -> int:
+    """Tokens of the prompts and samples, times the reported alternatives of each token."""
     tokens = sum(
         len(output.prompt_token_ids) * len(output.outputs)
         + sum(len(completion.token_ids) for completion in output.outputs)
@@ -74,30 +76,30 @@ def answer_size(outputs: Sequence[RequestOutput], params: SamplingParams) -> int
     return tokens * (1 + max(params.logprobs or 0, params.prompt_logprobs or 0))
 
 
-def json_pieces(value: Any, exclude: frozenset[str] = frozenset()) -> Iterator[str]:
-    """JSON of a model, in pieces that each take a few milliseconds at most.
+def iter_json(value: Any, exclude: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Serialise a model in pieces of at most a few milliseconds each.
 
     Args:
         value: a model; its fields may hold models and lists of models.
-        exclude: fields of it to leave out.
+        exclude: top-level fields to leave out.
     """
     if isinstance(value, BaseModel):
         separator = "{"
         for name in type(value).__pydantic_fields__:
             if name not in exclude:
                 yield f"{separator}{json.dumps(name)}:"
-                yield from json_pieces(getattr(value, name))
+                yield from iter_json(getattr(value, name))
                 separator = ","
         yield "}" if separator == "," else "{}"
     elif isinstance(value, list) and value:
-        # A model may itself be large; other entries are small, and written many at a time.
+        # A model may be large and is serialised alone; other entries are small.
         for start in range(0, len(value), _ENTRIES):
             yield "," if start else "["
             entries = value[start : start + _ENTRIES]
             if isinstance(entries[0], BaseModel):
                 for i, entry in enumerate(entries):
                     yield "," if i else ""
-                    yield from json_pieces(entry)
+                    yield from iter_json(entry)
             else:
                 yield _json(entries)[1:-1]
         yield "]"
@@ -110,7 +112,7 @@ def _json(value: Any) -> str:
 
 
 def _blocks(pieces: Iterator[str]) -> Iterator[bytes]:
-    """The pieces' bytes in blocks of a size that is worth sending."""
+    """Join pieces to chunks to send."""
     block: list[bytes] = []
     size = 0
     for piece in pieces:

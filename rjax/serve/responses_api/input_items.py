@@ -1,4 +1,4 @@
-"""The items of a stored response's input, in pages of OpenAI's lists."""
+"""The input items of a stored response, paginated as in OpenAI's API."""
 
 import json
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from starlette.datastructures import QueryParams
 
 from rjax.serve.errors import ApiError
-from rjax.serve.responses.requests import (
+from rjax.serve.responses_api.requests import (
     FunctionCallItem,
     FunctionOutputItem,
     Item,
@@ -17,21 +17,21 @@ from rjax.serve.responses.requests import (
     Refusal,
 )
 
-_MOST = 100  # items of a page
-_DEFAULT = 20
+_MAX_LIMIT = 100  # items of a page
+_DEFAULT_LIMIT = 20
 _PARAMETERS = ("after", "limit", "order")
-_IGNORED = ("include", "include[]")  # nothing can be included
+_IGNORED = ("include", "include[]")  # there is nothing to include
 
 
 class InputItem(NamedTuple):
-    """An item that is stored: its id, and its JSON, which holds the id too."""
+    """A stored item: its id, and its JSON including the id."""
 
     id: str
     data: bytes
 
 
 class InputItemPage(BaseModel):
-    """Answer of GET /v1/responses/{response_id}/input_items."""
+    """Response of GET /v1/responses/{response_id}/input_items."""
 
     object: Literal["list"] = "list"
     data: list[dict[str, Any]]
@@ -41,11 +41,11 @@ class InputItemPage(BaseModel):
 
 
 def stored_items(given: str | list[Item], response_id: str) -> tuple[InputItem, ...]:
-    """The items of a request's input, in its order, as they are stored.
+    """Convert a request's input to items for storage, in the same order.
 
     Args:
-        given: the input; a text is a message of the user.
-        response_id: of the response. The items are named after it.
+        given: the input; a text is a user message.
+        response_id: of the response; item ids are derived from it.
     """
     if isinstance(given, str):
         given = [MessageItem(role="user", content=given)]
@@ -54,15 +54,15 @@ def stored_items(given: str | list[Item], response_id: str) -> tuple[InputItem, 
 
 
 def page(items: tuple[InputItem, ...], query: QueryParams) -> bytes:
-    """The JSON of the page that a query asks for.
+    """The JSON of a page of items.
 
     Args:
         items: in the order of the input.
-        query: ``order`` "desc" by default, the newest first; ``limit`` 20 by default; ``after`` the
-            id of the last item of the page before.
+        query: ``order``, by default "desc" (newest first); ``limit``, by default 20; ``after``, the
+            id of the last item of the previous page.
 
     Raises:
-        ApiError: 400, or 404 for an ``after`` that is no item.
+        ApiError: 400, or 404 if ``after`` is not the id of an item.
     """
     limit, newest_first = _asked(query)
     found = items[::-1] if newest_first else items
@@ -88,7 +88,7 @@ def page(items: tuple[InputItem, ...], query: QueryParams) -> bytes:
 
 
 def _asked(query: QueryParams) -> tuple[int, bool]:
-    """Items of a page, and whether the newest come first."""
+    """Items per page, and whether the newest come first."""
     for name in query:
         if name not in (*_PARAMETERS, *_IGNORED):
             raise ApiError(
@@ -100,10 +100,14 @@ def _asked(query: QueryParams) -> tuple[int, bool]:
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise ApiError(400, f"order is {order[:100]!r}; give asc or desc", param="order")
-    limit = query.get("limit", str(_DEFAULT))
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= _MOST):
+    limit = query.get("limit", str(_DEFAULT_LIMIT))
+    if not (
+        limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= _MAX_LIMIT
+    ):
         raise ApiError(
-            400, f"limit is {limit[:100]!r}; give a whole number of 1 to {_MOST}", param="limit"
+            400,
+            f"limit is {limit[:100]!r}; give a whole number of 1 to {_MAX_LIMIT}",
+            param="limit",
         )
     return int(limit), order == "desc"
 
@@ -127,13 +131,13 @@ def _stored(item: Item, name: str) -> InputItem:
             if item.content:
                 fields["content"] = _dumped(item.content)
     made = {"id": name, "type": item.type, "status": "completed", **fields}
-    # The escape of half a surrogate pair is what JSON writes for it.
+    # Escape unpaired surrogates, as json.dumps with ensure_ascii does.
     text = json.dumps(made, ensure_ascii=False, separators=(",", ":"))
     return InputItem(name, text.encode("utf-8", "backslashreplace"))
 
 
 def _content(item: MessageItem) -> list[dict[str, Any]]:
-    """The parts of a message; those of an assistant are of an output."""
+    """The content parts of a message; assistant messages have output parts."""
     kind = "output_text" if item.role == "assistant" else "input_text"
     rest = {"annotations": []} if item.role == "assistant" else {}
     if isinstance(item.content, str):

@@ -1,4 +1,4 @@
-"""Tokenising a user's text after a shared prefix, exactly as the whole text would be."""
+"""Tokenise user texts after a shared system prompt, exactly as the joined text would be."""
 
 from rjax.config import RelaySettings
 from rjax.tokenization.prefix import PrefixTokenizer, common_prefix
@@ -8,15 +8,15 @@ _SYS, _USR = "{__SYS_PROMPT}", "{__USR_PROMPT}"
 DEFAULT_SCHEMA = _SYS + _USR
 
 _PROBES = ("a", "A", "1", " a", ".", "\n", "'s", "_", "中", "é", "\u0301", "🙂")
-"""Beginnings of user text of each kind that tokenizers treat differently."""
+"""Starts of user texts, one of each kind that tokenizers treat differently."""
 
 
-class SeamTokenizer:
-    """Lays out system prompt and user text by a schema and tokenises the two as one text.
+class SysPromptTokenizer:
+    """Joins system prompt and user text by a schema and tokenises them as one text.
 
-    ``encode(user)`` always equals tokenising the whole text: no token is dropped or doubled at the
-    seam, and the beginning token stands once, at the start. `PrefixTokenizer` says when the
-    prefix's tokens are computed once and when every text is tokenised whole.
+    ``encode(user)`` always equals tokenising the whole text: no token is dropped or duplicated at
+    the boundary, and the BOS token appears once, at the start. `PrefixTokenizer` describes when the
+    prefix's tokens are computed only once.
 
     Args:
         tokenizer: of the model.
@@ -30,7 +30,7 @@ class SeamTokenizer:
         sys_prompt: str,
         sys_schema: str = DEFAULT_SCHEMA,
     ) -> None:
-        RelaySettings(sys_schema=sys_schema)  # checks the two places
+        RelaySettings(sys_schema=sys_schema)  # checks the placeholders
         before, self._suffix = sys_schema.split(_USR)
         self._prefix = before.replace(_SYS, sys_prompt)
         self._tokens = PrefixTokenizer(tokenizer, self._prefix)
@@ -38,22 +38,22 @@ class SeamTokenizer:
 
     @property
     def shared_prefix_text(self) -> str:
-        """The text before the user's."""
+        """The text before the user's text."""
         return self._prefix
 
     @property
     def shared_prefix_tokens(self) -> list[int]:
-        """Leading tokens that requests have in common, to warm up and pin.
+        """Leading tokens that requests have in common; the engine computes and pins their KV.
 
-        The longest common beginning of the prefix alone and of the prefix with each of a few
-        typical user texts. A user text that merges differently shares fewer of them; its tokens
-        are right all the same.
+        This is the longest common prefix of the tokens of the prefix alone and of the prefix with
+        each of a few typical user texts. A user text that merges differently shares fewer tokens
+        but is still tokenised correctly.
         """
         return list(self._shared)
 
     @property
     def has_hard_boundary(self) -> bool:
-        """Whether the prefix's tokens cannot depend on the text that follows."""
+        """Whether the prefix's tokens are independent of the text that follows."""
         return self._tokens.has_hard_boundary
 
     def text(self, user_text: str) -> str:
