@@ -122,7 +122,7 @@ def test_times_that_fit_nothing_are_not_kept(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(PoolRunner, "measure", measure)
     arguments = ["--small", "--backend=xla", "--heads=4,2,8", "--page-size=16"]
     assert command.main([*arguments, f"--json={tmp_path / 'costs.json'}"]) == 1
-    assert "nothing is kept" in capsys.readouterr().out
+    assert "nothing is saved" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 
