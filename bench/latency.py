@@ -124,7 +124,7 @@ def main(arguments: list[str] | None = None) -> None:
     found = record("bench.latency", [], vars(options))
     pages = pool_pages(options, own, options.prefix)
     with running_llm(options, relay=options.relay, max_model_len=longest, num_pages=pages) as llm:
-        llm.engine._worker.warmup(("greedy",))
+        llm.engine._worker.warmup(modes=("greedy",))
         found["backend"] = llm.stats().backend
         for point in in_time(points, options.seconds, desc="latency", quiet=options.quiet):
             found["rows"].append(measure(options, llm, *point))

@@ -70,7 +70,7 @@ def engine_rows(task: dict[str, Any], relay: str, at_once: int) -> list[dict[str
         skip_tokenizer_init=True,
         use_tqdm=False,
     )
-    llm.engine._worker.warmup(("greedy",))  # pyright: ignore[reportAttributeAccessIssue]
+    llm.engine._worker.warmup(modes=("greedy",))  # pyright: ignore[reportAttributeAccessIssue]
     rows = []
     for batch, prefix in points:
         given = prompts(task, batch, prefix)

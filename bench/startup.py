@@ -60,7 +60,7 @@ def start(options: argparse.Namespace, scratch: Path, cache: Path, warmup: str) 
             "max_model_len": options.max_model_len,
             "max_num_seqs": options.max_num_seqs,
             "backend": options.backend,
-            "warmup": warmup == "on",
+            "warmup": warmup,
             "compilation_cache_dir": str(cache),
             "use_tqdm": not options.quiet,
         },

@@ -111,7 +111,7 @@ def measure(
     ) as llm:
         config = llm.engine.model_config
         requests = _requests(options, llm, config.vocab_size, longest)
-        llm.engine._worker.warmup(("greedy",))
+        llm.engine._worker.warmup(modes=("greedy",))
         # Other prompts of the same lengths: all shapes compile, and nothing is cached.
         warm = synthetic(
             min(len(requests), 2 * options.max_num_seqs),

@@ -15,6 +15,7 @@ from rjax.memory_sizes import GIB, host_memory, parse_size
 
 type RelayMode = Literal["auto", "on", "off"]
 type DType = Literal["auto", "float32", "bfloat16", "float16"]
+type Warmup = Literal["off", "background", "on"]
 type KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 
 PAGE_SIZES = (8, 16, 32, 64, 128, 256)
@@ -264,7 +265,9 @@ class EngineConfig:
             device.
         tensor_parallel_size: devices on the mesh axis ``tensor``.
         use_tqdm: show progress bars while loading and compiling.
-        warmup: compile every step size at the start, not at its first use.
+        warmup: when the step sizes are compiled: "on" before the first request, "background" while
+            requests run (a larger size serves until the right one is compiled), "off" each at its
+            first use.
         check_values: check the page tables, positions and attention plan of every step on the host,
             and raise ValueError for an inconsistency; slow, for debugging.
         compilation_cache_dir: folder that keeps compiled programs between runs; None keeps none.
@@ -278,12 +281,13 @@ class EngineConfig:
     backend: str = "auto"
     tensor_parallel_size: int = 1
     use_tqdm: bool = True
-    warmup: bool = False
+    warmup: Warmup = "off"
     check_values: bool = False
     compilation_cache_dir: str | None = "~/.cache/rjax/compiled"
 
     def __post_init__(self) -> None:
         _positive("tensor_parallel_size", self.tensor_parallel_size)
+        _choice("warmup", self.warmup, ("off", "background", "on"))
         split, page = self.relay.kv_split_size, self.cache.page_size
         if split is not None and split % page:
             raise InvalidConfigError(

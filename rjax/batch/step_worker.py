@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.kernel_use import KernelUse
 from rjax.batch.page_operations import PageOperation
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.step_readout import StepReadout
+from rjax.config import Warmup
 from rjax.sampling import SlotRow
 
 
@@ -54,8 +56,16 @@ class StepWorker(Protocol):
         """The kernel of each operation at each step size."""
         ...
 
-    def warmup(self) -> None:
-        """Compile every step before the first request."""
+    def warmup(self, when: Warmup) -> None:
+        """Compile every step: now ("on"), while requests run ("background"), or not ("off")."""
+        ...
+
+    def compile_progress(self) -> CompileProgress:
+        """How far compilation is; any thread may call this."""
+        ...
+
+    def close(self) -> None:
+        """Stop compiling in the background."""
         ...
 
     def measure_page_seconds(self) -> float:

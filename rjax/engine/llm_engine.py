@@ -10,6 +10,7 @@ from typing import no_type_check
 
 import numpy as np
 
+from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.kernel_use import KernelUse
 from rjax.batch.page_hash import salted_key
@@ -95,8 +96,7 @@ class LLMEngine(Closable):
         self._stats = EngineStats(
             parts.backend, parts.device, page_bytes=self._worker.pool.page_bytes
         )
-        if config.warmup:
-            self._worker.warmup()
+        self._worker.warmup(config.warmup)
         for path in config.cache.prefix_files:
             self.load_prefix(path)
 
@@ -115,6 +115,7 @@ class LLMEngine(Closable):
             self.abort_request(request_id)
         self._pending_outputs.clear()
         self._in_flight.clear()
+        self._worker.close()
         del self._worker
 
     @no_type_check  # what users give is checked by hand, with messages for them
@@ -278,7 +279,12 @@ class LLMEngine(Closable):
     def warmup(self) -> None:
         """Compile every step now, so that no request waits for it."""
         self._check_open()
-        self._worker.warmup()
+        self._worker.warmup("on")
+
+    def compile_progress(self) -> CompileProgress:
+        """How far the compilation of the step sizes is; any thread may call this."""
+        self._check_open()
+        return self._worker.compile_progress()
 
     def reset_prefix_cache(self) -> None:
         """Drop the KV of finished requests; that of pinned prefixes and running requests stays."""

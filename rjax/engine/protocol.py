@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.kernel_use import KernelUse
 from rjax.batch.token_mask import TokenMask
 from rjax.engine.named_prefixes.protocol import PrefixEngine
@@ -49,6 +50,10 @@ class Engine(PrefixEngine, Protocol):
 
     def kernels(self) -> list[KernelUse]:
         """The kernel of each operation at each step size, and why not a faster one."""
+        ...
+
+    def compile_progress(self) -> CompileProgress:
+        """How far the compilation of the step sizes is; any thread may call this."""
         ...
 
     def stats(self) -> Any:

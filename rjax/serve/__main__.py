@@ -32,7 +32,7 @@ examples:
       the bundled model on http://127.0.0.1:8000/v1
   python -m rjax.serve --model ./llama --port 9000 --api-key-file keys.txt
       your model, for clients with an API key (one key per line of the file)
-  python -m rjax.serve --no-warmup --max-model-len 1024
+  python -m rjax.serve --warmup off --max-model-len 1024
       a quick start for testing; the first use of each step size is slow
   python -m rjax.serve --prefix-file support=support.safetensors
       a long system prompt with saved KV
@@ -141,7 +141,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     server.add_argument("--list-limits", action="store_true", help="print the limits and stop")
     server.add_argument("--access-log", action="store_true", help="log a line for each request")
-    add_engine_arguments(parser, {"warmup": True})
+    add_engine_arguments(parser, {"warmup": "background"})
     return parser
 
 

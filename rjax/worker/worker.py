@@ -10,6 +10,7 @@ from jaxtyping import Int
 
 from models import LoadedModel
 from pallas_kernels.attention.planner import CostModel, PlanShape, Sharing
+from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.kernel_use import KernelUse
 from rjax.batch.page_operations import PageOperation
@@ -17,7 +18,7 @@ from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.sequence import SequenceStatus
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_readout import StepReadout
-from rjax.config import EngineConfig
+from rjax.config import EngineConfig, Warmup
 from rjax.sampling import SamplerMode, SlotRow
 from rjax.worker.backend import Backend
 from rjax.worker.batch_order import by_shared_pages
@@ -163,9 +164,20 @@ class Worker:
         """Identifies the model by its configuration and a sample of every weight."""
         return model_fingerprint(self._model_config, self._runner.leaves)
 
-    def warmup(self, modes: Sequence[SamplerMode] = ("greedy", "random", "full")) -> None:
+    def compile_progress(self) -> CompileProgress:
+        """How far compilation is; any thread may call this."""
+        return CompileProgress(self.num_compiled, self.num_compiled, 0.0)
+
+    def close(self) -> None:
+        """Stop compiling in the background."""
+
+    def warmup(
+        self, when: Warmup = "on", modes: Sequence[SamplerMode] = ("greedy", "random", "full")
+    ) -> None:
         """Compile every step shape in these modes of the sampler, the admission of a sequence, and
         the copies of pages. Steps with logprobs are compiled at their first use."""
+        if when == "off":
+            return
         self._queue.flush()
         compile_steps(
             self._runner,

@@ -52,7 +52,7 @@ QUICK = {
 def command_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The command's server with the bundled model, without a path."""
     command = [
-        *(sys.executable, "-m", "rjax.serve", "--port", "0", "--no-warmup"),
+        *(sys.executable, "-m", "rjax.serve", "--port", "0", "--warmup", "off"),
         *("--max-num-seqs", "4", "--max-num-batched-tokens", "256"),
         *("--max-model-len", "2048", "--num-pages", "128", "--drain-seconds", "1"),
         "--enable-tokenizer-info-endpoint",

@@ -90,7 +90,7 @@ def test_an_abort_in_the_midst_harms_no_other(tiny):
 
 def test_nothing_is_compiled_after_a_warm_up(tiny):
     few = {"max_num_seqs": 3, "max_num_batched_tokens": 8}  # sizes: each is compiled four times
-    engine = make_engine(tiny, num_decode_steps=AT_ONCE, warmup=True, **few)
+    engine = make_engine(tiny, num_decode_steps=AT_ONCE, warmup="on", **few)
     worker: Any = engine._worker
     compiled = worker.num_compiled
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

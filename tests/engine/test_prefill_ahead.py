@@ -116,7 +116,7 @@ def test_a_model_says_the_same_and_nothing_is_compiled_anew(tiny):
             max_num_prefill_ahead=ahead,
             num_pages=48,
         )
-        engine._worker.warmup(("greedy",))
+        engine._worker.warmup(modes=("greedy",))
         compiled = engine._worker.num_compiled
         outputs = run_tiny(engine, requests)
         said.append({k: output.outputs[0].token_ids for k, output in outputs.items()})

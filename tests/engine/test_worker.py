@@ -23,7 +23,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=5)
 
 
 def test_nothing_is_compiled_after_a_warmup(tiny, capsys):
-    engine = make_engine(tiny, warmup=True, use_tqdm=True)  # sizes that other tests have
+    engine = make_engine(tiny, warmup="on", use_tqdm=True)  # sizes that other tests have
     assert "Compiling steps: 100%" in capsys.readouterr().err
     compiled = engine._worker.num_compiled
     # Greedy, random, and all the rest in two parts.

@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
+from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.kernel_use import KernelUse
 from rjax.engine.completion import Completion
 from rjax.engine.protocol import Engine
@@ -143,6 +144,9 @@ class FakeEngine(Engine):
 
     def kernels(self) -> list[KernelUse]:
         return []
+
+    def compile_progress(self) -> CompileProgress:
+        return CompileProgress(compiled=0, total=0, waited_seconds=0.0)
 
     def stats(self) -> EngineStats:
         return EngineStats(

@@ -67,14 +67,23 @@ def test_every_option_is_in_the_docstring_of_llm():
 def test_flags_give_what_python_takes():
     parser = argparse.ArgumentParser()
     add_engine_arguments(parser)
-    given = ["--relay", "off", "--num-pages", "7", "--gpu-memory-utilization", "0.5", "--warmup"]
+    given = [
+        "--relay",
+        "off",
+        "--num-pages",
+        "7",
+        "--gpu-memory-utilization",
+        "0.5",
+        "--warmup",
+        "on",
+    ]
     given += ["--dtype", "bfloat16", "--swap-space", "512MiB", "--no-enable-prefix-caching"]
     options = given_engine_options(parser.parse_args(given))
     config = EngineConfig.from_options(options)
     assert config.relay.mode == "off"
     assert (config.cache.num_pages, config.cache.swap_bytes) == (7, 2**29)
     assert config.cache.gpu_memory_utilization == 0.5
-    assert (config.warmup, config.cache.enable_prefix_caching) == (True, False)
+    assert (config.warmup, config.cache.enable_prefix_caching) == ("on", False)
     assert config.model.dtype == "bfloat16"
     assert given_engine_options(parser.parse_args([])) == {}
     assert set(ENGINE_FLAGS) | set(PYTHON_ONLY) == set(engine_options())

@@ -117,7 +117,7 @@ def compilations():
 
 
 def test_nothing_is_compiled_after_a_warmup():
-    llm = start(num_pages=36, preemption="swap", swap_space="16MiB", warmup=True)
+    llm = start(num_pages=36, preemption="swap", swap_space="16MiB", warmup="on")
     random = SamplingParams(temperature=0.8, seed=1, max_tokens=140, ignore_eos=True)
     with compilations() as found:
         llm.chat(conversations(), [LONG, random] * 4, use_tqdm=False)

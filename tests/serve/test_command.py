@@ -77,7 +77,7 @@ def test_a_bad_key_is_found_before_the_model_is_loaded(tmp_path, capsys):
         (["--tool-format", "x"], "hermes"),
         (["--drain-second", "3"], "did you mean --drain-seconds?"),
         (["--page-size", "7"], "page_size is 7"),
-        (["--num-pages", "1", "--no-warmup"], "raise num_pages"),
+        (["--num-pages", "1", "--warmup", "off"], "raise num_pages"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

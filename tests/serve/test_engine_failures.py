@@ -115,7 +115,7 @@ def test_a_dead_engine_ends_the_process(folder, monkeypatch, capsys):
         server_module, "make_service", lambda *a, **k: service.append(plain(*a, **k)) or service[0]
     )
     thread = threading.Thread(
-        target=lambda: found.append(command.main(["--port", "0", "--no-warmup"])), daemon=True
+        target=lambda: found.append(command.main(["--port", "0", "--warmup", "off"])), daemon=True
     )
     thread.start()
     url = ""

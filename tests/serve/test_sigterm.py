@@ -29,7 +29,7 @@ def process(folder, request):
     cache = str(request.config.cache.mkdir("jax"))  # what other tests compiled
     command = [
         *(sys.executable, "-m", "rjax.serve", "--model", str(folder), "--load-format", "dummy"),
-        *("--port", "0", "--drain-seconds", "300", "--no-warmup"),
+        *("--port", "0", "--drain-seconds", "300", "--warmup", "off"),
         *(f"--{name.replace('_', '-')}={OPTIONS[name]}" for name in SIZES),
     ]
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": cache}
