@@ -15,6 +15,7 @@ import numpy as np
 from bench.kernels.timing import burst_seconds, seconds_per_call
 from bench.step_roofline import DecodeCase
 from pallas_kernels.attention.planner import plan_attention
+from rjax.worker.programs import step_key
 from rjax.worker.step_input import StepInput
 from rjax.worker.step_shape import StepFeatures, StepShape
 from rjax.worker.worker import Worker
@@ -41,7 +42,7 @@ def time_bare_step(llm: Any, case: DecodeCase) -> BareStep:
     worker: Worker = llm.engine._worker
     llm.reset_prefix_cache()
     shape = worker.shapes.choose(rows=case.batch, seqs=case.batch)
-    step = worker._runner.programs.step(shape, StepFeatures("greedy", 0, False))
+    step = worker._runner.programs.get(step_key(shape, StepFeatures("greedy", 0, False)))
     packed = worker._runner.programs.layout(shape).pack(_input(case, shape, worker))
 
     def run() -> jax.Array:

@@ -9,8 +9,8 @@ from rjax.sampling.state import (
     SamplingState,
     SlotRow,
     admit,
-    compile_admission,
     init_state,
+    lower_admission,
     slot_row,
 )
 from rjax.sampling.structured_outputs import StructuredOutputsParams
@@ -27,8 +27,8 @@ __all__ = [
     "StructuredOutputsParams",
     "TokenLogprobs",
     "admit",
-    "compile_admission",
     "init_state",
+    "lower_admission",
     "sample",
     "sequence_seed",
     "slot_row",

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -193,14 +193,16 @@ def admit(state: SamplingState, slot: int, row: SlotRow) -> SamplingState:
     return _admit_donated(state, *_packed(slot, row))
 
 
-def compile_admission(state: SamplingState, vocab_size: int) -> SamplingState:
-    """Compile ``admit`` with and without counts. Donates ``state`` and returns an equal one."""
-    row = _empty_row(vocab_size)
-    nowhere = state.temperature.shape[0]  # beyond the last slot: nothing is written
-    for num_output in (0, 1):
-        given = dataclasses.replace(row, num_output=np.array(num_output, np.int32))
-        state = _admit_donated(state, *_packed(nowhere, given))
-    return state
+def lower_admission(state: Any, vocab_size: int, *, counts: bool) -> jax.stages.Lowered:
+    """Lower ``admit``.
+
+    Args:
+        state: a SamplingState, or its shapes and shardings.
+        vocab_size: width of the logits.
+        counts: for a sequence that has sampled already.
+    """
+    row = dataclasses.replace(_empty_row(vocab_size), num_output=np.array(int(counts), np.int32))
+    return _admit_donated.lower(state, *_packed(0, row))
 
 
 def _packed(slot: int, row: SlotRow) -> tuple[UInt32[np.ndarray, " X"], Int32[_Host, " V"] | None]:

@@ -8,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from models import ModelConfig
-from rjax.sampling import SamplingState, SlotRow, admit, compile_admission, init_state
+from rjax.sampling import SamplingState, SlotRow, admit, init_state
 from rjax.worker.kv_cache import Pools, make_pools
 from rjax.worker.step import StepState
 
@@ -49,10 +49,6 @@ class DeviceState:
     def admit(self, slot: int, row: SlotRow) -> None:
         """Fill one slot of the sampling state; nothing of its last sequence remains."""
         self.set_sampling(admit(self.arrays.sampling, slot, row))
-
-    def compile_admission(self, vocab_size: int) -> None:
-        """Compile what `admit` runs; no slot in use changes."""
-        self.set_sampling(compile_admission(self.arrays.sampling, vocab_size))
 
 
 def make_step_state(

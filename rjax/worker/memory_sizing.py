@@ -5,7 +5,6 @@ import pathlib
 from collections.abc import Mapping
 
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from models import ModelConfig
@@ -14,10 +13,9 @@ from rjax.batch.step_worker import PoolSize
 from rjax.config import CacheSettings
 from rjax.errors import OutOfMemoryError
 from rjax.memory_sizes import available_memory, host_memory
-from rjax.worker.device_state import make_step_state
 from rjax.worker.kv_cache import page_bytes
-from rjax.worker.step_runner import StepRunner
-from rjax.worker.step_shape import StepFeatures, StepShape
+from rjax.worker.step_shape import StepShape
+from rjax.worker.workspace import workspace_bytes
 
 _MAX_UTILIZATION = 0.98  # that error messages advise
 _CPU_SHARE = 0.1  # of the host's memory: other programs need the rest
@@ -25,16 +23,14 @@ _FREE_SHARE = 0.5  # of the free part of it
 _GPU_STEPS = 64  # sizes between two powers of two: rounding loses 1/64 at most
 _CPU_STEPS = 8
 _MAX_HOST_POOLS = 8  # host pages, as a multiple of the pages on the device
-_PROMPT_ROWS = 512  # whose logits fit: several of the blocks in which a step computes them
 
 
 def size_pool(
     settings: CacheSettings,
-    runner: StepRunner,
     model: ModelConfig,
     *,
     largest: StepShape,
-    max_logprobs: int,
+    itemsize: int,
     max_model_len: int,
     limits: StepLimits,
     kv_dtype: jnp.dtype,
@@ -51,11 +47,9 @@ def size_pool(
         pool = PoolSize(settings.num_pages, bytes_per_page)
         check_pool_fits(pool, memory=device.memory_stats(), num_devices=mesh.size)
         return pool
-    workspace = 0
-    if device.platform != "cpu":
-        workspace = _workspace_bytes(
-            runner, model, largest, max_logprobs, limits.num_slots, kv_dtype, mesh
-        )
+    workspace = workspace_bytes(
+        model, largest, itemsize=itemsize, num_slots=limits.num_slots, num_devices=mesh.size
+    )
     return fit_pool(
         bytes_per_page=bytes_per_page,
         page_size=settings.page_size,
@@ -71,36 +65,6 @@ def size_pool(
 def num_host_pages(settings: CacheSettings, pool: PoolSize) -> int:
     """Pages of host memory that preempted sequences can be swapped to."""
     return min(settings.swap_bytes // pool.page_bytes, _MAX_HOST_POOLS * pool.num_pages)
-
-
-def _workspace_bytes(
-    runner: StepRunner,
-    model: ModelConfig,
-    shape: StepShape,
-    max_logprobs: int,
-    num_slots: int,
-    kv_dtype: jnp.dtype,
-    mesh: Mesh,
-) -> int:
-    """Bytes that a step needs besides weights and pool.
-
-    Compiles the step without prompt logprobs, which would take long, and adds their logits.
-    """
-    features = StepFeatures("full", min(max_logprobs, model.vocab_size), False)
-    arrays = make_step_state(
-        model,
-        num_pages=1,
-        page_size=shape.page_size,
-        num_slots=num_slots,
-        kv_dtype=kv_dtype,
-        mesh=mesh,
-    )
-    packed = np.zeros(runner.programs.layout(shape).size, np.int32)
-    # As one program it needs no less memory than with split sampling.
-    program = runner.programs.step(shape, features)
-    analysis = program.lower(runner.leaves, arrays, packed).compile().memory_analysis()
-    prompt_logits = _PROMPT_ROWS * model.vocab_size * np.dtype(np.float32).itemsize
-    return int(analysis.temp_size_in_bytes + analysis.generated_code_size_in_bytes + prompt_logits)
 
 
 def fit_pool(

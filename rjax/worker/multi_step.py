@@ -50,7 +50,7 @@ class MultiStepQueue:
 
     def takes(self, features: StepFeatures) -> bool:
         """Whether decode steps with these features are queued."""
-        return self.num_steps > 1 and not self._runner.programs.splits_sampling(features)
+        return self.num_steps > 1 and not features.num_logprobs and features.sampling != "full"
 
     def add(
         self, shape: StepShape, features: StepFeatures, packed: Int[np.ndarray, " Z"]

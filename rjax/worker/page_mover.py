@@ -4,6 +4,7 @@ import functools
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -110,15 +111,9 @@ class PageMover:
 
     def warmup(self, pools: Pools, *, progress: bool) -> Pools:
         """Compile the copies of every size; nothing is written."""
-        page = self._empty_page()
-        programs = []
-        for size in self._sizes():
-            some, nowhere = np.zeros(size, np.int32), np.full(size, self._num_pages, np.int32)
-            programs.append(_copy.lower(pools, some, nowhere))
-            if self._on_host:
-                programs.append(_gather.lower(pools, some, self._on_device))
-                programs.append(_scatter.lower(pools, nowhere, [page] * size))
-        compile_ahead(programs, len(programs), title="Compiling copies", progress=progress)
+        programs = self.programs(pools)
+        lowered = (lower() for _, lower in programs)
+        compile_ahead(lowered, len(programs), title="Compiling copies", progress=progress)
         for size in self._sizes():
             some, nowhere = np.zeros(size, np.int32), np.full(size, self._num_pages, np.int32)
             pools = _copy(pools, some, nowhere)
@@ -126,6 +121,23 @@ class PageMover:
                 away = self._to_host(_gather(pools, some, self._on_device))
                 pools = _scatter(pools, nowhere, self._to_device(away))
         return pools
+
+    def programs(self, pools: Pools) -> list[tuple[str, Callable[[], jax.stages.Lowered]]]:
+        """The name of each copy's program and what lowers it; those of few pages come first.
+
+        Args:
+            pools: or their shapes and shardings.
+        """
+        page = jax.ShapeDtypeStruct(self._shape, self._dtype, sharding=self._on_device)
+        found: list[tuple[str, Callable[[], jax.stages.Lowered]]] = []
+        for size in self._sizes():
+            some, nowhere = np.zeros(size, np.int32), np.full(size, self._num_pages, np.int32)
+            found.append((f"copy {size}", functools.partial(_copy.lower, pools, some, nowhere)))
+            if self._on_host:
+                gather = functools.partial(_gather.lower, pools, some, self._on_device)
+                scatter = functools.partial(_scatter.lower, pools, nowhere, [page] * size)
+                found += [(f"gather {size}", gather), (f"scatter {size}", scatter)]
+        return found
 
     def page_seconds(self) -> float:
         """Measure the seconds that one page takes to the host or back; 0 without host slots."""

@@ -1,25 +1,72 @@
-"""The compiled programs of steps, each made at its first use."""
+"""The programs of steps, made at their first use."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax.sharding import Mesh
 
 from rjax.worker.backend import Backend
 from rjax.worker.kernels.uses import KernelLog
-from rjax.worker.step import compile_forward_step, compile_sampling, compile_step
+from rjax.worker.step import compile_sampling, compile_step
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepFeatures, StepShape
 
+_GREEDY = StepFeatures("greedy", 0, False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProgramKey:
+    """Identifies one program of an engine.
+
+    Attributes:
+        kind: "step" computes logits and greedy tokens; "sampling" replaces the tokens of a step;
+            "multi_step" runs several steps, sampling included.
+        shape: of the step; None for "sampling".
+        seqs: sequences in the batch, B.
+        features: what it computes.
+    """
+
+    kind: Literal["step", "sampling", "multi_step"]
+    shape: StepShape | None
+    seqs: int
+    features: StepFeatures
+
+
+def step_key(shape: StepShape, features: StepFeatures) -> ProgramKey:
+    """The step program of a shape: one for all ways to sample."""
+    forward = _GREEDY
+    if features.prompt_logprobs:
+        forward = dataclasses.replace(features, sampling="greedy")
+    return ProgramKey("step", shape, shape.seqs, forward)
+
+
+def sampling_key(seqs: int, features: StepFeatures) -> ProgramKey | None:
+    """The sampling program of a step, or None if the step's own greedy tokens serve.
+
+    Steps with logprobs share the program of the mode "full", which serves every sequence.
+    """
+    if features.prompt_logprobs and features.sampling == "greedy":
+        return None  # the step has the logprobs
+    if features.num_logprobs:
+        features = StepFeatures("full", features.num_logprobs, False)
+    elif features.sampling == "greedy":
+        return None
+    features = dataclasses.replace(features, prompt_logprobs=False)
+    return ProgramKey("sampling", None, seqs, features)
+
+
+def multi_step_key(shape: StepShape, features: StepFeatures) -> ProgramKey:
+    """The program of several decode steps."""
+    return ProgramKey("multi_step", shape, shape.seqs, features)
+
 
 class StepPrograms:
-    """Makes and keeps the programs of each step shape and set of features.
+    """Makes and keeps the jitted functions of steps.
 
-    Most steps are one program. Steps that sample in rarer ways have split sampling
-    (`splits_sampling`): a forward-only program, then a sampling program. The many ways to sample
-    then share the program that takes long to compile.
+    Every step shape has one program of the model, which also takes the greedy tokens. Steps that
+    sample in another way run a sampling program after it, which is small, and the same for every
+    step shape with as many sequences.
 
     Args:
         graph: of the model.
@@ -33,7 +80,7 @@ class StepPrograms:
         self._target = backend, mesh
         self._layouts: dict[StepShape, PackedLayout] = {}
         self._kernel_log = KernelLog(backend)
-        self._made: dict[tuple[str, StepShape, StepFeatures], Any] = {}
+        self._made: dict[ProgramKey, Any] = {}
 
     def __len__(self) -> int:
         return len(self._made)
@@ -44,61 +91,30 @@ class StepPrograms:
             self._layouts[shape] = PackedLayout(shape)
         return self._layouts[shape]
 
-    @staticmethod
-    def splits_sampling(features: StepFeatures) -> bool:
-        """Whether such a step is a `forward` and a `sampling` program, not one `step`."""
-        return features.sampling == "full" or features.num_logprobs > 0
+    def get(self, key: ProgramKey) -> Any:
+        """The jitted function; see `compile_step` and `compile_sampling`.
 
-    def step(self, shape: StepShape, features: StepFeatures) -> Any:
-        """A whole step; see `compile_step`."""
-        return self._get("step", shape, features, self._compile(compile_step))
-
-    def multi_step(self, shape: StepShape, features: StepFeatures) -> Any:
-        """Several steps in one program.
-
-        Its arguments are those of `step`, with an axis of steps before the axis of ``packed``. It
-        returns the state after the last step and the tokens of all steps, [steps, B].
+        The arguments of a multi-step program are those of a step, with an axis of steps before the
+        axis of ``packed``. It returns the state after the last step and the tokens of all steps,
+        [steps, B].
         """
-
-        def make(layout: PackedLayout, features: StepFeatures) -> Any:
-            del layout
-            step = self.step(shape, features)
-
-            def multi_step(leaves: Any, state: Any, packed: jax.Array) -> Any:
-                def body(state: Any, packed_step: jax.Array) -> tuple[Any, jax.Array]:
-                    state, result = step(leaves, state, packed_step)
-                    return state, result.tokens
-
-                return jax.lax.scan(body, state, packed)
-
-            return jax.jit(multi_step, donate_argnums=1)
-
-        return self._get("multi_step", shape, features, make)
-
-    def forward(self, shape: StepShape, features: StepFeatures) -> Any:
-        """A forward-only step, the same for every way to sample; see `compile_forward_step`."""
-        num_logprobs = features.num_logprobs if features.prompt_logprobs else 0
-        features = StepFeatures("greedy", num_logprobs, features.prompt_logprobs)
-        return self._get("forward", shape, features, self._compile(compile_forward_step))
-
-    def sampling(self, shape: StepShape, features: StepFeatures) -> Any:
-        """The sampling after a forward-only step; see `compile_sampling`."""
-        features = dataclasses.replace(features, prompt_logprobs=False)
-        return self._get("sampling", shape, features, compile_sampling)
-
-    def _compile(self, compiler: Callable[..., Any]) -> Callable[[PackedLayout, StepFeatures], Any]:
-        return lambda layout, features: compiler(
-            *self._model, layout, features, *self._target, self._kernel_log
-        )
-
-    def _get(
-        self,
-        kind: str,
-        shape: StepShape,
-        features: StepFeatures,
-        make: Callable[[PackedLayout, StepFeatures], Any],
-    ) -> Any:
-        key = kind, shape, features
         if key not in self._made:
-            self._made[key] = make(self.layout(shape), features)
+            self._made[key] = self._make(key)
         return self._made[key]
+
+    def _make(self, key: ProgramKey) -> Any:
+        if key.shape is None:
+            return compile_sampling(key.features)
+        layout = self.layout(key.shape)
+        step = compile_step(*self._model, layout, key.features, *self._target, self._kernel_log)
+        if key.kind == "step":
+            return step
+
+        def multi_step(leaves: Any, state: Any, packed: jax.Array) -> Any:
+            def body(state: Any, packed_step: jax.Array) -> tuple[Any, jax.Array]:
+                state, result = step(leaves, state, packed_step)
+                return state, result.tokens
+
+            return jax.lax.scan(body, state, packed)
+
+        return jax.jit(multi_step, donate_argnums=1)

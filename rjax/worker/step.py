@@ -7,17 +7,18 @@ from typing import Any, no_type_check
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Float32, Int, UInt32
 
+from models.sharding import partition_spec
 from rjax.sampling import SampleResult, SamplingState, TokenLogprobs, sample, token_logprobs
 from rjax.worker.backend import Backend
 from rjax.worker.kernels import Choice
 from rjax.worker.paged_operations import PagedOperations
-from rjax.worker.step_input import PackedLayout, StepInput
+from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepFeatures
 
-_PROMPT_BLOCK = 64  # prompt rows whose logits are forward_result at once
+_PROMPT_BLOCK = 64  # prompt rows whose logits are computed at once
 
 
 @no_type_check  # JAX rebuilds it with descriptions of arrays for leaves
@@ -38,35 +39,30 @@ class StepState:
     last_tokens: Int[Array, " slots"]
 
 
+@no_type_check  # JAX rebuilds it with descriptions of arrays for leaves
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """What the host reads back, one step late; parts that no request asked for are None.
+    """The result of a step; parts that no request asked for are None.
+
+    The host reads all but the logits, one step late.
 
     Attributes:
         tokens: sampled token of each sequence of the batch; -1 where none was.
         sampled: their logprobs.
         prompt: logprobs of the tokens that follow each of the T rows.
+        logits: of each sequence of the batch, for a sampling program.
     """
 
     tokens: Int[Array, " B"]
-    sampled: TokenLogprobs | None
-    prompt: TokenLogprobs | None
+    sampled: TokenLogprobs | None = None
+    prompt: TokenLogprobs | None = None
+    logits: Float32[Array, "B V"] | None = None
 
 
-@no_type_check  # JAX rebuilds it with descriptions of arrays for leaves
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class ForwardResult:
-    """The result of a forward-only step.
-
-    Attributes:
-        logits: of each sequence of the batch.
-        prompt: as in StepResult.
-    """
-
-    logits: Float32[Array, "B V"]
-    prompt: TokenLogprobs | None
+def logits_sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+    """The sharding of the logits [B, V] that a step returns."""
+    return NamedSharding(mesh, partition_spec("B V", shape, mesh))
 
 
 def compile_step(
@@ -81,80 +77,13 @@ def compile_step(
     """Make the jitted step for one shape and set of features.
 
     Its arguments are (leaves, state, packed): the model's flat parameter leaves, the StepState,
-    which is donated, and the packed StepInput. ``traced`` is called with the choices of kernels
-    when the step is traced.
+    which is donated, and the packed StepInput. Its result has logits. ``traced`` is called with the
+    choices of kernels when the step is traced.
     """
-    forward = _forward(graph, treedef, layout, features, backend, mesh, traced)
 
     def step(
         leaves: list[Array], state: StepState, packed: Int[Array, " Z"]
     ) -> tuple[StepState, StepResult]:
-        state, forward_result = forward(leaves, state, packed)
-        sampling, last_tokens, result = _sampled(
-            state.sampling, state.last_tokens, layout.unpack(packed), forward_result, None, features
-        )
-        written = dataclasses.replace(state, sampling=sampling, last_tokens=last_tokens)
-        return written, result
-
-    return jax.jit(step, donate_argnums=1)
-
-
-def compile_forward_step(
-    graph: Any,
-    treedef: Any,
-    layout: PackedLayout,
-    features: StepFeatures,
-    backend: Backend,
-    mesh: Mesh,
-    traced: Callable[[list[Choice]], None] | None = None,
-) -> Callable[..., tuple[StepState, ForwardResult]]:
-    """Make a jitted forward-only step, with the arguments of ``compile_step``.
-
-    While it runs, the host can read the tokens of the step before it, on which masks depend. It is
-    the same for every way to sample.
-    """
-    forward = _forward(graph, treedef, layout, features, backend, mesh, traced)
-    return jax.jit(forward, donate_argnums=1)
-
-
-def compile_sampling(
-    layout: PackedLayout, features: StepFeatures
-) -> Callable[..., tuple[SamplingState, Array, StepResult]]:
-    """Make the sampling of a forward-only step.
-
-    Its arguments are (sampling, last_tokens, packed, forward_result, bitmask): two fields of the
-    StepState, both donated; the packed StepInput; the ForwardResult; and for each sequence the
-    tokens that it may take, as in ``SamplingState.allowed``. It returns the new values of the two
-    fields and the step's result.
-    """
-
-    def finish(
-        sampling: SamplingState,
-        last_tokens: Int[Array, " slots"],
-        packed: Int[Array, " Z"],
-        forward_result: ForwardResult,
-        bitmask: UInt32[Array, "B W"],
-    ) -> tuple[SamplingState, Int[Array, " slots"], StepResult]:
-        batch = layout.unpack(packed)
-        return _sampled(sampling, last_tokens, batch, forward_result, bitmask, features)
-
-    return jax.jit(finish, donate_argnums=(0, 1))
-
-
-def _forward(
-    graph: Any,
-    treedef: Any,
-    layout: PackedLayout,
-    features: StepFeatures,
-    backend: Backend,
-    mesh: Mesh,
-    traced: Callable[[list[Choice]], None] | None = None,
-) -> Callable[..., tuple[StepState, ForwardResult]]:
-    """Tokens to logits; KV is written."""
-
-    def forward(
-        leaves: list[Array], state: StepState, packed: Int[Array, " Z"]
-    ) -> tuple[StepState, ForwardResult]:
         batch = layout.unpack(packed)
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         choices: list[Choice] = []
@@ -163,44 +92,82 @@ def _forward(
         )
         tokens = jnp.where(batch.token_slot >= 0, state.last_tokens[batch.token_slot], batch.tokens)
         hidden = model(tokens, batch.positions, operations)
-        forward_result = ForwardResult(
-            logits=model.logits(hidden[batch.sample_row]),
-            prompt=_prompt_logprobs(model, hidden, jnp.asarray(batch.targets), features),
+        logits = model.logits(hidden[batch.sample_row])
+        if mesh.size > 1:
+            logits = jax.lax.with_sharding_constraint(logits, logits_sharding(logits.shape, mesh))
+        sampling, last_tokens, result = _sampled(
+            state.sampling,
+            state.last_tokens,
+            jnp.stack([batch.slots, batch.live]),
+            logits,
+            None,
+            features,
         )
+        prompt = _prompt_logprobs(model, hidden, jnp.asarray(batch.targets), features)
         if traced is not None:
             traced(choices)
-        written = dataclasses.replace(state, k_pages=operations.k_pages, v_pages=operations.v_pages)
-        return written, forward_result
+        written = StepState(operations.k_pages, operations.v_pages, sampling, last_tokens)
+        return written, dataclasses.replace(result, prompt=prompt, logits=logits)
 
-    return forward
+    return jax.jit(step, donate_argnums=1)
+
+
+def compile_sampling(
+    features: StepFeatures,
+) -> Callable[..., tuple[SamplingState, Array, StepResult]]:
+    """Make the jitted sampling that replaces the greedy tokens of a step.
+
+    It serves every step with as many sequences. Its arguments are (sampling, last_tokens, rows,
+    logits, bitmask): two fields of the StepState, both donated; the sampler slot of each sequence
+    and whether it samples, as in StepInput; the logits of the step; and the tokens that each
+    sequence may take, as in ``SamplingState.allowed``. It returns the new values of the two fields
+    and the step's result.
+    """
+
+    def resample(
+        sampling: SamplingState,
+        last_tokens: Int[Array, " slots"],
+        rows: Int[Array, "2 B"],
+        logits: Float32[Array, "B V"],
+        bitmask: UInt32[Array, "B W"],
+    ) -> tuple[SamplingState, Int[Array, " slots"], StepResult]:
+        written = _written(rows, last_tokens.shape[0])
+        # The step counted its greedy token, which this one replaces.
+        num_output = sampling.num_output.at[written].add(-1, mode="drop")
+        sampling = dataclasses.replace(sampling, num_output=num_output)
+        return _sampled(sampling, last_tokens, rows, logits, bitmask, features)
+
+    return jax.jit(resample, donate_argnums=(0, 1))
+
+
+def _written(rows: Int[Array, "2 B"], num_slots: int) -> Int[Array, " B"]:
+    """The slot of each sequence that samples; beyond the last slot for the others."""
+    slots, live = rows
+    return jnp.where(live > 0, slots, num_slots)
 
 
 def _sampled(
     sampling: SamplingState,
     last_tokens: Int[Array, " slots"],
-    batch: StepInput,
-    forward_result: ForwardResult,
+    rows: Int[Array, "2 B"],
+    logits: Float32[Array, "B V"],
     bitmask: UInt32[Array, "B W"] | None,
     features: StepFeatures,
 ) -> tuple[SamplingState, Int[Array, " slots"], StepResult]:
     """Logits to tokens."""
-    slots, live = jnp.asarray(batch.slots), jnp.asarray(batch.live) > 0
     drawn, sampling = sample(
-        forward_result.logits,
+        logits,
         sampling,
-        slots,
-        live,
+        rows[0],
+        rows[1] > 0,
         mode=features.sampling,
         num_logprobs=features.num_logprobs,
         bitmask=bitmask,
     )
-    written = jnp.where(live, slots, last_tokens.shape[0])
-    result = StepResult(
-        tokens=drawn.tokens,
-        sampled=_sampled_logprobs(drawn) if features.num_logprobs else None,
-        prompt=forward_result.prompt,
-    )
-    return sampling, last_tokens.at[written].set(drawn.tokens, mode="drop"), result
+    written = _written(rows, last_tokens.shape[0])
+    sampled = _sampled_logprobs(drawn) if features.num_logprobs else None
+    last_tokens = last_tokens.at[written].set(drawn.tokens, mode="drop")
+    return sampling, last_tokens, StepResult(drawn.tokens, sampled)
 
 
 def _sampled_logprobs(drawn: SampleResult) -> TokenLogprobs:
@@ -217,7 +184,6 @@ def _prompt_logprobs(
 ) -> TokenLogprobs | None:
     if not features.prompt_logprobs:
         return None
-
     # Logits of a block of rows at a time: all rows' would be T x V.
     blocks = [
         token_logprobs(

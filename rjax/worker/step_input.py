@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
@@ -168,10 +167,10 @@ class PackedLayout:
             packed[start : start + leaf.size] = np.ravel(leaf)
         return packed
 
-    def unpack(self, packed: Int[Array, " Z"]) -> StepInput:
-        """The StepInput again, as slices of the device array."""
+    def unpack(self, packed: Int[IntArray, " Z"]) -> StepInput:
+        """The StepInput again, as slices of the array."""
         leaves: list[Any] = []
         for start, shape in zip(self._starts, self._shapes, strict=True):
             size = int(np.prod(shape))
-            leaves.append(jnp.reshape(packed[start : start + size], shape))
+            leaves.append(packed[start : start + size].reshape(shape))
         return jax.tree.unflatten(self._treedef, leaves)

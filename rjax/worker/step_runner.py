@@ -1,6 +1,7 @@
 """Runs compiled steps on the weights and the device state."""
 
 import dataclasses
+import time
 from typing import Any
 
 import jax
@@ -12,9 +13,15 @@ from jaxtyping import Array, Int, UInt32
 
 from rjax.worker.backend import Backend
 from rjax.worker.device_state import DeviceState
-from rjax.worker.programs import StepPrograms
+from rjax.worker.programs import (
+    ProgramKey,
+    StepPrograms,
+    multi_step_key,
+    sampling_key,
+    step_key,
+)
 from rjax.worker.step import StepResult
-from rjax.worker.step_input import StepInput
+from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepFeatures, StepShape
 
 _ALL_ALLOWED = 0xFFFFFFFF  # bitmask word that allows 32 tokens
@@ -22,18 +29,17 @@ _ALL_ALLOWED = 0xFFFFFFFF  # bitmask word that allows 32 tokens
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UnsampledStep:
-    """A step whose forward program is dispatched and whose sampling program is not.
+    """A step whose logits are computed and whose sampling is not dispatched.
 
     Attributes:
-        shape, features: of the step.
-        packed: its input.
-        forward: what the forward program returns: the logits, on the device.
+        features: of the step.
+        rows: slots and live, as in StepInput.
+        result: of the step program, on the device.
     """
 
-    shape: StepShape
     features: StepFeatures
-    packed: Int[np.ndarray, " Z"]
-    forward: Any
+    rows: Int[np.ndarray, "2 B"]
+    result: StepResult
 
 
 class StepRunner:
@@ -47,25 +53,28 @@ class StepRunner:
 
     Attributes:
         leaves: flat list of the model's arrays.
-        programs: compiled programs by step shape and features.
+        programs: the jitted functions.
+        waited_seconds: time of the first calls, in which JAX compiles what is not compiled yet.
     """
 
     def __init__(self, model: nnx.Module, backend: Backend, mesh: Mesh, vocab_size: int) -> None:
         graph, parameters = nnx.split(model)
         self.leaves, treedef = jax.tree.flatten(parameters)
         self.programs = StepPrograms(graph, treedef, backend, mesh)
+        self.waited_seconds = 0.0
         self._vocab_size = vocab_size
         self._replicated = NamedSharding(mesh, PartitionSpec())
         self._all_allowed: dict[int, Array] = {}
+        self._called: set[ProgramKey] = set()
 
     @property
     def weight_dtype(self) -> jnp.dtype:
         """The widest dtype of the weights."""
         return jnp.result_type(*(leaf.dtype for leaf in self.leaves))
 
-    def pack(self, shape: StepShape, step_input: StepInput) -> Int[np.ndarray, " Z"]:
-        """The input of a step as one host array."""
-        return self.programs.layout(shape).pack(step_input)
+    def layout(self, shape: StepShape) -> PackedLayout:
+        """How the input of a step of this shape is packed."""
+        return self.programs.layout(shape)
 
     def bitmask(self, rows: int) -> UInt32[np.ndarray, "B W"]:
         """A bitmask of W = ceil(V / 32) words a row that allows every token."""
@@ -79,16 +88,13 @@ class StepRunner:
         packed: Int[np.ndarray, " Z"],
     ) -> StepResult:
         """Dispatch a whole step, sampling included."""
-        if self.programs.splits_sampling(features):
-            unsampled = self.run_forward(state, shape, features, packed)
-            if shape.seqs not in self._all_allowed:
-                mask = jax.device_put(self.bitmask(shape.seqs), self._replicated)
-                self._all_allowed[shape.seqs] = mask
-            return self._sample(state, unsampled, self._all_allowed[shape.seqs])
-        # The program copies its input to the device: a separate call costs more host time.
-        program = self.programs.step(shape, features)
-        state.arrays, result = program(self.leaves, state.arrays, packed)
-        return result
+        if sampling_key(shape.seqs, features) is None:
+            return dataclasses.replace(self._step(state, shape, features, packed), logits=None)
+        step = self.run_forward(state, shape, features, packed)
+        if shape.seqs not in self._all_allowed:
+            mask = jax.device_put(self.bitmask(shape.seqs), self._replicated)
+            self._all_allowed[shape.seqs] = mask
+        return self._sample(state, step, self._all_allowed[shape.seqs])
 
     def run_multi_step(
         self,
@@ -98,8 +104,8 @@ class StepRunner:
         packed: Int[np.ndarray, "steps Z"],
     ) -> Int[Array, "steps B"]:
         """Dispatch several steps as one program; returns the tokens of each."""
-        program = self.programs.multi_step(shape, features)
-        state.arrays, tokens = program(self.leaves, state.arrays, packed)
+        key = multi_step_key(shape, features)
+        state.arrays, tokens = self._call(key, self.leaves, state.arrays, packed)
         return tokens
 
     def run_forward(
@@ -109,15 +115,15 @@ class StepRunner:
         features: StepFeatures,
         packed: Int[np.ndarray, " Z"],
     ) -> UnsampledStep:
-        """Dispatch a forward-only step, to be finished by `sample`."""
-        program = self.programs.forward(shape, features)
-        state.arrays, forward = program(self.leaves, state.arrays, packed)
-        return UnsampledStep(shape, features, packed, forward)
+        """Dispatch a step whose tokens `sample` replaces."""
+        result = self._step(state, shape, features, packed)
+        batch = self.layout(shape).unpack(packed)
+        return UnsampledStep(features, np.stack([batch.slots, batch.live]), result)
 
     def sample(
         self, state: DeviceState, step: UnsampledStep, bitmask: UInt32[np.ndarray, "B W"]
     ) -> StepResult:
-        """Dispatch the sampling of a forward-only step.
+        """Dispatch the sampling of a step.
 
         Args:
             state: of the worker.
@@ -126,11 +132,35 @@ class StepRunner:
         """
         return self._sample(state, step, jax.device_put(bitmask, self._replicated))
 
+    def _step(
+        self,
+        state: DeviceState,
+        shape: StepShape,
+        features: StepFeatures,
+        packed: Int[np.ndarray, " Z"],
+    ) -> StepResult:
+        # The program copies its input to the device: a separate call costs more host time.
+        key = step_key(shape, features)
+        state.arrays, result = self._call(key, self.leaves, state.arrays, packed)
+        return result
+
     def _sample(self, state: DeviceState, step: UnsampledStep, bitmask: Array) -> StepResult:
-        program = self.programs.sampling(step.shape, step.features)
-        arrays = state.arrays
-        sampling, last_tokens, result = program(
-            arrays.sampling, arrays.last_tokens, step.packed, step.forward, bitmask
+        rows, arrays = step.rows, state.arrays
+        key = sampling_key(rows.shape[1], step.features)
+        if key is None:  # the greedy tokens of a step with prompt logprobs
+            return dataclasses.replace(step.result, logits=None)
+        sampling, last_tokens, result = self._call(
+            key, arrays.sampling, arrays.last_tokens, rows, step.result.logits, bitmask
         )
         state.set_sampling(sampling, last_tokens)
+        return dataclasses.replace(result, prompt=step.result.prompt)
+
+    def _call(self, key: ProgramKey, *arguments: Any) -> Any:
+        program = self.programs.get(key)
+        if key in self._called:
+            return program(*arguments)
+        start = time.perf_counter()
+        result = program(*arguments)
+        self.waited_seconds += time.perf_counter() - start
+        self._called.add(key)
         return result

@@ -126,7 +126,12 @@ class ShapeTable:
         return self._mixed[-1]
 
     def choose(self, *, rows: int, seqs: int) -> StepShape:
-        """The shape for ``rows`` tokens of ``seqs`` sequences; a decode shape if equal."""
+        """The smallest shape for ``rows`` tokens of ``seqs`` sequences."""
+        return self.fitting(rows=rows, seqs=seqs)[0]
+
+    def fitting(self, *, rows: int, seqs: int) -> list[StepShape]:
+        """All shapes for ``rows`` tokens of ``seqs`` sequences, smallest first; a decode shape
+        only if each sequence has one token."""
         one_each = rows == seqs <= self._decode[-1].seqs
-        candidates = self._decode if one_each else self._mixed
-        return next(s for s in candidates if s.rows >= rows and s.seqs >= seqs)
+        candidates = self.all if one_each else self._mixed
+        return [s for s in candidates if s.rows >= rows and s.seqs >= seqs]

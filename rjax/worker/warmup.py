@@ -1,6 +1,6 @@
-"""Compiles every step before the first request."""
+"""Which programs a warm-up compiles, and in which order."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -8,15 +8,62 @@ import numpy as np
 from rjax.sampling import SamplerMode
 from rjax.worker.compile_ahead import compile_ahead
 from rjax.worker.device_state import DeviceState
+from rjax.worker.lowering import ProgramLowering
+from rjax.worker.programs import ProgramKey, multi_step_key, sampling_key, step_key
 from rjax.worker.step_input import build_step_input
 from rjax.worker.step_runner import StepRunner
-from rjax.worker.step_shape import ShapeTable, StepFeatures
+from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape
 
 _FIRST_RUNS = 2  # of a program: XLA makes its CUDA graph in the second
 
 
+def warmup_keys(
+    shapes: ShapeTable,
+    modes: Sequence[SamplerMode],
+    *,
+    num_decode_steps: int,
+    num_logprobs: int = 0,
+) -> list[ProgramKey]:
+    """The programs of all step shapes, without duplicates, in the order of compilation.
+
+    The largest step comes first, because it serves every batch; then the smallest ones, which the
+    first user of a server needs. Each step is followed by its sampling. Steps with prompt logprobs
+    are rare and are compiled at their first use.
+
+    Args:
+        shapes: of the steps.
+        modes: of the sampler.
+        num_decode_steps: steps of a multi-step program; 1 compiles none.
+        num_logprobs: alternatives that the sampling with logprobs returns; 0 compiles none.
+    """
+    features = [StepFeatures(mode, 0, False) for mode in modes]
+    greedy = StepFeatures("greedy", 0, False)
+    found: list[ProgramKey | None] = []
+    for shape in _by_urgency(shapes):
+        found += step_key(shape, greedy), *(sampling_key(shape.seqs, each) for each in features)
+    if num_logprobs:
+        logprobs = StepFeatures("full", num_logprobs, False)
+        found += [sampling_key(shape.seqs, logprobs) for shape in shapes.all]
+    if num_decode_steps > 1:
+        found += [
+            multi_step_key(shape, each)
+            for shape in shapes.decode
+            for each in features
+            if each.sampling != "full"
+        ]
+    return [key for key in dict.fromkeys(found) if key is not None]
+
+
+def _by_urgency(shapes: ShapeTable) -> Iterator[StepShape]:
+    yield shapes.largest
+    decode, mixed = list(shapes.decode), [x for x in shapes.all if x not in shapes.decode]
+    while decode or mixed:
+        yield from (sizes.pop(0) for sizes in (decode, mixed) if sizes)
+
+
 def compile_steps(
     runner: StepRunner,
+    lowering: ProgramLowering,
     state: DeviceState,
     shapes: ShapeTable,
     modes: Sequence[SamplerMode],
@@ -26,43 +73,21 @@ def compile_steps(
 ) -> None:
     """Compile every step shape in these modes of the sampler, and run each on an empty batch.
 
-    Steps with logprobs are rare and are compiled at their first use.
-
     Args:
         runner: whose programs are compiled.
+        lowering: lowers them.
         state: of the worker; the empty batch changes nothing in it.
         shapes: of the steps.
         modes: of the sampler.
         num_decode_steps: steps of a multi-step program; 1 compiles none.
         progress: show a bar.
     """
-    programs = runner.programs
-    steps = [(shape, StepFeatures(mode, 0, False)) for shape in shapes.all for mode in modes]
+    keys = warmup_keys(shapes, modes, num_decode_steps=num_decode_steps)
+    compile_ahead(map(lowering.lower, keys), len(keys), title="Compiling steps", progress=progress)
     tables = np.zeros((1, shapes.largest.table_pages), np.int32)
-    packed = {
-        shape: runner.pack(shape, build_step_input([], tables, shape, "off")[0])
-        for shape in shapes.all
-    }
-    calls = [
-        (
-            programs.forward if programs.splits_sampling(features) else programs.step,
-            shape,
-            features,
-            packed[shape],
-        )
-        for shape, features in steps
-    ]
-    if num_decode_steps > 1:
-        calls += [
-            (programs.multi_step, shape, features, np.stack([packed[shape]] * num_decode_steps))
-            for shape, features in steps
-            if shape in shapes.decode and not programs.splits_sampling(features)
-        ]
-    lowered = (
-        make(shape, features).lower(runner.leaves, state.arrays, inputs)
-        for make, shape, features, inputs in calls
-    )
-    compile_ahead(lowered, len(calls), title="Compiling steps", progress=progress)
-    for shape, features in steps:
-        for _ in range(_FIRST_RUNS):
-            jax.block_until_ready(runner.run(state, shape, features, packed[shape]))
+    for shape in shapes.all:
+        packed = runner.layout(shape).pack(build_step_input([], tables, shape, "off")[0])
+        for mode in modes:
+            for _ in range(_FIRST_RUNS):
+                result = runner.run(state, shape, StepFeatures(mode, 0, False), packed)
+                jax.block_until_ready(result)

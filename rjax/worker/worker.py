@@ -1,6 +1,7 @@
 """The worker: runs steps of one model on one mesh of devices."""
 
 import dataclasses
+import weakref
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -21,20 +22,23 @@ from rjax.batch.step_readout import StepReadout
 from rjax.config import EngineConfig, Warmup
 from rjax.sampling import SamplerMode, SlotRow
 from rjax.worker.backend import Backend
+from rjax.worker.background_warmup import BackgroundWarmup
 from rjax.worker.batch_order import by_shared_pages
 from rjax.worker.cost_model import fitted_cost_model
 from rjax.worker.device_state import DeviceState, make_step_state
 from rjax.worker.fingerprint import model_fingerprint
 from rjax.worker.kernels.report import step_kernels
+from rjax.worker.lowering import ProgramLowering, shapes_of
 from rjax.worker.memory_sizing import num_host_pages, size_pool
 from rjax.worker.multi_step import MultiStepQueue, QueuedResult
 from rjax.worker.page_mover import PageMover
+from rjax.worker.programs import multi_step_key
 from rjax.worker.readout import read_result, start_copy
 from rjax.worker.step import StepResult
 from rjax.worker.step_input import build_step_input, check_step_input
 from rjax.worker.step_runner import StepRunner, UnsampledStep
-from rjax.worker.step_shape import ShapeTable, step_features
-from rjax.worker.warmup import compile_steps
+from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape, step_features
+from rjax.worker.warmup import compile_steps, warmup_keys
 
 
 class Worker:
@@ -98,10 +102,9 @@ class Worker:
         self._sharing: Sharing = _sharing(config, fitted or backend.tuning.cost_model)
         self.pool = size_pool(
             config.cache,
-            self._runner,
             model,
             largest=self.shapes.largest,
-            max_logprobs=self._max_logprobs,
+            itemsize=self._runner.weight_dtype.itemsize,
             max_model_len=max_model_len,
             limits=limits,
             kv_dtype=kv_dtype,
@@ -117,6 +120,7 @@ class Worker:
                 mesh=mesh,
             )
         )
+        self._background: BackgroundWarmup | None = None
         self._queue = MultiStepQueue(self._runner, self._state, config.scheduler.num_decode_steps)
         self.num_host_pages = num_host_pages(config.cache, self.pool)
         self._mover = PageMover(
@@ -151,7 +155,7 @@ class Worker:
             for shape in sizes.values()
             for use in step_kernels(
                 shape,
-                self._runner.programs.layout(shape),
+                self._runner.layout(shape),
                 model=self._model_config,
                 dtype=self._runner.weight_dtype,
                 kv_dtype=self._kv_dtype,
@@ -166,29 +170,26 @@ class Worker:
 
     def compile_progress(self) -> CompileProgress:
         """How far compilation is; any thread may call this."""
-        return CompileProgress(self.num_compiled, self.num_compiled, 0.0)
+        if self._background is not None:
+            return self._background.progress()
+        return CompileProgress(self.num_compiled, self.num_compiled, self._runner.waited_seconds)
 
     def close(self) -> None:
         """Stop compiling in the background."""
+        if self._background is not None:
+            self._background.close()
 
     def warmup(
         self, when: Warmup = "on", modes: Sequence[SamplerMode] = ("greedy", "random", "full")
     ) -> None:
         """Compile every step shape in these modes of the sampler, the admission of a sequence, and
-        the copies of pages. Steps with logprobs are compiled at their first use."""
-        if when == "off":
-            return
-        self._queue.flush()
-        compile_steps(
-            self._runner,
-            self._state,
-            self.shapes,
-            modes,
-            num_decode_steps=self._queue.num_steps,
-            progress=self._progress,
-        )
-        self._state.compile_admission(self._model_config.vocab_size)
-        self._state.set_pools(self._mover.warmup(self._state.pools, progress=self._progress))
+        the copies of pages. Steps with prompt logprobs are compiled at their first use; so is the
+        sampling of logprobs, except in the background."""
+        match when:
+            case "on":
+                self._compile_now(modes)
+            case "background":
+                self._compile_in_background(modes)
 
     def admit(self, slot: int, row: SlotRow) -> None:
         """Fill one slot of the sampling state for a new sequence, replacing all of it."""
@@ -228,7 +229,8 @@ class Worker:
             tables: row s lists the pages of the sequence in slot s.
         """
         rows = sum([item.stop - item.start for item in batch])
-        shape = self.shapes.choose(rows=rows, seqs=len(batch))
+        features = step_features(batch, self._max_logprobs)
+        shape = self._choose_shape(rows, len(batch), features)
         batch = by_shared_pages(
             batch, tables, page_size=shape.page_size, kv_split=shape.plan.kv_split_size
         )
@@ -237,9 +239,8 @@ class Worker:
             check_step_input(
                 step_input, batch, num_pages=self.pool.num_pages, page_size=shape.page_size
             )
-        features = step_features(batch, self._max_logprobs)
-        packed = self._runner.pack(shape, step_input)
-        if rows == len(batch) and self._queue.takes(features):
+        packed = self._runner.layout(shape).pack(step_input)
+        if rows == len(batch) and self._queues(shape, features):
             queued = self._queue.add(shape, features, packed)
             return DispatchedStep(batch, queued, stats, rows)
         self._queue.flush()
@@ -251,11 +252,61 @@ class Worker:
         result = self._runner.run(self._state, shape, features, packed)
         return DispatchedStep(batch, start_copy(result), stats, rows)
 
+    def _compile_now(self, modes: Sequence[SamplerMode]) -> None:
+        self._queue.flush()
+        lowering = self._lowering()
+        compile_steps(
+            self._runner,
+            lowering,
+            self._state,
+            self.shapes,
+            modes,
+            num_decode_steps=self._queue.num_steps,
+            progress=self._progress,
+        )
+        for counts in (False, True):
+            lowering.lower_admission(counts=counts).compile()
+        self._state.set_pools(self._mover.warmup(self._state.pools, progress=self._progress))
+
+    def _lowering(self) -> ProgramLowering:
+        return ProgramLowering(
+            self._runner.programs,
+            shapes_of(self._runner.leaves),
+            shapes_of(self._state.arrays),
+            self._mesh,
+            vocab_size=self._model_config.vocab_size,
+            num_decode_steps=self._queue.num_steps,
+        )
+
+    def _compile_in_background(self, modes: Sequence[SamplerMode]) -> None:
+        keys = warmup_keys(
+            self.shapes,
+            modes,
+            num_decode_steps=self._queue.num_steps,
+            num_logprobs=self._max_logprobs,
+        )
+        copies = self._mover.programs(shapes_of(self._state.pools))
+        self._background = BackgroundWarmup(self._lowering(), keys, copies)
+        weakref.finalize(self, self._background.close)
+
+    def _queues(self, shape: StepShape, features: StepFeatures) -> bool:
+        """Whether decode steps are held back to run as one program."""
+        if not self._queue.takes(features) or self._background is None:
+            return self._queue.takes(features)
+        return self._background.is_compiled(multi_step_key(shape, features))
+
+    def _choose_shape(self, rows: int, seqs: int, features: StepFeatures) -> StepShape:
+        """The smallest shape for the batch, or a larger one while that is being compiled."""
+        fitting = self.shapes.fitting(rows=rows, seqs=seqs)
+        if self._background is None:
+            return fitting[0]
+        return self._background.choose(fitting, features)
+
     def sample(self, step: DispatchedStep) -> DispatchedStep:
         """Sample a forward-only step, under the masks that its sequences have now."""
         self._queue.flush()
         unsampled: UnsampledStep = step.result
-        bitmask = self._runner.bitmask(unsampled.shape.seqs)
+        bitmask = self._runner.bitmask(unsampled.rows.shape[1])
         for b, item in enumerate(step.batch):
             sequence = item.sequence
             if not item.samples or sequence.mask is None:

@@ -14,7 +14,7 @@ from rjax.batch.step_limits import StepLimits
 from rjax.sampling import SamplerMode, init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.compilation_cache import keep_compiled
-from rjax.worker.programs import StepPrograms
+from rjax.worker.programs import StepPrograms, multi_step_key, step_key
 from rjax.worker.step import StepState
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import ShapeTable, StepFeatures
@@ -74,7 +74,7 @@ def lowered(
     state = StepState(pools, pools, init_state(4, 61), jnp.zeros(4, jnp.int32))
     features = StepFeatures(mode, 0, False)
     programs = StepPrograms(graph, tree, backend, single_device_mesh())
-    step: Any = (programs.step if at_once == 1 else programs.multi_step)(shape, features)
+    step: Any = programs.get((step_key if at_once == 1 else multi_step_key)(shape, features))
     shaped = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
     traced = step.trace(
         shaped, state, jnp.zeros(size if at_once == 1 else (at_once, size), jnp.int32)

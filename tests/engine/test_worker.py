@@ -26,8 +26,9 @@ def test_nothing_is_compiled_after_a_warmup(tiny, capsys):
     engine = make_engine(tiny, warmup="on", use_tqdm=True)  # sizes that other tests have
     assert "Compiling steps: 100%" in capsys.readouterr().err
     compiled = engine._worker.num_compiled
-    # Greedy, random, and all the rest in two parts.
-    assert compiled == 4 * len(engine._worker.shapes.all)
+    # A step of each size; the sampling "random" and "full" for each number of sequences.
+    shapes = engine._worker.shapes.all
+    assert compiled == len(shapes) + 2 * len({shape.seqs for shape in shapes})
     want = run(make_engine(tiny), [("a", [1, 2, 3], GREEDY)])["a"].outputs[0].token_ids
     random = SamplingParams(max_tokens=3, seed=1, n=2)
     chosen = SamplingParams(max_tokens=3, seed=1, top_p=0.9, presence_penalty=1)

@@ -15,7 +15,8 @@ from rjax import functional
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.kv_cache import make_pools
-from rjax.worker.step import StepState, compile_forward_step, compile_step
+from rjax.worker.programs import multi_step_key
+from rjax.worker.step import StepState, compile_step
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepFeatures, StepShape
 from tests.engine.tiny import make_engine, write_config
@@ -70,8 +71,7 @@ def test_the_check_sees_a_copy():
 
 
 @pytest.mark.parametrize(("rows", "seqs"), [(6, 6), (48, 6)], ids=["decode", "prompts"])
-@pytest.mark.parametrize("compiler", [compile_step, compile_forward_step])
-def test_the_engine_s_step_copies_neither_weights_nor_pages(rows, seqs, compiler):
+def test_the_engine_s_step_copies_neither_weights_nor_pages(rows, seqs):
     graph, weights = nnx.split(tiny_model())
     leaves, treedef = jax.tree.flatten(weights)
     mesh = single_device_mesh()
@@ -85,7 +85,7 @@ def test_the_engine_s_step_copies_neither_weights_nor_pages(rows, seqs, compiler
     )
     plan = PlanShape(rows, seqs, 64, backend.tuning.tile_rows, 16)
     layout = PackedLayout(StepShape(rows, seqs, 8, 8, plan))
-    step = compiler(graph, treedef, layout, StepFeatures("greedy", 0, False), backend, mesh)
+    step = compile_step(graph, treedef, layout, StepFeatures("greedy", 0, False), backend, mesh)
     pools = make_pools(CONFIG, PAGES, 8, jnp.dtype(jnp.float32), mesh)
     sampling = init_state(seqs, CONFIG.vocab_size)
     state = StepState(*pools, sampling, jnp.zeros(seqs, jnp.int32))
@@ -126,7 +126,7 @@ def test_several_steps_at_once_copy_no_pages(tmp_path):
     worker: Any = engine._worker
     shape, features = worker.shapes.choose(rows=8, seqs=8), StepFeatures("greedy", 0, False)
     packed = jnp.zeros((at_once, worker._runner.programs.layout(shape).size), jnp.int32)
-    program = worker._runner.programs.multi_step(shape, features)
+    program = worker._runner.programs.get(multi_step_key(shape, features))
     text = program.lower(worker._runner.leaves, worker._state.arrays, packed).compile().as_text()
     pool = "f32[" + ",".join(str(n) for n in worker._state.arrays.k_pages[0].shape) + "]"
     assert pool in text

@@ -1,0 +1,145 @@
+"""Compiles programs on threads while the engine runs."""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+
+import jax
+
+from rjax.batch.compile_progress import CompileProgress
+
+_MAX_THREADS = 4  # lowering holds the GIL and feeds no more compilers than this
+_log = logging.getLogger("rjax")
+
+type Lower = Callable[[], jax.stages.Lowered]
+
+
+class BackgroundCompiler:
+    """Compiles programs in the order in which they are added; those that a step waits for first.
+
+    The jitted functions keep the compiled programs, so calling them afterwards compiles nothing.
+    One thread lowers at a time, since lowering is Python code; the others are inside XLA. On a
+    machine of few cores one core is left to the engine. The threads end when nothing is left to
+    compile, after `close`, and with the main thread; a program that is being compiled is finished
+    first, because XLA cannot be interrupted.
+
+    Any thread may call the methods.
+    """
+
+    def __init__(self) -> None:
+        self._num_threads = max(1, min(_MAX_THREADS, (os.cpu_count() or 1) - 1))
+        self._changed = threading.Condition()
+        self._lowering = threading.Lock()
+        self._queue: deque[Hashable] = deque()
+        self._lower: dict[Hashable, Lower] = {}  # of programs that are not compiled yet
+        self._started: set[Hashable] = set()
+        self._compiled: set[Hashable] = set()
+        self._failed: dict[Hashable, Exception] = {}
+        self._threads = 0
+        self._closed = False
+        self._waited = 0.0
+        self._begun = time.perf_counter()
+
+    def add(self, key: Hashable, lower: Lower) -> None:
+        """Compile what ``lower`` returns, after all that was added before. A key that is known
+        already is ignored."""
+        with self._changed:
+            if self._closed or key in self._lower or key in self._compiled:
+                return
+            self._lower[key] = lower
+            self._queue.append(key)
+            if self._threads < self._num_threads:
+                self._threads += 1
+                threading.Thread(target=self._run, name="rjax-compile").start()
+
+    def is_compiled(self, key: Hashable) -> bool:
+        """Whether the program is there."""
+        return key in self._compiled  # a set's lookup is atomic
+
+    def first_compiled(self, keys: Sequence[Hashable]) -> int:
+        """The index of the first key whose program is compiled; the best program comes first.
+
+        If that is not the best one, the best is compiled next. If none is compiled, waits for one.
+        All keys must have been added.
+
+        Raises:
+            Exception: no program can be compiled; the error of the first.
+        """
+        if keys[0] in self._compiled:
+            return 0
+        start = time.perf_counter()
+        with self._changed:
+            self._put_first(keys[0])
+            while True:
+                for index, key in enumerate(keys):
+                    if key in self._compiled:
+                        self._waited += time.perf_counter() - start
+                        return index
+                if self._closed or all(key in self._failed for key in keys):
+                    raise self._failed.get(keys[0]) or RuntimeError("the compiler is closed")
+                self._changed.wait()
+
+    def progress(self) -> CompileProgress:
+        """How far it is."""
+        with self._changed:
+            total = len(self._compiled) + len(self._lower)
+            return CompileProgress(len(self._compiled), total, self._waited)
+
+    def close(self) -> None:
+        """Compile nothing more. Does not wait for programs that are being compiled."""
+        with self._changed:
+            self._closed = True
+            self._queue.clear()
+            self._changed.notify_all()
+
+    def _put_first(self, key: Hashable) -> None:
+        if key in self._lower and key not in self._started:
+            self._queue.remove(key)
+            self._queue.appendleft(key)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._queue or not threading.main_thread().is_alive():
+                    self._threads -= 1
+                    return
+                key = self._queue.popleft()
+                self._started.add(key)
+                lower = self._lower[key]
+            error = self._compile(lower)
+            del lower
+            with self._changed:
+                if error is None:
+                    del self._lower[key]
+                    self._compiled.add(key)
+                else:
+                    self._failed[key] = error
+                if not self._queue and self._threads == 1 and not self._closed:
+                    self._log_end()
+                self._changed.notify_all()
+
+    def _compile(self, lower: Lower) -> Exception | None:
+        try:
+            with self._lowering:
+                lowered = lower()
+            try:
+                lowered.compile()
+            except jax.errors.JaxRuntimeError:
+                # Autotuning allocates device memory, of which programs compiled in parallel can
+                # leave too little.
+                with self._lowering:
+                    lowered.compile()
+        except Exception as error:
+            _log.exception("a step could not be compiled")
+            return error
+        return None
+
+    def _log_end(self) -> None:
+        _log.info(
+            "compiled %d programs in the background in %.1f s",
+            len(self._compiled),
+            time.perf_counter() - self._begun,
+        )

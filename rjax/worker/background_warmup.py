@@ -1,0 +1,77 @@
+"""Compiles the programs of an engine while it runs, and finds what can run already."""
+
+import functools
+from collections.abc import Iterable
+
+import jax
+
+from rjax.batch.compile_progress import CompileProgress
+from rjax.worker.background_compiler import BackgroundCompiler, Lower
+from rjax.worker.lowering import ProgramLowering
+from rjax.worker.programs import ProgramKey, sampling_key, step_key
+from rjax.worker.step_shape import StepFeatures, StepShape
+
+
+class BackgroundWarmup:
+    """The warm-up "background" of a worker. It holds no device memory.
+
+    Args:
+        lowering: lowers the programs of steps.
+        keys: of the programs to compile, in this order.
+        copies: names of the programs that copy pages, and what lowers them.
+    """
+
+    def __init__(
+        self,
+        lowering: ProgramLowering,
+        keys: Iterable[ProgramKey],
+        copies: Iterable[tuple[str, Lower]],
+    ) -> None:
+        self._lowering = lowering
+        self._compiler = BackgroundCompiler()
+        # Every request is admitted; the last programs serve preempted sequences.
+        self._compiler.add("admit", functools.partial(lowering.lower_admission, counts=False))
+        for key in keys:
+            self._add(key)
+        again: Lower = functools.partial(lowering.lower_admission, counts=True)
+        self._compiler.add("admit with counts", again)
+        for name, lower in copies:
+            self._compiler.add(name, lower)
+
+    def choose(self, fitting: list[StepShape], features: StepFeatures) -> StepShape:
+        """The first shape whose step is compiled, its sampling too.
+
+        Args:
+            fitting: shapes that hold the batch, the best one first. While it is compiled, another
+                one serves; if none is compiled, this waits.
+            features: of the step.
+        """
+        keys = [step_key(shape, features) for shape in fitting]
+        shape = fitting[self._first_compiled(keys)]
+        sampling = sampling_key(shape.seqs, features)
+        if sampling is not None:
+            self._first_compiled([sampling])
+        return shape
+
+    def is_compiled(self, key: ProgramKey) -> bool:
+        """Whether a program can run without waiting."""
+        return self._compiler.is_compiled(key)
+
+    def progress(self) -> CompileProgress:
+        """How far it is; any thread may call this."""
+        return self._compiler.progress()
+
+    def close(self) -> None:
+        """Compile nothing more."""
+        self._compiler.close()
+
+    def _first_compiled(self, keys: list[ProgramKey]) -> int:
+        if not self._compiler.is_compiled(keys[0]):
+            self._add(keys[0])  # steps with prompt logprobs are not planned
+        return self._compiler.first_compiled(keys)
+
+    def _add(self, key: ProgramKey) -> None:
+        def lower() -> jax.stages.Lowered:
+            return self._lowering.lower(key)
+
+        self._compiler.add(key, lower)

@@ -1,0 +1,176 @@
+"""Compiling in the background: requests are served meanwhile, and nothing is compiled after it."""
+
+import collections
+import threading
+import time
+from typing import Any
+
+import jax
+import pytest
+
+from rjax.sampling import SamplingParams
+from rjax.worker.background_compiler import BackgroundCompiler
+from rjax.worker.warmup import warmup_keys
+
+from .tiny import make_engine, run
+
+PARAMS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=6),
+    "random": SamplingParams(temperature=0.8, seed=1, max_tokens=6),
+    "full": SamplingParams(temperature=0.8, top_k=9, presence_penalty=0.5, seed=2, max_tokens=6),
+    "logprobs": SamplingParams(temperature=0, logprobs=2, max_tokens=6),
+}
+REQUESTS = [
+    (f"{name} {i}", [5 + i] * length, params)
+    for name, params in PARAMS.items()
+    for i, length in enumerate((1, 3, 40))
+]
+
+
+def answers(outputs):
+    return {key: output.outputs[0].token_ids for key, output in outputs.items()}
+
+
+def wait_until_compiled(engine) -> None:
+    while (progress := engine.compile_progress()).compiled < progress.total:
+        time.sleep(0.02)
+
+
+class Compilations(collections.Counter[str]):
+    """Programs that XLA compiles while it listens."""
+
+    def __call__(self, event: str, duration_secs: float, **labels: str | int) -> None:
+        if event.endswith("backend_compile_duration"):
+            self[str(labels.get("fun_name"))] += 1
+
+
+@pytest.fixture
+def compilations():
+    found = Compilations()
+    jax.monitoring.register_event_duration_secs_listener(found)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(found)
+
+
+def test_requests_are_served_while_other_sizes_compile(tiny):
+    expected = answers(run(make_engine(tiny), REQUESTS))
+    engine = make_engine(tiny, warmup="background", num_pages=25)  # a size nobody compiled
+    planned = engine.compile_progress().total
+    first = run(engine, REQUESTS[:1])
+    progress = engine.compile_progress()
+    assert 0 < progress.compiled < planned
+    assert progress.waited_seconds > 0
+    assert answers(first | run(engine, REQUESTS[1:])) == expected
+    wait_until_compiled(engine)
+    assert answers(run(engine, REQUESTS)) == expected
+    engine.close()
+
+
+@pytest.mark.parametrize("decode_steps", [1, 3])
+def test_nothing_is_compiled_after_the_background_is_done(tiny, compilations, decode_steps):
+    options = {"num_pages": 26 + decode_steps, "swap_space": "1MiB"}
+    engine = make_engine(tiny, warmup="background", num_decode_steps=decode_steps, **options)
+    wait_until_compiled(engine)
+    compilations.clear()
+    run(engine, REQUESTS)
+    many = [(str(i), [7 + i] * 30, PARAMS["greedy"]) for i in range(16)]
+    run(engine, many)
+    assert engine.stats().preemptions > 0
+    assert not compilations
+    assert engine.compile_progress().waited_seconds == 0
+    engine.close()
+
+
+def test_a_larger_size_says_the_same(tiny):
+    engine = make_engine(tiny)
+    expected = answers(run(engine, REQUESTS))
+    worker: Any = make_engine(tiny)._worker
+    for size in range(1, len(worker.shapes.all)):
+        engine = make_engine(tiny)
+        worker = engine._worker
+        kept = worker.shapes.all[size:]
+        fitting = worker.shapes.fitting
+
+        def larger(*, rows, seqs, kept=kept, fitting=fitting):
+            return [shape for shape in fitting(rows=rows, seqs=seqs) if shape in kept]
+
+        worker.shapes.fitting = larger
+        assert answers(run(engine, REQUESTS)) == expected
+    assert engine.stats().steps > 0
+
+
+def test_prompt_logprobs_are_compiled_when_asked_for(tiny):
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=1)
+    expected = run(make_engine(tiny), [("a", [4, 5, 6], params)])["a"]
+    engine = make_engine(tiny, warmup="background")
+    planned = engine.compile_progress().total
+    found = run(engine, [("a", [4, 5, 6], params)])["a"]
+    assert found.prompt_logprobs == expected.prompt_logprobs
+    assert engine.compile_progress().total == planned + 1
+    engine.close()
+
+
+def test_the_largest_step_comes_first_and_every_program_once(tiny):
+    worker: Any = make_engine(tiny)._worker
+    keys = warmup_keys(
+        worker.shapes, ("greedy", "random", "full"), num_decode_steps=4, num_logprobs=3
+    )
+    assert keys[0].shape == worker.shapes.largest
+    assert len(set(keys)) == len(keys)
+    assert {key.shape for key in keys if key.kind == "step"} == set(worker.shapes.all)
+
+
+def lowered(value: int) -> jax.stages.Lowered:
+    return jax.jit(lambda x: x * value).lower(1.0)
+
+
+def test_what_is_waited_for_comes_first():
+    compiler, order, gate = BackgroundCompiler(), [], threading.Event()
+    compiler._num_threads = 1
+
+    def lower(key: int) -> jax.stages.Lowered:
+        gate.wait()
+        order.append(key)
+        return lowered(key)
+
+    for key in range(4):
+        compiler.add(key, lambda key=key: lower(key))
+    threading.Timer(0.2, gate.set).start()
+    assert compiler.first_compiled([3]) == 0
+    while compiler.progress().compiled < 4:
+        time.sleep(0.01)
+    assert order == [0, 3, 1, 2]
+
+
+def test_an_error_reaches_who_waits_and_nobody_else():
+    compiler = BackgroundCompiler()
+
+    def broken() -> jax.stages.Lowered:
+        raise ValueError("no such kernel")
+
+    compiler.add("broken", broken)
+    compiler.add("fine", lambda: lowered(2))
+    assert compiler.first_compiled(["broken", "fine"]) == 1
+    with pytest.raises(ValueError, match="no such kernel"):
+        compiler.first_compiled(["broken"])
+
+
+def test_close_ends_the_threads():
+    compiler = BackgroundCompiler()
+    for key in range(50):
+        compiler.add(key, lambda key=key: lowered(key))
+    compiler.close()
+    for thread in threading.enumerate():
+        if thread.name == "rjax-compile":
+            thread.join(20)
+            assert not thread.is_alive()
+    assert compiler.progress().compiled < 50
+    with pytest.raises(RuntimeError, match="closed"):
+        compiler.first_compiled([49])
+
+
+def test_a_deleted_engine_compiles_nothing_more(tiny):
+    engine = make_engine(tiny, warmup="background", num_pages=27)
+    compiler = engine._worker._background._compiler
+    del engine
+    assert compiler._closed
