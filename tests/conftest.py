@@ -1,6 +1,7 @@
 """Test set-up: every annotation of the packages is checked at run time, in tests only."""
 
 import gc
+import os
 
 import hypothesis
 import jax
@@ -10,6 +11,16 @@ import pytest
 # Tracing makes millions of objects of which few are garbage; looking for it again and again among
 # all that tests have made took a tenth of the time that lowering for CUDA takes.
 gc.set_threshold(50_000, 20, 10)
+
+# Most of a test's time would be compiling: MLIR makes each fusion's kernel in a context of its own,
+# whose start alone takes longer than the older emitter needs for all kernels of a tiny model.
+# Processes that tests start inherit it.
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
+    ]
+).strip()
 
 # An example may be the first to compile, or meet a busy machine.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -41,8 +52,20 @@ def _compilation_cache(request: pytest.FixtureRequest):
         return  # pytest runs without its cache
     folder = request.config.cache.mkdir("jax")
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.02)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quickly_compiled():
+    """On a CPU, LLVM's optimisation takes longer than it gives back. Processes inherit it."""
+    if jax.default_backend() != "cpu":
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,14 +76,3 @@ def _no_fitted_costs(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost_model, "FOLDER", str(tmp_path_factory.mktemp("cost_models")))
         yield
-
-
-@pytest.fixture(scope="module")
-def quickly_compiled():
-    """For tests of what goes on around the programs, and not of their arithmetic: most of their
-    time would be that of LLVM's optimisation."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-    jax.clear_caches()  # no other test may meet these programs

@@ -17,7 +17,7 @@ from pallas_kernels.attention.planner import CostModel
 from rjax.worker import cost_model
 from rjax.worker.backend import choose_backend
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled", "quickly_compiled_random_numbers")
+pytestmark = pytest.mark.usefixtures("quickly_compiled_random_numbers")
 
 TRUE = CostModel(narrow_item=0.4, narrow_token=0.002, wide_item=0.9, wide_token=0.0035)
 LAUNCH = 5.0
