@@ -76,3 +76,12 @@ def _no_fitted_costs(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost_model, "FOLDER", str(tmp_path_factory.mktemp("cost_models")))
         yield
+
+
+@pytest.fixture(scope="module")
+def optimised():
+    """For tests whose programs compute for longer than they compile."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

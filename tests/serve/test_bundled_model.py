@@ -15,7 +15,7 @@ from .running import Running, running
 
 
 @pytest.fixture(scope="module")
-def bundled():
+def bundled(optimised: None):
     engine = build_engine(EngineConfig.from_options({"use_tqdm": False, **BUNDLED_SIZES}))
     with running(engine) as found:
         yield found
