@@ -1,26 +1,19 @@
 """Test set-up: every annotation of the packages is checked at run time, in tests only."""
 
 import gc
-import os
 
 import hypothesis
 import jax
 import jaxtyping
 import pytest
 
+from tests import quick_compilation
+
 # Tracing makes millions of objects of which few are garbage; looking for it again and again among
 # all that tests have made took a tenth of the time that lowering for CUDA takes.
 gc.set_threshold(50_000, 20, 10)
 
-# Most of a test's time would be compiling: MLIR makes each fusion's kernel in a context of its own,
-# whose start alone takes longer than the older emitter needs for all kernels of a tiny model.
-# Processes that tests start inherit it.
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
-    ]
-).strip()
+quick_compilation.set_flags()
 
 # An example may be the first to compile, or meet a busy machine.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -64,7 +57,7 @@ def _quickly_compiled():
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        jax.config.update("jax_disable_most_optimizations", True)
+        quick_compilation.optimise(False)
         yield
 
 
@@ -81,7 +74,6 @@ def _no_fitted_costs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def optimised():
     """For tests whose programs compute for longer than they compile."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", False)
+    quick_compilation.optimise(True)
     yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    quick_compilation.optimise(jax.default_backend() != "cpu")
