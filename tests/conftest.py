@@ -7,9 +7,13 @@ import jax
 import jaxtyping
 import pytest
 
+from tests import quick_compilation
+
 # Tracing makes millions of objects of which few are garbage; looking for it again and again among
 # all that tests have made took a tenth of the time that lowering for CUDA takes.
 gc.set_threshold(50_000, 20, 10)
+
+quick_compilation.set_flags()
 
 # An example may be the first to compile, or meet a busy machine.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -41,8 +45,20 @@ def _compilation_cache(request: pytest.FixtureRequest):
         return  # pytest runs without its cache
     folder = request.config.cache.mkdir("jax")
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.02)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quickly_compiled():
+    """On a CPU, LLVM's optimisation takes longer than it gives back. Processes inherit it."""
+    if jax.default_backend() != "cpu":
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        quick_compilation.optimise(False)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -56,11 +72,8 @@ def _no_fitted_costs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def quickly_compiled():
-    """For tests of what goes on around the programs, and not of their arithmetic: most of their
-    time would be that of LLVM's optimisation."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
+def optimised():
+    """For tests whose programs compute for longer than they compile."""
+    quick_compilation.optimise(True)
     yield
-    jax.config.update("jax_disable_most_optimizations", before)
-    jax.clear_caches()  # no other test may meet these programs
+    quick_compilation.optimise(jax.default_backend() != "cpu")

@@ -25,8 +25,6 @@ from bench.text_tables import markdown, text
 from bench.workload import from_file, synthetic
 from models import config_from_dict
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _ceilings():

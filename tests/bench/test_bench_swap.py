@@ -5,8 +5,6 @@ import pytest
 from bench import swap
 from bench.records import load
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 
 def test_swap(tmp_path, capsys):
     path = tmp_path / "swap.json"

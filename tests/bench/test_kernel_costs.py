@@ -17,7 +17,7 @@ from pallas_kernels.attention.planner import CostModel
 from rjax.worker import cost_model
 from rjax.worker.backend import choose_backend
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled", "quickly_compiled_random_numbers")
+pytestmark = pytest.mark.usefixtures("quickly_compiled_random_numbers")
 
 TRUE = CostModel(
     single_row_item=0.4, single_row_token=0.002, multi_row_item=0.9, multi_row_token=0.0035

@@ -17,7 +17,7 @@ from bench.kernels.result_file import ResultFile
 from bench.kernels.table import small_cases
 from bench.records import load
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled", "quickly_compiled_random_numbers")
+pytestmark = pytest.mark.usefixtures("optimised", "quickly_compiled_random_numbers")
 
 CEILINGS = Ceilings(copy=4e9, matmul=1e12)
 DECODE, RELAY, GROUPS, PREFILL = small_cases()[:4]

@@ -23,7 +23,7 @@ from bench.kernels.run_case import lower_case, run_case
 from bench.kernels.table import small_cases, table_cases
 from bench.records import load
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled", "quickly_compiled_random_numbers")
+pytestmark = pytest.mark.usefixtures("quickly_compiled_random_numbers")
 
 
 @pytest.fixture(autouse=True)

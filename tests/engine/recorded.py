@@ -19,6 +19,7 @@ from models import BUNDLED_MODEL
 from rjax.config import EngineConfig
 from rjax.engine_builder import build_engine
 from rjax.sampling import SamplingParams
+from tests import quick_compilation
 
 TESTS = Path(__file__).parents[1]
 FILE = TESTS / "golden" / "recorded.json"
@@ -79,7 +80,9 @@ def answers(folder: Path, relay: bool | str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Record all models."""
+    """Record all models, compiled as tests compile them."""
+    quick_compilation.set_flags()
+    quick_compilation.optimise(False)
     found = {
         name: {str(relay): answers(folder, relay) for relay in RELAY}
         for name, folder in MODELS.items()

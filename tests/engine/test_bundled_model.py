@@ -6,8 +6,10 @@ from models.tables.demo import demo_questions, demo_system_prompt
 from rjax import LLM, SamplingParams
 from tests.bundled import BUNDLED_SIZES
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
-QUESTIONS = demo_questions()[:5]
+QUESTIONS = demo_questions()[:3]
 
 
 def answers(conversations, **options):
@@ -30,6 +32,6 @@ def test_relay_on_off_and_alone_give_the_expected_answers(conversations):
     assert stats.kv_tokens_read < stats.kv_tokens_unshared
     off, plain = answers([conversations], enable_relay_attention="off")
     assert plain.kv_tokens_read == plain.kv_tokens_unshared
-    alone, _ = answers([[one] for one in conversations[:3]], enable_prefix_caching=False)
+    alone, _ = answers([[one] for one in conversations[:2]], enable_prefix_caching=False)
     assert on == off == [answer for _, answer in QUESTIONS]
-    assert alone == on[:3]
+    assert alone == on[:2]

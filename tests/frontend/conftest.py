@@ -49,7 +49,7 @@ TINY_OPTIONS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def tiny_llm(tiny_folder: pathlib.Path, quickly_compiled: None) -> Iterator[LLM]:
+def tiny_llm(tiny_folder: pathlib.Path) -> Iterator[LLM]:
     """A small model of random weights, for tests that leave it as it was."""
     with LLM(str(tiny_folder), **TINY_OPTIONS) as llm:
         yield llm

@@ -131,7 +131,7 @@ def test_dropping_it_ends_its_thread(tiny_llm: LLM) -> None:
 
 
 @pytest.mark.usefixtures("collector_off")
-def test_its_own_engine_goes_with_it(tiny_folder: pathlib.Path, quickly_compiled: None) -> None:
+def test_its_own_engine_goes_with_it(tiny_folder: pathlib.Path) -> None:
     async def use() -> Any:
         async with AsyncLLM(str(tiny_folder), **TINY_OPTIONS, sys_prompt="Be brief. ") as llm:
             assert str(tiny_folder) in repr(llm)

@@ -87,9 +87,7 @@ def test_what_is_missing_is_named_in_one_line(tmp_path: pathlib.Path) -> None:
         assert "\n" not in str(raised.value)
 
 
-def test_llm_takes_it_and_gives_it_back(
-    tiny_folder: pathlib.Path, folder: pathlib.Path, quickly_compiled: None
-) -> None:
+def test_llm_takes_it_and_gives_it_back(tiny_folder: pathlib.Path, folder: pathlib.Path) -> None:
     given = transformers.AutoTokenizer.from_pretrained(str(folder))
     with LLM(str(tiny_folder), tokenizer=given, **TINY_OPTIONS) as llm:
         assert llm.get_tokenizer() is given

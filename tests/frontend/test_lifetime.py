@@ -31,7 +31,6 @@ OPTIONS = {
     "use_tqdm": False,
 }
 TALK = [{"role": "user", "content": "Hello"}]
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 
 

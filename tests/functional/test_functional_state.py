@@ -10,8 +10,6 @@ from rjax import functional
 from rjax.errors import InvalidConfigError
 from tests.functional.programs import dense_logprobs, prepared, prompts
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 
 def empty(setup, batch, pages):
     return functional.make_state(setup, batch=batch, num_pages=pages, dtype=jnp.float32)

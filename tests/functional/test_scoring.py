@@ -6,12 +6,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from rjax import functional
 from tests.functional.programs import dense_logprobs, prepared, prompts
-
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 
 def test_the_example_of_the_docstring_runs():

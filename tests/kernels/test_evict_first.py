@@ -61,7 +61,7 @@ def test_weights_do_and_rows_do_not(rows):
 @pytest.mark.parametrize(
     ("tile_rows", "batch", "pools"),
     [
-        (8, batches.RELAY, [[1, 1]] * 8),
+        pytest.param(8, batches.RELAY, [[1, 1]] * 8, marks=pytest.mark.slow),
         (32, batches.RELAY, [[1, 1]] * 6 + [[1, 1, 1, 1]] * 2),
         (8, MANY_ROWS, [[1, 1]] * 8),
         (32, MANY_ROWS, [[0, 0, 1, 1]] * 2 + [[1, 1]] * 6),

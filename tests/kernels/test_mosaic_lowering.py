@@ -14,6 +14,16 @@ from pallas_kernels.attention.spec import AttentionSpec
 FP8 = jnp.float8_e4m3fn
 
 
+def crossed(rows, columns, every):
+    """Each row with each column; every so-many-th of them by default, so that each row and each
+    column has its turn, and the rest among the slow tests."""
+    return [
+        pytest.param(row, column, marks=[pytest.mark.slow] if (i + j) % every else [])
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns)
+    ]
+
+
 def lower(
     N=8,
     K=2,
@@ -52,21 +62,22 @@ def lower(
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize("H", [64, 128])
-@pytest.mark.parametrize(
-    ("N", "K", "tile_rows"),
-    [(8, 8, 64), (8, 8, 128), (8, 2, 16), (8, 2, 32), (14, 2, 9), (16, 2, 16), (16, 1, 8)],
-)
-def test_group_sizes(H, N, K, tile_rows):
+GROUPS = [(8, 8, 64), (8, 8, 128), (8, 2, 16), (8, 2, 32), (14, 2, 9), (16, 2, 16), (16, 1, 8)]
+
+
+@pytest.mark.parametrize(("group", "H"), crossed(GROUPS, [64, 128], 2))
+def test_group_sizes(group, H):
+    N, K, tile_rows = group
     assert "mosaic_gpu" in lower(N, K, H, tile_rows=tile_rows)
 
 
-@pytest.mark.parametrize("H", [80, 96, 112, 192, 256])
-@pytest.mark.parametrize(
-    ("N", "K", "tile_rows"), [(4, 4, 1), (8, 8, 128), (9, 3, 42), (8, 2, 16), (14, 2, 18)]
-)
-def test_other_head_dims(H, N, K, tile_rows):
+ODD_GROUPS = [(4, 4, 1), (8, 8, 128), (9, 3, 42), (8, 2, 16), (14, 2, 18)]
+
+
+@pytest.mark.parametrize(("group", "H"), crossed(ODD_GROUPS, [80, 96, 112, 192, 256], 3))
+def test_other_head_dims(group, H):
     """With groups of 1, 3 and 7 the queries of an item are no multiple of 128 bytes."""
+    N, K, tile_rows = group
     assert "mosaic_gpu" in lower(N, K, H, tile_rows=tile_rows)
 
 
@@ -106,11 +117,16 @@ def test_options_and_float16():
     assert "mosaic_gpu" in lower(dtype=jnp.float16)
 
 
-@pytest.mark.parametrize("H", [64, 96, 128, 192, 256])
-def test_fp8_pages(H):
-    assert "mosaic_gpu" in lower(H=H, kv_dtype=FP8, tile_rows=32, S=16, dtype=jnp.float16)
-    assert "mosaic_gpu" in lower(H=H, kv_dtype=FP8, per_page=True)
-    assert "mosaic_gpu" in lower(H=H, kv_dtype=FP8, per_page=True, tile_rows=32, S=32)
+FP8_FORMS = [
+    dict(tile_rows=32, S=16, dtype=jnp.float16),
+    dict(per_page=True),
+    dict(per_page=True, tile_rows=32, S=32),
+]
+
+
+@pytest.mark.parametrize(("form", "H"), crossed(FP8_FORMS, [64, 96, 128, 192, 256], 2))
+def test_fp8_pages(form, H):
+    assert "mosaic_gpu" in lower(H=H, kv_dtype=FP8, **form)
 
 
 @pytest.mark.parametrize(

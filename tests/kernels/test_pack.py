@@ -16,7 +16,6 @@ from pallas_kernels.attention.reference import paged_attention_reference
 from pallas_kernels.attention.spec import AttentionSpec
 from pallas_kernels.attention.split_policy import SplitPolicy
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 pack = jax.jit(pack_plan, static_argnums=2)
 
 
