@@ -54,8 +54,7 @@ class LLMEngine(Closable):
 
     def __init__(self, parts: EngineParts) -> None:
         config = self.config = parts.config
-        self.model_config = parts.model_config
-        self.max_model_len = parts.max_model_len
+        self.model_config, self.max_model_len = parts.model_config, parts.max_model_len
         self.tokenizer = parts.tokenizer
         self._vocab_size = parts.vocab_size
         self._worker: StepWorker = parts.worker
@@ -101,10 +100,10 @@ class LLMEngine(Closable):
             self.load_prefix(path)
 
     def __repr__(self) -> str:
-        model = self.config.model.model or "bundled model"
+        model, stats = self.config.model.model or "bundled model", self._stats
         if self._closed:
             return f"LLMEngine({model}, closed)"
-        stats, pages = self._stats, self._worker.pool.num_pages
+        pages = self._worker.pool.num_pages
         return (
             f"LLMEngine({model}, {stats.backend} on {stats.device}, {self.max_model_len} tokens a "
             f"sequence, {pages} pages of {self._page_size} tokens, {len(self._requests)} requests)"
@@ -275,11 +274,6 @@ class LLMEngine(Closable):
         """The kernel of each operation at each step size, and why not a faster one."""
         self._check_open()
         return self._worker.kernels()
-
-    def warmup(self) -> None:
-        """Compile every step now, so that no request waits for it."""
-        self._check_open()
-        self._worker.warmup("on")
 
     def compile_progress(self) -> CompileProgress:
         """How far the compilation of the step sizes is; any thread may call this."""

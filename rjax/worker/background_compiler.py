@@ -35,7 +35,6 @@ class BackgroundCompiler:
         self._lowering = threading.Lock()
         self._queue: deque[Hashable] = deque()
         self._lower: dict[Hashable, Lower] = {}  # of programs that are not compiled yet
-        self._started: set[Hashable] = set()
         self._compiled: set[Hashable] = set()
         self._failed: dict[Hashable, Exception] = {}
         self._threads = 0
@@ -96,7 +95,7 @@ class BackgroundCompiler:
             self._changed.notify_all()
 
     def _put_first(self, key: Hashable) -> None:
-        if key in self._lower and key not in self._started:
+        if key in self._queue:
             self._queue.remove(key)
             self._queue.appendleft(key)
 
@@ -107,7 +106,6 @@ class BackgroundCompiler:
                     self._threads -= 1
                     return
                 key = self._queue.popleft()
-                self._started.add(key)
                 lower = self._lower[key]
             error = self._compile(lower)
             del lower

@@ -122,7 +122,7 @@ class PageMover:
                 pools = _scatter(pools, nowhere, self._to_device(away))
         return pools
 
-    def programs(self, pools: Pools) -> list[tuple[str, Callable[[], jax.stages.Lowered]]]:
+    def programs(self, pools: Any) -> list[tuple[str, Callable[[], jax.stages.Lowered]]]:
         """The name of each copy's program and what lowers it; those of few pages come first.
 
         Args:

@@ -73,7 +73,8 @@ def test_nothing_is_compiled_after_the_background_is_done(tiny, compilations, de
     wait_until_compiled(engine)
     compilations.clear()
     run(engine, REQUESTS)
-    many = [(str(i), [7 + i] * 30, PARAMS["greedy"]) for i in range(16)]
+    long = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    many = [(str(i), [7 + i] * 30, long) for i in range(16)]
     run(engine, many)
     assert engine.stats().preemptions > 0
     assert not compilations

@@ -151,7 +151,7 @@ def test_close_frees_everything_and_is_told_of(tiny_folder: pathlib.Path) -> Non
         lambda: engine.prefixes(),
         lambda: engine.save_prefix("a", "b"),
         lambda: engine.load_prefix("b"),
-        lambda: engine.warmup(),
+        lambda: engine.compile_progress(),
         lambda: engine.reset_prefix_cache(),
         lambda: engine.stats(),
     ]
