@@ -15,7 +15,7 @@ from rjax.memory_sizes import GIB, host_memory, parse_size
 
 type RelayMode = Literal["auto", "on", "off"]
 type DType = Literal["auto", "float32", "bfloat16", "float16"]
-type Warmup = Literal["off", "background", "on"]
+type Warmup = Literal["off", "background", "on", "auto"]
 type KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 
 PAGE_SIZES = (8, 16, 32, 64, 128, 256)
@@ -267,7 +267,7 @@ class EngineConfig:
         use_tqdm: show progress bars while loading and compiling.
         warmup: when the step sizes are compiled: "on" before the first request, "background" while
             requests run (a larger size serves until the right one is compiled), "off" each at its
-            first use.
+            first use; "auto" is "background" on a GPU and "off" on a CPU.
         check_values: check the page tables, positions and attention plan of every step on the host,
             and raise ValueError for an inconsistency; slow, for debugging.
         compilation_cache_dir: folder that keeps compiled programs between runs; None keeps none.
@@ -287,7 +287,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _positive("tensor_parallel_size", self.tensor_parallel_size)
-        _choice("warmup", self.warmup, ("off", "background", "on"))
+        _choice("warmup", self.warmup, ("off", "background", "on", "auto"))
         split, page = self.relay.kv_split_size, self.cache.page_size
         if split is not None and split % page:
             raise InvalidConfigError(

@@ -89,7 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
     prompts.add_argument(
         "--raw", action="store_true", help="complete plain text, without the chat template"
     )
-    add_engine_arguments(parser)
+    add_engine_arguments(parser, {"warmup": "auto"})
     add_sampling_arguments(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="one JSON object on stdout")

@@ -2,6 +2,9 @@
 
 import dataclasses
 
+COMPILE_THREAD = "rjax-compile"
+"""Name of the threads that compile in the background."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CompileProgress:

@@ -63,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     system.add_argument("--system", metavar="TEXT", help="the system message")
     system.add_argument("--system-file", metavar="FILE", help="the same from a UTF-8 file")
     chat.add_argument("--no-stats", action="store_true", help="no statistics after each answer")
-    add_engine_arguments(parser)
+    add_engine_arguments(parser, {"warmup": "auto"})
     add_sampling_arguments(parser)
     return parser
 

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
+from rjax.batch.compile_progress import COMPILE_THREAD
+
 INTERRUPTED = 130
 _PATIENCE = 1.0  # seconds that the main thread has to end by itself
 
@@ -23,6 +25,8 @@ def run_process(name: str, main: Callable[[], int]) -> NoReturn:
     thread is in a compiler, a library turned the exception into another one, or the interpreter
     waits for compiler threads), it exits at once with status 130. A command that handles SIGINT
     itself is not affected.
+
+    At the end the process does not wait for programs that compile in the background.
 
     Args:
         name: name of the command, for its last line.
@@ -39,6 +43,8 @@ def run_process(name: str, main: Callable[[], int]) -> NoReturn:
             raise
         if status == INTERRUPTED or interrupted.is_set():
             _end()
+    if any(thread.name == COMPILE_THREAD for thread in threading.enumerate()):
+        _end(status=status)  # which can be neither stopped nor of use
     sys.exit(status)
 
 
@@ -72,7 +78,7 @@ def _interrupts_watched(name: str) -> Iterator[threading.Event]:
         os.close(writer)
 
 
-def _end(name: str | None = None) -> NoReturn:
+def _end(name: str | None = None, status: int = INTERRUPTED) -> NoReturn:
     """Exit at once, after flushing the output."""
     if name is not None:
         with contextlib.suppress(OSError, ValueError):
@@ -80,4 +86,4 @@ def _end(name: str | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    os._exit(INTERRUPTED)
+    os._exit(status)

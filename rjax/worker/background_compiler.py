@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import jax
 
-from rjax.batch.compile_progress import CompileProgress
+from rjax.batch.compile_progress import COMPILE_THREAD, CompileProgress
 
 _MAX_THREADS = 4  # lowering holds the GIL and feeds no more compilers than this
 _log = logging.getLogger("rjax")
@@ -52,7 +52,7 @@ class BackgroundCompiler:
             self._queue.append(key)
             if self._threads < self._num_threads:
                 self._threads += 1
-                threading.Thread(target=self._run, name="rjax-compile").start()
+                threading.Thread(target=self._run, name=COMPILE_THREAD).start()
 
     def is_compiled(self, key: Hashable) -> bool:
         """Whether the program is there."""

@@ -18,6 +18,7 @@ class BackgroundWarmup:
     Args:
         lowering: lowers the programs of steps.
         keys: of the programs to compile, in this order.
+        max_padding: a step of at most so many times the rows serves while the best is compiled.
         copies: names of the programs that copy pages, and what lowers them.
     """
 
@@ -25,9 +26,11 @@ class BackgroundWarmup:
         self,
         lowering: ProgramLowering,
         keys: Iterable[ProgramKey],
+        max_padding: float,
         copies: Iterable[tuple[str, Lower]],
     ) -> None:
         self._lowering = lowering
+        self._max_padding = max_padding
         self._compiler = BackgroundCompiler()
         # Every request is admitted; the last programs serve preempted sequences.
         self._compiler.add("admit", functools.partial(lowering.lower_admission, counts=False))
@@ -43,9 +46,11 @@ class BackgroundWarmup:
 
         Args:
             fitting: shapes that hold the batch, the best one first. While it is compiled, another
-                one serves; if none is compiled, this waits.
+                one serves, within ``max_padding``; if none is compiled, this waits.
             features: of the step.
         """
+        most = self._max_padding * fitting[0].rows
+        fitting = [shape for shape in fitting if shape.rows <= most]
         keys = [step_key(shape, features) for shape in fitting]
         shape = fitting[self._first_compiled(keys)]
         sampling = sampling_key(shape.seqs, features)

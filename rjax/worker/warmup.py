@@ -23,23 +23,25 @@ def warmup_keys(
     *,
     num_decode_steps: int,
     num_logprobs: int = 0,
+    largest_first: bool = False,
 ) -> list[ProgramKey]:
     """The programs of all step shapes, without duplicates, in the order of compilation.
 
-    The largest step comes first, because it serves every batch; then the smallest ones, which the
-    first user of a server needs. Each step is followed by its sampling. Steps with prompt logprobs
-    are rare and are compiled at their first use.
+    The smallest steps come first, which the first user of a server needs. Each step is followed by
+    its sampling. Steps with prompt logprobs are rare and are compiled at their first use.
 
     Args:
         shapes: of the steps.
         modes: of the sampler.
         num_decode_steps: steps of a multi-step program; 1 compiles none.
         num_logprobs: alternatives that the sampling with logprobs returns; 0 compiles none.
+        largest_first: begin with the largest step, which serves every batch.
     """
     features = [StepFeatures(mode, 0, False) for mode in modes]
     greedy = StepFeatures("greedy", 0, False)
     found: list[ProgramKey | None] = []
-    for shape in _by_urgency(shapes):
+    first = [shapes.largest] if largest_first else []
+    for shape in (*first, *_by_urgency(shapes)):
         found += step_key(shape, greedy), *(sampling_key(shape.seqs, each) for each in features)
     if num_logprobs:
         logprobs = StepFeatures("full", num_logprobs, False)
@@ -55,7 +57,6 @@ def warmup_keys(
 
 
 def _by_urgency(shapes: ShapeTable) -> Iterator[StepShape]:
-    yield shapes.largest
     decode, mixed = list(shapes.decode), [x for x in shapes.all if x not in shapes.decode]
     while decode or mixed:
         yield from (sizes.pop(0) for sizes in (decode, mixed) if sizes)

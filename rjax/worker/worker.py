@@ -1,6 +1,7 @@
 """The worker: runs steps of one model on one mesh of devices."""
 
 import dataclasses
+import math
 import weakref
 from collections.abc import Sequence
 
@@ -39,6 +40,9 @@ from rjax.worker.step_input import build_step_input, check_step_input
 from rjax.worker.step_runner import StepRunner, UnsampledStep
 from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape, step_features
 from rjax.worker.warmup import compile_steps, warmup_keys
+
+# A padded row costs a CPU as much as any other; a larger size than this is slower than to wait.
+_CPU_PADDING = 4.0
 
 
 class Worker:
@@ -185,6 +189,8 @@ class Worker:
         """Compile every step shape in these modes of the sampler, the admission of a sequence, and
         the copies of pages. Steps with prompt logprobs are compiled at their first use; so is the
         sampling of logprobs, except in the background."""
+        if when == "auto":
+            when = "off" if self._mesh.devices.flat[0].platform == "cpu" else "background"
         match when:
             case "on":
                 self._compile_now(modes)
@@ -279,14 +285,17 @@ class Worker:
         )
 
     def _compile_in_background(self, modes: Sequence[SamplerMode]) -> None:
+        padding_is_cheap = self._backend.spare_rows > 0
         keys = warmup_keys(
             self.shapes,
             modes,
             num_decode_steps=self._queue.num_steps,
             num_logprobs=self._max_logprobs,
+            largest_first=padding_is_cheap,
         )
         copies = self._mover.programs(shapes_of(self._state.pools))
-        self._background = BackgroundWarmup(self._lowering(), keys, copies)
+        padding = math.inf if padding_is_cheap else _CPU_PADDING
+        self._background = BackgroundWarmup(self._lowering(), keys, padding, copies)
         weakref.finalize(self, self._background.close)
 
     def _queues(self, shape: StepShape, features: StepFeatures) -> bool:

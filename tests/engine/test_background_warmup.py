@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import pytest
 
+from rjax.batch.compile_progress import COMPILE_THREAD
 from rjax.sampling import SamplingParams
 from rjax.worker.background_compiler import BackgroundCompiler
 from rjax.worker.warmup import warmup_keys
@@ -114,7 +115,11 @@ def test_prompt_logprobs_are_compiled_when_asked_for(tiny):
 def test_the_largest_step_comes_first_and_every_program_once(tiny):
     worker: Any = make_engine(tiny)._worker
     keys = warmup_keys(
-        worker.shapes, ("greedy", "random", "full"), num_decode_steps=4, num_logprobs=3
+        worker.shapes,
+        ("greedy", "random", "full"),
+        num_decode_steps=4,
+        num_logprobs=3,
+        largest_first=True,
     )
     assert keys[0].shape == worker.shapes.largest
     assert len(set(keys)) == len(keys)
@@ -162,7 +167,7 @@ def test_close_ends_the_threads():
         compiler.add(key, lambda key=key: lowered(key))
     compiler.close()
     for thread in threading.enumerate():
-        if thread.name == "rjax-compile":
+        if thread.name == COMPILE_THREAD:
             thread.join(20)
             assert not thread.is_alive()
     assert compiler.progress().compiled < 50

@@ -1,5 +1,6 @@
 """The worker: compiling ahead, moving pages, refusing what does not fit."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,10 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from bench.model_shapes import SHAPES
+from bench.records import RESULTS
+from models import config_from_dict
+from pallas_kernels.attention.planner import PlanShape
 from rjax.batch.page_operations import CopyPages, SwapIn, SwapOut
 from rjax.batch.step_worker import PoolSize
 from rjax.errors import OutOfMemoryError
@@ -16,6 +21,8 @@ from rjax.sampling import SamplingParams
 from rjax.worker import memory_sizing
 from rjax.worker.compilation_cache import keep_compiled
 from rjax.worker.memory_sizing import check_pool_fits, check_weights_fit, fit_pool
+from rjax.worker.step_shape import StepShape
+from rjax.worker.workspace import workspace_bytes
 
 from .tiny import make_engine, run
 
@@ -55,6 +62,21 @@ def test_pages_come_back_as_they_went(tiny):
     held = np.concatenate([data[away[:9]], before[away[9:]]])
     want[back] = held
     np.testing.assert_array_equal(worker.read_pages(list(range(100))), want)
+
+
+def test_the_estimated_workspace_covers_what_steps_took_on_a_gpu():
+    """The kept results hold the temporary bytes that XLA gave each decode step."""
+    checked = 0
+    for name in ("decode_step", "decode_step_long", "decode_step_growth"):
+        found = json.loads((RESULTS / f"{name}.json").read_text())
+        for row in found["rows"]:
+            model = config_from_dict(SHAPES[row["model"]])
+            plan = PlanShape(row["batch"], row["batch"], 4096, 64, 1024)
+            shape = StepShape(row["batch"], row["batch"], 64, 64, plan)
+            estimate = workspace_bytes(model, shape, itemsize=2, num_slots=0, num_devices=1)
+            assert row["temporary_bytes"] < estimate < row["temporary_bytes"] + 2 * 2**30
+            checked += 1
+    assert checked > 10
 
 
 def fit(**changes):
