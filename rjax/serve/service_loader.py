@@ -90,8 +90,10 @@ def _log_progress(progress: CompileProgress) -> None:
     import jax
 
     folder = jax.config.jax_compilation_cache_dir
-    what = "at their first use"
-    if progress.total:
-        what = f"before and while requests run: {progress.compiled} of {progress.total} are ready"
-    kept = f"; kept in {folder} for a quicker next start" if folder else ""
-    _log.info("the model is loaded; programs are compiled %s%s", what, kept)
+    _log.info(
+        "the model is loaded; %d of %d programs are compiled, the others compile when they are "
+        "needed or in the background%s",
+        progress.compiled,
+        progress.total,
+        f"; they are kept in {folder}, so that the next start is quicker" if folder else "",
+    )
