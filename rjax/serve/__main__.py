@@ -37,8 +37,10 @@ examples:
       the bundled model on http://127.0.0.1:8000/v1
   python -m rjax.serve --model ./llama --port 9000 --api-key-file keys.txt
       your model, for clients with an API key (one key per line of the file)
+  python -m rjax.serve --warmup off --max-model-len 1024
+      for short tests: nothing compiles in the background, only what requests need
   python -m rjax.serve --warmup on --early-requests refuse
-      compile everything before the first request; until then requests get a 503
+      requests get a 503 until all step sizes are compiled
   python -m rjax.serve --prefix-file support=support.safetensors
       a long system prompt with saved KV
   python -m rjax.serve --list-limits
@@ -46,8 +48,7 @@ examples:
 
 Requests with a common prefix, such as a system message, share its KV automatically.
 
-The port opens at once; requests wait until the model is loaded, while /health is a 503. Step sizes
-compile in the background by default; with --warmup off each compiles at its first use.
+The port opens at once. Until the model is loaded, requests wait and /health is a 503.
 
 exit status: 0 stopped and drained, 1 the engine failed, 2 bad input, 130 interrupted before the
 server was ready; SIGTERM before that ends the process at once
