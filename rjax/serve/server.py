@@ -117,7 +117,7 @@ class Server(uvicorn.Server):
             if self.service is not None:
                 await self.service.engine.stop()
                 self.service.close()
-        if self._failure is not None:
+        if self._failure is not None and self.stopped_by is None:
             raise self._failure
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
