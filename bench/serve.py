@@ -114,6 +114,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         arguments.url, None if key is None else key.read_text("utf-8").strip()
     )
     async with client:
+        await client.wait_compiled()
         model = arguments.model or await client.first_model()
         workload = Workload(
             model=model,

@@ -1,6 +1,7 @@
 """A client that sends requests at given times and measures their latency."""
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import time
@@ -8,6 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx2
+
+_POLL_SECONDS = 0.5
 
 
 class ServerError(Exception):
@@ -68,6 +71,14 @@ class Client:
     async def __aexit__(self, *exc: object) -> None:
         await self._http.aclose()
 
+    async def wait_compiled(self) -> None:
+        """Wait while /health says that the server starts, or that programs compile. Returns at once
+        for servers whose /health does not say so."""
+        url = str(self._http.base_url).rstrip("/").removesuffix("/v1") + "/health"
+        with contextlib.suppress(httpx2.HTTPError, ValueError, AttributeError):
+            while _is_starting((await self._http.get(url)).json()):
+                await asyncio.sleep(_POLL_SECONDS)
+
     async def first_model(self) -> str:
         """Name of the server's first model."""
         try:
@@ -96,6 +107,11 @@ class Client:
         if found.error is None and found.first is None and found.tokens == 0:
             found.error = "the answer was empty"
         return found
+
+
+def _is_starting(health: dict[str, Any]) -> bool:
+    """Whether this is the /health of `rjax.serve` while it starts or compiles."""
+    return health.get("status") == "starting" or health.get("compiled", 0) < health.get("of", 0)
 
 
 async def load(

@@ -7,24 +7,29 @@ if __name__ == "__main__":  # before all imports, so that Ctrl-C works during th
 
 import argparse
 import asyncio
-import gc
 import ipaddress
 import logging
 import pathlib
+import signal
+import socket
 import sys
+import time
 from collections.abc import Sequence
-from typing import Any
 
 from rjax.cli.arguments import add_engine_arguments, given_engine_options
 from rjax.cli.bundled import BUNDLED_NAME
 from rjax.cli.errors import BAD_INPUT, OneLineParser, run_command
 from rjax.cli.prompts import read_text
+from rjax.config import EngineConfig
 from rjax.errors import InvalidConfigError
 from rjax.serve.limits import ServeLimits, limits_table
 from rjax.serve.options import HttpOptions, json_names
+from rjax.serve.prefix_names import is_valid_name
+from rjax.serve.route_paths import check_root_path
 
 _NAME = "rjax.serve"
 ENGINE_FAILED = 1
+_log = logging.getLogger(_NAME)
 
 _EPILOG = """\
 examples:
@@ -33,7 +38,9 @@ examples:
   python -m rjax.serve --model ./llama --port 9000 --api-key-file keys.txt
       your model, for clients with an API key (one key per line of the file)
   python -m rjax.serve --warmup off --max-model-len 1024
-      a quick start for testing; the first use of each step size is slow
+      for short tests: nothing compiles in the background, only what requests need
+  python -m rjax.serve --warmup on --early-requests refuse
+      requests get a 503 until all step sizes are compiled
   python -m rjax.serve --prefix-file support=support.safetensors
       a long system prompt with saved KV
   python -m rjax.serve --list-limits
@@ -41,8 +48,10 @@ examples:
 
 Requests with a common prefix, such as a system message, share its KV automatically.
 
+The port opens at once. Until the model is loaded, requests wait and /health is a 503.
+
 exit status: 0 stopped and drained, 1 the engine failed, 2 bad input, 130 interrupted before the
-port was open
+server was ready; SIGTERM before that ends the process at once
 """
 
 
@@ -128,6 +137,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="seconds that accepted requests may continue after SIGTERM (default: 30)",
     )
     server.add_argument(
+        "--early-requests",
+        choices=("wait", "refuse"),
+        default="wait",
+        help="requests before the server is ready wait, or get a 503 with Retry-After (default: "
+        "wait)",
+    )
+    server.add_argument(
         "--limit",
         action="append",
         default=[],
@@ -177,26 +193,24 @@ def _serve(arguments: argparse.Namespace) -> int:
     for name in quiet:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        from rjax.serve import prefixes
-        from rjax.serve.app import check_root_path
         from rjax.serve.auth import KeyRing
-        from rjax.serve.server import Server, bind, make_service, set_ulimit
+        from rjax.serve.responses import model_card
+        from rjax.serve.server import Server, bind, set_ulimit
+        from rjax.serve.service_loader import ServiceLoader
+        from rjax.serve.starting_app import StartingApp
     except ModuleNotFoundError as error:
         raise InvalidConfigError(
             f"the server needs {error.name}, which is not installed; install rjax[serve]"
         ) from error
 
     set_ulimit(limits)
-    # Detect invalid keys, paths and names, and an address in use, before loading the model.
+    # Detect all invalid options, and an address in use, before clients can connect.
     check_root_path(http.root_path)
     key_ring = KeyRing(keys)
-    prefix_files = _pairs("--prefix-file", arguments.prefix_file)
-    for name, path in prefix_files.items():
-        if not prefixes.is_valid_name(name, limits) or not pathlib.Path(path).is_file():
-            raise InvalidConfigError(
-                f"--prefix-file {name}={path}: give a name of letters, digits, '.', '_' or '-', "
-                "and a file that is there"
-            )
+    prefix_files = _prefix_files(arguments.prefix_file, limits)
+    config = EngineConfig.from_options(options)
+    root = _name(options.get("model"))
+    model = arguments.served_model_name or root
     with bind(arguments.host, arguments.port) as listener:
         if not keys and not _loopback(arguments.host):
             print(
@@ -204,54 +218,73 @@ def _serve(arguments: argparse.Namespace) -> int:
                 "--api-key-file",
                 file=sys.stderr,
             )
-        engine = _engine(options)
-        root = _name(options.get("model"))
-        service = make_service(
-            engine,
-            model=arguments.served_model_name or root,
-            root=root,
+        url = _url(listener)
+        card = model_card(model, root, int(time.time()), None)
+        loader = ServiceLoader(
+            config,
+            prefix_files,
+            {
+                "model": model,
+                "root": root,
+                "created": card.created,
+                "keys": key_ring,
+                "limits": limits,
+                "http": http,
+                "tool_format": arguments.tool_format,
+                "strict_fields": arguments.strict_fields,
+                "reasoning_parser": arguments.reasoning_parser,
+                "literal_json_schemas": arguments.literal_json_schemas,
+            },
+        )
+        app = StartingApp(
+            card,
             keys=key_ring,
             limits=limits,
-            tool_format=arguments.tool_format,
-            strict_fields=arguments.strict_fields,
-            reasoning_parser=arguments.reasoning_parser,
-            literal_json_schemas=arguments.literal_json_schemas,
             http=http,
+            early_requests=arguments.early_requests,
+            progress=loader.progress,
         )
-        prefixes.load(prefix_files, engine, service)
-        # Exclude the long-lived objects from garbage collection.
-        gc.collect()
-        gc.freeze()
-        host, port = listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
         server = Server(
-            service,
+            app,
+            loader.load,
             drain_seconds=arguments.drain_seconds,
             access_log=arguments.access_log,
-            ready=lambda: print(f"{service.model} on http://{shown}:{port}/v1", flush=True),
+            listening=lambda: _log.info("listening on %s, starting", url),
+            ready=lambda: print(f"{model} on {url}/v1", flush=True),
         )
         asyncio.run(server.run_on(listener))
-    if service.engine.failed:
+    if server.stopped_by is not None:
+        _end_by_signal(server.stopped_by)
+    if server.service is not None and server.service.engine.failed:
         print(f"{_NAME}: error: the engine stopped; the log says why", file=sys.stderr)
         return ENGINE_FAILED
     return 0
 
 
-def _engine(options: dict[str, Any]) -> Any:
-    """The engine, after two warm-up requests."""
-    from rjax.config import EngineConfig
-    from rjax.engine_builder import build_engine
-    from rjax.sampling import SamplingParams
+def _end_by_signal(sig: int) -> None:
+    """End as a process does that does not handle the signal. The thread that loads the model is
+    not waited for."""
+    if sig == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.stdout.flush()
+    signal.signal(sig, signal.SIG_DFL)
+    signal.raise_signal(sig)
 
-    engine = build_engine(EngineConfig.from_options(options))
-    if engine.tokenizer is None:
-        raise InvalidConfigError("the model has no tokenizer; a server needs one")
-    greedy = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-    for i in range(2):  # the second runs with the same array layouts as all later ones
-        engine.add_request(f"warm-up {i}", [0], greedy)
-        while engine.has_unfinished_requests():
-            engine.step()
-    return engine
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _prefix_files(given: list[str], limits: ServeLimits) -> dict[str, str]:
+    files = _pairs("--prefix-file", given)
+    for name, path in files.items():
+        if not is_valid_name(name, limits) or not pathlib.Path(path).is_file():
+            raise InvalidConfigError(
+                f"--prefix-file {name}={path}: give a name of letters, digits, '.', '_' or '-', "
+                "and a file that is there"
+            )
+    return files
 
 
 def _http_options(arguments: argparse.Namespace) -> HttpOptions:

@@ -8,7 +8,6 @@ from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
 
 import rjax
-from rjax.errors import InvalidConfigError
 from rjax.serve import pooling, prefixes, server_info
 from rjax.serve.bodies import json_body
 from rjax.serve.chat import chat
@@ -33,10 +32,10 @@ from rjax.serve.responses import (
     DetokenizeResponse,
     ModelCard,
     ModelList,
-    ModelPermission,
     PrefixCard,
     PrefixList,
     TokenizeResponse,
+    model_card,
 )
 from rjax.serve.responses_api import routes as responses
 from rjax.serve.routing import ERRORS, EVENTS, ServiceDep, TenantDep, private_router
@@ -45,7 +44,7 @@ from rjax.serve.service import Service
 _METRICS_SECONDS = 5.0  # the engine answers between two steps
 
 private = private_router()
-_ROUTERS = (server_info.public, private, responses.router, pooling.router, server_info.private)
+ROUTERS = (server_info.public, private, responses.router, pooling.router, server_info.private)
 
 
 def build_app(service: Service) -> FastAPI:
@@ -62,7 +61,7 @@ def build_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.state.keys = service.keys
-    for router in _ROUTERS:
+    for router in ROUTERS:
         app.include_router(router)
     http = service.http
     app.root_path = http.root_path
@@ -71,34 +70,13 @@ def build_app(service: Service) -> FastAPI:
         RequestLimitsMiddleware,
         limits=service.limits,
         keys=service.keys,
-        metrics=service.metrics,
+        rejected=service.metrics.rejected,
         health_paths=http.health_paths,
     )
     if http.allowed_origins:
         # Outermost: preflight requests have no key, and error responses need CORS headers.
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=http.allowed_origins,
-            allow_methods=http.allowed_methods,
-            allow_headers=http.allowed_headers,
-            allow_credentials=http.allow_credentials,
-        )
+        app.add_middleware(CORSMiddleware, **http.cors)
     return app
-
-
-def check_root_path(root_path: str) -> None:
-    """Check that no route starts with the root path.
-
-    Raises:
-        InvalidConfigError: a route starts with the root path.
-    """
-    routes = (route for router in _ROUTERS for route in router.routes)
-    for path in (getattr(route, "path", "") for route in routes):
-        if root_path and (path + "/").startswith(root_path + "/"):
-            raise InvalidConfigError(
-                f"--root-path is {root_path!r}, with which the route {path} begins; give the path "
-                "before it"
-            )
 
 
 @private.post(
@@ -277,10 +255,4 @@ async def metrics(service: ServiceDep) -> Response:
 
 
 def _card(service: Service) -> ModelCard:
-    return ModelCard(
-        id=service.model,
-        created=service.created,
-        root=service.root,
-        max_model_len=service.max_model_len,
-        permission=[ModelPermission(id=f"modelperm-{service.created:x}", created=service.created)],
-    )
+    return model_card(service.model, service.root, service.created, service.max_model_len)

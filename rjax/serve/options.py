@@ -79,6 +79,16 @@ class HttpOptions:
         """`HEALTH_PATHS`, with and without the root path."""
         return HEALTH_PATHS | {self.root_path + path for path in HEALTH_PATHS}
 
+    @property
+    def cors(self) -> dict[str, Any]:
+        """Arguments of starlette's ``CORSMiddleware``."""
+        return {
+            "allow_origins": self.allowed_origins,
+            "allow_methods": self.allowed_methods,
+            "allow_headers": self.allowed_headers,
+            "allow_credentials": self.allow_credentials,
+        }
+
 
 def json_names(flag: str, text: str) -> tuple[str, ...]:
     """Parse a JSON list of strings from the command line, as in vLLM.

@@ -12,7 +12,7 @@ from rjax.errors import InvalidConfigError, OutOfMemoryError, OverloadedError
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.serve.auth import Tenant
 from rjax.serve.errors import ApiError
-from rjax.serve.limits import ServeLimits
+from rjax.serve.prefix_names import is_valid_name
 from rjax.serve.prefix_registry import RegisteredPrefix
 from rjax.serve.prompts import encode, message_tokens
 from rjax.serve.requests import PrefixRequest
@@ -70,13 +70,6 @@ def load(files: Mapping[str, str], engine: PrefixEngine, service: Service) -> No
             tokens = list(held.token_ids)
             found = RegisteredPrefix(name, tokens, salt, True, service.created)
             service.prefixes.put(tenant, found)
-
-
-def is_valid_name(name: str, limits: ServeLimits) -> bool:
-    """Whether a prefix name is valid."""
-    plain = name.isascii() and all(c.isalnum() or c in "._-" for c in name)
-    # HTTP clients resolve "." and ".." in a path, so no request could use these names.
-    return plain and 1 <= len(name) <= limits.name_chars and name not in (".", "..")
 
 
 def listing(tenant: Tenant, service: Service) -> PrefixList:

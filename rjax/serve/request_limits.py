@@ -9,7 +9,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rjax.serve.auth import KeyRing
 from rjax.serve.errors import ApiError, error_response
 from rjax.serve.limits import ServeLimits
-from rjax.serve.metrics import Metrics
 from rjax.serve.options import HEALTH_PATHS
 
 _LINGER_SECONDS = 1.0
@@ -29,7 +28,7 @@ class RequestLimitsMiddleware:
             ``header_bytes`` and ``connections``.
         keys: of the server.
         health_paths: need no key and are exempt from the ``connections`` limit.
-        metrics: count rejected requests.
+        rejected: called with the name of a limit for each request that it rejects with a 503.
     """
 
     def __init__(
@@ -37,14 +36,14 @@ class RequestLimitsMiddleware:
         app: ASGIApp,
         limits: ServeLimits,
         keys: KeyRing,
-        metrics: Metrics,
+        rejected: Callable[[str], None],
         health_paths: frozenset[str] = HEALTH_PATHS,
     ) -> None:
         self._app = app
         self._limits = limits
         self._keys = keys
         self._health_paths = health_paths
-        self._metrics = metrics
+        self._rejected = rejected
         self._active = 0
         self._body_bytes = 0  # of all active requests
 
@@ -58,7 +57,7 @@ class RequestLimitsMiddleware:
             return
         # A busy server is healthy, so health checks are exempt.
         if self._active >= self._limits.connections and scope["path"] not in self._health_paths:
-            self._metrics.rejected("connections")
+            self._rejected("connections")
             message = f"{self._active} requests are under way; try again later"
             await self._refuse(ApiError(503, message, code="overloaded"), scope, receive, send)
             return
@@ -111,7 +110,7 @@ class RequestLimitsMiddleware:
         def count(size: int) -> None:
             nonlocal own
             if self._body_bytes + size > self._limits.bodies_bytes:
-                self._metrics.rejected("bodies_bytes")
+                self._rejected("bodies_bytes")
                 message = "the bodies of the requests under way are too large; try again later"
                 raise ApiError(503, message, code="overloaded")
             self._body_bytes += size

@@ -201,7 +201,7 @@ class ModelPermission(BaseModel):
 
 class ModelCard(BaseModel):
     """An entry of /v1/models: ``root`` is the model's own name, ``parent`` an adapter's base
-    model."""
+    model, ``max_model_len`` null while the server starts."""
 
     id: str
     object: Literal["model"] = "model"
@@ -209,8 +209,16 @@ class ModelCard(BaseModel):
     owned_by: str = "rjax"
     root: str
     parent: str | None = None
-    max_model_len: int
+    max_model_len: int | None
     permission: list[ModelPermission]
+
+
+def model_card(model: str, root: str, created: int, max_model_len: int | None) -> ModelCard:
+    """The entry of a served model."""
+    permission = ModelPermission(id=f"modelperm-{created:x}", created=created)
+    return ModelCard(
+        id=model, created=created, root=root, max_model_len=max_model_len, permission=[permission]
+    )
 
 
 class ModelList(BaseModel):
@@ -265,9 +273,11 @@ class LoadResponse(BaseModel):
 
 
 class HealthResponse(BaseModel):
-    """Response of /health."""
+    """Response of /health; ``compiled`` and ``of`` count programs while some are not compiled."""
 
-    status: Literal["ready", "draining", "hung", "dead"]
+    status: Literal["starting", "ready", "draining", "hung", "dead"]
+    compiled: int | None = None
+    of: int | None = None
 
 
 class ErrorInfo(BaseModel):

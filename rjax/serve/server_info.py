@@ -15,29 +15,32 @@ from rjax.serve.routing import ServiceDep, private_router
 from rjax.tokenization import Tokenizer
 
 _OF_FILES = ("name_or_path", "_file", "_files", "is_local", "local_files_only", "cache_dir")
+_UNHEALTHY: dict[int | str, dict[str, Any]] = {503: {"model": HealthResponse}}
 
 public = APIRouter()
 private = private_router()
 
 
-@public.get("/health", responses={503: {"model": HealthResponse}})
-async def health(service: ServiceDep) -> HealthResponse:
+@public.get("/health", response_model=HealthResponse, responses=_UNHEALTHY)
+async def health(service: ServiceDep) -> JSONResponse:
     """200 while the engine is alive and accepts requests, otherwise 503."""
     status = service.engine.health
     answer = HealthResponse(status=status)
     if status == "ready":
-        return answer
-    return JSONResponse(answer.model_dump(), 503)  # type: ignore[return-value]
+        progress = service.engine.engine.compile_progress()
+        if progress.compiled < progress.total:
+            answer.compiled, answer.of = progress.compiled, progress.total
+    return JSONResponse(answer.model_dump(exclude_none=True), 200 if status == "ready" else 503)
 
 
-@public.get("/ping", responses={503: {"model": HealthResponse}})
-async def ping(service: ServiceDep) -> HealthResponse:
+@public.get("/ping", response_model=HealthResponse, responses=_UNHEALTHY)
+async def ping(service: ServiceDep) -> JSONResponse:
     """As /health; SageMaker uses this path."""
     return await health(service)
 
 
-@public.post("/ping", responses={503: {"model": HealthResponse}})
-async def ping_by_post(service: ServiceDep) -> HealthResponse:
+@public.post("/ping", response_model=HealthResponse, responses=_UNHEALTHY)
+async def ping_by_post(service: ServiceDep) -> JSONResponse:
     """As /health."""
     return await health(service)
 

@@ -1,9 +1,12 @@
-"""A thread pool for work of bounded duration."""
+"""Threads for work beside the event loop."""
 
 import asyncio
+import contextlib
 import functools
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 
 class WorkThreads:
@@ -25,3 +28,29 @@ class WorkThreads:
     def close(self) -> None:
         """Refuse further work and cancel queued work."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def run_on_new_thread[T](function: Callable[[], T], name: str) -> T:
+    """Run a function on a thread of its own. Cancelling does not wait for the thread."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function()
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name=name).start()
+    return await done

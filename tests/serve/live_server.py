@@ -18,10 +18,14 @@ from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine_builder import build_engine
 from rjax.serve import prefixes
+from rjax.serve.app import build_app
 from rjax.serve.auth import KeyRing
 from rjax.serve.limits import ServeLimits
-from rjax.serve.server import Server, bind, make_service
+from rjax.serve.responses import model_card
+from rjax.serve.server import Server, bind
 from rjax.serve.service import Service
+from rjax.serve.service_builder import make_service
+from rjax.serve.starting_app import StartingApp
 from rjax.serve.workers.zygote import Zygote
 
 LENGTH = 512
@@ -140,10 +144,24 @@ def live_server(
         engine, model=model, keys=KeyRing(keys or []), limits=limits, zygote=zygote(), **more
     )
     prefixes.load(prefix_files or {}, engine, service)
-    server = Server(service)
+    card = model_card(service.model, service.root, service.created, None)
+    app = StartingApp(card, keys=service.keys, limits=service.limits, http=service.http)
+    ready = threading.Event()
+    server = Server(app, lambda: (service, build_app(service)), ready=ready.set)
+    with running(server, send_buffer=send_buffer) as (url, loop):
+        assert ready.wait(60), "the server did not start"
+        yield LiveServer(url, service, server, loop)
+
+
+@contextlib.contextmanager
+def running(
+    server: Server, *, send_buffer: int | None = None
+) -> Iterator[tuple[str, asyncio.AbstractEventLoop]]:
+    """Run a server on a thread, and yield its URL and event loop once the port is open."""
     listener = bind("127.0.0.1", 0)
     if send_buffer is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     loop = asyncio.new_event_loop()
     thread = threading.Thread(
         target=loop.run_until_complete, args=(server.run_on(listener),), daemon=True
@@ -151,11 +169,10 @@ def live_server(
     thread.start()
     end = time.monotonic() + 60
     while not server.started:
-        assert time.monotonic() < end, "the server did not start"
+        assert time.monotonic() < end, "the port did not open"
         time.sleep(0.01)
     try:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        yield LiveServer(url, service, server, loop)
+        yield url, loop
     finally:
         server.should_exit = True
         thread.join(60)

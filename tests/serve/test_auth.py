@@ -9,6 +9,7 @@ import pytest
 
 from rjax.errors import InvalidConfigError
 from rjax.serve import auth
+from rjax.serve.app import build_app
 from rjax.serve.auth import KeyRing
 from rjax.serve.tenancy import cache_salt
 
@@ -28,7 +29,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def test_every_route_but_probes_asks_for_a_key(guarded: LiveServer):
-    paths = guarded.server.config.app.openapi()["paths"]  # type: ignore[union-attr]
+    paths = build_app(guarded.service).openapi()["paths"]
     asked = 0
     hidden = {"/openapi.json": {"get": {}}, "/docs": {"get": {}}}
     headers_tried = ({}, bearer("wrong-key-0000"), {"Authorization": KEYS[0]}, bearer("x"))

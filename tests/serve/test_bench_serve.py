@@ -12,6 +12,7 @@ from bench import serve
 from bench.serve_client import Measured
 from bench.serve_report import row
 from bench.serve_workload import Workload
+from rjax.batch.compile_progress import CompileProgress
 
 from .live_server import LiveServer
 
@@ -169,3 +170,12 @@ def test_a_server_without_the_route_is_one_line(server: LiveServer, capsys):
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "404" in error
+
+
+def test_nothing_is_measured_while_the_server_compiles(server: LiveServer, monkeypatch):
+    engine = server.service.engine.engine
+    progress = [CompileProgress(3, 3, 0.1), CompileProgress(2, 3, 0.1), CompileProgress(1, 3, 0.1)]
+    monkeypatch.setattr(engine, "compile_progress", progress.pop)
+    few = ["--requests", "1", "--warm-up", "0", "--prefix-words", "8", "--suffix-words", "8"]
+    assert serve.main(["--url", server.url + "/v1", *few]) == 0
+    assert progress == []

@@ -1,6 +1,5 @@
-"""The command: when its port opens, what it compiles ahead, and what it says to wrong input."""
+"""The command: what it compiles ahead, and what it says to wrong input."""
 
-import socket
 import subprocess
 import sys
 
@@ -8,25 +7,29 @@ import httpx2
 import pytest
 
 from rjax.serve.__main__ import main
+from rjax.serve.app import ROUTERS
+from rjax.serve.route_paths import ROUTE_PATHS
 from rjax.serve.server import bind
 
 
-def test_the_port_opens_when_the_server_can_answer():
+def test_an_address_in_use_is_named():
     with bind("127.0.0.1", 0) as held:
         port = held.getsockname()[1]
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), timeout=5)
         held.listen()
         with pytest.raises(OSError, match=f"port {port}"):
             bind("127.0.0.1", port)
 
 
+def test_every_route_is_known_before_the_routes_are_imported():
+    assert set(ROUTE_PATHS) == {route.path for router in ROUTERS for route in router.routes}
+
+
 @pytest.mark.slow
-def test_steps_are_compiled_before_the_port_opens(folder, tmp_path):
+def test_steps_are_compiled_before_the_server_is_ready(folder, tmp_path):
     command = [
         *(sys.executable, "-m", "rjax.serve", "--model", str(folder), "--load-format", "dummy"),
         *("--port", "0", "--num-pages", "64", "--page-size", "8", "--max-num-seqs", "2"),
-        *("--max-num-batched-tokens", "8", "--drain-seconds", "1"),
+        *("--max-num-batched-tokens", "8", "--drain-seconds", "1", "--warmup", "on"),
     ]
     log = tmp_path / "stderr"
     with log.open("w") as errors, subprocess.Popen(

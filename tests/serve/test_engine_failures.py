@@ -16,7 +16,7 @@ from rjax.engine.named_prefixes.prefix_file import PrefixOrigin, load_prefix_fil
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.sampling import LIMITS
 from rjax.serve import __main__ as command
-from rjax.serve import server as server_module
+from rjax.serve import service_builder, service_loader
 
 from .hostile import SHORT, Stream, ask, get, post, until
 from .live_server import LiveServer, live_server, make_engine, write_model
@@ -107,12 +107,14 @@ def test_a_request_that_fails_in_a_step_fails_alone(server: LiveServer, monkeypa
 def test_a_dead_engine_ends_the_process(folder, monkeypatch, capsys):
     """Requests under way and later ones get a 503, and then the port closes."""
     engine, found = make_engine(folder), []
-    monkeypatch.setattr(command, "_engine", lambda options: engine)
-    monkeypatch.setattr(command.gc, "freeze", lambda: None)
+    monkeypatch.setattr(service_loader, "build_engine", lambda config: engine)
+    monkeypatch.setattr(service_loader.gc, "freeze", lambda: None)
     service: list[Any] = []
-    plain = server_module.make_service
+    plain = service_builder.make_service
     monkeypatch.setattr(
-        server_module, "make_service", lambda *a, **k: service.append(plain(*a, **k)) or service[0]
+        service_builder,
+        "make_service",
+        lambda *a, **k: service.append(plain(*a, **k)) or service[0],
     )
     thread = threading.Thread(
         target=lambda: found.append(command.main(["--port", "0", "--warmup", "off"])), daemon=True

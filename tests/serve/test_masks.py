@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rjax.sampling import SamplingParams
-from rjax.serve.server import make_service
+from rjax.serve.service_builder import make_service
 from rjax.structured.constraint import Constraint
 
 from .live_server import make_engine, zygote

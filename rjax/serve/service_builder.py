@@ -1,0 +1,140 @@
+"""Builds a service from an engine with a tokenizer."""
+
+import time
+from typing import Any
+
+from rjax.async_engine import AsyncLLMEngine, QueueLimits
+from rjax.errors import InvalidConfigError
+from rjax.memory_sizes import GIB
+from rjax.serve.auth import KeyRing
+from rjax.serve.fields import UnknownFields
+from rjax.serve.limits import ServeLimits
+from rjax.serve.metrics import Metrics
+from rjax.serve.options import HttpOptions
+from rjax.serve.reasoning import choose_output_format
+from rjax.serve.responses_api.store import ResponseStore
+from rjax.serve.service import Service
+from rjax.serve.structured_outputs import GrammarCache
+from rjax.serve.threads import WorkThreads
+from rjax.serve.tools import choose_tool_format
+from rjax.serve.workers.pool import WorkerLimits, WorkerPool
+from rjax.serve.workers.tasks import TextModel
+from rjax.serve.workers.zygote import Zygote
+
+
+def make_service(
+    engine: Any,
+    *,
+    model: str,
+    root: str | None = None,
+    keys: KeyRing | None = None,
+    limits: ServeLimits | None = None,
+    tool_format: str = "auto",
+    strict_fields: bool = False,
+    reasoning_parser: str | None = None,
+    literal_json_schemas: bool = False,
+    http: HttpOptions | None = None,
+    created: int | None = None,
+    zygote: Zygote | None = None,
+) -> Service:
+    """Create the service of an engine with a tokenizer.
+
+    Args:
+        engine: an `rjax.engine.llm_engine.LLMEngine`; only the service may use it afterwards.
+        model: served model name.
+        root: the model's own name; the served name by default.
+        keys: API keys; None needs no key.
+        limits: of requests.
+        tool_format: "auto", or a name of `rjax.serve.tools.TOOL_FORMATS`.
+        strict_fields: refuse unknown fields of requests; otherwise each name is logged once.
+        reasoning_parser: a name of `rjax.serve.reasoning.REASONING_PARSERS`; None leaves reasoning
+            in the content.
+        literal_json_schemas: do not close objects of JSON schemas without
+            ``additionalProperties``.
+        http: options for proxies and browsers.
+        created: when the server started, in seconds since 1970; None is now.
+        zygote: starts worker processes; None creates one, which the service closes.
+    """
+    limits = limits or ServeLimits()
+    tokenizer = engine.tokenizer
+    assert tokenizer is not None, "a server speaks text"
+    keys = keys or KeyRing([])
+    if tokenizer.folder is None:
+        raise InvalidConfigError(
+            "the server's workers load the tokenizer from a folder, and this engine's did not come "
+            "from one; save it with save_pretrained and give the folder"
+        )
+    template = tokenizer.hf.chat_template
+    vocab_size = engine.model_config.vocab_size
+    tools = choose_tool_format(tool_format, tokenizer)
+    text_model = TextModel(
+        folder=str(tokenizer.folder),
+        chat_template=template if isinstance(template, str) else None,
+        vocab_size=vocab_size,
+        eos_token_ids=sorted(tokenizer.eos_token_ids),
+    )
+    own_zygote = zygote is None
+    zygote = zygote or Zygote()
+
+    def workers(quick: int, seconds: float) -> WorkerPool:
+        bounds = WorkerLimits(
+            quick=quick,
+            slow=limits.slow_tasks,
+            queued=limits.queued_texts,
+            wait_seconds=limits.template_seconds,
+            task_seconds=seconds,
+            task_bytes=limits.worker_bytes,
+        )
+        return WorkerPool(zygote, text_model, bounds, shared=len(keys.tenants) > 1)
+
+    texts = workers(limits.text_workers, limits.template_seconds)
+    compilers = workers(limits.grammar_workers, limits.grammar_seconds)
+    threads = WorkThreads(4)
+    grammars = GrammarCache(tokenizer, vocab_size, limits, compilers, threads)
+    return Service(
+        engine=AsyncLLMEngine(
+            engine,
+            QueueLimits(
+                sequences=limits.queued_sequences,
+                prompt_tokens=limits.queued_tokens,
+                heartbeat_seconds=limits.heartbeat_seconds,
+                unread_tokens=limits.unread_tokens,
+            ),
+        ),
+        tokenizer=tokenizer,
+        model=model,
+        root=root or model,
+        created=int(time.time()) if created is None else created,
+        max_model_len=engine.max_model_len,
+        vocab_size=vocab_size,
+        unknown_fields=UnknownFields(strict=strict_fields),
+        limits=limits,
+        keys=keys,
+        metrics=Metrics(model, _cache_figures(engine)),
+        grammars=grammars,
+        zygote=zygote if own_zygote else None,
+        texts=texts,
+        compilers=compilers,
+        threads=threads,
+        response_threads=WorkThreads(2),
+        tools=tools,
+        output_format=choose_output_format(
+            reasoning_parser, tools, tool_format, tokenizer, grammars.special_tokens
+        ),
+        literal_json_schemas=literal_json_schemas,
+        responses=ResponseStore(limits.responses, limits.responses_bytes),
+        http=http or HttpOptions(),
+    )
+
+
+def _cache_figures(engine: Any) -> dict[str, object]:
+    """Settings of the KV pool, with vLLM's names."""
+    settings, stats = engine.config.cache, engine.stats()
+    return {
+        "block_size": settings.page_size,
+        "num_gpu_blocks": stats.kv_bytes_total // stats.page_bytes,
+        "cache_dtype": settings.kv_cache_dtype,
+        "enable_prefix_caching": settings.enable_prefix_caching,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "swap_space": settings.swap_bytes / GIB,
+    }

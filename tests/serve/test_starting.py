@@ -1,0 +1,277 @@
+"""The port is open before the model is loaded: early requests, progress, failures and signals."""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+
+from rjax.batch.compile_progress import CompileProgress
+from rjax.engine.llm_engine import LLMEngine
+from rjax.errors import InvalidConfigError, OutOfMemoryError
+from rjax.serve import service_loader
+from rjax.serve.__main__ import main
+from rjax.serve.app import build_app
+from rjax.serve.auth import KeyRing
+from rjax.serve.limits import ServeLimits
+from rjax.serve.options import HttpOptions
+from rjax.serve.responses import model_card
+from rjax.serve.server import Server
+from rjax.serve.service_builder import make_service
+from rjax.serve.starting_app import EarlyRequests, StartingApp
+
+from .hostile import until
+from .live_server import OPTIONS, make_engine, running, zygote
+
+KEY = "first-key-1234"
+PAGE = "https://page.example"
+BEARER = {"Authorization": f"Bearer {KEY}"}
+SHORT = {"prompt": "Who lives in Peru?", "max_tokens": 5, "temperature": 0}
+SOON = 10.0  # seconds; the machine may be busy
+SIZES = ("page_size", "num_pages", "max_num_seqs", "max_num_batched_tokens")
+
+
+@pytest.fixture(scope="module")
+def engine(folder) -> LLMEngine:
+    return make_engine(folder)
+
+
+@dataclasses.dataclass
+class Starting:
+    """A server whose model is loaded once ``loaded`` is set."""
+
+    url: str
+    app: StartingApp
+    loaded: threading.Event
+    ready: threading.Event
+    clients: ThreadPoolExecutor
+
+    def post(self, **more: Any) -> httpx2.Response:
+        return httpx2.post(self.url + "/v1/completions", json=SHORT | more, headers=BEARER)
+
+    def begin(self, body: dict[str, Any] = SHORT, path: str = "/v1/completions") -> Future:
+        """Send a request on a thread; returns when it waits in the server."""
+        before = self.app._waiting
+        sent = self.clients.submit(
+            httpx2.post, self.url + path, json=body, headers=BEARER, timeout=120
+        )
+        until(lambda: self.app._waiting > before, SOON)
+        return sent
+
+    def load(self) -> None:
+        """Let the model be loaded, and wait until the server is ready."""
+        self.loaded.set()
+        assert self.ready.wait(60)
+
+
+@contextlib.contextmanager
+def starting(
+    engine: Any, early_requests: EarlyRequests = "wait", **limits: Any
+) -> Iterator[Starting]:
+    loaded, ready = threading.Event(), threading.Event()
+    shared: dict[str, Any] = {
+        "keys": KeyRing([KEY]),
+        "limits": ServeLimits(**limits),
+        "http": HttpOptions(root_path="/llm", allowed_origins=(PAGE,)),
+    }
+
+    def build() -> Any:
+        assert loaded.wait(60)
+        service = make_service(engine, model="tiny", zygote=zygote(), **shared)
+        return service, build_app(service)
+
+    app = StartingApp(
+        model_card("tiny", "tiny", 1, None),
+        early_requests=early_requests,
+        progress=lambda: CompileProgress(3, 20, 0.0),
+        **shared,
+    )
+    server = Server(app, build, ready=ready.set)
+    with ThreadPoolExecutor() as clients, running(server) as (url, _):
+        try:
+            yield Starting(url, app, loaded, ready, clients)
+        finally:
+            loaded.set()
+
+
+def test_an_early_request_waits_and_is_answered(engine):
+    with starting(engine) as server:
+        early = server.begin()
+        large = server.begin({"prompt": "a" * 300_000})
+        for path in ("/health", "/ping", "/llm/health"):
+            health = httpx2.get(server.url + path)
+            assert health.status_code == 503
+            assert health.json() == {"status": "starting", "compiled": 3, "of": 20}
+            assert health.headers["retry-after"] == "2"
+        for path in ("/v1/models", "/llm/v1/models"):
+            [card] = httpx2.get(server.url + path, headers=BEARER).json()["data"]
+            assert (card["id"], card["max_model_len"]) == ("tiny", None)
+        assert not early.done()
+        server.load()
+        assert early.result().json()["choices"] == server.post().json()["choices"]
+        assert large.result().json() == server.post(prompt="a" * 300_000).json()
+        assert httpx2.get(server.url + "/health").json() == {"status": "ready"}
+        [card] = httpx2.get(server.url + "/v1/models", headers=BEARER).json()["data"]
+        assert card["max_model_len"] == 512
+
+
+def test_early_requests_can_be_refused(engine):
+    with starting(engine, "refuse") as server:
+        refused = httpx2.post(
+            server.url + "/v1/completions", json=SHORT, headers=BEARER | {"Origin": PAGE}
+        )
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "starting"
+        assert refused.headers["retry-after"] == "2"
+        assert refused.headers["access-control-allow-origin"] == PAGE
+        server.load()
+        assert server.post().status_code == 200
+
+
+@pytest.mark.parametrize("early_requests", ["wait", "refuse"])
+def test_a_wrong_key_learns_nothing_early(engine, early_requests):
+    with starting(engine, early_requests) as server:
+        routes = [("GET", "/v1/models"), ("POST", "/v1/completions"), ("GET", "/nowhere")]
+
+        def answers() -> list[tuple[int, Any]]:
+            found = [
+                httpx2.request(method, server.url + path, headers=headers, timeout=SOON)
+                for method, path in routes
+                for headers in ({}, {"Authorization": "Bearer another-key"})
+            ]
+            return [(answer.status_code, answer.json()) for answer in found]
+
+        early = answers()
+        assert {status for status, _ in early} == {401}
+        server.load()
+        assert answers() == early
+
+
+def test_a_client_that_leaves_waits_no_longer(engine):
+    with starting(engine) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as left:
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+            left.sendall(f"{head}Content-Length: 9\r\n\r\n{{".encode())
+            until(lambda: server.app._waiting == 1, SOON)
+        until(lambda: server.app._waiting == 0, SOON)
+
+
+def test_the_number_of_waiting_requests_is_limited(engine):
+    with starting(engine, connections=1) as server:
+        first = server.begin()
+        assert server.post().status_code == 503
+        server.load()
+        assert first.result().status_code == 200
+
+
+def test_health_says_what_is_still_compiling(engine, monkeypatch):
+    with starting(engine) as server:
+        server.load()
+        progress = CompileProgress(12, 20, 0.0)
+        monkeypatch.setattr(engine, "compile_progress", lambda: progress)
+        health = httpx2.get(server.url + "/health")
+        assert health.status_code == 200
+        assert health.json() == {"status": "ready", "compiled": 12, "of": 20}
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (InvalidConfigError("the model has no tokenizer"), "the model has no tokenizer"),
+        (OutOfMemoryError("the weights do not fit"), "the weights do not fit"),
+    ],
+)
+def test_a_failure_while_starting_is_one_line(error, said, monkeypatch, caplog, capsys):
+    """As before the port was open; requests that wait get a 503."""
+    caplog.set_level(logging.INFO, "rjax.serve")
+    begun = threading.Event()
+
+    def fail(config: Any) -> None:
+        assert begun.wait(60)
+        raise error
+
+    monkeypatch.setattr(service_loader, "build_engine", fail)
+    with ThreadPoolExecutor() as threads:
+        status = threads.submit(main, ["--port", "0"])
+        until(lambda: "listening on" in caplog.text, SOON)
+        url = caplog.text.split("listening on ")[1].split(",")[0]
+        assert httpx2.get(url + "/health").json() == {"status": "starting"}
+        waits = threads.submit(httpx2.post, url + "/v1/completions", json=SHORT, timeout=60)
+        time.sleep(0.5)
+        assert not waits.done()
+        begun.set()
+        start = time.monotonic()
+        assert status.result() == 2
+        assert time.monotonic() - start < SOON
+        assert waits.result().status_code == 503
+    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("rjax.serve: error: ")]
+    assert lines == [f"rjax.serve: error: {said}"]
+
+
+@contextlib.contextmanager
+def process(folder, cache: str) -> Iterator[tuple[subprocess.Popen, str]]:
+    """The command, and its URL as soon as the port is open."""
+    command = [
+        *(sys.executable, "-m", "rjax.serve", "--model", str(folder), "--load-format", "dummy"),
+        *("--port", "0", "--drain-seconds", "1", "--warmup", "off"),
+        *(f"--{name.replace('_', '-')}={OPTIONS[name]}" for name in SIZES),
+    ]
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": cache}
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit SIG_IGN
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    signal.signal(signal.SIGINT, before)
+    try:
+        assert started.stderr is not None
+        line = next(line for line in started.stderr if "listening on" in line)
+        yield started, line.split("listening on ")[1].split(",")[0]
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def test_a_request_in_the_first_second_is_answered(folder, request):
+    with process(folder, str(request.config.cache.mkdir("jax"))) as (started, url):
+        assert httpx2.get(url + "/health", timeout=SOON).json() == {"status": "starting"}
+        answer = httpx2.post(url + "/v1/completions", json=SHORT, timeout=300)
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["completion_tokens"] == 5
+        assert started.stdout is not None
+        assert started.stdout.readline() == f"tiny on {url}/v1\n"
+        started.terminate()
+        assert started.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "said"),
+    [(signal.SIGTERM, -signal.SIGTERM, ""), (signal.SIGINT, 130, "rjax.serve: interrupted\n")],
+)
+@pytest.mark.parametrize("seconds", [0.5, 1.5])
+def test_a_signal_while_starting_ends_it_soon(folder, tmp_path, sent, status, said, seconds):
+    with (
+        process(folder, str(tmp_path)) as (started, url),
+        ThreadPoolExecutor() as threads,
+    ):
+        waits = threads.submit(httpx2.post, url + "/v1/completions", json=SHORT, timeout=60)
+        time.sleep(seconds)
+        start = time.monotonic()
+        started.send_signal(sent)
+        _, errors = started.communicate(timeout=60)
+        assert time.monotonic() - start < SOON
+        assert started.returncode == status
+        assert errors.endswith(said)
+        assert "Traceback" not in errors
+        assert waits.result().status_code == 503
