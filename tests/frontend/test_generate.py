@@ -3,6 +3,7 @@
 import io
 import json
 import pathlib
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -13,8 +14,10 @@ import pytest
 from models import CheckpointError
 from rjax import generate
 from rjax.cli import errors
+from rjax.cli.report import figure_lines, figures
 from rjax.errors import OutOfMemoryError
 from rjax.llm import LLM
+from rjax.outputs import RequestMetrics, RequestOutput
 
 from .fake_engine import FakeEngine
 from .tiny_tokenizers import build
@@ -84,8 +87,13 @@ def test_demo(run: Run, engine: FakeEngine) -> None:
         "time to first token",
         "time per output token",
         "KV memory",
+        f"started in {lines[-1].split()[2]} s",
     ]
-    assert lines[-1] == "KV memory: 1.00 MiB; without sharing it would be 3.00 MiB"
+    assert lines[-2] == "KV memory: 1.00 MiB; without sharing it would be 3.00 MiB"
+    assert re.fullmatch(
+        r"started in \S+ s: imports \S+, weights 0\.2, pool 1\.5; waited 0\.0 s for compilation",
+        lines[-1],
+    )
     assert all("| name | age |" in prompt for prompt in prompts_seen(engine))
     assert all(params.greedy for _, params, *_ in engine.seen)
 
@@ -100,6 +108,35 @@ def test_json_is_the_whole_of_stdout(run: Run, engine: FakeEngine) -> None:
     assert first["outputs"][0]["finish_reason"] == "length"
     assert found["stats"]["prompt_tokens"] == sum(r["prompt_tokens"] for r in found["results"])
     assert found["stats"]["kv_bytes_without_sharing"] == 3 * 2**20
+    phases = found["stats"]["startup_phases"]
+    assert (phases["weights"], phases["pool"]) == (0.25, 1.5)
+    assert found["stats"]["startup_seconds"] == pytest.approx(sum(phases.values()))
+    assert found["stats"]["compile_wait_seconds"] == 0
+    assert engine.options["max_num_seqs"] == 16  # type: ignore[attr-defined]
+
+
+def test_speeds_leave_out_the_compile_time(engine: FakeEngine) -> None:
+    output = RequestOutput(
+        "0",
+        None,
+        [1] * 30,
+        outputs=[],
+        finished=True,
+        metrics=RequestMetrics(1.0, 1.0, 3.0, 5.0, 3),
+    )
+    found = figures(
+        [output],
+        engine.stats(),
+        seconds=10.0,
+        prefix_seconds=2.0,
+        compile_wait_seconds=4.0,
+        startup_seconds={"imports": 1.2, "weights": 0.3},
+    )
+    assert found["input_tokens_per_second"] == pytest.approx(30 / 6)
+    lines = figure_lines(found)
+    assert lines[2].endswith("(2.00 s of it for the shared prefix, including compilation)")
+    assert lines[3].endswith("(including compilation)")
+    assert lines[-1] == ("started in 1.5 s: imports 1.2, weights 0.3; waited 4.0 s for compilation")
 
 
 def test_every_sampling_flag_reaches_the_request(run: Run, engine: FakeEngine) -> None:
