@@ -53,7 +53,7 @@ command `python -m bench.suite` runs all benchmarks.
 | `python -m bench.machine_code` | code size and registers of the kernels of a step; needs no GPU |
 | `python -m bench.throughput` | end-to-end tokens per second, compared with the decode step alone |
 | `python -m bench.latency` | time to first token, inter-token latency, end-to-end latency |
-| `python -m bench.startup` | from launch to first token or answer, with and without compiled steps |
+| `python -m bench.startup` | from launch to first token or answer, with and without a cache |
 | `python -m bench.load_weights` | loading a checkpoint, compared with reading its files |
 | `python -m bench.serve` | a running server under load |
 | `python -m bench.compare_torch` | the same weights in torch, after a comparison of the logits |

@@ -116,6 +116,8 @@ def _server(cache: Path, options: Sequence[str]) -> Iterator["queue.Queue[str | 
             process.kill()
             process.wait()
         reader.join()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 def _address(lines: "queue.Queue[str | None]", deadline: float) -> str:
