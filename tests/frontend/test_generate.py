@@ -14,10 +14,8 @@ import pytest
 from models import CheckpointError
 from rjax import generate
 from rjax.cli import errors
-from rjax.cli.report import figure_lines, figures
 from rjax.errors import OutOfMemoryError
 from rjax.llm import LLM
-from rjax.outputs import RequestMetrics, RequestOutput
 
 from .fake_engine import FakeEngine
 from .tiny_tokenizers import build
@@ -113,30 +111,6 @@ def test_json_is_the_whole_of_stdout(run: Run, engine: FakeEngine) -> None:
     assert found["stats"]["startup_seconds"] == pytest.approx(sum(phases.values()))
     assert found["stats"]["compile_wait_seconds"] == 0
     assert engine.options["max_num_seqs"] == 16  # type: ignore[attr-defined]
-
-
-def test_speeds_leave_out_the_compile_time(engine: FakeEngine) -> None:
-    output = RequestOutput(
-        "0",
-        None,
-        [1] * 30,
-        outputs=[],
-        finished=True,
-        metrics=RequestMetrics(1.0, 1.0, 3.0, 5.0, 3),
-    )
-    found = figures(
-        [output],
-        engine.stats(),
-        seconds=10.0,
-        prefix_seconds=2.0,
-        compile_wait_seconds=4.0,
-        startup_seconds={"imports": 1.2, "weights": 0.3},
-    )
-    assert found["input_tokens_per_second"] == pytest.approx(30 / 6)
-    lines = figure_lines(found)
-    assert lines[2].endswith("(2.00 s of it for the shared prefix, including compilation)")
-    assert lines[3].endswith("(including compilation)")
-    assert lines[-1] == ("started in 1.5 s: imports 1.2, weights 0.3; waited 4.0 s for compilation")
 
 
 def test_every_sampling_flag_reaches_the_request(run: Run, engine: FakeEngine) -> None:
