@@ -26,6 +26,7 @@ _NOT_SETTINGS = (
 _OF_THIS_MACHINE = (
     "--torch-python",
     "--data",
+    "--folder",
     "--file",
     "--json",
     "--predictions",

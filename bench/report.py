@@ -20,6 +20,7 @@ from bench import (
     compare_torch,
     decode_step,
     latency,
+    load_weights,
     machine_code,
     startup,
     step_breakdown,
@@ -52,7 +53,8 @@ command `python -m bench.suite` runs all benchmarks.
 | `python -m bench.machine_code` | code size and registers of the kernels of a step; needs no GPU |
 | `python -m bench.throughput` | end-to-end tokens per second, compared with the decode step alone |
 | `python -m bench.latency` | time to first token, inter-token latency, end-to-end latency |
-| `python -m bench.startup` | from launch to first token, with and without a compilation cache |
+| `python -m bench.startup` | from launch to first token or answer, with and without a cache |
+| `python -m bench.load_weights` | loading a checkpoint, compared with reading its files |
 | `python -m bench.serve` | a running server under load |
 | `python -m bench.compare_torch` | the same weights in torch, after a comparison of the logits |
 | `python -m bench.longbench` | answers and scores on LongBench-format files, relay on and off |
@@ -94,6 +96,10 @@ def _rows(columns: Mapping[str, str]) -> Callable[[Record], str]:
         return markdown(rows, used)
 
     return table
+
+
+def _startup(found: Record) -> str:
+    return startup.tables(found["rows"], markdown)
 
 
 def _decode_steps(found: Record) -> str:
@@ -145,7 +151,8 @@ SECTIONS: dict[str, Section] = {
     "machine_code": Section("Machine code", _rows(machine_code.COLUMNS)),
     "throughput": Section("Throughput", _rows(throughput.COLUMNS), throughput.draw),
     "prefill": Section("Prefill", _rows(throughput.COLUMNS)),
-    "startup": Section("Start-up", _rows(startup.COLUMNS)),
+    "startup": Section("Start-up", _startup),
+    "load_weights": Section("Loading weights", _rows(load_weights.COLUMNS)),
     "latency": Section("Latency", _rows(latency.COLUMNS), latency.draw),
     "serve": Section("Serving", _serve, _draw_serve),
     "compare_torch": Section(

@@ -1,13 +1,22 @@
-"""Time from launch to the first token, with an empty and with a filled compilation cache.
+"""Time from launch to the first result, with an empty and with a filled compilation cache.
 
     python -m bench.startup --shapes llama-3-8b                    # on a GPU
-    python -m bench.startup --shapes llama-3-8b --warmup off,on    # also with the server's warm-up
-    python -m bench.startup --shapes tiny --prompt 16              # on any CPU
+    python -m bench.startup --shapes tiny --prompt 16 --json FILE  # on any CPU
+    python -m bench.startup --what engine --warmup background      # one kind, one setting
+    python -m bench.startup --what generate,serve                  # the commands
 
-Each start is a separate process with random weights. The first start fills a new cache folder, and
-the second one uses it. "Total" is from the launch of the process to the first token of a prompt;
-"next" is the time to the first token of a second prompt. Phases do not include nested phases.
-Tracing, lowering and compiling (or loading a compiled program) are parts of the other phases.
+Each start is a separate process. The first start of a row fills a new cache folder, and the second
+one uses it. Three kinds of start are measured, a table each:
+
+    engine      an engine with random weights of --shapes: first token of the first request
+    generate    python -m rjax.generate without arguments, the whole process
+    serve       python -m rjax.serve: port open, /health answers 200, answer of the first completion
+
+"Total" is from the launch of the process to the first token, the end, or the first answer; "next
+first token" is the time to the first token of a second prompt; "all compiled" is from the launch
+until the background compilation is done. Phases do not include nested phases. "First run" is the
+first token without waiting for the compiler. Tracing, lowering and compiling (or loading a compiled
+program) are of all threads, and lie in the other phases or beside them.
 """
 
 import argparse
@@ -16,37 +25,88 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bench.command_line import command_parser, run, some_of, whole
 from bench.model_shapes import SHAPES, write_folder
 from bench.records import RESULTS, command, save
+from bench.startup_commands import start_generate, start_serve
 from bench.text_tables import text
 
-COLUMNS = {
-    "model": "model",
-    "warmup": "warm-up",
-    "cache": "compilation cache",
-    "total_s": "total, s",
-    "python_s": "python",
+_PHASES = {
     "imports_s": "imports",
+    "tokenizer_s": "tokenizer",
     "device_s": "device",
     "weights_s": "weights",
     "pool_s": "pool and profile",
-    "engine_s": "engine",
-    "warmup_s": "warm-up",
-    "first_token_s": "first token",
-    "next_first_token_s": "next first token",
-    "tracing_s": "tracing",
-    "lowering_s": "lowering",
-    "compiling_s": "compiling",
-    "cache_hits": "cache hits",
-    "cache_misses": "cache misses",
+    "warm-up_s": "warm-up",
+}
+COLUMNS: dict[str, dict[str, str]] = {
+    "engine": {
+        "model": "model",
+        "warmup": "warm-up setting",
+        "cache": "compilation cache",
+        "total_s": "total, s",
+        "python_s": "python",
+        **_PHASES,
+        "first_token_s": "first token",
+        "first_run_s": "first run",
+        "next_first_token_s": "next first token",
+        "all_compiled_s": "all compiled",
+        "tracing_s": "tracing",
+        "lowering_s": "lowering",
+        "compiling_s": "compiling",
+        "cache_hits": "cache hits",
+        "cache_misses": "cache misses",
+    },
+    "generate": {
+        "cache": "compilation cache",
+        "total_s": "total, s",
+        **_PHASES,
+        "prefix_s": "shared prefix",
+        "run_s": "run, with the prefix",
+        "compile_wait_s": "waited for compilation",
+        "output_per_s": "output tokens/s",
+    },
+    "serve": {
+        "cache": "compilation cache",
+        "total_s": "total, s",
+        "port_s": "port open",
+        "health_s": "healthy",
+        "first_answer_s": "first answer",
+        "second_answer_s": "second answer",
+    },
+}
+"""Columns of the table of each kind."""
+
+TITLES: dict[str, str] = {
+    "engine": "An engine with random weights:",
+    "generate": "`python -m rjax.generate` without arguments:",
+    "serve": "`python -m rjax.serve`, with a completion of one token:",
 }
 
 
-def start(options: argparse.Namespace, scratch: Path, cache: Path, warmup: str) -> dict[str, Any]:
+def tables(rows: list[dict[str, Any]], show: Callable[..., str]) -> str:
+    """A table for each kind of start.
+
+    Args:
+        rows: of a record; ``kind`` is a key of `COLUMNS`, by default "engine".
+        show: formats rows and columns.
+    """
+    parts = []
+    for kind, columns in COLUMNS.items():
+        some = [row for row in rows if row.get("kind", "engine") == kind]
+        if some:
+            used = {k: v for k, v in columns.items() if any(r.get(k) is not None for r in some)}
+            parts += [TITLES[kind], show(some, used)]
+    return "\n\n".join(parts)
+
+
+def start_engine(
+    options: argparse.Namespace, scratch: Path, cache: Path, warmup: str
+) -> dict[str, Any]:
     """Run one process from launch to first token.
 
     Raises:
@@ -65,6 +125,7 @@ def start(options: argparse.Namespace, scratch: Path, cache: Path, warmup: str) 
             "use_tqdm": not options.quiet,
         },
         "prompt": options.prompt,
+        "compile_limit": options.limit,
         "out": str(scratch / "out.json"),
         "launched": time.time(),
     }
@@ -90,41 +151,71 @@ def environment() -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Two starts for each setting of the warm-up."""
-    rows = []
-    for warmup in options.warmup:
-        with tempfile.TemporaryDirectory() as folder:
-            scratch = Path(folder)
-            for cache in ("empty", "filled"):
-                found = start(options, scratch, scratch / "cache", warmup)
-                rows.append({"model": options.shapes, "warmup": warmup, "cache": cache} | found)
-    backend = rows[0].pop("backend")
+    """Two starts of each kind; of the engine, for each setting of the warm-up."""
+    rows, backends = [], set()
+    for kind in options.what:
+        for warmup in options.warmup if kind == "engine" else [None]:
+            with tempfile.TemporaryDirectory() as folder:
+                scratch = Path(folder)
+                for cache in ("empty", "filled"):
+                    found = _start(kind, options, scratch, warmup)
+                    backends.add(found.pop("backend", None))
+                    of_engine = {"model": options.shapes, "warmup": warmup} if warmup else {}
+                    rows.append({"kind": kind, **of_engine, "cache": cache} | found)
+    names = ("what", "prompt", "max_model_len", "max_num_seqs")
+    backends.discard(None)
     return {
         "benchmark": "bench.startup",
         "command": command("bench.startup"),
         "environment": environment(),
-        "settings": {
-            name: getattr(options, name) for name in ("prompt", "max_model_len", "max_num_seqs")
-        },
-        "backend": backend,
-        "rows": [{k: v for k, v in row.items() if k != "backend"} for row in rows],
+        "settings": {name: getattr(options, name) for name in names},
+        **({"backend": backends.pop()} if backends else {}),
+        "rows": rows,
     }
+
+
+def _start(
+    kind: str, options: argparse.Namespace, scratch: Path, warmup: str | None
+) -> dict[str, Any]:
+    cache = scratch / "cache"
+    if kind == "generate":
+        return start_generate(cache, options.command_options)
+    if kind == "serve":
+        return start_serve(cache, options.command_options, options.limit)
+    assert warmup is not None
+    return start_engine(options, scratch, cache, warmup)
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = command_parser("bench.startup", __doc__)
+    p.add_argument(
+        "--what", type=some_of(*COLUMNS), default=list(COLUMNS), help="engine, generate, serve"
+    )
     p.add_argument("--shapes", choices=sorted(SHAPES), default="llama-3-8b", help="of which model")
     p.add_argument(
         "--warmup",
-        type=some_of("off", "on"),
-        default="off",
-        help="compile every step first: off, on, or both",
+        type=some_of("off", "background", "on"),
+        default=["off", "background", "on"],
+        help="settings of the engine to compare: off, background, on",
     )
     p.add_argument("--prompt", type=whole(1), default=128, help="tokens of the first prompt")
     p.add_argument("--max-model-len", type=whole(1), default=4096, help="most tokens of a sequence")
     p.add_argument("--max-num-seqs", type=whole(1), default=64, help="sequences running at once")
     p.add_argument("--backend", default="auto", help="attention kernels: auto, mosaic or xla")
+    p.add_argument(
+        "--command-options",
+        type=str.split,
+        default=[],
+        metavar="OPTIONS",
+        help="further options of both commands, as in --command-options='--num-pages 64'",
+    )
+    p.add_argument(
+        "--limit",
+        type=whole(1),
+        default=600,
+        help="seconds for the start of a server and for the background compilation",
+    )
     return p
 
 
@@ -136,7 +227,7 @@ def main(arguments: list[str] | None = None) -> None:
         p.error(f"--prompt is {options.prompt}; --max-model-len must be more")
     found = measure(options)
     print(found["environment"]["device"])
-    print(text(found["rows"], COLUMNS))
+    print(tables(found["rows"], text))
     path = options.json
     if path is None and not found["environment"]["device"].startswith("CPU"):
         path = RESULTS / "startup.json"

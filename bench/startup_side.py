@@ -1,4 +1,4 @@
-"""One start of bench.startup, run as a process: python -m bench.startup_side TASK.json"""
+"""One start of an engine for bench.startup, as a process: python -m bench.startup_side TASK.json"""
 
 import time
 
@@ -6,8 +6,8 @@ _BEGUN = time.time()  # before the large imports
 
 import json  # noqa: E402
 import sys  # noqa: E402
+import threading  # noqa: E402
 from collections import Counter  # noqa: E402
-from collections.abc import Callable  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -20,78 +20,90 @@ _CACHE = {
     "/jax/compilation_cache/cache_hits": "cache_hits",
     "/jax/compilation_cache/cache_misses": "cache_misses",
 }
+_POLL = 0.02  # seconds between two looks at the progress of the compilation
 
 
-class Clock:
-    """Seconds of each phase, without nested phases."""
+class CompilerTimes:
+    """Time and cache use of the compiler, from JAX's events.
 
-    def __init__(self) -> None:
-        self.phases: dict[str, float] = {}
-        self._inner = 0.0
+    Attributes:
+        totals: of all threads: seconds of tracing, lowering and compiling, cache hits and misses.
+        own_seconds: of the thread that made this object.
+    """
 
-    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function so that its time counts under ``name``."""
+    def __init__(self, monitoring: Any) -> None:
+        self.totals: Counter[str] = Counter(
+            dict.fromkeys([*_COMPILER.values(), *_CACHE.values()], 0)
+        )
+        self.own_seconds = 0.0
+        self._thread = threading.get_ident()
+        monitoring.register_event_duration_secs_listener(self._spent)
+        monitoring.register_event_listener(self._happened)
 
-        def run(*args: Any, **options: Any) -> Any:
-            before, start = self._inner, time.perf_counter()
-            self._inner = 0.0
-            try:
-                return call(*args, **options)
-            finally:
-                whole = time.perf_counter() - start
-                self.phases[name] = self.phases.get(name, 0.0) + whole - self._inner
-                self._inner = before + whole
+    def _spent(self, event: str, seconds: float, **_: Any) -> None:
+        if event in _COMPILER:
+            self.totals[_COMPILER[event]] += seconds  # pyright: ignore[reportArgumentType]
+            if threading.get_ident() == self._thread:
+                self.own_seconds += seconds
 
-        return run
+    def _happened(self, event: str, **_: Any) -> None:
+        if event in _CACHE:
+            self.totals[_CACHE[event]] += 1
 
 
 def main() -> None:
-    """Start an engine, generate one token, and report the phases."""
+    """Start an engine, generate one token, wait for the compilation, and report the phases."""
     task = json.loads(Path(sys.argv[1]).read_text())
-    clock = Clock()
-    clock.phases["python_s"] = _BEGUN - task["launched"]
+    launched = task["launched"]
+    begun = time.perf_counter()
+    import jax
 
-    def imports() -> Any:
-        import jax
+    import rjax
+    import rjax.engine_builder  # LLM imports it when it is made
 
-        import rjax
-        import rjax.engine_builder as builder  # LLM imports it when it is made
-
-        return jax, rjax, builder
-
-    jax, rjax, builder = clock.timed("imports_s", imports)()
-    compiler: Counter[str] = Counter(dict.fromkeys([*_COMPILER.values(), *_CACHE.values()], 0))
-
-    def spent(event: str, seconds: float, **_: Any) -> None:
-        if event in _COMPILER:
-            compiler[_COMPILER[event]] += seconds  # pyright: ignore[reportArgumentType]
-
-    def happened(event: str, **_: Any) -> None:
-        if event in _CACHE:
-            compiler[_CACHE[event]] += 1
-
-    jax.monitoring.register_event_duration_secs_listener(spent)
-    jax.monitoring.register_event_listener(happened)
-    clock.timed("device_s", jax.devices)()
-    builder.load_model = clock.timed("weights_s", builder.load_model)
-    builder.Worker.warmup = clock.timed("warmup_s", builder.Worker.warmup)
-    builder.Worker = clock.timed("pool_s", builder.Worker)
-    llm = clock.timed("engine_s", rjax.LLM)(**task["options"])
+    imported = time.perf_counter()
+    compiler = CompilerTimes(jax.monitoring)
+    llm = rjax.LLM(**task["options"])
+    made = time.time() - launched
     params = rjax.SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     prompt = list(range(task["prompt"]))
-    generate = clock.timed("first_token_s", llm.generate)
-    generate([prompt], params, use_tqdm=False)
-    total = time.time() - task["launched"]
-    again = time.perf_counter()
-    llm.generate([prompt[::-1]], params, use_tqdm=False)
+
+    def first_token(prompt: list[int]) -> float:
+        start = time.perf_counter()
+        llm.generate([prompt], params, use_tqdm=False)
+        return time.perf_counter() - start
+
+    before = compiler.own_seconds
+    seconds = first_token(prompt)
+    total = time.time() - launched
+    waited = llm.engine.compile_progress().waited_seconds
     found = {
-        **clock.phases,
+        "python_s": _BEGUN - launched,
+        "imports_s": imported - begun,
+        **{f"{name}_s": value for name, value in llm.engine.startup_seconds().items()},
+        "engine_made_s": made,
+        "first_token_s": seconds,
+        "first_run_s": max(0.0, seconds - max(waited, compiler.own_seconds - before)),
         "total_s": total,
-        **compiler,
-        "next_first_token_s": time.perf_counter() - again,
+        "next_first_token_s": first_token(prompt[::-1]),
+        "all_compiled_s": _all_compiled(llm, task),
+        **compiler.totals,
         "backend": llm.stats().backend,
     }
     Path(task["out"]).write_text(json.dumps(found))
+
+
+def _all_compiled(llm: Any, task: dict[str, Any]) -> float | None:
+    """Seconds from launch until every program is compiled; None without a plan or in no time."""
+    if task["options"]["warmup"] != "background":
+        return None
+    deadline = time.time() + task["compile_limit"]
+    while time.time() < deadline:
+        progress = llm.engine.compile_progress()
+        if progress.compiled >= progress.total:
+            return time.time() - task["launched"] if progress.total else None
+        time.sleep(_POLL)
+    return None
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Runs all benchmarks of bench/README.md, one after another, and generates the page.
 
-    python -m bench.suite              # on a GPU, about 14 minutes
+    python -m bench.suite              # on a GPU, about 25 minutes
     python -m bench.suite --list       # only print the commands
     python -m bench.suite --only decode_step,throughput --seconds 300
     python -m bench.suite --into FOLDER    # write the results there, without the README
@@ -30,7 +30,8 @@ COMMANDS: dict[str, tuple[str, int]] = {
         "--max-num-batched-tokens 8192 --relay auto --rounds 3 --name prefill",
         120,
     ),
-    "startup": ("bench.startup --shapes llama-3-8b", 150),
+    "startup": ("bench.startup --shapes llama-3-8b", 600),
+    "load_weights": ("bench.load_weights --shapes llama-3-8b", 240),
     "compare_torch": (
         "bench.compare_torch --shapes qwen2.5-0.5b --batch 16,64 --prefix 512,2048 "
         "--methods hand,flex,shared,continuous,generate,compiled --relay auto",

@@ -13,6 +13,7 @@ from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.parts import EngineParts
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.sampling import LIMITS, SamplingParams
+from rjax.startup_times import StartupTimes
 from rjax.tokenization import Tokenizer
 from rjax.worker.backend import choose_backend
 from rjax.worker.compilation_cache import keep_compiled
@@ -33,8 +34,11 @@ def build_engine(config: EngineConfig) -> LLMEngine:
     folder = resolve_folder(settings.model or BUNDLED_MODEL, settings.revision, settings.hf_token)
     model_config = config_from_folder(folder)
     max_model_len = _model_length(settings.max_model_len, model_config)
-    tokenizer = _load_tokenizer(config, folder)
-    devices = jax.devices()
+    times = StartupTimes()
+    with times.phase("tokenizer"):
+        tokenizer = _load_tokenizer(config, folder)
+    with times.phase("device"):
+        devices = jax.devices()
     if config.tensor_parallel_size > len(devices):
         raise InvalidConfigError(
             f"tensor_parallel_size is {config.tensor_parallel_size}; there are {len(devices)} "
@@ -67,22 +71,22 @@ def build_engine(config: EngineConfig) -> LLMEngine:
         num_devices=config.tensor_parallel_size,
         utilization=config.cache.gpu_memory_utilization,
     )
-    loaded = load_model(
-        folder,
-        dtype=dtype,
-        load_format=settings.load_format,
-        mesh=mesh,
-        seed=settings.seed,
-        progress=config.use_tqdm,
-    )
+    with times.phase("weights"):
+        loaded = load_model(
+            folder,
+            dtype=dtype,
+            load_format=settings.load_format,
+            mesh=mesh,
+            seed=settings.seed,
+            progress=config.use_tqdm,
+        )
     limits = step_limits(
         config.scheduler,
         most_tokens=512 if on_cpu else 2048,
         spare_rows=backend.spare_rows,
     )
-    parts = EngineParts(
-        config=config,
-        worker=Worker(
+    with times.phase("pool"):
+        worker = Worker(
             loaded,
             config,
             backend=backend,
@@ -91,7 +95,10 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             max_model_len=max_model_len,
             limits=limits,
             growth=4 if on_cpu else 2,
-        ),
+        )
+    parts = EngineParts(
+        config=config,
+        worker=worker,
         vocab_size=model_config.vocab_size,
         max_model_len=max_model_len,
         limits=limits,
@@ -100,6 +107,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
         device=f"{config.tensor_parallel_size} x {devices[0].device_kind}",
         tokenizer=tokenizer,
         model_config=model_config,
+        startup_times=times,
     )
     return LLMEngine(parts)
 

@@ -30,6 +30,7 @@ from rjax.cli.report import (
 )
 from rjax.config import CacheSettings
 from rjax.errors import InvalidRequestError, OutOfMemoryError
+from rjax.startup_times import StartupTimes
 
 if TYPE_CHECKING:
     from rjax.llm import LLM
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _NAME = "rjax.generate"
 _DEFAULT_MAX_TOKENS = 256
+_FEW_SEQUENCES = 16  # smaller steps and a smaller KV pool for at most this many
 
 _EPILOG = """\
 examples:
@@ -52,6 +54,8 @@ examples:
   echo "Once upon a time" | python -m rjax.generate --model ./llama --raw --prompt -
       plain completion of a text, without the chat template
   python -m rjax.generate --json --no-progress > answers.json
+
+up to 16 answers run with --max-num-seqs 16, which starts faster, unless you give another value
 
 exit status: 0 done, 2 bad input (the rest of a batch is still answered), 130 interrupted
 """
@@ -108,14 +112,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _generate(arguments: argparse.Namespace) -> int:
     # Everything that can be wrong with the input is found before the model is loaded.
-    system = _system_prompt(arguments)
-    tasks = _tasks(arguments)
+    times = StartupTimes()
+    system = _system_prompt(arguments, times)
+    tasks = _tasks(arguments, times)
     given = sampling_options(arguments)
     options = given_engine_options(arguments)
     if "chat_template" in arguments:
         options["chat_template"] = read_text(arguments.chat_template, "--chat-template")
     _check_sampling(given, tasks)
+    if sum(task.sampling.get("n", given.get("n", 1)) for task in tasks) <= _FEW_SEQUENCES:
+        options.setdefault("max_num_seqs", _FEW_SEQUENCES)
+    with times.phase("imports"):
+        import rjax.engine_builder
+        import rjax.llm  # noqa: F401
     llm = _load(options, progress=not arguments.no_progress)
+    waited = llm.engine.compile_progress().waited_seconds
     defaults = _defaults(llm, bundled="model" not in arguments)
     params = [_params(defaults, given, task) for task in tasks]
     start = time.monotonic()
@@ -125,7 +136,14 @@ def _generate(arguments: argparse.Namespace) -> int:
     prefix_seconds = _compute_shared(llm, shared) if len(shared) >= page_size else 0.0
     outputs = llm.generate(prompts, params, use_tqdm=not arguments.no_progress)
     seconds = time.monotonic() - start
-    found = figures(outputs, llm.stats(), seconds, prefix_seconds)
+    found = figures(
+        outputs,
+        llm.stats(),
+        seconds=seconds,
+        prefix_seconds=prefix_seconds,
+        compile_wait_seconds=llm.engine.compile_progress().waited_seconds - waited,
+        startup_seconds=times.seconds | llm.engine.startup_seconds(),
+    )
     if arguments.json:
         results = [result_record(t, o) for t, o in zip(tasks, outputs, strict=True)]
         record = {"model": arguments.__dict__.get("model"), "results": results, "stats": found}
@@ -138,20 +156,21 @@ def _generate(arguments: argparse.Namespace) -> int:
     return BAD_INPUT if failed else 0
 
 
-def _system_prompt(arguments: argparse.Namespace) -> str | None:
+def _system_prompt(arguments: argparse.Namespace, times: StartupTimes) -> str | None:
     if arguments.system_prompt_file is not None:
         return read_text(arguments.system_prompt_file, "--system-prompt-file")
     if arguments.system_prompt is not None:
         return arguments.system_prompt
     nothing_asked = not arguments.prompt and arguments.prompts_file is None
     if not arguments.raw and ("model" not in arguments or nothing_asked):
-        from models.tables.demo import demo_system_prompt
+        with times.phase("imports"):
+            from models.tables.demo import demo_system_prompt
 
         return demo_system_prompt()
     return None
 
 
-def _tasks(arguments: argparse.Namespace) -> list[Task]:
+def _tasks(arguments: argparse.Namespace, times: StartupTimes) -> list[Task]:
     found = tasks_of_prompts(arguments.prompt)
     if arguments.prompts_file is not None:
         found += tasks_of_file(arguments.prompts_file)
@@ -163,7 +182,8 @@ def _tasks(arguments: argparse.Namespace) -> list[Task]:
     own_system = arguments.system_prompt is not None or arguments.system_prompt_file is not None
     if own_system or arguments.raw:
         raise InvalidRequestError("nothing to generate; give --prompt or --prompts-file")
-    from models.tables.demo import demo_questions
+    with times.phase("imports"):
+        from models.tables.demo import demo_questions
 
     return [
         Task(question, source=f"demo question {i}", expected=expected)

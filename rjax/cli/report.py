@@ -1,7 +1,7 @@
 """Output of a command: answers and figures, as text or as JSON."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rjax.cli.prompts import Task
@@ -9,32 +9,46 @@ from rjax.outputs import CompletionOutput, Logprob, RequestOutput
 
 
 def figures(
-    outputs: Sequence[RequestOutput], stats: Any, seconds: float, prefix_seconds: float
+    outputs: Sequence[RequestOutput],
+    stats: Any,
+    *,
+    seconds: float,
+    prefix_seconds: float,
+    compile_wait_seconds: float,
+    startup_seconds: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Token counts, speed and memory of one run.
+    """Token counts, speed, memory and start-up time of one run.
+
+    The speeds do not count the time that steps waited for programs to compile; the latencies do.
 
     Args:
         outputs: the outputs of all requests.
         stats: the engine's `EngineStats`.
-        seconds: duration of the whole run.
+        seconds: duration of the whole run, without the start.
         prefix_seconds: part of it in which the shared prefix was computed before the requests.
+        compile_wait_seconds: part of it in which steps waited for programs to compile.
+        startup_seconds: of each phase of the start.
     """
     read = sum(len(o.prompt_token_ids) for o in outputs if o.error is None)
     written = sum(len(c.token_ids) for o in outputs for c in o.outputs)
     metrics = [o.metrics for o in outputs if o.metrics is not None]
     first = [m.time_to_first_token for m in metrics if m.time_to_first_token is not None]
     each = [m.time_per_output_token for m in metrics if m.time_per_output_token is not None]
+    computing = seconds - compile_wait_seconds
     return {
         "requests": len(outputs),
         "seconds": seconds,
+        "startup_seconds": sum(startup_seconds.values()),
+        "startup_phases": dict(startup_seconds),
+        "compile_wait_seconds": compile_wait_seconds,
         "prompt_tokens": read,
         "shared_prompt_tokens": sum(o.num_cached_tokens for o in outputs),
         "read_once": stats.kv_tokens_read < stats.kv_tokens_unshared,
         "kv_tokens_read": stats.kv_tokens_read,
         "kv_tokens_read_without_sharing": stats.kv_tokens_unshared,
         "output_tokens": written,
-        "input_tokens_per_second": read / seconds,
-        "output_tokens_per_second": written / seconds,
+        "input_tokens_per_second": read / computing,
+        "output_tokens_per_second": written / computing,
         "prefix_seconds": prefix_seconds,
         "mean_time_to_first_token": prefix_seconds + sum(first) / len(first) if first else None,
         "mean_time_per_output_token": sum(each) / len(each) if each else None,
@@ -52,22 +66,29 @@ def figure_lines(found: dict[str, Any]) -> list[str]:
     shared = "shared and read once" if found["read_once"] else "stored once, read by each request"
     count = found["shared_prompt_tokens"]
     first, each = found["mean_time_to_first_token"], found["mean_time_per_output_token"]
-    prefix = found["prefix_seconds"]
-    note = (
-        f" ({_seconds(prefix)} of it for the shared prefix, including compilation)"
-        if prefix
-        else ""
-    )
+    prefix, waited = found["prefix_seconds"], found["compile_wait_seconds"]
+    compiling = "including compilation" if waited else ""
+    shared_part = f"{_seconds(prefix)} of it for the shared prefix" if prefix else ""
+    notes = ", ".join(note for note in (shared_part, compiling) if note)
     return [
         f"prompt tokens: {found['prompt_tokens']:,}, "
         + (f"of which {count:,} {shared}" if count else "none of them shared"),
         f"speed: {found['input_tokens_per_second']:,.1f} tokens/s in, "
         f"{found['output_tokens_per_second']:,.1f} tokens/s out",
-        f"time to first token: {_seconds(first)}" + (note if first is not None else ""),
-        f"time per output token: {_seconds(each)}",
+        f"time to first token: {_seconds(first)}" + _in_brackets(notes, first),
+        f"time per output token: {_seconds(each)}" + _in_brackets(compiling, each),
         f"KV memory: {_bytes(found['kv_bytes'])}; without sharing it would be "
         + _bytes(found["kv_bytes_without_sharing"]),
+        _startup_line(found),
     ]
+
+
+def _startup_line(found: Mapping[str, Any]) -> str:
+    phases = ", ".join(f"{name} {value:.1f}" for name, value in found["startup_phases"].items())
+    return (
+        f"started in {found['startup_seconds']:.1f} s: {phases}; "
+        f"waited {found['compile_wait_seconds']:.1f} s for compilation"
+    )
 
 
 def answer_lines(task: Task, output: RequestOutput) -> list[str]:
@@ -144,6 +165,10 @@ def _logprobs_record(entry: dict[int, Logprob] | None) -> list[dict[str, Any]] |
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def _in_brackets(note: str, value: float | None) -> str:
+    return f" ({note})" if note and value is not None else ""
 
 
 def _seconds(value: float | None) -> str:

@@ -95,7 +95,9 @@ class LLMEngine(Closable):
         self._stats = EngineStats(
             parts.backend, parts.device, page_bytes=self._worker.pool.page_bytes
         )
-        self._worker.warmup(config.warmup)
+        self._startup_times = parts.startup_times
+        with self._startup_times.phase("warm-up"):
+            self._worker.warmup(config.warmup)
         for path in config.cache.prefix_files:
             self.load_prefix(path)
 
@@ -279,6 +281,10 @@ class LLMEngine(Closable):
         """How far the compilation of the step sizes is; any thread may call this."""
         self._check_open()
         return self._worker.compile_progress()
+
+    def startup_seconds(self) -> dict[str, float]:
+        """Seconds of each phase of the start; any thread may call this."""
+        return dict(self._startup_times.seconds)
 
     def reset_prefix_cache(self) -> None:
         """Drop the KV of finished requests; that of pinned prefixes and running requests stays."""

@@ -6,6 +6,7 @@ from typing import Any
 from models import ModelConfig
 from rjax.batch.step_limits import StepLimits
 from rjax.config import EngineConfig
+from rjax.startup_times import StartupTimes
 from rjax.tokenization import Tokenizer
 
 
@@ -23,6 +24,7 @@ class EngineParts:
         backend, device: names for the statistics.
         tokenizer: None if the engine serves token ids only.
         model_config: None without a model.
+        startup_times: of the phases before the engine is made.
     """
 
     config: EngineConfig
@@ -35,3 +37,4 @@ class EngineParts:
     device: str = "none"
     tokenizer: Tokenizer | None = None
     model_config: ModelConfig | None = None
+    startup_times: StartupTimes = dataclasses.field(default_factory=StartupTimes)

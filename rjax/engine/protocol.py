@@ -56,6 +56,10 @@ class Engine(PrefixEngine, Protocol):
         """How far the compilation of the step sizes is; any thread may call this."""
         ...
 
+    def startup_seconds(self) -> dict[str, float]:
+        """Seconds of each phase of the start; any thread may call this."""
+        ...
+
     def stats(self) -> Any:
         """Counters and memory figures."""
         ...

@@ -3,6 +3,9 @@
 import functools
 import json
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from bench import (
@@ -10,6 +13,7 @@ from bench import (
     compare_torch,
     decode_step,
     latency,
+    load_weights,
     report,
     startup,
     suite,
@@ -19,11 +23,12 @@ from bench.ceilings import Ceilings, measure_ceilings
 from bench.command_line import in_time
 from bench.longbench import __main__ as longbench
 from bench.model_shapes import SHAPES
+from bench.random_checkpoint import write_checkpoint
 from bench.records import load
 from bench.step_roofline import DecodeCase, roofline_seconds, stages
 from bench.text_tables import markdown, text
 from bench.workload import from_file, synthetic
-from models import config_from_dict
+from models import config_from_dict, load_model
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -124,13 +129,67 @@ def test_latency(tmp_path):
         latency.main([*SMALL, "--batch=8"])
 
 
-def test_startup(tmp_path):
+def test_startup_of_an_engine(tmp_path, capsys):
     path = tmp_path / "startup.json"
-    startup.main(["--shapes=tiny", "--prompt=5", "--max-num-seqs=2", "--quiet", f"--json={path}"])
+    given = ["--what=engine", "--warmup=off", "--shapes=tiny", "--prompt=5", "--max-num-seqs=2"]
+    startup.main([*given, "--quiet", f"--json={path}"])
     empty, filled = load(path)["rows"]
+    assert (empty["warmup"], empty["cache"], filled["cache"]) == ("off", "empty", "filled")
     assert empty["total_s"] > empty["weights_s"] > 0
+    assert empty["first_token_s"] >= empty["first_run_s"] >= 0
     assert filled["cache_hits"] >= 2  # the step, and a kind of weight at least
     assert filled["cache_misses"] < empty["cache_misses"]
+    assert startup.TITLES["engine"] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["generate", "serve"])
+def test_startup_of_a_command(kind, tmp_path, capsys):
+    path = tmp_path / "startup.json"
+    options = "--num-pages=8 --max-num-seqs=1 --max-num-batched-tokens=32 --max-model-len=64"
+    if kind == "generate":
+        options += " --prompt=Hi --system-prompt=Hi --max-tokens=2"
+    else:
+        options += " --warmup=off"
+    startup.main(
+        [f"--what={kind}", f"--command-options={options}", "--limit=120", f"--json={path}"]
+    )
+    empty, filled = load(path)["rows"]
+    assert (empty["kind"], empty["cache"], filled["cache"]) == (kind, "empty", "filled")
+    parts = ("imports_s", "run_s") if kind == "generate" else ("port_s", "first_answer_s")
+    assert empty["total_s"] > sum(empty[part] for part in parts) > 0
+    assert startup.TITLES[kind] in capsys.readouterr().out
+
+
+def test_a_command_that_does_not_start_is_shown(tmp_path):
+    options = ["--command-options=--page-size=7", f"--json={tmp_path / 'none.json'}"]
+    with pytest.raises(SystemExit, match="page_size is 7"):
+        startup.main(["--what=serve", *options])
+
+
+def test_load_weights(tmp_path, capsys):
+    path, folder = tmp_path / "load.json", tmp_path / "checkpoint"
+    given = ["--shapes=tiny", f"--folder={folder}", "--quiet", f"--json={path}"]
+    load_weights.main(given)
+    rows = load(path)["rows"]
+    assert [(row["what"], row["page_cache"]) for row in rows] == list(load_weights._POINTS)
+    assert all(row["gb_per_s"] > 0 for row in rows)
+    (parameters,) = {row["gb"] for row in rows if row["what"] == "load_model"}
+    assert parameters == pytest.approx(rows[0]["gb"], rel=0.1)  # the files have headers
+    assert str(folder) not in load(path)["command"]
+    assert "GB/s" in capsys.readouterr().out
+
+
+def test_a_random_checkpoint_is_in_files_of_the_size_asked_for(tmp_path):
+    files = write_checkpoint("tiny", tmp_path, file_bytes=50_000)
+    assert len(files) > 2
+    assert all(file.stat().st_size < 60_000 for file in files)
+    loaded = load_model(tmp_path, dtype=jnp.bfloat16)
+    leaf = np.abs(np.asarray(jax.tree.leaves(loaded.model)[0], np.float32))
+    assert leaf.min() >= 2**-6
+    assert leaf.max() < 2**-5
+    before = [file.stat().st_mtime_ns for file in files]
+    assert write_checkpoint("tiny", tmp_path, file_bytes=50_000) == files
+    assert [file.stat().st_mtime_ns for file in files] == before
 
 
 def test_points_that_time_does_not_allow_are_left_out(capsys):
@@ -177,6 +236,7 @@ def test_synthetic_requests_are_the_same_each_time():
         compare_torch,
         decode_step,
         latency,
+        load_weights,
         longbench,
         report,
         startup,

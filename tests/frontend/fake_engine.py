@@ -148,6 +148,9 @@ class FakeEngine(Engine):
     def compile_progress(self) -> CompileProgress:
         return CompileProgress(compiled=0, total=0, waited_seconds=0.0)
 
+    def startup_seconds(self) -> dict[str, float]:
+        return {"weights": 0.25, "pool": 1.5}
+
     def stats(self) -> EngineStats:
         return EngineStats(
             backend="fake",

@@ -3,6 +3,7 @@
 import io
 import json
 import pathlib
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -84,8 +85,13 @@ def test_demo(run: Run, engine: FakeEngine) -> None:
         "time to first token",
         "time per output token",
         "KV memory",
+        f"started in {lines[-1].split()[2]} s",
     ]
-    assert lines[-1] == "KV memory: 1.00 MiB; without sharing it would be 3.00 MiB"
+    assert lines[-2] == "KV memory: 1.00 MiB; without sharing it would be 3.00 MiB"
+    assert re.fullmatch(
+        r"started in \S+ s: imports \S+, weights 0\.2, pool 1\.5; waited 0\.0 s for compilation",
+        lines[-1],
+    )
     assert all("| name | age |" in prompt for prompt in prompts_seen(engine))
     assert all(params.greedy for _, params, *_ in engine.seen)
 
@@ -100,6 +106,11 @@ def test_json_is_the_whole_of_stdout(run: Run, engine: FakeEngine) -> None:
     assert first["outputs"][0]["finish_reason"] == "length"
     assert found["stats"]["prompt_tokens"] == sum(r["prompt_tokens"] for r in found["results"])
     assert found["stats"]["kv_bytes_without_sharing"] == 3 * 2**20
+    phases = found["stats"]["startup_phases"]
+    assert (phases["weights"], phases["pool"]) == (0.25, 1.5)
+    assert found["stats"]["startup_seconds"] == pytest.approx(sum(phases.values()))
+    assert found["stats"]["compile_wait_seconds"] == 0
+    assert engine.options["max_num_seqs"] == 16  # type: ignore[attr-defined]
 
 
 def test_every_sampling_flag_reaches_the_request(run: Run, engine: FakeEngine) -> None:

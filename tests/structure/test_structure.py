@@ -13,7 +13,7 @@ LONGEST = 480
 
 RJAX_LAYERS = """
 errors outputs
-memory_sizes closing prompts
+memory_sizes startup_times closing prompts
 config
 option_docs tokenization
 structured
