@@ -109,6 +109,8 @@ def build_engine(config: EngineConfig) -> LLMEngine:
         model_config=model_config,
         startup_times=times,
     )
+    with times.phase("warm-up"):
+        worker.warmup(config.warmup)
     return LLMEngine(parts)
 
 

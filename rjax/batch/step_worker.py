@@ -13,7 +13,6 @@ from rjax.batch.kernel_use import KernelUse
 from rjax.batch.page_operations import PageOperation
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.step_readout import StepReadout
-from rjax.config import Warmup
 from rjax.sampling import SlotRow
 
 
@@ -54,10 +53,6 @@ class StepWorker(Protocol):
 
     def kernels(self) -> list[KernelUse]:
         """The kernel of each operation at each step size."""
-        ...
-
-    def warmup(self, when: Warmup) -> None:
-        """Compile every step: now ("on"), while requests run ("background"), or not ("off")."""
         ...
 
     def compile_progress(self) -> CompileProgress:

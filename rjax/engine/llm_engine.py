@@ -58,9 +58,9 @@ class LLMEngine(Closable):
         self.tokenizer = parts.tokenizer
         self._vocab_size = parts.vocab_size
         self._worker: StepWorker = parts.worker
-        self._page_size = config.cache.page_size
-        check_sequence_fits(self._worker.pool.num_pages, self._page_size, self.max_model_len)
-        self._blocks = BlockManager(self._worker.pool.num_pages, self._page_size)
+        pool, self._page_size = parts.worker.pool, config.cache.page_size
+        check_sequence_fits(pool.num_pages, self._page_size, self.max_model_len)
+        self._blocks = BlockManager(pool.num_pages, self._page_size)
         self._scheduler = Scheduler(
             self._blocks,
             limits=parts.limits,
@@ -92,12 +92,8 @@ class LLMEngine(Closable):
         self._budget = parts.limits.max_num_batched_tokens
         self._last_read: float | None = None
         self._deadlines = Deadlines(self._requests)
-        self._stats = EngineStats(
-            parts.backend, parts.device, page_bytes=self._worker.pool.page_bytes
-        )
+        self._stats = EngineStats(parts.backend, parts.device, page_bytes=pool.page_bytes)
         self._startup_times = parts.startup_times
-        with self._startup_times.phase("warm-up"):
-            self._worker.warmup(config.warmup)
         for path in config.cache.prefix_files:
             self.load_prefix(path)
 
@@ -368,9 +364,7 @@ class LLMEngine(Closable):
 
     @no_type_check
     def _salted_root(self, salt: str | None) -> bytes:
-        if salt is None:
-            return self._root
-        return salted_key(self._root, self._checks.salt(salt))
+        return self._root if salt is None else salted_key(self._root, self._checks.salt(salt))
 
     def _admit(self, admitted: list[Sequence]) -> list[tuple[Request, Exception]]:
         """Fill the sampling state of admitted sequences.

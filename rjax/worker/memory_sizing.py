@@ -19,6 +19,7 @@ from rjax.worker.workspace import workspace_bytes
 
 _MAX_UTILIZATION = 0.98  # that error messages advise
 _CPU_SHARE = 0.1  # of the host's memory: other programs need the rest
+_CPU_BYTES = 2**30  # unless a sequence of full length needs more
 _FREE_SHARE = 0.5  # of the free part of it
 _GPU_STEPS = 64  # sizes between two powers of two: rounding loses 1/64 at most
 _CPU_STEPS = 8
@@ -81,8 +82,9 @@ def fit_pool(
     """Size the pool by the memory that the weights and the largest step leave.
 
     On a GPU: ``utilization`` of the device's memory, less the memory in use, less
-    ``workspace_bytes``. On a CPU, which has no ``memory`` statistics: a tenth of the host's memory,
-    and at most half of the free memory. Never more than ``num_seqs`` sequences of full length need.
+    ``workspace_bytes``. On a CPU, which has no ``memory`` statistics: 1 GiB, or what a sequence of
+    full length needs, within a tenth of the host's memory and half of the free memory. Never more
+    than ``num_seqs`` sequences of full length need.
 
     The number of pages is part of the shapes of every compiled step, so a later start finds its
     programs in the compilation cache only if it computes the same number. The number is therefore
@@ -103,6 +105,7 @@ def fit_pool(
     Raises:
         OutOfMemoryError: not even one sequence of ``max_model_len`` tokens fits.
     """
+    one = math.ceil(max_model_len / page_size)
     if memory and "bytes_limit" in memory:
         taken = memory["bytes_in_use"] + workspace_bytes
         budget = (int(memory["bytes_limit"] * utilization) - taken) * num_devices
@@ -111,8 +114,8 @@ def fit_pool(
         taken = 0
         budget, free = int(host_memory() * _CPU_SHARE), int(available_memory() * _FREE_SHARE)
         steps = _CPU_STEPS if budget <= free else 1
-        budget = min(budget, free)
-    one = math.ceil(max_model_len / page_size)
+        # The pool is cleared at the start, which takes a CPU half a second a GiB.
+        budget = min(budget, free, max(_CPU_BYTES, one * bytes_per_page))
     pages = max(0, budget // bytes_per_page)
     pages = min(max(round_down(pages, steps), min(pages, one)), num_seqs * one)
     if pages < one:

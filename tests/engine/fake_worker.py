@@ -48,9 +48,6 @@ class FakeWorker:
     def admit(self, slot, row) -> None:
         assert 0 <= slot < self.limits.num_slots
 
-    def warmup(self, when: str) -> None:
-        assert when in ("off", "background", "on")
-
     def close(self) -> None:
         pass
 

@@ -108,13 +108,16 @@ def on_a_cpu(monkeypatch, total: int, free: int, **changes) -> int:
 
 def test_the_pool_of_a_cpu_does_not_follow_what_is_free(monkeypatch):
     """Compiled steps hold its size."""
-    busy = (23_000, 15_000, 9_999, 5_001, 4_800)
-    assert {on_a_cpu(monkeypatch, 24_000, free) for free in busy} == {2304}
+    busy = (9_000, 5_000, 2_001, 1_920)
+    assert {on_a_cpu(monkeypatch, 9_600, free) for free in busy} == {960}
     # The host's memory differs a little from kernel to kernel.
-    assert {on_a_cpu(monkeypatch, total, 20_000) for total in range(23_100, 25_000, 7)} == {2304}
+    assert {on_a_cpu(monkeypatch, total, 9_000) for total in range(9_600, 10_200, 7)} == {960}
     # Beside something large: half of what is free, on the coarsest grid.
-    little = range(2_100, 4_000, 7)
-    assert {on_a_cpu(monkeypatch, 24_000, free) for free in little} == {1024}
+    little = range(1_050, 1_900, 7)
+    assert {on_a_cpu(monkeypatch, 9_600, free) for free in little} == {512}
+    # A large host gives a GiB, or what one sequence needs.
+    assert on_a_cpu(monkeypatch, 240_000, 200_000) == 1024
+    assert on_a_cpu(monkeypatch, 240_000, 200_000, page_size=64, bytes_per_page=2**31) == 1
     with pytest.raises(OutOfMemoryError, match="free memory, or set num_pages"):
         on_a_cpu(monkeypatch, 24_000, 1)
 
