@@ -167,8 +167,17 @@ class PackedLayout:
             packed[start : start + leaf.size] = np.ravel(leaf)
         return packed
 
-    def unpack(self, packed: Int[IntArray, " Z"]) -> StepInput:
-        """The StepInput again, as slices of the array."""
+    def sampled_rows(self, packed: Int[np.ndarray, " Z"]) -> Int[np.ndarray, "2 B"]:
+        """The fields ``slots`` and ``live`` of a packed StepInput."""
+        fields = [field.name for field in dataclasses.fields(StepInput)]
+        first = fields.index("slots")
+        assert fields[first + 1] == "live"  # one leaf each, and so are all fields before them
+        (size,) = self._shapes[first]
+        starts = self._starts[first : first + 2]
+        return np.stack([packed[start : start + size] for start in starts])
+
+    def unpack(self, packed: Int[Array, " Z"]) -> StepInput:
+        """The StepInput again, as slices of the device array."""
         leaves: list[Any] = []
         for start, shape in zip(self._starts, self._shapes, strict=True):
             size = int(np.prod(shape))

@@ -117,8 +117,7 @@ class StepRunner:
     ) -> UnsampledStep:
         """Dispatch a step whose tokens `sample` replaces."""
         result = self._step(state, shape, features, packed)
-        batch = self.layout(shape).unpack(packed)
-        return UnsampledStep(features, np.stack([batch.slots, batch.live]), result)
+        return UnsampledStep(features, self.layout(shape).sampled_rows(packed), result)
 
     def sample(
         self, state: DeviceState, step: UnsampledStep, bitmask: UInt32[np.ndarray, "B W"]

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
@@ -21,6 +22,7 @@ from rjax.sampling import SamplingParams
 from rjax.worker import memory_sizing
 from rjax.worker.compilation_cache import keep_compiled
 from rjax.worker.memory_sizing import check_pool_fits, check_weights_fit, fit_pool
+from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepShape
 from rjax.worker.workspace import workspace_bytes
 
@@ -43,6 +45,13 @@ def test_nothing_is_compiled_after_a_warmup(tiny, capsys):
     got = run(engine, requests)
     assert got["a"].outputs[0].token_ids == want
     assert engine._worker.num_compiled == compiled
+
+
+def test_the_host_reads_the_sampled_rows_as_the_step_does():
+    layout = PackedLayout(StepShape(8, 4, 6, 8, PlanShape(8, 4, 48, 8, 16)))
+    packed = np.arange(layout.size, dtype=np.int32)
+    batch = layout.unpack(jnp.asarray(packed))
+    np.testing.assert_array_equal(layout.sampled_rows(packed), [batch.slots, batch.live])
 
 
 def test_pages_come_back_as_they_went(tiny):
