@@ -15,7 +15,6 @@ from typing import NoReturn
 from rjax.chat.backends import ChatBackend, LocalBackend, RemoteBackend
 from rjax.chat.session import Session
 from rjax.cli.arguments import (
-    ENGINE_FLAGS,
     add_engine_arguments,
     add_sampling_arguments,
     flag_of,
@@ -29,6 +28,7 @@ from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.sampling import SamplingParams
 
 _NAME = "rjax.chat"
+_WARMUP = "auto"
 _NOT_HERE = ("n", "logprobs", "prompt_logprobs", "detokenize")
 
 _EPILOG = """\
@@ -63,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     system.add_argument("--system", metavar="TEXT", help="the system message")
     system.add_argument("--system-file", metavar="FILE", help="the same from a UTF-8 file")
     chat.add_argument("--no-stats", action="store_true", help="no statistics after each answer")
-    add_engine_arguments(parser, {"warmup": "auto"})
+    add_engine_arguments(parser, {"warmup": _WARMUP})
     add_sampling_arguments(parser)
     return parser
 
@@ -145,7 +145,10 @@ def _system(arguments: argparse.Namespace) -> str | None:
 
 def _backend(arguments: argparse.Namespace, sampling: dict, *, stoppable: bool) -> ChatBackend:
     if arguments.url is not None:
-        given = [key for key in ENGINE_FLAGS if key in arguments and key not in ("model", "seed")]
+        options = given_engine_options(arguments)
+        given = [key for key in options if key not in ("model", "seed")]
+        if options["warmup"] == _WARMUP:  # whether given or not
+            given.remove("warmup")
         if given:
             raise InvalidConfigError(
                 f"{flag_of(given[0])} is an option of the server; leave it out with --url"

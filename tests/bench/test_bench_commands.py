@@ -137,7 +137,7 @@ def test_startup_of_an_engine(tmp_path, capsys):
     assert (empty["warmup"], empty["cache"], filled["cache"]) == ("off", "empty", "filled")
     assert empty["total_s"] > empty["weights_s"] > 0
     assert empty["first_token_s"] >= empty["first_run_s"] >= 0
-    assert filled["cache_hits"] >= 2  # the step, and a kind of weight at least
+    assert filled["cache_hits"] >= 1  # the step at least
     assert filled["cache_misses"] < empty["cache_misses"]
     assert startup.TITLES["engine"] in capsys.readouterr().out
 

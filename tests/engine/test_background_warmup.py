@@ -45,6 +45,15 @@ class Compilations(collections.Counter[str]):
             self[str(labels.get("fun_name"))] += 1
 
 
+@pytest.fixture(autouse=True)
+def _threads_end():
+    """A thread that compiles uses Python's random numbers, which other tests watch."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == COMPILE_THREAD:
+            thread.join()
+
+
 @pytest.fixture
 def compilations():
     found = Compilations()

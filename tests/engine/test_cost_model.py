@@ -68,8 +68,8 @@ def test_the_functional_engine_takes_it_too():
     config = config_from_dict(CONFIG)
     model = init_model(config, dtype=jnp.float32)
     keep_cost_model(key(), MODEL)
-    assert prepare(model, max_context=64, page_size=8)[0].sharing == MODEL
-    assert prepare(model, max_context=64, page_size=8, sharing="off")[0].sharing == "off"
+    assert prepare(model, max_context=64, page_size=8)[0].relay == MODEL
+    assert prepare(model, max_context=64, page_size=8, relay="off")[0].relay == "off"
 
 
 @pytest.mark.parametrize("change", [{"backend": "mosaic"}, {"K": 4}, {"H": 16}, {"dtype": "int8"}])

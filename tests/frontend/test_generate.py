@@ -217,6 +217,7 @@ def test_engine_flags_reach_the_engine(run: Run, engine: FakeEngine) -> None:
     assert run(*argv)[0] == 0
     assert engine.options == {  # type: ignore[attr-defined]
         "model": "m",
+        "warmup": "auto",
         "tokenizer": "t",
         "revision": "r",
         "dtype": "float32",

@@ -28,8 +28,8 @@ from rjax.sampling import (
     SamplingParams,
     SamplingState,
     admit,
-    compile_admission,
     init_state,
+    lower_admission,
     slot_row,
 )
 from rjax.sampling.state import SlotRow
@@ -145,11 +145,18 @@ def test_without_allowed_ids_all_are_allowed(vocab_size):
     assert bits.sum() == bits[:vocab_size].sum() == vocab_size
 
 
-def test_compiling_admission_changes_no_slot():
-    state = admitted({s: Case(EVERYTHING, s, prompt=(1, 2), output=(3,)) for s in range(SLOTS)})
-    before = bits(state)
-    state = compile_admission(state, V)
-    assert bits(state) == before
+@pytest.mark.parametrize("counts", [False, True])
+def test_lowered_admission_is_what_admit_runs(counts):
+    """Compiled ahead, ``admit`` compiles nothing."""
+    state = init_state(SLOTS + 2, V)  # a size of its own
+    lower_admission(state, V, counts=counts).compile()
+    found = []
+    jax.monitoring.register_event_duration_secs_listener(
+        listen := lambda event, duration_secs, **_: found.append(event)
+    )
+    admit(state, 0, Case(EVERYTHING, output=(3,) if counts else ()).row())
+    jax.monitoring.unregister_event_duration_listener(listen)
+    assert not [event for event in found if event.endswith("backend_compile_duration")]
 
 
 def test_admit_donates_the_state():

@@ -206,7 +206,7 @@ def test_bodies_have_a_bound_together():
         await ends.wait()
         await JSONResponse({})(scope, receive, send)
 
-    intake = RequestLimitsMiddleware(app, limits, KeyRing([]), Metrics("tiny", {}))
+    intake = RequestLimitsMiddleware(app, limits, KeyRing([]), Metrics("tiny", {}).rejected)
 
     async def status() -> int:
         found: list[Message] = []

@@ -43,7 +43,7 @@ def ask(server: LiveServer, body: dict) -> list[str]:
     return [choice["text"] for choice in found.json()["choices"]]
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, special_tokens=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_alone_is_as_after_and_beside_any_neighbours(server: LiveServer, seed):
     draw = random.Random(seed)
     alone = [ask(server, probe) for probe in PROBES]
