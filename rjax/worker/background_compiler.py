@@ -62,7 +62,7 @@ class BackgroundCompiler:
         """The index of the first key whose program is compiled; the best program comes first.
 
         If that is not the best one, the best is compiled next. If none is compiled, waits for one.
-        All keys must have been added.
+        Keys that were never added are not waited for.
 
         Raises:
             Exception: no program can be compiled; the error of the first.
@@ -77,14 +77,14 @@ class BackgroundCompiler:
                     if key in self._compiled:
                         self._waited += time.perf_counter() - start
                         return index
-                if self._closed or all(key in self._failed for key in keys):
+                if self._closed or not any(map(self._is_pending, keys)):
                     raise self._failed.get(keys[0]) or RuntimeError("the compiler is closed")
                 self._changed.wait()
 
     def progress(self) -> CompileProgress:
         """How far it is."""
         with self._changed:
-            total = len(self._compiled) + len(self._lower)
+            total = len(self._compiled) + len(self._lower) - len(self._failed)
             return CompileProgress(len(self._compiled), total, self._waited)
 
     def close(self) -> None:
@@ -94,6 +94,9 @@ class BackgroundCompiler:
             self._queue.clear()
             self._changed.notify_all()
 
+    def _is_pending(self, key: Hashable) -> bool:
+        return key in self._lower and key not in self._failed
+
     def _put_first(self, key: Hashable) -> None:
         if key in self._queue:
             self._queue.remove(key)
@@ -101,8 +104,10 @@ class BackgroundCompiler:
 
     def _run(self) -> None:
         while True:
+            if not threading.main_thread().is_alive():
+                self.close()
             with self._changed:
-                if not self._queue or not threading.main_thread().is_alive():
+                if not self._queue:
                     self._threads -= 1
                     return
                 key = self._queue.popleft()

@@ -18,7 +18,8 @@ class BackgroundWarmup:
     Args:
         lowering: lowers the programs of steps.
         keys: of the programs to compile, in this order.
-        max_padding: a step of at most so many times the rows serves while the best is compiled.
+        max_padding: a shape may serve while the best one compiles if it has at most this many
+            times the rows.
         copies: names of the programs that copy pages, and what lowers them.
     """
 

@@ -166,8 +166,11 @@ def test_an_error_reaches_who_waits_and_nobody_else():
     compiler.add("broken", broken)
     compiler.add("fine", lambda: lowered(2))
     assert compiler.first_compiled(["broken", "fine"]) == 1
-    with pytest.raises(ValueError, match="no such kernel"):
-        compiler.first_compiled(["broken"])
+    for keys in (["broken"], ["broken", "never added"]):
+        with pytest.raises(ValueError, match="no such kernel"):
+            compiler.first_compiled(keys)
+    progress = compiler.progress()
+    assert progress.compiled == progress.total == 1
 
 
 def test_close_ends_the_threads():
