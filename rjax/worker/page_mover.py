@@ -4,7 +4,6 @@ import functools
 import math
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from rjax.batch.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
 from rjax.errors import InvalidConfigError, OutOfMemoryError
-from rjax.worker.compile_ahead import compile_ahead
+from rjax.worker.background_compiler import CompileTask
 from rjax.worker.kv_cache import Pools
 
 type Page = Float[Array, "pools K S H"]
@@ -109,11 +108,8 @@ class PageMover:
                     pools = self._in(pools, slots, pages)
         return pools
 
-    def warmup(self, pools: Pools, *, progress: bool) -> Pools:
-        """Compile the copies of every size; nothing is written."""
-        programs = self.programs(pools)
-        lowered = (lower() for _, lower in programs)
-        compile_ahead(lowered, len(programs), title="Compiling copies", progress=progress)
+    def warmup(self, pools: Pools) -> Pools:
+        """Run the copies of every size; nothing is written."""
         for size in self._sizes():
             some, nowhere = np.zeros(size, np.int32), np.full(size, self._num_pages, np.int32)
             pools = _copy(pools, some, nowhere)
@@ -122,21 +118,23 @@ class PageMover:
                 pools = _scatter(pools, nowhere, self._to_device(away))
         return pools
 
-    def programs(self, pools: Any) -> list[tuple[str, Callable[[], jax.stages.Lowered]]]:
-        """The name of each copy's program and what lowers it; those of few pages come first.
+    def programs(self, pools: Any) -> list[tuple[str, CompileTask]]:
+        """The name of each copy's program and how it is made; those of few pages come first.
 
         Args:
             pools: or their shapes and shardings.
         """
         page = jax.ShapeDtypeStruct(self._shape, self._dtype, sharding=self._on_device)
-        found: list[tuple[str, Callable[[], jax.stages.Lowered]]] = []
+        found: list[tuple[str, CompileTask]] = []
         for size in self._sizes():
             some, nowhere = np.zeros(size, np.int32), np.full(size, self._num_pages, np.int32)
-            found.append((f"copy {size}", functools.partial(_copy.lower, pools, some, nowhere)))
+            copy = functools.partial(_copy.lower, pools, some, nowhere)
+            found.append((f"copy {size}", CompileTask(copy)))
             if self._on_host:
                 gather = functools.partial(_gather.lower, pools, some, self._on_device)
                 scatter = functools.partial(_scatter.lower, pools, nowhere, [page] * size)
-                found += [(f"gather {size}", gather), (f"scatter {size}", scatter)]
+                found.append((f"gather {size}", CompileTask(gather)))
+                found.append((f"scatter {size}", CompileTask(scatter)))
         return found
 
     def page_seconds(self) -> float:

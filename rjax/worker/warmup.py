@@ -6,9 +6,7 @@ import jax
 import numpy as np
 
 from rjax.sampling import SamplerMode
-from rjax.worker.compile_ahead import compile_ahead
 from rjax.worker.device_state import DeviceState
-from rjax.worker.lowering import ProgramLowering
 from rjax.worker.programs import ProgramKey, multi_step_key, sampling_key, step_key
 from rjax.worker.step_input import build_step_input
 from rjax.worker.step_runner import StepRunner
@@ -62,29 +60,17 @@ def _by_urgency(shapes: ShapeTable) -> Iterator[StepShape]:
         yield from (sizes.pop(0) for sizes in (decode, mixed) if sizes)
 
 
-def compile_steps(
-    runner: StepRunner,
-    lowering: ProgramLowering,
-    state: DeviceState,
-    shapes: ShapeTable,
-    modes: Sequence[SamplerMode],
-    *,
-    num_decode_steps: int,
-    progress: bool,
+def run_empty_steps(
+    runner: StepRunner, state: DeviceState, shapes: ShapeTable, modes: Sequence[SamplerMode]
 ) -> None:
-    """Compile every step shape in these modes of the sampler, and run each on an empty batch.
+    """Run every step shape in these modes of the sampler on an empty batch.
 
     Args:
-        runner: whose programs are compiled.
-        lowering: lowers them.
+        runner: whose programs run.
         state: of the worker; the empty batch changes nothing in it.
         shapes: of the steps.
         modes: of the sampler.
-        num_decode_steps: steps of a multi-step program; 1 compiles none.
-        progress: show a bar.
     """
-    keys = warmup_keys(shapes, modes, num_decode_steps=num_decode_steps)
-    compile_ahead(map(lowering.lower, keys), len(keys), title="Compiling steps", progress=progress)
     tables = np.zeros((1, shapes.largest.table_pages), np.int32)
     for shape in shapes.all:
         packed = runner.layout(shape).pack(build_step_input([], tables, shape, "off")[0])

@@ -1,12 +1,15 @@
 """The worker: runs steps of one model on one mesh of devices."""
 
 import dataclasses
+import functools
 import math
 import weakref
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Int
 
@@ -23,8 +26,10 @@ from rjax.batch.step_readout import StepReadout
 from rjax.config import EngineConfig, Warmup
 from rjax.sampling import SamplerMode, SlotRow
 from rjax.worker.backend import Backend
+from rjax.worker.background_compiler import CompileTask
 from rjax.worker.background_warmup import BackgroundWarmup
 from rjax.worker.batch_order import by_shared_pages
+from rjax.worker.compiled_programs import CompiledPrograms
 from rjax.worker.cost_model import fitted_cost_model
 from rjax.worker.device_state import DeviceState, make_step_state
 from rjax.worker.fingerprint import model_fingerprint
@@ -33,13 +38,15 @@ from rjax.worker.lowering import ProgramLowering, shapes_of
 from rjax.worker.memory_sizing import num_host_pages, size_pool
 from rjax.worker.multi_step import MultiStepQueue, QueuedResult
 from rjax.worker.page_mover import PageMover
-from rjax.worker.programs import multi_step_key
+from rjax.worker.program_identity import program_identity
+from rjax.worker.program_store import open_store
+from rjax.worker.programs import StepPrograms, multi_step_key
 from rjax.worker.readout import read_result, start_copy
 from rjax.worker.step import StepResult
 from rjax.worker.step_input import build_step_input, check_step_input
 from rjax.worker.step_runner import StepRunner, UnsampledStep
 from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape, step_features
-from rjax.worker.warmup import compile_steps, warmup_keys
+from rjax.worker.warmup import run_empty_steps, warmup_keys
 
 # A padded row costs a CPU as much as any other; a larger size than this is slower than to wait.
 _CPU_PADDING = 4.0
@@ -100,15 +107,17 @@ class Worker:
             limits=limits,
             growth=growth,
         )
-        self._runner = StepRunner(loaded.model, backend, mesh, model.vocab_size)
+        graph, parameters = nnx.split(loaded.model)
+        leaves, treedef = jax.tree.flatten(parameters)
+        self._weight_dtype = jnp.result_type(*(leaf.dtype for leaf in leaves))
         # The fit for the dtype of the weights serves fp8 pages too.
-        fitted = fitted_cost_model(backend, model, self._runner.weight_dtype, mesh)
+        fitted = fitted_cost_model(backend, model, self._weight_dtype, mesh)
         self._sharing: Sharing = _sharing(config, fitted or backend.tuning.cost_model)
         self.pool = size_pool(
             config.cache,
             model,
             largest=self.shapes.largest,
-            itemsize=self._runner.weight_dtype.itemsize,
+            itemsize=self._weight_dtype.itemsize,
             max_model_len=max_model_len,
             limits=limits,
             kv_dtype=kv_dtype,
@@ -123,6 +132,21 @@ class Worker:
                 kv_dtype=kv_dtype,
                 mesh=mesh,
             )
+        )
+        shapes = shapes_of(leaves), shapes_of(self._state.arrays)
+        self._lowering = ProgramLowering(
+            StepPrograms(graph, treedef, backend, mesh),
+            *shapes,
+            mesh,
+            vocab_size=model.vocab_size,
+            num_decode_steps=config.scheduler.num_decode_steps,
+        )
+        identity = program_identity(loaded.model, backend, mesh, shapes)
+        self._runner = StepRunner(
+            leaves,
+            CompiledPrograms(self._lowering, open_store(identity, mesh)),
+            mesh,
+            model.vocab_size,
         )
         self._background: BackgroundWarmup | None = None
         self._queue = MultiStepQueue(self._runner, self._state, config.scheduler.num_decode_steps)
@@ -161,7 +185,7 @@ class Worker:
                 shape,
                 self._runner.layout(shape),
                 model=self._model_config,
-                dtype=self._runner.weight_dtype,
+                dtype=self._weight_dtype,
                 kv_dtype=self._kv_dtype,
                 backend=self._backend,
                 mesh=self._mesh,
@@ -193,9 +217,10 @@ class Worker:
             when = "off" if self._mesh.devices.flat[0].platform == "cpu" else "background"
         match when:
             case "on":
-                self._compile_now(modes)
+                self._compile(modes, num_logprobs=0).wait(progress=self._progress)
+                self._run_empty(modes)
             case "background":
-                self._compile_in_background(modes)
+                self._compile(modes, num_logprobs=self._max_logprobs)
 
     def admit(self, slot: int, row: SlotRow) -> None:
         """Fill one slot of the sampling state for a new sequence, replacing all of it."""
@@ -258,45 +283,33 @@ class Worker:
         result = self._runner.run(self._state, shape, features, packed)
         return DispatchedStep(batch, start_copy(result), stats, rows)
 
-    def _compile_now(self, modes: Sequence[SamplerMode]) -> None:
-        self._queue.flush()
-        lowering = self._lowering()
-        compile_steps(
-            self._runner,
-            lowering,
-            self._state,
-            self.shapes,
-            modes,
-            num_decode_steps=self._queue.num_steps,
-            progress=self._progress,
-        )
-        for counts in (False, True):
-            lowering.lower_admission(counts=counts).compile()
-        self._state.set_pools(self._mover.warmup(self._state.pools, progress=self._progress))
-
-    def _lowering(self) -> ProgramLowering:
-        return ProgramLowering(
-            self._runner.programs,
-            shapes_of(self._runner.leaves),
-            shapes_of(self._state.arrays),
-            self._mesh,
-            vocab_size=self._model_config.vocab_size,
-            num_decode_steps=self._queue.num_steps,
-        )
-
-    def _compile_in_background(self, modes: Sequence[SamplerMode]) -> None:
+    def _compile(self, modes: Sequence[SamplerMode], *, num_logprobs: int) -> BackgroundWarmup:
         padding_is_cheap = self._backend.spare_rows > 0
         keys = warmup_keys(
             self.shapes,
             modes,
             num_decode_steps=self._queue.num_steps,
-            num_logprobs=self._max_logprobs,
+            num_logprobs=num_logprobs,
             largest_first=padding_is_cheap,
         )
-        copies = self._mover.programs(shapes_of(self._state.pools))
-        padding = math.inf if padding_is_cheap else _CPU_PADDING
-        self._background = BackgroundWarmup(self._lowering(), keys, padding, copies)
+        first, again = (
+            CompileTask(functools.partial(self._lowering.lower_admission, counts=counts))
+            for counts in (False, True)
+        )
+        self._background = BackgroundWarmup(
+            self._runner.programs,
+            keys,
+            math.inf if padding_is_cheap else _CPU_PADDING,
+            admissions=(first, again),
+            copies=self._mover.programs(shapes_of(self._state.pools)),
+        )
         weakref.finalize(self, self._background.close)
+        return self._background
+
+    def _run_empty(self, modes: Sequence[SamplerMode]) -> None:
+        self._queue.flush()
+        run_empty_steps(self._runner, self._state, self.shapes, modes)
+        self._state.set_pools(self._mover.warmup(self._state.pools))
 
     def _queues(self, shape: StepShape, features: StepFeatures) -> bool:
         """Whether decode steps are held back to run as one program."""
