@@ -66,8 +66,10 @@ class ShapeTable:
     """Chooses the smallest compiled step that holds a batch.
 
     Decode steps, with one token a sequence, have batch sizes b, b / g, ..., 1 for at most b
-    sequences. Mixed steps, with prompt chunks, have t, t / g and t / g^2 rows for a budget of t
-    tokens, and ``prefill_ahead_tokens`` rows with space for prefill-ahead sequences.
+    sequences. A size that is padded to as many rows as a larger one is left out: the larger one
+    serves it, and each size takes time to compile. Mixed steps, with prompt chunks, have t, t / g
+    and t / g^2 rows for a budget of t tokens, and ``prefill_ahead_tokens`` rows with space for
+    prefill-ahead sequences.
 
     Args:
         limits: of the steps; b and t.
@@ -96,7 +98,11 @@ class ShapeTable:
         sizes = [limits.max_num_seqs]
         while sizes[-1] > 1:
             sizes.append(math.ceil(sizes[-1] / growth))
-        self._decode = [shape(padded_rows(size), size, size) for size in reversed(sizes)]
+        self._decode = [
+            shape(padded_rows(size), size, size)
+            for size in reversed(sizes)
+            if not any(other > size and padded_rows(other) == padded_rows(size) for other in sizes)
+        ]
         most = limits.max_num_batched_tokens
         chunks = {most // growth**i for i in range(3)} | {limits.prefill_ahead_tokens}
         self._mixed = [
