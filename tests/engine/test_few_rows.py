@@ -128,7 +128,7 @@ def test_an_engine_answers_the_same(tiny, use, monkeypatch, count, at_once, kv):
     assert [(s.rows, s.seqs) for s in decode] == [
         (8, 4),
         (16, 16),
-    ]  # no size for one sequence of 8 rows
+    ]
     rows = 16 if count > 8 else 8
     # Not the chunks of prompts.
     assert forms.called == {("linear", rows), ("linear_activation", rows)}
