@@ -34,8 +34,9 @@ class HostBuffers(abc.ABC):
 class ReusedBuffers(HostBuffers):
     """One buffer for each thread, reused for its next block once the devices have the last one.
 
-    The host holds at most ``block_bytes`` for each thread, and never maps new memory. For devices
-    with their own memory: the array of a block must not share its buffer.
+    The host holds at most ``block_bytes`` for each thread, or one row if that is larger.
+
+    For devices with their own memory: an array must not share its buffer.
     """
 
     ahead_bytes = 512 << 20  # of device memory; two blocks for each thread

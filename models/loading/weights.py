@@ -45,9 +45,9 @@ def load_weights(
     parameters there. Names, shapes and types are checked against the headers before any data is
     read.
 
-    Memory: the tensors of at most two parameters, as large as the largest two in a row, are in
-    flight: being read, or on the devices and not assembled yet. On the CPU that is host memory. For
-    other devices the host holds one block of 32 MiB for each of the 8 threads.
+    Memory: in flight (being read, or on the devices and not assembled yet) are at most the tensors
+    of the next two parameters. On the CPU that is host memory. Other devices hold up to 512 MiB if
+    that is more, and the host one block of 32 MiB for each of 8 threads, whatever the model.
 
     Args:
         model: with abstract parameters.
