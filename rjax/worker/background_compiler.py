@@ -12,6 +12,7 @@ import jax
 from tqdm.auto import tqdm
 
 from rjax.batch.compile_progress import COMPILE_THREAD, CompileProgress
+from rjax.worker.gil_sharing import quick_switches
 
 _MAX_THREADS = 8  # lowering holds the GIL and feeds no more compilers than this
 _log = logging.getLogger("rjax")
@@ -166,7 +167,8 @@ class BackgroundCompiler:
                     return
                 key = self._queue.popleft()
                 task = self._tasks[key]
-            error = self._make(task)
+            with quick_switches():
+                error = self._make(task)
             del task
             with self._changed:
                 if error is None:
