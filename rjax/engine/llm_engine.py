@@ -92,7 +92,7 @@ class LLMEngine(Closable):
         self._budget = parts.limits.max_num_batched_tokens
         self._last_read: float | None = None
         self._deadlines = Deadlines(self._requests)
-        self._stats = EngineStats(parts.backend, parts.device, page_bytes=pool.page_bytes)
+        self._stats = parts.new_stats()
         self._startup_times = parts.startup_times
         for path in config.cache.prefix_files:
             self.load_prefix(path)
@@ -101,10 +101,10 @@ class LLMEngine(Closable):
         model, stats = self.config.model.model or "bundled model", self._stats
         if self._closed:
             return f"LLMEngine({model}, closed)"
-        pages = self._worker.pool.num_pages
         return (
-            f"LLMEngine({model}, {stats.backend} on {stats.device}, {self.max_model_len} tokens a "
-            f"sequence, {pages} pages of {self._page_size} tokens, {len(self._requests)} requests)"
+            f"LLMEngine({model}, {stats.backend} on {stats.device}, up to {stats.max_num_seqs} "
+            f"sequences of {self.max_model_len} tokens, {self._worker.pool.num_pages} pages of "
+            f"{self._page_size} tokens, {len(self._requests)} requests)"
         )
 
     def _free(self) -> None:

@@ -16,6 +16,7 @@ class EngineStats:
     Attributes:
         backend: attention backend in use.
         device: what it runs on.
+        max_num_seqs: maximum sequences that decode at the same time.
         steps: steps dispatched.
         step_tokens: tokens computed in all of them.
         steps_by_size: steps by size: those of key i computed at most 2**i tokens and more than
@@ -45,6 +46,7 @@ class EngineStats:
 
     backend: str
     device: str
+    max_num_seqs: int = 0
     steps: int = 0
     step_tokens: int = 0
     steps_by_size: dict[int, int] = dataclasses.field(default_factory=dict)

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jaxtyping import Int
 
 from models import LoadedModel
-from pallas_kernels.attention.planner import CostModel, PlanShape, Sharing
+from pallas_kernels.attention.planner import CostModel, Sharing
 from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.kernel_use import KernelUse
@@ -45,7 +45,8 @@ from rjax.worker.readout import read_result, start_copy
 from rjax.worker.step import StepResult
 from rjax.worker.step_input import build_step_input, check_step_input
 from rjax.worker.step_runner import StepRunner, UnsampledStep
-from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape, step_features
+from rjax.worker.step_shape import StepFeatures, StepShape, step_features
+from rjax.worker.step_sizing import shape_table
 from rjax.worker.warmup import run_empty_steps, warmup_keys
 
 # A padded row costs a CPU as much as any other; a larger size than this is slower than to wait.
@@ -99,10 +100,9 @@ class Worker:
         self._check_values = config.check_values
         self._kv_dtype = kv_dtype
         self._backend, self._mesh = backend, mesh
-        self.shapes = _shape_table(
+        self.shapes = shape_table(
             config,
             backend=backend,
-            mesh=mesh,
             max_model_len=max_model_len,
             limits=limits,
             growth=growth,
@@ -347,39 +347,6 @@ class Worker:
         if isinstance(found, StepResult):
             return read_result(found)
         return StepReadout(np.asarray(found)[step.result.index], None, None)
-
-
-def _shape_table(
-    config: EngineConfig,
-    *,
-    backend: Backend,
-    mesh: Mesh,
-    max_model_len: int,
-    limits: StepLimits,
-    growth: int,
-) -> ShapeTable:
-    """The step shapes of a backend."""
-    page_size = config.cache.page_size
-
-    def plan_shape(rows: int, seqs: int, unpadded_rows: int) -> PlanShape:
-        return backend.plan_shape(
-            rows,
-            seqs,
-            max_model_len,
-            page_size,
-            unpadded_rows=unpadded_rows,
-            coalesce=config.relay.mode == "auto",
-            kv_split_size=config.relay.kv_split_size,
-        )
-
-    return ShapeTable(
-        limits=limits,
-        max_model_len=max_model_len,
-        page_size=page_size,
-        plan_shape=plan_shape,
-        padded_rows=backend.padded_rows,
-        growth=growth,
-    )
 
 
 def _sharing(config: EngineConfig, cost_model: CostModel) -> Sharing:
