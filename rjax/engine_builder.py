@@ -19,6 +19,7 @@ from rjax.worker.backend import choose_backend
 from rjax.worker.compilation_cache import keep_compiled
 from rjax.worker.dtype import choose_dtype, choose_kv_dtype
 from rjax.worker.memory_sizing import check_weights_fit
+from rjax.worker.multi_step_policy import multi_step_policy
 from rjax.worker.step_sizing import gpu_pool_tokens, shape_table
 from rjax.worker.worker import Worker
 
@@ -115,6 +116,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             max_model_len=max_model_len,
             limits=limits,
             growth=growth,
+            policy=multi_step_policy(config, platform=devices[0].platform),
         )
     parts = EngineParts(
         config=config,

@@ -46,5 +46,6 @@ class EngineParts:
             self.backend,
             self.device,
             max_num_seqs=self.limits.max_num_seqs,
+            num_decode_steps=self.worker.num_decode_steps,
             page_bytes=self.worker.pool.page_bytes,
         )

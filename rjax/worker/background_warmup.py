@@ -59,6 +59,10 @@ class BackgroundWarmup:
             self._first_compiled([sampling])
         return shape
 
+    def compile(self, key: ProgramKey) -> None:
+        """Compile a program that is not planned, after all others."""
+        self._add(key)
+
     def is_compiled(self, key: ProgramKey) -> bool:
         """Whether a program can run without waiting."""
         return self._compiler.is_compiled(key)

@@ -43,7 +43,7 @@ def program_identity(model: nnx.Module, backend: Backend, mesh: Mesh, arguments:
         model: the NNX module.
         backend: kernels of the steps.
         mesh: devices of the steps.
-        arguments: shapes, dtypes and shardings of weights and state.
+        arguments: shapes, dtypes and shardings of weights and state, and numbers that decide code.
     """
     modules = {type(node) for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Module)}
     outside = {kind.__module__.partition(".")[0] for kind in modules}

@@ -37,17 +37,22 @@ from rjax.worker.kernels.report import step_kernels
 from rjax.worker.lowering import ProgramLowering, shapes_of
 from rjax.worker.memory_sizing import num_host_pages, size_pool
 from rjax.worker.multi_step import MultiStepQueue, QueuedResult
+from rjax.worker.multi_step_policy import MAX_PROGRAM_SECONDS, MultiStepPolicy
 from rjax.worker.page_mover import PageMover
 from rjax.worker.program_identity import program_identity
 from rjax.worker.program_store import open_store
 from rjax.worker.programs import StepPrograms, multi_step_key
 from rjax.worker.readout import read_result, start_copy
-from rjax.worker.step import StepResult
 from rjax.worker.step_input import build_step_input, check_step_input
 from rjax.worker.step_runner import StepRunner, UnsampledStep
 from rjax.worker.step_shape import StepFeatures, StepShape, step_features
 from rjax.worker.step_sizing import shape_table
-from rjax.worker.warmup import run_empty_steps, warmup_keys
+from rjax.worker.warmup import (
+    run_empty_multi_steps,
+    run_empty_steps,
+    short_multi_step_keys,
+    warmup_keys,
+)
 
 # A padded row costs a CPU as much as any other; a larger size than this is slower than to wait.
 _CPU_PADDING = 4.0
@@ -70,11 +75,14 @@ class Worker:
         max_model_len: tokens of the longest sequence.
         limits: of the steps.
         growth: ratio of one step size to the next smaller one.
+        policy: decides whether several decode steps run as one program, if the configuration has no
+            number of them; None for one step.
 
     Attributes:
         shapes: of the compiled steps.
         pool: size of the KV pool.
         num_host_pages: pages of host memory for swapped sequences.
+        num_decode_steps: decode steps of one program at most.
 
     Raises:
         OutOfMemoryError: the KV pool does not fit.
@@ -91,6 +99,7 @@ class Worker:
         max_model_len: int,
         limits: StepLimits,
         growth: int,
+        policy: MultiStepPolicy | None = None,
     ) -> None:
         model = loaded.config
         page_size = config.cache.page_size
@@ -133,15 +142,20 @@ class Worker:
                 mesh=mesh,
             )
         )
+        number = config.scheduler.num_decode_steps
+        self._policy = policy if number == "auto" else None
+        if number == "auto":
+            number = 1 if policy is None else policy.num_steps
+        self.num_decode_steps = number
         shapes = shapes_of(leaves), shapes_of(self._state.arrays)
         self._lowering = ProgramLowering(
             StepPrograms(graph, treedef, backend, mesh),
             *shapes,
             mesh,
             vocab_size=model.vocab_size,
-            num_decode_steps=config.scheduler.num_decode_steps,
+            num_decode_steps=number,
         )
-        identity = program_identity(loaded.model, backend, mesh, shapes)
+        identity = program_identity(loaded.model, backend, mesh, (*shapes, number))
         self._runner = StepRunner(
             leaves,
             CompiledPrograms(self._lowering, open_store(identity, mesh)),
@@ -149,7 +163,7 @@ class Worker:
             model.vocab_size,
         )
         self._background: BackgroundWarmup | None = None
-        self._queue = MultiStepQueue(self._runner, self._state, config.scheduler.num_decode_steps)
+        self._queue = MultiStepQueue(self._runner, self._state, number, self._policy)
         self.num_host_pages = num_host_pages(config.cache, self.pool)
         self._mover = PageMover(
             num_pages=self.pool.num_pages,
@@ -217,8 +231,9 @@ class Worker:
             when = "off" if self._mesh.devices.flat[0].platform == "cpu" else "background"
         match when:
             case "on":
-                self._compile(modes, num_logprobs=0).wait(progress=self._progress)
-                self._run_empty(modes)
+                background = self._compile(modes, num_logprobs=0)
+                background.wait(progress=self._progress)
+                self._run_empty(modes, background)
             case "background":
                 self._compile(modes, num_logprobs=self._max_logprobs)
 
@@ -247,17 +262,22 @@ class Worker:
         self._state.set_pools(self._mover.write(self._state.pools, pages, data))
 
     def dispatch(
-        self, batch: list[ScheduledSequence], tables: Int[np.ndarray, "slots pages"]
+        self,
+        batch: list[ScheduledSequence],
+        tables: Int[np.ndarray, "slots pages"],
+        *,
+        may_queue: bool,
     ) -> DispatchedStep:
         """Start a step and return at once.
 
         If a token mask restricts one of its samples, only its forward program starts, and `sample`
-        completes it. Decode steps of one shape start ``num_decode_steps`` at a time, or as soon as
-        anything else is to be done.
+        completes it.
 
         Args:
             batch: in any order; the step's own order is that of the result.
             tables: row s lists the pages of the sequence in slot s.
+            may_queue: whether decode steps of one shape may start ``num_decode_steps`` at a time,
+                or as soon as anything else is to be done.
         """
         rows = sum([item.stop - item.start for item in batch])
         features = step_features(batch, self._max_logprobs)
@@ -271,9 +291,11 @@ class Worker:
                 step_input, batch, num_pages=self.pool.num_pages, page_size=shape.page_size
             )
         packed = self._runner.layout(shape).pack(step_input)
-        if rows == len(batch) and self._queues(shape, features):
-            queued = self._queue.add(shape, features, packed)
-            return DispatchedStep(batch, queued, stats, rows)
+        if may_queue and rows == len(batch) and self._queue.takes(features):
+            several = self._runs_several(shape, features)
+            start = self._queue.add if several else self._queue.run_alone
+            result = start(shape, features, packed)
+            return DispatchedStep(batch, result, stats, rows, is_queued=result.result is None)
         self._queue.flush()
         if features.sampling == "full" and any(
             item.samples and item.sequence.mask is not None for item in batch
@@ -283,12 +305,17 @@ class Worker:
         result = self._runner.run(self._state, shape, features, packed)
         return DispatchedStep(batch, start_copy(result), stats, rows)
 
+    @property
+    def _num_planned_steps(self) -> int:
+        """Decode steps of the programs that are compiled before it is known whether they pay."""
+        return self.num_decode_steps if self._policy is None else 1
+
     def _compile(self, modes: Sequence[SamplerMode], *, num_logprobs: int) -> BackgroundWarmup:
         padding_is_cheap = self._backend.spare_rows > 0
         keys = warmup_keys(
             self.shapes,
             modes,
-            num_decode_steps=self._queue.num_steps,
+            num_decode_steps=self._num_planned_steps,
             num_logprobs=num_logprobs,
             largest_first=padding_is_cheap,
         )
@@ -306,16 +333,37 @@ class Worker:
         weakref.finalize(self, self._background.close)
         return self._background
 
-    def _run_empty(self, modes: Sequence[SamplerMode]) -> None:
+    def _run_empty(self, modes: Sequence[SamplerMode], background: BackgroundWarmup) -> None:
         self._queue.flush()
         run_empty_steps(self._runner, self._state, self.shapes, modes)
         self._state.set_pools(self._mover.warmup(self._state.pools))
+        if self._policy is None:
+            return
+        keys = short_multi_step_keys(
+            self._runner,
+            self._state,
+            self.shapes,
+            modes,
+            num_decode_steps=self.num_decode_steps,
+            seconds=MAX_PROGRAM_SECONDS,
+        )
+        for key in keys:
+            background.compile(key)
+        background.wait(progress=self._progress)
+        run_empty_multi_steps(self._runner, self._state, keys, self.num_decode_steps)
+        self._policy.allow_only(keys)
 
-    def _queues(self, shape: StepShape, features: StepFeatures) -> bool:
-        """Whether decode steps are held back to run as one program."""
-        if not self._queue.takes(features) or self._background is None:
-            return self._queue.takes(features)
-        return self._background.is_compiled(multi_step_key(shape, features))
+    def _runs_several(self, shape: StepShape, features: StepFeatures) -> bool:
+        """Whether decode steps are queued to run as one program, which is compiled in the
+        background once it pays."""
+        key = multi_step_key(shape, features)
+        if self._policy is not None and not self._policy.pays(key):
+            return False
+        if self._background is None or self._background.is_compiled(key):
+            return True
+        if self._policy is not None and self._policy.pays_to_compile(key):
+            self._background.compile(key)
+        return False
 
     def _choose_shape(self, rows: int, seqs: int, features: StepFeatures) -> StepShape:
         """The smallest shape for the batch, or a larger one while that is being compiled."""
@@ -341,12 +389,19 @@ class Worker:
     def read(self, step: DispatchedStep) -> StepReadout:
         """Wait for a step and copy its result to the host."""
         self._queue.flush()
-        if not isinstance(step.result, QueuedResult):
-            return read_result(step.result)
-        found = step.result.result
-        if isinstance(found, StepResult):
-            return read_result(found)
-        return StepReadout(np.asarray(found)[step.result.index], None, None)
+        if self._policy is not None and self._is_unsteady(step):
+            self._policy.interrupt()
+        if isinstance(step.result, QueuedResult):
+            return self._queue.read(step.result)
+        return read_result(step.result)
+
+    def _is_unsteady(self, step: DispatchedStep) -> bool:
+        """Whether the time to read a step says nothing about decode steps: it is none, or programs
+        compile meanwhile, and take the host's time."""
+        if not isinstance(step.result, QueuedResult) or step.result.program is None:
+            return True
+        progress = self.compile_progress()
+        return progress.compiled < progress.total
 
 
 def _sharing(config: EngineConfig, cost_model: CostModel) -> Sharing:

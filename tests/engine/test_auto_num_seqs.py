@@ -137,12 +137,13 @@ def test_a_short_prompt_beside_many_places_takes_a_short_step():
 
 def test_what_an_engine_chose_is_reported(tiny):
     engine = make_engine(tiny, max_num_seqs="auto", max_num_batched_tokens=None)
-    assert engine.stats().max_num_seqs == 64  # of a CPU
+    stats = engine.stats()
+    assert (stats.max_num_seqs, stats.num_decode_steps) == (64, 1)  # of a CPU
     assert "up to 64 sequences of 160 tokens" in repr(engine)
     assert engine.config.scheduler.max_num_seqs == "auto"
 
 
-@pytest.mark.parametrize("option", ["max_num_seqs"])
+@pytest.mark.parametrize("option", ["max_num_seqs", "num_decode_steps"])
 def test_a_number_or_auto_is_asked_for(option):
     for value in ("many", "16", 0, 1.5, True, 2**31, None):
         with pytest.raises(InvalidConfigError, match=rf"{option} is .*from 1 .*or auto"):

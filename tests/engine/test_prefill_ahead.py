@@ -22,9 +22,9 @@ def engine_of(count, **options):
     engine = fake_engine(**(given | options))
     batches, dispatch = [], engine._worker.dispatch
 
-    def record(batch, tables):
+    def record(batch, tables, **options):
         batches.append(list(batch))
-        return dispatch(batch, tables)
+        return dispatch(batch, tables, **options)
 
     engine._worker.dispatch = record
     for i in range(count):
