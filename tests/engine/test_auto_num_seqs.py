@@ -116,8 +116,8 @@ def test_memory_decides_on_a_gpu(total, options, expected):
 def test_more_sequences_bring_no_more_sizes():
     _, few = hopper("llama-3-8b", 138, 16, max_num_seqs=64)
     _, many = hopper("llama-3-8b", 138, 16)
-    assert [shape.seqs for shape in few.decode] == [1, 4, 8, 16, 32, 64]
-    assert [shape.seqs for shape in many.decode] == [1, 4, 8, 16, 32, 64, 128, 256]
+    assert [shape.seqs for shape in few.decode] == [1, 8, 16, 32, 64]
+    assert [shape.seqs for shape in many.decode] == [1, 8, 16, 32, 64, 128, 256]
     assert len(many.all) <= len(few.all) + 1
 
 

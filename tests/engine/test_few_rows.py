@@ -139,7 +139,7 @@ def test_short_prompts_take_a_decode_shape_where_rows_are_spare(tiny, use, monke
     worker: Any = engine._worker
     shape = worker.shapes.choose(rows=12, seqs=3)
     assert (shape.rows, shape.seqs) == (16, 16)
-    made = {key.shape.rows for key in worker._runner.programs._made if key.shape is not None}
+    made = {key.shape.rows for key in worker._runner.programs._compiled if key.shape is not None}
     assert made == {8, 16}
     monkeypatch.undo()
     assert answers(tiny, 3)[1] == got
