@@ -35,16 +35,19 @@ def add_all(compiler: BackgroundCompiler, count: int) -> None:
 
 
 def test_what_is_waited_for_comes_first():
-    compiler, order, gate = BackgroundCompiler(), [], threading.Event()
+    compiler, order = BackgroundCompiler(), []
+    begun, gate = threading.Event(), threading.Event()
     compiler._num_cpus = 1
 
     def lower(key: int) -> jax.stages.Lowered:
+        begun.set()
         gate.wait()
         order.append(key)
         return lowered(key)
 
     for key in range(4):
         compiler.add(key, CompileTask(lambda key=key: lower(key)))
+    begun.wait()
     threading.Timer(0.2, gate.set).start()
     assert compiler.first_compiled([3]) == 0
     while compiler.progress().compiled < 4:
