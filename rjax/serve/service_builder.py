@@ -39,6 +39,7 @@ def make_service(
     http: HttpOptions | None = None,
     created: int | None = None,
     zygote: Zygote | None = None,
+    close_zygote: bool = False,
 ) -> Service:
     """Create the service of an engine with a tokenizer.
 
@@ -57,6 +58,7 @@ def make_service(
         http: options for proxies and browsers.
         created: when the server started, in seconds since 1970; None is now.
         zygote: starts worker processes; None creates one, which the service closes.
+        close_zygote: the service closes the given zygote too.
     """
     limits = limits or ServeLimits()
     tokenizer = engine.tokenizer
@@ -76,7 +78,7 @@ def make_service(
         vocab_size=vocab_size,
         eos_token_ids=sorted(tokenizer.eos_token_ids),
     )
-    own_zygote = zygote is None
+    close_zygote = close_zygote or zygote is None
     zygote = zygote or Zygote()
 
     def workers(quick: int, seconds: float) -> WorkerPool:
@@ -116,7 +118,7 @@ def make_service(
         keys=keys,
         metrics=Metrics(model, _cache_figures(engine)),
         grammars=grammars,
-        zygote=zygote if own_zygote else None,
+        zygote=zygote if close_zygote else None,
         texts=texts,
         compilers=compilers,
         threads=threads,
