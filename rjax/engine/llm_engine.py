@@ -93,7 +93,7 @@ class LLMEngine(Closable):
         self._last_read: float | None = None
         self._deadlines = Deadlines(self._requests)
         self._stats = EngineStats(parts.backend, parts.device, page_bytes=pool.page_bytes)
-        self._startup_times = parts.startup_times
+        self._startup_times, self.summary = parts.startup_times, dict(parts.summary)
         for path in config.cache.prefix_files:
             self.load_prefix(path)
 
