@@ -1,9 +1,9 @@
-"""The command ``python -m rjax.chat``."""
+"""The command ``rjax chat``."""
 
 if __name__ == "__main__":  # before all imports, so that Ctrl-C works during them
     from rjax.cli.process import run_module
 
-    run_module("rjax.chat", "rjax.chat.__main__")
+    run_module("rjax chat", "rjax.chat.__main__")
 
 import argparse
 import contextlib
@@ -16,29 +16,33 @@ from rjax.chat.backends import ChatBackend, LocalBackend, RemoteBackend
 from rjax.chat.session import Session
 from rjax.cli.arguments import (
     add_engine_arguments,
+    add_model_argument,
     add_sampling_arguments,
     flag_of,
     given_engine_options,
     sampling_options,
 )
 from rjax.cli.bundled import BUNDLED_NAME
-from rjax.cli.errors import BAD_INPUT, OneLineParser, run_command
+from rjax.cli.errors import run_command
+from rjax.cli.exit_status import BAD_INPUT
+from rjax.cli.parser import OneLineParser
 from rjax.cli.prompts import read_text
+from rjax.cli.vllm_flags import instead_of
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.sampling import SamplingParams
 
-_NAME = "rjax.chat"
+_NAME = "rjax chat"
 _WARMUP = "auto"
 _NOT_HERE = ("n", "logprobs", "prompt_logprobs", "detokenize")
 
 _EPILOG = """\
 examples:
-  python -m rjax.chat
+  rjax chat
       the bundled model, locally or on a server, with a table of people as its system message
-  python -m rjax.chat --model ./llama --system "Be brief."
-  python -m rjax.chat --url http://127.0.0.1:8000/v1 --api-key-file key.txt
+  rjax chat --model ./llama --system "Be brief."
+  rjax chat --url http://127.0.0.1:8000/v1 --api-key-file key.txt
       a server that speaks OpenAI's API
-  printf 'Who lives in Peru?\\nHow old is she?\\n' | python -m rjax.chat
+  printf 'Who lives in Peru?\\nHow old is she?\\n' | rjax chat
       one question per line, all in one conversation
 
 exit status: 0 done, 2 bad input (from a pipe, the other lines are still answered), 130 interrupted
@@ -48,14 +52,16 @@ exit status: 0 done, 2 bad input (from a pipe, the other lines are still answere
 def build_parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     parser = OneLineParser(
-        prog=f"python -m {_NAME}",
-        usage="%(prog)s [options]",
+        prog=_NAME,
+        usage="%(prog)s [MODEL] [options]",
         description="Chat in the terminal with a local model or a server's; /help lists the "
         "commands.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        instead=instead_of,
     )
+    add_model_argument(parser)
     chat = parser.add_argument_group("chat")
     chat.add_argument("--url", help="a server's URL; --model is then its served model name")
     chat.add_argument("--api-key-file", metavar="FILE", help="file with the server's API key")

@@ -218,14 +218,14 @@ def test_an_error_in_a_pipe_is_told_by_the_status(monkeypatch, capsys, line):
 
 def test_a_pipe_that_is_not_text_is_bad_input(monkeypatch, capsys):
     assert piped(monkeypatch, io.TextIOWrapper(io.BytesIO(b"one\n\xff\n"), "utf-8")) == 2
-    assert capsys.readouterr().err == "rjax.chat: error: stdin: not UTF-8 text; convert it\n"
+    assert capsys.readouterr().err == "rjax chat: error: stdin: not UTF-8 text; convert it\n"
 
 
 def test_ctrl_c_ends_what_is_piped(monkeypatch, capsys):
     assert piped(monkeypatch, "one ^C\ntwo\n") == 130
     out, err = capsys.readouterr()
     assert out == "one \n"
-    assert err == "rjax.chat: interrupted\n"
+    assert err == "rjax chat: interrupted\n"
 
 
 @pytest.mark.parametrize("name", ["tables", "tiny"])
