@@ -102,7 +102,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_sampling_arguments(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    output.add_argument("--no-progress", action="store_true", help="no progress bars on stderr")
+    output.add_argument(
+        "--no-progress", action="store_true", help="no progress bars and no summary on stderr"
+    )
     return parser
 
 
@@ -210,9 +212,13 @@ def _check_sampling(given: Mapping[str, Any], tasks: list[Task]) -> None:
 
 
 def _load(options: dict[str, Any], *, progress: bool) -> "LLM":
+    from rjax.engine_summary import summary_lines
     from rjax.llm import LLM
 
-    return LLM(**options, use_tqdm=progress)
+    llm = LLM(**options, use_tqdm=progress)
+    if progress:
+        print("\n".join(summary_lines(llm.engine.summary)), file=sys.stderr)
+    return llm
 
 
 def _defaults(llm: "LLM", *, bundled: bool) -> dict[str, Any]:

@@ -10,6 +10,7 @@ Imports little, so that it handles Ctrl-C during the imports of the command.
 
 import contextlib
 import importlib
+import math
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ from rjax.batch.compile_progress import COMPILE_THREAD
 from rjax.cli.exit_status import INTERRUPTED
 
 _PATIENCE = 0.5  # seconds that the main thread has to end by itself
+_TWICE = 1.0  # seconds between two Ctrl-C that end any process
 
 
 def run_process(name: str, main: Callable[[], int]) -> NoReturn:
@@ -29,8 +31,8 @@ def run_process(name: str, main: Callable[[], int]) -> NoReturn:
 
     Ctrl-C raises KeyboardInterrupt as usual. If the process does not end within half a second (the
     main thread is in a compiler, or a library turned the exception into another one), it exits at
-    once with status 130. A command that handles SIGINT itself is not affected; it can call
-    `end_soon`.
+    once with status 130. A command that handles SIGINT itself is not affected, unless Ctrl-C comes
+    twice within a second; it can call `end_soon`.
 
     At the end the process does not wait for programs that compile in the background.
 
@@ -77,12 +79,18 @@ def _interrupts_watched(name: str) -> Iterator[threading.Event]:
     os.set_blocking(writer, False)
 
     def watch() -> None:
+        last = -math.inf
         while found := os.read(reader, 1):
-            own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-            if found[0] == signal.SIGINT and own and not left.is_set():
+            if found[0] != signal.SIGINT or left.is_set():
+                continue
+            now, before = time.monotonic(), last
+            last = now
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 interrupted.set()
                 if not left.wait(_PATIENCE):
                     _end(name)
+            elif now - before < _TWICE:
+                _end(name)
 
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=watch, name="rjax-interrupts", daemon=True).start()
@@ -98,7 +106,8 @@ def _end(name: str | None = None, status: int = INTERRUPTED) -> NoReturn:
     """Exit at once, after flushing the output."""
     if name is not None:
         with contextlib.suppress(OSError, ValueError):
-            print(f"{name}: interrupted", file=sys.stderr)
+            start = "\n" if sys.stderr.isatty() else ""  # after a progress bar or "^C"
+            print(f"{start}{name}: interrupted", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
