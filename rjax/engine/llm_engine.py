@@ -468,11 +468,10 @@ class LLMEngine(Closable):
     def _fail(self, request: Request, error: Exception) -> None:
         """End a request on an error."""
         _log.error("request %s failed", request.request_id, exc_info=error)
-        for sequence, completion in zip(request.sequences, request.completions, strict=True):
+        for sequence in request.sequences:
             if sequence.status is not SequenceStatus.FINISHED:
                 self._scheduler.finish(sequence)
-            if not completion.finished:
-                completion.finish_reason = "error"
+        request.fail(error)
         self._prefixes.pending.discard(request.request_id)
 
     def _count_memory(self) -> None:
