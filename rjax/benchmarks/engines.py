@@ -40,6 +40,16 @@ def model_name(options: argparse.Namespace) -> str:
     return options.shapes or (Path(options.model).name if options.model else "bundled")
 
 
+def model_length(options: argparse.Namespace) -> int:
+    """Tokens of the longest sequence that the model knows."""
+    if options.shapes is not None:
+        return SHAPES[options.shapes]["max_position_embeddings"]
+    from models import BUNDLED_MODEL, config_from_folder, resolve_folder
+
+    folder = resolve_folder(options.model or BUNDLED_MODEL, weights=False)
+    return config_from_folder(folder).max_position_embeddings
+
+
 def pool_pages(options: argparse.Namespace, own: int, prefixes: Sequence[int] = ()) -> int:
     """The given number of pages, or twice what all running sequences and the prefixes need.
 

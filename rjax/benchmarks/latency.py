@@ -16,7 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from rjax.benchmarks.engines import add_engine_options, model_name, pool_pages, running_llm
+from rjax.benchmarks.engines import (
+    add_engine_options,
+    model_length,
+    model_name,
+    pool_pages,
+    running_llm,
+)
 from rjax.benchmarks.options import (
     add_time_limit,
     benchmark_parser,
@@ -35,6 +41,7 @@ from rjax.cli.exit_status import BAD_INPUT
 from rjax.errors import InvalidConfigError
 
 _NAME = "rjax bench latency"
+_PREFIXES = (0, 2048, 8192)
 COLUMNS = {
     "model": "model",
     "batch": "requests",
@@ -118,8 +125,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--prefix",
         type=wholes(0),
-        default=[0, 2048, 8192],
-        help="tokens that they share (default: 0,2048,8192)",
+        help="tokens that they share (default: those of 0,2048,8192 that fit the model)",
     )
     p.add_argument(
         "--input",
@@ -163,6 +169,9 @@ def _measure_all(options: argparse.Namespace) -> int:
             f"--max-num-seqs ({options.max_num_seqs}) is below the largest --batch; raise it"
         )
     own = options.input + options.output
+    if options.prefix is None:
+        length = model_length(options)
+        options.prefix = [prefix for prefix in _PREFIXES if prefix + own <= length] or [0]
     longest = max(options.prefix) + own
     points = [(b, s) for b in options.batch for s in options.prefix]
     found = record(_NAME, [], vars(options))
