@@ -26,10 +26,10 @@ from rjax.cli.prompts import read_text
 from rjax.config import EngineConfig
 from rjax.errors import InvalidConfigError
 from rjax.serve import arguments as command_line
+from rjax.serve.arguments import NAME
 from rjax.serve.limits import ServeLimits, limits_table
 from rjax.serve.route_paths import check_root_path
 
-_NAME = "rjax serve"
 _STATS_SECONDS = 10.0  # between two lines of throughput in the log
 _log = logging.getLogger("rjax.serve")
 
@@ -37,10 +37,10 @@ _log = logging.getLogger("rjax.serve")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     try:
-        arguments = command_line.build_parser(_NAME).parse_args(argv)
+        arguments = command_line.build_parser().parse_args(argv)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else BAD_INPUT
-    return run_command(_NAME, lambda: _serve(arguments))
+    return run_command(NAME, lambda: _serve(arguments))
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -83,7 +83,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     with bind(arguments.host, arguments.port) as listener:
         if not keys and not _loopback(arguments.host):
             print(
-                f"{_NAME}: warning: anyone who reaches {arguments.host} may use this server; give "
+                f"{NAME}: warning: anyone who reaches {arguments.host} may use this server; give "
                 "--api-key-file",
                 file=sys.stderr,
             )
@@ -127,13 +127,13 @@ def _serve(arguments: argparse.Namespace) -> int:
             stats_seconds=None if arguments.disable_log_stats else _STATS_SECONDS,
             listening=lambda: _log.info("listening on %s, starting", url),
             ready=ready,
-            interrupted=functools.partial(end_soon, _NAME),
+            interrupted=functools.partial(end_soon, NAME),
         )
         asyncio.run(server.run_on(listener))
     if server.stopped_by is not None:
         _end_by_signal(server.stopped_by)
     if server.service is not None and server.service.engine.failed:
-        print(f"{_NAME}: error: the engine stopped; the log says why", file=sys.stderr)
+        print(f"{NAME}: error: the engine stopped; the log says why", file=sys.stderr)
         return FAILED
     return 0
 

@@ -13,6 +13,7 @@ from rjax.serve.limits import ServeLimits
 from rjax.serve.options import HttpOptions, json_names
 from rjax.serve.prefix_names import is_valid_name
 
+NAME = "rjax serve"
 _HARMONY = "openai_gptoss"
 LOG_LEVELS = {
     "critical": logging.CRITICAL,
@@ -51,10 +52,10 @@ the server is ready ends the process at once
 """
 
 
-def build_parser(name: str) -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     parser = OneLineParser(
-        prog=name,
+        prog=NAME,
         usage="%(prog)s [MODEL] [options]",
         description="Serve a model over HTTP with OpenAI's API.",
         epilog=_EPILOG,

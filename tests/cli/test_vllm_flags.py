@@ -17,7 +17,7 @@ from rjax.serve import arguments as serve
 PARSERS = {
     "generate": generate.build_parser(),
     "chat": chat.build_parser(),
-    "serve": serve.build_parser("rjax serve"),
+    "serve": serve.build_parser(),
     "info": info.build_parser(),
 }
 
