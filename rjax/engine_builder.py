@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from models import BUNDLED_MODEL, ModelConfig, config_from_folder, load_model, resolve_folder
 from rjax.batch.page_hash import root_key
-from rjax.batch.step_limits import step_limits
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.parts import EngineParts
@@ -57,11 +56,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             seed=settings.seed,
             progress=config.use_tqdm,
         )
-    limits = step_limits(
-        config.scheduler,
-        most_tokens=512 if platform.is_cpu else 2048,
-        spare_rows=backend.spare_rows,
-    )
+    limits = platform.step_limits(config.scheduler)
     with times.phase("pool"):
         worker = Worker(
             loaded,

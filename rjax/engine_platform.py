@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from models import ModelConfig
-from rjax.config import EngineConfig
+from rjax.batch.step_limits import StepLimits, step_limits
+from rjax.config import EngineConfig, SchedulerSettings
 from rjax.errors import InvalidConfigError
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.dtype import choose_dtype, choose_kv_dtype
@@ -44,6 +45,14 @@ class EnginePlatform:
     def description(self) -> str:
         """Number and kind of the devices."""
         return f"{self.mesh.size} x {self.first_device.device_kind}"
+
+    def step_limits(self, settings: SchedulerSettings) -> StepLimits:
+        """The limits of a step, with the defaults for these devices and kernels."""
+        return step_limits(
+            settings,
+            most_tokens=512 if self.is_cpu else 2048,
+            spare_rows=self.backend.spare_rows,
+        )
 
 
 def choose_platform(config: EngineConfig, model: ModelConfig) -> EnginePlatform:

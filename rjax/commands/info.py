@@ -134,17 +134,12 @@ def kernels(config: Any) -> dict[str, Any]:
 
 def _step_kernels(config: Any, model: Any, chosen: Any) -> list[dict[str, Any]]:
     """The kernels of a step of one sequence, of all sequences, and of prompt chunks."""
-    from rjax.batch.step_limits import step_limits
     from rjax.worker.kernels.report import step_kernels
     from rjax.worker.step_input import PackedLayout
     from rjax.worker.step_shape import StepShape
 
     backend, page_size = chosen.backend, config.cache.page_size
-    limits = step_limits(
-        config.scheduler,
-        most_tokens=512 if chosen.is_cpu else 2048,
-        spare_rows=backend.spare_rows,
-    )
+    limits = chosen.step_limits(config.scheduler)
     length = config.model.max_model_len or model.max_position_embeddings
     found = []
     for rows, seqs in (
