@@ -29,6 +29,7 @@ def make_service(
     engine: Any,
     *,
     model: str,
+    aliases: tuple[str, ...] = (),
     root: str | None = None,
     keys: KeyRing | None = None,
     limits: ServeLimits | None = None,
@@ -46,6 +47,7 @@ def make_service(
     Args:
         engine: an `rjax.engine.llm_engine.LLMEngine`; only the service may use it afterwards.
         model: served model name.
+        aliases: other names of the model in requests.
         root: the model's own name; the served name by default.
         keys: API keys; None needs no key.
         limits: of requests.
@@ -109,6 +111,7 @@ def make_service(
         ),
         tokenizer=tokenizer,
         model=model,
+        aliases=aliases,
         root=root or model,
         created=int(time.time()) if created is None else created,
         max_model_len=engine.max_model_len,

@@ -42,6 +42,13 @@ class ServiceLoader:
         """How far the compilation is; None before the engine is built. Any thread may call this."""
         return None if self._engine is None else self._engine.compile_progress()
 
+    def summary(self, more: Mapping[str, str]) -> list[str]:
+        """The engine's model, sizes and kernels, and these further facts, in aligned columns."""
+        from rjax.engine_summary import summary_lines
+
+        assert self._engine is not None
+        return summary_lines({**self._engine.summary, **more})
+
     def load(self) -> "tuple[Service, ASGIApp]":
         """The service and its app, after two warm-up requests.
 
