@@ -29,7 +29,7 @@ from rjax.tokenization import Tokenizer
 PROMPT_TOKENS = 128
 NEW_TOKENS = 20
 GROUPS, SAMPLES = 4, 8
-LEARNING_RATE = 2e-5
+LEARNING_RATE = 3e-5
 QUESTIONS = (("How odl is {}?", 1), ("Wich contry is {} from?", 2), ("Ocupation of {}?", 3))
 NAMES = ["Ada", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hana", "June", "Kai", "Lena", "Milo", "Otto"]
 COUNTRIES = ["Peru", "Chile", "Kenya", "Japan", "Malta", "Ghana", "Nepal", "Spain"]
@@ -116,7 +116,7 @@ def with_answers(prompts: np.ndarray, lengths: np.ndarray, answers: np.ndarray) 
 def main() -> None:
     """Train, and print the mean reward of held-out questions before and after."""
     parser = argparse.ArgumentParser(prog="python -m rjax.examples.grpo", description=__doc__)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=30)
     steps = parser.parse_args().steps
 
     tokenizer = Tokenizer(BUNDLED_MODEL)
