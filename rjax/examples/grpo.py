@@ -29,15 +29,15 @@ from rjax.tokenization import Tokenizer
 PROMPT_TOKENS = 128
 NEW_TOKENS = 20
 GROUPS, SAMPLES = 4, 8
-LEARNING_RATE = 3e-5
+LEARNING_RATE = 5e-5
 QUESTIONS = (("How odl is {}?", 1), ("Wich contry is {} from?", 2), ("Ocupation of {}?", 3))
 NAMES = ["Ada", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hana", "June", "Kai", "Lena", "Milo", "Otto"]
 COUNTRIES = ["Peru", "Chile", "Kenya", "Japan", "Malta", "Ghana", "Nepal", "Spain"]
 JOBS = ["baker", "pilot", "nurse", "lawyer", "farmer", "tailor"]
 
 
-def draw_task(rng: random.Random, tokenizer: Tokenizer) -> tuple[list[int], str]:
-    """The prompt of a question about a table of four people, and the right cell."""
+def draw_task(rng: random.Random, tokenizer: Tokenizer, kind: int) -> tuple[list[int], str]:
+    """The prompt of a question of this kind about a table of four people, and the right cell."""
     people = [
         (name, str(rng.randint(20, 80)), rng.choice(COUNTRIES), rng.choice(JOBS))
         for name in rng.sample(NAMES, 4)
@@ -45,7 +45,7 @@ def draw_task(rng: random.Random, tokenizer: Tokenizer) -> tuple[list[int], str]
     rows = [("name", "age", "country", "occupation"), ("---",) * 4, *people]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     person = rng.choice(people)
-    question, column = rng.choice(QUESTIONS)
+    question, column = QUESTIONS[kind % len(QUESTIONS)]
     text = tokenizer.apply_chat_template(
         [
             {
@@ -62,7 +62,8 @@ def draw_batch(
     rng: random.Random, tokenizer: Tokenizer, count: int
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Padded prompts [count, PROMPT_TOKENS], their lengths, and the right cells."""
-    tasks = [draw_task(rng, tokenizer) for _ in range(count)]
+    start = rng.randrange(len(QUESTIONS))
+    tasks = [draw_task(rng, tokenizer, start + i) for i in range(count)]
     prompts = np.zeros((count, PROMPT_TOKENS), np.int32)
     for row, (tokens, _) in zip(prompts, tasks, strict=True):
         row[: len(tokens)] = tokens
@@ -143,7 +144,7 @@ def main() -> None:
     def evaluate() -> float:
         rng = random.Random("held out")
         found = []
-        for i in range(4):
+        for i in range(6):
             prompts, lengths, cells = draw_batch(rng, tokenizer, GROUPS)
             keys = jax.random.split(jax.random.key(i), GROUPS)
             tokens = np.asarray(sample(weights, prompts, lengths, keys).tokens)
@@ -152,7 +153,7 @@ def main() -> None:
 
     before = evaluate()
     print(f"reward before: {before:.2f}", flush=True)
-    rng, start = random.Random("training"), time.monotonic()
+    rng, start, recent = random.Random("training"), time.monotonic(), []
     for step in range(1, steps + 1):
         prompts, lengths, cells = draw_batch(rng, tokenizer, GROUPS)
         keys = jax.random.split(jax.random.fold_in(jax.random.key(1), step), GROUPS)
@@ -164,9 +165,11 @@ def main() -> None:
         answers = answers.reshape(len(rows), -1)
         whole = with_answers(prompts[rows], lengths[rows], answers)
         weights, state = update(weights, state, whole, lengths[rows], answers, advantages.ravel())
+        recent.append(rewards.mean())
         if step % 5 == 0:
             seconds = time.monotonic() - start
-            print(f"step {step}, {seconds:.0f} s: reward {rewards.mean():.2f}", flush=True)
+            mean = np.mean(recent[-5:])
+            print(f"step {step}, {seconds:.0f} s: reward {mean:.2f}", flush=True)
     print(f"reward after: {evaluate():.2f}")
 
 

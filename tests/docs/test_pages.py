@@ -17,6 +17,7 @@ from rjax.sampling import SamplingParams, StructuredOutputsParams
 from rjax.serve import requests
 from tests.docs.generated import filled, generated_pages
 from tests.docs.pages import DOCS, PAGES, ROOT, Block, code_blocks
+from tests.docs.processes import run_python
 from tests.docs.shell_commands import check_arguments, commands
 
 SHELL = code_blocks("sh", "bash", "console")
@@ -55,13 +56,13 @@ def test_generated_parts_are_up_to_date(page: Path):
 def test_shell_blocks(block: Block, monkeypatch: pytest.MonkeyPatch):
     checked = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
-    for words in commands(block.text):
-        program = words[0].removeprefix(".venv/bin/")
-        is_module = program.startswith("python") and words[1] == "-m"
-        if program == "rjax" or (is_module and words[2] not in OTHER_MODULES):
-            check_arguments(words, monkeypatch)
+    for program, *words in commands(block.text):
+        program = program.removeprefix(".venv/bin/")
+        is_module = program.startswith("python") and words[0] == "-m"
+        if program == "rjax" or (is_module and words[1] not in OTHER_MODULES):
+            check_arguments([program, *words], monkeypatch)
         else:
-            assert program in PROGRAMS, words
+            assert program in PROGRAMS, block.text
         if program == "curl":
             check_body(words)
 
@@ -92,6 +93,13 @@ def test_python_blocks(block: Block):
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             given = {keyword.arg for keyword in node.keywords if keyword.arg}
             assert given <= KEYWORDS.get(node.func.id, given), node.func.id
+
+
+def test_the_code_about_sampling_in_a_jit_runs():
+    blocks = [block for block in PYTHON if block.page == "docs/functional.md"]
+    assert len(blocks) == 2
+    code = "\n".join(block.text for block in blocks)
+    assert "(2, 4, 6) (2, 4, 6)" in run_python("-c", code, optimise=False)
 
 
 def test_wrong_arguments_are_found(monkeypatch: pytest.MonkeyPatch):

@@ -29,7 +29,7 @@ async_engine
 async_llm
 rjax
 cli
-chat generate serve
+chat examples generate serve
 """
 """Subpackages and top-level modules of rjax, from the lowest layer to the highest. Each imports
 only from layers above it in this list, so those that share a line do not import each other;
