@@ -14,6 +14,7 @@ from bench.records import RESULTS, save
 from bench.text_tables import text
 from rjax.cli.errors import OneLineParser, run_command
 from rjax.cli.process import run_process
+from rjax.config import AutoInt
 
 _START = time.monotonic()
 
@@ -80,6 +81,24 @@ def wholes(least: int, count: int | None = None) -> Callable[[str], list[int]]:
         if count not in (None, len(found)):
             raise argparse.ArgumentTypeError(f"{given!r}: give {count} numbers, commas between")
         return found
+
+    return parse
+
+
+def whole_or_auto(least: int) -> Callable[[str], AutoInt]:
+    """For ``type=`` of an option: a whole number with a minimum, or auto."""
+
+    def parse(given: str) -> AutoInt:
+        return "auto" if given == "auto" else whole(least)(given)
+
+    return parse
+
+
+def wholes_or_auto(least: int) -> Callable[[str], list[AutoInt]]:
+    """For ``type=`` of an option: comma-separated whole numbers, or auto in place of one."""
+
+    def parse(given: str) -> list[AutoInt]:
+        return [whole_or_auto(least)(x) for x in given.split(",")]
 
     return parse
 

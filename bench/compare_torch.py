@@ -33,6 +33,7 @@ from bench.command_line import (
     some_of,
     whole,
     wholes,
+    wholes_or_auto,
 )
 from bench.figures import lines
 from bench.model_shapes import SHAPES, write_folder
@@ -188,9 +189,9 @@ def parser() -> argparse.ArgumentParser:
     add_relay_modes(p)
     p.add_argument(
         "--decode-steps",
-        type=wholes(1),
+        type=wholes_or_auto(1),
         default=[1, 8],
-        help="steps that rjax's engine starts at once",
+        help="steps that rjax's engine starts at once; auto also warms up",
     )
     p.add_argument("--dtype", choices=sorted(_TOLERANCE), default="bfloat16", help="of both")
     p.add_argument("--backend", default="auto", help="rjax's attention kernels")

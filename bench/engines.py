@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.command_line import whole
+from bench.command_line import whole, whole_or_auto
 from bench.model_shapes import SHAPES, write_folder
 
 
@@ -22,7 +22,10 @@ def add_engine_options(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--max-num-batched-tokens", type=whole(1), help="token budget of a step")
     p.add_argument(
-        "--num-decode-steps", type=whole(1), default=1, help="decode steps started at once"
+        "--num-decode-steps",
+        type=whole_or_auto(1),
+        default=1,
+        help="decode steps started at once; auto also warms up",
     )
     p.add_argument(
         "--num-pages", type=whole(1), help="KV pages; default: what the requests need twice"
@@ -61,6 +64,7 @@ def running_llm(
         "max_num_prefill_ahead": options.max_num_prefill_ahead,
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "num_decode_steps": options.num_decode_steps,
+        "warmup": "on" if options.num_decode_steps == "auto" else "off",
         "num_pages": options.num_pages if num_pages is None else num_pages,
         "page_size": options.page_size,
         "backend": options.backend,

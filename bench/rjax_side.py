@@ -22,7 +22,7 @@ from bench.throughput import run_once
 from bench.workload import Request
 from models import load_model
 from rjax import functional
-from rjax.config import EngineConfig
+from rjax.config import AutoInt, EngineConfig
 from rjax.worker.compilation_cache import keep_compiled
 
 
@@ -48,7 +48,7 @@ def check_logits(task: dict[str, Any]) -> None:
     np.save(task["rjax_logits"], np.asarray(run(weights, state, rows, counts)[1]))
 
 
-def engine_rows(task: dict[str, Any], relay: str, at_once: int) -> list[dict[str, Any]]:
+def engine_rows(task: dict[str, Any], relay: str, at_once: AutoInt) -> list[dict[str, Any]]:
     """Time every point with one engine; a step is the difference between a long and a short run."""
     from rjax import LLM
 
@@ -65,6 +65,7 @@ def engine_rows(task: dict[str, Any], relay: str, at_once: int) -> list[dict[str
         max_model_len=longest,
         max_num_seqs=most,
         num_decode_steps=at_once,
+        warmup="on" if at_once == "auto" else "off",
         page_size=size,
         num_pages=max(needed, -(-longest // size)) + 8,
         skip_tokenizer_init=True,
@@ -79,7 +80,8 @@ def engine_rows(task: dict[str, Any], relay: str, at_once: int) -> list[dict[str
         times = [[run_once(llm, those, True)[1] for _ in range(3)] for those in (long, short)]
         seconds = (statistics.median(times[0]) - statistics.median(times[1])) / task["steps"]
         row = {
-            "system": f"rjax, engine, relay {relay}" + f", {at_once} steps at once" * (at_once > 1),
+            "system": f"rjax, engine, relay {relay}"
+            + f", {at_once} steps at once" * (at_once != 1),
             "batch": batch,
             "prefix": prefix,
             "own": task["own"],

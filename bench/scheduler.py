@@ -46,6 +46,7 @@ class HostOnlyWorker:
     """A worker that packs every step as for a GPU but does not run it; every token is 1."""
 
     num_host_pages = 0
+    num_decode_steps = 1
 
     def __init__(self, limits: StepLimits) -> None:
         self.pool = PoolSize(PAGES, 1)
@@ -75,7 +76,7 @@ class HostOnlyWorker:
     def move(self, operations) -> None:
         """Do nothing: there are no pages."""
 
-    def dispatch(self, batch, tables) -> DispatchedStep:
+    def dispatch(self, batch, tables, *, may_queue) -> DispatchedStep:
         """Do the host work of a step."""
         clock = [time.thread_time()]
         batch = by_shared_pages(batch, tables, page_size=PAGE_SIZE, kv_split=SPLIT)

@@ -17,20 +17,31 @@ type RelayMode = Literal["auto", "on", "off"]
 type DType = Literal["auto", "float32", "bfloat16", "float16"]
 type Warmup = Literal["off", "background", "on", "auto"]
 type KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
+type AutoInt = Literal["auto"] | int
 
 PAGE_SIZES = (8, 16, 32, 64, 128, 256)
 """Allowed numbers of tokens per page."""
 
+_MOST = 2**31 - 1
 _SWAP_GIB = 4
 _SYS, _USR = "{__SYS_PROMPT}", "{__USR_PROMPT}"
 
 
+def _is_whole(value: object, least: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST
+
+
 def _positive(name: str, value: int | None, least: int = 1) -> None:
-    if value is not None and (
-        not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31
-    ):
+    if value is not None and not _is_whole(value, least):
         raise InvalidConfigError(
-            f"{name} is {value!r}; give a whole number from {least} to 2147483647"
+            f"{name} is {value!r}; give a whole number from {least} to {_MOST}"
+        )
+
+
+def _positive_or_auto(name: str, value: object) -> None:
+    if value != "auto" and not _is_whole(value):
+        raise InvalidConfigError(
+            f"{name} is {value!r}; give a whole number from 1 to {_MOST}, or auto"
         )
 
 
@@ -147,37 +158,43 @@ class SchedulerSettings:
     """The batch size and the token budget of a step.
 
     Attributes:
-        max_num_seqs: maximum sequences that decode at the same time.
+        max_num_seqs: maximum sequences that decode at the same time. "auto" is 64 on a CPU; on a
+            GPU it is the largest of 256, 128, 64, 32 and 16 for which the KV pool holds 256 tokens
+            of each sequence. It is at most ``max_num_batched_tokens``.
         max_num_batched_tokens: token budget of a step: decodes first, prompt chunks use the rest.
             The default is 2048 on a GPU and 512 on a CPU.
         max_num_prefill_ahead: maximum waiting sequences whose prompts are computed ahead, in batch
             rows that are free anyway, so that one can start when another finishes. Their KV is the
             first to be preempted. The default is ``max_num_seqs`` on Hopper, where a step of up to
-            128 rows is bound by reading the weights, and 0 elsewhere.
+            128 rows is bound by reading the weights, if that leaves rows free; otherwise 0.
         num_decode_steps: decode steps that start as one program on the device. More than 1 reduces
             the host's work per step, which helps small models and small batches; tokens then arrive
-            in groups, and new requests wait for the group. The tokens are the same.
+            in groups, and new requests wait for the group. The tokens are the same. "auto" is 4 for
+            batch sizes whose measured times show that the host is slower than the device, while no
+            request streams or waits and as long as 4 steps take at most 10 ms. Otherwise, on a CPU
+            and with ``warmup`` "off" it is 1.
         max_logprobs: maximum alternatives that a request may ask for at each position.
         priority_patience: a request of priority p runs before this many earlier requests of
             priority p + 1, so that no request waits forever.
     """
 
-    max_num_seqs: int = 64
+    max_num_seqs: AutoInt = "auto"
     max_num_batched_tokens: int | None = None
     max_num_prefill_ahead: int | None = None
-    num_decode_steps: int = 1
+    num_decode_steps: AutoInt = "auto"
     max_logprobs: int = 20
     priority_patience: int = 1024
 
     def __post_init__(self) -> None:
-        _positive("max_num_seqs", self.max_num_seqs)
+        _positive_or_auto("max_num_seqs", self.max_num_seqs)
         _positive("max_num_batched_tokens", self.max_num_batched_tokens)
-        _positive("num_decode_steps", self.num_decode_steps)
+        _positive_or_auto("num_decode_steps", self.num_decode_steps)
         _positive("max_num_prefill_ahead", self.max_num_prefill_ahead, least=0)
         _positive("max_logprobs", self.max_logprobs)
         _positive("priority_patience", self.priority_patience)
         if (
             self.max_num_batched_tokens is not None
+            and self.max_num_seqs != "auto"
             and self.max_num_batched_tokens < self.max_num_seqs
         ):
             raise InvalidConfigError(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from models import BUNDLED_MODEL, ModelConfig, config_from_folder, load_model, resolve_folder
 from rjax.batch.page_hash import root_key
-from rjax.batch.step_limits import step_limits
+from rjax.batch.step_limits import StepLimits, choose_step_limits
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.parts import EngineParts
@@ -19,6 +19,8 @@ from rjax.worker.backend import choose_backend
 from rjax.worker.compilation_cache import keep_compiled
 from rjax.worker.dtype import choose_dtype, choose_kv_dtype
 from rjax.worker.memory_sizing import check_weights_fit
+from rjax.worker.multi_step_policy import multi_step_policy
+from rjax.worker.step_sizing import gpu_pool_tokens, shape_table
 from rjax.worker.worker import Worker
 
 
@@ -80,10 +82,29 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             seed=settings.seed,
             progress=config.use_tqdm,
         )
-    limits = step_limits(
+    growth = 4 if on_cpu else 2
+
+    def pool_tokens(limits: StepLimits) -> int:
+        shapes = shape_table(
+            config, backend=backend, max_model_len=max_model_len, limits=limits, growth=growth
+        )
+        return gpu_pool_tokens(
+            config,
+            model_config,
+            shapes,
+            limits=limits,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            memory=devices[0].memory_stats(),
+            num_devices=mesh.size,
+        )
+
+    limits = choose_step_limits(
         config.scheduler,
         most_tokens=512 if on_cpu else 2048,
         spare_rows=backend.spare_rows,
+        max_model_len=max_model_len,
+        pool_tokens=pool_tokens if "bytes_limit" in (devices[0].memory_stats() or ()) else None,
     )
     with times.phase("pool"):
         worker = Worker(
@@ -94,7 +115,8 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             mesh=mesh,
             max_model_len=max_model_len,
             limits=limits,
-            growth=4 if on_cpu else 2,
+            growth=growth,
+            policy=multi_step_policy(config, platform=devices[0].platform),
         )
     parts = EngineParts(
         config=config,

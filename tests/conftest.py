@@ -62,6 +62,16 @@ def _quickly_compiled():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _no_programs_from_disk():
+    """Tests put their own code into programs, which a key does not know."""
+    from rjax.worker import worker  # not before the import hook
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "open_store", lambda identity, mesh: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _no_fitted_costs(tmp_path_factory):
     """What was fitted on this machine must not decide what tests see."""
     from rjax.worker import cost_model  # not before the import hook

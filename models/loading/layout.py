@@ -1,10 +1,7 @@
 """Conversion between checkpoint tensors and parameters."""
 
-import functools
 import math
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -56,36 +53,24 @@ def view(piece: Piece, letters: str, config: ModelConfig) -> View:
 def piece_sharding(piece: Piece, config: ModelConfig, mesh: Mesh) -> NamedSharding:
     """A sharding of the piece that matches the parameter's, so each device gets only its shard.
 
-    A merged axis is sharded if its first letter is; otherwise the piece is replicated.
+    A merged axis is sharded if its first letter is, not counting an A of one entry; otherwise the
+    piece is replicated.
     """
-    leading = [group[0] for group in groups(piece)]
-    shape = tuple((config.axis_sizes | {"A": piece.a})[letter] for letter in leading)
+    sizes = config.axis_sizes | {"A": piece.a}
+    leading = [
+        group[1] if group[0] == "A" and piece.a == 1 and len(group) > 1 else group[0]
+        for group in groups(piece)
+    ]
+    shape = tuple(sizes[letter] for letter in leading)
     spec = partition_spec(" ".join(leading), shape, mesh)
     assert spec.count(TENSOR_AXIS) <= 1
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
-@functools.partial(jax.jit, static_argnames=("views", "axis", "dtype", "sharding"))
-def assemble(
-    pieces: tuple[jax.Array, ...],
-    views: tuple[View, ...],
-    axis: int | None,
-    dtype: np.dtype,
-    sharding: NamedSharding,
-) -> jax.Array:
-    """The parameter: pieces unmerged, transposed, cast and concatenated along the fused axis."""
-    parts = [
-        piece.reshape(shape).transpose(order).astype(dtype)
-        for piece, (shape, order) in zip(pieces, views, strict=True)
-    ]
-    whole = parts[0] if axis is None else jnp.concatenate(parts, axis)
-    return jax.lax.with_sharding_constraint(whole, sharding)
-
-
 def split_parameter(
     value: np.ndarray, letters: str, pieces: tuple[Piece, ...], config: ModelConfig
 ) -> list[tuple[Piece, np.ndarray]]:
-    """The inverse of `assemble`: each piece with its values in the checkpoint layout."""
+    """The inverse of `Assembly`: each piece with its values in the checkpoint layout."""
     result = []
     start = 0
     for piece in pieces:

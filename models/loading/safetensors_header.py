@@ -37,18 +37,13 @@ class TensorEntry:
     offset: int
     size: int
 
-    def read(
-        self, wanted: np.dtype | None = None, first_row: int = 0, rows: int | None = None
-    ) -> np.ndarray:
-        """Read the tensor, or ``rows`` of its first axis, into a new array.
+    def stored_dtype(self, wanted: np.dtype | None = None) -> np.dtype:
+        """The dtype in the file, for a parameter of the dtype ``wanted``.
 
-        ``wanted`` is the dtype of the parameter. The file may have any float type of 16 to 64 bits
-        for a float parameter, and must have the same type for others. None means any float.
+        The file may have any float type of 16 to 64 bits for a float parameter, and must have the
+        same type for others. None means any float.
 
-        The bytes are read, not memory-mapped as by `safe_open`: truncating a mapped file would kill
-        the process.
-
-        Raises CheckpointError for another type, and if the file was truncated.
+        Raises CheckpointError for another type.
         """
         exact = [name for name, dtype in _STORED.items() if dtype == wanted]
         allowed = exact if exact and exact[0] not in _FLOATS else list(_FLOATS)
@@ -58,14 +53,40 @@ class TensorEntry:
                 f"{self.file.name}: {self.name} has the type {self.dtype}; supported here are "
                 f"{', '.join(allowed)}{hint}"
             )
-        dtype = _STORED[self.dtype]
+        return _STORED[self.dtype]
+
+    def read_into(self, memory: np.ndarray, start: int = 0) -> None:
+        """Fill ``memory`` (bytes) with the bytes of the tensor from ``start`` on.
+
+        The bytes are read, not memory-mapped as by `safe_open`: truncating a mapped file would kill
+        the process. The GIL is released meanwhile.
+
+        Raises CheckpointError if the file cannot be read or was truncated.
+        """
+        left = memoryview(memory)
+        try:
+            with self.file.open("rb", buffering=0) as stream:
+                stream.seek(self.offset + start)
+                while left:
+                    count = stream.readinto(left)
+                    if not count:
+                        raise CheckpointError(f"{self.file} became shorter while it was read")
+                    left = left[count:]
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.file} cannot be read: {error.strerror or error}"
+            ) from None
+
+    def read(self, first_row: int = 0, rows: int | None = None) -> np.ndarray:
+        """Read a float tensor, or ``rows`` of its first axis, into a new array.
+
+        Raises CheckpointError for another type, and if the file cannot be read or was truncated.
+        """
+        dtype = self.stored_dtype()
         shape = self.shape if rows is None else (rows, *self.shape[1:])
-        count = math.prod(shape)
-        skip = first_row * math.prod(self.shape[1:]) * dtype.itemsize
-        data = np.fromfile(self.file, dtype=dtype, count=count, offset=self.offset + skip)
-        if data.size != count:
-            raise CheckpointError(f"{self.file} became shorter while it was read")
-        return data.reshape(shape)
+        memory = np.empty(math.prod(shape) * dtype.itemsize, np.uint8)
+        self.read_into(memory, first_row * math.prod(self.shape[1:]) * dtype.itemsize)
+        return memory.view(dtype).reshape(shape)
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:

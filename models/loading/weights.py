@@ -1,5 +1,7 @@
-"""Load the weights of a checkpoint folder into an abstract model, one parameter at a time."""
+"""Load the weights of a checkpoint folder into an abstract model."""
 
+import dataclasses
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,9 +16,13 @@ from models.decoder import Decoder
 from models.errors import CheckpointError
 from models.families import FAMILIES
 from models.layers.linear import Linear
+from models.loading.assembly import Assembly
+from models.loading.blocks import split_rows
 from models.loading.checkpoint_folder import read_tensors
-from models.loading.layout import assemble, piece_shape, piece_sharding, tensor_shape, view
+from models.loading.host_buffers import HostBuffers, host_buffers
+from models.loading.layout import piece_shape, piece_sharding, tensor_shape, view
 from models.loading.piece import Piece, Weights
+from models.loading.pipeline import ParameterPlan, Pipeline
 from models.loading.safetensors_header import TensorEntry
 from models.sharding import parameter_sharding
 
@@ -26,15 +32,34 @@ _MAX_NAMES = 5
 
 
 def load_weights(
-    model: Decoder, config: ModelConfig, folder: Path, mesh: Mesh, progress: bool
+    model: Decoder,
+    config: ModelConfig,
+    folder: Path,
+    mesh: Mesh,
+    progress: bool,
+    buffers: HostBuffers | None = None,
 ) -> Decoder:
     """Load the parameters from the safetensors files of the folder.
 
-    For each parameter, in file order: read its tensors, copy them to the devices and assemble them
-    there. The host holds at most two parameters. Names and shapes are checked against the headers
-    before any data is read.
+    Several threads read the tensors in file order, copy them to the devices and assemble the
+    parameters there. Names, shapes and types are checked against the headers before any data is
+    read.
 
-    Raises CheckpointError for missing, unknown or wrongly shaped tensors and for malformed files.
+    Memory: in flight (being read, or on the devices and not assembled yet) are at most the tensors
+    of the next two parameters. On the CPU that is host memory. Other devices hold up to 512 MiB if
+    that is more, and the host one block of 32 MiB for each of 8 threads, whatever the model.
+
+    Args:
+        model: with abstract parameters.
+        config: of the model.
+        folder: with the files.
+        mesh: the devices.
+        progress: show a bar.
+        buffers: host memory for the blocks; None for the kind that the devices need.
+
+    Raises:
+        CheckpointError: a tensor is missing, unknown, or has the wrong shape or type, or a file is
+            malformed or cannot be read.
     """
     tensors = read_tensors(folder)
     weights = stored_weights(model, FAMILIES[config.architecture].weights(config))
@@ -44,21 +69,24 @@ def load_weights(
     assert parameters.keys() == weights.keys(), parameters.keys() ^ weights.keys()
 
     def file_position(path: str) -> tuple[str, int]:
-        entry = entries[weights[path][0].tensor]
-        return entry.file.name, entry.offset
+        return min(_position(entries[piece.tensor]) for piece in weights[path])
 
+    buffers = buffers or host_buffers(mesh)
+    plans = {
+        path: _plan(parameters[path], weights[path], entries, config, mesh, buffers.block_bytes)
+        for path in sorted(weights, key=file_position)
+    }
     total = sum({entry.name: entry.size for entry in entries.values()}.values())
     values: dict[str, jax.Array] = {}
-    previous: jax.Array | None = None
-    with tqdm(
-        total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress
-    ) as bar:
-        for path in sorted(weights, key=file_position):
-            value, size = _read(parameters[path], weights[path], entries, config, mesh)
-            if previous is not None:
-                previous.block_until_ready()  # then its host copy is freed
-            values[path] = previous = value
-            bar.update(size)
+    with (
+        tqdm(
+            total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress
+        ) as bar,
+        Pipeline(list(plans.values()), buffers.load, buffers.ahead_bytes) as loaded,
+    ):
+        for (path, plan), value in zip(plans.items(), loaded, strict=True):
+            values[path] = value
+            bar.update(plan.size)
     filled = [
         (path, leaf.replace(values[".".join(map(str, path))]))
         for path, leaf in nnx.to_flat_state(state)
@@ -79,30 +107,49 @@ def stored_weights(model: Decoder, weights: Weights) -> Weights:
     return stored
 
 
-def _read(
+def _position(entry: TensorEntry) -> tuple[str, int]:
+    return entry.file.name, entry.offset
+
+
+def _plan(
     parameter: nnx.Variable,
     pieces: tuple[Piece, ...],
     entries: dict[str, TensorEntry],
     config: ModelConfig,
     mesh: Mesh,
-) -> tuple[jax.Array, int]:
+    block_bytes: int | None,
+) -> ParameterPlan:
     letters: str = parameter.get_metadata("letters")
     abstract = parameter.get_value()
-    parts = []
-    size = 0
-    for piece in pieces:
-        rows = None if piece.rows is None else piece_shape(piece, config)[0]
-        data = entries[piece.tensor].read(np.dtype(abstract.dtype), piece.first_row, rows)
-        size += data.nbytes
-        parts.append(jax.device_put(data, piece_sharding(piece, config, mesh)))
-    value = assemble(
-        tuple(parts),
-        views=tuple(view(piece, letters, config) for piece in pieces),
+    dtype = np.dtype(abstract.dtype)
+    sharding = parameter_sharding(letters, abstract.shape, mesh)
+    views = tuple(view(piece, letters, config) for piece in pieces)
+    piece_shardings = tuple(piece_sharding(piece, config, mesh) for piece in pieces)
+    split = [
+        split_rows(
+            entries[piece.tensor],
+            entries[piece.tensor].stored_dtype(dtype),
+            piece.first_row,
+            piece_shape(piece, config),
+            of_piece,
+            block_bytes,
+        )
+        for piece, of_piece in zip(pieces, piece_shardings, strict=True)
+    ]
+    blocks = tuple(itertools.chain(*split))
+    _, order = views[0]
+    if len(blocks) == 1 and blocks[0].dtype == dtype and order == tuple(range(len(order))):
+        whole = dataclasses.replace(blocks[0], shape=abstract.shape, sharding=sharding)
+        return ParameterPlan((whole,))
+    assembly = Assembly(
+        blocks=tuple(tuple(block.abstract for block in part) for part in split),
+        piece_shardings=piece_shardings,
+        views=views,
         axis=letters.split().index("A") if len(pieces) > 1 else None,
-        dtype=np.dtype(abstract.dtype),
-        sharding=parameter_sharding(letters, abstract.shape, mesh),
+        dtype=dtype,
+        sharding=sharding,
     )
-    return value, size
+    return ParameterPlan(blocks, assembly)
 
 
 def _match(

@@ -9,7 +9,7 @@ from rjax.batch.scheduled_sequence import ScheduledSequence
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DispatchedStep:
-    """A step that runs on the device; ``result`` arrives when it is done.
+    """A step that runs on the device, or is queued; ``result`` arrives when it is done.
 
     Attributes:
         batch: the sequences, in the order of the result's rows.
@@ -17,6 +17,8 @@ class DispatchedStep:
         stats: KV tokens that its attention reads.
         num_tokens: rows computed.
         forward_only: whether `StepWorker.sample` has yet to sample it.
+        is_queued: whether it waits for further decode steps, to run in one program with them. It
+            starts with the last of them, or when the worker is asked for anything else.
     """
 
     batch: list[ScheduledSequence]
@@ -24,3 +26,4 @@ class DispatchedStep:
     stats: PlanStats
     num_tokens: int
     forward_only: bool = False
+    is_queued: bool = False

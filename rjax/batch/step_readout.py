@@ -31,8 +31,10 @@ class StepReadout:
         tokens: sampled token of each sequence of the batch; -1 where none was sampled.
         sampled: log-probabilities of the sampled tokens; None if no request asked for them.
         prompt: log-probabilities of the prompt token after each row; None if not asked for.
+        num_steps: decode steps of the program that computed it.
     """
 
     tokens: Int32[np.ndarray, " B"]
     sampled: HostLogprobs | None
     prompt: HostLogprobs | None
+    num_steps: int = 1

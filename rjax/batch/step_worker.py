@@ -32,10 +32,12 @@ class StepWorker(Protocol):
     Attributes:
         pool: size of the KV pool.
         num_host_pages: pages of host memory for swapped sequences.
+        num_decode_steps: decode steps of one program at most.
     """
 
     pool: PoolSize
     num_host_pages: int
+    num_decode_steps: int
 
     @property
     def kv_dtype(self) -> jnp.dtype:
@@ -84,9 +86,20 @@ class StepWorker(Protocol):
         ...
 
     def dispatch(
-        self, batch: list[ScheduledSequence], tables: Int[np.ndarray, "slots pages"]
+        self,
+        batch: list[ScheduledSequence],
+        tables: Int[np.ndarray, "slots pages"],
+        *,
+        may_queue: bool,
     ) -> DispatchedStep:
-        """Start a step and return at once; row s of ``tables`` lists the pages of slot s."""
+        """Start a step and return at once.
+
+        Args:
+            batch: in any order.
+            tables: row s lists the pages of the sequence in slot s.
+            may_queue: whether a decode step may wait for those after it, to run in one program with
+                them.
+        """
         ...
 
     def sample(self, step: DispatchedStep) -> DispatchedStep:

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from rjax.config import GROUPS
+from rjax.config import GROUPS, AutoInt
 from rjax.errors import InvalidRequestError
 from rjax.option_docs import engine_option_docs, engine_options
 
@@ -227,6 +227,8 @@ def sampling_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _parsing(hint: Any) -> dict[str, Any]:
     """How argparse reads a value of this type; the first member of a union decides."""
+    if hint is AutoInt:
+        return {"type": _auto_or_int, "metavar": "N"}
     if isinstance(hint, typing.TypeAliasType):
         return _parsing(hint.__value__)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
@@ -257,6 +259,17 @@ def _default_note(default: object) -> str:
 
 def _option(group: Any, *names: str, **settings: Any) -> None:
     group.add_argument(*names, default=argparse.SUPPRESS, **settings)
+
+
+def _auto_or_int(text: str) -> AutoInt:
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number; give a whole number, or auto"
+        ) from None
 
 
 def _object(text: str) -> dict[str, Any]:

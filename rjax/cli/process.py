@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from rjax.batch.compile_progress import COMPILE_THREAD
+from rjax.tokenization.without_torch import leave_torch_out
 
 INTERRUPTED = 130
 _PATIENCE = 1.0  # seconds that the main thread has to end by itself
@@ -32,6 +33,7 @@ def run_process(name: str, main: Callable[[], int]) -> NoReturn:
         name: name of the command, for its last line.
         main: returns the exit status.
     """
+    leave_torch_out()
     with _interrupts_watched(name) as interrupted:
         try:
             status = main()

@@ -54,7 +54,9 @@ def figures(
         "mean_time_per_output_token": sum(each) / len(each) if each else None,
         "kv_bytes": stats.peak_kv_bytes,
         "kv_bytes_without_sharing": stats.peak_kv_bytes_unshared,
+        "max_num_seqs": stats.max_num_seqs,
         "steps": stats.steps,
+        "multi_steps": stats.multi_steps,
         "preemptions": stats.preemptions,
         "backend": stats.backend,
         "device": stats.device,
@@ -87,7 +89,8 @@ def _startup_line(found: Mapping[str, Any]) -> str:
     phases = ", ".join(f"{name} {value:.1f}" for name, value in found["startup_phases"].items())
     return (
         f"started in {found['startup_seconds']:.1f} s: {phases}; "
-        f"waited {found['compile_wait_seconds']:.1f} s for compilation"
+        f"waited {found['compile_wait_seconds']:.1f} s for compilation; "
+        f"up to {found['max_num_seqs']} sequences at once"
     )
 
 

@@ -31,6 +31,7 @@ from rjax.engine.request_checks import RequestChecks
 from rjax.engine.request_masks import RequestMasks
 from rjax.engine.scheduler import Scheduler
 from rjax.engine.stats import EngineStats
+from rjax.engine.step_timer import StepTimer
 from rjax.errors import InvalidRequestError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams, slot_row
@@ -89,10 +90,9 @@ class LLMEngine(Closable):
             reserve=-(-self.max_model_len // self._page_size),
             enabled=config.cache.enable_prefix_caching,
         )
-        self._budget = parts.limits.max_num_batched_tokens
-        self._last_read: float | None = None
+        self._timer = StepTimer(self._scheduler.cost, parts.limits.max_num_batched_tokens)
         self._deadlines = Deadlines(self._requests)
-        self._stats = EngineStats(parts.backend, parts.device, page_bytes=pool.page_bytes)
+        self._stats = parts.new_stats()
         self._startup_times = parts.startup_times
         for path in config.cache.prefix_files:
             self.load_prefix(path)
@@ -101,10 +101,10 @@ class LLMEngine(Closable):
         model, stats = self.config.model.model or "bundled model", self._stats
         if self._closed:
             return f"LLMEngine({model}, closed)"
-        pages = self._worker.pool.num_pages
         return (
-            f"LLMEngine({model}, {stats.backend} on {stats.device}, {self.max_model_len} tokens a "
-            f"sequence, {pages} pages of {self._page_size} tokens, {len(self._requests)} requests)"
+            f"LLMEngine({model}, {stats.backend} on {stats.device}, up to {stats.max_num_seqs} "
+            f"sequences of {self.max_model_len} tokens, {self._worker.pool.num_pages} pages of "
+            f"{self._page_size} tokens, {len(self._requests)} requests)"
         )
 
     def _free(self) -> None:
@@ -209,7 +209,7 @@ class LLMEngine(Closable):
         return bool(self._requests or self._pending_outputs)
 
     def step(self) -> list[RequestOutput]:
-        """Dispatch the next step, or ``num_decode_steps`` of them, and read the steps before.
+        """Dispatch the next step, or several decode steps in one program, and read those before.
 
         Returns:
             Outputs of requests with new tokens; a request with FINAL_ONLY output appears once,
@@ -220,8 +220,9 @@ class LLMEngine(Closable):
             self.abort_request(request_id)
         dispatched = self._dispatch()
         outputs, self._pending_outputs = self._pending_outputs, []
+        alone = len(self._in_flight) == dispatched + 1
         while len(self._in_flight) > dispatched:
-            outputs += self._read(self._in_flight.popleft())
+            outputs += self._read(self._in_flight.popleft(), alone=alone)
         if self._in_flight and self._in_flight[-1].forward_only:
             # The token masks have the last tokens now.
             self._in_flight[-1] = self._worker.sample(self._in_flight[-1])
@@ -233,25 +234,33 @@ class LLMEngine(Closable):
         Returns:
             Steps dispatched.
         """
-        for count in range(1, self.config.scheduler.num_decode_steps + 1):
+        most, tables = self._worker.num_decode_steps, self._scheduler.page_table
+        for count in range(1, most + 1):
             schedule = self._scheduler.schedule()
             if schedule.operations:
                 self._worker.move(schedule.operations)
-                for operation in schedule.operations:
-                    self._stats.count(operation)
+                self._stats.count_operations(schedule.operations)
             failed = self._admit(schedule.admitted)
             if not schedule.scheduled:
                 self._end_failed(failed)
                 return count - 1
             self._count_memory()
-            step = self._worker.dispatch(schedule.scheduled, self._scheduler.page_table)
+            may_queue = most > 1 and self._may_queue()
+            step = self._worker.dispatch(schedule.scheduled, tables, may_queue=may_queue)
             self._end_failed(failed)  # only now: other sequences may share the pages that it writes
             self._stats.count_step(step.num_tokens, step.stats)
             self._in_flight.append(step)
-            has_prompt_chunks = step.num_tokens > len(step.batch)
-            if has_prompt_chunks or any(item.sequence.mask is not None for item in step.batch):
+            if not step.is_queued:
                 return count
-        return self.config.scheduler.num_decode_steps
+        return most
+
+    def _may_queue(self) -> bool:
+        """Whether decode steps may wait for others: always with a configured number of them, else
+        while no sequence waits to generate and no request streams."""
+        if self.config.scheduler.num_decode_steps != "auto":
+            return True
+        waiting = self._scheduler.has_waiting
+        return not waiting and not any([r.wants_every_step for r in self._requests.values()])
 
     def abort_request(self, request_id: str) -> None:
         """End a request now and free its pages.
@@ -402,20 +411,10 @@ class LLMEngine(Closable):
                 self._fail(request, error)
                 self._pending_outputs.append(request.snapshot())
 
-    def _time_step(self, step: DispatchedStep) -> None:
-        """Measure the cost of a token by a step with many tokens.
-
-        The time since the last read is the step's own only if it was dispatched before that read.
-        """
-        now = time.monotonic()
-        single = self.config.scheduler.num_decode_steps == 1 or step.num_tokens > len(step.batch)
-        if single and self._last_read is not None and 2 * step.num_tokens > self._budget:
-            self._scheduler.cost.observe(step.num_tokens, now - self._last_read)
-        self._last_read = now if self._in_flight else None
-
-    def _read(self, step: DispatchedStep) -> list[RequestOutput]:
+    def _read(self, step: DispatchedStep, *, alone: bool) -> list[RequestOutput]:
         result = self._worker.read(step)
-        self._time_step(step)
+        self._timer.read(step, alone=alone, last=not self._in_flight)
+        self._stats.multi_steps += result.num_steps > 1
         updated: dict[str, Request] = {}
         row = received = 0
         tokens = result.tokens.tolist()  # padded at the end

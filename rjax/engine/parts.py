@@ -6,6 +6,7 @@ from typing import Any
 from models import ModelConfig
 from rjax.batch.step_limits import StepLimits
 from rjax.config import EngineConfig
+from rjax.engine.stats import EngineStats
 from rjax.startup_times import StartupTimes
 from rjax.tokenization import Tokenizer
 
@@ -38,3 +39,13 @@ class EngineParts:
     tokenizer: Tokenizer | None = None
     model_config: ModelConfig | None = None
     startup_times: StartupTimes = dataclasses.field(default_factory=StartupTimes)
+
+    def new_stats(self) -> EngineStats:
+        """The statistics of an engine that has done nothing."""
+        return EngineStats(
+            self.backend,
+            self.device,
+            max_num_seqs=self.limits.max_num_seqs,
+            num_decode_steps=self.worker.num_decode_steps,
+            page_bytes=self.worker.pool.page_bytes,
+        )

@@ -81,6 +81,12 @@ class Scheduler:
         """Preemptions that swapped to host memory."""
         return self._swapper.num_swaps
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a sequence waits for the turn to generate."""
+        ahead = len(self.running) > self._limits.max_num_seqs
+        return bool(ahead or self.waiting or self.swapped)
+
     def add(self, sequence: Sequence) -> None:
         """Put a new sequence into the waiting queue."""
         self._queue(sequence, _WAITING)

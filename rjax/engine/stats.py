@@ -16,7 +16,10 @@ class EngineStats:
     Attributes:
         backend: attention backend in use.
         device: what it runs on.
+        max_num_seqs: maximum sequences that decode at the same time.
+        num_decode_steps: decode steps that start as one program, at most.
         steps: steps dispatched.
+        multi_steps: decode steps read that ran with others in one program.
         step_tokens: tokens computed in all of them.
         steps_by_size: steps by size: those of key i computed at most 2**i tokens and more than
             2**(i - 1).
@@ -45,7 +48,10 @@ class EngineStats:
 
     backend: str
     device: str
+    max_num_seqs: int = 0
+    num_decode_steps: int = 1
     steps: int = 0
+    multi_steps: int = 0
     step_tokens: int = 0
     steps_by_size: dict[int, int] = dataclasses.field(default_factory=dict)
     prompt_tokens: int = 0
@@ -100,15 +106,16 @@ class EngineStats:
         self.kv_tokens_unshared += plan.kv_tokens_unshared
         self.shared_groups += plan.shared_groups
 
-    def count(self, operation: PageOperation) -> None:
-        """Count a page operation."""
-        match operation:
-            case CopyPages(_, target):
-                self.pages_copied += len(target)
-            case SwapOut(pages, _):
-                self.pages_swapped_out += len(pages)
-            case SwapIn(_, pages):
-                self.pages_swapped_in += len(pages)
+    def count_operations(self, operations: list[PageOperation]) -> None:
+        """Count page operations."""
+        for operation in operations:
+            match operation:
+                case CopyPages(_, target):
+                    self.pages_copied += len(target)
+                case SwapOut(pages, _):
+                    self.pages_swapped_out += len(pages)
+                case SwapIn(_, pages):
+                    self.pages_swapped_in += len(pages)
 
     def count_pages(self, used: int, unshared: int) -> None:
         """Record the pages in use, and the pages that would be in use without sharing."""

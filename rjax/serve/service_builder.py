@@ -1,5 +1,6 @@
 """Builds a service from an engine with a tokenizer."""
 
+import logging
 import time
 from typing import Any
 
@@ -20,6 +21,8 @@ from rjax.serve.tools import choose_tool_format
 from rjax.serve.workers.pool import WorkerLimits, WorkerPool
 from rjax.serve.workers.tasks import TextModel
 from rjax.serve.workers.zygote import Zygote
+
+_log = logging.getLogger("rjax.serve")
 
 
 def make_service(
@@ -89,6 +92,7 @@ def make_service(
 
     texts = workers(limits.text_workers, limits.template_seconds)
     compilers = workers(limits.grammar_workers, limits.grammar_seconds)
+    _check_queue(limits, engine.stats().max_num_seqs)
     threads = WorkThreads(4)
     grammars = GrammarCache(tokenizer, vocab_size, limits, compilers, threads)
     return Service(
@@ -125,6 +129,16 @@ def make_service(
         responses=ResponseStore(limits.responses, limits.responses_bytes),
         http=http or HttpOptions(),
     )
+
+
+def _check_queue(limits: ServeLimits, max_num_seqs: int) -> None:
+    if limits.queued_sequences < max_num_seqs:
+        _log.warning(
+            "the limit queued_sequences is %d, so the batch never has max_num_seqs = %d sequences: "
+            "raise the first or lower the second",
+            limits.queued_sequences,
+            max_num_seqs,
+        )
 
 
 def _cache_figures(engine: Any) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """Compiles programs on threads while the engine runs."""
 
+import dataclasses
 import logging
 import os
 import threading
@@ -8,51 +9,63 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 
 import jax
+from tqdm.auto import tqdm
 
 from rjax.batch.compile_progress import COMPILE_THREAD, CompileProgress
+from rjax.worker.gil_sharing import quick_switches
 
-_MAX_THREADS = 4  # lowering holds the GIL and feeds no more compilers than this
+_MAX_THREADS = 8  # lowering holds the GIL and feeds no more compilers than this
 _log = logging.getLogger("rjax")
 
-type Lower = Callable[[], jax.stages.Lowered]
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompileTask:
+    """How a program is made.
+
+    Attributes:
+        lower: traces and lowers it.
+        compile: compiles and keeps it. By default JAX keeps it with the jitted function.
+        load: takes it from where an earlier process kept it; whether it was there.
+    """
+
+    lower: Callable[[], jax.stages.Lowered]
+    compile: Callable[[jax.stages.Lowered], object] = lambda lowered: lowered.compile()
+    load: Callable[[], bool] = lambda: False
 
 
 class BackgroundCompiler:
     """Compiles programs in the order in which they are added; those that a step waits for first.
 
-    The jitted functions keep the compiled programs, so calling them afterwards compiles nothing.
     One thread lowers at a time, since lowering is Python code; the others are inside XLA. On a
-    machine of few cores one core is left to the engine. The threads end when nothing is left to
-    compile, after `close`, and with the main thread; a program that is being compiled is finished
-    first, because XLA cannot be interrupted.
+    machine of few cores one core is left to the engine unless it waits. The threads end when
+    nothing is left to compile, after `close`, and with the main thread; a program that is being
+    compiled is finished first, because XLA cannot be interrupted.
 
     Any thread may call the methods.
     """
 
     def __init__(self) -> None:
-        self._num_threads = max(1, min(_MAX_THREADS, (os.cpu_count() or 1) - 1))
-        self._changed = threading.Condition()
+        self._num_cpus = os.cpu_count() or 1
+        self._changed = threading.Condition()  # its lock is re-entrant
         self._lowering = threading.Lock()
         self._queue: deque[Hashable] = deque()
-        self._lower: dict[Hashable, Lower] = {}  # of programs that are not compiled yet
+        self._tasks: dict[Hashable, CompileTask] = {}  # of programs that are not compiled yet
         self._compiled: set[Hashable] = set()
         self._failed: dict[Hashable, Exception] = {}
-        self._threads = 0
+        self._threads = self._waiting = 0
         self._closed = False
         self._waited = 0.0
         self._begun = time.perf_counter()
 
-    def add(self, key: Hashable, lower: Lower) -> None:
-        """Compile what ``lower`` returns, after all that was added before. A key that is known
-        already is ignored."""
+    def add(self, key: Hashable, task: CompileTask) -> None:
+        """Compile a program after all that were added before. A key that is known already is
+        ignored."""
         with self._changed:
-            if self._closed or key in self._lower or key in self._compiled:
+            if self._closed or key in self._tasks or key in self._compiled:
                 return
-            self._lower[key] = lower
+            self._tasks[key] = task
             self._queue.append(key)
-            if self._threads < self._num_threads:
-                self._threads += 1
-                threading.Thread(target=self._run, name=COMPILE_THREAD).start()
+            self._start_threads()
 
     def is_compiled(self, key: Hashable) -> bool:
         """Whether the program is there."""
@@ -79,12 +92,37 @@ class BackgroundCompiler:
                         return index
                 if self._closed or not any(map(self._is_pending, keys)):
                     raise self._failed.get(keys[0]) or RuntimeError("the compiler is closed")
-                self._changed.wait()
+                self._wait()
+
+    def wait(self, *, title: str, progress: bool) -> None:
+        """Wait until everything is compiled. An interrupt meanwhile closes the compiler.
+
+        Args:
+            title: of the progress bar.
+            progress: show a progress bar.
+
+        Raises:
+            Exception: a program cannot be compiled; the error of the first.
+        """
+        with (
+            tqdm(total=len(self._tasks), desc=title, disable=not progress) as bar,
+            self._changed,
+        ):
+            before = len(self._compiled)
+            try:
+                while not self._closed and any(map(self._is_pending, self._tasks)):
+                    self._wait()
+                    bar.update(len(self._compiled) - before - bar.n)
+            except BaseException:  # Ctrl-C: begin no further program
+                self.close()
+                raise
+            for error in self._failed.values():
+                raise error
 
     def progress(self) -> CompileProgress:
         """How far it is."""
         with self._changed:
-            total = len(self._compiled) + len(self._lower) - len(self._failed)
+            total = len(self._compiled) + len(self._tasks) - len(self._failed)
             return CompileProgress(len(self._compiled), total, self._waited)
 
     def close(self) -> None:
@@ -95,7 +133,24 @@ class BackgroundCompiler:
             self._changed.notify_all()
 
     def _is_pending(self, key: Hashable) -> bool:
-        return key in self._lower and key not in self._failed
+        return key in self._tasks and key not in self._failed
+
+    def _wait(self) -> None:
+        self._waiting += 1
+        self._start_threads()
+        try:
+            self._changed.wait()
+        finally:
+            self._waiting -= 1
+
+    def _most_threads(self) -> int:
+        cpus = self._num_cpus if self._waiting else self._num_cpus - 1
+        return max(1, min(_MAX_THREADS, cpus))
+
+    def _start_threads(self) -> None:
+        for _ in range(min(len(self._queue), self._most_threads() - self._threads)):
+            self._threads += 1
+            threading.Thread(target=self._run, name=COMPILE_THREAD).start()
 
     def _put_first(self, key: Hashable) -> None:
         if key in self._queue:
@@ -107,16 +162,17 @@ class BackgroundCompiler:
             if not threading.main_thread().is_alive():
                 self.close()
             with self._changed:
-                if not self._queue:
+                if not self._queue or self._threads > self._most_threads():
                     self._threads -= 1
                     return
                 key = self._queue.popleft()
-                lower = self._lower[key]
-            error = self._compile(lower)
-            del lower
+                task = self._tasks[key]
+            with quick_switches():
+                error = self._make(task)
+            del task
             with self._changed:
                 if error is None:
-                    del self._lower[key]
+                    del self._tasks[key]
                     self._compiled.add(key)
                 else:
                     self._failed[key] = error
@@ -124,21 +180,25 @@ class BackgroundCompiler:
                     self._log_end()
                 self._changed.notify_all()
 
-    def _compile(self, lower: Lower) -> Exception | None:
+    def _make(self, task: CompileTask) -> Exception | None:
         try:
-            with self._lowering:
-                lowered = lower()
-            try:
-                lowered.compile()
-            except jax.errors.JaxRuntimeError:
-                # Autotuning allocates device memory, of which programs compiled in parallel can
-                # leave too little.
-                with self._lowering:
-                    lowered.compile()
+            if not task.load():
+                self._compile(task)
         except Exception as error:
             _log.exception("a step could not be compiled")
             return error
         return None
+
+    def _compile(self, task: CompileTask) -> None:
+        with self._lowering:
+            lowered = task.lower()
+        try:
+            task.compile(lowered)
+        except jax.errors.JaxRuntimeError:
+            # Autotuning allocates device memory, of which programs compiled in parallel can leave
+            # too little.
+            with self._lowering:
+                task.compile(lowered)
 
     def _log_end(self) -> None:
         _log.info(

@@ -3,44 +3,44 @@
 import functools
 from collections.abc import Iterable
 
-import jax
-
 from rjax.batch.compile_progress import CompileProgress
-from rjax.worker.background_compiler import BackgroundCompiler, Lower
-from rjax.worker.lowering import ProgramLowering
+from rjax.worker.background_compiler import BackgroundCompiler, CompileTask
+from rjax.worker.compiled_programs import CompiledPrograms
 from rjax.worker.programs import ProgramKey, sampling_key, step_key
 from rjax.worker.step_shape import StepFeatures, StepShape
 
 
 class BackgroundWarmup:
-    """The warm-up "background" of a worker. It holds no device memory.
+    """The warm-up of a worker. It holds no device memory.
 
     Args:
-        lowering: lowers the programs of steps.
+        programs: of steps.
         keys: of the programs to compile, in this order.
         max_padding: a shape may serve while the best one compiles if it has at most this many
             times the rows.
-        copies: names of the programs that copy pages, and what lowers them.
+        admissions: what compiles the admission of a new sequence, and of one that has sampled.
+        copies: names of the programs that copy pages, and what compiles them.
     """
 
     def __init__(
         self,
-        lowering: ProgramLowering,
+        programs: CompiledPrograms,
         keys: Iterable[ProgramKey],
         max_padding: float,
-        copies: Iterable[tuple[str, Lower]],
+        *,
+        admissions: tuple[CompileTask, CompileTask],
+        copies: Iterable[tuple[str, CompileTask]],
     ) -> None:
-        self._lowering = lowering
+        self._programs = programs
         self._max_padding = max_padding
         self._compiler = BackgroundCompiler()
         # Every request is admitted; the last programs serve preempted sequences.
-        self._compiler.add("admit", functools.partial(lowering.lower_admission, counts=False))
+        self._compiler.add("admit", admissions[0])
         for key in keys:
             self._add(key)
-        again: Lower = functools.partial(lowering.lower_admission, counts=True)
-        self._compiler.add("admit with counts", again)
-        for name, lower in copies:
-            self._compiler.add(name, lower)
+        self._compiler.add("admit with counts", admissions[1])
+        for name, copy in copies:
+            self._compiler.add(name, copy)
 
     def choose(self, fitting: list[StepShape], features: StepFeatures) -> StepShape:
         """The first shape whose step is compiled, its sampling too.
@@ -59,9 +59,17 @@ class BackgroundWarmup:
             self._first_compiled([sampling])
         return shape
 
+    def compile(self, key: ProgramKey) -> None:
+        """Compile a program that is not planned, after all others."""
+        self._add(key)
+
     def is_compiled(self, key: ProgramKey) -> bool:
         """Whether a program can run without waiting."""
         return self._compiler.is_compiled(key)
+
+    def wait(self, *, progress: bool) -> None:
+        """Wait until everything is compiled; ``progress`` shows a bar."""
+        self._compiler.wait(title="Compiling steps", progress=progress)
 
     def progress(self) -> CompileProgress:
         """How far it is; any thread may call this."""
@@ -77,7 +85,10 @@ class BackgroundWarmup:
         return self._compiler.first_compiled(keys)
 
     def _add(self, key: ProgramKey) -> None:
-        def lower() -> jax.stages.Lowered:
-            return self._lowering.lower(key)
-
-        self._compiler.add(key, lower)
+        programs = self._programs
+        task = CompileTask(
+            lower=functools.partial(programs.lower, key),
+            compile=functools.partial(programs.compile, key),
+            load=functools.partial(programs.load, key),
+        )
+        self._compiler.add(key, task)

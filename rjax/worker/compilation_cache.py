@@ -4,7 +4,9 @@ import contextlib
 import functools
 import hashlib
 import pathlib
+import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ from jax.extend.mlir import ir
 
 _MIN_COMPILE_SECONDS = 0.2  # of a program that is kept
 _NAME = "mosaic_gpu.dump_basename"
+_bypassed = threading.local()
 
 
 def keep_compiled(folder: str | None) -> None:
@@ -24,7 +27,7 @@ def keep_compiled(folder: str | None) -> None:
     nothing.
     """
     _name_kernels_by_content()
-    _drop_unreadable_entries()
+    _hook_cache()
     if folder is None or jax.config.jax_compilation_cache_dir is not None:
         return
     path = pathlib.Path(folder).expanduser()
@@ -38,16 +41,29 @@ def keep_compiled(folder: str | None) -> None:
     compilation_cache.reset_cache()  # JAX may have initialised it as disabled
 
 
-@functools.cache  # once a process
-def _drop_unreadable_entries() -> None:
-    """Make JAX delete an entry that it cannot read, such as one truncated by a full disk.
+@contextlib.contextmanager
+def without_cache() -> Iterator[None]:
+    """In this thread, JAX neither looks for compiled programs in its cache nor puts them there."""
+    _hook_cache()
+    _bypassed.depth = getattr(_bypassed, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _bypassed.depth -= 1
 
-    JAX warns and compiles the program, but never overwrites an existing entry. Every later start
-    would warn and compile again.
+
+@functools.cache  # once a process
+def _hook_cache() -> None:
+    """Serve `without_cache`, and make JAX delete an entry that it cannot read.
+
+    JAX warns of such an entry, which a full disk may have truncated, and compiles the program, but
+    never overwrites an existing entry. Every later start would warn and compile again.
     """
-    read = cache_reader.get_executable_and_time
+    read, write = cache_reader.get_executable_and_time, cache_reader.put_executable_and_time
 
     def checked(cache_key: str, *arguments: Any, **options: Any) -> Any:
+        if getattr(_bypassed, "depth", 0):
+            return None, None
         try:
             return read(cache_key, *arguments, **options)
         except Exception:
@@ -56,7 +72,12 @@ def _drop_unreadable_entries() -> None:
                 pathlib.Path(entry).unlink()
             raise
 
+    def put(*arguments: Any, **options: Any) -> None:
+        if not getattr(_bypassed, "depth", 0):
+            write(*arguments, **options)
+
     cache_reader.get_executable_and_time = checked
+    cache_reader.put_executable_and_time = put
 
 
 @functools.cache  # once a process

@@ -10,6 +10,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rjax.sampling import lower_admission
 from rjax.worker.programs import ProgramKey, StepPrograms
 from rjax.worker.step import StepState, logits_sharding
+from rjax.worker.step_input import PackedLayout
+from rjax.worker.step_shape import StepShape
 
 
 def shapes_of(arrays: Any) -> Any:
@@ -49,6 +51,10 @@ class ProgramLowering:
         self._mesh = mesh
         self._vocab_size = vocab_size
         self._num_decode_steps = num_decode_steps
+
+    def layout(self, shape: StepShape) -> PackedLayout:
+        """How the input of a step of this shape is packed."""
+        return self._programs.layout(shape)
 
     def lower(self, key: ProgramKey) -> jax.stages.Lowered:
         """Lower a program of steps."""

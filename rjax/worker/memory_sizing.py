@@ -108,7 +108,7 @@ def fit_pool(
     one = math.ceil(max_model_len / page_size)
     if memory and "bytes_limit" in memory:
         taken = memory["bytes_in_use"] + workspace_bytes
-        budget = (int(memory["bytes_limit"] * utilization) - taken) * num_devices
+        budget = _gpu_budget(memory, num_devices, utilization, workspace_bytes)
         steps = _GPU_STEPS
     else:
         taken = 0
@@ -136,6 +136,40 @@ def fit_pool(
             f"{needed / 2**20:.0f} MiB: {'; '.join(remedies)}"
         )
     return PoolSize(pages, bytes_per_page)
+
+
+def gpu_pool_pages(
+    settings: CacheSettings,
+    bytes_per_page: int,
+    *,
+    memory: Mapping[str, int],
+    num_devices: int,
+    workspace_bytes: int,
+) -> int:
+    """Pages that fit on a GPU beside the weights and the largest step, without a limit by the
+    number of sequences; 0 if ``settings.num_pages`` do not.
+
+    Args:
+        settings: of the pool.
+        bytes_per_page: over all layers and devices.
+        memory: ``memory_stats()`` of one device, weights loaded.
+        num_devices: that the pool is sharded over.
+        workspace_bytes: of one device, for the largest step.
+    """
+    if settings.num_pages is None:
+        utilization = settings.gpu_memory_utilization
+        budget = _gpu_budget(memory, num_devices, utilization, workspace_bytes)
+        return round_down(max(0, budget // bytes_per_page), _GPU_STEPS)
+    budget = _gpu_budget(memory, num_devices, _MAX_UTILIZATION, workspace_bytes)
+    return settings.num_pages if settings.num_pages * bytes_per_page <= budget else 0
+
+
+def _gpu_budget(
+    memory: Mapping[str, int], num_devices: int, utilization: float, workspace_bytes: int
+) -> int:
+    """Bytes for the KV pool, over all devices."""
+    free = int(memory["bytes_limit"] * utilization) - memory["bytes_in_use"]
+    return (free - workspace_bytes) * num_devices
 
 
 def round_down(pages: int, steps: int) -> int:

@@ -1,12 +1,16 @@
 """Decode steps that wait until several of them can run as one program."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from jaxtyping import Array, Int
 
+from rjax.batch.step_readout import StepReadout
 from rjax.worker.device_state import DeviceState
-from rjax.worker.readout import start_copy
+from rjax.worker.multi_step_policy import DecodeProgram, MultiStepPolicy
+from rjax.worker.programs import multi_step_key
+from rjax.worker.readout import read_result, start_copy
 from rjax.worker.step import StepResult
 from rjax.worker.step_runner import StepRunner
 from rjax.worker.step_shape import StepFeatures, StepShape
@@ -14,34 +18,45 @@ from rjax.worker.step_shape import StepFeatures, StepShape
 
 @dataclasses.dataclass(slots=True)
 class QueuedResult:
-    """The result of one queued step.
+    """The result of one decode step.
 
     Attributes:
         result: on the device: the StepResult of the step, or the tokens of all steps that ran in
             one program with it. None until the step is dispatched.
         index: of the step in those tokens.
+        program: that the policy times; None for the steps of an incomplete queue.
     """
 
     result: StepResult | Int[Array, "steps B"] | None = None
     index: int = 0
+    program: DecodeProgram | None = None
 
 
 class MultiStepQueue:
     """Queues decode steps of one shape and one set of features.
 
-    ``num_steps`` of them are dispatched as one program. Fewer are dispatched one by one, when
-    `flush` is called: before anything else reads or replaces the device state.
+    ``num_steps`` of them are dispatched as one program. Fewer are dispatched one by one: when a
+    step of another kind follows, or when `flush` is called, before anything else reads or replaces
+    the device state.
 
     Args:
         runner: dispatches the steps.
         state: of the worker.
         num_steps: steps of one program; 1 queues nothing.
+        policy: is told when steps are dispatched and read; None for a fixed number of steps.
     """
 
-    def __init__(self, runner: StepRunner, state: DeviceState, num_steps: int) -> None:
+    def __init__(
+        self,
+        runner: StepRunner,
+        state: DeviceState,
+        num_steps: int,
+        policy: MultiStepPolicy | None = None,
+    ) -> None:
         self.num_steps = num_steps
         self._runner = runner
         self._state = state
+        self._policy = policy
         self._kind: tuple[StepShape, StepFeatures] | None = None
         self._steps: list[tuple[Int[np.ndarray, " Z"], QueuedResult]] = []
 
@@ -49,7 +64,7 @@ class MultiStepQueue:
         return len(self._steps)
 
     def takes(self, features: StepFeatures) -> bool:
-        """Whether decode steps with these features are queued."""
+        """Whether decode steps with these features can be queued."""
         return self.num_steps > 1 and not features.num_logprobs and features.sampling != "full"
 
     def add(
@@ -57,17 +72,30 @@ class MultiStepQueue:
     ) -> QueuedResult:
         """Queue a step by its packed input.
 
-        Steps of another kind are flushed before it. The last of ``num_steps`` dispatches them.
+        The last of ``num_steps`` dispatches them. So does a step of another kind, one by one, and
+        itself too.
         """
         assert self.takes(features)
-        if self._kind != (shape, features):
+        result = QueuedResult()
+        same_kind = not self._steps or self._kind == (shape, features)
+        if not same_kind:
             self.flush()
         self._kind = shape, features
-        result = QueuedResult()
         self._steps.append((packed, result))
-        if len(self._steps) == self.num_steps:
+        if not same_kind:
+            self.flush()
+        elif len(self._steps) == self.num_steps:
             self._run_as_one(shape, features)
         return result
+
+    def run_alone(
+        self, shape: StepShape, features: StepFeatures, packed: Int[np.ndarray, " Z"]
+    ) -> QueuedResult:
+        """Dispatch a step that could be queued at once, and the queued ones before it."""
+        self.flush()
+        program = self._dispatched(shape, features, 1)
+        result = start_copy(self._runner.run(self._state, shape, features, packed))
+        return QueuedResult(result, program=program)
 
     def flush(self) -> None:
         """Dispatch every queued step."""
@@ -78,10 +106,32 @@ class MultiStepQueue:
         for packed, result in steps:
             result.result = start_copy(self._runner.run(self._state, *self._kind, packed))
 
+    def read(self, step: QueuedResult) -> StepReadout:
+        """Wait for a step that is dispatched and copy its tokens to the host."""
+        found = step.result
+        assert found is not None
+        tokens: Any = found.tokens if isinstance(found, StepResult) else found
+        late = self._policy is not None and tokens.is_ready()
+        if isinstance(found, StepResult):
+            readout = read_result(found)
+        else:
+            readout = StepReadout(np.asarray(found)[step.index], None, None, len(found))
+        if self._policy is not None and step.program is not None:
+            self._policy.read(step.program, late=late)
+        return readout
+
     def _run_as_one(self, shape: StepShape, features: StepFeatures) -> None:
         steps, self._steps = self._steps, []
         packed = np.stack([packed for packed, _ in steps])
+        program = self._dispatched(shape, features, len(steps))
         tokens = self._runner.run_multi_step(self._state, shape, features, packed)
         tokens.copy_to_host_async()
         for index, (_, result) in enumerate(steps):
-            result.result, result.index = tokens, index
+            result.result, result.index, result.program = tokens, index, program
+
+    def _dispatched(
+        self, shape: StepShape, features: StepFeatures, num_steps: int
+    ) -> DecodeProgram | None:
+        if self._policy is None:
+            return None
+        return self._policy.dispatched(multi_step_key(shape, features), num_steps)

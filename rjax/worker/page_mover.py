@@ -4,7 +4,6 @@ import functools
 import math
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,12 +14,13 @@ from jaxtyping import Array, Float, Int
 
 from rjax.batch.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
 from rjax.errors import InvalidConfigError, OutOfMemoryError
-from rjax.worker.compile_ahead import compile_ahead
+from rjax.worker.background_compiler import CompileTask
 from rjax.worker.kv_cache import Pools
 
 type Page = Float[Array, "pools K S H"]
 
-_MAX_PAGES = 64  # copied by one program
+_SIZE_RATIO = 8  # of the numbers of pages that programs copy
+_MAX_PAGES = _SIZE_RATIO**2
 _MAX_BYTES = 2**28  # copied by one program
 _MAX_IN_FLIGHT = 4  # copies between device and host at a time: they hold device memory meanwhile
 _TIMED_PAGES = 8
@@ -109,11 +109,8 @@ class PageMover:
                     pools = self._in(pools, slots, pages)
         return pools
 
-    def warmup(self, pools: Pools, *, progress: bool) -> Pools:
-        """Compile the copies of every size; nothing is written."""
-        programs = self.programs(pools)
-        lowered = (lower() for _, lower in programs)
-        compile_ahead(lowered, len(programs), title="Compiling copies", progress=progress)
+    def warmup(self, pools: Pools) -> Pools:
+        """Run the copies of every size; nothing is written."""
         for size in self._sizes():
             some, nowhere = np.zeros(size, np.int32), np.full(size, self._num_pages, np.int32)
             pools = _copy(pools, some, nowhere)
@@ -122,21 +119,23 @@ class PageMover:
                 pools = _scatter(pools, nowhere, self._to_device(away))
         return pools
 
-    def programs(self, pools: Any) -> list[tuple[str, Callable[[], jax.stages.Lowered]]]:
-        """The name of each copy's program and what lowers it; those of few pages come first.
+    def programs(self, pools: Any) -> list[tuple[str, CompileTask]]:
+        """The name of each copy's program and how it is made; those of few pages come first.
 
         Args:
             pools: or their shapes and shardings.
         """
         page = jax.ShapeDtypeStruct(self._shape, self._dtype, sharding=self._on_device)
-        found: list[tuple[str, Callable[[], jax.stages.Lowered]]] = []
+        found: list[tuple[str, CompileTask]] = []
         for size in self._sizes():
             some, nowhere = np.zeros(size, np.int32), np.full(size, self._num_pages, np.int32)
-            found.append((f"copy {size}", functools.partial(_copy.lower, pools, some, nowhere)))
+            copy = functools.partial(_copy.lower, pools, some, nowhere)
+            found.append((f"copy {size}", CompileTask(copy)))
             if self._on_host:
                 gather = functools.partial(_gather.lower, pools, some, self._on_device)
                 scatter = functools.partial(_scatter.lower, pools, nowhere, [page] * size)
-                found += [(f"gather {size}", gather), (f"scatter {size}", scatter)]
+                found.append((f"gather {size}", CompileTask(gather)))
+                found.append((f"scatter {size}", CompileTask(scatter)))
         return found
 
     def page_seconds(self) -> float:
@@ -155,7 +154,7 @@ class PageMover:
         found = np.empty((len(pages), *self._shape), self._dtype)
         start = 0
         for chunk in self._chunks(pages):
-            data = _gather(pools, _indices(chunk, 0), self._on_device)[: len(chunk)]
+            data = _gather(pools, self._indices(chunk, 0), self._on_device)[: len(chunk)]
             for page in data:
                 page.copy_to_host_async()
             for i, page in enumerate(data, start):
@@ -177,7 +176,7 @@ class PageMover:
     def _copy(self, pools: Pools, source: list[int], target: list[int]) -> Pools:
         # `PageOperations` guarantees that no chunk reads a page that an earlier one writes.
         for read, written in zip(self._chunks(source), self._chunks(target), strict=True):
-            pools = _copy(pools, _indices(read, 0), _indices(written, self._num_pages))
+            pools = _copy(pools, self._indices(read, 0), self._indices(written, self._num_pages))
         return pools
 
     def _out(self, pools: Pools, pages: list[int], slots: list[int]) -> None:
@@ -185,7 +184,9 @@ class PageMover:
             self._limit_copies_in_flight()
             for slot in chunk_slots:
                 self._slots.pop(slot, None)  # frees its memory for the new page
-            away = self._to_host(_gather(pools, _indices(chunk, 0), self._on_device)[: len(chunk)])
+            away = self._to_host(
+                _gather(pools, self._indices(chunk, 0), self._on_device)[: len(chunk)]
+            )
             self._in_flight.append(away)
             self._slots.update(zip(chunk_slots, away, strict=True))
 
@@ -198,7 +199,7 @@ class PageMover:
         return pools
 
     def _put(self, pools: Pools, pages: list[int], data: list[Page]) -> Pools:
-        indices = _indices(pages, self._num_pages)
+        indices = self._indices(pages, self._num_pages)
         return _scatter(pools, indices, data + data[:1] * (indices.size - len(data)))
 
     def _to_host(self, pages: list[Page]) -> list[Page]:
@@ -224,8 +225,13 @@ class PageMover:
             jax.block_until_ready(copies.popleft())
 
     def _sizes(self) -> list[int]:
-        """Pages of each compiled copy."""
-        return [1 << i for i in range(self._max_pages.bit_length())]
+        """Pages of each compiled copy: each size takes longer to compile than its padding costs."""
+        return sorted({min(_SIZE_RATIO**i, self._max_pages) for i in range(3)})
+
+    def _indices(self, values: list[int], fill: int) -> Int[np.ndarray, " X"]:
+        """The values, padded to the size of a compiled copy."""
+        size = next(size for size in self._sizes() if len(values) <= size)
+        return np.pad(np.asarray(values, np.int32), (0, size - len(values)), constant_values=fill)
 
     def _empty_page(self) -> Page:
         return jax.device_put(np.zeros(self._shape, self._dtype), self._on_device)
@@ -244,9 +250,3 @@ def _host_sharding(sharding: NamedSharding) -> NamedSharding:
                 "set swap_space=0"
             )
     return sharding.with_memory_kind(_HOST_KIND)
-
-
-def _indices(values: list[int], fill: int) -> Int[np.ndarray, " X"]:
-    out = np.full(1 << (len(values) - 1).bit_length(), fill, np.int32)
-    out[: len(values)] = values
-    return out

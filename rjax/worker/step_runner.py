@@ -5,21 +5,13 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, UInt32
 
-from rjax.worker.backend import Backend
+from rjax.worker.compiled_programs import CompiledPrograms
 from rjax.worker.device_state import DeviceState
-from rjax.worker.programs import (
-    ProgramKey,
-    StepPrograms,
-    multi_step_key,
-    sampling_key,
-    step_key,
-)
+from rjax.worker.programs import ProgramKey, multi_step_key, sampling_key, step_key
 from rjax.worker.step import StepResult
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepFeatures, StepShape
@@ -46,31 +38,27 @@ class StepRunner:
     """Dispatches steps; every method returns before the device is done.
 
     Args:
-        model: the NNX module.
-        backend: kernels of the steps.
+        leaves: the model's arrays.
+        programs: of the steps.
         mesh: devices that hold weights and state.
         vocab_size: width of the logits, V.
 
     Attributes:
-        leaves: flat list of the model's arrays.
-        programs: the jitted functions.
-        waited_seconds: time of the first calls, in which JAX compiles what is not compiled yet.
+        leaves: the model's arrays.
+        programs: of the steps.
+        waited_seconds: time of the first calls, which compile what is not compiled yet.
     """
 
-    def __init__(self, model: nnx.Module, backend: Backend, mesh: Mesh, vocab_size: int) -> None:
-        graph, parameters = nnx.split(model)
-        self.leaves, treedef = jax.tree.flatten(parameters)
-        self.programs = StepPrograms(graph, treedef, backend, mesh)
+    def __init__(
+        self, leaves: list[Array], programs: CompiledPrograms, mesh: Mesh, vocab_size: int
+    ) -> None:
+        self.leaves = leaves
+        self.programs = programs
         self.waited_seconds = 0.0
         self._vocab_size = vocab_size
         self._replicated = NamedSharding(mesh, PartitionSpec())
         self._all_allowed: dict[int, Array] = {}
         self._called: set[ProgramKey] = set()
-
-    @property
-    def weight_dtype(self) -> jnp.dtype:
-        """The widest dtype of the weights."""
-        return jnp.result_type(*(leaf.dtype for leaf in self.leaves))
 
     def layout(self, shape: StepShape) -> PackedLayout:
         """How the input of a step of this shape is packed."""
@@ -155,11 +143,10 @@ class StepRunner:
         return dataclasses.replace(result, prompt=step.result.prompt)
 
     def _call(self, key: ProgramKey, *arguments: Any) -> Any:
-        program = self.programs.get(key)
         if key in self._called:
-            return program(*arguments)
+            return self.programs.get(key)(*arguments)
         start = time.perf_counter()
-        result = program(*arguments)
+        result = self.programs.get(key)(*arguments)
         self.waited_seconds += time.perf_counter() - start
         self._called.add(key)
         return result

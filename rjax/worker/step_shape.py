@@ -66,8 +66,10 @@ class ShapeTable:
     """Chooses the smallest compiled step that holds a batch.
 
     Decode steps, with one token a sequence, have batch sizes b, b / g, ..., 1 for at most b
-    sequences. Mixed steps, with prompt chunks, have t, t / g and t / g^2 rows for a budget of t
-    tokens, and ``prefill_ahead_tokens`` rows with space for prefill-ahead sequences.
+    sequences. A size that is padded to as many rows as a larger one is left out: the larger one
+    serves it, and each size takes time to compile. Mixed steps, with prompt chunks, have t, t / g
+    and t / g^2 rows for a budget of t tokens, and ``prefill_ahead_tokens`` rows with space for
+    prefill-ahead sequences. Decode shapes of ``spare_rows`` rows or more hold prompt chunks too.
 
     Args:
         limits: of the steps; b and t.
@@ -75,6 +77,7 @@ class ShapeTable:
         page_size: tokens a page.
         plan_shape: (step rows, sequences, rows without padding) -> shapes of its attention plan.
         padded_rows: decode batch size -> rows of its step.
+        spare_rows: rows up to which a step is bound by reading the weights; 0 if that is not known.
         growth: g, ratio of one size to the next smaller one.
     """
 
@@ -87,6 +90,7 @@ class ShapeTable:
         plan_shape: Callable[[int, int, int], PlanShape],
         padded_rows: Callable[[int], int],
         growth: int,
+        spare_rows: int = 0,
     ) -> None:
         def shape(rows: int, seqs: int, unpadded_rows: int) -> StepShape:
             pages = math.ceil(max_model_len / page_size)
@@ -96,10 +100,15 @@ class ShapeTable:
         sizes = [limits.max_num_seqs]
         while sizes[-1] > 1:
             sizes.append(math.ceil(sizes[-1] / growth))
-        self._decode = [shape(padded_rows(size), size, size) for size in reversed(sizes)]
+        self._decode = [
+            shape(padded_rows(size), size, size)
+            for size in reversed(sizes)
+            if not any(other > size and padded_rows(other) == padded_rows(size) for other in sizes)
+        ]
         most = limits.max_num_batched_tokens
         chunks = {most // growth**i for i in range(3)} | {limits.prefill_ahead_tokens}
-        self._mixed = [
+        wide = [s for s in self._decode if 0 < spare_rows <= s.rows == s.seqs]
+        chunked = [
             shape(
                 rows,
                 limits.max_num_seqs
@@ -109,11 +118,12 @@ class ShapeTable:
             for rows in sorted(chunks)
             if rows > limits.max_num_seqs
         ] or [shape(most, limits.max_num_seqs, most)]
+        self._mixed = list(dict.fromkeys((*wide, *chunked)))
 
     @property
     def all(self) -> list[StepShape]:
-        """Every shape, smallest first within each kind."""
-        return [*self._decode, *self._mixed]
+        """Every shape once, smallest first within each kind."""
+        return list(dict.fromkeys((*self._decode, *self._mixed)))
 
     @property
     def decode(self) -> list[StepShape]:

@@ -1,20 +1,21 @@
 """Which programs a warm-up compiles, and in which order."""
 
+import time
 from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
+from jaxtyping import Int
 
 from rjax.sampling import SamplerMode
-from rjax.worker.compile_ahead import compile_ahead
 from rjax.worker.device_state import DeviceState
-from rjax.worker.lowering import ProgramLowering
 from rjax.worker.programs import ProgramKey, multi_step_key, sampling_key, step_key
 from rjax.worker.step_input import build_step_input
 from rjax.worker.step_runner import StepRunner
 from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape
 
 _FIRST_RUNS = 2  # of a program: XLA makes its CUDA graph in the second
+_TIMED_RUNS = 4
 
 
 def warmup_keys(
@@ -47,13 +48,13 @@ def warmup_keys(
         logprobs = StepFeatures("full", num_logprobs, False)
         found += [sampling_key(shape.seqs, logprobs) for shape in shapes.all]
     if num_decode_steps > 1:
-        found += [
-            multi_step_key(shape, each)
-            for shape in shapes.decode
-            for each in features
-            if each.sampling != "full"
-        ]
+        found += [key for shape in shapes.decode for key in _multi_step_keys(shape, modes)]
     return [key for key in dict.fromkeys(found) if key is not None]
+
+
+def _multi_step_keys(shape: StepShape, modes: Sequence[SamplerMode]) -> list[ProgramKey]:
+    features = [StepFeatures(mode, 0, False) for mode in modes if mode != "full"]
+    return [multi_step_key(shape, each) for each in features]
 
 
 def _by_urgency(shapes: ShapeTable) -> Iterator[StepShape]:
@@ -62,33 +63,73 @@ def _by_urgency(shapes: ShapeTable) -> Iterator[StepShape]:
         yield from (sizes.pop(0) for sizes in (decode, mixed) if sizes)
 
 
-def compile_steps(
+def run_empty_steps(
+    runner: StepRunner, state: DeviceState, shapes: ShapeTable, modes: Sequence[SamplerMode]
+) -> None:
+    """Run every step shape in these modes of the sampler on an empty batch.
+
+    Args:
+        runner: whose programs run.
+        state: of the worker; the empty batch changes nothing in it.
+        shapes: of the steps.
+        modes: of the sampler.
+    """
+    for shape in shapes.all:
+        packed = _empty_input(runner, shape)
+        for mode in modes:
+            for _ in range(_FIRST_RUNS):
+                result = runner.run(state, shape, StepFeatures(mode, 0, False), packed)
+                jax.block_until_ready(result)
+
+
+def short_multi_step_keys(
     runner: StepRunner,
-    lowering: ProgramLowering,
     state: DeviceState,
     shapes: ShapeTable,
     modes: Sequence[SamplerMode],
     *,
     num_decode_steps: int,
-    progress: bool,
-) -> None:
-    """Compile every step shape in these modes of the sampler, and run each on an empty batch.
+    seconds: float,
+) -> list[ProgramKey]:
+    """The multi-step programs of short decode steps.
+
+    The steps are timed on an empty batch, which takes no longer than another: only a step that is
+    so short that several fit into ``seconds`` can be shorter than the host's work.
 
     Args:
-        runner: whose programs are compiled.
-        lowering: lowers them.
-        state: of the worker; the empty batch changes nothing in it.
-        shapes: of the steps.
-        modes: of the sampler.
-        num_decode_steps: steps of a multi-step program; 1 compiles none.
-        progress: show a bar.
+        runner, state, shapes, modes: as in `run_empty_steps`.
+        num_decode_steps: steps of a multi-step program.
+        seconds: most of a program.
     """
-    keys = warmup_keys(shapes, modes, num_decode_steps=num_decode_steps)
-    compile_ahead(map(lowering.lower, keys), len(keys), title="Compiling steps", progress=progress)
-    tables = np.zeros((1, shapes.largest.table_pages), np.int32)
-    for shape in shapes.all:
-        packed = runner.layout(shape).pack(build_step_input([], tables, shape, "off")[0])
-        for mode in modes:
-            for _ in range(_FIRST_RUNS):
-                result = runner.run(state, shape, StepFeatures(mode, 0, False), packed)
-                jax.block_until_ready(result)
+    return [
+        key
+        for shape in shapes.decode
+        if num_decode_steps * _step_seconds(runner, state, shape) <= seconds
+        for key in _multi_step_keys(shape, modes)
+    ]
+
+
+def run_empty_multi_steps(
+    runner: StepRunner, state: DeviceState, keys: Sequence[ProgramKey], num_decode_steps: int
+) -> None:
+    """Run multi-step programs on empty batches, as `run_empty_steps` does with steps."""
+    for key in keys:
+        assert key.shape is not None
+        packed = np.stack([_empty_input(runner, key.shape)] * num_decode_steps)
+        for _ in range(_FIRST_RUNS):
+            tokens = runner.run_multi_step(state, key.shape, key.features, packed)
+            jax.block_until_ready(tokens)
+
+
+def _step_seconds(runner: StepRunner, state: DeviceState, shape: StepShape) -> float:
+    """The time of a greedy step on an empty batch, without the host's work."""
+    packed, greedy = _empty_input(runner, shape), StepFeatures("greedy", 0, False)
+    start = time.perf_counter()
+    results = [runner.run(state, shape, greedy, packed) for _ in range(_TIMED_RUNS)]
+    jax.block_until_ready(results)
+    return (time.perf_counter() - start) / _TIMED_RUNS
+
+
+def _empty_input(runner: StepRunner, shape: StepShape) -> Int[np.ndarray, " Z"]:
+    tables = np.zeros((1, shape.table_pages), np.int32)
+    return runner.layout(shape).pack(build_step_input([], tables, shape, "off")[0])

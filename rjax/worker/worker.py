@@ -1,17 +1,20 @@
 """The worker: runs steps of one model on one mesh of devices."""
 
 import dataclasses
+import functools
 import math
 import weakref
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Int
 
 from models import LoadedModel
-from pallas_kernels.attention.planner import CostModel, PlanShape, Sharing
+from pallas_kernels.attention.planner import CostModel, Sharing
 from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.kernel_use import KernelUse
@@ -23,8 +26,10 @@ from rjax.batch.step_readout import StepReadout
 from rjax.config import EngineConfig, Warmup
 from rjax.sampling import SamplerMode, SlotRow
 from rjax.worker.backend import Backend
+from rjax.worker.background_compiler import CompileTask
 from rjax.worker.background_warmup import BackgroundWarmup
 from rjax.worker.batch_order import by_shared_pages
+from rjax.worker.compiled_programs import CompiledPrograms
 from rjax.worker.cost_model import fitted_cost_model
 from rjax.worker.device_state import DeviceState, make_step_state
 from rjax.worker.fingerprint import model_fingerprint
@@ -32,14 +37,22 @@ from rjax.worker.kernels.report import step_kernels
 from rjax.worker.lowering import ProgramLowering, shapes_of
 from rjax.worker.memory_sizing import num_host_pages, size_pool
 from rjax.worker.multi_step import MultiStepQueue, QueuedResult
+from rjax.worker.multi_step_policy import MAX_PROGRAM_SECONDS, MultiStepPolicy
 from rjax.worker.page_mover import PageMover
-from rjax.worker.programs import multi_step_key
+from rjax.worker.program_identity import program_identity
+from rjax.worker.program_store import open_store
+from rjax.worker.programs import StepPrograms, multi_step_key
 from rjax.worker.readout import read_result, start_copy
-from rjax.worker.step import StepResult
 from rjax.worker.step_input import build_step_input, check_step_input
 from rjax.worker.step_runner import StepRunner, UnsampledStep
-from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape, step_features
-from rjax.worker.warmup import compile_steps, warmup_keys
+from rjax.worker.step_shape import StepFeatures, StepShape, step_features
+from rjax.worker.step_sizing import shape_table
+from rjax.worker.warmup import (
+    run_empty_multi_steps,
+    run_empty_steps,
+    short_multi_step_keys,
+    warmup_keys,
+)
 
 # A padded row costs a CPU as much as any other; a larger size than this is slower than to wait.
 _CPU_PADDING = 4.0
@@ -62,11 +75,14 @@ class Worker:
         max_model_len: tokens of the longest sequence.
         limits: of the steps.
         growth: ratio of one step size to the next smaller one.
+        policy: decides whether several decode steps run as one program, if the configuration has no
+            number of them; None for one step.
 
     Attributes:
         shapes: of the compiled steps.
         pool: size of the KV pool.
         num_host_pages: pages of host memory for swapped sequences.
+        num_decode_steps: decode steps of one program at most.
 
     Raises:
         OutOfMemoryError: the KV pool does not fit.
@@ -83,6 +99,7 @@ class Worker:
         max_model_len: int,
         limits: StepLimits,
         growth: int,
+        policy: MultiStepPolicy | None = None,
     ) -> None:
         model = loaded.config
         page_size = config.cache.page_size
@@ -92,23 +109,24 @@ class Worker:
         self._check_values = config.check_values
         self._kv_dtype = kv_dtype
         self._backend, self._mesh = backend, mesh
-        self.shapes = _shape_table(
+        self.shapes = shape_table(
             config,
             backend=backend,
-            mesh=mesh,
             max_model_len=max_model_len,
             limits=limits,
             growth=growth,
         )
-        self._runner = StepRunner(loaded.model, backend, mesh, model.vocab_size)
+        graph, parameters = nnx.split(loaded.model)
+        leaves, treedef = jax.tree.flatten(parameters)
+        self._weight_dtype = jnp.result_type(*(leaf.dtype for leaf in leaves))
         # The fit for the dtype of the weights serves fp8 pages too.
-        fitted = fitted_cost_model(backend, model, self._runner.weight_dtype, mesh)
+        fitted = fitted_cost_model(backend, model, self._weight_dtype, mesh)
         self._sharing: Sharing = _sharing(config, fitted or backend.tuning.cost_model)
         self.pool = size_pool(
             config.cache,
             model,
             largest=self.shapes.largest,
-            itemsize=self._runner.weight_dtype.itemsize,
+            itemsize=self._weight_dtype.itemsize,
             max_model_len=max_model_len,
             limits=limits,
             kv_dtype=kv_dtype,
@@ -124,8 +142,28 @@ class Worker:
                 mesh=mesh,
             )
         )
+        number = config.scheduler.num_decode_steps
+        self._policy = policy if number == "auto" else None
+        if number == "auto":
+            number = 1 if policy is None else policy.num_steps
+        self.num_decode_steps = number
+        shapes = shapes_of(leaves), shapes_of(self._state.arrays)
+        self._lowering = ProgramLowering(
+            StepPrograms(graph, treedef, backend, mesh),
+            *shapes,
+            mesh,
+            vocab_size=model.vocab_size,
+            num_decode_steps=number,
+        )
+        identity = program_identity(loaded.model, backend, mesh, (*shapes, number))
+        self._runner = StepRunner(
+            leaves,
+            CompiledPrograms(self._lowering, open_store(identity, mesh)),
+            mesh,
+            model.vocab_size,
+        )
         self._background: BackgroundWarmup | None = None
-        self._queue = MultiStepQueue(self._runner, self._state, config.scheduler.num_decode_steps)
+        self._queue = MultiStepQueue(self._runner, self._state, number, self._policy)
         self.num_host_pages = num_host_pages(config.cache, self.pool)
         self._mover = PageMover(
             num_pages=self.pool.num_pages,
@@ -161,7 +199,7 @@ class Worker:
                 shape,
                 self._runner.layout(shape),
                 model=self._model_config,
-                dtype=self._runner.weight_dtype,
+                dtype=self._weight_dtype,
                 kv_dtype=self._kv_dtype,
                 backend=self._backend,
                 mesh=self._mesh,
@@ -193,9 +231,11 @@ class Worker:
             when = "off" if self._mesh.devices.flat[0].platform == "cpu" else "background"
         match when:
             case "on":
-                self._compile_now(modes)
+                background = self._compile(modes, num_logprobs=0)
+                background.wait(progress=self._progress)
+                self._run_empty(modes, background)
             case "background":
-                self._compile_in_background(modes)
+                self._compile(modes, num_logprobs=self._max_logprobs)
 
     def admit(self, slot: int, row: SlotRow) -> None:
         """Fill one slot of the sampling state for a new sequence, replacing all of it."""
@@ -222,17 +262,22 @@ class Worker:
         self._state.set_pools(self._mover.write(self._state.pools, pages, data))
 
     def dispatch(
-        self, batch: list[ScheduledSequence], tables: Int[np.ndarray, "slots pages"]
+        self,
+        batch: list[ScheduledSequence],
+        tables: Int[np.ndarray, "slots pages"],
+        *,
+        may_queue: bool,
     ) -> DispatchedStep:
         """Start a step and return at once.
 
         If a token mask restricts one of its samples, only its forward program starts, and `sample`
-        completes it. Decode steps of one shape start ``num_decode_steps`` at a time, or as soon as
-        anything else is to be done.
+        completes it.
 
         Args:
             batch: in any order; the step's own order is that of the result.
             tables: row s lists the pages of the sequence in slot s.
+            may_queue: whether decode steps of one shape may start ``num_decode_steps`` at a time,
+                or as soon as anything else is to be done.
         """
         rows = sum([item.stop - item.start for item in batch])
         features = step_features(batch, self._max_logprobs)
@@ -246,9 +291,11 @@ class Worker:
                 step_input, batch, num_pages=self.pool.num_pages, page_size=shape.page_size
             )
         packed = self._runner.layout(shape).pack(step_input)
-        if rows == len(batch) and self._queues(shape, features):
-            queued = self._queue.add(shape, features, packed)
-            return DispatchedStep(batch, queued, stats, rows)
+        if may_queue and rows == len(batch) and self._queue.takes(features):
+            several = self._runs_several(shape, features)
+            start = self._queue.add if several else self._queue.run_alone
+            result = start(shape, features, packed)
+            return DispatchedStep(batch, result, stats, rows, is_queued=result.result is None)
         self._queue.flush()
         if features.sampling == "full" and any(
             item.samples and item.sequence.mask is not None for item in batch
@@ -258,51 +305,65 @@ class Worker:
         result = self._runner.run(self._state, shape, features, packed)
         return DispatchedStep(batch, start_copy(result), stats, rows)
 
-    def _compile_now(self, modes: Sequence[SamplerMode]) -> None:
-        self._queue.flush()
-        lowering = self._lowering()
-        compile_steps(
-            self._runner,
-            lowering,
-            self._state,
-            self.shapes,
-            modes,
-            num_decode_steps=self._queue.num_steps,
-            progress=self._progress,
-        )
-        for counts in (False, True):
-            lowering.lower_admission(counts=counts).compile()
-        self._state.set_pools(self._mover.warmup(self._state.pools, progress=self._progress))
+    @property
+    def _num_planned_steps(self) -> int:
+        """Decode steps of the programs that are compiled before it is known whether they pay."""
+        return self.num_decode_steps if self._policy is None else 1
 
-    def _lowering(self) -> ProgramLowering:
-        return ProgramLowering(
-            self._runner.programs,
-            shapes_of(self._runner.leaves),
-            shapes_of(self._state.arrays),
-            self._mesh,
-            vocab_size=self._model_config.vocab_size,
-            num_decode_steps=self._queue.num_steps,
-        )
-
-    def _compile_in_background(self, modes: Sequence[SamplerMode]) -> None:
+    def _compile(self, modes: Sequence[SamplerMode], *, num_logprobs: int) -> BackgroundWarmup:
         padding_is_cheap = self._backend.spare_rows > 0
         keys = warmup_keys(
             self.shapes,
             modes,
-            num_decode_steps=self._queue.num_steps,
-            num_logprobs=self._max_logprobs,
+            num_decode_steps=self._num_planned_steps,
+            num_logprobs=num_logprobs,
             largest_first=padding_is_cheap,
         )
-        copies = self._mover.programs(shapes_of(self._state.pools))
-        padding = math.inf if padding_is_cheap else _CPU_PADDING
-        self._background = BackgroundWarmup(self._lowering(), keys, padding, copies)
+        first, again = (
+            CompileTask(functools.partial(self._lowering.lower_admission, counts=counts))
+            for counts in (False, True)
+        )
+        self._background = BackgroundWarmup(
+            self._runner.programs,
+            keys,
+            math.inf if padding_is_cheap else _CPU_PADDING,
+            admissions=(first, again),
+            copies=self._mover.programs(shapes_of(self._state.pools)),
+        )
         weakref.finalize(self, self._background.close)
+        return self._background
 
-    def _queues(self, shape: StepShape, features: StepFeatures) -> bool:
-        """Whether decode steps are held back to run as one program."""
-        if not self._queue.takes(features) or self._background is None:
-            return self._queue.takes(features)
-        return self._background.is_compiled(multi_step_key(shape, features))
+    def _run_empty(self, modes: Sequence[SamplerMode], background: BackgroundWarmup) -> None:
+        self._queue.flush()
+        run_empty_steps(self._runner, self._state, self.shapes, modes)
+        self._state.set_pools(self._mover.warmup(self._state.pools))
+        if self._policy is None:
+            return
+        keys = short_multi_step_keys(
+            self._runner,
+            self._state,
+            self.shapes,
+            modes,
+            num_decode_steps=self.num_decode_steps,
+            seconds=MAX_PROGRAM_SECONDS,
+        )
+        for key in keys:
+            background.compile(key)
+        background.wait(progress=self._progress)
+        run_empty_multi_steps(self._runner, self._state, keys, self.num_decode_steps)
+        self._policy.allow_only(keys)
+
+    def _runs_several(self, shape: StepShape, features: StepFeatures) -> bool:
+        """Whether decode steps are queued to run as one program, which is compiled in the
+        background once it pays."""
+        key = multi_step_key(shape, features)
+        if self._policy is not None and not self._policy.pays(key):
+            return False
+        if self._background is None or self._background.is_compiled(key):
+            return True
+        if self._policy is not None and self._policy.pays_to_compile(key):
+            self._background.compile(key)
+        return False
 
     def _choose_shape(self, rows: int, seqs: int, features: StepFeatures) -> StepShape:
         """The smallest shape for the batch, or a larger one while that is being compiled."""
@@ -328,45 +389,19 @@ class Worker:
     def read(self, step: DispatchedStep) -> StepReadout:
         """Wait for a step and copy its result to the host."""
         self._queue.flush()
-        if not isinstance(step.result, QueuedResult):
-            return read_result(step.result)
-        found = step.result.result
-        if isinstance(found, StepResult):
-            return read_result(found)
-        return StepReadout(np.asarray(found)[step.result.index], None, None)
+        if self._policy is not None and self._is_unsteady(step):
+            self._policy.interrupt()
+        if isinstance(step.result, QueuedResult):
+            return self._queue.read(step.result)
+        return read_result(step.result)
 
-
-def _shape_table(
-    config: EngineConfig,
-    *,
-    backend: Backend,
-    mesh: Mesh,
-    max_model_len: int,
-    limits: StepLimits,
-    growth: int,
-) -> ShapeTable:
-    """The step shapes of a backend."""
-    page_size = config.cache.page_size
-
-    def plan_shape(rows: int, seqs: int, unpadded_rows: int) -> PlanShape:
-        return backend.plan_shape(
-            rows,
-            seqs,
-            max_model_len,
-            page_size,
-            unpadded_rows=unpadded_rows,
-            coalesce=config.relay.mode == "auto",
-            kv_split_size=config.relay.kv_split_size,
-        )
-
-    return ShapeTable(
-        limits=limits,
-        max_model_len=max_model_len,
-        page_size=page_size,
-        plan_shape=plan_shape,
-        padded_rows=backend.padded_rows,
-        growth=growth,
-    )
+    def _is_unsteady(self, step: DispatchedStep) -> bool:
+        """Whether the time to read a step says nothing about decode steps: it is none, or programs
+        compile meanwhile, and take the host's time."""
+        if not isinstance(step.result, QueuedResult) or step.result.program is None:
+            return True
+        progress = self.compile_progress()
+        return progress.compiled < progress.total
 
 
 def _sharing(config: EngineConfig, cost_model: CostModel) -> Sharing:

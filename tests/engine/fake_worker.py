@@ -35,6 +35,7 @@ class FakeWorker:
         limits: StepLimits | None = None,
     ) -> None:
         self.limits = limits or StepLimits(4, 7)
+        self.num_decode_steps = 1
         self.pool = PoolSize(num_pages, 1)
         self.num_host_pages = num_host_pages
         self.page_size = page_size
@@ -73,7 +74,7 @@ class FakeWorker:
                         self.pages[page] = list(self.host[slot])
                     self.moved[SwapIn] += len(pages)
 
-    def dispatch(self, batch, tables):
+    def dispatch(self, batch, tables, *, may_queue):
         S, limits = self.page_size, self.limits
         assert sum(item.samples for item in batch) <= limits.max_num_seqs
         assert len(batch) <= limits.max_num_seqs + limits.max_prefill_ahead_seqs

@@ -10,7 +10,6 @@ import pytest
 
 from rjax.batch.compile_progress import COMPILE_THREAD
 from rjax.sampling import SamplingParams
-from rjax.worker.background_compiler import BackgroundCompiler
 from rjax.worker.warmup import warmup_keys
 
 from .tiny import make_engine, run
@@ -133,58 +132,6 @@ def test_the_largest_step_comes_first_and_every_program_once(tiny):
     assert keys[0].shape == worker.shapes.largest
     assert len(set(keys)) == len(keys)
     assert {key.shape for key in keys if key.kind == "step"} == set(worker.shapes.all)
-
-
-def lowered(value: int) -> jax.stages.Lowered:
-    return jax.jit(lambda x: x * value).lower(1.0)
-
-
-def test_what_is_waited_for_comes_first():
-    compiler, order, gate = BackgroundCompiler(), [], threading.Event()
-    compiler._num_threads = 1
-
-    def lower(key: int) -> jax.stages.Lowered:
-        gate.wait()
-        order.append(key)
-        return lowered(key)
-
-    for key in range(4):
-        compiler.add(key, lambda key=key: lower(key))
-    threading.Timer(0.2, gate.set).start()
-    assert compiler.first_compiled([3]) == 0
-    while compiler.progress().compiled < 4:
-        time.sleep(0.01)
-    assert order == [0, 3, 1, 2]
-
-
-def test_an_error_reaches_who_waits_and_nobody_else():
-    compiler = BackgroundCompiler()
-
-    def broken() -> jax.stages.Lowered:
-        raise ValueError("no such kernel")
-
-    compiler.add("broken", broken)
-    compiler.add("fine", lambda: lowered(2))
-    assert compiler.first_compiled(["broken", "fine"]) == 1
-    for keys in (["broken"], ["broken", "never added"]):
-        with pytest.raises(ValueError, match="no such kernel"):
-            compiler.first_compiled(keys)
-    progress = compiler.progress()
-    assert progress.compiled == progress.total == 1
-
-
-def test_close_ends_the_threads():
-    compiler = BackgroundCompiler()
-    for key in range(50):
-        compiler.add(key, lambda key=key: lowered(key))
-    compiler.close()
-    for thread in threading.enumerate():
-        if thread.name == COMPILE_THREAD:
-            thread.join(20)
-            assert not thread.is_alive()
-    assert compiler.progress().compiled < 50
-    with pytest.raises(RuntimeError, match="closed"):
-        compiler.first_compiled([49])
 
 
 def test_a_deleted_engine_compiles_nothing_more(tiny):

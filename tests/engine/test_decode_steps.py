@@ -43,7 +43,7 @@ def test_the_tokens_are_those_of_single_steps(tiny, pages):
     many = make_engine(tiny, num_pages=pages, num_decode_steps=AT_ONCE)
     assert tokens(run(many, given)) == expected
     worker: Any = many._worker
-    assert any(key.kind == "multi_step" for key in worker._runner.programs._made)
+    assert any(key.kind == "multi_step" for key in worker._runner.programs._compiled)
     if pages == 24:
         assert many.stats().preemptions > 0
     # All is given back: the same again, and no page is left in use.

@@ -257,9 +257,9 @@ def test_the_next_step_is_dispatched_before_the_last_one_is_read(tiny, monkeypat
     events = []
     dispatch, read = engine._worker.dispatch, engine._worker.read
 
-    def spy_dispatch(batch, tables):
+    def spy_dispatch(batch, tables, **options):
         events.append("dispatch")
-        return dispatch(batch, tables)
+        return dispatch(batch, tables, **options)
 
     def spy_read(step):
         events.append("read")

@@ -125,12 +125,24 @@ def test_an_engine_answers_the_same(tiny, use, monkeypatch, count, at_once, kv):
     engine, got = answers(tiny, count, num_decode_steps=at_once, kv_cache_dtype=kv)
     worker: Any = engine._worker
     decode = worker.shapes.decode
-    assert [(s.rows, s.seqs) for s in decode] == [(8, 1), (8, 4), (16, 16)]
+    assert [(s.rows, s.seqs) for s in decode] == [(8, 4), (16, 16)]  # one sequence is padded too
     rows = 16 if count > 8 else 8
     # Not the chunks of prompts.
     assert forms.called == {("linear", rows), ("linear_activation", rows)}
     monkeypatch.undo()
     assert answers(tiny, count, kv_cache_dtype=kv)[1] == got
+
+
+def test_short_prompts_take_a_decode_shape_where_rows_are_spare(tiny, use, monkeypatch):
+    use(PlainForms((8, 16), fused=False))
+    engine, got = answers(tiny, 3)
+    worker: Any = engine._worker
+    shape = worker.shapes.choose(rows=12, seqs=3)
+    assert (shape.rows, shape.seqs) == (16, 16)
+    made = {key.shape.rows for key in worker._runner.programs._compiled if key.shape is not None}
+    assert made == {8, 16}
+    monkeypatch.undo()
+    assert answers(tiny, 3)[1] == got
 
 
 @pytest.mark.parametrize("kv", ["auto", "fp8"])

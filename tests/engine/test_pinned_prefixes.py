@@ -171,8 +171,8 @@ def test_a_step_reads_every_shared_run_once_whatever_else_is_in_the_batch(tiny):
     split, steps = 16, []  # kv_split_size
     dispatch = engine._worker.dispatch
 
-    def spy(batch, tables):
-        found = dispatch(batch, tables)
+    def spy(batch, tables, **options):
+        found = dispatch(batch, tables, **options)
         if all(item.stop - item.start == 1 for item in batch):
             runs = {}
             for item in batch:

@@ -22,9 +22,9 @@ def engine_of(count, **options):
     engine = fake_engine(**(given | options))
     batches, dispatch = [], engine._worker.dispatch
 
-    def record(batch, tables):
+    def record(batch, tables, **options):
         batches.append(list(batch))
-        return dispatch(batch, tables)
+        return dispatch(batch, tables, **options)
 
     engine._worker.dispatch = record
     for i in range(count):
@@ -137,7 +137,8 @@ def test_a_model_says_the_same_and_nothing_is_compiled_anew(tiny):
     ],
 )
 def test_limits(settings, spare, limits):
-    found = step_limits(SchedulerSettings(**settings), most_tokens=2048, spare_rows=spare)
+    given = SchedulerSettings(**({"max_num_seqs": 64} | settings))
+    found = step_limits(given, most_tokens=2048, spare_rows=spare)
     assert found == limits
 
 

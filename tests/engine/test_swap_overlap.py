@@ -55,7 +55,7 @@ def late():
     given = [jax.device_put(DATA[:, i], mover._on_device) for i in range(2)]
     event.set()
     pools = jax.block_until_ready(make(busy(x), given))
-    mover.warmup(pools, progress=False)
+    mover.warmup(pools)
     event.clear()
     # What waits for another program does not run in the thread that asks for it.
     pools = make(busy(x), given)
@@ -110,7 +110,7 @@ def test_host_memory_holds_no_more_than_the_slots():
 def test_nothing_is_compiled_after_a_warmup():
     mover, found = make_mover(PAGES), []
     pools = [jax.device_put(DATA[:, i], mover._on_device) for i in range(2)]
-    pools = mover.warmup(pools, progress=False)
+    pools = mover.warmup(pools)
 
     def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event.endswith("backend_compile_duration"):

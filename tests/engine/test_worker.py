@@ -1,9 +1,6 @@
 """The worker: compiling ahead, moving pages, refusing what does not fit."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -194,34 +191,6 @@ def test_compiled_steps_go_to_the_folder_that_the_process_has_set(tiny, tmp_path
     make_engine(tiny, compilation_cache_dir=str(tmp_path / "other"))
     assert jax.config.jax_compilation_cache_dir == before
     assert not (tmp_path / "other").exists()
-
-
-_KEPT = """
-import sys
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from tiny import make_engine, run
-from rjax.sampling import SamplingParams
-engine = make_engine(Path({folder!r}), compilation_cache_dir={cache!r})
-run(engine, [("a", [1, 2], SamplingParams(temperature=0, max_tokens=2))])
-"""
-
-
-def test_compiled_steps_are_kept_on_disk(tiny, tmp_path):
-    cache = tmp_path / "deep" / "compiled"
-    script = _KEPT.format(tests=str(Path(__file__).parent), folder=str(tiny), cache=str(cache))
-    kept = []
-    for _ in range(2):
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])},
-            check=True,
-            capture_output=True,
-        )
-        # Steps alone: what compiles near the least time worth keeping may be kept late.
-        kept.append({file.name for file in cache.glob("jit_step*-cache")})
-    assert kept[0]
-    assert kept[1] == kept[0], "the second start compiles no step anew"
 
 
 @pytest.mark.parametrize("left", [0, 100, -1])

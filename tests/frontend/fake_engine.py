@@ -155,6 +155,7 @@ class FakeEngine(Engine):
         return EngineStats(
             backend="fake",
             device="none",
+            max_num_seqs=2,
             steps=self.steps,
             kv_tokens_read=10,
             kv_tokens_unshared=30,

@@ -89,7 +89,8 @@ def test_demo(run: Run, engine: FakeEngine) -> None:
     ]
     assert lines[-2] == "KV memory: 1.00 MiB; without sharing it would be 3.00 MiB"
     assert re.fullmatch(
-        r"started in \S+ s: imports \S+, weights 0\.2, pool 1\.5; waited 0\.0 s for compilation",
+        r"started in \S+ s: imports \S+, weights 0\.2, pool 1\.5; waited 0\.0 s for compilation; "
+        "up to 2 sequences at once",
         lines[-1],
     )
     assert all("| name | age |" in prompt for prompt in prompts_seen(engine))

@@ -4,15 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
-import jax
 import pytest
-
-from rjax.worker.compile_ahead import compile_ahead
 
 SOON = 10.0  # seconds: the promise is one, and the machine may be busy
 
@@ -143,28 +138,3 @@ def test_at_every_moment(module: str, seconds: float, tmp_path) -> None:
     assert status == (0 if ready else 130), err
     assert "Traceback" not in err
     assert ready or taken < SOON
-
-
-def test_compiling_ahead_waits_for_nobody() -> None:
-    """Programs that compile on other threads go on; no further one begins."""
-    begun, go_on = threading.Semaphore(0), threading.Event()
-
-    class Program(jax.stages.Lowered):
-        def __init__(self) -> None:
-            """Of nothing."""
-
-        def compile(self, *_: object, **__: object) -> Any:
-            begun.release()
-            assert go_on.wait(60)
-
-    def programs() -> Iterator[jax.stages.Lowered]:
-        for _ in range(100):
-            yield Program()
-        assert begun.acquire(timeout=60)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        compile_ahead(programs(), 100, title="", progress=False)
-    go_on.set()
-    most = 4  # threads
-    assert sum(begun.acquire(timeout=0.1) for _ in range(most)) < most

@@ -91,7 +91,7 @@ def test_the_last_reference_frees_everything(
     llm = make(tiny_folder)
     outputs = use(llm, tmp_path / "rules.safetensors")
     engine: Any = llm.engine
-    programs = list(engine._worker._runner.programs._made.values())
+    programs = list(engine._worker._runner.programs._compiled.values())
     watched = [weakref.ref(each) for each in (llm, engine, engine._worker, *programs)]
     arrays, compiled = held()
     assert arrays > before

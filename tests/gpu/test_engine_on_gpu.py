@@ -98,3 +98,23 @@ def test_a_step_that_is_held_for_some_changes_nothing_for_others():
     held = [o.outputs[0].text for o in llm.chat(conversations(), params, use_tqdm=False)]
     assert held[::2] == free[::2]
     assert not any(text.startswith(word) for text, word in zip(held[1::2], bad[1::2], strict=True))
+
+
+def test_what_an_engine_decides_leaves_the_tokens_alone():
+    """The bundled model is small, so the host is slower than the device."""
+    params = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+    prompts = [[10 + i] * 40 for i in range(8)]
+    tokens = []
+    for options in ({"num_decode_steps": 1}, {"warmup": "on"}):
+        llm = LLM(use_tqdm=False, max_num_seqs=8, enable_relay_attention="on", **options)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        tokens.append([output.outputs[0].token_ids for output in outputs])
+    assert tokens[0] == tokens[1]
+    assert llm.stats().multi_steps > 0
+
+
+def test_as_many_sequences_as_the_memory_holds():
+    llm = LLM(use_tqdm=False)
+    stats = llm.stats()
+    assert stats.max_num_seqs == 256
+    assert stats.kv_bytes_total >= 256 * 256 * stats.page_bytes / 64

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -120,21 +119,6 @@ def test_progress_bar_counts_bytes(folder, capfd):
     err = capfd.readouterr().err
     assert "Loading weights: 100%" in err
     assert "B/s" in err
-
-
-def test_host_memory_is_about_two_parameters(tmp_path):
-    folder = write(tmp_path, num_hidden_layers=12, hidden_size=64, intermediate_size=256)
-    total = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    largest = 2 * 64 * 256 * 4  # gate and up, float32
-    load(folder, dtype="bfloat16")  # compiles, so that only data is measured next
-    tracemalloc.start()  # sees the memory of numpy, not that of devices
-    try:
-        load(folder, dtype="bfloat16")
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert total > 2_800_000
-    assert peak < 2 * largest + 500_000
 
 
 # What is harmless.

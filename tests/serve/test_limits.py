@@ -12,8 +12,9 @@ from rjax import serve
 from rjax.errors import InvalidConfigError
 from rjax.serve.__main__ import main
 from rjax.serve.limits import ServeLimits, limits_table
+from rjax.serve.service_builder import make_service
 
-from .live_server import LiveServer, live_server, make_engine
+from .live_server import LiveServer, live_server, make_engine, zygote
 
 HUGE = (2**31, 2**63, 10**400)
 COMPLETION = {"prompt": "a", "max_tokens": 1}
@@ -239,3 +240,13 @@ def test_limits_are_checked_themselves(name, value):
 def test_unknown_limits_name_the_nearest(capsys: pytest.CaptureFixture[str]):
     assert main(["--limit", "headrs=3"]) == 2
     assert "'headers'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("queued", "warns"), [(1, True), (2, False)])
+def test_a_queue_smaller_than_the_batch_is_logged(folder, caplog, queued, warns):
+    engine = make_engine(folder, max_num_seqs=2)
+    limits = ServeLimits(queued_sequences=queued)
+    make_service(engine, model="tiny", zygote=zygote(), limits=limits).close()
+    assert (
+        "queued_sequences is 1, so the batch never has max_num_seqs = 2" in caplog.text
+    ) == warns

@@ -1,0 +1,66 @@
+"""The programs that make parameters of the blocks on the devices."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from models.loading.layout import View
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Assembly:
+    """Makes a parameter: pieces unmerged, transposed, cast and concatenated along the fused axis.
+
+    Parameters with equal assemblies, such as those of different layers, share a program.
+
+    Attributes:
+        blocks: shape, dtype and sharding of the blocks of each piece. A piece is one block, or
+            several of the shape (shards, rows, ...) to be joined along ``rows``.
+        piece_shardings: of each whole piece.
+        views: of each piece.
+        axis: the fused axis of the parameter; None with a single piece.
+        dtype: of the parameter.
+        sharding: of the parameter.
+    """
+
+    blocks: tuple[tuple[jax.ShapeDtypeStruct, ...], ...]
+    piece_shardings: tuple[NamedSharding, ...]
+    views: tuple[View, ...]
+    axis: int | None
+    dtype: np.dtype
+    sharding: NamedSharding
+
+    def compile(self) -> None:
+        """Compile the program, so that calls find it."""
+        _assemble.lower(self.blocks, self).compile()
+
+    def __call__(self, arrays: Sequence[jax.Array]) -> jax.Array:
+        """The parameter from the arrays of all blocks in order, dispatched asynchronously."""
+        remaining = iter(arrays)
+        pieces = [tuple(itertools.islice(remaining, len(blocks))) for blocks in self.blocks]
+        return _assemble(tuple(pieces), self)
+
+
+@functools.partial(jax.jit, static_argnames=("assembly",))
+def _assemble(pieces: tuple[tuple[jax.Array, ...], ...], assembly: Assembly) -> jax.Array:
+    parts = [
+        _join(blocks, sharding).reshape(shape).transpose(order).astype(assembly.dtype)
+        for blocks, sharding, (shape, order) in zip(
+            pieces, assembly.piece_shardings, assembly.views, strict=True
+        )
+    ]
+    whole = parts[0] if assembly.axis is None else jnp.concatenate(parts, assembly.axis)
+    return jax.lax.with_sharding_constraint(whole, assembly.sharding)
+
+
+def _join(blocks: tuple[jax.Array, ...], sharding: NamedSharding) -> jax.Array:
+    if len(blocks) == 1:
+        return blocks[0]
+    joined = jnp.concatenate(blocks, 1)
+    return jax.lax.with_sharding_constraint(joined.reshape(-1, *joined.shape[2:]), sharding)

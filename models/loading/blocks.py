@@ -1,0 +1,92 @@
+"""Blocks: the parts of a checkpoint tensor that are read and copied to the devices at once."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from models.loading.safetensors_header import TensorEntry
+
+_READ_BYTES = 16 << 20  # between two looks at whether loading was stopped
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Block:
+    """Some bytes of one tensor, and the device array that they become.
+
+    Attributes:
+        entry: the tensor.
+        ranges: byte ranges (start, stop) of the tensor, which follow each other in the array.
+        dtype: in the file.
+        shape: of the array.
+        sharding: of the array.
+    """
+
+    entry: TensorEntry
+    ranges: tuple[tuple[int, int], ...]
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    sharding: NamedSharding
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(stop - start for start, stop in self.ranges)
+
+    @property
+    def abstract(self) -> jax.ShapeDtypeStruct:
+        """Shape, dtype and sharding of the array, which has no 64-bit type unless JAX has them."""
+        dtype = jax.dtypes.canonicalize_dtype(self.dtype)
+        return jax.ShapeDtypeStruct(self.shape, dtype, sharding=self.sharding)
+
+    def read(self, memory: np.ndarray, check: Callable[[], None]) -> None:
+        """Read the block into ``memory`` (bytes), calling ``check`` every few milliseconds.
+
+        Raises CheckpointError if the file cannot be read or was truncated, and what ``check``
+        raises.
+        """
+        done = 0
+        for start, stop in self.ranges:
+            for first in range(start, stop, _READ_BYTES):
+                check()
+                size = min(_READ_BYTES, stop - first)
+                self.entry.read_into(memory[done : done + size], first)
+                done += size
+
+
+def split_rows(
+    entry: TensorEntry,
+    dtype: np.dtype,
+    first_row: int,
+    shape: tuple[int, ...],
+    sharding: NamedSharding,
+    block_bytes: int | None,
+) -> tuple[Block, ...]:
+    """The blocks of the rows of a tensor from ``first_row`` on that have this shape together.
+
+    One block, of that shape and sharding, if it has at most ``block_bytes`` or that is None. Else
+    blocks of the shape (shards, rows, ...), of about equal size, to be joined along ``rows``:
+    ``shards`` is the number of devices that the first axis is sharded over, and each block has the
+    same number of rows of every shard, so that all devices receive data at the same time.
+    """
+    rows = shape[0]
+    row_bytes = math.prod(shape[1:]) * dtype.itemsize
+    if block_bytes is None or rows * row_bytes <= block_bytes:
+        ranges = ((first_row * row_bytes, (first_row + rows) * row_bytes),)
+        return (Block(entry, ranges, dtype, shape, sharding),)
+    first_axis, *other_axes = (*sharding.spec, *(None,) * (len(shape) - len(sharding.spec)))
+    shards = 1 if first_axis is None else sharding.mesh.shape[first_axis]
+    stacked = NamedSharding(sharding.mesh, PartitionSpec(first_axis, None, *other_axes))
+    per_shard = rows // shards
+    count = -(-per_shard // max(1, block_bytes // (shards * row_bytes)))
+    bounds = [per_shard * i // count for i in range(count + 1)]
+    blocks = []
+    for start, stop in itertools.pairwise(bounds):
+        firsts = [first_row + shard * per_shard + start for shard in range(shards)]
+        ranges = tuple((first * row_bytes, (first + stop - start) * row_bytes) for first in firsts)
+        blocks.append(Block(entry, ranges, dtype, (shards, stop - start, *shape[1:]), stacked))
+    return tuple(blocks)

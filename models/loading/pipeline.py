@@ -1,0 +1,200 @@
+"""Threads that load parameters: reading, copying to devices and assembling overlap."""
+
+import collections
+import dataclasses
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+
+import jax
+
+from models.loading.assembly import Assembly
+from models.loading.blocks import Block
+
+_READ_THREADS = 8
+_COMPILE_THREADS = 4
+
+type Load = Callable[[Block, Callable[[], None]], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ParameterPlan:
+    """How one parameter is loaded.
+
+    Attributes:
+        blocks: to be read and copied to the devices.
+        assembly: makes the parameter of their arrays; None if the array of the only block is it.
+    """
+
+    blocks: tuple[Block, ...]
+    assembly: Assembly | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes in the files."""
+        return sum(block.size for block in self.blocks)
+
+
+class _Loading:
+    """A parameter of which some blocks are loaded, until it is assembled."""
+
+    def __init__(self, plan: ParameterPlan) -> None:
+        self.plan = plan
+        self.arrays: dict[int, jax.Array] = {}
+        self.value: jax.Array | None = None
+
+
+class _StoppedError(Exception):
+    pass
+
+
+class Pipeline:
+    """Load parameters on several threads, and yield them, ready, in the order of their plans.
+
+    Each thread takes the next block, reads it and copies it to the devices; the thread with the
+    last block of a parameter assembles it. So the disk, the copies and the devices are all busy.
+    Other threads compile the programs that assemble meanwhile.
+
+    Bytes in flight are those of blocks that a thread has taken and whose parameter was not yielded
+    yet. No block is taken that would make them exceed both ``ahead_bytes`` and the size of the next
+    two parameters to be yielded.
+
+    Iterate inside ``with``: leaving it stops and joins the threads, also after an error.
+
+    Args:
+        plans: the parameters in the order of loading.
+        load: reads a block and returns its array, ready. It calls the function that it is given
+            now and then, which raises when the pipeline is stopped.
+        ahead_bytes: see above; with 0, only the next two parameters are loaded.
+
+    Raises (while iterating):
+        Exception: the first exception of a thread.
+    """
+
+    def __init__(self, plans: Sequence[ParameterPlan], load: Load, ahead_bytes: int) -> None:
+        self._load, self._ahead_bytes = load, ahead_bytes
+        self._parameters = collections.deque(_Loading(plan) for plan in plans)
+        self._blocks = collections.deque(
+            (parameter, i)
+            for parameter in self._parameters
+            for i in range(len(parameter.plan.blocks))
+        )
+        self._in_flight = 0
+        self._error: BaseException | None = None
+        self._stopped = False
+        self._changed = threading.Condition()
+        programs = dict.fromkeys(plan.assembly for plan in plans if plan.assembly)
+        self._programs = collections.deque(programs)
+        self._threads = [
+            *(self._thread(self._compile) for _ in range(min(_COMPILE_THREADS, len(programs)))),
+            *(self._thread(self._read) for _ in range(min(_READ_THREADS, len(self._blocks)))),
+        ]
+
+    def __enter__(self) -> "Pipeline":
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stop()
+
+    def __iter__(self) -> Iterator[jax.Array]:
+        while self._parameters:
+            parameter = self._parameters[0]
+            with self._changed:
+                self._changed.wait_for(lambda p=parameter: p.value is not None or self._error)
+                if self._error is not None:
+                    raise self._error
+            assert parameter.value is not None
+            value = parameter.value.block_until_ready()
+            with self._changed:
+                self._in_flight -= parameter.plan.size
+                self._parameters.popleft()
+                self._changed.notify_all()
+            yield value
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread.ident is not None:  # it was started
+                thread.join()
+        self._parameters.clear()
+        self._blocks.clear()
+        self._programs.clear()
+        self._error = None  # its traceback refers to this pipeline
+
+    def _thread(self, work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except _StoppedError:
+                pass
+            except BaseException as error:
+                with self._changed:
+                    self._error = self._error or error
+                    self._changed.notify_all()
+
+        return threading.Thread(target=run, name="load-weights", daemon=True)
+
+    def _compile(self) -> None:
+        while not self._stopped and not self._error:
+            try:
+                program = self._programs.popleft()
+            except IndexError:
+                return
+            program.compile()
+
+    def _read(self) -> None:
+        while (block := self._take()) is not None:
+            self._load_block(*block)
+
+    def _take(self) -> tuple[_Loading, int] | None:
+        """The next block once it fits into the limit; None if there is none left."""
+
+        def fits() -> bool:
+            # Blocks are taken in order, so those of the next parameter to be yielded always fit.
+            if self._stopped or self._error or not self._blocks:
+                return True
+            parameter, i = self._blocks[0]
+            next_two = sum(p.plan.size for p in itertools.islice(self._parameters, 2))
+            size = self._in_flight + parameter.plan.blocks[i].size
+            return size <= max(next_two, self._ahead_bytes)
+
+        with self._changed:
+            self._changed.wait_for(fits)
+            if self._stopped or self._error or not self._blocks:
+                return None
+            parameter, i = self._blocks.popleft()
+            self._in_flight += parameter.plan.blocks[i].size
+            return parameter, i
+
+    def _load_block(self, parameter: _Loading, i: int) -> None:
+        array = self._load(parameter.plan.blocks[i], self._check)
+        with self._changed:
+            parameter.arrays[i] = array
+            del array
+            if len(parameter.arrays) < len(parameter.plan.blocks):
+                return
+        arrays, parameter.arrays = parameter.arrays, {}
+        in_order = [arrays.pop(i) for i in range(len(arrays))]
+        value = parameter.plan.assembly(in_order) if parameter.plan.assembly else in_order[0]
+        in_order.clear()
+        with self._changed:
+            parameter.value = value
+            self._changed.notify_all()
+
+    def _check(self) -> None:
+        if self._stopped or self._error:
+            raise _StoppedError

@@ -1,0 +1,99 @@
+"""What the compiled programs of an engine depend on."""
+
+import functools
+import hashlib
+import os
+import pathlib
+import re
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from typing import Any
+
+import flax
+import jax
+from flax import nnx
+from jax._src import config as jax_config
+from jax.sharding import Mesh
+from jaxlib import xla_client
+
+import models
+import pallas_kernels
+from rjax.worker.backend import Backend
+from rjax.worker.kernels.kernel import registered_kernels
+
+_PACKAGES = {
+    "rjax": pathlib.Path(__file__).parents[1],
+    "models": pathlib.Path(models.__path__[0]),
+    "pallas_kernels": pathlib.Path(pallas_kernels.__path__[0]),
+}
+_VARIABLES = ("XLA_", "JAX_", "MOSAIC_", "TRITON_")  # of the environment, that reach the compiler
+_NEUTRAL_SETTINGS = ("jax_compilation_cache", "jax_persistent_cache", "jax_log", "jax_dump")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def program_identity(model: nnx.Module, backend: Backend, mesh: Mesh, arguments: Any) -> str | None:
+    """A SHA-256 hex digest of everything but the `ProgramKey` that decides what a program computes.
+
+    It covers the source of this package, the versions and settings of JAX and XLA, the devices, the
+    structure of the model, and the shapes of the arguments. It is None for a model or for kernels
+    from outside this package, whose source is not known, and inside a context that changes JAX's
+    settings in this thread alone, such as ``jax.default_matmul_precision``.
+
+    Args:
+        model: the NNX module.
+        backend: kernels of the steps.
+        mesh: devices of the steps.
+        arguments: shapes, dtypes and shardings of weights and state, and numbers that decide code.
+    """
+    modules = {type(node) for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Module)}
+    outside = {kind.__module__.partition(".")[0] for kind in modules}
+    if registered_kernels() or outside - {*_PACKAGES, "flax"}:
+        return None
+    settings = _trace_settings()
+    with ThreadPoolExecutor(1) as other_thread:
+        if other_thread.submit(_trace_settings).result() != settings:
+            return None
+    parts = (
+        _source_digest(),
+        jax.__version__,
+        version("jaxlib"),
+        flax.__version__,
+        _devices(mesh),
+        mesh,
+        sorted(pair for pair in os.environ.items() if pair[0].startswith(_VARIABLES)),
+        sorted(
+            (name, str(value))
+            for name, value in jax.config.values.items()
+            if not name.startswith(_NEUTRAL_SETTINGS)
+        ),
+        settings,
+        nnx.graphdef(model),
+        (backend.name, backend.tuning, backend.streamed_rows, backend.dispatcher.backend),
+        jax.tree_util.tree_leaves_with_path(arguments),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _trace_settings() -> str:
+    return _ADDRESS.sub("", repr(jax_config.trace_context()))
+
+
+@functools.cache
+def _source_digest() -> str:
+    digest = hashlib.sha256()
+    for package, folder in _PACKAGES.items():
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(f"{package}/{file.relative_to(folder)}\0".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _devices(mesh: Mesh) -> tuple[Any, ...]:
+    """Names, driver and compiler versions, and the instructions of a CPU."""
+    devices = list(mesh.devices.flat)
+    kinds = [(device.device_kind, device.id) for device in devices]
+    try:
+        topology = xla_client.get_topology_for_devices(devices).fingerprint()
+    except jax.errors.JaxRuntimeError:  # a platform without it
+        topology = None
+    return kinds, devices[0].client.platform_version, topology

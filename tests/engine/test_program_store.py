@@ -1,0 +1,255 @@
+"""Programs on disk: a start neither traces nor compiles what an earlier one kept."""
+
+import json
+import logging
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import Mesh
+
+from models.sharding import single_device_mesh
+from rjax.sampling import SamplingParams
+from rjax.worker import program_identity as identity
+from rjax.worker import program_store, worker
+from rjax.worker.compilation_cache import without_cache
+from rjax.worker.kernels import kernel as kernels
+from rjax.worker.program_store import ProgramStore, open_store
+
+from .tiny import make_engine, run
+
+PARAMS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=6),
+    "random": SamplingParams(temperature=0.8, seed=1, max_tokens=6, logprobs=2),
+}
+REQUESTS = [(name, [5, 6, 7], params) for name, params in PARAMS.items()]
+
+
+@pytest.fixture
+def mesh() -> Mesh:
+    return single_device_mesh()
+
+
+@pytest.fixture
+def store(tmp_path, mesh) -> ProgramStore:
+    return ProgramStore(tmp_path / "programs", "this", mesh)
+
+
+def program(value: float) -> jax.stages.Compiled:
+    @jax.tree_util.Partial
+    def scaled(state: dict[str, jax.Array], x: jax.Array) -> dict[str, Any]:
+        return {"state": state["x"] + x * value}
+
+    lowered = jax.jit(scaled, donate_argnums=0).lower({"x": jnp.zeros(3)}, np.ones(3))
+    with without_cache():
+        return lowered.compile()
+
+
+def result(found: jax.stages.Compiled | None) -> list[float]:
+    assert found is not None
+    return found({"x": jnp.zeros(3)}, np.ones(3))["state"].tolist()
+
+
+def files(store: ProgramStore) -> list[pathlib.Path]:
+    return sorted(store._folder.iterdir())
+
+
+def test_a_program_comes_back_for_its_key_and_identity(store, tmp_path, mesh):
+    assert store.load(("step", 2)) is None
+    store.save(("step", 2), program(2))
+    store.save(("step", 3), program(3))
+    assert result(store.load(("step", 2))) == [2] * 3
+    assert result(store.load(("step", 3))) == [3] * 3
+    assert store.load(("step", 4)) is None
+    assert ProgramStore(tmp_path / "programs", "other", mesh).load(("step", 2)) is None
+    assert result(ProgramStore(tmp_path / "programs", "this", mesh).load(("step", 2))) == [2] * 3
+    assert (tmp_path / "programs").stat().st_mode & 0o77 == 0  # a program is code
+
+
+@pytest.mark.parametrize("left", [0, 10, 40, -1])
+def test_a_damaged_file_is_deleted(store, left):
+    store.save("a", program(2))
+    [file] = files(store)
+    file.write_bytes(file.read_bytes()[:left])
+    assert store.load("a") is None
+    assert not files(store)
+    store.save("a", program(2))
+    assert result(store.load("a")) == [2] * 3
+
+
+def test_a_program_that_xla_refuses_is_deleted(store, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise jax.errors.JaxRuntimeError("another driver")
+
+    store.save("a", program(2))
+    monkeypatch.setattr(program_store, "deserialize_and_load", refuse)
+    assert store.load("a") is None
+    assert not files(store)
+
+
+def test_a_folder_that_cannot_be_written_is_named_once(tmp_path, mesh, caplog):
+    (tmp_path / "file").write_text("in the way")
+    store = ProgramStore(tmp_path / "file" / "programs", "this", mesh)
+    with caplog.at_level(logging.WARNING, "rjax"):
+        store.save("a", program(2))
+        store.save("b", program(3))
+    assert [record.message for record in caplog.records] == [
+        f"compiled programs are not kept: [Errno 20] Not a directory: '{store._folder}'"
+    ]
+    assert store.load("a") is None
+
+
+def test_a_disk_that_fills_up_leaves_nothing_behind(store, monkeypatch, caplog):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(program_store.os, "replace", full)
+    store.save("a", program(2))
+    assert not files(store)
+    assert "No space left on device" in caplog.text
+
+
+def test_what_was_used_last_is_kept(store, monkeypatch):
+    store.save("old", program(1))
+    [size] = [file.stat().st_size for file in files(store)]
+    monkeypatch.setattr(program_store, "_MAX_BYTES", int(2.5 * size))
+    store.save("new", program(2))
+    for age, key in enumerate(("new", "old")):
+        program_store.os.utime(store._path(key), (1000 + age, 1000 + age))
+    assert result(store.load("new")) == [2] * 3  # now used last
+    store.save("newest", program(3))
+    assert store.load("old") is None
+    assert result(store.load("new")) == [2] * 3
+    assert result(store.load("newest")) == [3] * 3
+
+
+def identity_of(engine: Any, **other: Any) -> str | None:
+    own = engine._worker
+    graph, treedef = own._lowering._programs._model
+    model = nnx.merge(graph, jax.tree.unflatten(treedef, own._runner.leaves))
+    arguments = own._lowering._leaves, own._lowering._state
+    given = {"model": model, "arguments": arguments} | other
+    return identity.program_identity(given["model"], own._backend, own._mesh, given["arguments"])
+
+
+def test_the_identity_changes_with_what_programs_depend_on(tiny, monkeypatch):
+    engine = make_engine(tiny)
+    first = identity_of(engine)
+    assert first is not None
+    assert identity_of(make_engine(tiny)) == first
+    found = {first}
+
+    def differs(**other: Any) -> None:
+        assert identity_of(engine, **other) not in found
+        found.add(identity_of(engine, **other))
+
+    differs(arguments=jax.ShapeDtypeStruct((3,), jnp.float32))
+    with monkeypatch.context() as patch:
+        patch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+        differs()
+    with jax.default_matmul_precision("highest"):
+        assert identity_of(engine) is None  # threads that compile do not see it
+    with monkeypatch.context() as patch:
+        patch.setattr(identity, "_source_digest", lambda: "edited")
+        differs()
+    assert identity_of(make_engine(tiny, num_pages=31)) not in found
+    assert identity_of(engine) == first
+
+
+def test_code_from_outside_is_never_taken_from_disk(tiny, monkeypatch, tmp_path, mesh):
+    engine = make_engine(tiny)
+
+    class Mine(nnx.Module):
+        pass
+
+    assert identity_of(engine, model=Mine()) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "_REGISTERED", [engine._worker._backend.dispatcher.kernels[0]])
+        assert identity_of(engine) is None
+    assert open_store(None, mesh) is None
+    assert open_store("this", mesh) is not None  # the tests' own folder
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        for elsewhere in ("gs://bucket/cache", None):
+            jax.config.update("jax_compilation_cache_dir", elsewhere)
+            assert open_store("this", mesh) is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_a_second_engine_traces_nothing_and_says_the_same(tiny, monkeypatch, tmp_path):
+    monkeypatch.setattr(worker, "open_store", lambda i, mesh: ProgramStore(tmp_path, i, mesh))
+    expected = run(make_engine(tiny), REQUESTS)
+    kept = sorted(tmp_path.iterdir())
+    assert kept
+    traced = []
+
+    def listen(event: str, duration_secs: float, **labels: Any) -> None:
+        del duration_secs
+        if event == "/jax/core/compile/jaxpr_trace_duration":
+            traced.append(labels.get("fun_name"))
+
+    engine = make_engine(tiny)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        found = run(engine, REQUESTS)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not {"step", "resample"} & set(traced)
+    assert sorted(tmp_path.iterdir()) == kept
+    for key, output in expected.items():
+        assert found[key].outputs == output.outputs
+    for file in kept:
+        file.write_bytes(b"")
+    assert run(make_engine(tiny), REQUESTS)["random"].outputs == expected["random"].outputs
+    assert sorted(tmp_path.iterdir()) == kept
+
+
+_START = """
+import json, sys, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from tiny import make_engine, run
+from rjax.sampling import SamplingParams
+import jax
+compiled = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, seconds, **labels: compiled.append(str(labels.get("fun_name")))
+    if event.endswith("backend_compile_duration") else None
+)
+engine = make_engine(Path({folder!r}), compilation_cache_dir={cache!r}, warmup={warmup!r})
+while (progress := engine.compile_progress()).compiled < progress.total:
+    time.sleep(0.02)
+found = run(engine, [("a", [1, 2], SamplingParams(temperature=0, max_tokens=4))])
+print(json.dumps([list(found["a"].outputs[0].token_ids), sum("step" in name for name in compiled)]))
+engine.close()
+"""
+
+
+def test_another_process_finds_them(tiny, tmp_path):
+    """Kept by one that compiled in the background, taken by one that compiles at the first use."""
+    seen = []
+    for warmup in ("background", "off"):
+        script = _START.format(
+            tests=str(pathlib.Path(__file__).parent),
+            folder=str(tiny),
+            cache=str(tmp_path / "cache"),
+            warmup=warmup,
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env={"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        seen.append(json.loads(done.stdout))
+    [(tokens, compiled), (same_tokens, compiled_again)] = seen
+    assert compiled > 0 == compiled_again
+    assert same_tokens == tokens
