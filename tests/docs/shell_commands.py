@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import importlib.util
 import shlex
 import sys
 from collections.abc import Iterator
@@ -9,13 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 _OPERATORS = frozenset("|&;<>()")
-_MODULES = {
-    ("generate",): "rjax.generate",
-    ("chat",): "rjax.chat.__main__",
-    ("serve",): "rjax.serve.__main__",
-    ("bench", "serve"): "bench.serve",
-}
-"""The module of each ``rjax`` command."""
+_FOLDERS = {"bench": ("rjax.benchmarks", "bench")}
+"""Where the modules of ``rjax NAME ...`` are, if not in the packages of ``_TOP``."""
+_TOP = ("rjax", "rjax.commands")
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -51,13 +48,7 @@ def check_arguments(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     Raises:
         AssertionError: the parser refuses them.
     """
-    if words[0] == "rjax":
-        size = 2 if words[1] == "bench" else 1
-        name, arguments = _MODULES[tuple(words[1 : 1 + size])], words[1 + size :]
-        if arguments and not arguments[0].startswith("-"):
-            arguments = ["--model", *arguments]
-    else:
-        _, _, name, *arguments = words
+    name, arguments = _module_and_arguments(words)
     parse = argparse.ArgumentParser.parse_args
 
     def parse_args(self: argparse.ArgumentParser, *given: object) -> None:
@@ -75,3 +66,26 @@ def check_arguments(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         except _ParsedError:
             return
     raise AssertionError(f"{shlex.join(words)}: exit status {status}")
+
+
+def _module_and_arguments(words: list[str]) -> tuple[str, list[str]]:
+    """The module of a command and its arguments. MODEL, the first one, becomes ``--model``."""
+    if words[0] != "rjax":
+        return words[2], words[3:]
+    _, name, *arguments = words
+    folders = _TOP
+    if name in _FOLDERS:
+        folders = _FOLDERS[name]
+        name, *arguments = arguments
+    if arguments and not arguments[0].startswith("-"):
+        arguments = ["--model", *arguments]
+    found = [f"{folder}.{name}" for folder in folders if _exists(f"{folder}.{name}")]
+    assert found, f"there is no command {name}"
+    return found[0], arguments
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of its package
+        return False
