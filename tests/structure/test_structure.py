@@ -31,7 +31,7 @@ async_engine
 async_llm
 rjax
 cli
-benchmarks chat commands generate serve
+benchmarks chat commands examples generate serve
 __main__
 """
 """Subpackages and top-level modules of rjax, from the lowest layer to the highest. Each imports

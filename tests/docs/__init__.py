@@ -1,0 +1,1 @@
+"""Checks of README.md, docs, deploy and rjax/examples."""

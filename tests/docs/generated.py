@@ -1,0 +1,203 @@
+"""The parts of the pages that are made from the code and from kept results.
+
+Between ``<!-- generated: NAME -->`` and ``<!-- end -->`` a page holds the text of one function of
+`BLOCKS`. This writes all of them again:
+
+    python -m tests.docs.generated
+"""
+
+import ast
+import inspect
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from models.families import FAMILIES
+from models.families.rope_fields import ROPE_KINDS
+from rjax.chat.session import _HELP
+from rjax.cli.arguments import PYTHON_ONLY, flag_of
+from rjax.engine.stats import EngineStats
+from rjax.option_docs import engine_option_docs, engine_options
+from rjax.serve.metrics import Metrics
+from tests.docs.pages import DOCS, ROOT
+
+RESULTS = ROOT / "bench" / "results"
+EXAMPLES = sorted((ROOT / "rjax" / "examples").glob("[!_]*.py"))
+
+
+def table(head: list[str], rows: list[list[Any]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def models() -> str:
+    """The families, from their registry."""
+    rows = []
+    for name, family in FAMILIES.items():
+        read = inspect.unwrap(getattr(family.read_config, "func", family.read_config))
+        what = (inspect.getdoc(inspect.getmodule(read)) or "").splitlines()[0]
+        kinds = family.fields.constraints["model_type"].allowed.split(":")[0]
+        rows.append([f"`{name}`", f"`{kinds.replace(' or ', '`, `')}`", what])
+    kinds = ", ".join(f"`{kind}`" for kind in sorted(ROPE_KINDS))
+    return (
+        table(["`architectures`", "`model_type`", "model"], rows)
+        + f"\n\nThe type of rope scaling is one of {kinds}; Phi-3 has only `default`."
+    )
+
+
+def constraints() -> str:
+    """What config.json may say of the fields that rjax does not read, by family."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, family in FAMILIES.items():
+        for field, constraint in family.fields.constraints.items():
+            if field != "model_type":
+                short = name.removesuffix("ForCausalLM")
+                found.setdefault((field, constraint.allowed), []).append(short)
+    rows = [
+        [f"`{field}`", allowed, "all" if len(names) == len(FAMILIES) else ", ".join(names)]
+        for (field, allowed), names in sorted(found.items())
+    ]
+    return table(["field", "must be", "families"], rows)
+
+
+def options() -> str:
+    """The engine's options with their flags, defaults and documentation."""
+    texts, rows = engine_option_docs(), []
+    for name, field in engine_options().items():
+        flag = "" if name in PYTHON_ONLY else f"`{flag_of(name)}`"
+        default = "" if field.default in (None, ()) else f"`{field.default}`"
+        rows.append([f"`{name}`", flag, default, texts[name].replace("``", "`")])
+    return table(["option", "flag", "default", "meaning"], rows)
+
+
+def exposition() -> str:
+    """What /metrics answers, with a sample of every metric."""
+    stats = EngineStats(backend="xla", device="1 x cpu")
+    return Metrics("m", {"page_size": 64, "num_pages": 1}).exposition(stats).decode()
+
+
+def metrics() -> str:
+    """The metrics, from the server's exposition."""
+    rows = []
+    for family in text_string_to_metric_families(exposition()):
+        if family.name.endswith("_created"):
+            continue
+        name = family.name + ("_total" if family.type == "counter" else "")
+        labels = {label for s in family.samples for label in s.labels} - {"model_name", "le"}
+        rows.append([f"`{name}`", family.type, ", ".join(sorted(labels)), family.documentation])
+    return table(["metric", "type", "labels", "meaning"], sorted(rows))
+
+
+def chat() -> str:
+    """The chat's commands."""
+    return f"```text\n{_HELP.strip()}\n```"
+
+
+def examples() -> str:
+    """The examples with the first line of their docstrings."""
+    rows = []
+    for path in EXAMPLES:
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        rows.append([f"`{path.stem}`", text.splitlines()[0].replace("``", "`")])
+    return table(["example", "what it shows"], rows)
+
+
+def attention() -> str:
+    """The gain of reading a prefix once, from bench/results/attention.json."""
+    kept = _kept("attention.json")
+    rows = [
+        [
+            f"{row['prefix']:,}",
+            f"{row['plain_us']:,.0f} us",
+            f"{row['relay_us']:,.0f} us",
+            f"{row['plain_us'] / row['relay_us']:.1f}",
+        ]
+        for row in kept["rows"]
+        if row["own"] == 128 and row["batch"] == 128
+    ]
+    head = ["shared tokens", "read by each sequence", "read once", "speed-up"]
+    return table(head, rows) + _source(kept, "attention.json")
+
+
+def decode_step() -> str:
+    """Whole decode steps, from bench/results/decode_step.json and decode_step_growth.json."""
+    kept, growth = _kept("decode_step.json"), _kept("decode_step_growth.json")
+    rows = kept["rows"] + [row for row in growth["rows"] if row["shared"] > 2048]
+    shown = [
+        [row["model"], row["batch"], f"{row['shared']:,}", f"{row['own']:,}"]
+        + [f"{row[name]:.2f} ms" for name in ("step_ms", "sustained_ms", "floor_ms")]
+        for row in rows
+    ]
+    head = ["shapes of", "sequences", "shared tokens", "unique tokens of each"]
+    head += ["decode step", "sustained", "lower bound"]
+    return table(head, shown) + _source(kept, "decode_step.json", "decode_step_growth.json")
+
+
+def throughput() -> str:
+    """The throughput with and without relay, from bench/results/throughput.json."""
+    kept = _kept("throughput.json")
+    first = kept["rows"][0]
+    rows = [
+        [row["relay"], f"{row['output_per_s']:,.0f}", f"{row['total_per_s']:,.0f}"]
+        for row in kept["rows"]
+    ]
+    head = ["relay", "output tokens/s", "tokens/s with prompts"]
+    about = (
+        f"{first['requests']} requests to a model of the shapes of {first['model']}, "
+        f"{first['running']} at a time. Each has {first['prefix']:,} shared and "
+        f"{first['input']:,} unique prompt tokens, and generates {first['output']:,}.\n\n"
+    )
+    return about + table(head, rows) + _source(kept, "throughput.json")
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    made.__name__: made
+    for made in (
+        models,
+        constraints,
+        options,
+        metrics,
+        chat,
+        examples,
+        attention,
+        decode_step,
+        throughput,
+    )
+}
+
+
+def filled(text: str) -> str:
+    """A page with its generated parts made again."""
+
+    def part(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{BLOCKS[match[2]]()}\n{match[3]}"
+
+    pattern = r"^(<!-- generated: (\w+) -->)$.*?^(<!-- end -->)$"
+    return re.sub(pattern, part, text, flags=re.MULTILINE | re.DOTALL)
+
+
+def generated_pages() -> list[Path]:
+    """The pages with generated parts."""
+    pages = sorted(DOCS.rglob("*.md"))
+    return [page for page in pages if "<!-- generated" in page.read_text(encoding="utf-8")]
+
+
+def _kept(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def _source(kept: dict[str, Any], *names: str) -> str:
+    found = kept["environment"]
+    versions = ", ".join(f"{name} {found['versions'][name]}" for name in ("jax", "flax"))
+    files = " and ".join(f"`bench/results/{name}`" for name in names)
+    return f"\n\n{found['device']}, bfloat16, {versions}, {found['date']}; from {files}."
+
+
+if __name__ == "__main__":
+    for page in generated_pages():
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
