@@ -85,6 +85,9 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+_NOTES = {"max_model_len": " 32k is 32,000 tokens, 32K is 32,768."}
+
+
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     """Add MODEL, for which ``--model`` is another way to write it."""
     parser.add_argument(
@@ -93,7 +96,7 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default=argparse.SUPPRESS,
         action=StoreModel,
-        help="the same as --model",
+        help="folder or hub id of the model, as --model (default: the bundled model)",
     )
 
 
@@ -120,7 +123,9 @@ def add_engine_arguments(
             *_VLLM_FLAGS.get(name, ()),
             dest=name,
             default=own.get(name, argparse.SUPPRESS),
-            help=_help(texts[name]) + _default_note(own.get(name, field.default)),
+            help=_help(texts[name])
+            + _NOTES.get(name, "")
+            + _default_note(own.get(name, field.default)),
             **{**_parsing(field.type), **_SETTINGS.get(name, {}), **_renamed_values(name)},
         )
     add_no_ops(engine, ENGINE_NO_OPS)
