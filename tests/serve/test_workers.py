@@ -183,6 +183,22 @@ def test_a_place_that_comes_too_late_is_given_on():
     asyncio.run(run())
 
 
+def test_a_slot_goes_past_a_task_that_was_cancelled_a_moment_ago():
+    async def scenario() -> None:
+        slots = TaskSlots(quick=1, slow=1, queued=3, shared=False)
+        first = await slots.enter("a", 10)
+        cancelled = asyncio.create_task(slots.enter("a", 10))
+        patient = asyncio.create_task(slots.enter("a", 10))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        first.leave()  # before the cancelled task runs
+        (await patient).leave()
+        assert cancelled.cancelled()
+        (await slots.enter("a", 0.1)).leave()  # no slot is lost
+
+    asyncio.run(scenario())
+
+
 def test_of_several_tenants_none_has_all_slow_places():
     slots = TaskSlots(quick=9, slow=2, queued=3, shared=True)
     assert [slots.take_slow(tenant) for tenant in ("a", "a", "b", "b")] == [

@@ -62,14 +62,15 @@ class TaskSlots:
 
     def free(self) -> None:
         """Release a quick slot to the next tenant."""
-        if not self._waiting:
-            self._free += 1
-            return
-        tenant, own = self._waiting.popitem(last=False)
-        turn = own.popleft()
-        if own:
-            self._waiting[tenant] = own  # at the end of the round
-        turn.set_result(None)
+        while self._waiting:
+            tenant, own = self._waiting.popitem(last=False)
+            turn = own.popleft()
+            if own:
+                self._waiting[tenant] = own  # at the end of the round
+            if not turn.done():  # cancelled, and its task has not run since
+                turn.set_result(None)
+                return
+        self._free += 1
 
     def take_slow(self, tenant: str) -> bool:
         """Take a slow slot. Return False if this tenant cannot have one."""
