@@ -1,22 +1,18 @@
 """Shared command line options of the benchmarks."""
 
 import argparse
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
-from tqdm import tqdm
 
-from bench.records import RESULTS, save
-from bench.text_tables import text
-from rjax.cli.errors import OneLineParser, run_command
+from bench import RESULTS
+from rjax.benchmarks.records import save
+from rjax.benchmarks.text_tables import text
+from rjax.cli.errors import run_command
+from rjax.cli.parser import OneLineParser
 from rjax.cli.process import run_process
-from rjax.config import AutoInt
-
-_START = time.monotonic()
 
 
 def command_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
@@ -32,87 +28,6 @@ def command_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
     )
     p.add_argument("--quiet", action="store_true", help="no progress bar")
     return p
-
-
-def add_time_limit(p: argparse.ArgumentParser) -> None:
-    """Add --seconds, for benchmarks that iterate over points with ``in_time``."""
-    p.add_argument("--seconds", type=float, help="start no further point after this many seconds")
-
-
-def add_relay_modes(p: argparse.ArgumentParser) -> None:
-    """Add --relay, for benchmarks that run the engine in several modes."""
-    modes = "auto", "on", "off"
-    told = f"modes to compare: {', '.join(modes)}"
-    p.add_argument("--relay", type=some_of(*modes), default="auto,off", help=told)
-
-
-def in_time[T](
-    points: Sequence[T], seconds: float | None, *, desc: str, quiet: bool
-) -> Iterator[T]:
-    """Iterate over the points with a progress bar, until the process is ``seconds`` old."""
-    for done, point in enumerate(tqdm(points, desc=desc, disable=quiet)):
-        if seconds is not None and time.monotonic() - _START > seconds:
-            left = len(points) - done
-            print(f"{desc}: {left} of {len(points)} points left out", file=sys.stderr)
-            return
-        yield point
-
-
-def whole(least: int) -> Callable[[str], int]:
-    """For ``type=`` of an option: a whole number with a minimum."""
-
-    def parse(given: str) -> int:
-        try:
-            number = int(given)
-        except ValueError:
-            number = None
-        if number is None or number < least:
-            raise argparse.ArgumentTypeError(f"{given!r}: give a whole number from {least} on")
-        return number
-
-    return parse
-
-
-def wholes(least: int, count: int | None = None) -> Callable[[str], list[int]]:
-    """For ``type=`` of an option: comma-separated whole numbers, ``count`` of them if given."""
-
-    def parse(given: str) -> list[int]:
-        found = [whole(least)(x) for x in given.split(",")]
-        if count not in (None, len(found)):
-            raise argparse.ArgumentTypeError(f"{given!r}: give {count} numbers, commas between")
-        return found
-
-    return parse
-
-
-def whole_or_auto(least: int) -> Callable[[str], AutoInt]:
-    """For ``type=`` of an option: a whole number with a minimum, or auto."""
-
-    def parse(given: str) -> AutoInt:
-        return "auto" if given == "auto" else whole(least)(given)
-
-    return parse
-
-
-def wholes_or_auto(least: int) -> Callable[[str], list[AutoInt]]:
-    """For ``type=`` of an option: comma-separated whole numbers, or auto in place of one."""
-
-    def parse(given: str) -> list[AutoInt]:
-        return [whole_or_auto(least)(x) for x in given.split(",")]
-
-    return parse
-
-
-def some_of(*names: str) -> Callable[[str], list[str]]:
-    """For ``type=`` of an option: comma-separated names out of a list."""
-
-    def parse(given: str) -> list[str]:
-        chosen = given.split(",")
-        if not set(chosen) <= set(names):
-            raise argparse.ArgumentTypeError(f"{given!r}: choose from {', '.join(names)}")
-        return chosen
-
-    return parse
 
 
 def run(module: str, main: Callable[[], int | None]) -> NoReturn:

@@ -25,20 +25,20 @@ from typing import Any
 
 import numpy as np
 
-from bench.command_line import (
+from bench import RESULTS
+from bench.command_line import command_parser, run
+from rjax.benchmarks.figures import lines
+from rjax.benchmarks.model_shapes import SHAPES, write_folder
+from rjax.benchmarks.options import (
     add_relay_modes,
     add_time_limit,
-    command_parser,
-    run,
     some_of,
     whole,
     wholes,
     wholes_or_auto,
 )
-from bench.figures import lines
-from bench.model_shapes import SHAPES, write_folder
-from bench.records import RESULTS, command, save
-from bench.text_tables import text
+from rjax.benchmarks.records import command, save
+from rjax.benchmarks.text_tables import text
 from rjax.config import PAGE_SIZES
 
 COLUMNS = {

@@ -21,11 +21,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.command_line import command_parser, keep, run, whole
+from bench.command_line import command_parser, keep, run
 from bench.load_weights_side import TASKS
-from bench.model_shapes import SHAPES
 from bench.random_checkpoint import write_checkpoint
-from bench.records import record
+from rjax.benchmarks.model_shapes import SHAPES
+from rjax.benchmarks.options import whole
+from rjax.benchmarks.records import record
 
 COLUMNS = {
     "model": "model",

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import (
+    RESULTS,
     attention,
     compare_torch,
     decode_step,
-    latency,
     load_weights,
     machine_code,
     startup,
@@ -30,9 +30,9 @@ from bench import (
 from bench.kernels import cost_model, peers, run_table, sweep
 from bench.kernels import readme as kernels_readme
 from bench.longbench import __main__ as longbench
-from bench.records import RESULTS
-from bench.text_tables import markdown
-from rjax.cli.errors import OneLineParser
+from rjax.benchmarks import latency, serve_report
+from rjax.benchmarks.text_tables import markdown
+from rjax.cli.parser import OneLineParser
 
 README: Path = Path(__file__).parent / "README.md"
 """The page that this module writes."""
@@ -51,11 +51,12 @@ command `python -m bench.suite` runs all benchmarks.
 | `python -m bench.attention` | attention of one layer over prefix lengths, with and without relay |
 | `python -m bench.kernels` | the attention kernels, checked, timed and compared with others |
 | `python -m bench.machine_code` | code size and registers of the kernels of a step; needs no GPU |
-| `python -m bench.throughput` | end-to-end tokens per second, compared with the decode step alone |
-| `python -m bench.latency` | time to first token, inter-token latency, end-to-end latency |
+| `rjax bench throughput` | end-to-end tokens per second |
+| `python -m bench.throughput` | the same, compared with the decode step alone |
+| `rjax bench latency` | time to first token, inter-token latency, end-to-end latency |
 | `python -m bench.startup` | from launch to first token or answer, with and without a cache |
 | `python -m bench.load_weights` | loading a checkpoint, compared with reading its files |
-| `python -m bench.serve` | a running server under load |
+| `rjax bench serve` | a running server under load |
 | `python -m bench.compare_torch` | the same weights in torch, after a comparison of the logits |
 | `python -m bench.longbench` | answers and scores on LongBench-format files, relay on and off |
 | `python -m bench.table_answers` | exact answers of the bundled model about unseen tables |
@@ -122,16 +123,8 @@ def _scheduler(found: Record) -> str:
     return markdown(rows, {"running": "running sequences"} | columns)
 
 
-def _serve(found: Record) -> str:
-    from bench.serve_report import COLUMNS  # needs the client's packages
-
-    return _rows(COLUMNS)(found)
-
-
 def _draw_serve(found: Any, path: Path) -> None:
-    from bench.serve_report import picture
-
-    picture(path, found)
+    serve_report.picture(path, found)
 
 
 # Its speed is not meaningful: there are few, short answers.
@@ -154,7 +147,11 @@ SECTIONS: dict[str, Section] = {
     "startup": Section("Start-up", _startup),
     "load_weights": Section("Loading weights", _rows(load_weights.COLUMNS)),
     "latency": Section("Latency", _rows(latency.COLUMNS), latency.draw),
-    "serve": Section("Serving", _serve, _draw_serve),
+    "serve": Section(
+        "Serving",
+        _rows(serve_report.COLUMNS),
+        _draw_serve,
+    ),
     "compare_torch": Section(
         "Comparison with torch", _rows(compare_torch.COLUMNS), compare_torch.draw
     ),

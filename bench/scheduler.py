@@ -18,7 +18,7 @@ import time
 import jax
 import numpy as np
 
-from bench.command_line import run, whole
+from bench.command_line import run
 from pallas_kernels.attention.planner import CostModel, PlanShape
 from pallas_kernels.attention.split_policy import SplitPolicy
 from rjax.batch.dispatched_step import DispatchedStep
@@ -26,7 +26,8 @@ from rjax.batch.page_hash import PageHashes, root_key
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_readout import StepReadout
 from rjax.batch.step_worker import PoolSize
-from rjax.cli.errors import OneLineParser
+from rjax.benchmarks.options import whole
+from rjax.cli.parser import OneLineParser
 from rjax.config import EngineConfig
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.llm_engine import LLMEngine

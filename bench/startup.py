@@ -29,11 +29,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.command_line import command_parser, run, some_of, whole
-from bench.model_shapes import SHAPES, write_folder
-from bench.records import RESULTS, command, save
+from bench import RESULTS
+from bench.command_line import command_parser, run
 from bench.startup_commands import start_generate, start_serve
-from bench.text_tables import text
+from rjax.benchmarks.model_shapes import SHAPES, write_folder
+from rjax.benchmarks.options import some_of, whole
+from rjax.benchmarks.records import command, save
+from rjax.benchmarks.text_tables import text
 
 _PHASES = {
     "imports_s": "imports",
@@ -139,7 +141,7 @@ def start_engine(
 
 def environment() -> dict[str, Any]:
     """Queried in a separate process: this one must not allocate device memory."""
-    code = "import json; from bench.records import environment as e; print(json.dumps(e()))"
+    code = "import json; from rjax.benchmarks.records import *; print(json.dumps(environment()))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=Path(__file__).parents[1],

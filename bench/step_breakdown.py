@@ -6,9 +6,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from bench.ceilings import Ceilings
-from bench.model_shapes import SHAPES
 from bench.step_roofline import DecodeCase, stages
 from models import config_from_dict
+from rjax.benchmarks.model_shapes import SHAPES
 
 COLUMNS: dict[str, str] = {
     "model": "model shapes",

@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from rjax.cli.errors import OneLineParser
+from rjax.cli.parser import OneLineParser
 
 COMMANDS: dict[str, tuple[str, int]] = {
     "decode_step": ("bench.decode_step", 240),
@@ -38,7 +38,10 @@ COMMANDS: dict[str, tuple[str, int]] = {
         240,
     ),
     "attention": ("bench.attention", 180),
-    "latency": ("bench.latency --shapes llama-3-8b", 150),
+    "latency": (
+        "rjax bench latency --shapes llama-3-8b --json bench/results/latency.json",
+        150,
+    ),
     "swap": ("bench.swap --shapes llama-3-8b", 120),
     "longbench": ("bench.longbench --json bench/results/longbench.json", 120),
 }

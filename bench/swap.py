@@ -19,10 +19,11 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from bench.command_line import command_parser, keep, run, whole, wholes
-from bench.engines import add_engine_options, model_name, running_llm
-from bench.records import record
+from bench.command_line import command_parser, keep, run
 from rjax.batch.page_operations import SwapIn, SwapOut
+from rjax.benchmarks.engines import add_engine_options, model_name, running_llm
+from rjax.benchmarks.options import whole, wholes
+from rjax.benchmarks.records import record
 from rjax.sampling import SamplingParams
 
 COLUMNS = {

@@ -21,8 +21,7 @@ import jax
 import jax.numpy as jnp
 from tokenizers import Tokenizer
 
-from bench.command_line import run, whole
-from bench.records import command
+from bench.command_line import run
 from bench.tables.decode import answer_questions
 from bench.tables.scoring import (
     EVALUATION_SEED,
@@ -35,7 +34,9 @@ from bench.tables.scoring import (
     summary,
 )
 from models import BUNDLED_MODEL, load_model
-from rjax.cli.errors import OneLineParser
+from rjax.benchmarks.options import whole
+from rjax.benchmarks.records import command
+from rjax.cli.parser import OneLineParser
 
 MAX_NEW_TOKENS = 256
 ChatBackend = Callable[[Sequence[Sheet]], list[list[str]]]

@@ -7,20 +7,18 @@ import jax.numpy as jnp
 
 from models import BUNDLED_MODEL, ModelConfig, config_from_folder, load_model, resolve_folder
 from rjax.batch.page_hash import root_key
-from rjax.batch.step_limits import StepLimits, choose_step_limits
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.parts import EngineParts
+from rjax.engine_platform import choose_platform
+from rjax.engine_summary import engine_summary
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.sampling import LIMITS, SamplingParams
 from rjax.startup_times import StartupTimes
 from rjax.tokenization import Tokenizer
-from rjax.worker.backend import choose_backend
 from rjax.worker.compilation_cache import keep_compiled
-from rjax.worker.dtype import choose_dtype, choose_kv_dtype
 from rjax.worker.memory_sizing import check_weights_fit
 from rjax.worker.multi_step_policy import multi_step_policy
-from rjax.worker.step_sizing import gpu_pool_tokens, shape_table
 from rjax.worker.worker import Worker
 
 
@@ -40,36 +38,13 @@ def build_engine(config: EngineConfig) -> LLMEngine:
     with times.phase("tokenizer"):
         tokenizer = _load_tokenizer(config, folder)
     with times.phase("device"):
-        devices = jax.devices()
-    if config.tensor_parallel_size > len(devices):
-        raise InvalidConfigError(
-            f"tensor_parallel_size is {config.tensor_parallel_size}; there are {len(devices)} "
-            "devices"
-        )
-    mesh = jax.make_mesh(
-        (config.tensor_parallel_size,),
-        ("tensor",),
-        axis_types=(jax.sharding.AxisType.Auto,),
-        devices=devices[: config.tensor_parallel_size],
-    )
-    on_cpu = devices[0].platform == "cpu"
-    dtype = choose_dtype(settings.dtype, model_config, devices[0].platform)
-    kv_dtype = choose_kv_dtype(config.cache.kv_cache_dtype, dtype)
-    capability = getattr(devices[0], "compute_capability", None)
-    backend = choose_backend(
-        config.backend,
-        platform=devices[0].platform,
-        compute_capability=None if capability is None else float(capability),
-        model=model_config,
-        dtype=dtype,
-        page_size=config.cache.page_size,
-        kv_dtype=kv_dtype,
-        devices=mesh.size,
-    )
+        jax.devices()
+    platform = choose_platform(config, model_config)
+    mesh, dtype, backend = platform.mesh, platform.dtype, platform.backend
     check_weights_fit(
         folder,
         growth=dtype.itemsize / jnp.dtype(model_config.dtype).itemsize,
-        memory=devices[0].memory_stats(),
+        memory=platform.first_device.memory_stats(),
         num_devices=config.tensor_parallel_size,
         utilization=config.cache.gpu_memory_utilization,
     )
@@ -82,41 +57,19 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             seed=settings.seed,
             progress=config.use_tqdm,
         )
-    growth = 4 if on_cpu else 2
-
-    def pool_tokens(limits: StepLimits) -> int:
-        shapes = shape_table(
-            config, backend=backend, max_model_len=max_model_len, limits=limits, growth=growth
-        )
-        return gpu_pool_tokens(
-            config,
-            model_config,
-            shapes,
-            limits=limits,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            memory=devices[0].memory_stats(),
-            num_devices=mesh.size,
-        )
-
-    limits = choose_step_limits(
-        config.scheduler,
-        most_tokens=512 if on_cpu else 2048,
-        spare_rows=backend.spare_rows,
-        max_model_len=max_model_len,
-        pool_tokens=pool_tokens if "bytes_limit" in (devices[0].memory_stats() or ()) else None,
-    )
+    growth = 4 if platform.is_cpu else 2
+    limits = platform.step_limits(config, model_config, max_model_len=max_model_len, growth=growth)
     with times.phase("pool"):
         worker = Worker(
             loaded,
             config,
             backend=backend,
-            kv_dtype=kv_dtype,
+            kv_dtype=platform.kv_dtype,
             mesh=mesh,
             max_model_len=max_model_len,
             limits=limits,
             growth=growth,
-            policy=multi_step_policy(config, platform=devices[0].platform),
+            policy=multi_step_policy(config, platform=platform.first_device.platform),
         )
     parts = EngineParts(
         config=config,
@@ -124,12 +77,20 @@ def build_engine(config: EngineConfig) -> LLMEngine:
         vocab_size=model_config.vocab_size,
         max_model_len=max_model_len,
         limits=limits,
-        identity=root_key(str(folder), str(dtype), str(kv_dtype)),
+        identity=root_key(str(folder), str(dtype), str(platform.kv_dtype)),
         backend=backend.name,
-        device=f"{config.tensor_parallel_size} x {devices[0].device_kind}",
+        device=platform.description,
         tokenizer=tokenizer,
         model_config=model_config,
         startup_times=times,
+        summary=engine_summary(
+            config,
+            model_config,
+            platform,
+            max_model_len=max_model_len,
+            limits=limits,
+            pool=worker.pool,
+        ),
     )
     with times.phase("warm-up"):
         worker.warmup(config.warmup)

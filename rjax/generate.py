@@ -1,9 +1,9 @@
-"""The command ``python -m rjax.generate``: load a model, share a prompt, generate."""
+"""The command ``rjax generate``: load a model, share a prompt, generate."""
 
 if __name__ == "__main__":  # before all imports, so that Ctrl-C is heeded during them
     from rjax.cli.process import run_module
 
-    run_module("rjax.generate", "rjax.generate")
+    run_module("rjax generate", "rjax.generate")
 
 import argparse
 import json
@@ -18,16 +18,19 @@ from rjax.cli.arguments import (
     given_engine_options,
     sampling_options,
 )
-from rjax.cli.errors import BAD_INPUT, OneLineParser, report_error, run_command
+from rjax.cli.errors import report_error, run_command
+from rjax.cli.exit_status import BAD_INPUT
+from rjax.cli.one_line import one_line
+from rjax.cli.parser import OneLineParser
 from rjax.cli.prompts import Task, read_text, tasks_of_file, tasks_of_prompts
 from rjax.cli.report import (
     answer_lines,
     as_expected,
     figure_lines,
     figures,
-    one_line,
     result_record,
 )
+from rjax.cli.vllm_flags import instead_of
 from rjax.config import CacheSettings
 from rjax.errors import InvalidRequestError, OutOfMemoryError
 from rjax.startup_times import StartupTimes
@@ -36,24 +39,24 @@ if TYPE_CHECKING:
     from rjax.llm import LLM
     from rjax.sampling import SamplingParams
 
-_NAME = "rjax.generate"
+_NAME = "rjax generate"
 _DEFAULT_MAX_TOKENS = 256
 _FEW_SEQUENCES = 16  # smaller steps and a smaller KV pool for at most this many
 
 _EPILOG = """\
 examples:
-  python -m rjax.generate
+  rjax generate
       the bundled model answers questions about a bundled table, which is its system prompt
-  python -m rjax.generate --relay off
+  rjax generate --relay off
       the same answers, with the table read once per question
-  python -m rjax.generate --prompt "Who lives in Peru?" --prompt "How many people are there?"
+  rjax generate --prompt "Who lives in Peru?" --prompt "How many people are there?"
       your own questions about that table
-  python -m rjax.generate --model ./llama --system-prompt-file rules.txt --prompts-file ask.jsonl
+  rjax generate --model ./llama --system-prompt-file rules.txt --prompts-file ask.jsonl
       a model of yours; ask.jsonl holds {"prompt": "..."} or {"messages": [...]} on each line,
       with sampling values where a line needs its own: {"prompt": "...", "max_tokens": 5}
-  echo "Once upon a time" | python -m rjax.generate --model ./llama --raw --prompt -
+  echo "Once upon a time" | rjax generate --model ./llama --raw --prompt -
       plain completion of a text, without the chat template
-  python -m rjax.generate --json --no-progress > answers.json
+  rjax generate --json --no-progress > answers.json
 
 up to 16 answers run with --max-num-seqs 16, which starts faster, unless you give another value
 
@@ -64,13 +67,15 @@ exit status: 0 done, 2 bad input (the rest of a batch is still answered), 130 in
 def build_parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     parser = OneLineParser(
-        prog=f"python -m {_NAME}",
+        prog=_NAME,
         usage="%(prog)s [options]",
         description="Generate text. The KV of a prefix that prompts share is stored once and, "
         "with relay attention, read once per step.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        instead=instead_of,
+        positional_hint="give a prompt as --prompt, a model as --model",
     )
     prompts = parser.add_argument_group("prompts", "with none, demo questions about a table")
     prompts.add_argument(
@@ -97,7 +102,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_sampling_arguments(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    output.add_argument("--no-progress", action="store_true", help="no progress bars on stderr")
+    output.add_argument(
+        "--no-progress", action="store_true", help="no progress bars and no summary on stderr"
+    )
     return parser
 
 
@@ -205,9 +212,13 @@ def _check_sampling(given: Mapping[str, Any], tasks: list[Task]) -> None:
 
 
 def _load(options: dict[str, Any], *, progress: bool) -> "LLM":
+    from rjax.engine_summary import summary_lines
     from rjax.llm import LLM
 
-    return LLM(**options, use_tqdm=progress)
+    llm = LLM(**options, use_tqdm=progress)
+    if progress:
+        print("\n".join(summary_lines(llm.engine.summary)), file=sys.stderr)
+    return llm
 
 
 def _defaults(llm: "LLM", *, bundled: bool) -> dict[str, Any]:

@@ -130,8 +130,8 @@ class LLM(SynchronizedClosable):
 
         Returns:
             One output per prompt, in the order of the prompts. If one of several prompts cannot be
-            served, its output has the reason in ``.error`` and no ``outputs``; the others are not
-            affected.
+            served, its output has the reason in ``.error`` and an ``outputs[0]`` with
+            ``finish_reason`` "error"; the others are not affected.
 
         Raises:
             InvalidRequestError: the only prompt cannot be served, or the arguments contradict each

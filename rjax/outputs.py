@@ -36,7 +36,8 @@ class CompletionOutput:
             them; None unless asked for.
         finish_reason: "stop" (end-of-sequence token, stop token or stop string), "length",
             "abort", "error", or None while running.
-        stop_reason: the stop token id or stop string that ended it; None for end-of-sequence.
+        stop_reason: the stop token id or stop string that ended it, or the message of the error;
+            None for end-of-sequence.
     """
 
     index: int
@@ -99,11 +100,13 @@ class RequestOutput:
         prompt_token_ids: the tokens the model read, a configured system prompt included.
         prompt_logprobs: for each prompt token, log-probabilities by token id; None for the first,
             which nothing precedes. None as a whole unless asked for.
-        outputs: one per sequence, with ``best_of`` the best ones alone; empty where `error` is set.
+        outputs: one per sequence, with ``best_of`` the best ones alone. A refused prompt has one,
+            with ``finish_reason`` "error", no text, and the message in ``stop_reason``.
         finished: no further output will come.
         num_cached_tokens: leading prompt tokens whose KV was already there.
-        error: why a prompt of a list was refused, an `InvalidRequestError`, or why a prompt could
-            not be kept as a prefix, an `OutOfMemoryError`; otherwise None.
+        error: why a prompt of a list was refused, an `InvalidRequestError`; why a prompt could not
+            be kept as a prefix, an `OutOfMemoryError`; or what ended a running request with
+            ``finish_reason`` "error"; otherwise None.
         prompt_index: place of the prompt in the list that `LLM` was given; 0 elsewhere.
     """
 

@@ -10,7 +10,7 @@ from rjax.engine.protocol import Engine
 from rjax.errors import InvalidRequestError, without_frames
 from rjax.gc_freeze import freeze_gc_heap
 from rjax.output_queue import merge_delta
-from rjax.outputs import RequestOutput
+from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.progress import Progress
 from rjax.prompts import Prompt, raise_first_refusal
 from rjax.sampling import RequestOutputKind, SamplingParams
@@ -289,4 +289,7 @@ def _refused(
     known = prompt if isinstance(prompt, Prompt) else Prompt(None, None)
     named = InvalidRequestError(f"prompt {index}: {error}")
     named.__cause__ = without_frames(error)
-    return RequestOutput(name, known.text, known.token_ids or [], finished=True, error=named)
+    ended = CompletionOutput(0, "", [], finish_reason="error", stop_reason=str(named))
+    return RequestOutput(
+        name, known.text, known.token_ids or [], outputs=[ended], finished=True, error=named
+    )

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import jax
 
+from bench import RESULTS
 from bench.command_line import command_parser, run
 from bench.kernels.backends import NAMES
 from bench.kernels.peers import run_peers, run_torch
 from bench.kernels.result_file import ResultFile
 from bench.kernels.run_table import run_table
 from bench.kernels.sweep import draw, run_sweep
-from bench.records import RESULTS
 
 
 def parser() -> argparse.ArgumentParser:

@@ -19,13 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from bench.command_line import command_parser, run, wholes
+from bench import RESULTS
+from bench.command_line import command_parser, run
 from bench.kernels.backends import NAMES, Kernel, choose_kernel
 from bench.kernels.cases import Case
 from bench.kernels.pool_runner import PoolRunner
-from bench.records import RESULTS, record, save
 from pallas_kernels.attention.planner import CostModel
 from pallas_kernels.attention.work_list import AttentionPlan
+from rjax.benchmarks.options import wholes
+from rjax.benchmarks.records import record, save
 from rjax.config import PAGE_SIZES
 from rjax.worker.cost_model import Fitted, keep_cost_model
 

@@ -18,7 +18,7 @@ from bench.kernels.result_file import ResultFile
 from bench.kernels.run_case import distinct_layers, run_case
 from bench.kernels.run_table import reason
 from bench.kernels.table import small_cases, table_cases
-from bench.text_tables import markdown
+from rjax.benchmarks.text_tables import markdown
 
 COLUMNS = {
     "case": "case",

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from bench.records import RESULTS
+from bench import RESULTS
 
 README: Path = Path(__file__).parent / "README.md"
 """A handwritten page; ``python -m bench.report`` fills in its figures."""

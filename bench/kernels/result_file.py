@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.records import record, save
+from rjax.benchmarks.records import record, save
 
 
 class ResultFile:

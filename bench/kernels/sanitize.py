@@ -19,7 +19,7 @@ import jax
 from bench.kernels.backends import NAMES, Kernel, choose_kernel
 from bench.kernels.cases import Case, make_inputs
 from bench.kernels.check import errors
-from rjax.cli.errors import OneLineParser
+from rjax.cli.parser import OneLineParser
 
 _MISSING = 3
 _PLACES = ("/usr/local/cuda*/bin/compute-sanitizer", "/opt/nvidia/**/compute-sanitizer")

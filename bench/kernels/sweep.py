@@ -187,7 +187,7 @@ def _line(row: dict[str, Any]) -> str:
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Draw the speed-up of relay over prefix length and batch."""
-    from bench.figures import cells  # matplotlib is needed for pictures only
+    from rjax.benchmarks.figures import cells
 
     rows = [row for row in found["rows"] if "speedup" in row]
     others = [(row["own"], row["group"], row["page_size"]) for row in rows]

@@ -18,11 +18,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bench.command_line import add_relay_modes, command_parser, keep, run, whole
-from bench.engines import add_engine_options, model_name, running_llm
+from bench.command_line import command_parser, keep, run
 from bench.longbench.examples import Example, read_examples, shortened, split_prompt
 from bench.longbench.tasks import Task, score, task_of
-from bench.records import record
+from rjax.benchmarks.engines import add_engine_options, model_name, running_llm
+from rjax.benchmarks.options import add_relay_modes, whole
+from rjax.benchmarks.records import record
 
 SAMPLE: Path = Path(__file__).parents[1] / "data"
 """Folder of the sample."""

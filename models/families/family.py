@@ -16,6 +16,7 @@ class Family:
 
     Attributes:
         architecture: its class name in config.json.
+        models: names of well-known models.
         fields: how each field of its config.json is used.
         read_config: converts the fields of config.json to a ModelConfig.
         weights: the checkpoint pieces of every parameter.
@@ -23,6 +24,7 @@ class Family:
     """
 
     architecture: str
+    models: str
     fields: FieldTable
     read_config: Callable[[ConfigFields], ModelConfig]
     weights: Callable[[ModelConfig], Weights]

@@ -199,6 +199,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
 
 LLAMA = Family(
     "LlamaForCausalLM",
+    "Llama 2, 3 and 3.x",
     field_table(
         ["llama"],
         reads=LLAMA_FIELDS | {"attention_bias", "mlp_bias"},

@@ -29,10 +29,10 @@ def _read(fields: ConfigFields, architecture: str) -> ModelConfig:
     )
 
 
-def _family(architecture: str) -> Family:
+def _family(architecture: str, models: str) -> Family:
     read = functools.partial(_read, architecture=architecture)
-    return Family(architecture, _FIELDS, read, llama_weights)
+    return Family(architecture, models, _FIELDS, read, llama_weights)
 
 
-MISTRAL = _family("MistralForCausalLM")
-MINISTRAL = _family("MinistralForCausalLM")
+MISTRAL = _family("MistralForCausalLM", "Mistral 7B and Nemo")
+MINISTRAL = _family("MinistralForCausalLM", "Ministral")

@@ -115,4 +115,4 @@ _FIELDS = field_table(
     ignores=["dropout", "init_std", "layerdrop", *_ROTARY_FIELDS],
 )
 
-OPT = Family("OPTForCausalLM", _FIELDS, _read, _weights)
+OPT = Family("OPTForCausalLM", "OPT", _FIELDS, _read, _weights)

@@ -52,6 +52,7 @@ def _same_layers(kinds: Any, fields: ConfigFields) -> bool:
 
 PHI3 = Family(
     "Phi3ForCausalLM",
+    "Phi-3 with a context of 4k",
     field_table(
         ["phi3"],
         reads=(LLAMA_FIELDS | {"partial_rotary_factor", "sliding_window"}) - _LONGROPE_FIELDS,

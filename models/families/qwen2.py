@@ -19,6 +19,7 @@ def _read(fields: ConfigFields) -> ModelConfig:
 
 QWEN2 = Family(
     "Qwen2ForCausalLM",
+    "Qwen2 and Qwen2.5",
     field_table(
         ["qwen2"],
         reads=LLAMA_FIELDS | LAYER_WINDOW_FIELDS,

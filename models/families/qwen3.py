@@ -24,6 +24,7 @@ def _read(fields: ConfigFields) -> ModelConfig:
 
 QWEN3 = Family(
     "Qwen3ForCausalLM",
+    "Qwen3 (dense)",
     field_table(
         ["qwen3"],
         reads=LLAMA_FIELDS | LAYER_WINDOW_FIELDS | {"attention_bias"},

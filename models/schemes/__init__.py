@@ -1,6 +1,6 @@
 """Weight schemes: how the weight of a `Linear` is stored, for each quantisation format."""
 
-from models.schemes.registry import read_scheme, register_scheme
+from models.schemes.registry import read_scheme, register_scheme, scheme_names
 from models.schemes.scheme import Leaf, WeightScheme
 from models.schemes.unquantised import UNQUANTISED, Unquantised
 
@@ -11,4 +11,5 @@ __all__ = [
     "WeightScheme",
     "read_scheme",
     "register_scheme",
+    "scheme_names",
 ]

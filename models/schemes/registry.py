@@ -25,6 +25,11 @@ def register_scheme(method: str, read: SchemeReader) -> None:
         raise ValueError(f"the weight scheme {method!r} is registered already")
 
 
+def scheme_names() -> list[str]:
+    """The registered values of ``quant_method``, sorted."""
+    return sorted(_READERS)
+
+
 def read_scheme(quantization: Any) -> WeightScheme:
     """The scheme of a checkpoint's ``quantization_config``; None if the checkpoint has none.
 
@@ -36,7 +41,7 @@ def read_scheme(quantization: Any) -> WeightScheme:
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     read = _READERS.get(method) if isinstance(method, str) else None
     if read is None:
-        known = ", ".join(sorted(_READERS)) or "none yet"
+        known = ", ".join(scheme_names()) or "none yet"
         raise CheckpointError(
             f"config.json: quantization_config has the quant_method {method!r}, which is not "
             f"supported (supported: {known}); use the unquantised checkpoint"

@@ -1,64 +1,74 @@
-"""The command ``python -m rjax.chat``."""
+"""The command ``rjax chat``."""
 
 if __name__ == "__main__":  # before all imports, so that Ctrl-C works during them
     from rjax.cli.process import run_module
 
-    run_module("rjax.chat", "rjax.chat.__main__")
+    run_module("rjax chat", "rjax.chat.__main__")
 
 import argparse
 import contextlib
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from rjax.chat.backends import ChatBackend, LocalBackend, RemoteBackend
-from rjax.chat.session import Session
+from rjax.chat.sampling_values import NOT_IN_CHAT
+from rjax.chat.turns import read_turn
 from rjax.cli.arguments import (
     add_engine_arguments,
+    add_model_argument,
     add_sampling_arguments,
     flag_of,
     given_engine_options,
     sampling_options,
 )
 from rjax.cli.bundled import BUNDLED_NAME
-from rjax.cli.errors import BAD_INPUT, OneLineParser, run_command
+from rjax.cli.errors import run_command
+from rjax.cli.exit_status import BAD_INPUT, FAILED
+from rjax.cli.parser import OneLineParser
 from rjax.cli.prompts import read_text
+from rjax.cli.vllm_flags import instead_of
 from rjax.errors import InvalidConfigError, InvalidRequestError
-from rjax.sampling import SamplingParams
 
-_NAME = "rjax.chat"
+if TYPE_CHECKING:  # these import JAX, which --help does not need
+    from rjax.chat.backends import ChatBackend
+    from rjax.chat.session import Session
+
+_NAME = "rjax chat"
 _WARMUP = "auto"
-_NOT_HERE = ("n", "logprobs", "prompt_logprobs", "detokenize")
 
 _EPILOG = """\
 examples:
-  python -m rjax.chat
+  rjax chat
       the bundled model, locally or on a server, with a table of people as its system message
-  python -m rjax.chat --model ./llama --system "Be brief."
-  python -m rjax.chat --url http://127.0.0.1:8000/v1 --api-key-file key.txt
+  rjax chat --model ./llama --system "Be brief."
+  rjax chat --url http://127.0.0.1:8000/v1 --api-key-file key.txt
       a server that speaks OpenAI's API
-  printf 'Who lives in Peru?\\nHow old is she?\\n' | python -m rjax.chat
+  printf 'Who lives in Peru?\\nHow old is she?\\n' | rjax chat
       one question per line, all in one conversation
 
-exit status: 0 done, 2 bad input (from a pipe, the other lines are still answered), 130 interrupted
+exit status: 0 done, 1 an error with input from a pipe (the other lines are still answered), 2 bad
+input, 130 interrupted
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     parser = OneLineParser(
-        prog=f"python -m {_NAME}",
-        usage="%(prog)s [options]",
+        prog=_NAME,
+        usage="%(prog)s [MODEL] [options]",
         description="Chat in the terminal with a local model or a server's; /help lists the "
         "commands.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        instead=instead_of,
     )
+    add_model_argument(parser)
     chat = parser.add_argument_group("chat")
-    chat.add_argument("--url", help="a server's URL; --model is then its served model name")
-    chat.add_argument("--api-key-file", metavar="FILE", help="file with the server's API key")
+    chat.add_argument("--url", help="a server's URL; MODEL is then its served model name")
+    chat.add_argument("--api-key", metavar="KEY", help="the server's API key")
+    chat.add_argument("--api-key-file", metavar="FILE", help="the same from a file")
     system = chat.add_mutually_exclusive_group()
     system.add_argument("--system", metavar="TEXT", help="the system message")
     system.add_argument("--system-file", metavar="FILE", help="the same from a UTF-8 file")
@@ -79,9 +89,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _chat(arguments: argparse.Namespace) -> int:
     sampling = sampling_options(arguments)
-    for name in _NOT_HERE:
+    for name in NOT_IN_CHAT:
         if name in sampling:
             raise InvalidConfigError(f"--{name.replace('_', '-').lstrip('-')} has no use in a chat")
+    from rjax.chat.session import Session
+    from rjax.sampling import SamplingParams
+
     SamplingParams.from_options(sampling)
     system = _system(arguments)
     interactive = sys.stdin.isatty()
@@ -103,38 +116,46 @@ def _chat(arguments: argparse.Namespace) -> int:
     return _converse(session)
 
 
-def _converse(session: Session) -> int:
-    """Read lines from a terminal until the user leaves; Ctrl-C does not leave."""
+def _converse(session: "Session") -> int:
+    """Read turns from a terminal until the user leaves; one Ctrl-C does not leave."""
 
     def interrupt(*_: object) -> NoReturn:
         raise KeyboardInterrupt
+
+    def read_line(prompt: str) -> str | None:
+        try:
+            return input(prompt)
+        except EOFError:
+            print(file=sys.stderr)
+            return None
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         while True:
             try:
-                line = input("> ")
-            except EOFError:
-                print(file=sys.stderr)
-                return 0
+                turn = read_turn(read_line)
             except KeyboardInterrupt:
-                print("\n(Ctrl-D or /exit leaves)", file=sys.stderr)
+                print("\n(Ctrl-D, /exit or Ctrl-C twice leaves)", file=sys.stderr)
                 continue
-            if not session.take(line):
+            if turn is None or not session.take(turn):
                 return 0
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def _answer_lines(session: Session) -> int:
-    """Run each line of stdin as a turn; return the exit status."""
-    while True:
+def _answer_lines(session: "Session") -> int:
+    """Run the turns of stdin, usually one per line; return the exit status."""
+
+    def read_line(_: str) -> str | None:
         try:
             line = sys.stdin.readline()
         except UnicodeDecodeError as error:
             raise InvalidRequestError("stdin: not UTF-8 text; convert it") from error
-        if not line or not session.take(line):
-            return BAD_INPUT if session.failed else 0
+        return line.removesuffix("\n") if line else None
+
+    while (turn := read_turn(read_line)) is not None and session.take(turn):
+        pass
+    return FAILED if session.failed else 0
 
 
 def _system(arguments: argparse.Namespace) -> str | None:
@@ -143,7 +164,9 @@ def _system(arguments: argparse.Namespace) -> str | None:
     return arguments.system
 
 
-def _backend(arguments: argparse.Namespace, sampling: dict, *, stoppable: bool) -> ChatBackend:
+def _backend(arguments: argparse.Namespace, sampling: dict, *, stoppable: bool) -> "ChatBackend":
+    from rjax.chat.backends import LocalBackend, RemoteBackend
+
     if arguments.url is not None:
         options = given_engine_options(arguments)
         given = [key for key in options if key not in ("model", "seed")]
@@ -153,18 +176,21 @@ def _backend(arguments: argparse.Namespace, sampling: dict, *, stoppable: bool) 
             raise InvalidConfigError(
                 f"{flag_of(given[0])} is an option of the server; leave it out with --url"
             )
-        key = None
+        key = arguments.api_key
         if arguments.api_key_file is not None:
             key = read_text(arguments.api_key_file, "--api-key-file").strip()
         return RemoteBackend(arguments.url, vars(arguments).get("model"), key, sampling)
-    if arguments.api_key_file is not None:
-        raise InvalidConfigError("--api-key-file goes with --url")
+    if arguments.api_key_file is not None or arguments.api_key is not None:
+        raise InvalidConfigError("an API key goes with --url")
     options = given_engine_options(arguments)
     if "chat_template" in arguments:
         options["chat_template"] = read_text(arguments.chat_template, "--chat-template")
     from rjax.config import EngineConfig
     from rjax.engine_builder import build_engine
+    from rjax.engine_summary import summary_lines
 
     engine = build_engine(EngineConfig.from_options({"use_tqdm": sys.stderr.isatty(), **options}))
+    if stoppable:
+        print("\n".join(summary_lines(engine.summary)), file=sys.stderr)
     name = options.get("model") or BUNDLED_NAME
     return LocalBackend(engine, name, sampling, stoppable=stoppable)

@@ -39,15 +39,29 @@ class ResponseStats:
         if self.first is not None:
             parts.append(f"first after {self.first * 1000:.0f} ms")
         if self.prompt_tokens:
-            parts.append(f"prompt {self.prompt_tokens}, {self.cached_tokens} cached")
+            parts.append(f"prompt {self.prompt_tokens} tokens, {self.cached_tokens} cached")
         return ", ".join(parts)
 
 
 @runtime_checkable
 class ChatBackend(Protocol):
-    """Answers one conversation at a time."""
+    """Answers one conversation at a time.
+
+    Attributes:
+        name: of the model.
+        sampling: values that override the model's defaults; see `set_sampling`.
+    """
 
     name: str
+    sampling: Mapping[str, Any]
+
+    def set_sampling(self, sampling: Mapping[str, Any]) -> None:
+        """Replace the sampling values, for the next answers.
+
+        Raises:
+            InvalidRequestError: a value is out of range.
+        """
+        ...
 
     def answer(self, messages: Messages, stats: ResponseStats) -> Iterator[str]:
         """Stream the pieces of the answer and fill in ``stats``.
@@ -70,6 +84,8 @@ class LocalBackend:
         stoppable: Ctrl-C ends an answer; otherwise the process handles the signal.
     """
 
+    sampling: Mapping[str, Any]
+
     def __init__(
         self, engine: Any, name: str, sampling: Mapping[str, Any], *, stoppable: bool = True
     ) -> None:
@@ -81,12 +97,17 @@ class LocalBackend:
         self.name = name
         self._engine = engine
         self._tokenizer = tokenizer
-        values = {"max_tokens": None, **tokenizer.generation.sampling, **sampling}
+        self._number = 0
+        self._stoppable = stoppable
+        self.set_sampling(sampling)
+
+    def set_sampling(self, sampling: Mapping[str, Any]) -> None:
+        """Replace the sampling values, for the next answers."""
+        values = {"max_tokens": None, **self._tokenizer.generation.sampling, **sampling}
         self._params = SamplingParams.from_options(
             {**values, "output_kind": RequestOutputKind.DELTA}
         )
-        self._number = 0
-        self._stoppable = stoppable
+        self.sampling = dict(sampling)
 
     def answer(self, messages: Messages, stats: ResponseStats) -> Iterator[str]:
         """The pieces of the answer."""
@@ -146,13 +167,17 @@ class RemoteBackend:
         self._headers = {"Content-Type": "application/json"}
         if key is not None:
             self._headers["Authorization"] = f"Bearer {key}"
-        self._sampling = dict(sampling)
+        self.sampling: Mapping[str, Any] = dict(sampling)
         self.name = model or self._first_model()
+
+    def set_sampling(self, sampling: Mapping[str, Any]) -> None:
+        """Replace the sampling values, for the next answers."""
+        self.sampling = dict(sampling)
 
     def answer(self, messages: Messages, stats: ResponseStats) -> Iterator[str]:
         """The pieces of the answer."""
         body = {
-            **self._sampling,
+            **self.sampling,
             "model": self.name,
             "messages": list(messages),
             "stream": True,

@@ -8,17 +8,22 @@ from collections.abc import Callable
 from typing import Any
 
 from rjax.chat.backends import ChatBackend, ResponseStats
+from rjax.chat.sampling_values import with_value
+from rjax.chat.spinner import spinning
 from rjax.errors import RjaxError
 
 _HELP = """\
-/reset         clear the conversation; the system message stays
-/system TEXT   set the system message and clear the conversation; without TEXT, show it
-/undo          take back the last question and its answer
-/save FILE     write the conversation as JSON
-/stats         show or hide figures after each answer
-/help          this
-/exit          leave (also Ctrl-D)
-Ctrl-C stops an answer; what came of it stays in the conversation."""
+/reset           clear the conversation; the system message stays
+/system TEXT     set the system message and clear the conversation; without TEXT, show it
+/undo            take back the last question and its answer
+/set NAME VALUE  sampling, such as /set temperature 0.7 or /set top_p default; alone, show them
+/save FILE       write the conversation as JSON
+/load FILE       go on with a conversation that /save wrote
+/stats           show or hide statistics after each answer
+/help            this
+/exit            leave (also Ctrl-D)
+A line that ends in a backslash goes on in the next one; \"\"\" begins and ends a block of lines.
+Ctrl-C stops an answer, whose text so far stays in the conversation. Twice, it ends the chat."""
 
 
 class Session:
@@ -59,7 +64,9 @@ class Session:
             "/reset": self._reset,
             "/system": self._set_system,
             "/undo": self._undo,
+            "/set": self._set,
             "/save": self._save,
+            "/load": self._load,
             "/stats": self._stats,
             "/help": self._help,
             "/exit": lambda _: False,
@@ -73,7 +80,7 @@ class Session:
         return [*system, *self.messages]
 
     def take(self, line: str) -> bool:
-        """Run one line: a question or a command. Return False to leave."""
+        """Run one turn: a question or a command. Return False to leave."""
         text = line.strip()
         if not text:
             return True
@@ -92,10 +99,13 @@ class Session:
         stats = ResponseStats()
         pieces: list[str] = []
         try:
-            for piece in self._backend.answer(self.conversation, stats):
-                pieces.append(piece)
-                self._out.write(piece)
-                self._out.flush()
+            with spinning(self._notes) as spinner:
+                for piece in self._backend.answer(self.conversation, stats):
+                    if piece:
+                        spinner.stop()
+                    pieces.append(piece)
+                    self._out.write(piece)
+                    self._out.flush()
         except RjaxError as error:
             self._end_line(pieces)
             self._fail(f"error: {error}")
@@ -150,6 +160,37 @@ class Session:
             self._fail(f"error: not saved: {error}")
         return True
 
+    def _load(self, path: str) -> bool:
+        if not path:
+            self._fail("name a file: /load FILE")
+            return True
+        try:
+            system, messages = read_conversation(pathlib.Path(path).expanduser())
+        except (OSError, ValueError) as error:
+            self._fail(f"error: not loaded: {error}")
+            return True
+        self._system, self.messages = system, messages
+        self._note(f"loaded {len(self.conversation)} messages from {path}")
+        return True
+
+    def _set(self, given: str) -> bool:
+        name, _, value = given.partition(" ")
+        if not name:
+            values = ", ".join(f"{key} {value}" for key, value in self._backend.sampling.items())
+            self._note(values or "nothing is set; the model's defaults apply")
+            return True
+        if not value.strip():
+            self._fail("give a value: /set NAME VALUE, or /set NAME default")
+            return True
+        try:
+            changed = with_value(self._backend.sampling, name, value.strip())
+            self._backend.set_sampling(changed)
+        except RjaxError as error:
+            self._fail(f"error: {error}")
+            return True
+        self._note(f"{name} is {value.strip()}")
+        return True
+
     def _stats(self, _: str) -> bool:
         self._show_stats = not self._show_stats
         self._note(f"figures are {'shown' if self._show_stats else 'hidden'}")
@@ -166,3 +207,25 @@ class Session:
     def _note(self, text: str) -> None:
         dim = self._notes.isatty()
         print(f"\x1b[2m{text}\x1b[0m" if dim else text, file=self._notes, flush=True)
+
+
+def read_conversation(path: pathlib.Path) -> tuple[str | None, list[dict[str, str]]]:
+    """The system message, if any, and the other messages of a file that ``/save`` wrote.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no such file.
+    """
+    record = json.loads(path.read_text(encoding="utf-8"))
+    messages = record.get("messages") if isinstance(record, dict) else None
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        raise ValueError(f'{path} is no conversation; give a file with {{"messages": [...]}}')
+    system = messages[0]["content"] if messages and messages[0]["role"] == "system" else None
+    rest = messages[1:] if system is not None else messages
+    return system, [{"role": m["role"], "content": m["content"]} for m in rest]
+
+
+def _is_message(found: Any) -> bool:
+    return isinstance(found, dict) and all(
+        isinstance(found.get(key), str) for key in ("role", "content")
+    )

@@ -1,9 +1,10 @@
-"""Command-line flags for the engine and for sampling, under their names in Python.
+"""Command-line flags for the engine and for sampling, under their names in Python and in vLLM.
 
 The help texts of the engine's options are their documentation in `rjax.config`.
 """
 
 import argparse
+import decimal
 import json
 import re
 import types
@@ -11,6 +12,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from rjax.cli.parser import add_no_ops
+from rjax.cli.vllm_flags import ENGINE_NO_OPS
 from rjax.config import GROUPS, AutoInt
 from rjax.errors import InvalidRequestError
 from rjax.option_docs import engine_option_docs, engine_options
@@ -31,18 +34,74 @@ ENGINE_FLAGS = tuple(name for name in engine_options() if name not in PYTHON_ONL
 """Options of the engine that have a flag."""
 
 _FLAGS = {"enable_relay_attention": "--relay"}  # where the flag is not the option's name
+_VLLM_FLAGS = {  # other names of a flag
+    "tensor_parallel_size": ("-tp",),
+    "page_size": ("--block-size",),
+    "num_pages": ("--num-gpu-blocks-override",),
+}
+_VLLM_VALUES = {  # other names of a value
+    "dtype": {"half": "float16", "float": "float32"},
+    "load_format": {"safetensors": "auto"},
+}
+_TOKEN_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+_TOKENS = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kmgKMG]?)")
+
+
+def token_count(text: str) -> int:
+    """A number of tokens as in vLLM: "32768", "32k" (32,000), "32K" (32,768) or "25.6k"."""
+    found = _TOKENS.fullmatch(text)
+    number = decimal.Decimal(found[1]) * _TOKEN_UNITS[found[2]] if found else None
+    if number is None or number != int(number):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of tokens; give one such as 32768, 32k (32,000) or 32K (32,768)"
+        )
+    return int(number)
+
+
+class StoreModel(argparse.Action):
+    """Stores the model, which may be given as MODEL or as ``--model``."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, "model", None)
+        if before not in (None, values):
+            parser.error(f"two models are given, {before} and {values}")
+        namespace.model = values
+
+
 _SETTINGS: dict[str, dict[str, Any]] = {
     "tokenizer": {"metavar": "NAME", "type": str},
     "chat_template": {"metavar": "FILE"},
     "swap_space": {"metavar": "SIZE", "type": str},
     "compilation_cache_dir": {"metavar": "FOLDER"},
+    "model": {"action": StoreModel},
+    "max_model_len": {"metavar": "N", "type": token_count},
+    "max_num_batched_tokens": {"metavar": "N", "type": token_count},
 }
+
+
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL, for which ``--model`` is another way to write it."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        action=StoreModel,
+        help="the same as --model",
+    )
 
 
 def add_engine_arguments(
     parser: argparse.ArgumentParser, defaults: Mapping[str, Any] | None = None
 ) -> None:
-    """Add a flag for every option of the engine except `PYTHON_ONLY`.
+    """Add a flag for every option of the engine except `PYTHON_ONLY`, and those of vLLM that have
+    no effect.
 
     A flag that is not given leaves no attribute, so that the engine's default holds, except for
     ``defaults``, which are the command's own.
@@ -58,11 +117,13 @@ def add_engine_arguments(
         of_model = name in GROUPS["model"].__dataclass_fields__
         (model if of_model else engine).add_argument(
             flag_of(name),
+            *_VLLM_FLAGS.get(name, ()),
             dest=name,
             default=own.get(name, argparse.SUPPRESS),
             help=_help(texts[name]) + _default_note(own.get(name, field.default)),
-            **{**_parsing(field.type), **_SETTINGS.get(name, {})},
+            **{**_parsing(field.type), **_SETTINGS.get(name, {}), **_renamed_values(name)},
         )
+    add_no_ops(engine, ENGINE_NO_OPS)
 
 
 def flag_of(name: str) -> str:
@@ -238,6 +299,12 @@ def _parsing(hint: Any) -> dict[str, Any]:
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
     return {"type": hint, **({"metavar": "N"} if hint in (int, float) else {})}
+
+
+def _renamed_values(name: str) -> dict[str, Any]:
+    """Settings of a flag that takes vLLM's names of values too."""
+    names = _VLLM_VALUES.get(name)
+    return {"type": lambda given: names.get(given, given)} if names else {}
 
 
 def _help(text: str) -> str:

@@ -1,36 +1,16 @@
 """Errors of a command: one line on stderr and an exit status instead of a traceback."""
 
-import argparse
-import difflib
 import io
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
-from rjax.cli.process import INTERRUPTED
-from rjax.cli.report import one_line
+from rjax.cli.exit_status import BAD_INPUT, BROKEN_PIPE, INTERRUPTED
+from rjax.cli.one_line import one_line
 from rjax.errors import RjaxError
-
-BAD_INPUT = 2
-BROKEN_PIPE = 141
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with status 2 and one line that points to ``--help``."""
-        near = self._nearest(message.removeprefix("unrecognized arguments: ").split()[0])
-        hint = f"did you mean {near}? " if "unrecognized arguments: -" in message and near else ""
-        name = self.prog.split()[-1]
-        self.exit(BAD_INPUT, f"{name}: error: {one_line(message)} ({hint}see --help)\n")
-
-    def _nearest(self, flag: str) -> str | None:
-        known = [name for action in self._actions for name in action.option_strings]
-        return next(iter(difflib.get_close_matches(flag.split("=")[0], known, n=1)), None)
 
 
 def run_command(name: str, command: Callable[[], int]) -> int:

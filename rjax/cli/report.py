@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rjax.cli.one_line import one_line
 from rjax.cli.prompts import Task
 from rjax.outputs import CompletionOutput, Logprob, RequestOutput
 
@@ -131,11 +132,6 @@ def result_record(task: Task, output: RequestOutput) -> dict[str, Any]:
     if output.error is not None:
         found["error"] = one_line(output.error)
     return found
-
-
-def one_line(error: object) -> str:
-    """An error's message without line breaks."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _completion_record(completion: CompletionOutput) -> dict[str, Any]:

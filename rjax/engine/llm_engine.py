@@ -93,7 +93,7 @@ class LLMEngine(Closable):
         self._timer = StepTimer(self._scheduler.cost, parts.limits.max_num_batched_tokens)
         self._deadlines = Deadlines(self._requests)
         self._stats = parts.new_stats()
-        self._startup_times = parts.startup_times
+        self._startup_times, self.summary = parts.startup_times, dict(parts.summary)
         for path in config.cache.prefix_files:
             self.load_prefix(path)
 
@@ -467,11 +467,10 @@ class LLMEngine(Closable):
     def _fail(self, request: Request, error: Exception) -> None:
         """End a request on an error."""
         _log.error("request %s failed", request.request_id, exc_info=error)
-        for sequence, completion in zip(request.sequences, request.completions, strict=True):
+        for sequence in request.sequences:
             if sequence.status is not SequenceStatus.FINISHED:
                 self._scheduler.finish(sequence)
-            if not completion.finished:
-                completion.finish_reason = "error"
+        request.fail(error)
         self._prefixes.pending.discard(request.request_id)
 
     def _count_memory(self) -> None:

@@ -1,6 +1,7 @@
 """What an engine is made from."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from models import ModelConfig
@@ -26,6 +27,7 @@ class EngineParts:
         tokenizer: None if the engine serves token ids only.
         model_config: None without a model.
         startup_times: of the phases before the engine is made.
+        summary: facts for the commands to show, by name.
     """
 
     config: EngineConfig
@@ -39,6 +41,7 @@ class EngineParts:
     tokenizer: Tokenizer | None = None
     model_config: ModelConfig | None = None
     startup_times: StartupTimes = dataclasses.field(default_factory=StartupTimes)
+    summary: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def new_stats(self) -> EngineStats:
         """The statistics of an engine that has done nothing."""

@@ -13,7 +13,13 @@ from rjax.sampling import SamplingParams
 
 @runtime_checkable
 class Engine(PrefixEngine, Protocol):
-    """An engine; `rjax.engine.llm_engine.LLMEngine` is one, tests have others."""
+    """An engine; `rjax.engine.llm_engine.LLMEngine` is one, tests have others.
+
+    Attributes:
+        summary: model, dtype, sizes and kernels, by name, for the commands to show.
+    """
+
+    summary: dict[str, str]
 
     def add_request(
         self,

@@ -10,6 +10,7 @@ from rjax.batch.sequence import Sequence
 from rjax.batch.step_readout import HostLogprobs
 from rjax.batch.token_mask import TokenMask
 from rjax.engine.completion import Completion, StepLogprobs, logprob_entry
+from rjax.errors import without_frames
 from rjax.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams, sequence_seed
 from rjax.tokenization import Tokenizer
@@ -32,7 +33,7 @@ class Request:
         tokenizer: None if the engine serves token ids only.
         prompt_logprobs: one entry for each prompt token read so far; None unless asked for.
         deadline: time of ``time.monotonic`` at which it is aborted, or None.
-        error: why its prompt could not be kept as a prefix.
+        error: why its prompt could not be kept as a prefix, or what ended it.
         wants_every_step: whether its caller gets an output after every token, not only the last.
     """
 
@@ -128,9 +129,17 @@ class Request:
         for completion in self.completions:
             try:
                 completion.abort()
-            except Exception:  # an error in its text affects no other request
+            except Exception as error:  # in its text; it affects no other request
                 _log.exception("request %s failed", self.request_id)
-                completion.finish_reason = "error"
+                completion.finish_reason, completion.stop_reason = "error", str(error)
+                self.error = without_frames(error)
+
+    def fail(self, error: Exception) -> None:
+        """End its unfinished samples on an error; to be called where the error was caught."""
+        self.error = without_frames(error)
+        for completion in self.completions:
+            if not completion.finished:
+                completion.finish_reason, completion.stop_reason = "error", str(error)
 
     def take_prompt_logprobs(self, start: int, found: list[StepLogprobs]) -> None:
         """Add the logprobs of the prompt tokens that follow positions ``start``, ``start`` + 1, ...

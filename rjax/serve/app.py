@@ -17,6 +17,7 @@ from rjax.serve.disconnect import cancel_on_disconnect
 from rjax.serve.errors import ApiError, install_handlers
 from rjax.serve.openapi import request_body_schema
 from rjax.serve.prompts import encode, layout_options, message_tokens
+from rjax.serve.refusal_log import RefusalLog
 from rjax.serve.request_limits import RequestLimitsMiddleware
 from rjax.serve.requests import (
     ChatCompletionRequest,
@@ -65,13 +66,15 @@ def build_app(service: Service) -> FastAPI:
         app.include_router(router)
     http = service.http
     app.root_path = http.root_path
-    install_handlers(app, service.limits.retry_after)
+    refused = RefusalLog()
+    install_handlers(app, service.limits.retry_after, refused)
     app.add_middleware(
         RequestLimitsMiddleware,
         limits=service.limits,
         keys=service.keys,
         rejected=service.metrics.rejected,
         health_paths=http.health_paths,
+        refused=refused,
     )
     if http.allowed_origins:
         # Outermost: preflight requests have no key, and error responses need CORS headers.
@@ -114,14 +117,14 @@ async def chat_completions(
 @private.get("/v1/models")
 async def models(service: ServiceDep) -> ModelList:
     """The served model."""
-    return ModelList(data=[_card(service)])
+    return ModelList(data=[_card(service, name) for name in service.names])
 
 
 @private.get("/v1/models/{model:path}")
 async def model(model: str, service: ServiceDep) -> ModelCard:
     """The served model by its name."""
     service.check_model(model)
-    return _card(service)
+    return _card(service, model)
 
 
 @private.post(
@@ -254,5 +257,5 @@ async def metrics(service: ServiceDep) -> Response:
     )
 
 
-def _card(service: Service) -> ModelCard:
-    return model_card(service.model, service.root, service.created, service.max_model_len)
+def _card(service: Service, name: str) -> ModelCard:
+    return model_card(name, service.root, service.created, service.max_model_len)

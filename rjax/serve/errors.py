@@ -1,11 +1,13 @@
 """Error responses in the format of OpenAI's API."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from rjax.errors import EngineDeadError, InvalidRequestError, OutOfMemoryError, OverloadedError
 
@@ -84,15 +86,27 @@ def error_response(error: ApiError, retry_after: int) -> JSONResponse:
     return JSONResponse(body, error.status, headers)
 
 
-def install_handlers(app: FastAPI, retry_after: int) -> None:
-    """Install exception handlers that return this format for every error of the app."""
+def install_handlers(
+    app: FastAPI, retry_after: int, refused: Callable[[Scope, ApiError], None]
+) -> None:
+    """Install exception handlers that return this format for every error of the app.
+
+    Args:
+        app: the app.
+        retry_after: ``Retry-After`` of a 503, in seconds.
+        refused: called with every error response.
+    """
 
     def respond(request: Request, error: Exception) -> JSONResponse:
-        return error_response(as_api_error(error), retry_after)
+        found = as_api_error(error)
+        refused(request.scope, found)
+        return error_response(found, retry_after)
 
     def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        response = error_response(ApiError(error.status_code, str(error.detail)), retry_after)
+        found = ApiError(error.status_code, str(error.detail))
+        refused(request.scope, found)
+        response = error_response(found, retry_after)
         response.headers.update(error.headers or {})
         return response
 

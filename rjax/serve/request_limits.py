@@ -29,6 +29,7 @@ class RequestLimitsMiddleware:
         keys: of the server.
         health_paths: need no key and are exempt from the ``connections`` limit.
         rejected: called with the name of a limit for each request that it rejects with a 503.
+        refused: called with every error response.
     """
 
     def __init__(
@@ -38,12 +39,14 @@ class RequestLimitsMiddleware:
         keys: KeyRing,
         rejected: Callable[[str], None],
         health_paths: frozenset[str] = HEALTH_PATHS,
+        refused: Callable[[Scope, ApiError], None] = lambda scope, error: None,
     ) -> None:
         self._app = app
         self._limits = limits
         self._keys = keys
         self._health_paths = health_paths
         self._rejected = rejected
+        self._refused = refused
         self._active = 0
         self._body_bytes = 0  # of all active requests
 
@@ -157,6 +160,7 @@ class RequestLimitsMiddleware:
                 return b"".join(parts)
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        self._refused(scope, error)
         # Closing while the client still sends would reset the connection and lose the response.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_SECONDS):

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import logging
 import resource
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -37,10 +38,10 @@ _log = logging.getLogger("rjax.serve")
 class Server(uvicorn.Server):
     """A uvicorn server that builds its service after it opened the port, and stops gracefully.
 
-    The service is built on a thread. The first SIGTERM or SIGINT starts to drain: /health and new
-    requests get a 503 with Retry-After, and accepted requests continue for at most
-    ``drain_seconds``. A second signal stops immediately. A signal before the service is ready stops
-    without waiting for the thread.
+    The service is built on a thread. SIGTERM starts to drain: /health and new requests get a 503
+    with Retry-After, and accepted requests continue for at most ``drain_seconds``. A second signal,
+    and any SIGINT (Ctrl-C), stops immediately. A signal before the service is ready stops without
+    waiting for the thread.
 
     If the engine stops on an error, all requests get a 503 and the server ends after two seconds,
     with ``engine.failed`` set. The engine is not restarted.
@@ -50,12 +51,14 @@ class Server(uvicorn.Server):
         build: returns the service and its app; runs on a thread.
         drain_seconds: for accepted requests.
         access_log: log a line per request.
+        stats_seconds: log the throughput in this interval; None never.
         listening: called when the port is open.
         ready: called when the service is ready.
+        interrupted: called on SIGINT.
 
     Attributes:
         service: None until it is ready.
-        stopped_by: the signal that stopped the server before the service was ready, or None.
+        stopped_by: the signal that stopped the server without draining, or None.
     """
 
     def __init__(
@@ -65,8 +68,10 @@ class Server(uvicorn.Server):
         *,
         drain_seconds: float = 30.0,
         access_log: bool = False,
+        stats_seconds: float | None = None,
         listening: Callable[[], None] | None = None,
         ready: Callable[[], None] | None = None,
+        interrupted: Callable[[], None] | None = None,
     ) -> None:
         limits = app.limits
         self._open = ConnectionLimiter(limits, _max_open_connections(limits))
@@ -96,6 +101,9 @@ class Server(uvicorn.Server):
         self._drain_seconds = drain_seconds
         self._listening = listening
         self._ready = ready
+        self._interrupted = interrupted
+        self._stats_seconds = stats_seconds
+        self._logging: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -112,8 +120,9 @@ class Server(uvicorn.Server):
         try:
             await self.serve(sockets=[listener])
         finally:
-            if self._starting is not None:
-                self._starting.cancel()
+            for task in (self._starting, self._logging):
+                if task is not None:
+                    task.cancel()
             if self.service is not None:
                 await self.service.engine.stop()
                 self.service.close()
@@ -139,6 +148,12 @@ class Server(uvicorn.Server):
             self._app.open(app)
             if self._ready is not None:
                 self._ready()
+            if self._stats_seconds is not None:
+                from rjax.serve.throughput_log import log_throughput
+
+                self._logging = asyncio.ensure_future(
+                    log_throughput(service.engine, self._stats_seconds)
+                )
         except Exception as error:
             self._failure = error
             self._app.fail("dead", ApiError(503, "the server could not start", code="engine_dead"))
@@ -161,7 +176,9 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._stop, sig)
 
     def _stop(self, sig: int) -> None:
-        """Drain and stop; the second call stops immediately."""
+        """Drain and stop; SIGINT and a second signal stop immediately."""
+        if sig == signal.SIGINT and self._interrupted is not None:
+            self._interrupted()
         if self.service is None:
             _log.info("stopping before the model is loaded")
             self.stopped_by = sig
@@ -169,9 +186,12 @@ class Server(uvicorn.Server):
             self._app.fail("draining", error)
             self.force_exit = self.should_exit
             self.should_exit = True
-        elif self._draining is None:
+        elif self._draining is None and sig != signal.SIGINT:
             self._draining = asyncio.ensure_future(self._drain(self.service.engine))
         else:
+            if sig == signal.SIGINT:
+                _log.info("interrupted: %d requests are cut off", self.service.engine.num_live)
+                self.stopped_by = sig
             self.force_exit = True
             self.should_exit = True
             self._stopping = asyncio.ensure_future(self.service.engine.stop())

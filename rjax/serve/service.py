@@ -33,6 +33,7 @@ class Service:
         engine: runs on its own thread.
         tokenizer: of the model.
         model: served model name, in requests and responses.
+        aliases: other names of the model in requests.
         root: the model's own name.
         created: start time of the server, seconds since 1970.
         max_model_len: most tokens of prompt and output.
@@ -73,6 +74,7 @@ class Service:
     responses: ResponseStore
     http: HttpOptions
     literal_json_schemas: bool = False
+    aliases: tuple[str, ...] = ()
     prefixes: PrefixRegistry = dataclasses.field(default_factory=PrefixRegistry)
     large_bodies: asyncio.Semaphore = dataclasses.field(
         default_factory=lambda: asyncio.Semaphore(1)
@@ -98,13 +100,18 @@ class Service:
         longest = max(map(len, self.tokenizer.hf.get_vocab()), default=1)
         return self.max_model_len * longest
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the model in requests."""
+        return self.model, *self.aliases
+
     def check_model(self, name: str | None) -> None:
         """Check that a request names the served model.
 
         Raises:
             ApiError: 404.
         """
-        if name is not None and name != self.model:
+        if name is not None and name not in self.names:
             raise ApiError(
                 404,
                 f"no model {name[:100]!r} here; the one served is {self.model!r}",

@@ -29,6 +29,7 @@ def make_service(
     engine: Any,
     *,
     model: str,
+    aliases: tuple[str, ...] = (),
     root: str | None = None,
     keys: KeyRing | None = None,
     limits: ServeLimits | None = None,
@@ -39,12 +40,14 @@ def make_service(
     http: HttpOptions | None = None,
     created: int | None = None,
     zygote: Zygote | None = None,
+    close_zygote: bool = False,
 ) -> Service:
     """Create the service of an engine with a tokenizer.
 
     Args:
         engine: an `rjax.engine.llm_engine.LLMEngine`; only the service may use it afterwards.
         model: served model name.
+        aliases: other names of the model in requests.
         root: the model's own name; the served name by default.
         keys: API keys; None needs no key.
         limits: of requests.
@@ -57,6 +60,7 @@ def make_service(
         http: options for proxies and browsers.
         created: when the server started, in seconds since 1970; None is now.
         zygote: starts worker processes; None creates one, which the service closes.
+        close_zygote: the service closes the given zygote too.
     """
     limits = limits or ServeLimits()
     tokenizer = engine.tokenizer
@@ -76,7 +80,7 @@ def make_service(
         vocab_size=vocab_size,
         eos_token_ids=sorted(tokenizer.eos_token_ids),
     )
-    own_zygote = zygote is None
+    close_zygote = close_zygote or zygote is None
     zygote = zygote or Zygote()
 
     def workers(quick: int, seconds: float) -> WorkerPool:
@@ -107,6 +111,7 @@ def make_service(
         ),
         tokenizer=tokenizer,
         model=model,
+        aliases=aliases,
         root=root or model,
         created=int(time.time()) if created is None else created,
         max_model_len=engine.max_model_len,
@@ -116,7 +121,7 @@ def make_service(
         keys=keys,
         metrics=Metrics(model, _cache_figures(engine)),
         grammars=grammars,
-        zygote=zygote if own_zygote else None,
+        zygote=zygote if close_zygote else None,
         texts=texts,
         compilers=compilers,
         threads=threads,

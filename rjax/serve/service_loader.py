@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # these import JAX, and the port opens before that
     from rjax.engine.llm_engine import LLMEngine
     from rjax.engine.stats import EngineStats
     from rjax.serve.service import Service
+    from rjax.serve.workers.zygote import Zygote
 
 _log = logging.getLogger("rjax.serve")
 
@@ -41,6 +42,13 @@ class ServiceLoader:
         """How far the compilation is; None before the engine is built. Any thread may call this."""
         return None if self._engine is None else self._engine.compile_progress()
 
+    def summary(self, more: Mapping[str, str]) -> list[str]:
+        """The engine's model, sizes and kernels, and these further facts, in aligned columns."""
+        from rjax.engine_summary import summary_lines
+
+        assert self._engine is not None
+        return summary_lines({**self._engine.summary, **more})
+
     def load(self) -> "tuple[Service, ASGIApp]":
         """The service and its app, after two warm-up requests.
 
@@ -48,6 +56,16 @@ class ServiceLoader:
             InvalidConfigError: a setting that this model or machine cannot meet.
             OutOfMemoryError: weights or KV pool do not fit.
         """
+        from rjax.serve.workers.zygote import Zygote
+
+        zygote = Zygote()  # its imports take a second or two, while the model loads
+        try:
+            return self._load(zygote)
+        except BaseException:
+            zygote.close()
+            raise
+
+    def _load(self, zygote: "Zygote") -> "tuple[Service, ASGIApp]":
         from rjax.serve import prefixes
         from rjax.serve.app import build_app
         from rjax.serve.service_builder import make_service
@@ -58,7 +76,7 @@ class ServiceLoader:
         _log_sizes(engine.stats())
         _log_progress(engine.compile_progress())
         run_warmup_requests(engine)
-        service = make_service(engine, **self._options)
+        service = make_service(engine, zygote=zygote, close_zygote=True, **self._options)
         try:
             prefixes.load(self._prefix_files, engine, service)
         except BaseException:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from fastapi.responses import JSONResponse, Response
@@ -32,7 +32,7 @@ class StartingApp:
     a valid API key, and more waiting requests than the limit ``connections``, are refused at once.
 
     Args:
-        card: the served model.
+        cards: the served model, under each of its names.
         keys: of the server.
         limits: as in the real app.
         http: options for proxies and browsers.
@@ -42,7 +42,7 @@ class StartingApp:
 
     def __init__(
         self,
-        card: ModelCard,
+        cards: Sequence[ModelCard],
         *,
         keys: KeyRing,
         limits: ServeLimits,
@@ -52,7 +52,7 @@ class StartingApp:
     ) -> None:
         self.limits = limits
         self.http = http
-        self._card = card
+        self._cards = list(cards)
         self._keys = keys
         self._wait_early = early_requests == "wait"
         self._progress = progress
@@ -153,5 +153,5 @@ class StartingApp:
             headers = {"Retry-After": str(self.limits.retry_after)}
             return JSONResponse(health.model_dump(exclude_none=True), 503, headers)
         if self._is_models(scope):
-            return JSONResponse(ModelList(data=[self._card]).model_dump())
+            return JSONResponse(ModelList(data=self._cards).model_dump())
         return error_response(self._error, self.limits.retry_after)

@@ -3,10 +3,12 @@
 import dataclasses
 import logging
 import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from typing import NoReturn
 
 import jax
 from tqdm.auto import tqdm
@@ -15,6 +17,7 @@ from rjax.batch.compile_progress import COMPILE_THREAD, CompileProgress
 from rjax.worker.gil_sharing import quick_switches
 
 _MAX_THREADS = 8  # lowering holds the GIL and feeds no more compilers than this
+_BAR_SECONDS = 0.5  # of waiting, before a bar is shown
 _log = logging.getLogger("rjax")
 
 
@@ -42,9 +45,13 @@ class BackgroundCompiler:
     compiled is finished first, because XLA cannot be interrupted.
 
     Any thread may call the methods.
+
+    Args:
+        progress: show a progress bar to who waits for a program, in a terminal.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, progress: bool = False) -> None:
+        self._progress = progress and sys.stderr.isatty()
         self._num_cpus = os.cpu_count() or 1
         self._changed = threading.Condition()  # its lock is re-entrant
         self._lowering = threading.Lock()
@@ -83,7 +90,7 @@ class BackgroundCompiler:
         if keys[0] in self._compiled:
             return 0
         start = time.perf_counter()
-        with self._changed:
+        with self._bar("Compiling, once for this model") as bar, self._changed:
             self._put_first(keys[0])
             while True:
                 for index, key in enumerate(keys):
@@ -92,6 +99,7 @@ class BackgroundCompiler:
                         return index
                 if self._closed or not any(map(self._is_pending, keys)):
                     raise self._failed.get(keys[0]) or RuntimeError("the compiler is closed")
+                bar.update(len(self._compiled) - bar.n)
                 self._wait()
 
     def wait(self, *, title: str, progress: bool) -> None:
@@ -135,11 +143,23 @@ class BackgroundCompiler:
     def _is_pending(self, key: Hashable) -> bool:
         return key in self._tasks and key not in self._failed
 
+    def _bar(self, title: str) -> "tqdm[NoReturn]":
+        total = len(self._compiled) + len(self._tasks)
+        return tqdm(
+            total=total,
+            initial=len(self._compiled),
+            desc=title,
+            delay=_BAR_SECONDS,
+            leave=False,
+            disable=not self._progress,
+        )
+
     def _wait(self) -> None:
         self._waiting += 1
         self._start_threads()
         try:
-            self._changed.wait()
+            # A progress bar shows the time too.
+            self._changed.wait(_BAR_SECONDS if self._progress else None)
         finally:
             self._waiting -= 1
 

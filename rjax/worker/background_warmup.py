@@ -20,6 +20,7 @@ class BackgroundWarmup:
             times the rows.
         admissions: what compiles the admission of a new sequence, and of one that has sampled.
         copies: names of the programs that copy pages, and what compiles them.
+        progress: show a progress bar to who waits, in a terminal.
     """
 
     def __init__(
@@ -30,10 +31,11 @@ class BackgroundWarmup:
         *,
         admissions: tuple[CompileTask, CompileTask],
         copies: Iterable[tuple[str, CompileTask]],
+        progress: bool,
     ) -> None:
         self._programs = programs
         self._max_padding = max_padding
-        self._compiler = BackgroundCompiler()
+        self._compiler = BackgroundCompiler(progress=progress)
         # Every request is admitted; the last programs serve preempted sequences.
         self._compiler.add("admit", admissions[0])
         for key in keys:

@@ -329,6 +329,7 @@ class Worker:
             math.inf if padding_is_cheap else _CPU_PADDING,
             admissions=(first, again),
             copies=self._mover.programs(shapes_of(self._state.pools)),
+            progress=self._progress,
         )
         weakref.finalize(self, self._background.close)
         return self._background

@@ -3,7 +3,7 @@
 import pytest
 
 from bench import swap
-from bench.records import load
+from rjax.benchmarks.records import load
 
 
 def test_swap(tmp_path, capsys):

@@ -8,7 +8,6 @@ from bench import (
     attention,
     compare_torch,
     decode_step,
-    latency,
     load_weights,
     machine_code,
     scheduler,
@@ -17,9 +16,10 @@ from bench import (
     table_answers,
     throughput,
 )
-from bench.command_line import run, some_of, whole, wholes
+from bench.command_line import run
 from bench.kernels import cost_model
 from bench.longbench import __main__ as longbench
+from rjax.benchmarks.options import some_of, whole, wholes
 
 WRONG = [
     (attention, "--batch=0", "'0': give a whole number from 1 on"),
@@ -29,7 +29,6 @@ WRONG = [
     (compare_torch, "--shapes=tiny --prefix=0,-1", "'-1': give a whole number from 0 on"),
     (decode_step, "--batch=x", "'x': give a whole number from 1 on"),
     (decode_step, "--page-size=7", "invalid choice: 7"),
-    (latency, "--rounds=0", "'0': give a whole number from 1 on"),
     (longbench, "--relay=on,maybe", "'on,maybe': choose from auto, on, off"),
     (machine_code, "--batch=1,", "'': give a whole number from 1 on"),
     (startup, "--prompt=64 --max-model-len=64", "--prompt is 64; --max-model-len must be more"),

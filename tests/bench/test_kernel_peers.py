@@ -15,7 +15,7 @@ from bench.kernels.backends import choose_kernel
 from bench.kernels.cases import make_inputs
 from bench.kernels.result_file import ResultFile
 from bench.kernels.table import small_cases
-from bench.records import load
+from rjax.benchmarks.records import load
 
 pytestmark = pytest.mark.usefixtures("optimised", "quickly_compiled_random_numbers")
 

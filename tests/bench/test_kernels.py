@@ -21,7 +21,7 @@ from bench.kernels.pool_runner import PoolRunner
 from bench.kernels.result_file import ResultFile
 from bench.kernels.run_case import lower_case, run_case
 from bench.kernels.table import small_cases, table_cases
-from bench.records import load
+from rjax.benchmarks.records import load
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled_random_numbers")
 

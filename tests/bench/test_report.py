@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from bench import report, step_breakdown
+from bench import RESULTS, report, step_breakdown
 from bench.kernels import readme
-from bench.records import RESULTS, load
+from rjax.benchmarks.records import load
 
 
 @pytest.mark.parametrize("path", report.pages(), ids=lambda path: path.parent.name)
@@ -42,8 +42,8 @@ def test_results_name_no_machine():
 
 def test_a_changed_number_changes_the_page(tmp_path):
     kept = {
-        "benchmark": "bench.latency",
-        "command": "python -m bench.latency",
+        "benchmark": "rjax bench latency",
+        "command": "rjax bench latency",
         "environment": {"device": "a device", "versions": {"jax": "1"}, "date": "2026-01-01"},
         "rows": [{"model": "m", "batch": 2, "prefix": 64, "each_ms": 1.5}],
     }

@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 import pytest
-
 from bench.model_shapes import SHAPES
+
 from models import config_from_dict
 from rjax.batch.step_limits import StepLimits, choose_step_limits
 from rjax.config import EngineConfig, SchedulerSettings

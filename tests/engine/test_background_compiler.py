@@ -1,5 +1,6 @@
 """Threads that compile: the order, errors, interrupts, and the end."""
 
+import sys
 import threading
 import time
 from typing import Any
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from rjax.batch.compile_progress import COMPILE_THREAD
+from rjax.worker import background_compiler
 from rjax.worker.background_compiler import BackgroundCompiler, CompileTask
 
 
@@ -35,16 +37,19 @@ def add_all(compiler: BackgroundCompiler, count: int) -> None:
 
 
 def test_what_is_waited_for_comes_first():
-    compiler, order, gate = BackgroundCompiler(), [], threading.Event()
+    compiler, order = BackgroundCompiler(), []
+    begun, gate = threading.Event(), threading.Event()
     compiler._num_cpus = 1
 
     def lower(key: int) -> jax.stages.Lowered:
+        begun.set()
         gate.wait()
         order.append(key)
         return lowered(key)
 
     for key in range(4):
         compiler.add(key, CompileTask(lambda key=key: lower(key)))
+    begun.wait()
     threading.Timer(0.2, gate.set).start()
     assert compiler.first_compiled([3]) == 0
     while compiler.progress().compiled < 4:
@@ -147,6 +152,20 @@ def test_what_fails_beside_others_is_tried_again(failures, monkeypatch):
     assert len(tried) == 2
 
 
+def test_who_waits_in_a_terminal_sees_a_bar(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(background_compiler, "_BAR_SECONDS", 0.01)
+    compiler = BackgroundCompiler(progress=True)
+
+    def slow() -> jax.stages.Lowered:
+        time.sleep(0.5)
+        return lowered(2)
+
+    compiler.add(1, CompileTask(slow))
+    assert compiler.first_compiled([1]) == 0
+    assert "Compiling, once for this model:   0%" in capsys.readouterr().err
+
+
 def test_close_ends_the_threads():
     compiler = BackgroundCompiler()
     add_all(compiler, 50)
@@ -172,7 +191,8 @@ def test_an_interrupt_waits_for_nobody():
         compiler.add(key, CompileTask(slow))
     wait = compiler._changed.wait
 
-    def interrupted() -> None:
+    def interrupted(timeout: float | None) -> None:
+        assert timeout is None
         while not begun.acquire(blocking=False):
             wait(0.01)  # without the lock
         raise KeyboardInterrupt

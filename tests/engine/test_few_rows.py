@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bench.model_shapes import SHAPES
 from models import config_from_dict
 from pallas_kernels.add_rms_norm.xla import add_rms_norm
 from pallas_kernels.attention import xla as attention
@@ -17,6 +16,7 @@ from pallas_kernels.skinny_gemm import ROWS
 from pallas_kernels.split_k_gemm import xla
 from pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax import engine_builder, functional
+from rjax.benchmarks.model_shapes import SHAPES
 from rjax.sampling import SamplingParams
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.kernels import Dispatcher, Kernel

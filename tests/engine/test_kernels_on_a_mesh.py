@@ -11,7 +11,7 @@ import jax, jax.numpy as jnp, numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from bench.model_shapes import SHAPES
+from rjax.benchmarks.model_shapes import SHAPES
 from models import config_from_dict
 from models.decoder import Decoder
 from rjax.sampling import init_state

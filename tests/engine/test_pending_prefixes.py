@@ -145,6 +145,7 @@ def test_sampling_state_that_cannot_be_made_ends_its_request_alone(engine, sampl
                 done[output.request_id] = output
         check(engine)
     assert [o.finish_reason for o in done["bad"].outputs] == ["error"] * samples
+    assert {o.stop_reason for o in done["bad"].outputs} == {str(done["bad"].error)}
     assert done["good"].outputs[0].token_ids == alone
     assert engine.prefixes() == []
     engine.reset_prefix_cache()

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from bench.model_shapes import SHAPES
-from bench.records import RESULTS
+from bench import RESULTS
 from models import config_from_dict
 from pallas_kernels.attention.planner import PlanShape
 from rjax.batch.page_operations import CopyPages, SwapIn, SwapOut
 from rjax.batch.step_worker import PoolSize
+from rjax.benchmarks.model_shapes import SHAPES
 from rjax.errors import OutOfMemoryError
 from rjax.sampling import SamplingParams
 from rjax.worker import memory_sizing

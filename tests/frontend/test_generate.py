@@ -331,7 +331,7 @@ def test_bad_arguments_end_in_one_line(argv: list[str], message: str, run: Run) 
     status, out, err = run(*argv)
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
-    assert err.startswith("rjax.generate: error: ")
+    assert err.startswith("rjax generate: error: ")
     assert message in err
 
 
@@ -449,7 +449,7 @@ def test_warnings_are_one_line(run: Run, engine: FakeEngine, recwarn: Any) -> No
         warnings.simplefilter("always")
         status, _, err = run("--prompt", "a", "--temperature", "0.001", "--no-progress")
     assert status == 0
-    assert all(line.startswith("rjax.generate: warning: ") for line in err.splitlines())
+    assert all(line.startswith("rjax generate: warning: ") for line in err.splitlines())
     assert "temperature" in err
 
 

@@ -1,6 +1,7 @@
 """Ctrl-C ends a command soon and with status 130, whatever the process is doing."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,6 +44,21 @@ def main():
         time.sleep(60)
     return run_command("it", body)
 """
+TWICE = """
+def main():
+    signal.signal(signal.SIGINT, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    print("ready", flush=True)
+    while True:
+        time.sleep(60)
+"""
+SOON_ENDED = """
+def main():
+    signal.signal(signal.SIGINT, lambda *_: end_soon("it"))
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    print("ready", flush=True)
+    while True:
+        time.sleep(60)
+"""
 OWN = """
 def main():
     asked = []
@@ -82,11 +98,12 @@ def interrupted(
 
 
 def stub(main: str) -> list[str]:
-    head = "import signal, sys, threading, time\nfrom rjax.cli.process import run_process\n"
-    return [sys.executable, "-c", f"{head}{main}\nrun_process('it', main)"]
+    head = "import os, signal, sys, threading, time"
+    own = "from rjax.cli.process import end_soon, run_process"
+    return [sys.executable, "-c", f"{head}\n{own}\n{main}\nrun_process('it', main)"]
 
 
-@pytest.mark.parametrize("main", [STUBBORN, TURNED, COMPILING])
+@pytest.mark.parametrize("main", [STUBBORN, TURNED, COMPILING, TWICE, SOON_ENDED])
 def test_every_process_ends(main: str) -> None:
     status, seconds, _, err = interrupted(stub(main), lambda p: p.stdout.readline())
     assert (status, err) == (130, "it: interrupted\n")
@@ -99,7 +116,7 @@ def test_what_was_written_is_not_lost() -> None:
     assert seconds < SOON
 
 
-def test_a_command_that_handles_it_itself_is_left_alone() -> None:
+def test_a_command_that_handles_one_itself_is_left_alone() -> None:
     status, _, _, err = interrupted(stub(OWN), lambda p: p.stdout.readline())
     assert (status, err) == (7, "")
 
@@ -125,16 +142,24 @@ def test_while_it_imports() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["rjax.generate", "rjax.chat", "rjax.serve"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "generate",
+        "generate --warmup on",
+        "generate --warmup background",
+        "chat",
+        "serve --port 0",
+        "bench latency --quiet",
+    ],
+)
 @pytest.mark.parametrize("seconds", [0.5, 1, 2, 4, 6, 8, 10, 14, 18])
-def test_at_every_moment(module: str, seconds: float, tmp_path) -> None:
-    """Importing, loading, compiling (nothing is kept from other runs) and waiting for a line; a
-    server that is ready drains."""
-    more = ["--port", "0"] if module == "rjax.serve" else []
-    command = [sys.executable, "-m", module, "--num-pages", "300", *more]
+def test_at_every_moment(command: str, seconds: float, tmp_path) -> None:
+    """Importing, loading, compiling (nothing is kept from other runs), generating, waiting for a
+    line, and serving."""
+    argv = [sys.executable, "-m", "rjax", *command.split(), "--num-pages", "300"]
     cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
-    status, taken, out, err = interrupted(command, lambda _: time.sleep(seconds), **cache)
-    ready = "http://" in out
-    assert status == (0 if ready else 130), err
-    assert "Traceback" not in err
-    assert ready or taken < SOON
+    status, taken, _, err = interrupted(argv, lambda _: time.sleep(seconds), **cache)
+    assert status == 130, err
+    assert re.search(rf"rjax {command.split()[0]}( latency)?: interrupted\n\Z", err), err
+    assert taken < SOON

@@ -117,7 +117,9 @@ def test_one_bad_prompt_harms_no_other() -> None:
             assert isinstance(output.error, InvalidRequestError)
             assert str(output.error).startswith(f"prompt {index}: ")
             assert output.finished
-            assert output.outputs == []
+            [ended] = output.outputs
+            assert (ended.finish_reason, ended.text, ended.token_ids) == ("error", "", [])
+            assert ended.stop_reason == str(output.error)
         else:
             assert output.error is None
             assert output.outputs[0].finish_reason == "length"

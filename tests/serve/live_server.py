@@ -145,7 +145,7 @@ def live_server(
     )
     prefixes.load(prefix_files or {}, engine, service)
     card = model_card(service.model, service.root, service.created, None)
-    app = StartingApp(card, keys=service.keys, limits=service.limits, http=service.http)
+    app = StartingApp([card], keys=service.keys, limits=service.limits, http=service.http)
     ready = threading.Event()
     server = Server(app, lambda: (service, build_app(service)), ready=ready.set)
     with running(server, send_buffer=send_buffer) as (url, loop):

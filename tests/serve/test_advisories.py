@@ -215,6 +215,6 @@ def test_client_ids_are_not_used(server: LiveServer):
 
 
 def test_loopback_is_the_default():
-    from rjax.serve.__main__ import build_parser
+    from rjax.serve.arguments import build_parser
 
     assert build_parser().parse_args([]).host == "127.0.0.1"

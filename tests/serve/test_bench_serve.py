@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from bench import serve
-from bench.serve_client import Measured
-from bench.serve_report import row
-from bench.serve_workload import Workload
 from rjax.batch.compile_progress import CompileProgress
+from rjax.benchmarks import serve
+from rjax.benchmarks.serve_client import Measured
+from rjax.benchmarks.serve_report import row
+from rjax.benchmarks.serve_workload import Workload
 
 from .live_server import LiveServer
 
@@ -161,7 +161,7 @@ def test_wrong_input_is_one_line(argv, said, capsys):
     assert serve.main(argv) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert error.startswith("bench.serve: error: ")
+    assert error.startswith("rjax bench serve: error: ")
     assert said in error
 
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from rjax.chat import __main__ as chat
 from rjax.chat.__main__ import main
 from rjax.chat.backends import LocalBackend, RemoteBackend, ResponseStats
 from rjax.chat.session import Session
+from rjax.chat.spinner import spinning
+from rjax.chat.turns import read_turn
 from rjax.errors import InvalidConfigError, InvalidRequestError
 
 from .live_server import OPTIONS, LiveServer, make_engine
@@ -27,6 +30,12 @@ class Echo:
     """Answers with the question, or fails or stops when told to."""
 
     name = "echo"
+
+    def __init__(self) -> None:
+        self.sampling: dict[str, Any] = {}
+
+    def set_sampling(self, sampling) -> None:
+        self.sampling = dict(sampling)
 
     def answer(self, messages, stats: ResponseStats) -> Iterator[str]:
         text = messages[-1]["content"]
@@ -208,7 +217,7 @@ def piped(monkeypatch, text: str | io.TextIOBase, backend=None) -> int:
 
 @pytest.mark.parametrize("line", ["fail", "/unknown", "/save", "/save /no/such/folder/file"])
 def test_an_error_in_a_pipe_is_told_by_the_status(monkeypatch, capsys, line):
-    assert piped(monkeypatch, f"one\n{line}\ntwo") == 2
+    assert piped(monkeypatch, f"one\n{line}\ntwo") == 1
     out, err = capsys.readouterr()
     assert out == "one \ntwo \n", "the other lines are answered"
     assert err.count("\n") == 1
@@ -218,14 +227,14 @@ def test_an_error_in_a_pipe_is_told_by_the_status(monkeypatch, capsys, line):
 
 def test_a_pipe_that_is_not_text_is_bad_input(monkeypatch, capsys):
     assert piped(monkeypatch, io.TextIOWrapper(io.BytesIO(b"one\n\xff\n"), "utf-8")) == 2
-    assert capsys.readouterr().err == "rjax.chat: error: stdin: not UTF-8 text; convert it\n"
+    assert capsys.readouterr().err == "rjax chat: error: stdin: not UTF-8 text; convert it\n"
 
 
 def test_ctrl_c_ends_what_is_piped(monkeypatch, capsys):
     assert piped(monkeypatch, "one ^C\ntwo\n") == 130
     out, err = capsys.readouterr()
     assert out == "one \n"
-    assert err == "rjax.chat: interrupted\n"
+    assert err == "rjax chat: interrupted\n"
 
 
 @pytest.mark.parametrize("name", ["tables", "tiny"])
@@ -240,3 +249,91 @@ def test_the_bundled_model_is_given_a_table(monkeypatch, capsys, name):
     assert ("| name |" in system()) == (name == "tables")
     assert system("--system", "be kind") == "be kind\n"
     assert system("--model", "tables") == "there is no system message\n"
+
+
+def turns(text: str) -> list[str]:
+    """The turns of these lines."""
+    lines = iter(text.splitlines())
+    found = []
+    while (turn := read_turn(lambda prompt: next(lines, None))) is not None:
+        found.append(turn)
+    return found
+
+
+def test_a_turn_can_have_several_lines():
+    assert turns("one\ntwo") == ["one", "two"]
+    assert turns("one\\\ntwo\\\nthree\nfour") == ["one\ntwo\nthree", "four"]
+    assert turns('"""\na\n\n b\n"""\nc') == ["a\n\n b", "c"]
+    assert turns('"""a\nb"""\n"""c"""\n  """\nd\n"""  ') == ["a\nb", "c", "d"]
+    assert turns("a\\\n") == ["a"]
+    assert turns('"""\nnot closed') == ["not closed"]
+
+
+def test_a_pipe_has_turns_of_several_lines(monkeypatch, capsys):
+    assert piped(monkeypatch, 'one\\\ntwo\n"""\nthree\nfour\n"""\n') == 0
+    assert capsys.readouterr().out == "one two \nthree four \n"
+
+
+def test_a_saved_conversation_goes_on(tmp_path):
+    chat, _, _ = session(system="be kind")
+    path = tmp_path / "c.json"
+    for turn in ("one", f"/save {path}", "/system be brief", "two"):
+        chat.take(turn)
+    chat.take(f"/load {path}")
+    assert [m["content"] for m in chat.conversation] == ["be kind", "one", "one "]
+    chat.take("three")
+    assert len(chat.messages) == 4
+    assert not chat.failed
+    for text in ("[]", "{}", '{"messages": [1]}', "{", '{"messages": [{"role": "user"}]}'):
+        path.write_text(text)
+        chat, _, notes = session()
+        chat.take(f"/load {path}")
+        assert chat.failed
+        assert notes.getvalue().startswith("error: not loaded: ")
+
+
+def test_sampling_can_be_set(local):
+    chat, _, notes = session()
+    for turn in ("/set", "/set temperature 0.7", "/set max-tokens 5", "/set stop END", "/set"):
+        chat.take(turn)
+    assert chat._backend.sampling == {"temperature": 0.7, "max_tokens": 5, "stop": ["END"]}
+    chat.take("/set temperature default")
+    assert "temperature" not in chat._backend.sampling
+    assert not chat.failed
+    before = chat._backend.sampling
+    for turn, said in (
+        ("/set temprature 1", "did you mean temperature?"),
+        ("/set temperature 9", "temperature is 9"),
+        ("/set temperature", "give a value"),
+        ("/set n 2", "there is no sampling value 'n'"),
+    ):
+        chat.take(turn)
+        assert said in notes.getvalue().splitlines()[-1]
+    assert chat.failed
+    assert chat._backend.sampling == before
+    local.set_sampling(GREEDY | {"max_tokens": 3})
+    assert whole(local)[1].tokens == 3
+    local.set_sampling(GREEDY)
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_spinner_runs_until_the_first_piece():
+    notes = Terminal()
+    with spinning(notes) as spinner:
+        time.sleep(0.5)
+        spinner.stop()
+        drawn = notes.getvalue()
+        time.sleep(0.2)
+    assert "0 s, Ctrl-C stops" in drawn
+    assert drawn.endswith("\r\x1b[2K"), "the line is erased"
+    assert notes.getvalue() == drawn
+    pipe = io.StringIO()
+    with spinning(pipe):
+        time.sleep(0.3)
+    assert pipe.getvalue() == ""

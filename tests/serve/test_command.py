@@ -77,7 +77,7 @@ def test_a_bad_key_is_found_before_the_model_is_loaded(tmp_path, capsys):
         (["--prefix-file", "a"], "--prefix-file 'a' is not of the form NAME=VALUE"),
         (["--host", "192.0.2.1", "--port", "0"], "192.0.2.1 port 0"),
         (["--model", "/nowhere"], "/nowhere"),
-        (["--tool-format", "x"], "hermes"),
+        (["--tool-call-parser", "x"], "hermes"),
         (["--drain-second", "3"], "did you mean --drain-seconds?"),
         (["--page-size", "7"], "page_size is 7"),
         (["--num-pages", "1", "--warmup", "off"], "raise num_pages"),
@@ -86,6 +86,6 @@ def test_a_bad_key_is_found_before_the_model_is_loaded(tmp_path, capsys):
 )
 def test_wrong_input_is_one_line(given, said, capsys):
     assert main([*given]) == 2
-    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("rjax.serve: error: ")]
+    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("rjax serve: error: ")]
     assert len(lines) == 1
     assert said in lines[0]

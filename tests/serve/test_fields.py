@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from rjax import serve
-from rjax.serve.__main__ import build_parser
+from rjax.serve.arguments import build_parser
 from rjax.serve.bodies import parse_body
 from rjax.serve.errors import ApiError
 from rjax.serve.fields import UnknownFields

@@ -1,4 +1,5 @@
-"""kill -TERM under load: what was accepted is answered in full, what comes later gets a 503."""
+"""kill -TERM under load: what was accepted is answered in full, what comes later gets a 503. Ctrl-C
+ends at once."""
 
 import contextlib
 import json
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -21,6 +23,7 @@ BODY = {
     "temperature": 1,
     "stream": True,
 }
+SOON = 10.0  # seconds; the promise is one, and the machine may be busy
 SIZES = ("page_size", "num_pages", "max_num_seqs", "max_num_batched_tokens")
 
 
@@ -34,7 +37,9 @@ def process(folder, request):
     ]
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": cache}
     environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit SIG_IGN
     started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    signal.signal(signal.SIGINT, before)
     try:
         assert started.stdout is not None
         line = started.stdout.readline()
@@ -132,3 +137,44 @@ def test_second_signal_ends_at_once(process):
         assert not thread.is_alive()
     whole = [answer for answer in found if answer != "cut" and answer[2]]
     assert len(whole) < 6, "all were answered in full, as after one signal"
+
+
+def children(pid: int) -> list[int]:
+    """Processes that this one started."""
+    return [int(x) for x in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody waits for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_ctrl_c_under_load_ends_at_once(process):
+    started, url = process
+    found: list = []
+    accepted = threading.Semaphore(0)
+
+    def client() -> None:
+        with contextlib.suppress(httpx2.TransportError):
+            stream(url, found, accepted, max_tokens=490)
+
+    threads = [threading.Thread(target=client) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    assert accepted.acquire(timeout=120)
+    workers = children(started.pid)
+    assert workers
+    start = time.monotonic()
+    os.kill(started.pid, signal.SIGINT)
+    assert started.wait(60) == 130
+    assert time.monotonic() - start < SOON
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    end = time.monotonic() + SOON
+    while any(map(is_alive, workers)):
+        assert time.monotonic() < end, "worker processes are left"
+        time.sleep(0.1)

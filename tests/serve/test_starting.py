@@ -92,7 +92,7 @@ def starting(
         return service, build_app(service)
 
     app = StartingApp(
-        model_card("tiny", "tiny", 1, None),
+        [model_card("tiny", "tiny", 1, None)],
         early_requests=early_requests,
         progress=lambda: CompileProgress(3, 20, 0.0),
         **shared,
@@ -216,8 +216,8 @@ def test_a_failure_while_starting_is_one_line(error, said, monkeypatch, caplog, 
         assert status.result() == 2
         assert time.monotonic() - start < SOON
         assert waits.result().status_code == 503
-    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("rjax.serve: error: ")]
-    assert lines == [f"rjax.serve: error: {said}"]
+    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("rjax serve: error: ")]
+    assert lines == [f"rjax serve: error: {said}"]
 
 
 @contextlib.contextmanager
@@ -257,7 +257,7 @@ def test_a_request_in_the_first_second_is_answered(folder, request):
 
 @pytest.mark.parametrize(
     ("sent", "status", "said"),
-    [(signal.SIGTERM, -signal.SIGTERM, ""), (signal.SIGINT, 130, "rjax.serve: interrupted\n")],
+    [(signal.SIGTERM, -signal.SIGTERM, ""), (signal.SIGINT, 130, "rjax serve: interrupted\n")],
 )
 @pytest.mark.parametrize("seconds", [0.5, 1.5])
 def test_a_signal_while_starting_ends_it_soon(folder, tmp_path, sent, status, said, seconds):

@@ -20,6 +20,8 @@ structured
 sampling
 batch
 engine worker
+engine_platform
+engine_summary
 engine_builder functional
 gc_freeze output_queue progress
 conversations prefixed_prompts request_runner
@@ -29,7 +31,8 @@ async_engine
 async_llm
 rjax
 cli
-chat examples generate serve
+benchmarks chat commands examples generate serve
+__main__
 """
 """Subpackages and top-level modules of rjax, from the lowest layer to the highest. Each imports
 only from layers above it in this list, so those that share a line do not import each other;

@@ -30,7 +30,7 @@ def choose_output_format(
     Args:
         reasoning_parser: one of ``REASONING_PARSERS``; None for a model that does not reason.
         tools: format of its tool calls.
-        tool_format: name of the tool format in the server's options; harmony has its own.
+        tool_format: "auto", or the name of a tool format; harmony has its own.
         tokenizer: of the model.
         special_tokens: of that tokenizer.
 
@@ -55,7 +55,7 @@ def choose_output_format(
         )
     if tool_format != "auto":
         raise InvalidConfigError(
-            f"the reasoning parser {HARMONY} reads tool calls itself; leave out the tool format "
-            f"{tool_format}"
+            f"the reasoning parser {HARMONY} reads tool calls itself; leave out the tool call "
+            f"parser {tool_format}"
         )
     return HarmonyFormat()

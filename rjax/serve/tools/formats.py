@@ -17,7 +17,7 @@ class ToolFormat:
     """How a model writes tool calls.
 
     Attributes:
-        name: for the command line.
+        name: as of vLLM's ``--tool-call-parser``.
         begin, end: text before and after the JSON of a call.
         arguments: JSON key of the arguments; the key of the function's name is "name".
         separator: between two calls.
@@ -125,7 +125,7 @@ HERMES = ToolFormat(
     anywhere=True,
 )
 LLAMA3 = ToolFormat(
-    name="llama3",
+    name="llama3_json",
     begin="",
     end="",
     arguments="parameters",
@@ -147,6 +147,6 @@ def choose_tool_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
         return LLAMA3 if llama else HERMES
     if name not in TOOL_FORMATS:
         raise InvalidConfigError(
-            f"the tool format is {name!r}; choose one of auto, {', '.join(TOOL_FORMATS)}"
+            f"the tool call parser is {name!r}; choose one of auto, {', '.join(TOOL_FORMATS)}"
         )
     return TOOL_FORMATS[name]

@@ -19,6 +19,8 @@ _log = logging.getLogger("rjax.serve.workers")
 _BOOT = """\
 import json, sys
 sys.path[:] = json.loads(sys.argv[2])
+from rjax.tokenization.without_torch import leave_torch_out
+leave_torch_out()
 from rjax.serve.workers.zygote_main import main
 main(int(sys.argv[1]))
 """

@@ -12,7 +12,6 @@ from rjax.serve.workers import frames
 from rjax.serve.workers.memory import bound_memory
 from rjax.serve.workers.tasks import Tasks, TextModel
 from rjax.serve.workers.worker import work
-from rjax.tokenization.without_torch import leave_torch_out
 
 _MOST_MODELS = 4
 
@@ -21,7 +20,6 @@ def main(control_fd: int) -> None:
     """Serve the control socket until the server closes it; then kill every worker."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it ends when the server closes the socket
-    leave_torch_out()
     import transformers  # noqa: F401  # before the first fork
 
     with socket.socket(fileno=control_fd) as control:

@@ -10,10 +10,12 @@ from typing import Any
 
 import httpx2
 
+from rjax.errors import RjaxError
+
 _POLL_SECONDS = 0.5
 
 
-class ServerError(Exception):
+class ServerError(RjaxError):
     """The server cannot be measured."""
 
 

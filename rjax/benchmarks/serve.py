@@ -2,10 +2,10 @@
 
 Measures any server with OpenAI's API.
 
-    python -m rjax.serve --port 8000 &
-    python -m bench.serve --url http://127.0.0.1:8000/v1 --rates 1,2,4,8,inf
-    python -m bench.serve --url http://127.0.0.1:8001/v1 --json other.json --png other.png
-    python -m bench.serve --url https://host/v1 --api-key-file key.txt --chat --respect-eos
+    rjax serve --port 8000 &
+    rjax bench serve --url http://127.0.0.1:8000/v1 --rates 1,2,4,8,inf
+    rjax bench serve --url http://127.0.0.1:8001/v1 --json other.json --png other.png
+    rjax bench serve --url https://host/v1 --api-key-file key.txt --chat --respect-eos
 
 Each rate sends the same number of requests with Poisson arrivals (inf: all at once). A prompt is
 one of a few long prefixes and a unique suffix. Prompts are text; each server counts its own tokens.
@@ -15,24 +15,26 @@ requests per second that meet both limits of --goodput.
 
 import argparse
 import asyncio
-import importlib.util
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import records, serve_client, serve_report
-from bench.command_line import whole
-from bench.serve_workload import Workload
-from bench.text_tables import text
-from rjax.cli.errors import BAD_INPUT, INTERRUPTED, OneLineParser, report_error
+from rjax.benchmarks import records, serve_client, serve_report
+from rjax.benchmarks.options import check_picture, whole
+from rjax.benchmarks.serve_workload import Workload
+from rjax.benchmarks.text_tables import text
+from rjax.cli.errors import run_command
+from rjax.cli.exit_status import BAD_INPUT, FAILED
+from rjax.cli.parser import OneLineParser
 
-MODULE = "bench.serve"
+_NAME = "rjax bench serve"
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     p = OneLineParser(
-        prog=f"python -m {MODULE}",
+        prog=_NAME,
         usage="%(prog)s --url URL [options]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -41,19 +43,21 @@ def build_parser() -> argparse.ArgumentParser:
     server = p.add_argument_group("server")
     server.add_argument("--url", required=True, help="with /v1 at its end")
     server.add_argument("--model", metavar="NAME", help="name on the server (default: its first)")
+    server.add_argument("--api-key", metavar="KEY", help="API key; prefer --api-key-file")
     server.add_argument("--api-key-file", metavar="FILE", type=Path, help="file with the API key")
     server.add_argument("--runs-on", metavar="TEXT", help="device of the server, for the result")
     load = p.add_argument_group("load")
     load.add_argument(
         "--rates",
+        "--request-rate",
         metavar="R,R,...",
         type=_rates,
         default=_rates("1,2,4,8,inf"),
         help="requests a second (default: 1,2,4,8,inf)",
     )
-    _number(load, "--requests", 64, "at each rate")
+    _number(load, "--requests", 64, "at each rate", "--num-prompts")
     _number(load, "--max-concurrency", 1024, "requests under way at once")
-    _number(load, "--warm-up", 32, "requests before anything is timed", least=0)
+    _number(load, "--warm-up", 32, "requests before anything is timed", "--num-warmups", least=0)
     prompts = p.add_argument_group("prompts and answers")
     _number(prompts, "--prefixes", 1, "different beginnings")
     _number(prompts, "--prefix-words", 1024, "words of each")
@@ -84,35 +88,32 @@ def build_parser() -> argparse.ArgumentParser:
     return p
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status: 1 if a rate had no answer, 2 for bad input."""
     try:
         arguments = build_parser().parse_args(argv)
-        if arguments.png is not None and importlib.util.find_spec("matplotlib") is None:
-            raise serve_client.ServerError("--png needs matplotlib; install rjax[dev]")
-        found = asyncio.run(run(arguments))
-        print(text(found["rows"], serve_report.COLUMNS))
-        if arguments.json is not None:
-            records.save(arguments.json, found)
-        if arguments.png is not None:
-            serve_report.picture(arguments.png, found)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else BAD_INPUT
-    except KeyboardInterrupt:
-        report_error(MODULE, "interrupted")
-        return INTERRUPTED
-    except (OSError, serve_client.ServerError) as error:
-        report_error(MODULE, error)
-        return BAD_INPUT
-    return 0 if all(row["completed"] for row in found["rows"]) else 1
+    return run_command(_NAME, lambda: _measure_all(arguments))
+
+
+def _measure_all(arguments: argparse.Namespace) -> int:
+    check_picture(arguments.png)
+    found = asyncio.run(run(arguments))
+    print(text(found["rows"], serve_report.COLUMNS))
+    if arguments.json is not None:
+        records.save(arguments.json, found)
+    if arguments.png is not None:
+        serve_report.picture(arguments.png, found)
+    return 0 if all(row["completed"] for row in found["rows"]) else FAILED
 
 
 async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure every rate, one after the other."""
-    key = arguments.api_key_file
-    client = serve_client.Client(
-        arguments.url, None if key is None else key.read_text("utf-8").strip()
-    )
+    key = arguments.api_key
+    if arguments.api_key_file is not None:
+        key = arguments.api_key_file.read_text("utf-8").strip()
+    client = serve_client.Client(arguments.url, key)
     async with client:
         await client.wait_compiled()
         model = arguments.model or await client.first_model()
@@ -150,12 +151,15 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
             )
             rows.append(serve_report.row(rate, done, arguments.goodput))
             print(serve_report.line(rows[-1]), file=sys.stderr)
-    return serve_report.record(MODULE, model, rows, vars(arguments), arguments.runs_on)
+    return serve_report.record(_NAME, model, rows, vars(arguments), arguments.runs_on)
 
 
-def _number(group: Any, name: str, default: int, meaning: str, least: int = 1) -> None:
+def _number(
+    group: Any, name: str, default: int, meaning: str, *others: str, least: int = 1
+) -> None:
     group.add_argument(
         name,
+        *others,
         metavar="N",
         type=whole(least),
         default=default,
@@ -182,7 +186,3 @@ def _numbers(given: str) -> list[float]:
         return [float(x) for x in given.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{given!r}: give numbers with commas between") from None
-
-
-if __name__ == "__main__":
-    sys.exit(main())

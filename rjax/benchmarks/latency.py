@@ -1,7 +1,8 @@
 """Request latency: time to first token, inter-token latency, end-to-end latency.
 
-    python -m bench.latency --shapes llama-3-8b                 # on a GPU
-    python -m bench.latency --shapes tiny --batch 1,4 --prefix 0,64 --input 16 --output 8 --rounds 2
+    rjax bench latency Qwen/Qwen3-0.6B                                      # on a GPU
+    rjax bench latency --batch 1,4 --prefix 0,64 --input 16 --output 8 --rounds 2
+    rjax bench latency --shapes llama-3-8b            # its shapes, with random weights
 
 For each number of simultaneous requests and each length of their shared prefix: the median and
 the 99th percentile over all requests of several rounds. In a "cold" round the prefix is computed;
@@ -9,27 +10,38 @@ in the others it is cached. All step shapes are compiled before.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.command_line import (
+from rjax.benchmarks.engines import (
+    add_engine_options,
+    model_length,
+    model_name,
+    pool_pages,
+    running_llm,
+)
+from rjax.benchmarks.options import (
     add_time_limit,
-    command_parser,
+    benchmark_parser,
+    check_picture,
     in_time,
-    keep,
-    run,
-    save_part,
+    print_rows,
     whole,
     wholes,
 )
-from bench.engines import add_engine_options, model_name, pool_pages, running_llm
-from bench.figures import lines
-from bench.records import record
-from bench.throughput import run_once
-from bench.workload import synthetic
+from rjax.benchmarks.records import record, save
+from rjax.benchmarks.throughput import run_once
+from rjax.benchmarks.workload import synthetic
+from rjax.cli.arguments import add_model_argument
+from rjax.cli.errors import run_command
+from rjax.cli.exit_status import BAD_INPUT
+from rjax.errors import InvalidConfigError
 
+_NAME = "rjax bench latency"
+_PREFIXES = (0, 2048, 8192)
 COLUMNS = {
     "model": "model",
     "batch": "requests",
@@ -87,6 +99,8 @@ def measure(options: argparse.Namespace, llm: Any, batch: int, prefix: int) -> d
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Inter-token latency over prefix length, a line for each number of requests."""
+    from rjax.benchmarks.figures import lines  # needs matplotlib
+
     rows = found["rows"]
     series = {
         f"{batch} requests": [(r["prefix"], r["each_ms"]) for r in rows if r["batch"] == batch]
@@ -98,41 +112,78 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    p = command_parser("bench.latency", __doc__)
+    p = benchmark_parser(_NAME, __doc__)
+    add_model_argument(p)
     add_engine_options(p)
     p.add_argument(
-        "--batch", type=wholes(1), default=[1, 8, 64], help="requests that arrive together"
+        "--batch",
+        "--batch-size",
+        type=wholes(1),
+        default=[1, 8, 64],
+        help="requests that arrive together (default: 1,8,64)",
     )
-    p.add_argument("--prefix", type=wholes(0), default=[0, 2048, 8192], help="tokens they share")
-    p.add_argument("--input", type=whole(1), default=128, help="further prompt tokens of each")
-    p.add_argument("--output", type=whole(1), default=64, help="tokens generated for each")
-    p.add_argument("--rounds", type=whole(1), default=5, help="of each point, besides the cold one")
-    p.add_argument("--relay", choices=("auto", "on", "off"), default="auto", help="shared reads")
-    p.add_argument("--png", type=Path, help="file for the picture")
+    p.add_argument(
+        "--prefix",
+        type=wholes(0),
+        help="tokens that they share (default: those of 0,2048,8192 that fit the model)",
+    )
+    p.add_argument(
+        "--input",
+        "--input-len",
+        type=whole(1),
+        default=128,
+        help="further prompt tokens of each (default: 128)",
+    )
+    p.add_argument(
+        "--output",
+        "--output-len",
+        type=whole(1),
+        default=64,
+        help="tokens generated for each (default: 64)",
+    )
+    p.add_argument(
+        "--rounds",
+        type=whole(1),
+        default=5,
+        help="of each point, besides the cold one (default: 5)",
+    )
+    p.add_argument("--relay", choices=("auto", "on", "off"), default="auto", help="(default: auto)")
+    p.add_argument("--png", metavar="FILE", type=Path, help="file for the picture")
     add_time_limit(p)
     return p
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measure, print, keep, draw."""
-    options = parser().parse_args(arguments)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    try:
+        options = parser().parse_args(argv)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else BAD_INPUT
+    return run_command(_NAME, lambda: _measure_all(options))
+
+
+def _measure_all(options: argparse.Namespace) -> int:
+    check_picture(options.png)
     if max(options.batch) > options.max_num_seqs:
-        raise SystemExit(f"--max-num-seqs ({options.max_num_seqs}) is below the largest --batch")
+        raise InvalidConfigError(
+            f"--max-num-seqs ({options.max_num_seqs}) is below the largest --batch; raise it"
+        )
     own = options.input + options.output
+    if options.prefix is None:
+        length = model_length(options)
+        options.prefix = [prefix for prefix in _PREFIXES if prefix + own <= length] or [0]
     longest = max(options.prefix) + own
     points = [(b, s) for b in options.batch for s in options.prefix]
-    found = record("bench.latency", [], vars(options))
+    found = record(_NAME, [], vars(options))
     pages = pool_pages(options, own, options.prefix)
     with running_llm(options, relay=options.relay, max_model_len=longest, num_pages=pages) as llm:
         llm.engine._worker.warmup(modes=("greedy",))
         found["backend"] = llm.stats().backend
         for point in in_time(points, options.seconds, desc="latency", quiet=options.quiet):
             found["rows"].append(measure(options, llm, *point))
-            save_part(found, options.json, "latency")
-    keep(found, COLUMNS, options.json, "latency")
+            if options.json is not None:
+                save(options.json, found)
+    print_rows(found, COLUMNS)
     if options.png is not None:
         draw(found, options.png)
-
-
-if __name__ == "__main__":
-    run("bench.latency", main)
+    return 0

@@ -10,11 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import jax
-
-RESULTS: Path = Path(__file__).parent / "results"
-"""Folder of the recorded results."""
-
 _NOT_SETTINGS = (
     "json",
     "png",
@@ -24,6 +19,7 @@ _NOT_SETTINGS = (
     "predictions",
 )  # options that do not change the result
 _OF_THIS_MACHINE = (
+    "--api-key",
     "--torch-python",
     "--data",
     "--folder",
@@ -40,6 +36,8 @@ _PACKAGES = ("jax", "jaxlib", "flax", "transformers", "torch", "triton")
 
 def environment() -> dict[str, Any]:
     """Device and versions of a run."""
+    import jax
+
     device = jax.devices()[0]
     return {
         "device": device.device_kind if device.platform != "cpu" else f"CPU ({platform.machine()})",
@@ -51,28 +49,39 @@ def environment() -> dict[str, Any]:
     }
 
 
-def command(module: str) -> str:
-    """The command line that repeats the run, without paths of this machine."""
+def command(name: str) -> str:
+    """The command line that repeats the run, without paths of this machine.
+
+    Args:
+        name: a module such as "bench.swap", or a command such as "rjax bench latency".
+    """
+    words = name.split()
     given = list(sys.argv[1:])
+    for own in (words[1:], words[2:]):  # the command's own words
+        if own and given[: len(own)] == own:
+            del given[: len(own)]
+            break
     for option in _OF_THIS_MACHINE:
         if option in given:
             at = given.index(option)
             del given[at : at + 2]
     own = tuple(f"{option}=" for option in _OF_THIS_MACHINE)
     given = [x for x in given if not x.startswith(own)]
-    return shlex.join(["python", "-m", module, *given])
+    start = words if len(words) > 1 else ["python", "-m", name]
+    return shlex.join([*start, *given])
 
 
 def record(
-    module: str,
+    name: str,
     rows: Sequence[Mapping[str, Any]],
     settings: Mapping[str, Any],
     **more: Any,
 ) -> dict[str, Any]:
-    """A result; ``rows`` has one mapping for each measured point."""
+    """A result; ``rows`` has one mapping for each measured point, and ``name`` is that of
+    `command`."""
     return {
-        "benchmark": module,
-        "command": command(module),
+        "benchmark": name,
+        "command": command(name),
         "environment": environment(),
         "settings": {k: _plain(v) for k, v in settings.items() if k not in _NOT_SETTINGS},
         **more,

@@ -8,13 +8,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.command_line import whole, whole_or_auto
-from bench.model_shapes import SHAPES, write_folder
+from rjax.benchmarks.model_shapes import SHAPES, write_folder
+from rjax.benchmarks.options import whole, whole_or_auto
+from rjax.cli.arguments import StoreModel
 
 
 def add_engine_options(p: argparse.ArgumentParser) -> None:
     """Options for the model and the size of the engine."""
-    p.add_argument("--model", help="model folder or hub id; default: the bundled model")
+    p.add_argument(
+        "--model", action=StoreModel, help="model folder or hub id; default: the bundled model"
+    )
     p.add_argument("--shapes", choices=sorted(SHAPES), help="a model's shapes, random weights")
     p.add_argument("--max-num-seqs", type=whole(1), default=64, help="sequences running at once")
     p.add_argument(
@@ -30,7 +33,7 @@ def add_engine_options(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--num-pages", type=whole(1), help="KV pages; default: what the requests need twice"
     )
-    p.add_argument("--page-size", type=whole(1), default=64, help="tokens a page")
+    p.add_argument("--page-size", "--block-size", type=whole(1), default=64, help="tokens a page")
     p.add_argument("--backend", default="auto", help="attention kernels: auto, mosaic or xla")
     p.add_argument("--seed", type=whole(0), default=0, help="of weights, prompts and sampling")
 
@@ -38,6 +41,16 @@ def add_engine_options(p: argparse.ArgumentParser) -> None:
 def model_name(options: argparse.Namespace) -> str:
     """Name of the model in tables; of a path, the last component."""
     return options.shapes or (Path(options.model).name if options.model else "bundled")
+
+
+def model_length(options: argparse.Namespace) -> int:
+    """Tokens of the longest sequence that the model knows."""
+    if options.shapes is not None:
+        return SHAPES[options.shapes]["max_position_embeddings"]
+    from models import BUNDLED_MODEL, config_from_folder, resolve_folder
+
+    folder = resolve_folder(options.model or BUNDLED_MODEL, weights=False)
+    return config_from_folder(folder).max_position_embeddings
 
 
 def pool_pages(options: argparse.Namespace, own: int, prefixes: Sequence[int] = ()) -> int:

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.records import command
-from bench.serve_client import Measured
+import rjax
+from rjax.benchmarks.records import command
+from rjax.benchmarks.serve_client import Measured
 
-_NOT_SETTINGS = ("json", "png", "api_key_file", "runs_on")
+_NOT_SETTINGS = ("json", "png", "api_key", "api_key_file", "runs_on")
 PERCENTILES = (50, 95, 99)
 COLUMNS = {
     "rate": "request rate, req/s",
@@ -85,7 +86,7 @@ def line(found: Mapping[str, Any]) -> str:
 
 
 def record(
-    module: str,
+    name: str,
     model: str,
     rows: Sequence[Mapping[str, Any]],
     settings: Mapping[str, Any],
@@ -95,13 +96,13 @@ def record(
     kept = {k: v for k, v in settings.items() if k not in _NOT_SETTINGS}
     kept["rates"] = [row["rate"] for row in rows]
     return {
-        "benchmark": module,
-        "command": command(module),
+        "benchmark": name,
+        "command": command(name),
         "environment": {
             "device": device,
             "client": platform.machine(),
             "python": platform.python_version(),
-            "versions": {name: version(name) for name in ("rjax", "httpx2")},
+            "versions": {"rjax": rjax.__version__, "httpx2": version("httpx2")},
             "date": datetime.date.today().isoformat(),
         },
         "model": model,
@@ -112,7 +113,7 @@ def record(
 
 def picture(path: Path, found: Mapping[str, Any]) -> None:
     """Latency over throughput: TTFT and TPOT percentiles of each rate, one file."""
-    from bench import figures  # matplotlib is needed for pictures only
+    from rjax.benchmarks import figures
 
     rows = [row for row in found["rows"] if row["completed"]]
     series: dict[str, list[tuple[float, float]]] = {}

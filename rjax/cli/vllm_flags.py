@@ -1,0 +1,166 @@
+"""Flags of vLLM's command line that rjax has no use for, and what takes their place.
+
+Flags with a meaning here are declared with the options that they set.
+"""
+
+ENGINE_NO_OPS = {
+    "--enforce-eager": "every step is a compiled program; '--warmup off' compiles none ahead",
+    "--enable-chunked-prefill": "prompts are always chunked (see --max-num-batched-tokens)",
+    "--async-scheduling": "the next step always starts before the last one's tokens are read",
+}
+"""Accepted by every command that makes an engine, with the reason for having no effect."""
+
+SERVER_NO_OPS = {
+    "--enable-auto-tool-choice": "the model may always call the tools of a request",
+    "--enable-prompt-tokens-details": "the usage of a response always has them",
+    "--enable-server-load-tracking": "/load always has the load",
+    "--disable-log-requests": "requests are logged only with --access-log",
+    "--disable-uvicorn-access-log": "requests are logged only with --access-log",
+}
+"""Accepted by ``rjax serve`` too."""
+
+_INSTEAD: tuple[tuple[str, str], ...] = (
+    (
+        "--trust-remote-code",
+        "refused: rjax never runs code of a checkpoint; 'rjax models' lists the families that it "
+        "has code for",
+    ),
+    ("--quantization -q", "leave it out; the checkpoint says how its weights are stored"),
+    ("--pipeline-parallel-size -pp", "use --tensor-parallel-size; layers stay on all devices"),
+    (
+        "--data-parallel-size -dp --data-parallel-size-local -dpl --data-parallel-rank -dpn "
+        "--data-parallel-start-rank -dpr --data-parallel-address -dpa --data-parallel-rpc-port "
+        "-dpp --data-parallel-backend -dpb --data-parallel-hybrid-lb --data-parallel-external-lb",
+        "start one server for each replica, with its own CUDA_VISIBLE_DEVICES",
+    ),
+    (
+        "--enable-expert-parallel --enable-eplb --decode-context-parallel-size -dcp "
+        "--prefill-context-parallel-size -pcp --enable-dbo",
+        "use --tensor-parallel-size",
+    ),
+    ("--distributed-executor-backend", "leave it out; one process drives all devices of a host"),
+    (
+        "--nnodes --node-rank -r --master-addr --master-port --headless",
+        "a server runs on one host; use --tensor-parallel-size",
+    ),
+    ("--disable-custom-all-reduce", "leave it out; XLA makes the collectives"),
+    (
+        "--kv-cache-memory-bytes --kv-cache-memory",
+        "use --num-pages (pages of --page-size tokens), or --gpu-memory-utilization",
+    ),
+    ("--cpu-offload-gb", "weights stay on the device; --swap-space is host memory for KV"),
+    (
+        "--kv-offloading-size --kv-offloading-backend --kv-transfer-config --kv-events-config",
+        "use --swap-space for KV of preempted sequences, and --prefix-file for saved prefixes",
+    ),
+    ("--preemption-mode", "use --preemption auto, swap or recompute"),
+    ("--num-scheduler-steps --stream-interval", "use --num-decode-steps"),
+    ("--scheduling-policy", "leave it out; the field 'priority' of a request orders requests"),
+    (
+        "--max-num-partial-prefills --max-long-partial-prefills --long-prefill-token-threshold "
+        "--scheduler-delay-factor",
+        "use --max-num-batched-tokens and --max-num-prefill-ahead",
+    ),
+    (
+        "--compilation-config -cc -O --optimization-level --cudagraph-capture-sizes "
+        "--cuda-graph-sizes --max-cudagraph-capture-size --max-seq-len-to-capture",
+        "use --warmup (when the step sizes are compiled) and --compilation-cache-dir",
+    ),
+    ("--attention-backend --attention-config", "use --backend mosaic, triton or xla"),
+    ("--disable-cascade-attn", "use --relay off"),
+    ("--device", "set JAX_PLATFORMS, for example to cpu; 'rjax info' shows the devices"),
+    ("--download-dir", "set HF_HOME, the folder of the Hugging Face cache"),
+    (
+        "--hf-token",
+        "run 'hf auth login' or set HF_TOKEN; other users of this machine can read a command line",
+    ),
+    ("--tokenizer-mode", "use --tokenizer"),
+    ("--tokenizer-revision --code-revision", "use --revision; it holds for all files of the model"),
+    (
+        "--hf-overrides --hf-config-path --config-format --rope-scaling --rope-theta --model-impl "
+        "--disable-sliding-window",
+        "change config.json in a copy of the model's folder",
+    ),
+    (
+        "--task --runner --convert --pooler-config --override-pooler-config",
+        "leave it out; every supported model generates, and none pools",
+    ),
+    (
+        "--generation-config --override-generation-config",
+        "the defaults are those of the model's generation_config.json; a request overrides them",
+    ),
+    (
+        "--model-loader-extra-config --safetensors-load-strategy --ignore-patterns "
+        "--pt-load-map-location --use-tqdm-on-load --max-parallel-loading-workers",
+        "leave it out; weights are read from safetensors (see --load-format)",
+    ),
+    (
+        "--enable-lora --lora-modules --max-loras --max-lora-rank --max-cpu-loras --lora-dtype "
+        "--fully-sharded-loras --default-mm-loras",
+        "adapters are not supported; merge them into the weights",
+    ),
+    (
+        "--speculative-config -sc --speculative-model --num-speculative-tokens",
+        "speculative decoding is not supported; --num-decode-steps helps small batches",
+    ),
+    (
+        "--limit-mm-per-prompt --mm-processor-kwargs --allowed-local-media-path "
+        "--allowed-media-domains --media-io-kwargs --interleave-mm-strings --enable-prompt-embeds",
+        "models take text only",
+    ),
+    (
+        "--guided-decoding-backend --structured-outputs-config",
+        "leave it out; llguidance compiles every grammar",
+    ),
+    (
+        "--logits-processors --logits-processor-pattern --tool-parser-plugin "
+        "--reasoning-parser-plugin --io-processor-plugin --middleware --worker-cls "
+        "--worker-extension-cls --scheduler-cls",
+        "refused: no code is loaded by its name",
+    ),
+    (
+        "--chat-template-content-format --trust-request-chat-template",
+        "use --chat-template; the form of the content follows from the template",
+    ),
+    ("--default-chat-template-kwargs", "send chat_template_kwargs with the requests"),
+    ("--response-role", "leave it out; the role is assistant"),
+    ("--return-tokens-as-token-ids", "send return_tokens_as_token_ids with the requests"),
+    ("--enable-force-include-usage", "send stream_options with the requests"),
+    (
+        "--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers "
+        "--enable-ssl-refresh",
+        "put a reverse proxy with TLS in front of the server (see --root-path)",
+    ),
+    ("--uds", "use --host and --port"),
+    (
+        "--api-server-count -asc --disable-frontend-multiprocessing",
+        "use --limit text_workers=N, the processes that tokenise",
+    ),
+    ("--h11-max-incomplete-event-size", "use --limit header_bytes=N"),
+    ("--h11-max-header-count", "use --limit headers=N"),
+    (
+        "--max-log-len --enable-log-outputs --log-error-stack --log-config-file",
+        "prompts and outputs are never logged; see --access-log and --uvicorn-log-level",
+    ),
+    (
+        "--otlp-traces-endpoint --collect-detailed-traces --kv-cache-metrics",
+        "scrape /metrics with Prometheus",
+    ),
+    ("--shutdown-timeout", "use --drain-seconds"),
+    ("--config", "give the options on the command line"),
+)
+
+INSTEAD: dict[str, str] = {flag: text for flags, text in _INSTEAD for flag in flags.split()}
+"""What to do instead, by flag."""
+
+
+def instead_of(flag: str) -> str | None:
+    """What takes the place of a flag of vLLM, as given; None for other flags.
+
+    The forms ``--flag=value``, ``--no-flag``, ``--flag.key`` and ``-O3`` count as the flag.
+    """
+    name = flag.split("=")[0].split(".")[0]
+    if name[:2] == "-O":
+        name = "-O"
+    known = {**INSTEAD, **ENGINE_NO_OPS, **SERVER_NO_OPS}
+    return known.get(name) or known.get(name.replace("--no-", "--", 1))

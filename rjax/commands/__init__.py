@@ -1,0 +1,1 @@
+"""The short commands ``rjax models`` and ``rjax info``."""

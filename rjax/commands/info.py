@@ -1,0 +1,209 @@
+"""The command ``rjax info``: versions, devices, and which kernels run and why."""
+
+import argparse
+import importlib.metadata
+import json
+import platform as python_platform
+from collections.abc import Sequence
+from typing import Any
+
+import rjax
+from rjax.cli.arguments import add_engine_arguments, add_model_argument, given_engine_options
+from rjax.cli.errors import run_command
+from rjax.cli.exit_status import BAD_INPUT
+from rjax.cli.parser import OneLineParser
+from rjax.cli.vllm_flags import instead_of
+
+_NAME = "rjax info"
+_PACKAGES = (
+    *("jax", "jaxlib", "flax", "numpy", "transformers", "tokenizers", "safetensors"),
+    *("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-triton", "llguidance", "fastapi", "uvicorn"),
+)
+_EPILOG = """\
+examples:
+  rjax info
+      this machine, and the kernels of the bundled model on it
+  rjax info ./llama --tensor-parallel-size 2
+      the kernels of another model; takes the options of 'rjax serve' and reads config.json only
+  rjax info --json
+      for a bug report
+
+exit status: 0 done, 2 bad input
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    parser = OneLineParser(
+        prog=_NAME,
+        usage="%(prog)s [MODEL] [options]",
+        description="Show versions, devices, and which kernels run and why.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        instead=instead_of,
+    )
+    add_model_argument(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    add_engine_arguments(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    try:
+        arguments = build_parser().parse_args(argv)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else BAD_INPUT
+    return run_command(_NAME, lambda: _show(arguments))
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from rjax.config import EngineConfig
+
+    config = EngineConfig.from_options(given_engine_options(arguments))
+    found = {"versions": versions(), "devices": devices(), **kernels(config)}
+    print(json.dumps(found) if arguments.json else "\n".join(_lines(found)))
+    return 0
+
+
+def versions() -> dict[str, str | None]:
+    """Versions by package; None for one that is not installed."""
+    found: dict[str, str | None] = {
+        "rjax": rjax.__version__,
+        "python": python_platform.python_version(),
+    }
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def devices() -> list[dict[str, Any]]:
+    """What JAX runs on."""
+    import jax
+
+    from rjax.engine_platform import compute_capability
+
+    return [
+        {
+            "kind": device.device_kind,
+            "platform": device.platform,
+            "compute_capability": compute_capability(device),
+            "memory_bytes": (device.memory_stats() or {}).get("bytes_limit"),
+            "driver": getattr(device.client, "platform_version", "").split("\n")[0],
+        }
+        for device in jax.devices()
+    ]
+
+
+def kernels(config: Any) -> dict[str, Any]:
+    """The attention backends and the kernels of a model's steps, each with the reason.
+
+    Only config.json of the model is read.
+
+    Args:
+        config: `rjax.config.EngineConfig`.
+    """
+    from models import BUNDLED_MODEL, config_from_folder, resolve_folder
+    from pallas_kernels.attention.registry import BACKENDS
+    from rjax.engine_platform import choose_platform
+    from rjax.engine_summary import dtype_names, model_name
+
+    settings = config.model
+    folder = resolve_folder(
+        settings.model or BUNDLED_MODEL, settings.revision, settings.hf_token, weights=False
+    )
+    model = config_from_folder(folder)
+    chosen = choose_platform(config, model)
+    refused = dict(chosen.backend.refused)
+    backends = {
+        name: refused.get(name) or ("in use" if name == chosen.backend.name else "not needed")
+        for name in (backend.name for backend in BACKENDS)
+    }
+    return {
+        "model": model_name(config, model),
+        "dtype": dtype_names(chosen),
+        "runs_on": chosen.description,
+        "backends": backends,
+        "kernels": _step_kernels(config, model, chosen),
+    }
+
+
+def _step_kernels(config: Any, model: Any, chosen: Any) -> list[dict[str, Any]]:
+    """The kernels of a step of one sequence, of all sequences, and of prompt chunks."""
+    from rjax.worker.kernels.report import step_kernels
+    from rjax.worker.step_input import PackedLayout
+    from rjax.worker.step_shape import StepShape
+
+    backend, page_size = chosen.backend, config.cache.page_size
+    length = config.model.max_model_len or model.max_position_embeddings
+    limits = chosen.step_limits(config, model, max_model_len=length, growth=2)
+    found = []
+    for rows, seqs in (
+        (1, 1),
+        (backend.padded_rows(limits.max_num_seqs), limits.max_num_seqs),
+        (limits.max_num_batched_tokens, limits.max_num_seqs),
+    ):
+        plan = backend.plan_shape(rows, seqs, length, page_size, coalesce=True)
+        shape = StepShape(rows, seqs, -(-length // page_size), page_size, plan)
+        uses = step_kernels(
+            shape,
+            PackedLayout(shape),
+            model=model,
+            dtype=chosen.dtype,
+            kv_dtype=chosen.kv_dtype,
+            backend=backend,
+            mesh=chosen.mesh,
+        )
+        found += [
+            {
+                "rows": use.rows,
+                "operation": f"{use.operation} {use.label}".rstrip(),
+                "kernel": use.kernel,
+                "refused": dict(use.refused),
+            }
+            for use in uses
+        ]
+    return found
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    facts = [(name, version or "not installed") for name, version in found["versions"].items()]
+    for number, device in enumerate(found["devices"]):
+        capability, memory = device["compute_capability"], device["memory_bytes"]
+        notes = [
+            device["kind"],
+            *([f"compute capability {capability}"] if capability else []),
+            *([f"{memory / 2**30:.1f} GiB for JAX"] if memory else []),
+            *([device["driver"]] if device["driver"] else []),
+        ]
+        facts.append((f"device {number}", ", ".join(notes)))
+    facts += [("model", found["model"]), ("dtype", found["dtype"]), ("runs on", found["runs_on"])]
+    facts += [(f"backend {name}", why) for name, why in found["backends"].items()]
+    width = max(len(name) for name, _ in facts)
+    lines = [f"{name:{width}}  {value}" for name, value in facts]
+    return [*lines, "", *_kernel_lines(found["kernels"])]
+
+
+def _kernel_lines(uses: list[dict[str, Any]]) -> list[str]:
+    """A table of operations with a column for each step size, and the reasons of refusals."""
+    sizes = list(dict.fromkeys(use["rows"] for use in uses))
+    operations = list(dict.fromkeys(use["operation"] for use in uses))
+    kernel = {(use["operation"], use["rows"]): use["kernel"] for use in uses}
+    table = [["operation", *(f"{size:,} rows a step" for size in sizes)]]
+    table += [[name, *(kernel.get((name, size), "-") for size in sizes)] for name in operations]
+    widths = [max(len(row[i]) for row in table) for i in range(len(sizes) + 1)]
+    lines = [
+        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]
+    reasons = dict.fromkeys(
+        f"{name} does not take {use['operation']} of {use['rows']:,} rows: {reason}"
+        for use in uses
+        for name, reason in use["refused"].items()
+        if use["operation"] != "attention"  # those of the backends
+    )
+    return [*lines, *(["", *reasons] if reasons else [])]

@@ -1,0 +1,72 @@
+"""What the commands show of an engine at its start."""
+
+from models import ModelConfig
+from rjax.batch.step_limits import StepLimits
+from rjax.batch.step_worker import PoolSize
+from rjax.config import EngineConfig
+from rjax.engine_platform import EnginePlatform
+from rjax.memory_sizes import GIB
+
+
+def engine_summary(
+    config: EngineConfig,
+    model: ModelConfig,
+    platform: EnginePlatform,
+    *,
+    max_model_len: int,
+    limits: StepLimits,
+    pool: PoolSize,
+) -> dict[str, str]:
+    """The facts of a start, by name, in the order in which to show them.
+
+    Args:
+        config: of the engine.
+        model: its model.
+        platform: devices, dtypes and kernels.
+        max_model_len: tokens of the longest sequence.
+        limits: of the steps.
+        pool: size of the KV pool.
+    """
+    page_size = config.cache.page_size
+    size = pool.num_pages * pool.page_bytes / GIB
+    return {
+        "model": model_name(config, model),
+        "dtype": dtype_names(platform),
+        "context": f"{max_model_len:,} tokens",
+        "KV pool": f"{pool.num_pages * page_size:,} tokens "
+        f"({pool.num_pages:,} pages of {page_size}, {size:.2f} GiB)",
+        "batch": f"{limits.max_num_seqs:,} sequences, {limits.max_num_batched_tokens:,} tokens a "
+        "step",
+        "backend": f"{platform.backend.name} on {platform.description}",
+        "kernels": _kernels(platform),
+    }
+
+
+def model_name(config: EngineConfig, model: ModelConfig) -> str:
+    """The model as given, with its architecture."""
+    return f"{config.model.model or 'tables, the bundled model'} ({model.architecture})"
+
+
+def dtype_names(platform: EnginePlatform) -> str:
+    """The dtypes of weights and KV."""
+    weights, kv = platform.dtype.name, platform.kv_dtype.name
+    return weights if weights == kv else f"{weights}, KV {kv}"
+
+
+def summary_lines(facts: dict[str, str]) -> list[str]:
+    """The facts in two aligned columns."""
+    width = max(map(len, facts))
+    return [f"{name:{width}}  {value}" for name, value in facts.items()]
+
+
+def _kernels(platform: EnginePlatform) -> str:
+    """Which kernels run, and why not the faster ones."""
+    backend = platform.backend
+    if platform.is_cpu:
+        return "XLA's own; the others need a GPU"
+    if backend.streamed_rows:
+        rest = f"weights are streamed in steps of up to {backend.spare_rows} rows"
+    else:
+        rest = "XLA's own for the rest"
+    refused = "".join(f"; {name}: {reason}" for name, reason in backend.refused)
+    return f"{backend.name} attention; {rest}{refused}"

@@ -1,0 +1,80 @@
+"""``rjax models``, ``rjax info``, and the summary of a start."""
+
+import json
+
+import pytest
+
+from models.families import FAMILIES
+from rjax import __main__ as command
+from rjax.config import EngineConfig
+from rjax.engine_builder import build_engine
+from rjax.engine_summary import summary_lines
+from rjax.memory_sizes import GIB
+from tests.serve.live_server import OPTIONS, write_model
+
+
+def test_models_lists_the_registry(capsys):
+    assert command.run(["models", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [family["architecture"] for family in found["families"]] == list(FAMILIES)
+    assert "unquantised" in found["weights"]
+    assert command.run(["models"]) == 0
+    out = capsys.readouterr().out
+    for family in FAMILIES.values():
+        assert family.architecture in out
+        assert family.models in out
+
+
+def test_info_tells_what_runs_and_why(capsys):
+    assert command.run(["info", "--json", "--max-num-seqs", "4"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"rjax", "python", "jax", "jax-triton"} <= found["versions"].keys()
+    assert found["devices"][0]["platform"] == "cpu"
+    assert found["backends"]["xla"] == "in use"
+    assert "needs a Hopper GPU" in found["backends"]["mosaic"]
+    assert {use["rows"] for use in found["kernels"]} == {1, 4, 512}
+    assert {use["kernel"] for use in found["kernels"]} >= {"xla.paged_attention", "xla.linear"}
+
+
+def test_info_of_a_model_needs_no_weights(capsys, tmp_path):
+    folder = write_model(tmp_path / "model")
+    assert command.run(["info", str(folder), "--dtype", "bfloat16"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    columns = {len(line) - len(line.split("  ", 1)[1].lstrip()) for line in lines[:10]}
+    assert len(columns) == 1, "the values are aligned"
+    assert any(line.startswith("operation") and "512 rows a step" in line for line in lines)
+    assert any(line.startswith("dtype") and line.endswith("bfloat16") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["/nowhere"], "/nowhere"),
+        (["--tensor-parallel-size", "64"], "tensor_parallel_size is 64"),
+        (["--backend", "mosaic"], "it needs a Hopper GPU"),
+        (["--page-size", "7"], "page_size is 7"),
+    ],
+)
+def test_wrong_input_is_one_line(argv, said, capsys):
+    assert command.run(["info", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
+
+
+def test_the_summary_of_a_start(tmp_path):
+    folder = write_model(tmp_path / "model")
+    engine = build_engine(EngineConfig.from_options({"model": str(folder), **OPTIONS}))
+    stats = engine.stats()
+    assert list(engine.summary) == [
+        *("model", "dtype", "context", "KV pool", "batch", "backend", "kernels"),
+    ]
+    assert engine.summary["model"] == f"{folder} (LlamaForCausalLM)"
+    assert engine.summary["context"] == "512 tokens"
+    size = f"{stats.kv_bytes_total / GIB:.2f} GiB"
+    assert engine.summary["KV pool"] == f"8,192 tokens (1,024 pages of 8, {size})"
+    assert engine.summary["backend"] == "xla on 1 x cpu"
+    lines = summary_lines({**engine.summary, "address": "http://x/v1"})
+    assert lines[-1] == "address  http://x/v1"
+    places = zip(lines, engine.summary.values(), strict=False)
+    assert {line.index(value) for line, value in places} == {lines[-1].index("http")}

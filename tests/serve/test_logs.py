@@ -1,0 +1,137 @@
+"""What a server logs: throughput, refusals, and its start."""
+
+import asyncio
+import dataclasses
+import logging
+
+import httpx2
+import pytest
+
+from rjax.async_engine import AsyncLLMEngine
+from rjax.engine.stats import EngineStats
+from rjax.serve import refusal_log
+from rjax.serve.errors import ApiError
+from rjax.serve.refusal_log import RefusalLog
+from rjax.serve.throughput_log import log_throughput, throughput_line
+
+from .live_server import LiveServer, live_server, make_engine
+
+POST = {"type": "http", "method": "POST", "path": "/v1/completions"}
+
+
+@pytest.fixture
+def log(caplog):
+    """Messages of the server's log."""
+    caplog.set_level(logging.INFO, "rjax.serve")
+    return lambda: [r.getMessage() for r in caplog.records if r.name == "rjax.serve"]
+
+
+def test_throughput_of_an_interval():
+    before = EngineStats("xla", "cpu", steps=5, prompt_tokens=100, output_tokens=50)
+    assert throughput_line(before, before, 10.0) is None
+    now = dataclasses.replace(
+        before,
+        steps=9,
+        prompt_tokens=12_100,
+        cached_tokens=9_000,
+        output_tokens=1050,
+        num_running=12,
+        num_waiting=3,
+        num_swapped=1,
+        kv_bytes_used=30,
+        kv_bytes_total=120,
+        kv_tokens_read=400,
+        kv_tokens_unshared=1600,
+    )
+    assert throughput_line(before, now, 10.0) == (
+        "prompt 1,200.0 tok/s, output 100.0 tok/s, running 12, waiting 4, KV in use 25.0%, "
+        "prefix hit rate 75.0%, token reads saved 75.0%"
+    )
+    stuck = dataclasses.replace(before, num_waiting=1)
+    line = throughput_line(stuck, stuck, 10.0)
+    assert line is not None
+    assert "waiting 1" in line
+    assert "prefix hit rate -, token reads saved -" in line
+
+
+def test_throughput_is_logged_under_load_only(server: LiveServer, log):
+    async def watch() -> None:
+        await asyncio.wait_for(log_throughput(server.service.engine, 0.05), 1.0)
+
+    def watched() -> list[str]:
+        found = asyncio.run_coroutine_threadsafe(watch(), server.loop)
+        with pytest.raises(TimeoutError):
+            found.result(30)
+        return [line for line in log() if "tok/s" in line]
+
+    server.wait_idle()
+    assert watched() == []
+    body = {"prompt": "a", "max_tokens": 490, "ignore_eos": True, "stream": True}
+    short = body | {"max_tokens": 4, "stream": False}  # compiles what the long one needs
+    httpx2.post(server.url + "/v1/completions", json=short, timeout=60)
+    with httpx2.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
+        assert answer.status_code == 200
+        lines = watched()
+    assert any("running 1, waiting 0" in line for line in lines)
+    server.wait_idle()
+
+
+def test_the_log_of_a_dead_engine_ends(folder):
+    async def run() -> None:
+        engine = AsyncLLMEngine(make_engine(folder))
+        await engine.start()
+        logging_task = asyncio.ensure_future(log_throughput(engine, 0.05))
+        await asyncio.sleep(0.2)
+        await engine.stop()
+        await asyncio.wait_for(logging_task, 30)
+
+    asyncio.run(run())
+
+
+def test_a_refused_request_is_logged_with_the_reason(server: LiveServer, log):
+    body = {"prompt": "secret prompt", "temperature": 9}
+    assert httpx2.post(server.url + "/v1/completions", json=body).status_code == 400
+    assert httpx2.get(server.url + "/no%0awhere").status_code == 404
+    assert httpx2.get(server.url + "/health").status_code == 200
+    first, second = log()
+    assert first.startswith("400 POST /v1/completions: temperature is 9; give ")
+    assert "secret" not in first
+    assert second == "404 GET /no\\nwhere: Not Found"
+
+
+def test_a_wrong_key_is_logged_without_it(folder, log):
+    with live_server(make_engine(folder), keys=["first-key-1234"]) as server:
+        headers = {"Authorization": "Bearer wrong-key-1234"}
+        assert httpx2.get(server.url + "/v1/models", headers=headers).status_code == 401
+    assert log() == [
+        "401 GET /v1/models: give a valid API key: Authorization: Bearer KEY",
+    ]
+
+
+def test_clients_cannot_fill_the_log(log, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(refusal_log.time, "monotonic", lambda: now)
+    refused = RefusalLog()
+    for status in (499, 500, 503):
+        refused(POST, ApiError(status, "not a refusal"))
+    for i in range(50):
+        refused(POST, ApiError(400, f"no {i}"))
+    assert len(log()) == 20
+    now += 10.0
+    refused({**POST, "path": "/" + "p" * 500}, ApiError(400, "m" * 500 + "\n\x1b[2J\u202e"))
+    last = log()[-1]
+    assert last.endswith("(30 refusals before it are not logged)")
+    assert len(last) < 400
+    refused(POST, ApiError(400, "a\n\x1b[2J\u202e\ud800é"))
+    assert log()[-1] == "400 POST /v1/completions: a\\n\\x1b[2J\\u202e\\ud800é"
+
+
+def test_a_model_has_several_names(folder):
+    with live_server(make_engine(folder), model="first", aliases=("second",)) as server:
+        url = server.url + "/v1"
+        assert [m["id"] for m in httpx2.get(url + "/models").json()["data"]] == ["first", "second"]
+        assert httpx2.get(url + "/models/second").json()["id"] == "second"
+        for name in ("first", "second"):
+            body = {"model": name, "prompt": "a", "max_tokens": 1}
+            assert httpx2.post(url + "/completions", json=body).json()["model"] == "first"
+        assert httpx2.get(url + "/models/third").status_code == 404
