@@ -158,6 +158,24 @@ def decode_step() -> str:
     return table(head, shown) + _source(kept, "decode_step.json", "decode_step_growth.json")
 
 
+def startup() -> str:
+    """From launch to the first token, from bench/results/startup.json."""
+    kept = _kept("startup.json")
+    engines = [row for row in kept["rows"] if row["kind"] == "engine"]
+    rows = [
+        [row["cache"], f"{row['total_s']:.0f} s", f"{row['all_compiled_s']:.0f} s"]
+        for row in engines
+    ]
+    settings = kept["settings"]
+    about = (
+        f"An engine with the shapes of {engines[0]['model']}, random weights, `max_model_len` "
+        f"{settings['max_model_len']:,}, `max_num_seqs` {settings['max_num_seqs']} and `warmup` "
+        f'"{engines[0]["warmup"]}", from the launch of the process:\n\n'
+    )
+    head = ["cache", "first token", "all programs compiled"]
+    return about + table(head, rows) + _source(kept, "startup.json")
+
+
 def throughput() -> str:
     """The throughput with and without relay, from bench/results/throughput.json."""
     kept = _kept("throughput.json")
@@ -189,6 +207,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         examples,
         attention,
         decode_step,
+        startup,
         throughput,
     )
 }
