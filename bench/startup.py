@@ -60,6 +60,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "tracing_s": "tracing",
         "lowering_s": "lowering",
         "compiling_s": "compiling",
+        "compilations": "programs compiled",
         "cache_hits": "cache hits",
         "cache_misses": "cache misses",
     },

@@ -27,13 +27,14 @@ class CompilerTimes:
     """Time and cache use of the compiler, from JAX's events.
 
     Attributes:
-        totals: of all threads: seconds of tracing, lowering and compiling, cache hits and misses.
+        totals: of all threads: seconds of tracing, lowering and compiling; programs compiled or
+            taken from JAX's cache; its hits and misses.
         own_seconds: of the thread that made this object.
     """
 
     def __init__(self, monitoring: Any) -> None:
         self.totals: Counter[str] = Counter(
-            dict.fromkeys([*_COMPILER.values(), *_CACHE.values()], 0)
+            dict.fromkeys([*_COMPILER.values(), *_CACHE.values(), "compilations"], 0)
         )
         self.own_seconds = 0.0
         self._thread = threading.get_ident()
@@ -43,6 +44,7 @@ class CompilerTimes:
     def _spent(self, event: str, seconds: float, **_: Any) -> None:
         if event in _COMPILER:
             self.totals[_COMPILER[event]] += seconds  # pyright: ignore[reportArgumentType]
+            self.totals["compilations"] += event.endswith("backend_compile_duration")
             if threading.get_ident() == self._thread:
                 self.own_seconds += seconds
 

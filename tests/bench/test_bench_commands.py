@@ -127,8 +127,7 @@ def test_latency(tmp_path):
     assert png.exists()
 
 
-def test_startup_of_an_engine(tmp_path, capsys, monkeypatch):
-    monkeypatch.delenv("XLA_FLAGS", raising=False)  # by which the step may compile as quickly
+def test_startup_of_an_engine(tmp_path, capsys):
     path = tmp_path / "startup.json"
     given = ["--what=engine", "--warmup=off", "--shapes=tiny", "--prompt=5", "--max-num-seqs=2"]
     startup.main([*given, "--quiet", f"--json={path}"])
@@ -136,8 +135,7 @@ def test_startup_of_an_engine(tmp_path, capsys, monkeypatch):
     assert (empty["warmup"], empty["cache"], filled["cache"]) == ("off", "empty", "filled")
     assert empty["total_s"] > empty["weights_s"] > 0
     assert empty["first_token_s"] >= empty["first_run_s"] >= 0
-    assert filled["cache_hits"] >= 1  # the step; the weights compile too quickly to be kept
-    assert filled["cache_misses"] < empty["cache_misses"]
+    assert filled["compilations"] < empty["compilations"]  # by the step
     assert startup.TITLES["engine"] in capsys.readouterr().out
 
 

@@ -7,7 +7,6 @@ Between ``<!-- generated: NAME -->`` and ``<!-- end -->`` a page holds the text 
 """
 
 import ast
-import inspect
 import json
 import re
 from collections.abc import Callable
@@ -19,7 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from models.families import FAMILIES
 from models.families.rope_fields import ROPE_KINDS
 from rjax.chat.session import _HELP
-from rjax.cli.arguments import PYTHON_ONLY, flag_of
+from rjax.cli.arguments import _VLLM_FLAGS, PYTHON_ONLY, flag_of
+from rjax.cli.vllm_flags import _INSTEAD, ENGINE_NO_OPS, SERVER_NO_OPS
 from rjax.engine.stats import EngineStats
 from rjax.option_docs import engine_option_docs, engine_options
 from rjax.serve.metrics import Metrics
@@ -39,13 +39,11 @@ def models() -> str:
     """The families, from their registry."""
     rows = []
     for name, family in FAMILIES.items():
-        read = inspect.unwrap(getattr(family.read_config, "func", family.read_config))
-        what = (inspect.getdoc(inspect.getmodule(read)) or "").splitlines()[0]
         kinds = family.fields.constraints["model_type"].allowed.split(":")[0]
-        rows.append([f"`{name}`", f"`{kinds.replace(' or ', '`, `')}`", what])
+        rows.append([family.models, f"`{name}`", f"`{kinds.replace(' or ', '`, `')}`"])
     kinds = ", ".join(f"`{kind}`" for kind in sorted(ROPE_KINDS))
     return (
-        table(["`architectures`", "`model_type`", "model"], rows)
+        table(["models", "`architectures`", "`model_type`"], rows)
         + f"\n\nThe type of rope scaling is one of {kinds}; Phi-3 has only `default`."
     )
 
@@ -73,6 +71,28 @@ def options() -> str:
         default = "" if field.default in (None, ()) else f"`{field.default}`"
         rows.append([f"`{name}`", flag, default, texts[name].replace("``", "`")])
     return table(["option", "flag", "default", "meaning"], rows)
+
+
+def vllm_names() -> str:
+    """Flags that may be given under vLLM's name."""
+    rows = [
+        [f"`{name}`", f"`{flag_of(option)}`"]
+        for option, names in _VLLM_FLAGS.items()
+        for name in names
+    ]
+    return table(["vLLM", "rjax"], rows)
+
+
+def vllm_no_ops() -> str:
+    """Flags of vLLM that are accepted and have no effect."""
+    texts = ENGINE_NO_OPS | SERVER_NO_OPS
+    return table(["flag", "why"], [[f"`{flag}`", text] for flag, text in texts.items()])
+
+
+def vllm_instead() -> str:
+    """Flags of vLLM that are refused, and what takes their place."""
+    rows = [[", ".join(f"`{flag}`" for flag in flags.split()), text] for flags, text in _INSTEAD]
+    return table(["flags", "instead"], rows)
 
 
 def exposition() -> str:
@@ -138,6 +158,24 @@ def decode_step() -> str:
     return table(head, shown) + _source(kept, "decode_step.json", "decode_step_growth.json")
 
 
+def startup() -> str:
+    """From launch to the first token, from bench/results/startup.json."""
+    kept = _kept("startup.json")
+    engines = [row for row in kept["rows"] if row["kind"] == "engine"]
+    rows = [
+        [row["cache"], f"{row['total_s']:.0f} s", f"{row['all_compiled_s']:.0f} s"]
+        for row in engines
+    ]
+    settings = kept["settings"]
+    about = (
+        f"An engine with the shapes of {engines[0]['model']}, random weights, `max_model_len` "
+        f"{settings['max_model_len']:,}, `max_num_seqs` {settings['max_num_seqs']} and `warmup` "
+        f'"{engines[0]["warmup"]}", from the launch of the process:\n\n'
+    )
+    head = ["cache", "first token", "all programs compiled"]
+    return about + table(head, rows) + _source(kept, "startup.json")
+
+
 def throughput() -> str:
     """The throughput with and without relay, from bench/results/throughput.json."""
     kept = _kept("throughput.json")
@@ -161,11 +199,15 @@ BLOCKS: dict[str, Callable[[], str]] = {
         models,
         constraints,
         options,
+        vllm_names,
+        vllm_no_ops,
+        vllm_instead,
         metrics,
         chat,
         examples,
         attention,
         decode_step,
+        startup,
         throughput,
     )
 }

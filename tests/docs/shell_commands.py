@@ -2,17 +2,16 @@
 
 import argparse
 import importlib
-import importlib.util
 import shlex
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from rjax.__main__ import run
+
 _OPERATORS = frozenset("|&;<>()")
-_FOLDERS = {"bench": ("rjax.benchmarks", "bench")}
-"""Where the modules of ``rjax NAME ...`` are, if not in the packages of ``_TOP``."""
-_TOP = ("rjax", "rjax.commands")
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -48,44 +47,27 @@ def check_arguments(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     Raises:
         AssertionError: the parser refuses them.
     """
-    name, arguments = _module_and_arguments(words)
     parse = argparse.ArgumentParser.parse_args
 
     def parse_args(self: argparse.ArgumentParser, *given: object) -> None:
         parse(self, *given)  # type: ignore[call-overload]
         raise _ParsedError
 
-    module = importlib.import_module(name)
-    if not hasattr(module, "main"):
-        module = importlib.import_module(f"{name}.__main__")
     with monkeypatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
-        patch.setattr(sys, "argv", [name, *arguments])
         try:
-            status = module.main()
+            if words[0] == "rjax":
+                status = run(words[1:])
+            else:
+                _, _, name, *arguments = words
+                patch.setattr(sys, "argv", [name, *arguments])
+                status = _module(name).main()
         except _ParsedError:
             return
     raise AssertionError(f"{shlex.join(words)}: exit status {status}")
 
 
-def _module_and_arguments(words: list[str]) -> tuple[str, list[str]]:
-    """The module of a command and its arguments. MODEL, the first one, becomes ``--model``."""
-    if words[0] != "rjax":
-        return words[2], words[3:]
-    _, name, *arguments = words
-    folders = _TOP
-    if name in _FOLDERS:
-        folders = _FOLDERS[name]
-        name, *arguments = arguments
-    if arguments and not arguments[0].startswith("-"):
-        arguments = ["--model", *arguments]
-    found = [f"{folder}.{name}" for folder in folders if _exists(f"{folder}.{name}")]
-    assert found, f"there is no command {name}"
-    return found[0], arguments
-
-
-def _exists(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of its package
-        return False
+def _module(name: str) -> Any:
+    """What ``python -m name`` runs."""
+    module = importlib.import_module(name)
+    return module if hasattr(module, "main") else importlib.import_module(f"{name}.__main__")

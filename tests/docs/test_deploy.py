@@ -104,7 +104,7 @@ def test_the_server_takes_the_arguments(place, monkeypatch):
     if place == "kubernetes":
         words += container()["args"]
     check_arguments(words, monkeypatch)
-    assert shlex.join(words).startswith("python -m rjax.serve --host 0.0.0.0")
+    assert shlex.join(words).startswith("rjax serve --host 0.0.0.0")
 
 
 def compose(service: str) -> dict[str, Any]:
