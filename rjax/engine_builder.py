@@ -57,8 +57,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             seed=settings.seed,
             progress=config.use_tqdm,
         )
-    growth = 4 if platform.is_cpu else 2
-    limits = platform.step_limits(config, model_config, max_model_len=max_model_len, growth=growth)
+    limits = platform.step_limits(config, model_config, max_model_len=max_model_len)
     with times.phase("pool"):
         worker = Worker(
             loaded,
@@ -68,7 +67,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             mesh=mesh,
             max_model_len=max_model_len,
             limits=limits,
-            growth=growth,
+            growth=platform.growth,
             policy=multi_step_policy(config, platform=platform.first_device.platform),
         )
     parts = EngineParts(

@@ -47,16 +47,24 @@ class EnginePlatform:
         """Number and kind of the devices."""
         return f"{self.mesh.size} x {self.first_device.device_kind}"
 
+    @property
+    def growth(self) -> int:
+        """Ratio of one step size to the next smaller one: padding costs a CPU more to compute, but
+        less than compiling a size."""
+        return 4 if self.is_cpu else 2
+
     def step_limits(
-        self, config: EngineConfig, model: ModelConfig, *, max_model_len: int, growth: int
+        self, config: EngineConfig, model: ModelConfig, *, max_model_len: int
     ) -> StepLimits:
         """The limits of a step, with the defaults for these devices and kernels.
 
+        On a GPU they follow the memory that is free now, so an engine asks after it has loaded the
+        weights.
+
         Args:
             config: of the engine.
-            model: its model, whose weights are loaded.
+            model: its model.
             max_model_len: tokens of the longest sequence.
-            growth: ratio of one step size to the next smaller one.
         """
         memory = self.first_device.memory_stats() or {}
 
@@ -66,7 +74,7 @@ class EnginePlatform:
                 backend=self.backend,
                 max_model_len=max_model_len,
                 limits=limits,
-                growth=growth,
+                growth=self.growth,
             )
             return gpu_pool_tokens(
                 config,

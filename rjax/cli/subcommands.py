@@ -1,4 +1,4 @@
-"""Runs one of several commands by its name, and imports only that one."""
+"""Finds a command by its name and runs it; the others are not imported."""
 
 import dataclasses
 import difflib

@@ -140,7 +140,7 @@ def _step_kernels(config: Any, model: Any, chosen: Any) -> list[dict[str, Any]]:
 
     backend, page_size = chosen.backend, config.cache.page_size
     length = config.model.max_model_len or model.max_position_embeddings
-    limits = chosen.step_limits(config, model, max_model_len=length, growth=2)
+    limits = chosen.step_limits(config, model, max_model_len=length)
     found = []
     for rows, seqs in (
         (1, 1),

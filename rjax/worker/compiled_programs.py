@@ -28,9 +28,6 @@ class CompiledPrograms:
     def __len__(self) -> int:
         return len(self._compiled)
 
-    def __contains__(self, key: ProgramKey) -> bool:
-        return key in self._compiled
-
     def get(self, key: ProgramKey) -> jax.stages.Compiled:
         """The program; compiled now if it is neither in memory nor on disk."""
         if key not in self._compiled and not self.load(key):

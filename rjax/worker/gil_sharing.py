@@ -16,7 +16,7 @@ def quick_switches() -> Iterator[None]:
 
     A thread that computes in Python, as one that lowers a program, keeps the lock for an interval
     whenever another thread asks for it. The thread that dispatches steps gives it up and asks for
-    it some twenty times a step, so that on an H200 a step of 1.5 ms took 100.
+    it many times a step, so that a step beside it would take many times as long.
     """
     with _lock:
         _users.append(sys.getswitchinterval())

@@ -73,11 +73,10 @@ class ProgramStore:
             body = data[_DIGEST_BYTES:]
             if hashlib.sha256(body).digest() != data[:_DIGEST_BYTES]:
                 raise ValueError("the file is damaged")
-            serialized, in_tree, out_tree = pickle.loads(body)  # noqa: S301  (see above: code)
+            serialized, in_tree, out_tree = pickle.loads(body)  # noqa: S301  (a program is code)
             program = deserialize_and_load(
                 serialized, in_tree, out_tree, self._devices[0].client, self._devices
             )
-            os.utime(path)  # used last
         except FileNotFoundError:
             return None
         except Exception as error:  # of XLA, of pickle, of the disk: compiling is always possible
@@ -85,13 +84,19 @@ class ProgramStore:
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
+        with contextlib.suppress(OSError):  # of a folder that this process may only read
+            os.utime(path)  # used last
         return program
 
     def save(self, key: Hashable, program: jax.stages.Compiled) -> None:
-        """Keep a program, unless the folder cannot be written."""
+        """Keep a program, unless XLA cannot serialise it or the folder cannot be written."""
         if not self._writable:
             return
-        body = pickle.dumps(serialize(program))
+        try:
+            body = pickle.dumps(serialize(program))
+        except Exception as error:  # of XLA; the program itself runs
+            _log.info("a compiled program is not kept: %s", error)
+            return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._make_space(len(body))

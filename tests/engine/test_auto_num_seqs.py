@@ -2,10 +2,10 @@
 
 import jax.numpy as jnp
 import pytest
-from bench.model_shapes import SHAPES
 
 from models import config_from_dict
 from rjax.batch.step_limits import StepLimits, choose_step_limits
+from rjax.benchmarks.model_shapes import SHAPES
 from rjax.config import EngineConfig, SchedulerSettings
 from rjax.errors import InvalidConfigError
 from rjax.worker.backend import choose_backend
@@ -18,7 +18,7 @@ BFLOAT16 = jnp.dtype(jnp.bfloat16)
 
 
 def chosen(tokens: int | None, max_model_len: int = 4096, spare: int = 128, **settings):
-    """The limits for a pool of so many tokens; without a number, where memory does not count."""
+    """The limits with a pool of ``tokens``; None stands for a CPU, whose memory does not decide."""
     return choose_step_limits(
         SchedulerSettings(**settings),
         most_tokens=2048,

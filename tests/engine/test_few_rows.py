@@ -15,7 +15,7 @@ from pallas_kernels.silu_and_mul.xla import silu_and_mul
 from pallas_kernels.skinny_gemm import ROWS
 from pallas_kernels.split_k_gemm import xla
 from pallas_kernels.unmerged_attention import UnmergedAttention
-from rjax import engine_builder, functional
+from rjax import engine_platform, functional
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.sampling import SamplingParams
 from rjax.worker.backend import Backend, choose_backend
@@ -103,7 +103,7 @@ def use(monkeypatch):
         def choose(*arguments, **options):
             return forms.taken_by(choose_backend(*arguments, **options), options["model"])
 
-        monkeypatch.setattr(engine_builder, "choose_backend", choose)
+        monkeypatch.setattr(engine_platform, "choose_backend", choose)
 
     return patch
 

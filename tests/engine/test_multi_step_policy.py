@@ -33,7 +33,7 @@ class Machine:
         self.modes: list[int] = []
 
     def run(self, steps: int, key: str = "a") -> float:
-        """Seconds of each step of at least so many, in steady state."""
+        """Seconds a step, in steady state, over at least this many steps."""
         start, done = self.now, 0
         while done < steps:
             number = self.policy.num_steps if self.policy.pays(key) else 1
