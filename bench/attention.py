@@ -27,12 +27,12 @@ from bench.command_line import command_parser, keep, run, save_part
 from bench.kernels.cases import Case, Inputs, make_inputs
 from bench.kernels.check import errors
 from bench.kernels.timing import seconds_per_call
-from models import config_from_dict
-from pallas_kernels.attention.spec import AttentionSpec
 from rjax.benchmarks.figures import lines
 from rjax.benchmarks.options import add_time_limit, in_time, whole, wholes
 from rjax.benchmarks.records import record
 from rjax.config import PAGE_SIZES, EngineConfig
+from rjax.models import config_from_dict
+from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.compilation_cache import keep_compiled
 

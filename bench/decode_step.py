@@ -33,17 +33,17 @@ from bench.command_line import command_parser, keep, run
 from bench.kernel_profile import kernel_times
 from bench.kernels.timing import burst_seconds, seconds_per_call
 from bench.step_roofline import DecodeCase, roofline_seconds
-from models import ModelConfig, config_from_dict, init_model
-from models.sharding import single_device_mesh
-from pallas_kernels.attention.planner import (
-    Sharing,
-    plan_attention,
-)
 from rjax.benchmarks.figures import lines
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.benchmarks.options import whole
 from rjax.benchmarks.records import record
 from rjax.config import PAGE_SIZES
+from rjax.models import ModelConfig, config_from_dict, init_model
+from rjax.models.sharding import single_device_mesh
+from rjax.pallas_kernels.attention.planner import (
+    Sharing,
+    plan_attention,
+)
 from rjax.sampling import SamplerMode, init_state
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.step import StepState, compile_step

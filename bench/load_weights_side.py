@@ -33,7 +33,7 @@ def load_model(task: dict[str, Any]) -> dict[str, Any]:
     import jax.numpy as jnp
 
     from bench.startup_side import CompilerTimes
-    from models import load_model
+    from rjax.models import load_model
 
     compiler = CompilerTimes(jax.monitoring)
     jax.block_until_ready(jax.device_put(jnp.zeros(8)))  # the device is ready

@@ -28,12 +28,12 @@ from bench.assembler import assembled, find_tools, version
 from bench.command_line import command_parser, keep, run
 from bench.decode_step import step_shape
 from bench.step_roofline import DecodeCase
-from models import config_from_dict, init_model
-from models.sharding import single_device_mesh
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.benchmarks.options import whole, wholes
 from rjax.benchmarks.records import record
 from rjax.errors import InvalidConfigError
+from rjax.models import config_from_dict, init_model
+from rjax.models.sharding import single_device_mesh
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.step import StepState, compile_step

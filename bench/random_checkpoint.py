@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from models import config_from_dict
-from models.families import FAMILIES
-from models.loading.layout import tensor_shape
 from rjax.benchmarks.model_shapes import SHAPES
+from rjax.models import config_from_dict
+from rjax.models.families import FAMILIES
+from rjax.models.loading.layout import tensor_shape
 
 _INDEX = "model.safetensors.index.json"
 _ITEM_BYTES = 2

@@ -17,12 +17,12 @@ import numpy as np
 from bench.ceilings import measure_ceilings
 from bench.decode_step import Bench, Row
 from bench.step_roofline import DecodeCase
-from models import load_model
 from rjax import functional
 from rjax.benchmarks.records import environment
 from rjax.benchmarks.throughput import run_once
 from rjax.benchmarks.workload import Request
 from rjax.config import AutoInt, EngineConfig
+from rjax.models import load_model
 from rjax.worker.compilation_cache import keep_compiled
 
 

@@ -19,8 +19,6 @@ import jax
 import numpy as np
 
 from bench.command_line import run
-from pallas_kernels.attention.planner import CostModel, PlanShape
-from pallas_kernels.attention.split_policy import SplitPolicy
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.page_hash import PageHashes, root_key
 from rjax.batch.step_limits import StepLimits
@@ -32,6 +30,8 @@ from rjax.config import EngineConfig
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.parts import EngineParts
+from rjax.pallas_kernels.attention.planner import CostModel, PlanShape
+from rjax.pallas_kernels.attention.split_policy import SplitPolicy
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.worker.batch_order import by_shared_pages
 from rjax.worker.step_input import PackedLayout, build_step_input

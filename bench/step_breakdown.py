@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from bench.ceilings import Ceilings
 from bench.step_roofline import DecodeCase, stages
-from models import config_from_dict
 from rjax.benchmarks.model_shapes import SHAPES
+from rjax.models import config_from_dict
 
 COLUMNS: dict[str, str] = {
     "model": "model shapes",

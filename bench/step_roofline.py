@@ -3,7 +3,7 @@
 import dataclasses
 
 from bench.ceilings import Ceilings
-from models import ModelConfig
+from rjax.models import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

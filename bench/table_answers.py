@@ -33,10 +33,10 @@ from bench.tables.scoring import (
     score_by_rows,
     summary,
 )
-from models import BUNDLED_MODEL, load_model
 from rjax.benchmarks.options import whole
 from rjax.benchmarks.records import command
 from rjax.cli.parser import OneLineParser
+from rjax.models import BUNDLED_MODEL, load_model
 
 MAX_NEW_TOKENS = 256
 ChatBackend = Callable[[Sequence[Sheet]], list[list[str]]]

@@ -24,12 +24,12 @@ from bench.bare_step import time_bare_step
 from bench.ceilings import Ceilings, measure_ceilings
 from bench.command_line import command_parser, keep, run, save_part
 from bench.step_roofline import DecodeCase
-from models import ModelConfig
 from rjax.benchmarks import throughput
 from rjax.benchmarks.engines import pool_pages, running_llm
 from rjax.benchmarks.options import in_time
 from rjax.benchmarks.records import record
 from rjax.benchmarks.throughput import add_throughput_options, draw, lengths
+from rjax.models import ModelConfig
 
 COLUMNS = {
     "model": "model",

@@ -2,19 +2,19 @@
 
 from pathlib import Path
 
-from models.config import ModelConfig
-from models.decoder import Decoder, DecoderLayer
-from models.dense import DenseAttention
-from models.errors import CheckpointError
-from models.layers.linear import Linear
-from models.layers.norm import Norm
-from models.loading.config_file import config_from_dict, config_from_folder
-from models.loading.hub import resolve_folder
-from models.loading.load import LoadedModel, init_model, load_model
-from models.loading.save import save_model
-from models.operations import Activation, HeadsOperations, Operations, Residual
-from models.rope import Rotary, rotary_tables
-from models.schemes import Leaf, WeightScheme, register_scheme
+from rjax.models.config import ModelConfig
+from rjax.models.decoder import Decoder, DecoderLayer
+from rjax.models.dense import DenseAttention
+from rjax.models.errors import CheckpointError
+from rjax.models.layers.linear import Linear
+from rjax.models.layers.norm import Norm
+from rjax.models.loading.config_file import config_from_dict, config_from_folder
+from rjax.models.loading.hub import resolve_folder
+from rjax.models.loading.load import LoadedModel, init_model, load_model
+from rjax.models.loading.save import save_model
+from rjax.models.operations import Activation, HeadsOperations, Operations, Residual
+from rjax.models.rope import Rotary, rotary_tables
+from rjax.models.schemes import Leaf, WeightScheme, register_scheme
 
 BUNDLED_MODEL: Path = Path(__file__).parent / "tables" / "checkpoint"
 """Folder of the small model that ships with the package."""

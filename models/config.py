@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from models.rope import RopeConfig
-from models.schemes import UNQUANTISED, WeightScheme
+from rjax.models.rope import RopeConfig
+from rjax.models.schemes import UNQUANTISED, WeightScheme
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

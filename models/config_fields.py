@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Set
 from typing import Any, NoReturn
 
-from models.errors import CheckpointError
+from rjax.models.errors import CheckpointError
 
 MAX_LAYERS = 4096
 """Limit on the number of layers; a config.json with more is refused before memory is allocated."""

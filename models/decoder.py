@@ -5,13 +5,13 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from models.config import ModelConfig
-from models.layers.attention import Attention
-from models.layers.embedding import Embedding
-from models.layers.mlp import Mlp
-from models.layers.norm import Norm
-from models.operations import Operations, Residual
-from models.rope import Rotary, rotary_tables
+from rjax.models.config import ModelConfig
+from rjax.models.layers.attention import Attention
+from rjax.models.layers.embedding import Embedding
+from rjax.models.layers.mlp import Mlp
+from rjax.models.layers.norm import Norm
+from rjax.models.operations import Operations, Residual
+from rjax.models.rope import Rotary, rotary_tables
 
 
 class DecoderLayer(nnx.Module):

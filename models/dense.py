@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from models.operations import HeadsOperations
-from models.rope import Rotary
-from pallas_kernels.attention.spec import AttentionSpec
-from pallas_kernels.rope_and_cache.xla import rotate
+from rjax.models.operations import HeadsOperations
+from rjax.models.rope import Rotary
+from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.rope_and_cache.xla import rotate
 
 
 class DenseAttention(HeadsOperations):

@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from models.layers.linear import Linear
-from models.layers.norm import Norm
-from models.rope import Rotary
-from pallas_kernels.add_rms_norm.xla import add_rms_norm
-from pallas_kernels.attention.spec import AttentionSpec
-from pallas_kernels.partial import Partial, reduced
-from pallas_kernels.rope_and_cache.xla import split_qkv
-from pallas_kernels.silu_and_mul.xla import silu_and_mul
-from pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.models.layers.linear import Linear
+from rjax.models.layers.norm import Norm
+from rjax.models.rope import Rotary
+from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
+from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.partial import Partial, reduced
+from rjax.pallas_kernels.rope_and_cache.xla import split_qkv
+from rjax.pallas_kernels.silu_and_mul.xla import silu_and_mul
+from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 from jaxtyping import Array, Float
 
-from pallas_kernels.gemv_row import (
+from rjax.pallas_kernels.gemv_row import (
     DEPTH_MULTIPLE,
     MAX_ROW_COLUMNS,
     SWIZZLE_ATOM_ROWS,
@@ -35,7 +35,7 @@ from pallas_kernels.gemv_row import (
     SmemRow,
     StoredRow,
 )
-from pallas_kernels.mosaic_emit import SCALAR, evict_first
+from rjax.pallas_kernels.mosaic_emit import SCALAR, evict_first
 
 _ACC = plgpu.WGMMAAccumulatorRef
 ROWS = (1, 8, 16, 32, 64, 128)

@@ -5,7 +5,6 @@ import pathlib
 import jax
 import jax.numpy as jnp
 
-from models import BUNDLED_MODEL, ModelConfig, config_from_folder, load_model, resolve_folder
 from rjax.batch.page_hash import root_key
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
@@ -13,6 +12,7 @@ from rjax.engine.parts import EngineParts
 from rjax.engine_platform import choose_platform
 from rjax.engine_summary import engine_summary
 from rjax.errors import InvalidConfigError, InvalidRequestError
+from rjax.models import BUNDLED_MODEL, ModelConfig, config_from_folder, load_model, resolve_folder
 from rjax.sampling import LIMITS, SamplingParams
 from rjax.startup_times import StartupTimes
 from rjax.tokenization import Tokenizer

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from models import ModelConfig
 from rjax.batch.step_limits import StepLimits, choose_step_limits
 from rjax.config import EngineConfig
 from rjax.errors import InvalidConfigError
+from rjax.models import ModelConfig
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.dtype import choose_dtype, choose_kv_dtype
 from rjax.worker.step_sizing import gpu_pool_tokens, shape_table

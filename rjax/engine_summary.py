@@ -1,11 +1,11 @@
 """What the commands show of an engine at its start."""
 
-from models import ModelConfig
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_worker import PoolSize
 from rjax.config import EngineConfig
 from rjax.engine_platform import EnginePlatform
 from rjax.memory_sizes import GIB
+from rjax.models import ModelConfig
 
 
 def engine_summary(

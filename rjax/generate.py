@@ -171,7 +171,7 @@ def _system_prompt(arguments: argparse.Namespace, times: StartupTimes) -> str | 
     nothing_asked = not arguments.prompt and arguments.prompts_file is None
     if not arguments.raw and ("model" not in arguments or nothing_asked):
         with times.phase("imports"):
-            from models.tables.demo import demo_system_prompt
+            from rjax.models.tables.demo import demo_system_prompt
 
         return demo_system_prompt()
     return None
@@ -190,7 +190,7 @@ def _tasks(arguments: argparse.Namespace, times: StartupTimes) -> list[Task]:
     if own_system or arguments.raw:
         raise InvalidRequestError("nothing to generate; give --prompt or --prompts-file")
     with times.phase("imports"):
-        from models.tables.demo import demo_questions
+        from rjax.models.tables.demo import demo_questions
 
     return [
         Task(question, source=f"demo question {i}", expected=expected)

@@ -21,7 +21,7 @@ hypothesis.settings.load_profile("untimed")
 
 # Before any import of the packages. PEP 484's tower lets a whole number stand for a float.
 jaxtyping.install_import_hook(
-    ["pallas_kernels", "models", "rjax"],
+    ["rjax"],
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.kernels.cases import Case, Inputs
-from pallas_kernels.attention.reference import paged_attention_reference
-from pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.attention.reference import paged_attention_reference
+from rjax.pallas_kernels.attention.spec import AttentionSpec
 
 # The reference is not timed, so XLA need not autotune its GEMMs.
 UNTUNED = {"xla_gpu_autotune_level": 0}

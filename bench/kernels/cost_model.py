@@ -24,11 +24,11 @@ from bench.command_line import command_parser, run
 from bench.kernels.backends import NAMES, Kernel, choose_kernel
 from bench.kernels.cases import Case
 from bench.kernels.pool_runner import PoolRunner
-from pallas_kernels.attention.planner import CostModel
-from pallas_kernels.attention.work_list import AttentionPlan
 from rjax.benchmarks.options import wholes
 from rjax.benchmarks.records import record, save
 from rjax.config import PAGE_SIZES
+from rjax.pallas_kernels.attention.planner import CostModel
+from rjax.pallas_kernels.attention.work_list import AttentionPlan
 from rjax.worker.cost_model import Fitted, keep_cost_model
 
 COLUMNS = {

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from models.operations import HeadsOperations
-from models.rope import Rotary
-from pallas_kernels.attention.spec import AttentionSpec
-from pallas_kernels.rope_and_cache.xla import rotate
+from rjax.models.operations import HeadsOperations
+from rjax.models.rope import Rotary
+from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.rope_and_cache.xla import rotate
 
 Implementation = Literal["xla", "cudnn"]
 

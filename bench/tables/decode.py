@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from bench.tables.attention import BranchAttention, Implementation, PrefixAttention, branch_mask
 from bench.tables.tokenizer import END, prefix_text, question_text
-from models.decoder import Decoder
+from rjax.models.decoder import Decoder
 
 
 def answer_questions(

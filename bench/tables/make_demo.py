@@ -12,7 +12,7 @@ from typing import Any
 from bench.tables import fields
 from bench.tables.questions import Question, random_question
 from bench.tables.table import Table, random_table, system_prompt
-from models.tables.demo import DEMO_FILE
+from rjax.models.tables.demo import DEMO_FILE
 
 _SEED = 7
 _QUESTIONS_SEED = 14

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from models.config import ModelConfig
+from rjax.models.config import ModelConfig
 
 ROWS = 64  # classes of the rows' ordinals, and width of the other projections
 

@@ -18,10 +18,10 @@ from optax.contrib import MuonDimensionNumbers
 from bench.tables.attention import Implementation, TreeAttention, branch_mask
 from bench.tables.data import Batch
 from bench.tables.rows import mean, row_losses
-from models.config import ModelConfig
-from models.decoder import Decoder
-from models.operations import Residual
-from models.rope import rotary_tables
+from rjax.models.config import ModelConfig
+from rjax.models.decoder import Decoder
+from rjax.models.operations import Residual
+from rjax.models.rope import rotary_tables
 
 Arrays = dict[str, Array]
 

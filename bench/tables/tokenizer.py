@@ -16,7 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 
 from bench.tables.questions import random_questions
 from bench.tables.table import INTRODUCTIONS, random_table, system_prompt
-from models import BUNDLED_MODEL
+from rjax.models import BUNDLED_MODEL
 
 BOS, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"

@@ -41,12 +41,12 @@ from bench.tables.step import (
 )
 from bench.tables.tokenizer import BOS, END, MAX_LENGTH, NEWLINE, PAD
 from bench.tables.words import Pool
-from models import BUNDLED_MODEL
-from models.config import ModelConfig
-from models.decoder import Decoder
-from models.loading.config_file import config_from_dict
-from models.loading.load import load_model
-from models.loading.save import save_model
+from rjax.models import BUNDLED_MODEL
+from rjax.models.config import ModelConfig
+from rjax.models.decoder import Decoder
+from rjax.models.loading.config_file import config_from_dict
+from rjax.models.loading.load import load_model
+from rjax.models.loading.save import save_model
 
 CHECKED: tuple[Pool, ...] = ("held_out", "real")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from models.config import ModelConfig
-from models.config_fields import ConfigFields
-from models.families.field_table import FieldTable
-from models.loading.piece import Weights
+from rjax.models.config import ModelConfig
+from rjax.models.config_fields import ConfigFields
+from rjax.models.families.field_table import FieldTable
+from rjax.models.loading.piece import Weights
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from models.config_fields import ConfigFields
+from rjax.models.config_fields import ConfigFields
 
 _log = logging.getLogger(__name__)
 

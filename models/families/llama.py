@@ -4,14 +4,14 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
-from models.config import ModelConfig
-from models.config_fields import MAX_LAYERS, ConfigFields
-from models.errors import CheckpointError
-from models.families.family import Family
-from models.families.field_table import NO_WINDOWS, Constraint, field_table
-from models.families.rope_fields import ROPE_FIELDS, ROPE_KINDS, read_rope
-from models.loading.piece import Piece, Weights
-from models.rope import RopeKind
+from rjax.models.config import ModelConfig
+from rjax.models.config_fields import MAX_LAYERS, ConfigFields
+from rjax.models.errors import CheckpointError
+from rjax.models.families.family import Family
+from rjax.models.families.field_table import NO_WINDOWS, Constraint, field_table
+from rjax.models.families.rope_fields import ROPE_FIELDS, ROPE_KINDS, read_rope
+from rjax.models.loading.piece import Piece, Weights
+from rjax.models.rope import RopeKind
 
 ACTIVATION_NAMES = {
     "silu": "silu",

@@ -7,12 +7,17 @@ compute the same, so both architectures use one reader.
 import dataclasses
 import functools
 
-from models.config import ModelConfig
-from models.config_fields import ConfigFields
-from models.families.family import Family
-from models.families.field_table import field_table
-from models.families.llama import LLAMA_FIELDS, WHOLE_ROTATION, llama_weights, read_llama_config
-from models.families.windows import typed_windows
+from rjax.models.config import ModelConfig
+from rjax.models.config_fields import ConfigFields
+from rjax.models.families.family import Family
+from rjax.models.families.field_table import field_table
+from rjax.models.families.llama import (
+    LLAMA_FIELDS,
+    WHOLE_ROTATION,
+    llama_weights,
+    read_llama_config,
+)
+from rjax.models.families.windows import typed_windows
 
 _FIELDS = field_table(
     ["mistral", "ministral"],

@@ -3,13 +3,13 @@
 import dataclasses
 from typing import Any
 
-from models.config import ModelConfig
-from models.config_fields import ConfigFields
-from models.families.family import Family
-from models.families.field_table import Constraint, field_table
-from models.families.llama import LLAMA_FIELDS, llama_weights, read_llama_config
-from models.families.windows import uniform_window
-from models.loading.piece import Piece, Weights
+from rjax.models.config import ModelConfig
+from rjax.models.config_fields import ConfigFields
+from rjax.models.families.family import Family
+from rjax.models.families.field_table import Constraint, field_table
+from rjax.models.families.llama import LLAMA_FIELDS, llama_weights, read_llama_config
+from rjax.models.families.windows import uniform_window
+from rjax.models.loading.piece import Piece, Weights
 
 _LONGROPE_FIELDS = {"original_max_position_embeddings"}  # used by longrope only
 

@@ -2,12 +2,17 @@
 
 import dataclasses
 
-from models.config import ModelConfig
-from models.config_fields import ConfigFields
-from models.families.family import Family
-from models.families.field_table import field_table
-from models.families.llama import LLAMA_FIELDS, WHOLE_ROTATION, llama_weights, read_llama_config
-from models.families.windows import LAYER_WINDOW_FIELDS, layer_windows
+from rjax.models.config import ModelConfig
+from rjax.models.config_fields import ConfigFields
+from rjax.models.families.family import Family
+from rjax.models.families.field_table import field_table
+from rjax.models.families.llama import (
+    LLAMA_FIELDS,
+    WHOLE_ROTATION,
+    llama_weights,
+    read_llama_config,
+)
+from rjax.models.families.windows import LAYER_WINDOW_FIELDS, layer_windows
 
 
 def _read(fields: ConfigFields) -> ModelConfig:

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Collection
 
-from models.config_fields import ConfigFields
-from models.errors import CheckpointError
-from models.rope import RopeConfig, RopeKind
+from rjax.models.config_fields import ConfigFields
+from rjax.models.errors import CheckpointError
+from rjax.models.rope import RopeConfig, RopeKind
 
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
 ROPE_FIELDS = frozenset(

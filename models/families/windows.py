@@ -1,7 +1,7 @@
 """The sliding window of each layer, from config.json."""
 
-from models.config_fields import ConfigFields
-from models.errors import CheckpointError
+from rjax.models.config_fields import ConfigFields
+from rjax.models.errors import CheckpointError
 
 _KINDS = ("full_attention", "sliding_attention")
 LAYER_WINDOW_FIELDS = frozenset(

@@ -4,13 +4,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from models.config import ModelConfig
-from models.layers.linear import Linear
-from models.layers.norm import Norm
-from models.operations import Operations, Residual
-from models.rope import Rotary
-from pallas_kernels.attention.spec import AttentionSpec
-from pallas_kernels.partial import reduced
+from rjax.models.config import ModelConfig
+from rjax.models.layers.linear import Linear
+from rjax.models.layers.norm import Norm
+from rjax.models.operations import Operations, Residual
+from rjax.models.rope import Rotary
+from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.partial import reduced
 
 
 class Attention(nnx.Module):

@@ -5,8 +5,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from models.config import ModelConfig
-from models.layers.parameter import parameter
+from rjax.models.config import ModelConfig
+from rjax.models.layers.parameter import parameter
 
 
 class Embedding(nnx.Module):

@@ -3,10 +3,10 @@
 from flax import nnx
 from jax.typing import DTypeLike
 
-from models.config import ModelConfig
-from models.layers.linear import Linear
-from models.layers.norm import Norm
-from models.operations import Activation, Operations, Residual
+from rjax.models.config import ModelConfig
+from rjax.models.layers.linear import Linear
+from rjax.models.layers.norm import Norm
+from rjax.models.operations import Activation, Operations, Residual
 
 
 class Mlp(nnx.Module):

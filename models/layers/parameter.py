@@ -4,8 +4,8 @@ import jax
 from flax import nnx
 from jax.typing import DTypeLike
 
-from models.config import ModelConfig
-from models.schemes.scheme import Initial
+from rjax.models.config import ModelConfig
+from rjax.models.schemes.scheme import Initial
 
 
 def parameter(

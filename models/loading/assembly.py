@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from models.loading.layout import View
+from rjax.models.loading.layout import View
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from models.loading.safetensors_header import TensorEntry
+from rjax.models.loading.safetensors_header import TensorEntry
 
 _READ_BYTES = 16 << 20  # between two looks at whether loading was stopped
 

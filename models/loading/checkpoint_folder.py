@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from models.errors import CheckpointError
-from models.loading.config_file import read_json
-from models.loading.safetensors_header import TensorEntry, read_header
+from rjax.models.errors import CheckpointError
+from rjax.models.loading.config_file import read_json
+from rjax.models.loading.safetensors_header import TensorEntry, read_header
 
 _INDEX = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 64 << 20

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from models.config import ModelConfig
-from models.config_fields import ConfigFields
-from models.errors import CheckpointError
-from models.families import FAMILIES
-from models.families.family import Family
-from models.schemes import read_scheme
+from rjax.models.config import ModelConfig
+from rjax.models.config_fields import ConfigFields
+from rjax.models.errors import CheckpointError
+from rjax.models.families import FAMILIES
+from rjax.models.families.family import Family
+from rjax.models.schemes import read_scheme
 
 _MAX_CONFIG_BYTES = 16 << 20
 

@@ -8,8 +8,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from models.decoder import Decoder
-from models.sharding import parameter_sharding
+from rjax.models.decoder import Decoder
+from rjax.models.sharding import parameter_sharding
 
 _STANDARD_DEVIATION = 0.02
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from models.loading.blocks import Block
+from rjax.models.loading.blocks import Block
 
 _BLOCK_BYTES = 32 << 20
 

@@ -13,7 +13,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from models.errors import CheckpointError
+from rjax.models.errors import CheckpointError
 
 _SETTINGS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 _WEIGHTS = ("*.safetensors",)

@@ -5,9 +5,9 @@ import math
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from models.config import ModelConfig
-from models.loading.piece import Piece
-from models.sharding import TENSOR_AXIS, partition_spec
+from rjax.models.config import ModelConfig
+from rjax.models.loading.piece import Piece
+from rjax.models.sharding import TENSOR_AXIS, partition_spec
 
 # (sizes of the unmerged axes of a piece, permutation to the axes of the parameter).
 View = tuple[tuple[int, ...], tuple[int, ...]]

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from models.config import ModelConfig
-from models.decoder import Decoder
-from models.loading.config_file import config_from_folder
-from models.loading.dummy import fill_randomly
-from models.loading.hub import resolve_folder
-from models.loading.weights import load_weights
-from models.sharding import check_mesh, single_device_mesh
+from rjax.models.config import ModelConfig
+from rjax.models.decoder import Decoder
+from rjax.models.loading.config_file import config_from_folder
+from rjax.models.loading.dummy import fill_randomly
+from rjax.models.loading.hub import resolve_folder
+from rjax.models.loading.weights import load_weights
+from rjax.models.sharding import check_mesh, single_device_mesh
 
 _DTYPES = ("float32", "bfloat16", "float16")
 

@@ -9,8 +9,8 @@ from types import TracebackType
 
 import jax
 
-from models.loading.assembly import Assembly
-from models.loading.blocks import Block
+from rjax.models.loading.assembly import Assembly
+from rjax.models.loading.blocks import Block
 
 _READ_THREADS = 8
 _COMPILE_THREADS = 4

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from models.errors import CheckpointError
+from rjax.models.errors import CheckpointError
 
 _FLOATS = {
     "F64": np.dtype(np.float64),

@@ -11,11 +11,11 @@ from flax import nnx
 from jax.typing import DTypeLike
 from safetensors.numpy import save_file
 
-from models.config import ModelConfig
-from models.decoder import Decoder
-from models.families import FAMILIES
-from models.loading.layout import split_parameter, tensor_shape
-from models.schemes import UNQUANTISED
+from rjax.models.config import ModelConfig
+from rjax.models.decoder import Decoder
+from rjax.models.families import FAMILIES
+from rjax.models.loading.layout import split_parameter, tensor_shape
+from rjax.models.schemes import UNQUANTISED
 
 
 def save_model(

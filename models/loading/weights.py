@@ -11,20 +11,20 @@ from flax import nnx
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from models.config import ModelConfig
-from models.decoder import Decoder
-from models.errors import CheckpointError
-from models.families import FAMILIES
-from models.layers.linear import Linear
-from models.loading.assembly import Assembly
-from models.loading.blocks import split_rows
-from models.loading.checkpoint_folder import read_tensors
-from models.loading.host_buffers import HostBuffers, host_buffers
-from models.loading.layout import piece_shape, piece_sharding, tensor_shape, view
-from models.loading.piece import Piece, Weights
-from models.loading.pipeline import ParameterPlan, Pipeline
-from models.loading.safetensors_header import TensorEntry
-from models.sharding import parameter_sharding
+from rjax.models.config import ModelConfig
+from rjax.models.decoder import Decoder
+from rjax.models.errors import CheckpointError
+from rjax.models.families import FAMILIES
+from rjax.models.layers.linear import Linear
+from rjax.models.loading.assembly import Assembly
+from rjax.models.loading.blocks import split_rows
+from rjax.models.loading.checkpoint_folder import read_tensors
+from rjax.models.loading.host_buffers import HostBuffers, host_buffers
+from rjax.models.loading.layout import piece_shape, piece_sharding, tensor_shape, view
+from rjax.models.loading.piece import Piece, Weights
+from rjax.models.loading.pipeline import ParameterPlan, Pipeline
+from rjax.models.loading.safetensors_header import TensorEntry
+from rjax.models.sharding import parameter_sharding
 
 _HEAD = "lm_head.weight"
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")

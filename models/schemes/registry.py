@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from models.errors import CheckpointError
-from models.schemes.scheme import WeightScheme
-from models.schemes.unquantised import UNQUANTISED
+from rjax.models.errors import CheckpointError
+from rjax.models.schemes.scheme import WeightScheme
+from rjax.models.schemes.unquantised import UNQUANTISED
 
 type SchemeReader = Callable[[dict[str, Any]], WeightScheme]
 

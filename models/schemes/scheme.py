@@ -8,7 +8,7 @@ from typing import Literal
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from models.loading.piece import Piece
+from rjax.models.loading.piece import Piece
 
 Initial = Literal["normal", "zeros", "ones"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from models.loading.piece import Piece
-from models.schemes.scheme import Leaf, WeightScheme
+from rjax.models.loading.piece import Piece
+from rjax.models.schemes.scheme import Leaf, WeightScheme
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

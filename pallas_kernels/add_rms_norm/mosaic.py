@@ -12,8 +12,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from pallas_kernels.mosaic_emit import THREADS, store_strided, widest_vector
-from pallas_kernels.partial import Partial
+from rjax.pallas_kernels.mosaic_emit import THREADS, store_strided, widest_vector
+from rjax.pallas_kernels.partial import Partial
 
 
 def refusal(D: int, dtype: DTypeLike, pending_bias: bool = False) -> str | None:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.partial import Partial, reduced
+from rjax.pallas_kernels.partial import Partial, reduced
 
 
 def add_rms_norm(

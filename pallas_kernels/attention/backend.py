@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from pallas_kernels.attention.planner import CostModel
-from pallas_kernels.attention.split_policy import SplitPolicy
-from pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.pallas_kernels.attention.planner import CostModel
+from rjax.pallas_kernels.attention.split_policy import SplitPolicy
+from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from pallas_kernels.attention.split_policy import (
+from rjax.pallas_kernels.attention.split_policy import (
     Spans,
     SplitPolicy,
     coalesce_multi_row,
     coalesce_single_row,
 )
-from pallas_kernels.attention.work_list import AttentionPlan, WorkList
+from rjax.pallas_kernels.attention.work_list import AttentionPlan, WorkList
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

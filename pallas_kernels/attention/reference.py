@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention.spec import AttentionSpec
-from pallas_kernels.fp8 import Scales, scales_at
+from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.fp8 import Scales, scales_at
 
 
 def paged_attention_reference(

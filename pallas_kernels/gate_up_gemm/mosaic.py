@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from pallas_kernels import skinny_gemm
-from pallas_kernels.add_rms_norm.mosaic import add_rms_norm
-from pallas_kernels.gemv_row import NormedRow, RowSource
-from pallas_kernels.mosaic_emit import num_sms
-from pallas_kernels.partial import Partial
-from pallas_kernels.skinny_gemm import GemmConfig, pipeline_stages, store_rows
+from rjax.pallas_kernels import skinny_gemm
+from rjax.pallas_kernels.add_rms_norm.mosaic import add_rms_norm
+from rjax.pallas_kernels.gemv_row import NormedRow, RowSource
+from rjax.pallas_kernels.mosaic_emit import num_sms
+from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.skinny_gemm import GemmConfig, pipeline_stages, store_rows
 
 _BLOCK_K = 64
 _MAX_ROWS_OF_TWO_CTAS = 64  # with more rows, one CTA fills an SM

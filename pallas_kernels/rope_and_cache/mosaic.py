@@ -21,9 +21,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, vector
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.fp8 import Scales, check_scales
-from pallas_kernels.mosaic_emit import SCALAR, THREADS, thread_index
-from pallas_kernels.partial import Partial
+from rjax.pallas_kernels.fp8 import Scales, check_scales
+from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS, thread_index
+from rjax.pallas_kernels.partial import Partial
 
 
 def refusal(

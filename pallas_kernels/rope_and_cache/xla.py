@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.fp8 import Scales, check_scales, quantise
-from pallas_kernels.partial import Partial, reduced
+from rjax.pallas_kernels.fp8 import Scales, check_scales, quantise
+from rjax.pallas_kernels.partial import Partial, reduced
 
 
 def rotate(

@@ -11,7 +11,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from pallas_kernels.mosaic_emit import THREADS, store_strided
+from rjax.pallas_kernels.mosaic_emit import THREADS, store_strided
 
 _MAX_VECTOR = 8  # elements per thread: 16 bytes
 

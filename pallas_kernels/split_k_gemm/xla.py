@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.partial import Partial
+from rjax.pallas_kernels.partial import Partial
 
 
 def split_k_gemm(h: Float[Array, "T D"], w: Float[Array, "D E"], splits: int) -> Partial:

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from pallas_kernels.attention.planner import PlanStats
 from rjax.batch.scheduled_sequence import ScheduledSequence
+from rjax.pallas_kernels.attention.planner import PlanStats
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def model_length(options: argparse.Namespace) -> int:
     """Tokens of the longest sequence that the model knows."""
     if options.shapes is not None:
         return SHAPES[options.shapes]["max_position_embeddings"]
-    from models import BUNDLED_MODEL, config_from_folder, resolve_folder
+    from rjax.models import BUNDLED_MODEL, config_from_folder, resolve_folder
 
     folder = resolve_folder(options.model or BUNDLED_MODEL, weights=False)
     return config_from_folder(folder).max_position_embeddings

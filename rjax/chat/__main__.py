@@ -101,7 +101,7 @@ def _chat(arguments: argparse.Namespace) -> int:
     backend = _backend(arguments, sampling, stoppable=interactive)
     demo = system is None and "model" not in arguments and backend.name == BUNDLED_NAME
     if demo:
-        from models.tables.demo import demo_system_prompt
+        from rjax.models.tables.demo import demo_system_prompt
 
         system = demo_system_prompt()
     session = Session(backend, system, show_stats=not arguments.no_stats, stoppable=interactive)

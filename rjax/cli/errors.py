@@ -40,7 +40,7 @@ def run_command(name: str, command: Callable[[], int]) -> int:
             _say(name, f"error: {one_line(error)}")
             return BAD_INPUT
         except ValueError as error:
-            from models import CheckpointError
+            from rjax.models import CheckpointError
 
             if not isinstance(error, CheckpointError):
                 raise

@@ -107,10 +107,10 @@ def kernels(config: Any) -> dict[str, Any]:
     Args:
         config: `rjax.config.EngineConfig`.
     """
-    from models import BUNDLED_MODEL, config_from_folder, resolve_folder
-    from pallas_kernels.attention.registry import BACKENDS
     from rjax.engine_platform import choose_platform
     from rjax.engine_summary import dtype_names, model_name
+    from rjax.models import BUNDLED_MODEL, config_from_folder, resolve_folder
+    from rjax.pallas_kernels.attention.registry import BACKENDS
 
     settings = config.model
     folder = resolve_folder(

@@ -34,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _list(*, as_json: bool) -> int:
-    from models.families import FAMILIES
-    from models.schemes import scheme_names
+    from rjax.models.families import FAMILIES
+    from rjax.models.schemes import scheme_names
 
     families = [(family.models, family.architecture) for family in FAMILIES.values()]
     schemes = ["unquantised", *scheme_names()]

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from models import ModelConfig
 from rjax.batch.step_limits import StepLimits
 from rjax.config import EngineConfig
 from rjax.engine.stats import EngineStats
+from rjax.models import ModelConfig
 from rjax.startup_times import StartupTimes
 from rjax.tokenization import Tokenizer
 

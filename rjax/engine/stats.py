@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from pallas_kernels.attention.planner import PlanStats
 from rjax.batch.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
 from rjax.batch.sequence import Sequence
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.scheduler import Scheduler
+from rjax.pallas_kernels.attention.planner import PlanStats
 
 
 @dataclasses.dataclass(slots=True)

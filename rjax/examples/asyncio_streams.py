@@ -5,8 +5,8 @@ python -m rjax.examples.asyncio_streams
 
 import asyncio
 
-from models.tables.demo import demo_system_prompt
 from rjax import AsyncLLM, RequestOutputKind, SamplingParams
+from rjax.models.tables.demo import demo_system_prompt
 
 PARAMS = SamplingParams(temperature=0, max_tokens=64, output_kind=RequestOutputKind.DELTA)
 

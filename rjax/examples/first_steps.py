@@ -3,8 +3,8 @@
 python -m rjax.examples.first_steps
 """
 
-from models.tables.demo import demo_system_prompt
 from rjax import LLM, SamplingParams
+from rjax.models.tables.demo import demo_system_prompt
 
 
 def main() -> None:

@@ -20,12 +20,12 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from models.sharding import single_device_mesh
 from rjax.batch.page_hash import PageHashes, block_bytes, root_key
 from rjax.batch.page_operations import PageOperations
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.host_pool import HostPool
 from rjax.errors import OutOfMemoryError
+from rjax.models.sharding import single_device_mesh
 from rjax.worker.page_mover import PageMover
 
 BLOCKS, BLOCK_NODES, NEIGHBOURS = 64, 64, 8

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from models import BUNDLED_MODEL, load_model
 from rjax import functional
+from rjax.models import BUNDLED_MODEL, load_model
 from rjax.tokenization import Tokenizer
 
 PROMPT_TOKENS = 128

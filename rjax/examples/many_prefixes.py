@@ -7,8 +7,8 @@ it from the tokens.
     python -m rjax.examples.many_prefixes
 """
 
-from models.tables.demo import demo_system_prompt
 from rjax import LLM, SamplingParams
+from rjax.models.tables.demo import demo_system_prompt
 
 
 def split_table(parts: int) -> list[str]:

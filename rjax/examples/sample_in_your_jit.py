@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models import BUNDLED_MODEL, load_model
-from models.tables.demo import demo_system_prompt
 from rjax import functional
+from rjax.models import BUNDLED_MODEL, load_model
+from rjax.models.tables.demo import demo_system_prompt
 from rjax.tokenization import Tokenizer
 
 SAMPLES, NEW_TOKENS = 8, 32

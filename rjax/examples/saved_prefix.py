@@ -6,8 +6,8 @@ python -m rjax.examples.saved_prefix
 import pathlib
 import tempfile
 
-from models.tables.demo import demo_system_prompt
 from rjax import LLM, SamplingParams
+from rjax.models.tables.demo import demo_system_prompt
 
 
 def ask(llm: LLM) -> None:

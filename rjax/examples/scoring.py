@@ -5,8 +5,8 @@ python -m rjax.examples.scoring
 
 import math
 
-from models.tables.demo import demo_system_prompt
 from rjax import LLM, BeamSearchParams, SamplingParams
+from rjax.models.tables.demo import demo_system_prompt
 
 
 def main() -> None:

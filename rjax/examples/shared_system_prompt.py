@@ -5,8 +5,8 @@ The system prompt is replaced at run time, without recompilation.
     python -m rjax.examples.shared_system_prompt
 """
 
-from models.tables.demo import demo_system_prompt
 from rjax import LLM, SamplingParams
+from rjax.models.tables.demo import demo_system_prompt
 
 SCHEMA = "<|begin|><|system|>{__SYS_PROMPT}<|end|><|user|>{__USR_PROMPT}<|end|><|assistant|>"
 """The chat format of the bundled model, around the system prompt and the prompt."""

@@ -7,8 +7,8 @@ It needs the extra ``structured``: ``pip install "rjax[structured]"``.
 
 import json
 
-from models.tables.demo import demo_system_prompt
 from rjax import LLM, SamplingParams, StructuredOutputsParams
+from rjax.models.tables.demo import demo_system_prompt
 
 SCHEMA = {
     "type": "object",

@@ -19,7 +19,7 @@ from typing import Any
 
 from openai import OpenAI
 
-from models.tables.demo import demo_system_prompt
+from rjax.models.tables.demo import demo_system_prompt
 
 TOOL: Any = {
     "type": "function",

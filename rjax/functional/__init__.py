@@ -10,7 +10,7 @@ or ``resolve_folder("Qwen/Qwen3-0.6B")``. This example uses random weights:
     >>> import functools
     >>> import jax
     >>> import jax.numpy as jnp
-    >>> from models import BUNDLED_MODEL, config_from_folder, init_model
+    >>> from rjax.models import BUNDLED_MODEL, config_from_folder, init_model
     >>> from rjax import functional
     >>> model = init_model(config_from_folder(BUNDLED_MODEL), dtype=jnp.float32, seed=0)
     >>> setup, weights = functional.prepare(model, max_context=32, page_size=8)

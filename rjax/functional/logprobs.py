@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float32, Int
 
-from models import DenseAttention
 from rjax.functional.setup import Setup
+from rjax.models import DenseAttention
 
 
 def token_logprobs(

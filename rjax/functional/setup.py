@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from models import Decoder, ModelConfig
-from models.sharding import check_mesh, single_device_mesh
-from pallas_kernels.attention.planner import PlanShape, Sharing, choose_kv_split_size
 from rjax.errors import InvalidConfigError
+from rjax.models import Decoder, ModelConfig
+from rjax.models.sharding import check_mesh, single_device_mesh
+from rjax.pallas_kernels.attention.planner import PlanShape, Sharing, choose_kv_split_size
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.cost_model import fitted_cost_model
 
@@ -78,7 +78,7 @@ def prepare(
     """Split a model into its static setup and its weights.
 
     Args:
-        model: any model of ``models``; its arrays are not copied.
+        model: any model of ``rjax.models``; its arrays are not copied.
         max_context: most tokens of a sequence, prompt and output together.
         page_size: tokens per page of the KV pool.
         backend: "auto", "mosaic", "triton" or "xla".

@@ -6,16 +6,16 @@ import logging
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from models import ModelConfig
-from pallas_kernels.attention.backend import (
+from rjax.errors import InvalidConfigError
+from rjax.models import ModelConfig
+from rjax.pallas_kernels.attention.backend import (
     AttentionBackend,
     AttentionShape,
     AttentionTuning,
     DeviceInfo,
 )
-from pallas_kernels.attention.planner import PlanShape, choose_kv_split_size
-from pallas_kernels.attention.registry import BACKENDS
-from rjax.errors import InvalidConfigError
+from rjax.pallas_kernels.attention.planner import PlanShape, choose_kv_split_size
+from rjax.pallas_kernels.attention.registry import BACKENDS
 from rjax.worker.kernels import Dispatcher
 from rjax.worker.kernels.row_counts import streamed_rows
 

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from models import ModelConfig
-from pallas_kernels.attention.planner import CostModel
+from rjax.models import ModelConfig
+from rjax.pallas_kernels.attention.planner import CostModel
 from rjax.worker.backend import Backend
 
 FOLDER = "~/.cache/rjax/cost_models"

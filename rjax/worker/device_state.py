@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
-from models import ModelConfig
+from rjax.models import ModelConfig
 from rjax.sampling import SamplingState, SlotRow, admit, init_state
 from rjax.worker.kv_cache import Pools, make_pools
 from rjax.worker.step import StepState

@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 
-from models import ModelConfig
 from rjax.config import DType, KVCacheDType
+from rjax.models import ModelConfig
 
 
 def choose_dtype(wanted: DType, config: ModelConfig, platform: str) -> jnp.dtype:

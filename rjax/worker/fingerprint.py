@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models import ModelConfig
+from rjax.models import ModelConfig
 
 _SAMPLES = 64  # values of each weight
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from models import ModelConfig
+from rjax.models import ModelConfig
 
 type Pools = list[Float[Array, "P K S H"]]
 

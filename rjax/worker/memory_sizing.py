@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from models import ModelConfig
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_worker import PoolSize
 from rjax.config import CacheSettings
 from rjax.errors import OutOfMemoryError
 from rjax.memory_sizes import available_memory, host_memory
+from rjax.models import ModelConfig
 from rjax.worker.kv_cache import page_bytes
 from rjax.worker.step_shape import StepShape
 from rjax.worker.workspace import workspace_bytes

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
-from models import Activation, Linear, Norm, Operations, Residual, Rotary
-from models.sharding import TENSOR_AXIS
-from pallas_kernels.attention.backend import AttentionBackend
-from pallas_kernels.attention.spec import AttentionSpec
-from pallas_kernels.partial import Partial, reduced
-from pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.models import Activation, Linear, Norm, Operations, Residual, Rotary
+from rjax.models.sharding import TENSOR_AXIS
+from rjax.pallas_kernels.attention.backend import AttentionBackend
+from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.partial import Partial, reduced
+from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.worker.backend import Backend
 from rjax.worker.kernels import Choice, Kernel, Problem
 from rjax.worker.kernels.linear_problem import LinearSharding, linear_problem, linear_sharding
@@ -68,7 +68,7 @@ class PagedOperations(Operations):
         rotary: Rotary | None,
         spec: AttentionSpec,
     ) -> Float[Array, "T N H"] | UnmergedAttention:
-        """Rotate q and k, write k and v, attend; see ``models.Operations``.
+        """Rotate q and k, write k and v, attend; see ``rjax.models.Operations``.
 
         One row stays unmerged where the backend can leave it so: the output projection merges it.
         """

@@ -16,16 +16,10 @@ from jax._src import config as jax_config
 from jax.sharding import Mesh
 from jaxlib import xla_client
 
-import models
-import pallas_kernels
 from rjax.worker.backend import Backend
 from rjax.worker.kernels.kernel import registered_kernels
 
-_PACKAGES = {
-    "rjax": pathlib.Path(__file__).parents[1],
-    "models": pathlib.Path(models.__path__[0]),
-    "pallas_kernels": pathlib.Path(pallas_kernels.__path__[0]),
-}
+_FOLDER = pathlib.Path(__file__).parents[1]
 _VARIABLES = ("XLA_", "JAX_", "MOSAIC_", "TRITON_")  # of the environment, that reach the compiler
 _NEUTRAL_SETTINGS = ("jax_compilation_cache", "jax_persistent_cache", "jax_log", "jax_dump")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -47,7 +41,7 @@ def program_identity(model: nnx.Module, backend: Backend, mesh: Mesh, arguments:
     """
     modules = {type(node) for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Module)}
     outside = {kind.__module__.partition(".")[0] for kind in modules}
-    if registered_kernels() or outside - {*_PACKAGES, "flax"}:
+    if registered_kernels() or outside - {"rjax", "flax"}:
         return None
     settings = _trace_settings()
     with ThreadPoolExecutor(1) as other_thread:
@@ -81,10 +75,12 @@ def _trace_settings() -> str:
 @functools.cache
 def _source_digest() -> str:
     digest = hashlib.sha256()
-    for package, folder in _PACKAGES.items():
-        for file in sorted(folder.rglob("*.py")):
-            digest.update(f"{package}/{file.relative_to(folder)}\0".encode())
-            digest.update(file.read_bytes())
+    # In a checkout, the folders of the models and of the kernels are links.
+    walk = os.walk(_FOLDER, followlinks=True)
+    files = [pathlib.Path(folder, name) for folder, _, names in walk for name in names]
+    for file in sorted(file for file in files if file.suffix == ".py"):
+        digest.update(f"{file.relative_to(_FOLDER)}\0".encode())
+        digest.update(file.read_bytes())
     return digest.hexdigest()
 
 

@@ -10,7 +10,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Float32, Int, UInt32
 
-from models.sharding import partition_spec
+from rjax.models.sharding import partition_spec
 from rjax.sampling import SampleResult, SamplingState, TokenLogprobs, sample, token_logprobs
 from rjax.worker.backend import Backend
 from rjax.worker.kernels import Choice

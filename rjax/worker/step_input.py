@@ -7,10 +7,10 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int
 
-from pallas_kernels.attention.check import check_values, check_writes
-from pallas_kernels.attention.planner import PlanStats, Sharing, plan_attention
-from pallas_kernels.attention.work_list import AttentionPlan
 from rjax.batch.scheduled_sequence import ScheduledSequence
+from rjax.pallas_kernels.attention.check import check_values, check_writes
+from rjax.pallas_kernels.attention.planner import PlanStats, Sharing, plan_attention
+from rjax.pallas_kernels.attention.work_list import AttentionPlan
 from rjax.worker.step_shape import StepShape
 
 type IntArray = Array | np.ndarray

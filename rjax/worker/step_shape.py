@@ -4,9 +4,9 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from pallas_kernels.attention.planner import PlanShape
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.step_limits import StepLimits
+from rjax.pallas_kernels.attention.planner import PlanShape
 from rjax.sampling import SamplerMode, step_mode
 
 

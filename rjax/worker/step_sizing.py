@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import jax.numpy as jnp
 
-from models import ModelConfig
-from pallas_kernels.attention.planner import PlanShape
 from rjax.batch.step_limits import StepLimits
 from rjax.config import EngineConfig
+from rjax.models import ModelConfig
+from rjax.pallas_kernels.attention.planner import PlanShape
 from rjax.worker.backend import Backend
 from rjax.worker.kv_cache import page_bytes
 from rjax.worker.memory_sizing import gpu_pool_pages

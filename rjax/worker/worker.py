@@ -13,8 +13,6 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Int
 
-from models import LoadedModel
-from pallas_kernels.attention.planner import CostModel, Sharing
 from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.kernel_use import KernelUse
@@ -24,6 +22,8 @@ from rjax.batch.sequence import SequenceStatus
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_readout import StepReadout
 from rjax.config import EngineConfig, Warmup
+from rjax.models import LoadedModel
+from rjax.pallas_kernels.attention.planner import CostModel, Sharing
 from rjax.sampling import SamplerMode, SlotRow
 from rjax.worker.backend import Backend
 from rjax.worker.background_compiler import CompileTask

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from models import ModelConfig
+from rjax.models import ModelConfig
 from rjax.worker.step_shape import StepShape
 
 _FLOAT32 = np.dtype(np.float32).itemsize

@@ -22,7 +22,6 @@ from bench.ceilings import Ceilings, measure_ceilings
 from bench.longbench import __main__ as longbench
 from bench.random_checkpoint import write_checkpoint
 from bench.step_roofline import DecodeCase, roofline_seconds, stages
-from models import config_from_dict, load_model
 from rjax.benchmarks import latency
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.benchmarks.options import in_time
@@ -30,6 +29,7 @@ from rjax.benchmarks.records import load
 from rjax.benchmarks.text_tables import markdown, text
 from rjax.benchmarks.workload import from_file, synthetic
 from rjax.errors import InvalidConfigError
+from rjax.models import config_from_dict, load_model
 
 
 @pytest.fixture(scope="module", autouse=True)

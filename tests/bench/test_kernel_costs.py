@@ -11,9 +11,9 @@ import pytest
 from bench.kernels import cost_model as command
 from bench.kernels.cases import make_plan
 from bench.kernels.pool_runner import PoolRunner
-from models import config_from_dict
-from models.sharding import single_device_mesh
-from pallas_kernels.attention.planner import CostModel
+from rjax.models import config_from_dict
+from rjax.models.sharding import single_device_mesh
+from rjax.pallas_kernels.attention.planner import CostModel
 from rjax.worker import cost_model
 from rjax.worker.backend import choose_backend
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 from bench import assembler, machine_code
-from pallas_kernels.add_rms_norm import mosaic as norm
-from pallas_kernels.split_k_gemm.mosaic import split_k_gemm
 from rjax.benchmarks.records import command, load
+from rjax.pallas_kernels.add_rms_norm import mosaic as norm
+from rjax.pallas_kernels.split_k_gemm.mosaic import split_k_gemm
 
 SAID = """\
 ptxas info    : (C7519) warpgroup.arrive is injected in around line 415 by compiler

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from models.families import FAMILIES
 from rjax import __main__ as command
 from rjax.config import EngineConfig
 from rjax.engine_builder import build_engine
 from rjax.engine_summary import summary_lines
 from rjax.memory_sizes import GIB
+from rjax.models.families import FAMILIES
 from tests.serve.live_server import OPTIONS, write_model
 
 

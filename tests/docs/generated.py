@@ -15,12 +15,12 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from models.families import FAMILIES
-from models.families.rope_fields import ROPE_KINDS
 from rjax.chat.session import _HELP
 from rjax.cli.arguments import _VLLM_FLAGS, PYTHON_ONLY, flag_of
 from rjax.cli.vllm_flags import _INSTEAD, ENGINE_NO_OPS, SERVER_NO_OPS
 from rjax.engine.stats import EngineStats
+from rjax.models.families import FAMILIES
+from rjax.models.families.rope_fields import ROPE_KINDS
 from rjax.option_docs import engine_option_docs, engine_options
 from rjax.serve.metrics import Metrics
 from tests.docs.pages import DOCS, ROOT

@@ -6,7 +6,6 @@ says; the KV of a position is the hash of all tokens up to it.
 
 import numpy as np
 
-from pallas_kernels.attention.planner import PlanStats
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.page_hash import root_key
 from rjax.batch.page_operations import CopyPages, SwapIn, SwapOut
@@ -16,6 +15,7 @@ from rjax.batch.step_worker import PoolSize
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.parts import EngineParts
+from rjax.pallas_kernels.attention.planner import PlanStats
 
 
 def next_token(tokens, index: int, vocab: int) -> int:

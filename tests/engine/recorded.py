@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from models import BUNDLED_MODEL
 from rjax.config import EngineConfig
 from rjax.engine_builder import build_engine
+from rjax.models import BUNDLED_MODEL
 from rjax.sampling import SamplingParams
 from tests import quick_compilation
 

@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 import pytest
 
-from models import config_from_dict
 from rjax.batch.step_limits import StepLimits, choose_step_limits
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.config import EngineConfig, SchedulerSettings
 from rjax.errors import InvalidConfigError
+from rjax.models import config_from_dict
 from rjax.worker.backend import choose_backend
 from rjax.worker.step_sizing import gpu_pool_tokens, shape_table
 

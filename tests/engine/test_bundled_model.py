@@ -2,8 +2,8 @@
 
 import pytest
 
-from models.tables.demo import demo_questions, demo_system_prompt
 from rjax import LLM, SamplingParams
+from rjax.models.tables.demo import demo_questions, demo_system_prompt
 from tests.bundled import BUNDLED_SIZES
 
 pytestmark = pytest.mark.usefixtures("optimised")

@@ -5,8 +5,8 @@ import types
 
 import pytest
 
-from models import config_from_dict
 from rjax.errors import InvalidConfigError
+from rjax.models import config_from_dict
 from rjax.worker.backend import choose_backend
 
 from .tiny import CONFIG

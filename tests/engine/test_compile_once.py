@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from models import config_from_dict
-from models.decoder import Decoder
-from models.sharding import single_device_mesh
 from rjax.batch.step_limits import StepLimits
+from rjax.models import config_from_dict
+from rjax.models.decoder import Decoder
+from rjax.models.sharding import single_device_mesh
 from rjax.sampling import SamplerMode, init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.compilation_cache import keep_compiled

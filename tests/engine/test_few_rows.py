@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import config_from_dict
-from pallas_kernels.add_rms_norm.xla import add_rms_norm
-from pallas_kernels.attention import xla as attention
-from pallas_kernels.partial import Partial
-from pallas_kernels.silu_and_mul.xla import silu_and_mul
-from pallas_kernels.skinny_gemm import ROWS
-from pallas_kernels.split_k_gemm import xla
-from pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax import engine_platform, functional
 from rjax.benchmarks.model_shapes import SHAPES
+from rjax.models import config_from_dict
+from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
+from rjax.pallas_kernels.attention import xla as attention
+from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.silu_and_mul.xla import silu_and_mul
+from rjax.pallas_kernels.skinny_gemm import ROWS
+from rjax.pallas_kernels.split_k_gemm import xla
+from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.sampling import SamplingParams
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.kernels import Dispatcher, Kernel

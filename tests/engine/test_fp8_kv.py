@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import DenseAttention
-from pallas_kernels.rope_and_cache.xla import rotate
 from rjax.errors import InvalidConfigError
+from rjax.models import DenseAttention
+from rjax.pallas_kernels.rope_and_cache.xla import rotate
 from rjax.sampling import SamplingParams
 from rjax.worker.kv_cache import page_bytes
 

@@ -12,8 +12,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rjax.benchmarks.model_shapes import SHAPES
-from models import config_from_dict
-from models.decoder import Decoder
+from rjax.models import config_from_dict
+from rjax.models.decoder import Decoder
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.step import StepState, compile_step

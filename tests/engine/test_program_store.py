@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh
 
-from models.sharding import single_device_mesh
+from rjax.models.sharding import single_device_mesh
 from rjax.sampling import SamplingParams
 from rjax.worker import program_identity as identity
 from rjax.worker import program_store, worker

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from models import CheckpointError, config_from_folder, load_model
+from rjax.models import CheckpointError, config_from_folder, load_model
 
 from .tiny import CONFIG
 

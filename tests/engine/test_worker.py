@@ -9,12 +9,12 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from bench import RESULTS
-from models import config_from_dict
-from pallas_kernels.attention.planner import PlanShape
 from rjax.batch.page_operations import CopyPages, SwapIn, SwapOut
 from rjax.batch.step_worker import PoolSize
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.errors import OutOfMemoryError
+from rjax.models import config_from_dict
+from rjax.pallas_kernels.attention.planner import PlanShape
 from rjax.sampling import SamplingParams
 from rjax.worker import memory_sizing
 from rjax.worker.compilation_cache import keep_compiled

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import DenseAttention, Operations, load_model
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine_builder import build_engine
+from rjax.models import DenseAttention, Operations, load_model
 
 VOCAB, LENGTH = 97, 160
 

@@ -4,8 +4,8 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from models import Leaf, WeightScheme, register_scheme
-from pallas_kernels.partial import Partial
+from rjax.models import Leaf, WeightScheme, register_scheme
+from rjax.pallas_kernels.partial import Partial
 from rjax.worker.kernels import Kernel, Problem, register_kernel
 
 CALLED: set[tuple[str, int]] = set()  # (axes, rows) of what the kernel computed

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from models import CheckpointError
 from rjax import generate
 from rjax.cli import errors
 from rjax.errors import OutOfMemoryError
 from rjax.llm import LLM
+from rjax.models import CheckpointError
 
 from .fake_engine import FakeEngine
 from .tiny_tokenizers import build
@@ -26,10 +26,10 @@ QUESTIONS = [("How old is Ann?", "Ann is 41."), ("Where is Bo?", "Bo is in Peru.
 @pytest.fixture(autouse=True)
 def demo(monkeypatch: pytest.MonkeyPatch) -> None:
     """A demo of two questions in place of the bundled one."""
-    module = types.ModuleType("models.tables.demo")
+    module = types.ModuleType("rjax.models.tables.demo")
     module.demo_system_prompt = lambda: "| name | age |\n" + "| Ann | 41 |\n" * 20  # type: ignore[attr-defined]
     module.demo_questions = lambda: QUESTIONS  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "models.tables.demo", module)
+    monkeypatch.setitem(sys.modules, "rjax.models.tables.demo", module)
 
 
 @pytest.fixture

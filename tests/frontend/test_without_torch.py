@@ -8,7 +8,7 @@ _FAKE = "raise AssertionError('imported')\n"
 _SCRIPT = """
 from rjax.tokenization.without_torch import leave_torch_out
 leave_torch_out()
-from models import BUNDLED_MODEL
+from rjax.models import BUNDLED_MODEL
 from rjax.tokenization import Tokenizer
 print(Tokenizer(BUNDLED_MODEL).hf.decode(Tokenizer(BUNDLED_MODEL).hf("Peru").input_ids[1:]))
 """

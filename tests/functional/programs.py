@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from models import DenseAttention, config_from_dict, init_model
 from rjax import functional
+from rjax.models import DenseAttention, config_from_dict, init_model
 
 VOCAB = 61
 CONFIG = config_from_dict(

@@ -6,8 +6,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from models import config_from_dict, init_model
 from rjax import functional
+from rjax.models import config_from_dict, init_model
 from rjax.worker.backend import choose_backend
 from tests.functional.programs import prompts
 

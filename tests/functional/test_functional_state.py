@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.attention.device_planner import plan_on_device
 from rjax import functional
 from rjax.errors import InvalidConfigError
+from rjax.pallas_kernels.attention.device_planner import plan_on_device
 from tests.functional.programs import dense_logprobs, prepared, prompts
 
 

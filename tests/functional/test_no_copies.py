@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from models.sharding import single_device_mesh
-from pallas_kernels.attention.planner import PlanShape
 from rjax import functional
+from rjax.models.sharding import single_device_mesh
+from rjax.pallas_kernels.attention.planner import PlanShape
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.kv_cache import make_pools

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from models.tables.demo import demo_questions, demo_system_prompt
 from rjax import LLM, SamplingParams
+from rjax.models.tables.demo import demo_questions, demo_system_prompt
 
 pytestmark = pytest.mark.gpu
 

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from models.tables.demo import demo_questions, demo_system_prompt
 from rjax import LLM, SamplingParams
 from rjax.batch.page_operations import CopyPages, SwapIn, SwapOut
 from rjax.errors import OutOfMemoryError
+from rjax.models.tables.demo import demo_questions, demo_system_prompt
 
 pytestmark = pytest.mark.gpu
 

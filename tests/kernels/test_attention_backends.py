@@ -11,17 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.attention import mosaic, xla
-from pallas_kernels.attention.options import check_per_head
-from pallas_kernels.attention.planner import Sharing
-from pallas_kernels.attention.reference import paged_attention_reference
-from pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.attention import mosaic, xla
+from rjax.pallas_kernels.attention.options import check_per_head
+from rjax.pallas_kernels.attention.planner import Sharing
+from rjax.pallas_kernels.attention.reference import paged_attention_reference
+from rjax.pallas_kernels.attention.spec import AttentionSpec
 
 
 def triton_attention(q, k_pages, v_pages, page_table, positions, plan, small_m=None, **options):
     """Also with blocks of 16 rows, as on Ampere and Ada."""
     pytest.importorskip("jax_triton", exc_type=ImportError)
-    from pallas_kernels.attention.triton import api, pack
+    from rjax.pallas_kernels.attention.triton import api, pack
 
     packed = pack.pack_plan(plan, (q.shape[1], k_pages.shape[1]), small_m)
     return api.paged_attention(q, k_pages, v_pages, page_table, positions, packed, **options)

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.add_rms_norm import mosaic as mosaic_norm
-from pallas_kernels.add_rms_norm import xla as xla_norm
-from pallas_kernels.silu_and_mul import mosaic as mosaic_activation
-from pallas_kernels.silu_and_mul import xla as xla_activation
+from rjax.pallas_kernels.add_rms_norm import mosaic as mosaic_norm
+from rjax.pallas_kernels.add_rms_norm import xla as xla_norm
+from rjax.pallas_kernels.silu_and_mul import mosaic as mosaic_activation
+from rjax.pallas_kernels.silu_and_mul import xla as xla_activation
 
 NORMS = [(64, 4096), (1, 4096), (16, 896), (70, 384)]
 ACTIVATIONS = [(64, 14336), (1, 14336), (16, 4864), (5, 1024), (3, 136)]

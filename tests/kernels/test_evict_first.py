@@ -13,11 +13,11 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import nvvm
 
 from bench.machine_code import kernels_of
-from pallas_kernels.attention import mosaic
-from pallas_kernels.attention.spec import AttentionSpec
-from pallas_kernels.gate_up_gemm.mosaic import gate_up_gemm
-from pallas_kernels.mosaic_emit import evict_first
-from pallas_kernels.split_k_gemm.mosaic import split_k_gemm
+from rjax.pallas_kernels.attention import mosaic
+from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.gate_up_gemm.mosaic import gate_up_gemm
+from rjax.pallas_kernels.mosaic_emit import evict_first
+from rjax.pallas_kernels.split_k_gemm.mosaic import split_k_gemm
 
 _COPY = nvvm.CpAsyncBulkTensorGlobalToSharedClusterOp.OPERATION_NAME
 _DESCRIPTOR, _HINT = 1, 6  # operand segments of a copy

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.gate_up_gemm import mosaic
+from rjax.pallas_kernels.gate_up_gemm import mosaic
 
 # (T, D, F): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B
 SHAPES = [

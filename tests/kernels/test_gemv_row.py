@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.add_rms_norm import xla as norm
-from pallas_kernels.gate_up_gemm import mosaic as gated
-from pallas_kernels.partial import Partial
-from pallas_kernels.relay_fusion.reference import relay_fusion_reference
-from pallas_kernels.split_k_gemm import mosaic as split
-from pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.pallas_kernels.add_rms_norm import xla as norm
+from rjax.pallas_kernels.gate_up_gemm import mosaic as gated
+from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.relay_fusion.reference import relay_fusion_reference
+from rjax.pallas_kernels.split_k_gemm import mosaic as split
+from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 
 # (D, F, N, H, projections): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B, the bundled model, odd sizes
 MODELS = [

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels.attention import mosaic
-from pallas_kernels.attention.mosaic import config
-from pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.attention import mosaic
+from rjax.pallas_kernels.attention.mosaic import config
+from rjax.pallas_kernels.attention.spec import AttentionSpec
 
 FP8 = jnp.float8_e4m3fn
 

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.attention.mosaic import PackedPlan, pack_plan
-from pallas_kernels.attention.mosaic.tile_scheduler import TileScheduler
-from pallas_kernels.attention.mosaic.work_tile import KV_START, KV_STOP
-from pallas_kernels.attention.planner import PlanShape, plan_attention
-from pallas_kernels.attention.reference import paged_attention_reference
-from pallas_kernels.attention.spec import AttentionSpec
-from pallas_kernels.attention.split_policy import SplitPolicy
+from rjax.pallas_kernels.attention.mosaic import PackedPlan, pack_plan
+from rjax.pallas_kernels.attention.mosaic.tile_scheduler import TileScheduler
+from rjax.pallas_kernels.attention.mosaic.work_tile import KV_START, KV_STOP
+from rjax.pallas_kernels.attention.planner import PlanShape, plan_attention
+from rjax.pallas_kernels.attention.reference import paged_attention_reference
+from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.attention.split_policy import SplitPolicy
 
 pack = jax.jit(pack_plan, static_argnums=2)
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.partial import Partial, reduced
-from pallas_kernels.rope_and_cache import mosaic, xla
+from rjax.pallas_kernels.partial import Partial, reduced
+from rjax.pallas_kernels.rope_and_cache import mosaic, xla
 
 # (T, G, K, H, R, S, whether there is a bias)
 SHAPES = [

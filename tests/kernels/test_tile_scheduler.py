@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pallas_kernels.attention.mosaic.tile_scheduler import TileScheduler
+from rjax.pallas_kernels.attention.mosaic.tile_scheduler import TileScheduler
 
 ROUNDS = 5
 

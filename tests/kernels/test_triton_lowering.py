@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.attention.spec import AttentionSpec
 
 triton = pytest.importorskip("triton")
 
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
-from pallas_kernels.attention.triton import api, pack  # noqa: E402
+from rjax.pallas_kernels.attention.triton import api, pack  # noqa: E402
 
 FP8 = jnp.float8_e4m3fn
 SHARED_MEMORY = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}  # bytes a block, at most

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-import models
+from rjax import models
 
 
 def jitted(model: models.Decoder):

@@ -7,7 +7,7 @@ import numpy as np
 from forward import jitted
 from safetensors.numpy import load_file
 
-import models
+from rjax import models
 
 RELATIVE = 1e-4
 

@@ -7,7 +7,7 @@ import pytest
 from random_configs import MODEL_TYPES, random_config
 from transformers import AutoConfig
 
-import models
+from rjax import models
 
 NUM_CONFIGS = 40
 

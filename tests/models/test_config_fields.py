@@ -8,9 +8,9 @@ import pytest
 import transformers_fields
 from test_model_config import LLAMA, OPT, of
 
-import models
-from models.families import FAMILIES
-from models.families.rope_fields import INNER_ROPE_FIELDS
+from rjax import models
+from rjax.models.families import FAMILIES
+from rjax.models.families.rope_fields import INNER_ROPE_FIELDS
 
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-import models
-from models.decoder import Decoder
-from models.loading import assembly
-from models.loading.blocks import Block, split_rows
-from models.loading.host_buffers import AdoptedBuffers, ReusedBuffers
-from models.loading.pipeline import ParameterPlan, Pipeline
-from models.loading.safetensors_header import TensorEntry, read_header
-from models.loading.weights import load_weights
-from models.sharding import single_device_mesh
+from rjax import models
+from rjax.models.decoder import Decoder
+from rjax.models.loading import assembly
+from rjax.models.loading.blocks import Block, split_rows
+from rjax.models.loading.host_buffers import AdoptedBuffers, ReusedBuffers
+from rjax.models.loading.pipeline import ParameterPlan, Pipeline
+from rjax.models.loading.safetensors_header import TensorEntry, read_header
+from rjax.models.loading.weights import load_weights
+from rjax.models.sharding import single_device_mesh
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import models
-from models.families import FAMILIES
-from models.rope import RopeConfig, inverse_frequencies
+from rjax import models
+from rjax.models.families import FAMILIES
+from rjax.models.rope import RopeConfig, inverse_frequencies
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

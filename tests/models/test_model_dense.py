@@ -7,11 +7,11 @@ import pytest
 from flax import nnx
 from forward import jitted
 
-import models
-from models.rope import RopeConfig, rotary_tables
-from pallas_kernels.attention.reference import paged_attention_reference
-from pallas_kernels.attention.spec import AttentionSpec
-from pallas_kernels.rope_and_cache.xla import rotate
+from rjax import models
+from rjax.models.rope import RopeConfig, rotary_tables
+from rjax.pallas_kernels.attention.reference import paged_attention_reference
+from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.rope_and_cache.xla import rotate
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],

@@ -89,7 +89,7 @@ def mirror():
 
 _PROGRAM = """
 import sys
-import models
+from rjax import models
 try:
     loaded = models.load_model(
         "tiny/mistral", dtype=None, revision=sys.argv[1], token=sys.argv[2], progress=False

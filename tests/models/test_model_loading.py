@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-import models
+from rjax import models
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],

@@ -14,7 +14,7 @@ from forward import logits_of
 from golden import compare
 from safetensors.numpy import load_file
 
-import models
+from rjax import models
 
 GOLDENS = Path(__file__).parent.parent / "golden"
 CASES = sorted(json.loads((GOLDENS / "cases.json").read_text()))

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from forward import logits_of
 
-import models
+from rjax import models
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jax.sharding import AbstractMesh
 
-from models.sharding import partition_spec
+from rjax.models.sharding import partition_spec
 
 ROOT = Path(__file__).parent.parent.parent
 GOLDENS = ROOT / "tests" / "golden"
@@ -49,10 +49,10 @@ from pathlib import Path
 import jax, jax.numpy as jnp, numpy as np
 from flax import nnx
 from safetensors.numpy import load_file
-import models
-from models.decoder import Decoder
-from models.loading.host_buffers import ReusedBuffers
-from models.loading.weights import load_weights
+from rjax import models
+from rjax.models.decoder import Decoder
+from rjax.models.loading.host_buffers import ReusedBuffers
+from rjax.models.loading.weights import load_weights
 
 assert jax.device_count() == 4
 

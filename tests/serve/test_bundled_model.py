@@ -6,9 +6,9 @@ import json
 import openai
 import pytest
 
-from models.tables.demo import demo_questions, demo_system_prompt
 from rjax.config import EngineConfig
 from rjax.engine_builder import build_engine
+from rjax.models.tables.demo import demo_questions, demo_system_prompt
 from tests.bundled import BUNDLED_SIZES
 
 from .live_server import LiveServer, live_server

@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = ["pallas_kernels", "models", "rjax", "bench", "tests"]
+BELOW_RJAX = ("pallas_kernels", "models")  # by links in ``rjax/``
 SOURCES = sorted(p for layer in LAYERS for p in (ROOT / layer).rglob("*.py"))
 LONGEST = 480
 
@@ -42,6 +43,8 @@ only from layers above it in this list, so those that share a line do not import
 def module_of(path: Path) -> str:
     """The dotted name of a file's module."""
     parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[0] in BELOW_RJAX:
+        parts = ("rjax", *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -83,13 +86,18 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def imports(path: Path) -> set[str]:
-    """Top-level packages a file imports."""
+    """Top-level packages a file imports; those below rjax by their own names."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            found.add(node.module.split(".")[0])
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for top, *rest in (name.split(".") for name in names):
+            assert top not in BELOW_RJAX, f"{path}:{node.lineno}: import rjax.{top}"
+            found.add(rest[0] if top == "rjax" and rest and rest[0] in BELOW_RJAX else top)
     return found
 
 
@@ -123,6 +131,12 @@ def rjax_imports() -> set[tuple[str, str]]:
     return {(own, other) for own, other in pairs if own != other}
 
 
+@pytest.mark.parametrize("name", BELOW_RJAX)
+def test_the_lower_layers_are_imported_below_rjax(name):
+    """`import rjax` must not take the names ``models`` and ``pallas_kernels`` from users."""
+    assert (ROOT / "rjax" / name).readlink() == Path("..", name)
+
+
 def test_rjax_is_a_tree_of_layers():
     rank = {
         name: number
@@ -130,7 +144,8 @@ def test_rjax_is_a_tree_of_layers():
         for name in layer.split()
     }
     entries = (ROOT / "rjax").glob("*")
-    found = {p.stem for p in entries if p.suffix == ".py" or (p / "__init__.py").exists()}
+    folders = [p for p in entries if not p.is_symlink()]
+    found = {p.stem for p in folders if p.suffix == ".py" or (p / "__init__.py").exists()}
     assert found - {"__init__"} | {"rjax"} == rank.keys()
     upward = {(own, other) for own, other in rjax_imports() if rank[other] >= rank[own]}
     assert not upward

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from bench.tables.decode import answer_questions
 from bench.tables.scoring import held_out_sheets, is_right
-from models import BUNDLED_MODEL, LoadedModel, config_from_folder, load_model
-from models.tables.demo import demo_questions, demo_system_prompt
+from rjax.models import BUNDLED_MODEL, LoadedModel, config_from_folder, load_model
+from rjax.models.tables.demo import demo_questions, demo_system_prompt
 
 
 @pytest.fixture(scope="module")

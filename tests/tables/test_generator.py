@@ -13,7 +13,7 @@ from bench.tables.scoring import held_out_sheets, is_right, score, score_by_rows
 from bench.tables.strings import filled, random_pattern
 from bench.tables.table import lines_before_rows, system_prompt
 from bench.tables.words import is_held_out, pool, words
-from models.tables.demo import DEMO_FILE, demo_questions, demo_system_prompt
+from rjax.models.tables.demo import DEMO_FILE, demo_questions, demo_system_prompt
 
 LISTS = ("first_names", "surnames", "english", "countries", "occupations", "cities", "streets")
 

@@ -5,7 +5,7 @@ from transformers import AutoTokenizer
 
 from bench.tables.scoring import held_out_sheets
 from bench.tables.tokenizer import BOS, END, answer_text, prefix_text, question_text
-from models import BUNDLED_MODEL
+from rjax.models import BUNDLED_MODEL
 
 
 @pytest.fixture(scope="module")

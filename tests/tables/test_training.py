@@ -24,7 +24,7 @@ from bench.tables.step import (
     replicated,
 )
 from bench.tables.tokenizer import NEWLINE
-from models import BUNDLED_MODEL, Decoder, DenseAttention, load_model
+from rjax.models import BUNDLED_MODEL, Decoder, DenseAttention, load_model
 
 TOKENIZER = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
 SHAPE = Shape(batch=1, prefix=384, branches=160, rows=(3, 4))

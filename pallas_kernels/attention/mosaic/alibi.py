@@ -14,8 +14,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref
 
-from pallas_kernels.attention.mosaic.config import WGMMA_M
-from pallas_kernels.mosaic_emit import SCALAR
+from rjax.pallas_kernels.attention.mosaic.config import WGMMA_M
+from rjax.pallas_kernels.mosaic_emit import SCALAR
 
 _ROW = plgpu.Layout.WGMMA.reduce(1)
 

@@ -8,24 +8,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention.backend import AttentionShape
-from pallas_kernels.attention.mosaic.config import (
+from rjax.pallas_kernels.attention.backend import AttentionShape
+from rjax.pallas_kernels.attention.mosaic.config import (
     WGMMA_M,
     KernelConfig,
     num_kv_stages,
     num_q_stages,
     q_box_rows,
 )
-from pallas_kernels.attention.mosaic.launch import Operands, attention_call
-from pallas_kernels.attention.mosaic.pack import PackedPlan, pack_plan
-from pallas_kernels.attention.mosaic.refusal import shape_refusal
-from pallas_kernels.attention.options import apply_sinks, check_per_head
-from pallas_kernels.attention.spec import AttentionSpec
-from pallas_kernels.attention.work_list import AttentionPlan
-from pallas_kernels.fp8 import Scales, check_scales
-from pallas_kernels.mosaic_emit import num_sms
-from pallas_kernels.relay_fusion.mosaic import merge_in_place
-from pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.pallas_kernels.attention.mosaic.launch import Operands, attention_call
+from rjax.pallas_kernels.attention.mosaic.pack import PackedPlan, pack_plan
+from rjax.pallas_kernels.attention.mosaic.refusal import shape_refusal
+from rjax.pallas_kernels.attention.options import apply_sinks, check_per_head
+from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.attention.work_list import AttentionPlan
+from rjax.pallas_kernels.fp8 import Scales, check_scales
+from rjax.pallas_kernels.mosaic_emit import num_sms
+from rjax.pallas_kernels.relay_fusion.mosaic import merge_in_place
+from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 
 
 def paged_attention(

@@ -3,16 +3,16 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.backend import AttentionBackend, AttentionShape, AttentionTuning
-from pallas_kernels.attention.mosaic.api import paged_attention, unmerged_attention
-from pallas_kernels.attention.mosaic.config import CONSUMERS, WGMMA_M
-from pallas_kernels.attention.mosaic.pack import pack_plan
-from pallas_kernels.attention.mosaic.refusal import COMPUTE_CAPABILITIES, refusal
-from pallas_kernels.attention.planner import CostModel
-from pallas_kernels.attention.split_policy import SplitPolicy
-from pallas_kernels.mosaic_emit import num_sms
-from pallas_kernels.relay_fusion.mosaic import merge_in_place
-from pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.pallas_kernels.attention.backend import AttentionBackend, AttentionShape, AttentionTuning
+from rjax.pallas_kernels.attention.mosaic.api import paged_attention, unmerged_attention
+from rjax.pallas_kernels.attention.mosaic.config import CONSUMERS, WGMMA_M
+from rjax.pallas_kernels.attention.mosaic.pack import pack_plan
+from rjax.pallas_kernels.attention.mosaic.refusal import COMPUTE_CAPABILITIES, refusal
+from rjax.pallas_kernels.attention.planner import CostModel
+from rjax.pallas_kernels.attention.split_policy import SplitPolicy
+from rjax.pallas_kernels.mosaic_emit import num_sms
+from rjax.pallas_kernels.relay_fusion.mosaic import merge_in_place
+from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 
 _NUM_SMS = 128  # about those of a Hopper GPU: multi-row items mostly come in powers of two
 _FINE_ROW_HEADS = 32  # rows times KV heads that fill the SMs only with fine splits

@@ -18,16 +18,21 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.attention.mosaic.alibi import gather_heads
-from pallas_kernels.attention.mosaic.config import WGMMA_M
-from pallas_kernels.attention.mosaic.cta import ConsumerTile, Cta, specialize
-from pallas_kernels.attention.mosaic.epilogue import OutputRows, gather_rows, store_lse, store_rows
-from pallas_kernels.attention.mosaic.fp8 import Fp8Tiles, split_queries
-from pallas_kernels.attention.mosaic.fragment_io import load_tile
-from pallas_kernels.attention.mosaic.mainloop import Mainloop, MainloopInputs
-from pallas_kernels.attention.mosaic.softmax import normalize
-from pallas_kernels.attention.mosaic.swap_ab_decode import run_swap_ab_decode
-from pallas_kernels.attention.mosaic.work_tile import WorkTile
+from rjax.pallas_kernels.attention.mosaic.alibi import gather_heads
+from rjax.pallas_kernels.attention.mosaic.config import WGMMA_M
+from rjax.pallas_kernels.attention.mosaic.cta import ConsumerTile, Cta, specialize
+from rjax.pallas_kernels.attention.mosaic.epilogue import (
+    OutputRows,
+    gather_rows,
+    store_lse,
+    store_rows,
+)
+from rjax.pallas_kernels.attention.mosaic.fp8 import Fp8Tiles, split_queries
+from rjax.pallas_kernels.attention.mosaic.fragment_io import load_tile
+from rjax.pallas_kernels.attention.mosaic.mainloop import Mainloop, MainloopInputs
+from rjax.pallas_kernels.attention.mosaic.softmax import normalize
+from rjax.pallas_kernels.attention.mosaic.swap_ab_decode import run_swap_ab_decode
+from rjax.pallas_kernels.attention.mosaic.work_tile import WorkTile
 
 _REGISTERS = 232  # a thread
 

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.attention.mosaic.config import CONSUMERS, WGMMA_M, KernelConfig
-from pallas_kernels.attention.mosaic.memory import GlobalMemory, KernelShape, SharedMemory
-from pallas_kernels.attention.mosaic.pipeline import KVPipeline
-from pallas_kernels.attention.mosaic.tile_scheduler import TileScheduler
-from pallas_kernels.attention.mosaic.work_tile import NUM_FIELDS, WorkTile
+from rjax.pallas_kernels.attention.mosaic.config import CONSUMERS, WGMMA_M, KernelConfig
+from rjax.pallas_kernels.attention.mosaic.memory import GlobalMemory, KernelShape, SharedMemory
+from rjax.pallas_kernels.attention.mosaic.pipeline import KVPipeline
+from rjax.pallas_kernels.attention.mosaic.tile_scheduler import TileScheduler
+from rjax.pallas_kernels.attention.mosaic.work_tile import NUM_FIELDS, WorkTile
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -18,15 +18,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, scf, vector
 
-from pallas_kernels.attention.mosaic import fragment_io
-from pallas_kernels.attention.mosaic.config import WGMMA_M
-from pallas_kernels.attention.mosaic.swap_ab_fragments import (
+from rjax.pallas_kernels.attention.mosaic import fragment_io
+from rjax.pallas_kernels.attention.mosaic.config import WGMMA_M
+from rjax.pallas_kernels.attention.mosaic.swap_ab_fragments import (
     COLUMNS,
     extract,
     run_indices,
     store_number,
 )
-from pallas_kernels.mosaic_emit import (
+from rjax.pallas_kernels.mosaic_emit import (
     GLOBAL,
     SCALAR,
     add,

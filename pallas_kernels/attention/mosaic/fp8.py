@@ -22,9 +22,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref
 
-from pallas_kernels.attention.mosaic.config import KV_TILE
-from pallas_kernels.attention.mosaic.cta import ConsumerTile
-from pallas_kernels.mosaic_emit import SCALAR
+from rjax.pallas_kernels.attention.mosaic.config import KV_TILE
+from rjax.pallas_kernels.attention.mosaic.cta import ConsumerTile
+from rjax.pallas_kernels.mosaic_emit import SCALAR
 
 _WGMMA_8BIT = plgpu.Layout.WGMMA_8BIT
 _MIN_ABS_MAX = 2.0**-100  # so that rows of zeros do not divide by zero

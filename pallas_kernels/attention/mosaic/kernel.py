@@ -17,12 +17,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.attention.mosaic.config import CONSUMERS, KernelConfig
-from pallas_kernels.attention.mosaic.consumer import run_consumer
-from pallas_kernels.attention.mosaic.cta import Cta
-from pallas_kernels.attention.mosaic.memory import GlobalMemory, KernelShape, SharedMemory
-from pallas_kernels.attention.mosaic.producer import run_producer
-from pallas_kernels.attention.mosaic.tile_scheduler import TileScheduler
+from rjax.pallas_kernels.attention.mosaic.config import CONSUMERS, KernelConfig
+from rjax.pallas_kernels.attention.mosaic.consumer import run_consumer
+from rjax.pallas_kernels.attention.mosaic.cta import Cta
+from rjax.pallas_kernels.attention.mosaic.memory import GlobalMemory, KernelShape, SharedMemory
+from rjax.pallas_kernels.attention.mosaic.producer import run_producer
+from rjax.pallas_kernels.attention.mosaic.tile_scheduler import TileScheduler
 
 CTA_AXIS, WARPGROUP_AXIS = "cta", "wg"
 """Names of the grid axis and of the axis of warpgroups."""

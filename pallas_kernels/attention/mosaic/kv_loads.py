@@ -18,10 +18,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.attention.mosaic.config import CONSUMERS, KV_TILE, LAST_TILE_TOKENS
-from pallas_kernels.attention.mosaic.pipeline import KVPipeline
-from pallas_kernels.attention.mosaic.work_tile import WorkTile
-from pallas_kernels.mosaic_emit import evict_first
+from rjax.pallas_kernels.attention.mosaic.config import CONSUMERS, KV_TILE, LAST_TILE_TOKENS
+from rjax.pallas_kernels.attention.mosaic.pipeline import KVPipeline
+from rjax.pallas_kernels.attention.mosaic.work_tile import WorkTile
+from rjax.pallas_kernels.mosaic_emit import evict_first
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

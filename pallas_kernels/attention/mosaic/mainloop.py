@@ -20,11 +20,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.attention.mosaic.config import CONSUMERS, KV_TILE, WGMMA_M
-from pallas_kernels.attention.mosaic.cta import ConsumerTile
-from pallas_kernels.attention.mosaic.fp8 import Fp8Tiles
-from pallas_kernels.attention.mosaic.pipeline import KVPipeline
-from pallas_kernels.attention.mosaic.softmax import (
+from rjax.pallas_kernels.attention.mosaic.config import CONSUMERS, KV_TILE, WGMMA_M
+from rjax.pallas_kernels.attention.mosaic.cta import ConsumerTile
+from rjax.pallas_kernels.attention.mosaic.fp8 import Fp8Tiles
+from rjax.pallas_kernels.attention.mosaic.pipeline import KVPipeline
+from rjax.pallas_kernels.attention.mosaic.softmax import (
     Softmax,
     SoftmaxState,
     initial_state,

@@ -17,12 +17,12 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.attention.mosaic.config import CONSUMERS, KV_TILE, KernelConfig, q_box_rows
-from pallas_kernels.attention.mosaic.epilogue import Results
-from pallas_kernels.attention.mosaic.kv_loads import KVLoads
-from pallas_kernels.attention.mosaic.pipeline import KVPipeline
-from pallas_kernels.attention.mosaic.swap_ab_smem import SwapAbSmem
-from pallas_kernels.attention.mosaic.work_tile import WorkListShape
+from rjax.pallas_kernels.attention.mosaic.config import CONSUMERS, KV_TILE, KernelConfig, q_box_rows
+from rjax.pallas_kernels.attention.mosaic.epilogue import Results
+from rjax.pallas_kernels.attention.mosaic.kv_loads import KVLoads
+from rjax.pallas_kernels.attention.mosaic.pipeline import KVPipeline
+from rjax.pallas_kernels.attention.mosaic.swap_ab_smem import SwapAbSmem
+from rjax.pallas_kernels.attention.mosaic.work_tile import WorkListShape
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from pallas_kernels.attention.mosaic.config import WGMMA_M
-from pallas_kernels.attention.mosaic.work_tile import KV_START, KV_STOP, WorkListShape
-from pallas_kernels.attention.work_list import AttentionPlan, WorkList, merge_destinations
-from pallas_kernels.mosaic_emit import num_sms
+from rjax.pallas_kernels.attention.mosaic.config import WGMMA_M
+from rjax.pallas_kernels.attention.mosaic.work_tile import KV_START, KV_STOP, WorkListShape
+from rjax.pallas_kernels.attention.work_list import AttentionPlan, WorkList, merge_destinations
+from rjax.pallas_kernels.mosaic_emit import num_sms
 
 # KV tokens a CTA from which on each kind of work tile keeps it busy for long; measured on an H200,
 # see bench/kernels/README.md.

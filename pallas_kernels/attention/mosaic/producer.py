@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.attention.mosaic.config import CONSUMERS, EVICT_FIRST_MAX_ROWS
-from pallas_kernels.attention.mosaic.cta import Cta, specialize
-from pallas_kernels.attention.mosaic.kv_loads import KVLoads
-from pallas_kernels.attention.mosaic.work_tile import WorkListShape, WorkTile
+from rjax.pallas_kernels.attention.mosaic.config import CONSUMERS, EVICT_FIRST_MAX_ROWS
+from rjax.pallas_kernels.attention.mosaic.cta import Cta, specialize
+from rjax.pallas_kernels.attention.mosaic.kv_loads import KVLoads
+from rjax.pallas_kernels.attention.mosaic.work_tile import WorkListShape, WorkTile
 
 _REGISTERS = 40  # a thread; the consumers take the others
 

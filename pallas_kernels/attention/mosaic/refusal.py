@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 
-from pallas_kernels.attention.backend import AttentionShape, DeviceInfo, supports
-from pallas_kernels.attention.mosaic.config import FP8_HEAD_DIMS, HEAD_DIMS, KV_TILE, WGMMA_M
+from rjax.pallas_kernels.attention.backend import AttentionShape, DeviceInfo, supports
+from rjax.pallas_kernels.attention.mosaic.config import FP8_HEAD_DIMS, HEAD_DIMS, KV_TILE, WGMMA_M
 
 COMPUTE_CAPABILITIES = (9,)  # wgmma exists on Hopper only
 _SMALL_PAGES = (16, 32)

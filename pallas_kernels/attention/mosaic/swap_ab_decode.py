@@ -20,26 +20,26 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.attention.mosaic.alibi import add_alibi_bias
-from pallas_kernels.attention.mosaic.config import KV_TILE
-from pallas_kernels.attention.mosaic.cta import ConsumerTile
-from pallas_kernels.attention.mosaic.epilogue import OutputRow, store_swap_ab
-from pallas_kernels.attention.mosaic.fp8 import Fp8Tiles
-from pallas_kernels.attention.mosaic.mainloop import clear_unused_rows
-from pallas_kernels.attention.mosaic.pipeline import KVPipeline
-from pallas_kernels.attention.mosaic.softmax import (
+from rjax.pallas_kernels.attention.mosaic.alibi import add_alibi_bias
+from rjax.pallas_kernels.attention.mosaic.config import KV_TILE
+from rjax.pallas_kernels.attention.mosaic.cta import ConsumerTile
+from rjax.pallas_kernels.attention.mosaic.epilogue import OutputRow, store_swap_ab
+from rjax.pallas_kernels.attention.mosaic.fp8 import Fp8Tiles
+from rjax.pallas_kernels.attention.mosaic.mainloop import clear_unused_rows
+from rjax.pallas_kernels.attention.mosaic.pipeline import KVPipeline
+from rjax.pallas_kernels.attention.mosaic.softmax import (
     INITIAL_MAX,
     SoftmaxState,
     normalize,
     round_to_whole,
     soft_cap_scores,
 )
-from pallas_kernels.attention.mosaic.swap_ab_fragments import (
+from rjax.pallas_kernels.attention.mosaic.swap_ab_fragments import (
     COLUMNS,
     gather_columns,
     sum_eight_rows,
 )
-from pallas_kernels.attention.mosaic.swap_ab_smem import SwapAbSmem
+from rjax.pallas_kernels.attention.mosaic.swap_ab_smem import SwapAbSmem
 
 _WGMMA = plgpu.Layout.WGMMA
 

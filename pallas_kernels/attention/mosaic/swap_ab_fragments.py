@@ -18,8 +18,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from pallas_kernels.attention.mosaic import fragment_io
-from pallas_kernels.mosaic_emit import (
+from rjax.pallas_kernels.attention.mosaic import fragment_io
+from rjax.pallas_kernels.mosaic_emit import (
     GLOBAL,
     SCALAR,
     add,

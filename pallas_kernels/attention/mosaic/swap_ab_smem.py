@@ -22,9 +22,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from pallas_kernels.attention.mosaic import fragment_io
-from pallas_kernels.attention.mosaic.config import KV_TILE, WGMMA_M
-from pallas_kernels.attention.mosaic.swap_ab_fragments import (
+from rjax.pallas_kernels.attention.mosaic import fragment_io
+from rjax.pallas_kernels.attention.mosaic.config import KV_TILE, WGMMA_M
+from rjax.pallas_kernels.attention.mosaic.swap_ab_fragments import (
     COLUMNS,
     build_columns,
     extract,
@@ -34,7 +34,7 @@ from pallas_kernels.attention.mosaic.swap_ab_fragments import (
     run_indices,
     store_number,
 )
-from pallas_kernels.mosaic_emit import (
+from rjax.pallas_kernels.mosaic_emit import (
     SHARED,
     add,
     address,

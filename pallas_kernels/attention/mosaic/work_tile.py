@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.attention.mosaic.config import KV_TILE
+from rjax.pallas_kernels.attention.mosaic.config import KV_TILE
 
 NUM_FIELDS = 8
 (

@@ -3,11 +3,11 @@
 Triton is not installed everywhere: only a call of ``attention`` imports it.
 """
 
-from pallas_kernels.attention.backend import AttentionBackend, AttentionShape, AttentionTuning
-from pallas_kernels.attention.planner import CostModel
-from pallas_kernels.attention.triton.config import BLOCK_M
-from pallas_kernels.attention.triton.pack import pack_plan
-from pallas_kernels.attention.triton.refusal import COMPUTE_CAPABILITIES, refusal
+from rjax.pallas_kernels.attention.backend import AttentionBackend, AttentionShape, AttentionTuning
+from rjax.pallas_kernels.attention.planner import CostModel
+from rjax.pallas_kernels.attention.triton.config import BLOCK_M
+from rjax.pallas_kernels.attention.triton.pack import pack_plan
+from rjax.pallas_kernels.attention.triton.refusal import COMPUTE_CAPABILITIES, refusal
 
 
 def tuning(shape: AttentionShape) -> AttentionTuning:
@@ -26,7 +26,7 @@ def tuning(shape: AttentionShape) -> AttentionTuning:
 
 def attention(*arguments, **options):
     """``api.paged_attention``."""
-    from pallas_kernels.attention.triton.api import paged_attention
+    from rjax.pallas_kernels.attention.triton.api import paged_attention
 
     return paged_attention(*arguments, **options)
 

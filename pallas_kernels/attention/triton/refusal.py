@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 
-from pallas_kernels.attention.backend import AttentionShape, DeviceInfo, supports
-from pallas_kernels.attention.triton.config import BLOCK_M, HEAD_DIMS
+from rjax.pallas_kernels.attention.backend import AttentionShape, DeviceInfo, supports
+from rjax.pallas_kernels.attention.triton.config import BLOCK_M, HEAD_DIMS
 
 COMPUTE_CAPABILITIES = (8, 9)
 

@@ -1,5 +1,5 @@
 """Attention by work list in plain JAX."""
 
-from pallas_kernels.attention.xla.attention import paged_attention
+from rjax.pallas_kernels.attention.xla.attention import paged_attention
 
 __all__ = ["paged_attention"]

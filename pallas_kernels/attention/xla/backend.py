@@ -1,13 +1,13 @@
 """The xla backend: runs any shape on any device."""
 
-from pallas_kernels.attention.backend import (
+from rjax.pallas_kernels.attention.backend import (
     AttentionBackend,
     AttentionShape,
     AttentionTuning,
     DeviceInfo,
 )
-from pallas_kernels.attention.planner import CostModel
-from pallas_kernels.attention.xla.attention import paged_attention
+from rjax.pallas_kernels.attention.planner import CostModel
+from rjax.pallas_kernels.attention.xla.attention import paged_attention
 
 _TUNING = AttentionTuning(
     tile_rows=16,

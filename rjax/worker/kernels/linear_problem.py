@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
-from models import Activation, Linear
-from models.sharding import TENSOR_AXIS, partition_spec
+from rjax.models import Activation, Linear
+from rjax.models.sharding import TENSOR_AXIS, partition_spec
 from rjax.worker.kernels.problem import Operation, Problem
 
 

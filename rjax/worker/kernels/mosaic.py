@@ -4,12 +4,12 @@ from typing import Any
 
 from jaxtyping import Array
 
-from pallas_kernels.add_rms_norm import mosaic as add_rms_norm
-from pallas_kernels.gate_up_gemm import mosaic as gate_up_gemm
-from pallas_kernels.partial import Partial
-from pallas_kernels.rope_and_cache import mosaic as rope_and_cache
-from pallas_kernels.silu_and_mul import mosaic as silu_and_mul
-from pallas_kernels.split_k_gemm import mosaic as split_k_gemm
+from rjax.pallas_kernels.add_rms_norm import mosaic as add_rms_norm
+from rjax.pallas_kernels.gate_up_gemm import mosaic as gate_up_gemm
+from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.rope_and_cache import mosaic as rope_and_cache
+from rjax.pallas_kernels.silu_and_mul import mosaic as silu_and_mul
+from rjax.pallas_kernels.split_k_gemm import mosaic as split_k_gemm
 from rjax.worker.kernels.kernel import Kernel
 from rjax.worker.kernels.problem import Operation, Problem
 

@@ -5,9 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.add_rms_norm.xla import add_rms_norm
-from pallas_kernels.partial import Partial
-from pallas_kernels.rope_and_cache.xla import rope_and_cache
+from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
+from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.rope_and_cache.xla import rope_and_cache
 from rjax.worker.kernels.kernel import Kernel
 from rjax.worker.kernels.problem import Problem
 

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from models import Activation, WeightScheme
+from rjax.models import Activation, WeightScheme
 
 type Operation = Literal[
     "linear",

@@ -8,8 +8,8 @@ from flax import nnx
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from models import DecoderLayer, ModelConfig, Residual, rotary_tables
 from rjax.batch.kernel_use import KernelUse
+from rjax.models import DecoderLayer, ModelConfig, Residual, rotary_tables
 from rjax.worker.backend import Backend
 from rjax.worker.kernels.dispatcher import Choice
 from rjax.worker.kernels.uses import kernel_uses

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 from jax.typing import DTypeLike
 
-from models import DecoderLayer, Linear, ModelConfig
-from models.sharding import TENSOR_AXIS
-from pallas_kernels.skinny_gemm import ROWS
+from rjax.models import DecoderLayer, Linear, ModelConfig
+from rjax.models.sharding import TENSOR_AXIS
+from rjax.pallas_kernels.skinny_gemm import ROWS
 from rjax.worker.kernels.dispatcher import Dispatcher
 from rjax.worker.kernels.linear_problem import linear_problem, linear_sharding
 from rjax.worker.kernels.problem import Operation
