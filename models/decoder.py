@@ -21,7 +21,7 @@ class DecoderLayer(nnx.Module):
         self.attention_norm = Norm(config, dtype)
         self.attention = Attention(config, layer, dtype)
         self.mlp_norm = Norm(config, dtype)
-        self.mlp = Mlp(config, dtype)
+        self.mlp = Mlp(config, layer, dtype)
 
     def __call__(
         self, residual: Residual, rotary: Rotary | None, operations: Operations

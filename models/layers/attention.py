@@ -24,8 +24,18 @@ class Attention(nnx.Module):
         self.layer = layer
         self.spec = AttentionSpec(config.head_dim**-0.5, config.sliding_windows[layer])
         a = config.axis_sizes["G"] + 2
-        self.qkv = Linear("D", "K A H", config, dtype, a=a, bias=config.qkv_bias)
-        self.output = Linear("N H", "D", config, dtype, bias=config.output_bias)
+        path = f"layers.{layer}.attention"
+        self.qkv = Linear(
+            *("D", "K A H", config, dtype),
+            scheme=config.scheme_of(f"{path}.qkv"),
+            a=a,
+            bias=config.qkv_bias,
+        )
+        self.output = Linear(
+            *("N H", "D", config, dtype),
+            scheme=config.scheme_of(f"{path}.output"),
+            bias=config.output_bias,
+        )
         self.q_norm = Norm(config, dtype, "H") if config.qk_norm else None
         self.k_norm = Norm(config, dtype, "H") if config.qk_norm else None
 

@@ -1,6 +1,5 @@
 """Reading config.json."""
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,8 @@ from rjax.models.config_fields import ConfigFields
 from rjax.models.errors import CheckpointError
 from rjax.models.families import FAMILIES
 from rjax.models.families.family import Family
-from rjax.models.schemes import read_scheme
+from rjax.models.formats import read_format
+from rjax.models.loading.linear_modules import with_format
 
 _MAX_CONFIG_BYTES = 16 << 20
 
@@ -52,7 +52,7 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     fields = ConfigFields(values)
     family = _family_of(fields)
     config = family.read_config(family.fields.check(fields))
-    return dataclasses.replace(config, scheme=read_scheme(values.get("quantization_config")))
+    return with_format(config, read_format(values.get("quantization_config")))
 
 
 def _family_of(fields: ConfigFields) -> Family:
