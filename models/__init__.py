@@ -13,7 +13,7 @@ from rjax.models.loading.config_file import config_from_dict, config_from_folder
 from rjax.models.loading.hub import resolve_folder
 from rjax.models.loading.load import LoadedModel, init_model, load_model
 from rjax.models.loading.save import save_model
-from rjax.models.operations import Activation, HeadsOperations, Operations, Residual
+from rjax.models.operations import Activation, HeadsOperations, KvScales, Operations, Residual
 from rjax.models.rope import Rotary, rotary_tables
 from rjax.models.schemes import Leaf, WeightScheme
 
@@ -28,6 +28,7 @@ __all__ = [
     "DecoderLayer",
     "DenseAttention",
     "HeadsOperations",
+    "KvScales",
     "Leaf",
     "Linear",
     "LoadedModel",

@@ -33,6 +33,7 @@ class ModelConfig:
         format: how the checkpoint stores the weights of the projections; None if plainly.
         schemes: how they are stored on the devices, by parameter path without the last part
             ("layers.0.mlp.up"); UNQUANTISED where a path is missing.
+        kv_scales: the checkpoint has scales for KV in fp8.
     """
 
     architecture: str
@@ -60,6 +61,7 @@ class ModelConfig:
     position_offset: int = 0
     format: WeightFormat | None = None
     schemes: tuple[tuple[str, WeightScheme], ...] = ()
+    kv_scales: bool = False
 
     def scheme_of(self, path: str) -> WeightScheme:
         """How the weight of a projection is stored on the devices."""

@@ -1,6 +1,10 @@
 """The one decoder that every family configures."""
 
+import math
+
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
@@ -12,6 +16,10 @@ from rjax.models.layers.mlp import Mlp
 from rjax.models.layers.norm import Norm
 from rjax.models.operations import Operations, Residual
 from rjax.models.rope import Rotary, rotary_tables
+
+
+def _bits(dtype: np.dtype) -> int:
+    return (jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo)(dtype).bits
 
 
 class DecoderLayer(nnx.Module):
@@ -61,6 +69,17 @@ class Decoder(nnx.Module):
         for layer in self.layers:
             residual = layer(residual, rotary, operations)
         return operations.norm(residual, self.norm)[1]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the activations, and of weights that are not quantised."""
+        return np.dtype(self.embedding.weight.get_value().dtype)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all parameters, abstract or not."""
+        leaves = jax.tree.leaves(nnx.state(self))
+        return sum(math.ceil(leaf.size * _bits(leaf.dtype) / 8) for leaf in leaves)
 
     def logits(self, hidden: Float[Array, "X D"]) -> Float[Array, "X V"]:
         """Scores of every vocabulary entry, float32."""

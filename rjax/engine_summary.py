@@ -5,12 +5,13 @@ from rjax.batch.step_worker import PoolSize
 from rjax.config import EngineConfig
 from rjax.engine_platform import EnginePlatform
 from rjax.memory_sizes import GIB
-from rjax.models import ModelConfig
+from rjax.models import Decoder, ModelConfig
+from rjax.models.formats import OnLoad
 
 
 def engine_summary(
     config: EngineConfig,
-    model: ModelConfig,
+    model: Decoder,
     platform: EnginePlatform,
     *,
     max_model_len: int,
@@ -30,7 +31,8 @@ def engine_summary(
     page_size = config.cache.page_size
     size = pool.num_pages * pool.page_bytes / GIB
     return {
-        "model": model_name(config, model),
+        "model": model_name(config, model.config),
+        "weights": f"{weight_types(model.config, platform)}, {model.weight_bytes / GIB:.2f} GiB",
         "dtype": dtype_names(platform),
         "context": f"{max_model_len:,} tokens",
         "KV pool": f"{pool.num_pages * page_size:,} tokens "
@@ -47,8 +49,17 @@ def model_name(config: EngineConfig, model: ModelConfig) -> str:
     return f"{config.model.model or 'tables, the bundled model'} ({model.architecture})"
 
 
+def weight_types(model: ModelConfig, platform: EnginePlatform) -> str:
+    """How the weights of the projections are stored."""
+    names = sorted({scheme.name for _, scheme in model.schemes})
+    if not names:
+        return platform.dtype.name
+    how = "quantised at loading" if isinstance(model.format, OnLoad) else "as in the checkpoint"
+    return f"{' and '.join(names)} ({how})"
+
+
 def dtype_names(platform: EnginePlatform) -> str:
-    """The dtypes of weights and KV."""
+    """The dtypes of activations and KV."""
     weights, kv = platform.dtype.name, platform.kv_dtype.name
     return weights if weights == kv else f"{weights}, KV {kv}"
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ class Awq(WeightFormat):
         ignored: modules that are not quantised.
         scale_dtype: of the scales.
     """
+
+    method: ClassVar[str] = "awq"
 
     group_size: int
     zero_points: bool

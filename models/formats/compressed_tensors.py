@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -55,11 +55,15 @@ class CompressedTensors(WeightFormat):
     Attributes:
         groups: the first whose targets mean a module is the module's.
         ignored: modules that are not quantised.
+        kv_scales: whether there are scales for KV in fp8.
         scale_dtype: of the scales of groups.
     """
 
+    method: ClassVar[str] = "compressed-tensors"
+
     groups: tuple[Group, ...]
     ignored: tuple[str, ...]
+    kv_scales: bool = False
     scale_dtype: ScaleDType = "bfloat16"
 
     def scheme(self, module: str) -> WeightScheme:

@@ -37,7 +37,21 @@ def read_compressed_tensors(quantization: dict[str, Any]) -> CompressedTensors:
     return CompressedTensors(
         groups=tuple(_read_group(name, group, fields) for name, group in groups.items()),
         ignored=checked_entries(fields.raw("ignore"), f"{_WHERE}.ignore"),
+        kv_scales=_has_kv_scales(fields),
     )
+
+
+def _has_kv_scales(fields: ConfigFields) -> bool:
+    if not fields.has("kv_cache_scheme"):
+        return False
+    scheme = fields.inner("kv_cache_scheme")
+    kind = scheme.raw("type"), scheme.raw("num_bits"), scheme.raw("strategy") or "tensor"
+    if kind != ("float", 8, "tensor") or scheme.raw("dynamic"):
+        raise CheckpointError(
+            f"{_WHERE}.kv_cache_scheme means {kind}; only static scales of 8-bit floats, one for "
+            "each tensor, are supported"
+        )
+    return True
 
 
 def _read_group(name: str, group: Any, whole: ConfigFields) -> Group:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,8 @@ class Fp8(WeightFormat):
         static: whether the checkpoint has scales for activations, which weights alone do not need.
         ignored: modules that are not quantised.
     """
+
+    method: ClassVar[str] = "fp8"
 
     block: tuple[int, int] | None
     static: bool

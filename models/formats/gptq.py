@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,8 @@ class Gptq(WeightFormat):
         head: whether the head is quantised.
         scale_dtype: of the scales.
     """
+
+    method: ClassVar[str] = "gptq"
 
     bits: int
     group_size: int
@@ -110,7 +112,9 @@ class Gptq(WeightFormat):
         leaves = {"weight": values.astype(jnp.int4 if self.bits == 4 else jnp.int8)}
         grouped = {"weight_scale": stored["scales"].T.astype(scheme.scale_dtype)}
         if not self.symmetric:
-            zeros = unpack(stored["qzeros"], self.bits, 1).T + self.zero_offset - half
+            # Added to whole words, as it was subtracted: a zero point of 0 borrows from the next.
+            offset = sum(self.zero_offset << shift for shift in range(0, 32, self.bits))
+            zeros = unpack(stored["qzeros"] + jnp.int32(offset), self.bits, 1).T - half
             grouped["weight_zero_point"] = zeros.astype(jnp.int8)
         for name, leaf in grouped.items():
             whole = scheme.block[1] is None

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,8 @@ class OnLoad(WeightFormat):
     Attributes:
         target: the scheme.
     """
+
+    method: ClassVar[str] = "none"
 
     target: Scaled
 

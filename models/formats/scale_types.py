@@ -14,7 +14,7 @@ def widest_scale_type(types: Mapping[str, str], default: ScaleDType) -> ScaleDTy
         types: safetensors type of each tensor by name.
         default: for a checkpoint without scales.
     """
-    found = {
+    found: set[ScaleDType] = {
         _NAMES.get(kind, "float32")
         for name, kind in types.items()
         if name.endswith((".scales", ".weight_scale"))

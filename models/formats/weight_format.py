@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import numpy as np
@@ -45,6 +45,14 @@ class WeightFormat(abc.ABC):
     Formats are hashable and compare by value (frozen dataclasses): they are part of the programs
     that make the arrays of a `Linear` from stored tensors.
     """
+
+    method: ClassVar[str]
+    """The ``quant_method`` of checkpoints in this format."""
+
+    @property
+    def kv_scales(self) -> bool:
+        """Whether each attention module has the tensors ``k_scale`` and ``v_scale``."""
+        return False
 
     @abc.abstractmethod
     def scheme(self, module: str) -> WeightScheme:

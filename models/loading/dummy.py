@@ -55,6 +55,6 @@ def _draw(
             value = jnp.ones(shape, jnp.float32)
         case "zeros":
             value = jnp.zeros(shape, jnp.float32)
-        case float():
-            value = jnp.full(shape, initial, jnp.float32)
+        case constant:
+            value = jnp.full(shape, constant, jnp.float32)
     return jax.lax.with_sharding_constraint(value.astype(dtype), sharding)

@@ -9,8 +9,6 @@ from jax.typing import DTypeLike
 
 from rjax.models.config import ModelConfig
 from rjax.models.decoder import Decoder
-from rjax.models.errors import CheckpointError
-from rjax.models.formats import ON_LOAD, OnLoad
 from rjax.models.loading.checkpoint_folder import read_tensors
 from rjax.models.loading.config_file import config_from_folder
 from rjax.models.loading.dummy import fill_randomly
@@ -50,8 +48,9 @@ def load_model(
         dtype: of the parameters; None for that of the checkpoint.
         load_format: "auto" reads safetensors; "dummy" uses random weights and needs only
             config.json.
-        quantization: "fp8", "int8" or "int4": quantise an unquantised checkpoint while it is
-            loaded, rounding to nearest; None for the weights as they are stored.
+        quantization: "fp8", "int8" or "int4" quantises an unquantised checkpoint while it is
+            loaded, rounding to nearest. None, or the ``quant_method`` of a quantised checkpoint,
+            takes the weights as they are stored.
         revision, token: for the hub.
         mesh: devices, with the axis `tensor`; None for the first device only.
         seed: of dummy weights.
@@ -64,7 +63,7 @@ def load_model(
     if load_format not in ("auto", "dummy"):
         raise ValueError(f"load_format is {load_format!r}; it must be 'auto' or 'dummy'")
     folder = resolve_folder(model, revision, token, weights=load_format == "auto")
-    config = quantised(config_from_folder(folder), quantization)
+    config = config_from_folder(folder, quantization)
     if load_format == "dummy":
         return LoadedModel(init_model(config, dtype=dtype, mesh=mesh, seed=seed), config, folder)
     if config.format is not None:
@@ -84,27 +83,6 @@ def init_model(
 ) -> Decoder:
     """A model with random weights: normal with deviation 0.02, biases 0, norms 1."""
     return fill_randomly(Decoder(config, _dtype(dtype, config)), _checked(mesh), seed)
-
-
-def quantised(config: ModelConfig, quantization: str | None) -> ModelConfig:
-    """The config of a checkpoint that is quantised while it is loaded.
-
-    Raises:
-        ValueError: no scheme has that name.
-        CheckpointError: the checkpoint is quantised already.
-    """
-    if quantization is None:
-        return config
-    if quantization not in ON_LOAD:
-        raise ValueError(
-            f"quantization is {quantization!r}; it must be one of {', '.join(ON_LOAD)}, or None"
-        )
-    if config.format is not None:
-        raise CheckpointError(
-            f"quantization is {quantization!r}, but the checkpoint is quantised already; leave it "
-            "out"
-        )
-    return with_format(config, OnLoad(ON_LOAD[quantization]))
 
 
 def _checked(mesh: Mesh | None) -> Mesh:

@@ -18,6 +18,7 @@ _HEAD = "lm_head.weight"
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")
 _MAX_NAMES = 5
 _CHECK_THREADS = 8
+_SCALAR = {"A": ((),)}  # other shapes of a single number
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Expected:
     def shapes(self, config: ModelConfig) -> dict[str, tuple[tuple[int, ...], ...]]:
         """The allowed shapes of each tensor by name."""
         plain = {
-            piece.tensor: (tensor_shape(piece, config),)
+            piece.tensor: (tensor_shape(piece, config), *_SCALAR.get(piece.pattern, ()))
             for pieces in self.weights.values()
             for piece in pieces
         }

@@ -19,6 +19,7 @@ from rjax.models.loading.blocks import Block, split_rows
 from rjax.models.loading.checkpoint_folder import read_tensors
 from rjax.models.loading.host_buffers import HostBuffers, host_buffers
 from rjax.models.loading.layout import piece_shape, piece_sharding, view
+from rjax.models.loading.linear_modules import kv_scale_pieces
 from rjax.models.loading.linear_plan import linear_plan, stored_tensors
 from rjax.models.loading.match import Expected, match
 from rjax.models.loading.piece import Piece
@@ -57,7 +58,7 @@ def load_weights(
         CheckpointError: a tensor is missing, unknown, or has the wrong shape or type, or a file is
             malformed or cannot be read; scales are zero or not finite.
     """
-    weights = dict(FAMILIES[config.architecture].weights(config))
+    weights = FAMILIES[config.architecture].weights(config) | kv_scale_pieces(config)
     quantised = {
         path: (linear, weights.pop(f"{path}.weight"))
         for path, linear in nnx.iter_modules(model)

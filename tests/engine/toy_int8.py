@@ -28,6 +28,8 @@ class ToyInt8(WeightScheme):
 class ToyFormat(WeightFormat):
     """The two arrays as they are, outputs first."""
 
+    method = "toy_int8"
+
     def scheme(self, module):
         return ToyInt8()
 

@@ -47,7 +47,9 @@ PACKAGES = (
 Tensors = dict[str, torch.Tensor]
 
 
-def write_float_model(folder: Path, layers: int, dtype: torch.dtype, shift: float, seed: int) -> None:
+def write_float_model(
+    folder: Path, layers: int, dtype: torch.dtype, shift: float, seed: int
+) -> None:
     """Write a random Llama whose rows and groups of 32 differ in magnitude.
 
     ``shift`` moves the mean of each group, in standard deviations, so that zero points differ.
@@ -122,7 +124,9 @@ def llm_compressor(scheme: str, calibrate: bool = False, **options) -> Callable:
         model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto")
         data = {}
         if calibrate:
-            rows = [{"input_ids": r, "attention_mask": torch.ones_like(r)} for r in calibration_rows()]
+            rows = [
+                {"input_ids": r, "attention_mask": torch.ones_like(r)} for r in calibration_rows()
+            ]
             data = {
                 "dataset": torch.utils.data.DataLoader(rows, batch_size=1),
                 "processor": transformers.AutoTokenizer.from_pretrained(source),
@@ -154,7 +158,9 @@ def gptqmodel(**options) -> Callable:
 
         config = QuantizeConfig(bits=4, group_size=GROUP, offload_to_disk=False, **options)
         model = GPTQModel.load(str(source), config, device="cpu")
-        rows = [{"input_ids": r.tolist(), "attention_mask": [1] * len(r)} for r in calibration_rows()]
+        rows = [
+            {"input_ids": r.tolist(), "attention_mask": [1] * len(r)} for r in calibration_rows()
+        ]
         model.quantize(rows, batch_size=1)
         model.save(str(target))
 
@@ -177,7 +183,9 @@ def autoawq(source: Path, target: Path) -> None:
         quantizer._apply_quant(layer, get_named_linears(layer))
     # save_quantized discards these names one by one; transformers 5 has a mapping or None here.
     model._tied_weights_keys = []
-    LlamaAWQForCausalLM(model, "llama", True, model.config, config, None).save_quantized(str(target))
+    LlamaAWQForCausalLM(model, "llama", True, model.config, config, None).save_quantized(
+        str(target)
+    )
 
 
 def autofp8(source: Path, target: Path) -> None:

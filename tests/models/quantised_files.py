@@ -65,12 +65,12 @@ def gptq(group: int, bits: int = 4, offset: int = 1, symmetric: bool = False) ->
         outputs, inputs = shape
         size = inputs if group == -1 else group
         q = draw.integers(0, 2**bits, shape)
-        z = draw.integers(offset, 2**bits, (outputs, inputs // size))
+        z = draw.integers(0, 2**bits, (outputs, inputs // size))
         z = np.full_like(z, 2 ** (bits - 1)) if symmetric else z
         s = scales(draw, z.shape, np.float16)
         tensors = {
             "qweight": packed(q.T, 0, bits),
-            "qzeros": packed((z - offset).T, 1, bits),
+            "qzeros": packed(z.T, 1, bits) - np.int32(sum(offset << i for i in range(0, 32, bits))),
             "scales": np.ascontiguousarray(s.T),
             "g_idx": (np.arange(inputs) // size).astype(np.int32),
         }
