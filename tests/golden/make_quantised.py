@@ -4,15 +4,15 @@ Usage, in an environment with the libraries that ``quantised/README.md`` lists:
 
     python tests/golden/make_quantised.py SOURCES [case ...]
 
-SOURCES is a folder with checkouts of ``AutoFP8``, ``DeepGEMM`` and ``DeepSeek-V3``, which no package
-registry has. Without case names, the script writes every case.
+SOURCES is a folder with checkouts of ``AutoFP8``, ``DeepGEMM`` and ``DeepSeek-V3``, which no
+package registry has. Without case names, the script writes every case.
 
-Writes ``quantised/<case>/`` (``config.json``, ``model.safetensors``) and ``expected.safetensors`` in
-it: ``tokens`` [T] int32, ``logits`` [T, V] float32 and, for each linear, rows 0, ``row_stride``,
-2 * ``row_stride``, ... of its dequantised weight [out, in] in float32, named as in the unquantised
-checkpoint. The defining library dequantises the tensors read back from the written file, with scales
-widened to float32. transformers' Llama computes the logits in float32 from those weights, without
-quantised activations.
+Writes ``quantised/<case>/``: ``config.json`` and ``model.safetensors`` as the library writes them,
+and ``expected.safetensors`` with ``tokens`` [T] int32, ``logits`` [T, V] float32 and every
+``row_stride``-th row of each linear's dequantised weight [out, in] in float32, named as in the
+unquantised checkpoint. The defining library dequantises the tensors read back from the written
+file, with scales widened to float32. transformers' Llama computes the logits in float32 from those
+weights, without quantised activations.
 """
 
 import importlib.metadata
@@ -35,11 +35,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
-HERE = Path(__file__).parent / "quantised"
+HERE = Path(__file__).resolve().parent / "quantised"
 VOCAB = 96
 TOKENS = 21
 ROW_STRIDE = 11  # coprime to the 8 values of a packed word and to group and block sizes
 GROUP = 32
+SOURCES = Path(sys.argv[1]).resolve()
 PACKAGES = (
     "torch transformers compressed-tensors llmcompressor autoawq gptqmodel triton safetensors numpy"
 )
@@ -202,7 +203,7 @@ def autofp8(source: Path, target: Path) -> None:
 
 def deepseek(source: Path, target: Path) -> None:
     """DeepGEMM's block cast; the configuration is the one of the published DeepSeek-V3 files."""
-    cast = load_module(Path(sys.argv[1]) / "DeepGEMM/deep_gemm/utils/math.py").per_block_cast_to_fp8
+    cast = load_module(SOURCES / "DeepGEMM/deep_gemm/utils/math.py").per_block_cast_to_fp8
     tensors = {}
     for name, tensor in load_file(source / "model.safetensors").items():
         tensors[name] = tensor
@@ -220,10 +221,11 @@ def deepseek(source: Path, target: Path) -> None:
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-# Dequantisation of one linear from its stored tensors (local names), to [out, in].
+# Dequantisation of one linear from its stored tensors (local names), to [out, in]; the last
+# argument is the name of the module.
 
 
-def dequantise_compressed(tensors: Tensors, config: dict) -> torch.Tensor:
+def dequantise_compressed(tensors: Tensors, config: dict, _: str) -> torch.Tensor:
     """The compressor of compressed-tensors for the group's format."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationConfig
@@ -233,28 +235,30 @@ def dequantise_compressed(tensors: Tensors, config: dict) -> torch.Tensor:
     return compressor.decompress(tensors, scheme)["weight"]
 
 
-def dequantise_gptq(tensors: Tensors, config: dict) -> torch.Tensor:
+def dequantise_gptq(tensors: Tensors, config: dict, module: str) -> torch.Tensor:
     """GPTQModel's ``TorchLinear``, with its conversion of v1 zero points."""
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear
+    from gptqmodel.quantization.config import dynamic_get
     from gptqmodel.utils.model import convert_gptq_v1_to_v2_format_module
 
+    bits = dynamic_get(config.get("dynamic"), module, "bits", config["bits"])
     words, rows = tensors["qweight"].shape
     linear = TorchLinear(
-        bits=config["bits"],
+        bits=bits,
         group_size=config["group_size"],
         sym=config["sym"],
         desc_act=config["desc_act"],
-        in_features=words * 8,
+        in_features=words * 32 // bits,
         out_features=rows,
     ).eval()
     for name, tensor in tensors.items():
         linear.register_buffer(name, tensor.clone())
     if config["checkpoint_format"] == "gptq":
-        convert_gptq_v1_to_v2_format_module(linear, config["bits"], torch.int32)
+        convert_gptq_v1_to_v2_format_module(linear, bits, torch.int32)
     return linear.dequantize_weight().T
 
 
-def dequantise_awq(tensors: Tensors, config: dict) -> torch.Tensor:
+def dequantise_awq(tensors: Tensors, config: dict, _: str) -> torch.Tensor:
     """AutoAWQ's ``dequantize_gemm``."""
     from awq.utils.packing_utils import dequantize_gemm
 
@@ -262,12 +266,12 @@ def dequantise_awq(tensors: Tensors, config: dict) -> torch.Tensor:
     return dequantize_gemm(*packed, config["bits"], config["group_size"]).T
 
 
-def dequantise_fp8(tensors: Tensors, config: dict) -> torch.Tensor:
+def dequantise_fp8(tensors: Tensors, config: dict, _: str) -> torch.Tensor:
     """DeepSeek-V3's ``weight_dequant``, interpreted by Triton; the product in AutoFP8's GEMM."""
     if "weight_scale_inv" not in tensors:
         scale = tensors["weight_scale"]
         return tensors["weight"].to(scale.dtype) * scale
-    kernel = load_module(Path(sys.argv[1]) / "DeepSeek-V3/inference/kernel.py")
+    kernel = load_module(SOURCES / "DeepSeek-V3/inference/kernel.py")
     return kernel.weight_dequant(tensors["weight"], tensors["weight_scale_inv"])
 
 
@@ -294,10 +298,10 @@ def dequantise(tensors: Tensors, config: dict) -> Tensors:
             result[module + ".weight"] = stored["weight"].float()
             continue
         widened = {k: v.float() if "scale" in k else v for k, v in stored.items()}
-        weight = function(widened, config)
+        weight = function(widened, config, module)
         assert weight.dtype == torch.float32
         # The library, with scales as stored, rounds the same product once.
-        own = function(stored, config)
+        own = function(stored, config, module)
         assert torch.equal(weight.to(own.dtype), own), module
         result[module + ".weight"] = weight.contiguous()
     return result
@@ -348,25 +352,38 @@ CASES: dict[str, tuple[int, torch.dtype, float, Callable]] = {
         llm_compressor_model_free("FP8_DYNAMIC", ["lm_head", "re:.*embed.*", f"re:.*{IGNORED}$"]),
     ),
     "ct-lm-head": (1, BF16, 0, llm_compressor("W4A16", ignore=[])),
-    "awq-gemm": (2, F16, 1, autoawq),
+    "awq-gemm": (1, F16, 1, autoawq),
     "gptq-v1-sym": (2, BF16, 0, gptqmodel(sym=True, desc_act=False)),
-    "gptq-v1-asym": (1, BF16, 1, gptqmodel(sym=False, desc_act=False)),
+    "gptq-v1-asym": (1, BF16, 0.6, gptqmodel(sym=False, desc_act=False)),
     "gptq-v1-asym-zero": (1, BF16, 6, gptqmodel(sym=False, desc_act=False)),
     "gptq-v2-asym": (1, BF16, 6, gptqmodel(sym=False, desc_act=False, format="gptq_v2")),
     "gptq-desc-act": (1, BF16, 0, gptqmodel(sym=True, desc_act=True, act_group_aware=False)),
-    "gptq-lm-head": (1, BF16, 0, gptqmodel(sym=True, desc_act=False, lm_head=True)),
-    "deepseek-fp8": (2, BF16, 0, deepseek),
+    "gptq-lm-head": (
+        1,
+        BF16,
+        0,
+        gptqmodel(
+            sym=True,
+            desc_act=False,
+            lm_head=True,
+            dynamic={"lm_head": {"bits": 4, "group_size": GROUP, "sym": True, "desc_act": False}},
+        ),
+    ),
+    # Without an entry in `dynamic`, GPTQModel gives lm_head 8 bits.
+    "gptq-lm-head-8bit": (1, BF16, 0, gptqmodel(sym=True, desc_act=False, lm_head=True)),
+    "deepseek-fp8": (1, BF16, 0, deepseek),
     "fp8-static": (1, BF16, 0, autofp8),
 }
 
 
 def main() -> None:
     """Write the cases that the command line names, or all."""
-    sys.path.insert(0, str(Path(sys.argv[1]) / "AutoFP8"))
+    sys.path.insert(0, str(SOURCES / "AutoFP8"))
     for seed, (name, (layers, dtype, shift, write)) in enumerate(CASES.items()):
         if sys.argv[2:] and name not in sys.argv[2:]:
             continue
         with tempfile.TemporaryDirectory() as temporary:
+            os.chdir(temporary)  # the libraries write logs there
             source, written = Path(temporary, "float"), Path(temporary, name)
             write_float_model(source, layers, dtype, shift, seed)
             write(source, written)
