@@ -40,7 +40,7 @@ class Awq(WeightFormat):
 
     def scheme(self, module: str) -> WeightScheme:
         """int4 in groups."""
-        if is_in(module, self.ignored):
+        if module == "lm_head" or is_in(module, self.ignored):
             return UNQUANTISED
         group = None if self.group_size == -1 else self.group_size
         return Scaled("int4", (1, group), self.zero_points, self.scale_dtype)

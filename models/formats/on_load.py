@@ -21,7 +21,7 @@ ON_LOAD: Mapping[str, Scaled] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OnLoad(WeightFormat):
-    """An unquantised weight, rounded to nearest. The head is not quantised.
+    """An unquantised weight, rounded to nearest. The output projection is not quantised.
 
     Attributes:
         target: the scheme.

@@ -17,9 +17,10 @@ from rjax.models.layers.linear import Linear
 from rjax.models.loading.assembly import Assembly
 from rjax.models.loading.blocks import Block, split_rows
 from rjax.models.loading.checkpoint_folder import read_tensors
+from rjax.models.loading.head_plan import head_plan
 from rjax.models.loading.host_buffers import HostBuffers, host_buffers
 from rjax.models.loading.layout import piece_shape, piece_sharding, view
-from rjax.models.loading.linear_modules import kv_scale_pieces
+from rjax.models.loading.linear_modules import kv_scale_pieces, module_of
 from rjax.models.loading.linear_plan import linear_plan, stored_tensors
 from rjax.models.loading.match import Expected, match
 from rjax.models.loading.piece import Piece
@@ -27,6 +28,8 @@ from rjax.models.loading.pipeline import ParameterPlan, Pipeline
 from rjax.models.loading.safetensors_header import TensorEntry
 from rjax.models.schemes import UNQUANTISED
 from rjax.models.sharding import parameter_sharding
+
+_HEAD = "head.weight"
 
 
 def load_weights(
@@ -65,9 +68,13 @@ def load_weights(
         if isinstance(linear, Linear) and linear.scheme != UNQUANTISED
         for path in [".".join(map(str, path))]
     }
+    head = UNQUANTISED
+    if config.format is not None and _HEAD in weights:
+        head = config.format.scheme(module_of(weights[_HEAD][0]))
+    head_pieces = weights.pop(_HEAD) if head != UNQUANTISED else ()
     stored = tuple(
         tensor
-        for _, pieces in quantised.values()
+        for pieces in (head_pieces, *(pieces for _, pieces in quantised.values()))
         for tensors in stored_tensors(config, pieces).values()
         for tensor in tensors.values()
     )
@@ -81,6 +88,10 @@ def load_weights(
     for path, (linear, pieces) in quantised.items():
         leaves = tuple(f"{path}.{leaf}" for leaf, _ in linear.leaf_letters)
         plans[leaves] = linear_plan(linear, pieces, entries, config, mesh, buffers.block_bytes)
+    if head_pieces:
+        plans[(_HEAD,)] = head_plan(
+            head_pieces, head, entries, config, model.dtype, mesh, buffers.block_bytes
+        )
     plans = dict(sorted(plans.items(), key=lambda plan: min(map(_position, plan[1].blocks))))
     assert parameters.keys() == set(itertools.chain(*plans))
     total = sum({entry.name: entry.size for entry in entries.values()}.values())
