@@ -46,7 +46,14 @@ from rjax.serve.service import Service
 _METRICS_SECONDS = 5.0  # the engine answers between two steps
 
 private = private_router()
-ROUTERS = (server_info.public, page.router, private, responses.router, pooling.router, server_info.private)
+ROUTERS = (
+    server_info.public,
+    page.router,
+    private,
+    responses.router,
+    pooling.router,
+    server_info.private,
+)
 
 
 def build_app(service: Service) -> FastAPI:

@@ -21,7 +21,8 @@ class RequestLimitsMiddleware:
     """ASGI middleware that reads the whole body within the limits and then runs the app.
 
     The body of a request without a valid API key is not read, except for health checks and the
-    page, whose body is limited to a few bytes. This check only saves work; the routes check the key again.
+    page, whose body is limited to a few bytes. This check only saves work; the routes check the key
+    again.
 
     Args:
         app: called for requests within the limits.

@@ -29,9 +29,10 @@ class StartingApp:
     """ASGI app that answers before the model is loaded.
 
     Until `open` is called, /health and /ping answer 503 with the progress, GET /v1/models answers
-    with the served model, and the page is served. Other requests wait and are then handed to the real app, or get a
-    503 with Retry-After. A waiting request is dropped when its client disconnects. Requests without
-    a valid API key, and more waiting requests than the limit ``connections``, are refused at once.
+    with the served model, and the page is served. Other requests wait and are then handed to the
+    real app, or get a 503 with Retry-After. A waiting request is dropped when its client
+    disconnects. Requests without a valid API key, and more waiting requests than the limit
+    ``connections``, are refused at once.
 
     Args:
         cards: the served model, under each of its names.

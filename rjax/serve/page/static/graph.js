@@ -45,7 +45,7 @@ export class Graph {
     this.line.setAttribute("d", line);
     this.area.setAttribute("d", area);
     const latest = points.at(-1)?.value ?? null;
-    this.latest.textContent = latest === null ? "–" : this.format(latest);
+    this.latest.textContent = latest === null ? "-" : this.format(latest);
     this.scale.textContent = `top: ${this.format(top)}`;
     this.svg.setAttribute("aria-label", `${this.title}, now ${this.latest.textContent}`);
   }

@@ -121,7 +121,7 @@ export class Monitor {
 function showPool(scrape) {
   const total = scrape.get("rjax:kv_bytes_total") || 1;
   const label = (name) => Number(scrape.label("rjax:cache_config_info", name));
-  const tokens = label("num_pages") * label("page_size");
+  const tokens = label("num_gpu_blocks") * label("block_size");
   const pinned = scrape.get("rjax:kv_bytes_pinned") / total;
   const shares = {
     pinned,
@@ -138,7 +138,7 @@ function showPool(scrape) {
   }
   const looked = scrape.get("rjax:prefix_cache_queries_total");
   const hits = scrape.get("rjax:prefix_cache_hits_total");
-  setText(find("hit-rate"), looked ? percent.format(hits / looked) : "–");
+  setText(find("hit-rate"), looked ? percent.format(hits / looked) : "-");
 }
 
 function showError(message) {
