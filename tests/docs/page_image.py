@@ -51,7 +51,7 @@ def _picture(server: LiveServer) -> None:
     expect.set_options(timeout=120_000)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM)
-        page = browser.new_page(viewport={"width": 1200, "height": 860})
+        page = browser.new_page(viewport={"width": 1200, "height": 740})
         page.goto(server.url + "/")
         page.get_by_text("Options").click()
         page.get_by_label("System prompt").fill(demo_system_prompt())

@@ -12,6 +12,7 @@ from rjax.serve.options import HttpOptions
 from rjax.serve.page.files import PAGE_PATHS
 
 from .live_server import LiveServer, live_server, make_engine
+from .starting_server import SOON, starting
 
 KEY = "first-key-1234"
 TYPES = {
@@ -72,6 +73,18 @@ def test_no_other_path_is_a_file(server: LiveServer, guarded: LiveServer, path):
     assert httpx2.get(server.url + path).status_code == 404
     for root in ("", "/llm/one", "/llm"):
         assert httpx2.get(guarded.url + root + path).status_code == 401
+
+
+def test_the_page_is_there_before_the_model(folder):
+    with starting(make_engine(folder)) as server:
+        for root in ("", "/llm"):
+            for path in PAGE_PATHS:
+                early = httpx2.get(server.url + root + path, timeout=SOON)
+                assert early.status_code == 200
+                assert early.content in [source.read_bytes() for source in SOURCES]
+                assert "content-security-policy" in early.headers
+        assert httpx2.head(server.url + "/", timeout=SOON).status_code == 200
+        assert httpx2.post(server.url + "/", timeout=SOON).status_code == 503
 
 
 def test_other_methods_and_large_bodies(guarded: LiveServer):
