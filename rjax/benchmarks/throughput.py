@@ -35,7 +35,7 @@ from rjax.cli.errors import parse_and_run
 from rjax.errors import InvalidConfigError
 
 _NAME = "rjax bench throughput"
-COLUMNS = {
+REQUEST_COLUMNS = {
     "relay": "relay",
     "requests": "requests",
     "running": "concurrent",
@@ -46,10 +46,13 @@ COLUMNS = {
     "total_per_s": "total tokens/s",
     "first_s": "TTFT, s",
     "each_ms": "TPOT, ms",
+}
+TOTAL_COLUMNS = {
     "kv_gib": "KV, GiB",
     "kv_unshared_gib": "unshared, GiB",
     "seconds": "seconds",
 }
+COLUMNS = {**REQUEST_COLUMNS, **TOTAL_COLUMNS}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
