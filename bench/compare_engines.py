@@ -71,6 +71,8 @@ def compare(options: argparse.Namespace, python: str, scratch: Path) -> dict[str
     folder, vocab_size, limit = _model(options, scratch)
     workloads = {name: WORKLOADS[name].scaled(options.scale) for name in options.workloads}
     max_model_len = _length(workloads, limit)
+    if options.weights == "checkpoint":
+        write_checkpoint(options.shapes, folder, file_bytes=_FILE_BYTES, seed=options.seed)
     drawn = {
         name: workload.drawn(
             vocab_size=vocab_size, seed=options.seed, max_num_seqs=options.max_num_seqs
@@ -79,14 +81,13 @@ def compare(options: argparse.Namespace, python: str, scratch: Path) -> dict[str
     }
     requests = scratch / "requests.json"
     requests.write_text(json.dumps(drawn))
-    dummy = options.shapes is not None and options.weights == "dummy"
     task = {
         "requests": str(requests),
         "repeats": options.repeats,
         "options": {
             "model": str(folder),
             "dtype": "bfloat16",
-            "load_format": "dummy" if dummy else "auto",
+            "load_format": "dummy" if options.weights == "dummy" else "auto",
             "max_model_len": max_model_len,
             "max_num_seqs": options.max_num_seqs,
             "gpu_memory_utilization": options.gpu_memory_utilization,
@@ -120,10 +121,7 @@ def _model(options: argparse.Namespace, scratch: Path) -> tuple[Path, int, int]:
         folder = options.model.absolute()
     else:
         folder = scratch / options.shapes
-        if options.weights == "checkpoint":
-            write_checkpoint(options.shapes, folder, file_bytes=_FILE_BYTES, seed=options.seed)
-        else:
-            write_folder(options.shapes, folder)
+        write_folder(options.shapes, folder)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return folder, config["vocab_size"], config["max_position_embeddings"]
@@ -189,15 +187,14 @@ def parser() -> argparse.ArgumentParser:
         "--shapes",
         "--model-shapes",
         choices=sorted(SHAPES),
-        default=None,
         help="a model's shapes, random weights (default: llama-3-8b)",
     )
     which.add_argument("--model", metavar="FOLDER", type=Path, help="a model folder with weights")
     p.add_argument(
         "--weights",
         choices=("dummy", "checkpoint"),
-        default="dummy",
-        help="of --shapes: drawn by each engine, or a checkpoint that both load (default: dummy)",
+        help="of --shapes: each engine draws its own, or both load a checkpoint, which is written "
+        "to a temporary folder (default: dummy)",
     )
     p.add_argument(
         "--workloads",
@@ -264,9 +261,15 @@ def _share(given: str) -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print, keep."""
-    options = parser().parse_args(arguments)
-    if options.model is None and options.shapes is None:
-        options.shapes = "llama-3-8b"
+    p = parser()
+    options = p.parse_args(arguments)
+    if options.model is None:
+        options.shapes = options.shapes or "llama-3-8b"
+        options.weights = options.weights or "dummy"
+    elif options.weights is not None:
+        p.error("--weights is for --shapes; a --model has its own")
+    else:
+        options.weights = "folder"
     python = check_python(options.python, options.engine)
     with tempfile.TemporaryDirectory() as scratch:
         found = compare(options, python, Path(scratch))

@@ -23,6 +23,7 @@ _NO_MEMORY = re.compile(
     r"|Not enough memory|No available memory for the cache blocks"
 )
 _LOG_LINES = 15  # of an engine that failed
+_CHECK = 300.0  # seconds for the import of an engine
 _END = 10.0  # seconds that killed processes may take to free the GPU
 
 
@@ -55,10 +56,14 @@ def _output(python: str, code: str) -> subprocess.CompletedProcess[str]:
             capture_output=True,
             text=True,
             errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=_CHECK,
             check=False,
         )
     except OSError as error:
         raise InvalidConfigError(f"--python {python}: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise InvalidConfigError(f"--python {python}: no answer in {_CHECK:.0f} s") from error
 
 
 def run_engine(
@@ -122,7 +127,7 @@ def _run_process(
             _end_group(process)
     found = json.loads(answer.read_text()) if answer.exists() else {}
     text = log.read_text(errors="replace").strip().splitlines()
-    if status != 0:
+    if set(task["names"]) - set(found.get("workloads", {})):
         print(*text[-_LOG_LINES:], sep="\n", file=sys.stderr)
     return found, _reason(found.get("failed"), status, limit, text)
 

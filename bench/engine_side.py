@@ -183,7 +183,9 @@ def main():
     answer = {"ready": False, "workloads": {}}
 
     def save():
-        Path(task["answer"]).write_text(json.dumps(answer))
+        part = Path(task["answer"] + ".part")
+        part.write_text(json.dumps(answer))
+        part.replace(task["answer"])  # at once: the process may be ended at any time
 
     try:
         begun = time.perf_counter()

@@ -29,6 +29,7 @@ WRONG = [
     (compare_engines, "--engine=vllm", "the following arguments are required: --python"),
     (compare_engines, "--engine=trt --python=x", "invalid choice: 'trt'"),
     (compare_engines, "--engine=vllm --python=x --workloads=many", "'many': choose from shared,"),
+    (compare_engines, "--engine=vllm --python=x --model=x --weights=dummy", "for --shapes"),
     (
         compare_engines,
         "--engine=vllm --python=x --gpu-memory-utilization=90",

@@ -188,6 +188,7 @@ def test_rjax_beside_another_engine(tmp_path, capsys, monkeypatch):
     path = tmp_path / "kept.json"
     given = [
         *("--engine=vllm", f"--python={python}", "--shapes=tiny", "--scale=32", "--repeats=1"),
+        "--weights=checkpoint",
         *("--workloads=shared,samples", "--max-num-seqs=2", f"--out={path}"),
     ]
     monkeypatch.setattr("sys.argv", ["compare_engines", *given])
@@ -211,4 +212,5 @@ def test_rjax_beside_another_engine(tmp_path, capsys, monkeypatch):
     assert "output tokens/s" in table
     assert "ratio" in table
     (options, *_) = calls(tmp_path, "vllm")
+    assert options["options"]["load_format"] == "auto", "the checkpoint"
     assert options["options"]["max_model_len"] == kept["settings"]["max_model_len"] == 128
