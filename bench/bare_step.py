@@ -43,7 +43,7 @@ def time_bare_step(llm: Any, case: DecodeCase) -> BareStep:
     llm.reset_prefix_cache()
     shape = worker.shapes.choose(rows=case.batch, seqs=case.batch)
     step = worker._runner.programs.get(step_key(shape, StepFeatures("greedy", 0, False)))
-    packed = worker._runner.layout(shape).pack(_input(case, shape, worker))
+    packed = worker._runner.layouts[shape].pack(_input(case, shape, worker))
 
     def run() -> jax.Array:
         worker._state.arrays, result = step(worker._runner.leaves, worker._state.arrays, packed)

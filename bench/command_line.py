@@ -1,6 +1,7 @@
 """Shared command line options of the benchmarks."""
 
 import argparse
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,6 +14,8 @@ from rjax.benchmarks.text_tables import text
 from rjax.cli.errors import run_command
 from rjax.cli.parser import OneLineParser
 from rjax.cli.process import run_process
+
+_ROOT = Path(__file__).parents[1]
 
 
 def command_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
@@ -33,6 +36,21 @@ def command_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
 def run(module: str, main: Callable[[], int | None]) -> NoReturn:
     """Run a benchmark's ``main`` as the process; user errors are printed in one line."""
     run_process(module, lambda: run_command(module, lambda: main() or 0))
+
+
+def side_environment(*, imports_rjax: bool) -> dict[str, str]:
+    """The environment variables of a process that measures one side.
+
+    Sides may be different Pythons, so they do not inherit each other's paths.
+
+    Args:
+        imports_rjax: whether the side is rjax, of this checkout.
+    """
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    if imports_rjax:
+        given = os.environ.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *([given] if given else [])])
+    return environment
 
 
 def target(given: Path | None, name: str) -> Path | None:

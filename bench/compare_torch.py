@@ -15,7 +15,6 @@ process, so that it has all of the memory; ``--torch-python`` names another inte
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from bench import RESULTS
-from bench.command_line import command_parser, run
+from bench.command_line import command_parser, run, side_environment
 from rjax.benchmarks.figures import lines
 from rjax.benchmarks.model_shapes import SHAPES, write_folder
 from rjax.benchmarks.options import (
@@ -54,7 +53,6 @@ COLUMNS = {
 }
 # As torch_side.METHODS, which only a Python with torch can import.
 _METHODS = ("hand", "flex", "shared", "continuous", "generate", "compiled")
-_ROOT = Path(__file__).parents[1]
 _LAST_POINT = 20.0  # seconds that a started torch point may still take
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 1e-2}
 
@@ -101,10 +99,10 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     path.write_text(json.dumps(task))
     torch_side = [options.torch_python, str(Path(__file__).parent / "torch_side.py")]
     if options.shapes is not None:
-        _run([*torch_side, "make", str(path)], {})
-    _run([sys.executable, "-m", "bench.rjax_side", str(path)], {"PYTHONPATH": str(_ROOT)})
+        _run([*torch_side, "make", str(path)])
+    _run([sys.executable, "-m", "bench.rjax_side", str(path)], imports_rjax=True)
     limit = None if options.seconds is None else task["until"] - time.time() + _LAST_POINT
-    _run([*torch_side, "measure", str(path)], {}, limit)
+    _run([*torch_side, "measure", str(path)], limit)
     logits = {name: np.load(task[name]) for name in ("logits", "hand_logits", "rjax_logits")}
     errors = {
         name: relative_error(logits[name], logits["logits"])
@@ -146,12 +144,9 @@ def _need_torch(python: str) -> None:
         )
 
 
-def _run(arguments: list[str], extra: dict[str, str], limit: float | None = None) -> None:
+def _run(arguments: list[str], limit: float | None = None, *, imports_rjax: bool = False) -> None:
     """Run a half to its end, or for ``limit`` seconds; rows written by then count."""
-    # The halves must not inherit each other's paths: they may be different Pythons.
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | extra
-    if "PYTHONPATH" in extra and "PYTHONPATH" in os.environ:
-        environment["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]
+    environment = side_environment(imports_rjax=imports_rjax)
     try:
         done = subprocess.run(arguments, env=environment, timeout=limit, check=False)
     except subprocess.TimeoutExpired:

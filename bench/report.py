@@ -18,6 +18,7 @@ from typing import Any
 from bench import (
     RESULTS,
     attention,
+    compare_engines,
     compare_torch,
     decode_step,
     load_weights,
@@ -57,6 +58,7 @@ command `python -m bench.suite` runs all benchmarks.
 | `python -m bench.startup` | from launch to first token or answer, with and without a cache |
 | `python -m bench.load_weights` | loading a checkpoint, compared with reading its files |
 | `rjax bench serve` | a running server under load |
+| `python -m bench.compare_engines` | the same requests through vLLM or SGLang |
 | `python -m bench.compare_torch` | the same weights in torch, after a comparison of the logits |
 | `python -m bench.longbench` | answers and scores on LongBench-format files, relay on and off |
 | `python -m bench.table_answers` | exact answers of the bundled model about unseen tables |
@@ -152,6 +154,7 @@ SECTIONS: dict[str, Section] = {
         _rows(serve_report.COLUMNS),
         _draw_serve,
     ),
+    "compare_engines": Section("Comparison with other engines", _rows(compare_engines.COLUMNS)),
     "compare_torch": Section(
         "Comparison with torch", _rows(compare_torch.COLUMNS), compare_torch.draw
     ),

@@ -34,7 +34,7 @@ from rjax.pallas_kernels.attention.planner import CostModel, PlanShape
 from rjax.pallas_kernels.attention.split_policy import SplitPolicy
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.worker.batch_order import by_shared_pages
-from rjax.worker.step_input import PackedLayout, build_step_input
+from rjax.worker.step_input import PackedLayouts, build_step_input
 from rjax.worker.step_shape import ShapeTable, step_features
 
 PAGES, PAGE_SIZE, LENGTH, BUDGET, SPLIT = 100_000, 64, 8192, 8192, 512
@@ -62,7 +62,7 @@ class HostOnlyWorker:
             growth=2,
         )
         self.seconds = dict.fromkeys(("order", "input", "pack"), 0.0)
-        self._layouts = {}
+        self._layouts = PackedLayouts()
         self._cost = CostModel(
             single_row_item=1.0, single_row_token=0.01, multi_row_item=1.2, multi_row_token=0.012
         )
@@ -87,8 +87,6 @@ class HostOnlyWorker:
         step_input, stats = build_step_input(batch, tables, shape, self._cost)
         step_features(batch, 0)
         clock.append(time.thread_time())
-        if shape not in self._layouts:
-            self._layouts[shape] = PackedLayout(shape)
         self._layouts[shape].pack(step_input)
         clock.append(time.thread_time())
         for name, start, stop in zip(self.seconds, clock, clock[1:], strict=False):

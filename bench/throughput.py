@@ -33,25 +33,14 @@ from rjax.models import ModelConfig
 
 COLUMNS = {
     "model": "model",
-    "relay": "relay",
-    "requests": "requests",
-    "running": "concurrent",
-    "prefix": "prefix",
-    "input": "input",
-    "output": "output",
-    "output_per_s": "output tokens/s",
-    "total_per_s": "total tokens/s",
-    "first_s": "TTFT, s",
-    "each_ms": "TPOT, ms",
+    **throughput.REQUEST_COLUMNS,
     "bare_ms": "bare step, ms",
     "bare_share": "/ bare step",
     "burst_ms": "bare step, burst, ms",
     "burst_share": "/ burst",
     "tflop_per_s": "TFLOP/s",
     "matmul_share": "/ matmul rate",
-    "kv_gib": "KV, GiB",
-    "kv_unshared_gib": "unshared, GiB",
-    "seconds": "seconds",
+    **throughput.TOTAL_COLUMNS,
 }
 
 

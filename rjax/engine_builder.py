@@ -98,6 +98,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             max_model_len=max_model_len,
             limits=limits,
             pool=worker.pool,
+            num_decode_steps=worker.num_decode_steps,
         ),
     )
     with times.phase("warm-up"):

@@ -17,6 +17,7 @@ def engine_summary(
     max_model_len: int,
     limits: StepLimits,
     pool: PoolSize,
+    num_decode_steps: int,
 ) -> dict[str, str]:
     """The facts of a start, by name, in the order in which to show them.
 
@@ -27,6 +28,7 @@ def engine_summary(
         max_model_len: tokens of the longest sequence.
         limits: of the steps.
         pool: size of the KV pool.
+        num_decode_steps: decode steps of one program at most.
     """
     page_size = config.cache.page_size
     size = pool.num_pages * pool.page_bytes / GIB
@@ -39,6 +41,7 @@ def engine_summary(
         f"({pool.num_pages:,} pages of {page_size}, {size:.2f} GiB)",
         "batch": f"{limits.max_num_seqs:,} sequences, {limits.max_num_batched_tokens:,} tokens a "
         "step",
+        "decode steps": _decode_steps(num_decode_steps),
         "backend": f"{platform.backend.name} on {platform.description}",
         "kernels": _kernels(platform),
     }
@@ -68,6 +71,10 @@ def summary_lines(facts: dict[str, str]) -> list[str]:
     """The facts in two aligned columns."""
     width = max(map(len, facts))
     return [f"{name:{width}}  {value}" for name, value in facts.items()]
+
+
+def _decode_steps(number: int) -> str:
+    return "each starts as one program" if number == 1 else f"up to {number} start as one program"
 
 
 def _kernels(platform: EnginePlatform) -> str:

@@ -18,7 +18,7 @@ from rjax.cli.arguments import (
     given_engine_options,
     sampling_options,
 )
-from rjax.cli.errors import report_error, run_command
+from rjax.cli.errors import parse_and_run, report_error
 from rjax.cli.exit_status import BAD_INPUT
 from rjax.cli.one_line import one_line
 from rjax.cli.parser import OneLineParser
@@ -110,11 +110,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    try:
-        arguments = build_parser().parse_args(argv)
-    except SystemExit as end:  # --help, or a bad option that the parser has explained
-        return end.code if isinstance(end.code, int) else BAD_INPUT
-    return run_command(_NAME, lambda: _generate(arguments))
+    return parse_and_run(_NAME, build_parser(), argv, _generate)
 
 
 def _generate(arguments: argparse.Namespace) -> int:

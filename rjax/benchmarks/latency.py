@@ -36,8 +36,7 @@ from rjax.benchmarks.records import record, save
 from rjax.benchmarks.throughput import run_once
 from rjax.benchmarks.workload import synthetic
 from rjax.cli.arguments import add_model_argument
-from rjax.cli.errors import run_command
-from rjax.cli.exit_status import BAD_INPUT
+from rjax.cli.errors import parse_and_run
 from rjax.errors import InvalidConfigError
 
 _NAME = "rjax bench latency"
@@ -155,11 +154,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    try:
-        options = parser().parse_args(argv)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else BAD_INPUT
-    return run_command(_NAME, lambda: _measure_all(options))
+    return parse_and_run(_NAME, parser(), argv, _measure_all)
 
 
 def _measure_all(options: argparse.Namespace) -> int:

@@ -21,6 +21,8 @@ _NOT_SETTINGS = (
 _OF_THIS_MACHINE = (
     "--api-key",
     "--torch-python",
+    "--python",
+    "--out",
     "--data",
     "--folder",
     "--file",

@@ -24,8 +24,8 @@ from rjax.benchmarks import records, serve_client, serve_report
 from rjax.benchmarks.options import check_picture, whole
 from rjax.benchmarks.serve_workload import Workload
 from rjax.benchmarks.text_tables import text
-from rjax.cli.errors import run_command
-from rjax.cli.exit_status import BAD_INPUT, FAILED
+from rjax.cli.errors import parse_and_run
+from rjax.cli.exit_status import FAILED
 from rjax.cli.parser import OneLineParser
 
 _NAME = "rjax bench serve"
@@ -90,11 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status: 1 if a rate had no answer, 2 for bad input."""
-    try:
-        arguments = build_parser().parse_args(argv)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else BAD_INPUT
-    return run_command(_NAME, lambda: _measure_all(arguments))
+    return parse_and_run(_NAME, build_parser(), argv, _measure_all)
 
 
 def _measure_all(arguments: argparse.Namespace) -> int:

@@ -31,12 +31,11 @@ from rjax.benchmarks.options import (
 from rjax.benchmarks.records import record, save
 from rjax.benchmarks.workload import Request, from_file, synthetic
 from rjax.cli.arguments import add_model_argument, token_count
-from rjax.cli.errors import run_command
-from rjax.cli.exit_status import BAD_INPUT
+from rjax.cli.errors import parse_and_run
 from rjax.errors import InvalidConfigError
 
 _NAME = "rjax bench throughput"
-COLUMNS = {
+REQUEST_COLUMNS = {
     "relay": "relay",
     "requests": "requests",
     "running": "concurrent",
@@ -47,10 +46,13 @@ COLUMNS = {
     "total_per_s": "total tokens/s",
     "first_s": "TTFT, s",
     "each_ms": "TPOT, ms",
+}
+TOTAL_COLUMNS = {
     "kv_gib": "KV, GiB",
     "kv_unshared_gib": "unshared, GiB",
     "seconds": "seconds",
 }
+COLUMNS = {**REQUEST_COLUMNS, **TOTAL_COLUMNS}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -230,11 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = benchmark_parser(_NAME, __doc__)
     add_model_argument(p)
     add_throughput_options(p)
-    try:
-        options = p.parse_args(argv)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else BAD_INPUT
-    return run_command(_NAME, lambda: _measure_all(options))
+    return parse_and_run(_NAME, p, argv, _measure_all)
 
 
 def _measure_all(options: argparse.Namespace) -> int:

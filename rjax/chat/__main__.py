@@ -23,8 +23,8 @@ from rjax.cli.arguments import (
     sampling_options,
 )
 from rjax.cli.bundled import BUNDLED_NAME
-from rjax.cli.errors import run_command
-from rjax.cli.exit_status import BAD_INPUT, FAILED
+from rjax.cli.errors import parse_and_run
+from rjax.cli.exit_status import FAILED
 from rjax.cli.parser import OneLineParser
 from rjax.cli.prompts import read_text
 from rjax.cli.vllm_flags import instead_of
@@ -80,11 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    try:
-        arguments = build_parser().parse_args(argv)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else BAD_INPUT
-    return run_command(_NAME, lambda: _chat(arguments))
+    return parse_and_run(_NAME, build_parser(), argv, _chat)
 
 
 def _chat(arguments: argparse.Namespace) -> int:

@@ -1,16 +1,38 @@
 """Errors of a command: one line on stderr and an exit status instead of a traceback."""
 
+import argparse
 import io
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rjax.cli.exit_status import BAD_INPUT, BROKEN_PIPE, INTERRUPTED
 from rjax.cli.one_line import one_line
 from rjax.errors import RjaxError
+
+
+def parse_and_run(
+    name: str,
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    command: Callable[[argparse.Namespace], int],
+) -> int:
+    """Parse a command line and run the command's body on it; returns the exit status.
+
+    Args:
+        name: name of the command, for its messages.
+        parser: of the command line. It has printed its help or its error when it ends the parsing.
+        argv: arguments; None for those of the process.
+        command: the body, as for `run_command`.
+    """
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else BAD_INPUT
+    return run_command(name, lambda: command(arguments))
 
 
 def run_command(name: str, command: Callable[[], int]) -> int:

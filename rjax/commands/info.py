@@ -9,8 +9,7 @@ from typing import Any
 
 import rjax
 from rjax.cli.arguments import add_engine_arguments, add_model_argument, given_engine_options
-from rjax.cli.errors import run_command
-from rjax.cli.exit_status import BAD_INPUT
+from rjax.cli.errors import parse_and_run
 from rjax.cli.parser import OneLineParser
 from rjax.cli.vllm_flags import instead_of
 
@@ -51,11 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    try:
-        arguments = build_parser().parse_args(argv)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else BAD_INPUT
-    return run_command(_NAME, lambda: _show(arguments))
+    return parse_and_run(_NAME, build_parser(), argv, _show)
 
 
 def _show(arguments: argparse.Namespace) -> int:

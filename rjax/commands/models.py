@@ -4,8 +4,7 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from rjax.cli.errors import run_command
-from rjax.cli.exit_status import BAD_INPUT
+from rjax.cli.errors import parse_and_run
 from rjax.cli.parser import OneLineParser
 
 _NAME = "rjax models"
@@ -26,20 +25,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    try:
-        arguments = build_parser().parse_args(argv)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else BAD_INPUT
-    return run_command(_NAME, lambda: _list(as_json=arguments.json))
+    return parse_and_run(_NAME, build_parser(), argv, _list)
 
 
-def _list(*, as_json: bool) -> int:
+def _list(arguments: argparse.Namespace) -> int:
     from rjax.models.families import FAMILIES
     from rjax.models.formats import format_names
 
     families = [(family.models, family.architecture) for family in FAMILIES.values()]
     schemes = ["unquantised", *format_names()]
-    if as_json:
+    if arguments.json:
         listed = [{"architecture": name, "models": models} for models, name in families]
         print(json.dumps({"families": listed, "weights": schemes}))
         return 0

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 from rjax.cli.arguments import given_engine_options
 from rjax.cli.bundled import BUNDLED_NAME
-from rjax.cli.errors import run_command
-from rjax.cli.exit_status import BAD_INPUT, FAILED
+from rjax.cli.errors import parse_and_run
+from rjax.cli.exit_status import FAILED
 from rjax.cli.process import end_soon
 from rjax.cli.prompts import read_text
 from rjax.config import EngineConfig
@@ -36,11 +36,7 @@ _log = logging.getLogger("rjax.serve")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    try:
-        arguments = command_line.build_parser().parse_args(argv)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else BAD_INPUT
-    return run_command(NAME, lambda: _serve(arguments))
+    return parse_and_run(NAME, command_line.build_parser(), argv, _serve)
 
 
 def _serve(arguments: argparse.Namespace) -> int:

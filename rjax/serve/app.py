@@ -16,6 +16,7 @@ from rjax.serve.completions import complete
 from rjax.serve.disconnect import cancel_on_disconnect
 from rjax.serve.errors import ApiError, install_handlers
 from rjax.serve.openapi import request_body_schema
+from rjax.serve.page import routes as page
 from rjax.serve.prompts import encode, layout_options, message_tokens
 from rjax.serve.refusal_log import RefusalLog
 from rjax.serve.request_limits import RequestLimitsMiddleware
@@ -45,12 +46,19 @@ from rjax.serve.service import Service
 _METRICS_SECONDS = 5.0  # the engine answers between two steps
 
 private = private_router()
-ROUTERS = (server_info.public, private, responses.router, pooling.router, server_info.private)
+ROUTERS = (
+    server_info.public,
+    page.router,
+    private,
+    responses.router,
+    pooling.router,
+    server_info.private,
+)
 
 
 def build_app(service: Service) -> FastAPI:
-    """The server's app. If the server has API keys, every route but /health and /ping requires
-    one."""
+    """The server's app. If the server has API keys, every route but /health, /ping and the page
+    requires one."""
     app = FastAPI(
         title="rjax",
         version=rjax.__version__,
@@ -74,6 +82,7 @@ def build_app(service: Service) -> FastAPI:
         keys=service.keys,
         rejected=service.metrics.rejected,
         health_paths=http.health_paths,
+        page_paths=http.page_paths,
         refused=refused,
     )
     if http.allowed_origins:

@@ -83,6 +83,6 @@ class KeyRing:
 
 
 async def authenticate(request: Request) -> Tenant:
-    """Router dependency of every route but /health."""
+    """Router dependency of every route that needs a key."""
     keys: KeyRing = request.app.state.keys
     return keys.tenant(request.headers.get("authorization"))

@@ -30,7 +30,7 @@ def docs_page(schema: dict[str, Any]) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
         f"<style>{_STYLE}</style><h1>{title}</h1><p>The same as JSON: openapi.json. Where the "
-        "server has API keys, every route but /health and /ping asks for one: "
+        "server has API keys, every route but /health, /ping and the page at / asks for one: "
         f"<code>Authorization: Bearer KEY</code>.</p><h2>Routes</h2>{routes}"
         f"<h2>Bodies and answers</h2>{schemas}</html>"
     )

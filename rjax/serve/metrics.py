@@ -186,6 +186,17 @@ class _EngineFigures(Collector):
                 stats.kv_bytes_used / max(stats.kv_bytes_total, 1),
             ),
             ("kv_bytes_used", "Bytes of KV in use.", stats.kv_bytes_used),
+            ("kv_bytes_total", "Bytes of KV that the pool has room for.", stats.kv_bytes_total),
+            (
+                "kv_bytes_cached",
+                "Bytes of KV that no sequence uses and a later prompt can.",
+                stats.kv_bytes_cached,
+            ),
+            (
+                "kv_bytes_pinned",
+                "Bytes of KV of pinned prefixes, part of kv_bytes_used.",
+                stats.kv_bytes_pinned,
+            ),
             ("kv_bytes_saved", "Bytes of KV that prefix sharing saves now.", saved),
         ):
             gauge = GaugeMetricFamily(f"rjax:{name}", text, labels=["model_name"])

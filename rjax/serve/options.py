@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from rjax.errors import InvalidConfigError
+from rjax.serve.page.files import PAGE_PATHS
 
 HEALTH_PATHS = frozenset(("/health", "/ping"))
 """Routes that need no API key and are exempt from the connection limits."""
@@ -78,6 +79,11 @@ class HttpOptions:
     def health_paths(self) -> frozenset[str]:
         """`HEALTH_PATHS`, with and without the root path."""
         return HEALTH_PATHS | {self.root_path + path for path in HEALTH_PATHS}
+
+    @functools.cached_property
+    def page_paths(self) -> frozenset[str]:
+        """`PAGE_PATHS`, with and without the root path."""
+        return PAGE_PATHS | {self.root_path + path for path in PAGE_PATHS}
 
     @property
     def cors(self) -> dict[str, Any]:

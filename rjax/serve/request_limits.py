@@ -10,17 +10,19 @@ from rjax.serve.auth import KeyRing
 from rjax.serve.errors import ApiError, error_response
 from rjax.serve.limits import ServeLimits
 from rjax.serve.options import HEALTH_PATHS
+from rjax.serve.page.files import PAGE_PATHS
 
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 64 * 2**20
-_HEALTH_BYTES = 1024  # of a health check's body
+_PUBLIC_BYTES = 1024  # of a body that needs no key
 
 
 class RequestLimitsMiddleware:
     """ASGI middleware that reads the whole body within the limits and then runs the app.
 
-    The body of a request without a valid API key is not read, except for health checks, whose body
-    is limited to a few bytes. This check only saves work; the routes check the key again.
+    The body of a request without a valid API key is not read, except for health checks and the
+    page, whose body is limited to a few bytes. This check only saves work; the routes check the key
+    again.
 
     Args:
         app: called for requests within the limits.
@@ -28,6 +30,7 @@ class RequestLimitsMiddleware:
             ``header_bytes`` and ``connections``.
         keys: of the server.
         health_paths: need no key and are exempt from the ``connections`` limit.
+        page_paths: need no key.
         rejected: called with the name of a limit for each request that it rejects with a 503.
         refused: called with every error response.
     """
@@ -39,12 +42,14 @@ class RequestLimitsMiddleware:
         keys: KeyRing,
         rejected: Callable[[str], None],
         health_paths: frozenset[str] = HEALTH_PATHS,
+        page_paths: frozenset[str] = PAGE_PATHS,
         refused: Callable[[Scope, ApiError], None] = lambda scope, error: None,
     ) -> None:
         self._app = app
         self._limits = limits
         self._keys = keys
         self._health_paths = health_paths
+        self._public_paths = health_paths | page_paths
         self._rejected = rejected
         self._refused = refused
         self._active = 0
@@ -81,8 +86,8 @@ class RequestLimitsMiddleware:
             )
             await self._refuse(ApiError(431, message), scope, receive, send)
             return
-        health = scope["path"] in self._health_paths
-        if not health:
+        public = scope["path"] in self._public_paths
+        if not public:
             given = next((v.decode("latin-1") for k, v in headers if k == b"authorization"), None)
             try:
                 self._keys.tenant(given)
@@ -93,7 +98,7 @@ class RequestLimitsMiddleware:
         with self._counted() as count:
             try:
                 async with asyncio.timeout(limits.body_seconds):
-                    most = _HEALTH_BYTES if health else limits.body_bytes
+                    most = _PUBLIC_BYTES if public else limits.body_bytes
                     again = _replay(await self._read(headers, receive, count, most), receive)
             except TimeoutError:
                 message = f"the body did not arrive within {limits.body_seconds:g} seconds"

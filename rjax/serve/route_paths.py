@@ -1,8 +1,10 @@
 """Paths of the server's routes, for checks before the routes are imported."""
 
 from rjax.errors import InvalidConfigError
+from rjax.serve.page.files import PAGE_PATHS
 
 ROUTE_PATHS = (
+    *PAGE_PATHS,
     *("/health", "/ping", "/load", "/version", "/metrics"),
     *("/tokenizer_info", "/openapi.json", "/docs"),
     *("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model:path}"),

@@ -10,11 +10,9 @@ from starlette.types import ASGIApp
 from rjax.batch.compile_progress import CompileProgress
 from rjax.config import EngineConfig
 from rjax.errors import InvalidConfigError
-from rjax.memory_sizes import GIB
 
 if TYPE_CHECKING:  # these import JAX, and the port opens before that
     from rjax.engine.llm_engine import LLMEngine
-    from rjax.engine.stats import EngineStats
     from rjax.serve.service import Service
     from rjax.serve.workers.zygote import Zygote
 
@@ -73,7 +71,6 @@ class ServiceLoader:
         self._engine = engine = build_engine(self._config)
         if engine.tokenizer is None:
             raise InvalidConfigError("the model has no tokenizer; a server needs one")
-        _log_sizes(engine.stats())
         _log_progress(engine.compile_progress())
         run_warmup_requests(engine)
         service = make_service(engine, zygote=zygote, close_zygote=True, **self._options)
@@ -105,16 +102,6 @@ def run_warmup_requests(engine: "LLMEngine") -> None:
         engine.add_request(f"warm-up {i}", [0], greedy)
         while engine.has_unfinished_requests():
             engine.step()
-
-
-def _log_sizes(stats: "EngineStats") -> None:
-    _log.info(
-        "up to %d sequences decode at once, with a KV pool of %.2f GiB; up to %d decode steps "
-        "start as one program",
-        stats.max_num_seqs,
-        stats.kv_bytes_total / GIB,
-        stats.num_decode_steps,
-    )
 
 
 def _log_progress(progress: CompileProgress) -> None:

@@ -14,6 +14,8 @@ from rjax.serve.auth import KeyRing
 from rjax.serve.errors import ApiError, error_response
 from rjax.serve.limits import ServeLimits
 from rjax.serve.options import HttpOptions
+from rjax.serve.page.files import PAGE_PATHS
+from rjax.serve.page.routes import page_response
 from rjax.serve.request_limits import RequestLimitsMiddleware
 from rjax.serve.responses import HealthResponse, ModelCard, ModelList
 
@@ -26,10 +28,11 @@ _HELD_BYTES = 64 * 2**10  # of a waiting request's body; uvicorn buffers as much
 class StartingApp:
     """ASGI app that answers before the model is loaded.
 
-    Until `open` is called, /health and /ping answer 503 with the progress, and GET /v1/models
-    answers with the served model. Other requests wait and are then handed to the real app, or get a
-    503 with Retry-After. A waiting request is dropped when its client disconnects. Requests without
-    a valid API key, and more waiting requests than the limit ``connections``, are refused at once.
+    Until `open` is called, /health and /ping answer 503 with the progress, GET /v1/models answers
+    with the served model, and the page is served. Other requests wait and are then handed to the
+    real app, or get a 503 with Retry-After. A waiting request is dropped when its client
+    disconnects. Requests without a valid API key, and more waiting requests than the limit
+    ``connections``, are refused at once.
 
     Args:
         cards: the served model, under each of its names.
@@ -62,7 +65,12 @@ class StartingApp:
         self._waiting = 0
         self._app: ASGIApp | None = None
         self._early: ASGIApp = RequestLimitsMiddleware(
-            self._answer, limits, keys, rejected=lambda _: None, health_paths=http.health_paths
+            self._answer,
+            limits,
+            keys,
+            rejected=lambda _: None,
+            health_paths=http.health_paths,
+            page_paths=http.page_paths,
         )
         if http.allowed_origins:
             self._early = CORSMiddleware(self._early, **http.cors)
@@ -98,6 +106,7 @@ class StartingApp:
             or self._waiting >= self.limits.connections
             or scope["path"] in self.http.health_paths
             or self._is_models(scope)
+            or self._is_page(scope)
         ):
             return False
         given = (v.decode("latin-1") for k, v in scope["headers"] if k == b"authorization")
@@ -139,6 +148,9 @@ class StartingApp:
         paths = ("/v1/models", self.http.root_path + "/v1/models")
         return scope["method"] == "GET" and scope["path"] in paths
 
+    def _is_page(self, scope: Scope) -> bool:
+        return scope["method"] in ("GET", "HEAD") and scope["path"] in self.http.page_paths
+
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._response(scope)(scope, receive, send)
 
@@ -152,6 +164,9 @@ class StartingApp:
             )
             headers = {"Retry-After": str(self.limits.retry_after)}
             return JSONResponse(health.model_dump(exclude_none=True), 503, headers)
+        if self._is_page(scope):
+            path = scope["path"]
+            return page_response(path if path in PAGE_PATHS else path[len(self.http.root_path) :])
         if self._is_models(scope):
             return JSONResponse(ModelList(data=self._cards).model_dump())
         return error_response(self._error, self.limits.retry_after)

@@ -6,8 +6,6 @@ from rjax.worker.compilation_cache import without_cache
 from rjax.worker.lowering import ProgramLowering
 from rjax.worker.program_store import ProgramStore
 from rjax.worker.programs import ProgramKey
-from rjax.worker.step_input import PackedLayout
-from rjax.worker.step_shape import StepShape
 
 
 class CompiledPrograms:
@@ -33,10 +31,6 @@ class CompiledPrograms:
         if key not in self._compiled and not self.load(key):
             self.compile(key, self.lower(key))
         return self._compiled[key]
-
-    def layout(self, shape: StepShape) -> PackedLayout:
-        """How the input of a step of this shape is packed."""
-        return self._lowering.layout(shape)
 
     def load(self, key: ProgramKey) -> bool:
         """Take the program from disk; whether it is there."""

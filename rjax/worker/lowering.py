@@ -10,8 +10,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rjax.sampling import lower_admission
 from rjax.worker.programs import ProgramKey, StepPrograms
 from rjax.worker.step import StepState, logits_sharding
-from rjax.worker.step_input import PackedLayout
-from rjax.worker.step_shape import StepShape
 
 
 def shapes_of(arrays: Any) -> Any:
@@ -52,10 +50,6 @@ class ProgramLowering:
         self._vocab_size = vocab_size
         self._num_decode_steps = num_decode_steps
 
-    def layout(self, shape: StepShape) -> PackedLayout:
-        """How the input of a step of this shape is packed."""
-        return self._programs.layout(shape)
-
     def lower(self, key: ProgramKey) -> jax.stages.Lowered:
         """Lower a program of steps."""
         program, state = self._programs.get(key), self._state
@@ -67,7 +61,7 @@ class ProgramLowering:
             bitmask = struct((key.seqs, words), jnp.uint32, sharding=replicated)
             rows = np.zeros((2, key.seqs), np.int32)
             return program.lower(state.sampling, state.last_tokens, rows, logits, bitmask)
-        size = self._programs.layout(key.shape).size
+        size = self._programs.layouts[key.shape].size
         packed = np.zeros(size if key.kind == "step" else (self._num_decode_steps, size), np.int32)
         return program.lower(self._leaves, state, packed)
 

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from rjax.worker.backend import Backend
 from rjax.worker.kernels.uses import KernelLog
 from rjax.worker.step import compile_sampling, compile_step
-from rjax.worker.step_input import PackedLayout
+from rjax.worker.step_input import PackedLayouts
 from rjax.worker.step_shape import StepFeatures, StepShape
 
 _GREEDY = StepFeatures("greedy", 0, False)
@@ -73,23 +73,23 @@ class StepPrograms:
         treedef: of its flat parameter leaves.
         backend: kernels of the steps.
         mesh: devices of the steps.
+        layouts: of the packed inputs, by step shape.
+
+    Attributes:
+        layouts: of the packed inputs, by step shape.
     """
 
-    def __init__(self, graph: Any, treedef: Any, backend: Backend, mesh: Mesh) -> None:
+    def __init__(
+        self, graph: Any, treedef: Any, backend: Backend, mesh: Mesh, layouts: PackedLayouts
+    ) -> None:
+        self.layouts = layouts
         self._model = graph, treedef
         self._target = backend, mesh
-        self._layouts: dict[StepShape, PackedLayout] = {}
         self._kernel_log = KernelLog(backend)
         self._made: dict[ProgramKey, Any] = {}
 
     def __len__(self) -> int:
         return len(self._made)
-
-    def layout(self, shape: StepShape) -> PackedLayout:
-        """How the input of a step of this shape is packed."""
-        if shape not in self._layouts:
-            self._layouts[shape] = PackedLayout(shape)
-        return self._layouts[shape]
 
     def get(self, key: ProgramKey) -> Any:
         """The jitted function; see `compile_step` and `compile_sampling`.
@@ -105,7 +105,7 @@ class StepPrograms:
     def _make(self, key: ProgramKey) -> Any:
         if key.shape is None:
             return compile_sampling(key.features)
-        layout = self.layout(key.shape)
+        layout = self.layouts[key.shape]
         step = compile_step(*self._model, layout, key.features, *self._target, self._kernel_log)
         if key.kind == "step":
             return step

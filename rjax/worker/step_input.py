@@ -183,3 +183,11 @@ class PackedLayout:
             size = int(np.prod(shape))
             leaves.append(packed[start : start + size].reshape(shape))
         return jax.tree.unflatten(self._treedef, leaves)
+
+
+class PackedLayouts(dict[StepShape, PackedLayout]):
+    """The layout of each step shape, made at the first look-up."""
+
+    def __missing__(self, shape: StepShape) -> PackedLayout:
+        layout = self[shape] = PackedLayout(shape)
+        return layout

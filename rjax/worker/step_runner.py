@@ -13,7 +13,7 @@ from rjax.worker.compiled_programs import CompiledPrograms
 from rjax.worker.device_state import DeviceState
 from rjax.worker.programs import ProgramKey, multi_step_key, sampling_key, step_key
 from rjax.worker.step import StepResult
-from rjax.worker.step_input import PackedLayout
+from rjax.worker.step_input import PackedLayouts
 from rjax.worker.step_shape import StepFeatures, StepShape
 
 _ALL_ALLOWED = 0xFFFFFFFF  # bitmask word that allows 32 tokens
@@ -42,27 +42,31 @@ class StepRunner:
         programs: of the steps.
         mesh: devices that hold weights and state.
         vocab_size: width of the logits, V.
+        layouts: of the packed inputs, by step shape.
 
     Attributes:
         leaves: the model's arrays.
         programs: of the steps.
+        layouts: of the packed inputs, by step shape.
         waited_seconds: time of the first calls, which compile what is not compiled yet.
     """
 
     def __init__(
-        self, leaves: list[Array], programs: CompiledPrograms, mesh: Mesh, vocab_size: int
+        self,
+        leaves: list[Array],
+        programs: CompiledPrograms,
+        mesh: Mesh,
+        vocab_size: int,
+        layouts: PackedLayouts,
     ) -> None:
         self.leaves = leaves
         self.programs = programs
+        self.layouts = layouts
         self.waited_seconds = 0.0
         self._vocab_size = vocab_size
         self._replicated = NamedSharding(mesh, PartitionSpec())
         self._all_allowed: dict[int, Array] = {}
         self._called: set[ProgramKey] = set()
-
-    def layout(self, shape: StepShape) -> PackedLayout:
-        """How the input of a step of this shape is packed."""
-        return self.programs.layout(shape)
 
     def bitmask(self, rows: int) -> UInt32[np.ndarray, "B W"]:
         """A bitmask of W = ceil(V / 32) words a row that allows every token."""
@@ -105,7 +109,7 @@ class StepRunner:
     ) -> UnsampledStep:
         """Dispatch a step whose tokens `sample` replaces."""
         result = self._step(state, shape, features, packed)
-        return UnsampledStep(features, self.layout(shape).sampled_rows(packed), result)
+        return UnsampledStep(features, self.layouts[shape].sampled_rows(packed), result)
 
     def sample(
         self, state: DeviceState, step: UnsampledStep, bitmask: UInt32[np.ndarray, "B W"]

@@ -132,4 +132,4 @@ def _step_seconds(runner: StepRunner, state: DeviceState, shape: StepShape) -> f
 
 def _empty_input(runner: StepRunner, shape: StepShape) -> Int[np.ndarray, " Z"]:
     tables = np.zeros((1, shape.table_pages), np.int32)
-    return runner.layout(shape).pack(build_step_input([], tables, shape, "off")[0])
+    return runner.layouts[shape].pack(build_step_input([], tables, shape, "off")[0])

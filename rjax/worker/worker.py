@@ -43,7 +43,7 @@ from rjax.worker.program_identity import program_identity
 from rjax.worker.program_store import open_store
 from rjax.worker.programs import StepPrograms, multi_step_key
 from rjax.worker.readout import read_result, start_copy
-from rjax.worker.step_input import build_step_input, check_step_input
+from rjax.worker.step_input import PackedLayouts, build_step_input, check_step_input
 from rjax.worker.step_runner import StepRunner, UnsampledStep
 from rjax.worker.step_shape import StepFeatures, StepShape, step_features
 from rjax.worker.step_sizing import shape_table
@@ -148,8 +148,9 @@ class Worker:
             number = 1 if policy is None else policy.num_steps
         self.num_decode_steps = number
         shapes = shapes_of(leaves), shapes_of(self._state.arrays)
+        layouts = PackedLayouts()
         self._lowering = ProgramLowering(
-            StepPrograms(graph, treedef, backend, mesh),
+            StepPrograms(graph, treedef, backend, mesh, layouts),
             *shapes,
             mesh,
             vocab_size=model.vocab_size,
@@ -161,6 +162,7 @@ class Worker:
             CompiledPrograms(self._lowering, open_store(identity, mesh)),
             mesh,
             model.vocab_size,
+            layouts,
         )
         self._background: BackgroundWarmup | None = None
         self._queue = MultiStepQueue(self._runner, self._state, number, self._policy)
@@ -197,7 +199,7 @@ class Worker:
             for shape in sizes.values()
             for use in step_kernels(
                 shape,
-                self._runner.layout(shape),
+                self._runner.layouts[shape],
                 model=self._model_config,
                 dtype=self._dtype,
                 kv_dtype=self._kv_dtype,
@@ -290,7 +292,7 @@ class Worker:
             check_step_input(
                 step_input, batch, num_pages=self.pool.num_pages, page_size=shape.page_size
             )
-        packed = self._runner.layout(shape).pack(step_input)
+        packed = self._runner.layouts[shape].pack(step_input)
         if may_queue and rows == len(batch) and self._queue.takes(features):
             several = self._runs_several(shape, features)
             start = self._queue.add if several else self._queue.run_alone

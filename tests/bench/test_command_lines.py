@@ -6,6 +6,7 @@ import pytest
 
 from bench import (
     attention,
+    compare_engines,
     compare_torch,
     decode_step,
     load_weights,
@@ -25,6 +26,15 @@ WRONG = [
     (attention, "--batch=0", "'0': give a whole number from 1 on"),
     (attention, "--heads=4", "'4': give 2 numbers, commas between"),
     (attention, "--page-size=3", "invalid choice: 3 (choose from 8, 16, 32, 64, 128, 256)"),
+    (compare_engines, "--engine=vllm", "the following arguments are required: --python"),
+    (compare_engines, "--engine=trt --python=x", "invalid choice: 'trt'"),
+    (compare_engines, "--engine=vllm --python=x --workloads=many", "'many': choose from shared,"),
+    (compare_engines, "--engine=vllm --python=x --model=x --weights=dummy", "for --shapes"),
+    (
+        compare_engines,
+        "--engine=vllm --python=x --gpu-memory-utilization=90",
+        "'90': give a share above 0 and up to 1",
+    ),
     (compare_torch, "--shapes=tiny --methods=hands", "'hands': choose from hand, flex"),
     (compare_torch, "--shapes=tiny --prefix=0,-1", "'-1': give a whole number from 0 on"),
     (decode_step, "--batch=x", "'x': give a whole number from 1 on"),

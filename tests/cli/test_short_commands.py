@@ -67,14 +67,15 @@ def test_the_summary_of_a_start(tmp_path):
     engine = build_engine(EngineConfig.from_options({"model": str(folder), **OPTIONS}))
     stats = engine.stats()
     assert list(engine.summary) == [
-        *("model", "dtype", "context", "KV pool", "batch", "backend", "kernels"),
+        *("model", "dtype", "context", "KV pool", "batch", "decode steps", "backend", "kernels"),
     ]
     assert engine.summary["model"] == f"{folder} (LlamaForCausalLM)"
     assert engine.summary["context"] == "512 tokens"
     size = f"{stats.kv_bytes_total / GIB:.2f} GiB"
     assert engine.summary["KV pool"] == f"8,192 tokens (1,024 pages of 8, {size})"
+    assert engine.summary["decode steps"] == "each starts as one program"
     assert engine.summary["backend"] == "xla on 1 x cpu"
     lines = summary_lines({**engine.summary, "address": "http://x/v1"})
-    assert lines[-1] == "address  http://x/v1"
+    assert lines[-1].split() == ["address", "http://x/v1"]
     places = zip(lines, engine.summary.values(), strict=False)
     assert {line.index(value) for line, value in places} == {lines[-1].index("http")}

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,11 +19,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from rjax.chat.session import _HELP
 from rjax.cli.arguments import _VLLM_FLAGS, PYTHON_ONLY, flag_of
 from rjax.cli.vllm_flags import _INSTEAD, ENGINE_NO_OPS, SERVER_NO_OPS
+from rjax.config import EngineConfig
 from rjax.engine.stats import EngineStats
 from rjax.models.families import FAMILIES
 from rjax.models.families.rope_fields import ROPE_KINDS
 from rjax.option_docs import engine_option_docs, engine_options
 from rjax.serve.metrics import Metrics
+from rjax.serve.service_builder import _cache_figures
 from tests.docs.pages import DOCS, ROOT
 
 RESULTS = ROOT / "bench" / "results"
@@ -97,8 +100,9 @@ def vllm_instead() -> str:
 
 def exposition() -> str:
     """What /metrics answers, with a sample of every metric."""
-    stats = EngineStats(backend="xla", device="1 x cpu")
-    return Metrics("m", {"page_size": 64, "num_pages": 1}).exposition(stats).decode()
+    stats = EngineStats(backend="xla", device="1 x cpu", page_bytes=1)
+    engine = SimpleNamespace(config=EngineConfig(), stats=lambda: stats)
+    return Metrics("m", _cache_figures(engine)).exposition(stats).decode()
 
 
 def metrics() -> str:

@@ -16,7 +16,7 @@ from rjax.worker.backend import choose_backend
 from rjax.worker.compilation_cache import keep_compiled
 from rjax.worker.programs import StepPrograms, multi_step_key, step_key
 from rjax.worker.step import StepState
-from rjax.worker.step_input import PackedLayout
+from rjax.worker.step_input import PackedLayouts
 from rjax.worker.step_shape import ShapeTable, StepFeatures
 
 
@@ -67,13 +67,14 @@ def lowered(
         growth=2,
     )
     shape = table.choose(rows=seqs, seqs=seqs)
-    size = PackedLayout(shape).size
+    layouts = PackedLayouts()
+    size = layouts[shape].size
     graph, weights = nnx.split(Decoder(config, dtype))
     leaves, tree = jax.tree.flatten(weights)
     pools = [jnp.zeros((20, 2, 64, 64), kv_dtype)] * layers
     state = StepState(pools, pools, init_state(4, 61), jnp.zeros(4, jnp.int32))
     features = StepFeatures(mode, 0, False)
-    programs = StepPrograms(graph, tree, backend, single_device_mesh())
+    programs = StepPrograms(graph, tree, backend, single_device_mesh(), layouts)
     step: Any = programs.get((step_key if at_once == 1 else multi_step_key)(shape, features))
     shaped = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
     traced = step.trace(

@@ -1,7 +1,6 @@
 """The port is open before the model is loaded: early requests, progress, failures and signals."""
 
 import contextlib
-import dataclasses
 import logging
 import os
 import signal
@@ -11,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -22,87 +21,17 @@ from rjax.engine.llm_engine import LLMEngine
 from rjax.errors import InvalidConfigError, OutOfMemoryError
 from rjax.serve import service_loader
 from rjax.serve.__main__ import main
-from rjax.serve.app import build_app
-from rjax.serve.auth import KeyRing
-from rjax.serve.limits import ServeLimits
-from rjax.serve.options import HttpOptions
-from rjax.serve.responses import model_card
-from rjax.serve.server import Server
-from rjax.serve.service_builder import make_service
-from rjax.serve.starting_app import EarlyRequests, StartingApp
 
 from .hostile import until
-from .live_server import OPTIONS, make_engine, running, zygote
+from .live_server import OPTIONS, make_engine
+from .starting_server import BEARER, KEY, PAGE, SHORT, SOON, starting
 
-KEY = "first-key-1234"
-PAGE = "https://page.example"
-BEARER = {"Authorization": f"Bearer {KEY}"}
-SHORT = {"prompt": "Who lives in Peru?", "max_tokens": 5, "temperature": 0}
-SOON = 10.0  # seconds; the machine may be busy
 SIZES = ("page_size", "num_pages", "max_num_seqs", "max_num_batched_tokens")
 
 
 @pytest.fixture(scope="module")
 def engine(folder) -> LLMEngine:
     return make_engine(folder)
-
-
-@dataclasses.dataclass
-class Starting:
-    """A server whose model is loaded once ``loaded`` is set."""
-
-    url: str
-    app: StartingApp
-    loaded: threading.Event
-    ready: threading.Event
-    clients: ThreadPoolExecutor
-
-    def post(self, **more: Any) -> httpx2.Response:
-        return httpx2.post(self.url + "/v1/completions", json=SHORT | more, headers=BEARER)
-
-    def begin(self, body: dict[str, Any] = SHORT, path: str = "/v1/completions") -> Future:
-        """Send a request on a thread; returns when it waits in the server."""
-        before = self.app._waiting
-        sent = self.clients.submit(
-            httpx2.post, self.url + path, json=body, headers=BEARER, timeout=120
-        )
-        until(lambda: self.app._waiting > before, SOON)
-        return sent
-
-    def load(self) -> None:
-        """Let the model be loaded, and wait until the server is ready."""
-        self.loaded.set()
-        assert self.ready.wait(60)
-
-
-@contextlib.contextmanager
-def starting(
-    engine: Any, early_requests: EarlyRequests = "wait", **limits: Any
-) -> Iterator[Starting]:
-    loaded, ready = threading.Event(), threading.Event()
-    shared: dict[str, Any] = {
-        "keys": KeyRing([KEY]),
-        "limits": ServeLimits(**limits),
-        "http": HttpOptions(root_path="/llm", allowed_origins=(PAGE,)),
-    }
-
-    def build() -> Any:
-        assert loaded.wait(60)
-        service = make_service(engine, model="tiny", zygote=zygote(), **shared)
-        return service, build_app(service)
-
-    app = StartingApp(
-        [model_card("tiny", "tiny", 1, None)],
-        early_requests=early_requests,
-        progress=lambda: CompileProgress(3, 20, 0.0),
-        **shared,
-    )
-    server = Server(app, build, ready=ready.set)
-    with ThreadPoolExecutor() as clients, running(server) as (url, _):
-        try:
-            yield Starting(url, app, loaded, ready, clients)
-        finally:
-            loaded.set()
 
 
 def test_an_early_request_waits_and_is_answered(engine):
