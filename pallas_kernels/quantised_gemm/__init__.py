@@ -1,0 +1,1 @@
+"""GEMM of few rows with quantised weights, whose partials the next kernel reduces."""

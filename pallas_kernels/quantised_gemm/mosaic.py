@@ -1,0 +1,165 @@
+"""Quantised GEMM of few rows on Hopper: split-K partials, or SwiGLU of two products.
+
+The weights are the left operand of wgmma (swap-AB) and are streamed once (``stream``). fp8 weights
+multiply fp8 rows; int4 and int8 weights become 16-bit in registers. There is no reduction kernel:
+the consumer reduces the partials. Bytes moved besides weights and rows: 4 * S * T * X of partials,
+or 2 * T * X of results.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.quantised_gemm.config import (
+    WGMMA_M,
+    GemmConfig,
+    GemmShape,
+    choose_config,
+)
+from rjax.pallas_kernels.quantised_gemm.products import PROMOTION
+from rjax.pallas_kernels.quantised_gemm.quantise_rows import quantise_rows
+from rjax.pallas_kernels.quantised_gemm.quantised_rows import GROUP, QuantisedRows, padded_rows
+from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
+from rjax.pallas_kernels.quantised_gemm.stream import store_transposed, stream_gemm
+
+MAX_ROWS = 64
+_DEPTH_MULTIPLE = 128
+_INTEGERS = ("int8", "int4")
+
+
+def refusal(
+    rows: int,
+    depth: int,
+    outputs: int,
+    dtype: DTypeLike,
+    values: DTypeLike,
+    block: tuple[int, int],
+    zero_points: bool = False,
+) -> str | None:
+    """Why the kernels cannot multiply [rows, depth] with quantised [outputs, depth], or None.
+
+    Args:
+        rows, depth, outputs: T, E, X.
+        dtype: of the rows.
+        values: of the weight.
+        block: (outputs, inputs) that share a scale.
+        zero_points: whether there are any.
+    """
+    values, dtype = jnp.dtype(values), jnp.dtype(dtype)
+    if values.name not in ("float8_e4m3fn", *_INTEGERS):
+        return f"weights of {values}; the kernel takes float8_e4m3fn, int8 and int4"
+    if dtype.name != "bfloat16" and (values.name in _INTEGERS or dtype.itemsize != 2):
+        return f"rows of {dtype} with weights of {values}; the kernel takes bfloat16"
+    if not 0 < rows <= MAX_ROWS or (rows > 8 and rows % 8):
+        return f"{rows} rows; the kernel takes at most {MAX_ROWS}, multiples of 8 from 8 on"
+    if depth % _DEPTH_MULTIPLE or outputs % WGMMA_M:
+        return (
+            f"weights of {outputs} x {depth}; the kernel takes multiples of {WGMMA_M} x "
+            f"{_DEPTH_MULTIPLE}"
+        )
+    return _block_refusal(depth, values.name, block, zero_points)
+
+
+def _block_refusal(
+    depth: int, values: str, block: tuple[int, int], zero_points: bool
+) -> str | None:
+    outputs, inputs = block
+    if values in _INTEGERS:
+        if outputs != 1 or (inputs != 64 and inputs % PROMOTION and inputs != depth):
+            return f"scales of {outputs} x {inputs} {values}; the kernel takes 1 x 64 and 1 x 128 n"
+        return None
+    if zero_points:
+        return "fp8 weights with zero points"
+    channels = outputs == 1 and inputs == depth
+    if not channels and (outputs % WGMMA_M or inputs % PROMOTION):
+        return f"scales of {outputs} x {inputs} fp8; the kernel takes channels and 64 m x 128 n"
+    return None
+
+
+def quantised_gemm(
+    h: Float[Array, "T E"] | QuantisedRows, weight: ScaledWeight, *, splits: int | None = None
+) -> Partial:
+    """h @ weight[0].T as split-K partials; deterministic.
+
+    Args:
+        h: bfloat16; or QuantisedRows, or 16-bit rows that are quantised first, for fp8 weights.
+        weight: W = 1; see ``refusal``.
+        splits: of the depth; None for the fastest number by an estimate.
+
+    Raises:
+        ValueError: a shape or dtype the kernel does not take.
+    """
+    h = _prepared(h, weight)
+    (T, _), (_, X, _) = h.shape, weight.values.shape
+    config = _config(h, weight, may_split=splits != 1)
+    if splits is not None:
+        config = GemmConfig(config.consumers, config.block_k, splits, config.num_stages)
+
+    def epilogue(out, sums, split, output):
+        store_transposed(out.at[split], sums[0], output)
+
+    shape = jax.ShapeDtypeStruct((config.split_k, T, X), jnp.float32)
+    name = f"quantised_gemm_{weight.values.dtype.name}"
+    return Partial(stream_gemm(name, h, weight, config, shape, epilogue), dtype=h.dtype)
+
+
+def quantised_gate_up_gemm(
+    h: Float[Array, "T E"] | QuantisedRows, weight: ScaledWeight
+) -> Float[Array, "T X"]:
+    """silu(h @ weight[0].T) * (h @ weight[1].T) in h's dtype (SwiGLU); only the result is rounded.
+
+    Arguments as in ``quantised_gemm``, with W = 2.
+
+    Raises:
+        ValueError: a shape or dtype the kernel does not take.
+    """
+    h = _prepared(h, weight)
+    (T, _), (_, X, _) = h.shape, weight.values.shape
+
+    def epilogue(out, sums, split, output):
+        del split
+        gate, up = sums
+        hidden = gate / (1.0 + jnp.exp(-gate)) * up
+        store_transposed(out, hidden.astype(out.dtype), output)
+
+    shape = jax.ShapeDtypeStruct((T, X), h.dtype)
+    config = _config(h, weight, may_split=False)
+    name = f"quantised_gate_up_gemm_{weight.values.dtype.name}"
+    return stream_gemm(name, h, weight, config, shape, epilogue)
+
+
+def _prepared(
+    h: Float[Array, "T E"] | QuantisedRows, weight: ScaledWeight
+) -> Float[Array, "T E"] | QuantisedRows:
+    """The rows that multiply the weight; a ValueError if they cannot."""
+    _, X, E = weight.values.shape
+    zero_points = weight.zero_points is not None
+    T, depth = h.shape
+    assert depth == E
+    why = refusal(T, E, X, h.dtype, weight.values.dtype, weight.block, zero_points)
+    if why is None and isinstance(h, QuantisedRows) and not weight.is_fp8:
+        why = f"quantised rows with weights of {weight.values.dtype}"
+    if why is not None:
+        raise ValueError(why)
+    if not weight.is_fp8 or isinstance(h, QuantisedRows):
+        return h
+    # Checkpoints of block scales expect groups of activations.
+    return quantise_rows(h, grouped=weight.scale.ndim == 3 and weight.block[1] == GROUP)
+
+
+def _config(
+    h: Float[Array, "T E"] | QuantisedRows, weight: ScaledWeight, *, may_split: bool
+) -> GemmConfig:
+    W, X, E = weight.values.shape
+    shape = GemmShape(
+        rows=padded_rows(h.shape[0]),
+        matrices=W,
+        outputs=X,
+        depth=E,
+        bits=weight.bits,
+        row_bits=8 if isinstance(h, QuantisedRows) else 16,
+        depth_multiple=_DEPTH_MULTIPLE,
+    )
+    return choose_config(shape, may_split=may_split)

@@ -1,0 +1,57 @@
+"""The operand of a quantised GEMM: matrices of few bits and their scales."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Num
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScaledWeight:
+    """W matrices: weight = (value - zero point) * scale.
+
+    Outputs come before inputs, so that tensor cores read K-major operands.
+
+    Attributes:
+        values: [W, X, E], float8_e4m3fn, int8 or int4.
+        scale: [W, X] per channel, or [W, X / rows, E / inputs] per block of (rows, inputs).
+        zero_points: int8, of the scale's shape, or None.
+    """
+
+    values: Num[Array, "W X E"]
+    scale: Float[Array, "W ..."]
+    zero_points: Num[Array, "W ..."] | None = None
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """(outputs, inputs) that share a scale."""
+        _, X, E = self.values.shape
+        if self.scale.ndim == 2:
+            return X // self.scale.shape[1], E
+        return X // self.scale.shape[1], E // self.scale.shape[2]
+
+    @property
+    def bits(self) -> int:
+        """Of a value."""
+        return 4 if self.values.dtype == jnp.int4 else 8
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the values are float8_e4m3fn."""
+        return self.values.dtype == jnp.float8_e4m3fn
+
+    def dequantise(self) -> Float[Array, "W X E"]:
+        """The weight in float32."""
+
+        def repeated(blocks: Array) -> Array:
+            blocks = blocks.astype(jnp.float32).reshape(*blocks.shape, *(1,) * (3 - blocks.ndim))
+            for axis, size in enumerate(self.values.shape):
+                blocks = jnp.repeat(blocks, size // blocks.shape[axis], axis)
+            return blocks
+
+        value = self.values.astype(jnp.float32)
+        if self.zero_points is not None:
+            value = value - repeated(self.zero_points)
+        return value * repeated(self.scale)

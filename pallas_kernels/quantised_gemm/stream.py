@@ -1,0 +1,193 @@
+"""Streams the weights of a quantised GEMM on Hopper (Mosaic GPU), out^T = W h^T.
+
+One CTA computes 64 outputs of W matrices for each consumer warpgroup, for all rows, over one split
+of the depth. A producer warpgroup copies blocks of weights and rows (TMA) through a pipeline in
+shared memory; the consumers multiply them (``products``) and pass float32 sums to the epilogue.
+
+Bytes moved: the weights once from device memory, with the L2 policy evict_first; their scales once;
+the rows once per CTA, from the L2 cache; the output of the epilogue.
+"""
+
+# Pallas passes a leading context to inlined functions, which its types do not say.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAbstractUsage=false
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mgpu
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, memref, vector
+from jaxtyping import Array, Float
+
+from rjax.pallas_kernels.mosaic_emit import SCALAR, evict_first
+from rjax.pallas_kernels.quantised_gemm.config import WGMMA_M, GemmConfig
+from rjax.pallas_kernels.quantised_gemm.products import (
+    Scales,
+    multiply_fp8,
+    multiply_upcast,
+    scale_totals,
+    zeros,
+)
+from rjax.pallas_kernels.quantised_gemm.quantised_rows import QuantisedRows, padded_rows
+from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
+
+_PRODUCER_REGISTERS = 40
+_REGISTERS = 65536  # of an SM
+
+
+def consumer_registers(consumers: int) -> int:
+    """Registers per thread that the producer leaves to each consumer thread."""
+    threads = 128 * (consumers + 1)
+    pool = _REGISTERS // threads // 8 * 8 * threads
+    return min(232, (pool - 128 * _PRODUCER_REGISTERS) // (128 * consumers) // 8 * 8)
+
+
+def stream_gemm(
+    name: str,
+    h: Float[Array, "T E"] | QuantisedRows,
+    weight: ScaledWeight,
+    config: GemmConfig,
+    out: jax.ShapeDtypeStruct,
+    epilogue: Callable[..., None],
+) -> Array:
+    """Compute the W products h @ weight[i].T; return the output of the epilogue.
+
+    Args:
+        name: kernel name in profiles.
+        h: 16-bit, or QuantisedRows for fp8 weights.
+        weight, config: see ``mosaic.refusal``.
+        out: shape and dtype of the output.
+        epilogue: called with (output in GMEM, W sums, each float32 [64, R] in WGMMA layout: outputs
+            by rows, index of the split, first output); stores the existing rows
+            (``store_transposed``).
+    """
+    rows = h.values if isinstance(h, QuantisedRows) else h
+    (T, E), (W, _, _) = rows.shape, weight.values.shape
+    R, consumers, stages = padded_rows(T), config.consumers, config.num_stages
+    block_k, tile_x = config.block_k, consumers * WGMMA_M
+    multiply = multiply_fp8 if weight.is_fp8 else multiply_upcast
+    operands = [rows, weight.values, weight.scale]
+    if weight.zero_points is not None:
+        operands.append(weight.zero_points)
+    if isinstance(h, QuantisedRows):
+        operands.append(h.scale)
+
+    def kernel(x, w, scale, *refs, x_smem, w_smem, full, empty):
+        """GMEM: x [T, E], w [W, X, E], scale, zero points if there are any, scale of the rows if
+        they are quantised, out. SMEM: x_smem [stages, R, block_k], w_smem
+        [stages, W, 64 * consumers, block_k]. Barriers, one per stage: full, empty."""
+        *refs, out_ref = refs
+        zero_points = refs.pop(0) if weight.zero_points is not None else None
+        x_scale = refs.pop() if refs else None
+        first = pl.multiple_of(lax.axis_index("tile") * tile_x, tile_x)
+        split = lax.axis_index("split")
+        all_blocks = jnp.int32(E // block_k)
+        start = lax.div(split * all_blocks, jnp.int32(config.split_k))
+        count = lax.div((split + 1) * all_blocks, jnp.int32(config.split_k)) - start
+        wg = lax.axis_index("wg")
+
+        @pl.when(wg == consumers)
+        def _producer():
+            if consumers > 1:
+                plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
+
+            def load(i, stage):
+                depth = pl.ds(pl.multiple_of((start + i) * block_k, block_k), block_k)
+                for which in range(W):
+                    tile = w.at[which, pl.ds(first, tile_x), depth]
+                    plgpu.copy_gmem_to_smem(tile, w_smem.at[stage, which], full.at[stage])
+                    evict_first()
+                # Rows beyond T are out of bounds: the copy fills them with zeros.
+                x_tile = x.at[pl.ds(pl.multiple_of(split * 0, R), R), depth]
+                plgpu.copy_gmem_to_smem(x_tile, x_smem.at[stage], full.at[stage])
+
+            def refill(i, _):
+                stage = lax.rem(i, jnp.int32(stages))
+                plgpu.barrier_wait(empty.at[stage])
+                load(i, stage)
+
+            filled = jnp.minimum(count, stages)
+            lax.fori_loop(0, filled, lambda i, _: load(i, i), None)
+            lax.fori_loop(filled, count, refill, None)
+
+        @pl.when(wg < consumers)
+        def _consumer():
+            if consumers > 1:
+                plgpu.set_max_registers(consumer_registers(consumers), action="increase")
+            row = pl.multiple_of(wg * WGMMA_M, WGMMA_M) if consumers > 1 else 0
+            mine = pl.ds(row, WGMMA_M)
+            output = pl.multiple_of(first + row, WGMMA_M)
+            shape = (WGMMA_M, R)
+            scales = Scales(scale, zero_points, x_scale, weight.block, output, shape)
+
+            def step(i, totals):
+                stage = lax.rem(i, jnp.int32(stages))
+                plgpu.barrier_wait(full.at[stage])
+                tiles = [w_smem.at[stage, which, mine] for which in range(W)]
+                depth = (start + i) * block_k
+                totals = multiply(totals, tiles, x_smem.at[stage], scales, depth)
+                plgpu.barrier_arrive(empty.at[stage])
+                return totals
+
+            totals = lax.fori_loop(0, count, step, (zeros(shape),) * W)
+            epilogue(out_ref, scale_totals(totals, scales), split, output)
+
+    kernel.__name__ = name
+    return plgpu.kernel(
+        kernel,
+        out_type=out,
+        scratch_types=dict(
+            x_smem=_stage_memory((stages, R, block_k), rows.dtype),
+            w_smem=_stage_memory((stages, W, tile_x, block_k), weight.values.dtype),
+            full=plgpu.Barrier(num_barriers=stages, num_arrivals=W + 1),
+            empty=plgpu.Barrier(num_barriers=stages, num_arrivals=consumers),
+        ),
+        grid=(weight.values.shape[1] // tile_x, config.split_k),
+        grid_names=("tile", "split"),
+        num_threads=consumers + 1,
+        thread_name="wg",
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True,
+            unsafe_no_auto_barriers=True,
+            lowering_semantics=plgpu.LoweringSemantics.Lane,
+        ),
+    )(*operands)
+
+
+def _stage_memory(shape: tuple[int, ...], dtype):
+    bits = 4 if dtype == jnp.int4 else jnp.dtype(dtype).itemsize * 8
+    swizzle = min(128, shape[-1] * bits // 8)
+    transforms = (
+        plgpu.TilingTransform((8, swizzle * 8 // bits)),
+        plgpu.SwizzleTransform(swizzle),
+    )
+    return plgpu.SMEM(shape, dtype, transforms=transforms)
+
+
+def store_transposed(ref, value, first) -> None:
+    """``ref[row, first + output] = value[output, row]`` for rows below T.
+
+    ref: [T, X] in GMEM; value: [64, R] in WGMMA layout, of ref's dtype; first: int32. Eight threads
+    store eight consecutive outputs.
+    """
+    T = ref.shape[0]
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WGMMA, SCALAR))
+    def store(_, ref_, value_, first_):
+        index = ir.IndexType.get()
+        start = arith.index_cast(index, first_.registers.flat[0])
+        indices = value_.layout.thread_idxs(value_.shape)
+        for (output, row), register in zip(indices, value_.registers.flat, strict=True):
+            [vector_size] = register.type.shape
+            for i in range(vector_size):
+                at = arith.addi(row, mgpu.c(i, index))
+                element = vector.extract(register, [], [i])
+                exists = arith.cmpi(arith.CmpIPredicate.ult, at, mgpu.c(T, index))
+                with mgpu.when(exists):
+                    memref.store(element, ref_, [at, arith.addi(start, output)])
+
+    store(ref, value, first)
