@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.quantised_gemm import quantise_rows, quantised_rows
 from rjax.pallas_kernels.quantised_gemm.config import (
     WGMMA_M,
     GemmConfig,
@@ -19,7 +20,6 @@ from rjax.pallas_kernels.quantised_gemm.config import (
     choose_config,
 )
 from rjax.pallas_kernels.quantised_gemm.products import PROMOTION
-from rjax.pallas_kernels.quantised_gemm.quantise_rows import quantise_rows
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import GROUP, QuantisedRows, padded_rows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.quantised_gemm.stream import store_transposed, stream_gemm
@@ -79,23 +79,24 @@ def _block_refusal(
 
 
 def quantised_gemm(
-    h: Float[Array, "T E"] | QuantisedRows, weight: ScaledWeight, *, splits: int | None = None
+    h: Float[Array, "T E"] | QuantisedRows,
+    weight: ScaledWeight,
+    *,
+    config: GemmConfig | None = None,
 ) -> Partial:
     """h @ weight[0].T as split-K partials; deterministic.
 
     Args:
         h: bfloat16; or QuantisedRows, or 16-bit rows that are quantised first, for fp8 weights.
         weight: W = 1; see ``refusal``.
-        splits: of the depth; None for the fastest number by an estimate.
+        config: tile sizes; None for the fastest ones by an estimate.
 
     Raises:
         ValueError: a shape or dtype the kernel does not take.
     """
     h = _prepared(h, weight)
     (T, _), (_, X, _) = h.shape, weight.values.shape
-    config = _config(h, weight, may_split=splits != 1)
-    if splits is not None:
-        config = GemmConfig(config.consumers, config.block_k, splits, config.num_stages)
+    config = config or _config(h, weight, may_split=True)
 
     def epilogue(out, sums, split, output):
         store_transposed(out.at[split], sums[0], output)
@@ -106,11 +107,14 @@ def quantised_gemm(
 
 
 def quantised_gate_up_gemm(
-    h: Float[Array, "T E"] | QuantisedRows, weight: ScaledWeight
+    h: Float[Array, "T E"] | QuantisedRows,
+    weight: ScaledWeight,
+    *,
+    config: GemmConfig | None = None,
 ) -> Float[Array, "T X"]:
     """silu(h @ weight[0].T) * (h @ weight[1].T) in h's dtype (SwiGLU); only the result is rounded.
 
-    Arguments as in ``quantised_gemm``, with W = 2.
+    Arguments as in ``quantised_gemm``, with W = 2 and one split.
 
     Raises:
         ValueError: a shape or dtype the kernel does not take.
@@ -125,7 +129,7 @@ def quantised_gate_up_gemm(
         store_transposed(out, hidden.astype(out.dtype), output)
 
     shape = jax.ShapeDtypeStruct((T, X), h.dtype)
-    config = _config(h, weight, may_split=False)
+    config = config or _config(h, weight, may_split=False)
     name = f"quantised_gate_up_gemm_{weight.values.dtype.name}"
     return stream_gemm(name, h, weight, config, shape, epilogue)
 
@@ -145,8 +149,11 @@ def _prepared(
         raise ValueError(why)
     if not weight.is_fp8 or isinstance(h, QuantisedRows):
         return h
-    # Checkpoints of block scales expect groups of activations.
-    return quantise_rows(h, grouped=weight.scale.ndim == 3 and weight.block[1] == GROUP)
+    # Checkpoints with block scales expect a scale for each group of activations.
+    grouped = weight.scale.ndim == 3 and weight.block[1] == GROUP
+    if grouped or quantise_rows.refusal(E, h.dtype) is not None:
+        return quantised_rows.quantise_rows(h, grouped=grouped)
+    return quantise_rows.quantise_rows(h)
 
 
 def _config(

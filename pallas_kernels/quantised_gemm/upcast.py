@@ -1,8 +1,7 @@
 """Integer weights from shared memory to the registers from which wgmma reads its left operand."""
 
-from jax.experimental.pallas import mosaic_gpu as plgpu
-
 import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 
 def load_upcast(tile, first: int, columns: int, dtype):

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import callback
-from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks, jaxpr_interpret
+from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks, jaxpr_interpret, shared_memory
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -26,6 +26,7 @@ def store_transposed(ref, value, first) -> None:
 def interpreting(monkeypatch: Any):
     """Mosaic kernels that are traced inside run on the CPU."""
     monkeypatch.setattr(jaxpr_interpret.JaxprInterpreter, "_interpret_wgmma_ref_p", _wgmma_rule)
+    monkeypatch.setattr(shared_memory.Barrier, "deallocate", _deallocate)
     try:
         with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(inline_mgpu="ignore")):
             yield
@@ -33,13 +34,17 @@ def interpreting(monkeypatch: Any):
         gpu_callbacks.reset_gpu_interpret_mode_state()
 
 
+def _deallocate(barrier) -> None:
+    """Without the rule that every phase is waited for: nobody refills the last stages."""
+    with barrier.cv:
+        barrier.ref_count -= 1
+
+
 def _wgmma_rule(self, eqn, token, get_invals):
     acc, a, b, *leaves = get_invals()
     trees = [eqn.params[f"{name}_transforms_tree"] for name in ("acc", "a", "b")]
     trees = [jax.tree.structure([]) if tree is None else tree for tree in trees]
-    _, a_transforms, b_transforms = jax.tree.unflatten(
-        jax.tree_util.treedef_tuple(trees), leaves
-    )
+    _, a_transforms, b_transforms = jax.tree.unflatten(jax.tree_util.treedef_tuple(trees), leaves)
     by_value = isinstance(eqn.invars[1].aval, jax.core.ShapedArray)
     return callback.io_callback(
         functools.partial(_wgmma, by_value=by_value, source_info=eqn.source_info),
@@ -59,21 +64,19 @@ def _wgmma_rule(self, eqn, token, get_invals):
 def _wgmma(
     *, token, mesh_location, thread, acc, a, a_transforms, b, b_transforms, by_value, source_info
 ):
-    shared_memory = gpu_callbacks._get_shared_memory()
+    memory = gpu_callbacks._get_shared_memory()
     info = gpu_callbacks.memory.GPULoggingInfo(mesh_location, thread, source_info)
 
     def access(key, transforms):
         key = gpu_callbacks.HostAllocationKey.from_array(key)
         transforms = gpu_callbacks._remove_noop_transforms(transforms)
-        return key, shared_memory.access(key, jax.tree.map(int, transforms))
+        return key, memory.access(key, jax.tree.map(int, transforms))
 
     def read(key, transforms):
-        found, _, _ = shared_memory.get_buffer_content(
-            *access(key, transforms), thread, logging_info=info
-        )
+        found, _, _ = memory.get_buffer_content(*access(key, transforms), thread, logging_info=info)
         return np.asarray(found, np.float32)
 
     left = np.asarray(a, np.float32) if by_value else read(a, a_transforms)
     total = read(acc, ()) + left @ read(b, b_transforms)
-    shared_memory.store_buffer_content(*access(acc, ()), total, thread, logging_info=info)
+    memory.store_buffer_content(*access(acc, ()), total, thread, logging_info=info)
     return token
