@@ -76,9 +76,20 @@ def linear_problem(
         depth=sharding.depth,
         columns=sharding.columns,
         scheme=linear.scheme,
+        scale_block=_scale_block(linear, sharding.depth),
         activation=activation,
         bias=linear.bias is not None,
         pending_bias=pending_bias,
         needs_partial=sharding.needs_partial,
         eps=eps,
     )
+
+
+def _scale_block(linear: Linear, depth: int) -> tuple[int, int] | None:
+    """(outputs, inputs) that share a scale; ``depth`` is that of one device."""
+    if "weight_scale" not in dict(linear.leaf_letters):
+        return None
+    weight, scale = (getattr(linear, name).shape for name in ("weight", "weight_scale"))
+    outputs = len(linear.output_shape)
+    rows = math.prod(weight[:outputs]) // math.prod(scale[:outputs])
+    return rows, min(depth, math.prod(weight[outputs:]) // math.prod(scale[outputs:]))

@@ -41,6 +41,7 @@ class Problem:
         depth: entries that are contracted, or the numbers of a row.
         columns: shape of the result after T.
         scheme: how the weight is stored; None where there is none.
+        scale_block: (outputs, inputs) that share a scale of the weight; None without scales.
         activation: of the operations that end with one.
         bias: whether a bias is added to the result.
         pending_bias: the update of a norm is a Partial with a bias.
@@ -56,6 +57,7 @@ class Problem:
     depth: int = 0
     columns: tuple[int, ...] = ()
     scheme: WeightScheme | None = None
+    scale_block: tuple[int, int] | None = None
     activation: Activation | None = None
     bias: bool = False
     pending_bias: bool = False

@@ -1,0 +1,102 @@
+"""The kernels of quantised projections. The dispatcher does not use them: no GPU has run them yet.
+
+To switch them on, put ``*QUANTISED_KERNELS`` before ``*MOSAIC_KERNELS`` in `Dispatcher.of`.
+"""
+
+import math
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from rjax.models.schemes import Scaled
+from rjax.models.schemes.scaled import VALUE_DTYPES
+from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.quantised_gemm import mosaic
+from rjax.pallas_kernels.quantised_gemm.quantised_rows import quantise_rows
+from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
+from rjax.worker.kernels.kernel import Kernel
+from rjax.worker.kernels.problem import Problem
+
+
+def _gemm_refusal(problem: Problem) -> str | None:
+    if not isinstance(problem.scheme, Scaled):
+        return "unquantised weights"
+    assert problem.scale_block is not None
+    activated = problem.operation == "linear_activation"
+    return mosaic.refusal(
+        problem.rows,
+        problem.depth,
+        problem.columns[-1] if activated else problem.width,
+        problem.dtype,
+        VALUE_DTYPES[problem.scheme.values],
+        problem.scale_block,
+        problem.scheme.zero_points,
+    )
+
+
+def _gate_up_refusal(problem: Problem) -> str | None:
+    if problem.activation is None or not problem.activation.is_swiglu:
+        return "it takes silu with a gate"
+    return "a bias before the activation" if problem.bias else _gemm_refusal(problem)
+
+
+def _fp8_dot_refusal(problem: Problem) -> str | None:
+    if not isinstance(problem.scheme, Scaled) or problem.scheme.values != "fp8":
+        return "weights that are not fp8"
+    if problem.scale_block != (1, problem.depth):
+        return f"scales of blocks {problem.scale_block}; it takes channels"
+    if problem.rows <= mosaic.MAX_ROWS:
+        return f"{problem.rows} rows; it takes more than {mosaic.MAX_ROWS}"
+    return None
+
+
+def _scaled_weight(problem: Problem, leaves: dict[str, Array], matrices: int) -> ScaledWeight:
+    def flat(leaf: Array) -> Array:
+        outputs = math.prod(leaf.shape[: len(problem.columns)])
+        inputs = (-1,) if leaf.ndim > len(problem.columns) else ()
+        return leaf.reshape(matrices, outputs // matrices, *inputs)
+
+    zero_points = leaves.get("weight_zero_point")
+    return ScaledWeight(
+        flat(leaves["weight"]),
+        flat(leaves["weight_scale"]),
+        None if zero_points is None else flat(zero_points),
+    )
+
+
+def _gemm(problem: Problem, h: Array, leaves: dict[str, Array]) -> Partial:
+    partial = mosaic.quantised_gemm(h, _scaled_weight(problem, leaves, 1))
+    summands = partial.summands
+    return Partial(summands.reshape(*summands.shape[:2], *problem.columns), dtype=partial.dtype)
+
+
+def _gate_up(problem: Problem, h: Array, leaves: dict[str, Array]) -> Array:
+    return mosaic.quantised_gate_up_gemm(h, _scaled_weight(problem, leaves, 2))
+
+
+def _fp8_dot(
+    problem: Problem, h: Float[Array, "T D"], leaves: dict[str, Array]
+) -> Float[Array, "T ..."] | Partial:
+    """Both operands K-major in fp8, which cuBLASLt takes on Hopper; the scales come after it."""
+    rows = quantise_rows(h)
+    weight = leaves["weight"].reshape(problem.width, problem.depth)
+    product = lax.dot_general(
+        rows.values, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+    )
+    scale = leaves["weight_scale"].reshape(-1).astype(jnp.float32)
+    product = product * rows.scale[0, : problem.rows, None] * scale
+    product = product.reshape(problem.rows, *problem.columns)
+    if problem.needs_partial:
+        return Partial(product[None], dtype=h.dtype)
+    return product.astype(h.dtype)
+
+
+_MOSAIC = frozenset({"mosaic"})
+QUANTISED_KERNELS = (
+    Kernel("mosaic.quantised_gemm", "linear", _MOSAIC, _gemm_refusal, _gemm, True),
+    Kernel(
+        "mosaic.quantised_gate_up", "linear_activation", _MOSAIC, _gate_up_refusal, _gate_up, True
+    ),
+    Kernel("xla.fp8_dot", "linear", _MOSAIC, _fp8_dot_refusal, _fp8_dot),
+)
