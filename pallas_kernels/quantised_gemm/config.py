@@ -27,7 +27,6 @@ class GemmShape:
         matrices: W.
         outputs, depth: X and E.
         bits, row_bits: of a weight and of an element of the rows.
-        depth_multiple: of a pipeline stage.
     """
 
     rows: int
@@ -36,7 +35,6 @@ class GemmShape:
     depth: int
     bits: int
     row_bits: int
-    depth_multiple: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

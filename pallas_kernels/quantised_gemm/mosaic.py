@@ -167,6 +167,5 @@ def _config(
         depth=E,
         bits=weight.bits,
         row_bits=8 if isinstance(h, QuantisedRows) else 16,
-        depth_multiple=_DEPTH_MULTIPLE,
     )
     return choose_config(shape, may_split=may_split)

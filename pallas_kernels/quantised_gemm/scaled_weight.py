@@ -1,12 +1,14 @@
 """The operand of a quantised GEMM: matrices of few bits and their scales."""
 
 import dataclasses
+from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
 
+@no_type_check  # JAX also builds it with other leaves than arrays
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScaledWeight:

@@ -22,6 +22,12 @@ def store_transposed(ref, value, first) -> None:
     ref[:, pl.ds(first, value.shape[0])] = value.T[: ref.shape[0]]
 
 
+def store_all(ref, value, layout) -> None:
+    """As ``store_strided`` of `mosaic_emit`."""
+    del layout
+    ref[...] = value
+
+
 @contextlib.contextmanager
 def interpreting(monkeypatch: Any):
     """Mosaic kernels that are traced inside run on the CPU."""

@@ -1,0 +1,249 @@
+"""The GEMMs of quantised weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from interpreted_mosaic import interpreting, store_all, store_transposed
+
+from rjax.pallas_kernels.quantised_gemm import mosaic, quantise_rows, quantised_rows
+from rjax.pallas_kernels.quantised_gemm.config import GemmConfig, GemmShape, choose_config
+from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
+
+KINDS = ("fp8", "fp8 blocks", "int4", "int4 zeros", "int4 64", "int8")
+# (W, X, E) of Llama-3-8B, Qwen2.5-3B and Qwen2.5-0.5B layers, and odd ones.
+LAYERS = [
+    (1, 6144, 4096),
+    (1, 4096, 14336),
+    (2, 14336, 4096),
+    (1, 2560, 2048),
+    (2, 11008, 2048),
+    (1, 1152, 896),
+    (2, 4864, 896),
+    (1, 64, 128),
+    (1, 320, 640),
+]
+ROWS = (1, 8, 16, 32, 64)
+
+
+def values_dtype(kind: str):
+    if kind.startswith("fp8"):
+        return jnp.dtype(jnp.float8_e4m3fn)
+    return jnp.dtype(jnp.int8 if kind == "int8" else jnp.int4)
+
+
+def scale_shape(kind: str, W: int, X: int, E: int) -> tuple[int, ...]:
+    if kind in ("fp8", "int8"):
+        return (W, X)
+    if kind == "fp8 blocks":
+        return (W, X // (128 if X % 128 == 0 else 64), E // 128)
+    return (W, X, E // (64 if kind == "int4 64" else 128))
+
+
+def scale_dtype(kind: str):
+    return jnp.bfloat16 if kind.startswith("int4") else jnp.float32
+
+
+def weight_of(kind: str, W: int, X: int, E: int, seed: int = 0) -> ScaledWeight:
+    rng = np.random.default_rng(seed)
+    shape, dtype = scale_shape(kind, W, X, E), values_dtype(kind)
+    if kind.startswith("fp8"):
+        values = rng.standard_normal((W, X, E), np.float32)
+    else:
+        limit = 128 if kind == "int8" else 8
+        values = rng.integers(-limit, limit, (W, X, E), np.int8)
+    scale = rng.uniform(0.5, 1.5, shape).astype(np.float32) * E**-0.5
+    scale /= {"fp8": 1, "int8": 74, "int4": 4.6}[kind.split()[0]]
+    zero_points = None
+    if kind == "int4 zeros":
+        zero_points = jnp.asarray(rng.integers(-8, 9, shape, np.int8))
+    return ScaledWeight(
+        jnp.asarray(values).astype(dtype), jnp.asarray(scale, scale_dtype(kind)), zero_points
+    )
+
+
+def weight_spec(kind: str, W: int, X: int, E: int) -> ScaledWeight:
+    shape = scale_shape(kind, W, X, E)
+    zero_points = jax.ShapeDtypeStruct(shape, jnp.int8) if kind == "int4 zeros" else None
+    return ScaledWeight(
+        jax.ShapeDtypeStruct((W, X, E), values_dtype(kind)),  # pyright: ignore[reportArgumentType]
+        jax.ShapeDtypeStruct(shape, scale_dtype(kind)),  # pyright: ignore[reportArgumentType]
+        zero_points,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def rows_of(T: int, E: int, dtype=jnp.bfloat16) -> jax.Array:
+    values = np.random.default_rng(1).standard_normal((T, E), np.float32)
+    return jnp.asarray(values * np.linspace(0.1, 3, T)[:, None], dtype)
+
+
+def quantised_if_fp8(h: jax.Array, weight: ScaledWeight):
+    """What multiplies the weight: a test of the GEMM gives both sides the same rows."""
+    if not weight.is_fp8:
+        return h
+    return quantised_rows.quantise_rows(h, grouped=weight.scale.ndim == 3)
+
+
+def wanted(h, weight: ScaledWeight) -> np.ndarray:
+    """float32, in plain arithmetic."""
+    h = h if isinstance(h, jax.Array) else h.dequantise()
+    with jax.default_matmul_precision("highest"):
+        sums = np.asarray(
+            jnp.einsum("te,wxe->wtx", h.astype(jnp.float32), weight.dequantise()), np.float64
+        )
+    return sums[0] if len(sums) == 1 else sums[0] / (1 + np.exp(-sums[0])) * sums[1]
+
+
+def computed(h, weight: ScaledWeight) -> np.ndarray:
+    if len(weight.values) == 2:
+        return np.asarray(jax.jit(mosaic.quantised_gate_up_gemm)(h, weight), np.float32)
+    return np.asarray(jax.jit(mosaic.quantised_gemm)(h, weight).summands).sum(0)
+
+
+def error(found, want) -> float:
+    return float(np.linalg.norm(found - want) / np.linalg.norm(want))
+
+
+def limit_of(W: int) -> float:
+    return 1e-5 if W == 1 else 2.5e-3  # of a result that is rounded to bfloat16
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("layer", "T"), [((1, 6144, 4096), 16), ((2, 4864, 896), 64), ((1, 1152, 896), 1)]
+)
+def test_lowers(kind, layer, T):
+    h = jax.ShapeDtypeStruct((T, layer[2]), jnp.bfloat16)
+    run = mosaic.quantised_gemm if layer[0] == 1 else mosaic.quantised_gate_up_gemm
+    traced = jax.jit(run).trace(h, weight_spec(kind, *layer))
+    traced.lower(lowering_platforms=("cuda",))
+    [out] = jax.tree.leaves(traced.out_info)
+    assert out.shape[-2:] == (T, layer[1])
+    assert out.dtype == (jnp.float32 if layer[0] == 1 else jnp.bfloat16)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("layer", "T"), [((1, 192, 640), 1), ((1, 256, 2304), 16), ((2, 128, 512), 64)]
+)
+def test_arithmetic(kind, layer, T, monkeypatch):
+    monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
+    weight = weight_of(kind, *layer)
+    h = quantised_if_fp8(rows_of(T, layer[2]), weight)
+    with interpreting(monkeypatch):
+        found = computed(h, weight)
+    assert error(found, wanted(h, weight)) < limit_of(layer[0])
+
+
+@pytest.mark.parametrize("config", [GemmConfig(1, 128, 3, 2), GemmConfig(3, 128, 1, 4)])
+def test_any_config_computes_the_same(config, monkeypatch):
+    monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
+    weight, h = weight_of("int4", 1, 192, 896), rows_of(8, 896)
+    with interpreting(monkeypatch):
+        partial = mosaic.quantised_gemm(h, weight, config=config)
+    assert partial.summands.shape[0] == config.split_k
+    assert error(np.asarray(partial.summands).sum(0), wanted(h, weight)) < 1e-5
+
+
+def test_quantised_rows(monkeypatch):
+    monkeypatch.setattr(quantise_rows, "store_strided", store_all)
+    h = rows_of(3, 768).at[1].set(0)
+    with interpreting(monkeypatch):
+        found = jax.jit(quantise_rows.quantise_rows)(h)
+    want = quantised_rows.quantise_rows(h)
+    np.testing.assert_allclose(found.scale[0, :3], want.scale[0, :3], rtol=1e-6)
+    assert error(np.asarray(found.dequantise()), np.asarray(want.dequantise())) < 1e-3
+    for rows in (want, quantised_rows.quantise_rows(h, grouped=True)):
+        assert error(np.asarray(rows.dequantise()), np.asarray(h, np.float32)) < 0.03
+
+
+def test_rows_are_quantised_first(monkeypatch):
+    monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
+    monkeypatch.setattr(quantise_rows, "store_strided", store_all)
+    weight, h = weight_of("fp8", 1, 64, 256), rows_of(8, 256)
+    with interpreting(monkeypatch):
+        found = computed(h, weight)
+    assert error(found, wanted(quantised_if_fp8(h, weight), weight)) < 1e-3
+
+
+def test_dequantised_weights_agree_with_the_scheme():
+    from rjax.models.schemes import Scaled
+
+    scheme = Scaled("int4", (1, 128), zero_points=True, scale_dtype="bfloat16")
+    weight = weight_of("int4 zeros", 1, 64, 256)
+    leaves = {
+        "weight": weight.values[0],
+        "weight_scale": jnp.repeat(weight.scale[0], 1, 1),
+        "weight_zero_point": weight.zero_points[0],
+    }
+    found = scheme.dequantise(leaves, 256, jnp.float32)
+    np.testing.assert_array_equal(found.T, weight.dequantise()[0])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [8, 64])
+def test_configs_fill_the_gpu(bits, rows):
+    for W, X, E in LAYERS[:5]:
+        shape = GemmShape(rows, W, X, E, bits, 8 if bits == 8 else 16)
+        config = choose_config(shape, may_split=W == 1)
+        assert X % (64 * config.consumers) == 0 and E % config.block_k == 0
+        assert X // (64 * config.consumers) * config.split_k >= 64  # CTAs; an H200 has 132 SMs
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"rows": 65}, "65 rows"),
+        ({"rows": 12}, "12 rows"),
+        ({"depth": 192}, "64 x 192"),
+        ({"outputs": 96}, "96 x 256"),
+        ({"dtype": jnp.float16}, "float16"),
+        ({"values": jnp.uint8}, "uint8"),
+        ({"block": (1, 32)}, "1 x 32"),
+        ({"block": (128, 128)}, "128 x 128 int4"),
+        ({"values": jnp.float8_e4m3fn, "block": (1, 128)}, "1 x 128 fp8"),
+        (
+            {"values": jnp.float8_e4m3fn, "block": (128, 128), "zero_points": True},
+            "zero points",
+        ),
+    ],
+)
+def test_what_the_kernel_does_not_take(change, found):
+    given = dict(rows=8, depth=256, outputs=64, dtype=jnp.bfloat16, values=jnp.int4, block=(1, 128))
+    assert mosaic.refusal(**given) is None
+    assert found in (mosaic.refusal(**given | change) or "")
+
+
+def test_wrong_rows_raise():
+    weight = weight_of("int4", 1, 64, 256)
+    with pytest.raises(ValueError, match="quantised rows with weights of int4"):
+        mosaic.quantised_gemm(quantised_rows.quantise_rows(rows_of(8, 256)), weight)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_against_float32(kind, layer):
+    if kind == "fp8 blocks" and layer[1] % 64:
+        pytest.skip("no such blocks")
+    weight = weight_of(kind, *layer)
+    for T in ROWS:
+        h = quantised_if_fp8(rows_of(T, layer[2]), weight)
+        first, again = computed(h, weight), computed(h, weight)
+        np.testing.assert_array_equal(first, again)
+        # fp8 wgmma keeps about 14 bits of 128 products.
+        limit = limit_of(layer[0]) if not weight.is_fp8 else max(limit_of(layer[0]), 1e-3)
+        assert error(first, wanted(h, weight)) < limit, T
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(("T", "E"), [(1, 4096), (64, 14336), (16, 896 * 2), (8, 256)])
+def test_quantised_rows_on_a_gpu(T, E):
+    h = rows_of(T, E).at[0, :7].set(0)
+    found = jax.jit(quantise_rows.quantise_rows)(h)
+    want = quantised_rows.quantise_rows(h)
+    np.testing.assert_allclose(found.scale[0, :T], want.scale[0, :T], rtol=1e-6)
+    # A value between two fp8 numbers may be rounded either way.
+    assert error(np.asarray(found.dequantise()), np.asarray(want.dequantise())) < 2e-3
