@@ -19,9 +19,9 @@ from rjax.pallas_kernels.quantised_gemm.config import (
     GemmShape,
     choose_config,
 )
-from rjax.pallas_kernels.quantised_gemm.products import PROMOTION
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import GROUP, QuantisedRows, padded_rows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
+from rjax.pallas_kernels.quantised_gemm.scales import PROMOTION
 from rjax.pallas_kernels.quantised_gemm.stream import store_transposed, stream_gemm
 
 MAX_ROWS = 64

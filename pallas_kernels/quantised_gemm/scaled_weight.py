@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
+from rjax.pallas_kernels.quantised_gemm.upcast import natural
+
 
 @no_type_check  # JAX also builds it with other leaves than arrays
 @jax.tree_util.register_dataclass
@@ -20,11 +22,13 @@ class ScaledWeight:
         values: [W, X, E], float8_e4m3fn, int8 or int4.
         scale: [W, X] per channel, or [W, X / rows, E / inputs] per block of (rows, inputs).
         zero_points: int8, of the scale's shape, or None.
+        interleaved: whether int4 values are in the order of ``upcast.interleave``.
     """
 
     values: Num[Array, "W X E"]
     scale: Float[Array, "W ..."]
     zero_points: Num[Array, "W ..."] | None = None
+    interleaved: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property
     def block(self) -> tuple[int, int]:
@@ -53,7 +57,8 @@ class ScaledWeight:
                 blocks = jnp.repeat(blocks, size // blocks.shape[axis], axis)
             return blocks
 
-        value = self.values.astype(jnp.float32)
+        value = natural(self.values) if self.interleaved else self.values
+        value = value.astype(jnp.float32)
         if self.zero_points is not None:
             value = value - repeated(self.zero_points)
         return value * repeated(self.scale)

@@ -11,6 +11,7 @@ the rows once per CTA, from the L2 cache; the output of the epilogue.
 # Pallas passes a leading context to inlined functions, which its types do not say.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAbstractUsage=false
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -25,15 +26,10 @@ from jaxtyping import Array, Float
 
 from rjax.pallas_kernels.mosaic_emit import SCALAR, evict_first
 from rjax.pallas_kernels.quantised_gemm.config import WGMMA_M, GemmConfig
-from rjax.pallas_kernels.quantised_gemm.products import (
-    Scales,
-    multiply_fp8,
-    multiply_upcast,
-    scale_totals,
-    zeros,
-)
+from rjax.pallas_kernels.quantised_gemm.products import multiply_fp8, multiply_upcast, zeros
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import QuantisedRows, padded_rows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
+from rjax.pallas_kernels.quantised_gemm.scales import Scales
 
 _PRODUCER_REGISTERS = 40
 _REGISTERS = 65536  # of an SM
@@ -69,7 +65,9 @@ def stream_gemm(
     (T, E), (W, _, _) = rows.shape, weight.values.shape
     R, consumers, stages = padded_rows(T), config.consumers, config.num_stages
     block_k, tile_x = config.block_k, consumers * WGMMA_M
-    multiply = multiply_fp8 if weight.is_fp8 else multiply_upcast
+    multiply = multiply_fp8
+    if not weight.is_fp8:
+        multiply = functools.partial(multiply_upcast, interleaved=weight.interleaved)
     operands = [rows, weight.values, weight.scale]
     if weight.zero_points is not None:
         operands.append(weight.zero_points)
@@ -124,17 +122,22 @@ def stream_gemm(
             shape = (WGMMA_M, R)
             scales = Scales(scale, zero_points, x_scale, weight.block, output, shape)
 
-            def step(i, totals):
+            def load_scales(i):
+                return scales.load((start + i) * block_k, block_k)
+
+            def step(i, carry):
+                totals, loaded = carry
+                ahead = load_scales(jnp.minimum(i + 1, count - 1))
                 stage = lax.rem(i, jnp.int32(stages))
                 plgpu.barrier_wait(full.at[stage])
                 tiles = [w_smem.at[stage, which, mine] for which in range(W)]
-                depth = (start + i) * block_k
-                totals = multiply(totals, tiles, x_smem.at[stage], scales, depth)
+                totals = multiply(totals, tiles, x_smem.at[stage], scales, loaded)
                 plgpu.barrier_arrive(empty.at[stage])
-                return totals
+                return totals, ahead
 
-            totals = lax.fori_loop(0, count, step, (zeros(shape),) * W)
-            epilogue(out_ref, scale_totals(totals, scales), split, output)
+            carry = (zeros(shape),) * W, load_scales(jnp.int32(0))
+            totals, _ = lax.fori_loop(0, count, step, carry)
+            epilogue(out_ref, scales.apply_last(totals), split, output)
 
     kernel.__name__ = name
     return plgpu.kernel(

@@ -16,6 +16,8 @@ from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks, jaxpr_interpret,
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from rjax.pallas_kernels.quantised_gemm.upcast import natural
+
 
 def store_transposed(ref, value, first) -> None:
     """As the kernel's function of this name."""
@@ -26,6 +28,12 @@ def store_all(ref, value, layout) -> None:
     """As ``store_strided`` of `mosaic_emit`."""
     del layout
     ref[...] = value
+
+
+def load_interleaved(tile, first, columns, zero_point, dtype):
+    """As the kernel's function of this name."""
+    value = natural(tile[...])[:, first : first + columns].astype(dtype)
+    return value if zero_point is None else value - zero_point[:, None]
 
 
 @contextlib.contextmanager

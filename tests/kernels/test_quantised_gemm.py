@@ -4,13 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from interpreted_mosaic import interpreting, store_all, store_transposed
+from interpreted_mosaic import interpreting, load_interleaved, store_all, store_transposed
 
-from rjax.pallas_kernels.quantised_gemm import mosaic, quantise_rows, quantised_rows
+from rjax.pallas_kernels.quantised_gemm import mosaic, quantise_rows, quantised_rows, upcast
 from rjax.pallas_kernels.quantised_gemm.config import GemmConfig, GemmShape, choose_config
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 
-KINDS = ("fp8", "fp8 blocks", "int4", "int4 zeros", "int4 64", "int8")
+KINDS = (
+    *("fp8", "fp8 blocks", "int8"),
+    *("int4", "int4 zeros", "int4 64", "int4 interleaved", "int4 interleaved zeros"),
+)
 # (W, X, E) of Llama-3-8B, Qwen2.5-3B and Qwen2.5-0.5B layers, and odd ones.
 LAYERS = [
     (1, 6144, 4096),
@@ -55,20 +58,24 @@ def weight_of(kind: str, W: int, X: int, E: int, seed: int = 0) -> ScaledWeight:
     scale = rng.uniform(0.5, 1.5, shape).astype(np.float32) * E**-0.5
     scale /= {"fp8": 1, "int8": 74, "int4": 4.6}[kind.split()[0]]
     zero_points = None
-    if kind == "int4 zeros":
+    if "zeros" in kind:
         zero_points = jnp.asarray(rng.integers(-8, 9, shape, np.int8))
     return ScaledWeight(
-        jnp.asarray(values).astype(dtype), jnp.asarray(scale, scale_dtype(kind)), zero_points
+        jnp.asarray(values).astype(dtype),
+        jnp.asarray(scale, scale_dtype(kind)),
+        zero_points,
+        "interleaved" in kind,
     )
 
 
 def weight_spec(kind: str, W: int, X: int, E: int) -> ScaledWeight:
     shape = scale_shape(kind, W, X, E)
-    zero_points = jax.ShapeDtypeStruct(shape, jnp.int8) if kind == "int4 zeros" else None
+    zero_points = jax.ShapeDtypeStruct(shape, jnp.int8) if "zeros" in kind else None
     return ScaledWeight(
         jax.ShapeDtypeStruct((W, X, E), values_dtype(kind)),  # pyright: ignore[reportArgumentType]
         jax.ShapeDtypeStruct(shape, scale_dtype(kind)),  # pyright: ignore[reportArgumentType]
         zero_points,  # pyright: ignore[reportArgumentType]
+        "interleaved" in kind,
     )
 
 
@@ -128,6 +135,7 @@ def test_lowers(kind, layer, T):
 )
 def test_arithmetic(kind, layer, T, monkeypatch):
     monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
+    monkeypatch.setattr(upcast, "load_interleaved", load_interleaved)
     weight = weight_of(kind, *layer)
     h = quantised_if_fp8(rows_of(T, layer[2]), weight)
     with interpreting(monkeypatch):
@@ -143,6 +151,30 @@ def test_any_config_computes_the_same(config, monkeypatch):
         partial = mosaic.quantised_gemm(h, weight, config=config)
     assert partial.summands.shape[0] == config.split_k
     assert error(np.asarray(partial.summands).sum(0), wanted(h, weight)) < 1e-5
+
+
+def test_interleaved_values_are_where_the_threads_need_them():
+    """The registers of ``load_interleaved``, thread by thread, beside those that wgmma reads."""
+    inputs = jnp.arange(64)
+    np.testing.assert_array_equal(upcast.natural(upcast.interleave(inputs)), inputs)
+    stored = np.asarray(upcast.interleave(inputs)).reshape(2, 4, 8)  # block, thread, nibble
+    for block in range(2):
+        for thread in range(4):
+            for pair in range(4):
+                # wgmma k16 number pair // 2, columns 2 * thread and next, upper half if pair is odd
+                first = 32 * block + 16 * (pair // 2) + 8 * (pair % 2) + 2 * thread
+                found = stored[block, thread, [pair, pair + 4]]
+                np.testing.assert_array_equal(found, [first, first + 1])
+
+
+def test_unpacked_bits():
+    """The arithmetic of ``upcast._unpack``: mask, flipped sign bit, exponent of 128, offset."""
+    for zero in (-8, 0, 8):
+        for value in range(-8, 8):
+            biased = (value & 0xF) ^ 0x4308
+            number = np.uint32(biased << 16).view(np.float32)
+            offset = np.float32(jnp.bfloat16(zero) + 136)
+            assert number - offset == value - zero
 
 
 def test_quantised_rows(monkeypatch):
