@@ -1,8 +1,9 @@
-"""The attention kernels: each result checked against float32 attention, then timed.
+"""The attention kernels and the GEMMs: each result checked against float32, then timed.
 
     python -m bench.kernels                    # the table, with rooflines and targets
     python -m bench.kernels --sweep            # with and without relay over batch and prefix length
     python -m bench.kernels --peers            # compared with JAX and torch
+    python -m bench.kernels --products         # GEMMs of few rows, by weight scheme
     python -m bench.kernels --small --backend xla
 
 A run on a GPU saves each row in bench/results/; with ``--only`` or ``--small`` only if ``--json``
@@ -20,6 +21,7 @@ from bench.command_line import command_parser, run
 from bench.kernels.backends import NAMES
 from bench.kernels.peers import run_peers, run_torch
 from bench.kernels.result_file import ResultFile
+from bench.kernels.run_products import run_products
 from bench.kernels.run_table import run_table
 from bench.kernels.sweep import draw, run_sweep
 
@@ -32,6 +34,15 @@ def parser() -> argparse.ArgumentParser:
         "--sweep", action="store_true", help="with and without relay, over many shapes"
     )
     which.add_argument("--peers", action="store_true", help="compare with kernels of JAX and torch")
+    which.add_argument(
+        "--products", action="store_true", help="GEMMs of few rows beside the copy rate"
+    )
+    p.add_argument(
+        "--tune",
+        type=int,
+        default=0,
+        help="tile sizes per case of --products, best estimates first",
+    )
     p.add_argument("--small", action="store_true", help="few and small cases, for a CPU")
     p.add_argument("--only", default="", help="cases whose name contains this")
     p.add_argument("--backend", default="auto", choices=("auto", *NAMES), help="of the kernels")
@@ -48,11 +59,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     if options.only and options.sweep:
         parser().error("--only picks cases of the table and of --peers, which --sweep has none of")
+    if options.tune and not options.products:
+        parser().error("--tune is for --products")
     if options.png and not options.sweep:
         parser().error("--png is the map of --sweep")
     # Before this process allocates device memory.
     torch_half = run_torch(options) if options.peers else (None, [])
-    stem = "kernels_sweep" if options.sweep else "kernels_peers" if options.peers else "kernels"
+    modes = ("sweep", "peers", "products")
+    stem = "_".join(["kernels", *(mode for mode in modes if getattr(options, mode))])
     if options.backend not in ("auto", "mosaic"):
         stem += f"_{options.backend}"
     path = options.json
@@ -64,6 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
         _draw(results, options.png or (path and path.with_suffix(".png")))
     elif options.peers:
         bad = run_peers(options, results, *torch_half)
+    elif options.products:
+        bad = run_products(options, results)
     else:
         bad = run_table(options, results)
     return 1 if bad else 0

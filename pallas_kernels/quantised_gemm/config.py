@@ -54,16 +54,16 @@ class GemmConfig:
     num_stages: int
 
 
-def choose_config(shape: GemmShape, *, may_split: bool) -> GemmConfig:
-    """The config with the shortest estimated time; of equal ones, the fewest splits.
+def configs(shape: GemmShape, *, may_split: bool) -> list[GemmConfig]:
+    """Those that fit, the shortest estimated time first; of equal ones, the fewest splits.
 
     One consumer leaves room for two CTAs per SM, so that one streams weights while the other
     starts or ends.
     """
-    return min(_configs(shape, may_split), key=lambda c: (_estimate_us(shape, c), c.split_k))
+    return sorted(_fitting(shape, may_split), key=lambda c: (_estimate_us(shape, c), c.split_k))
 
 
-def _configs(shape: GemmShape, may_split: bool) -> Iterator[GemmConfig]:
+def _fitting(shape: GemmShape, may_split: bool) -> Iterator[GemmConfig]:
     # A swizzle atom has at most 128 bytes of a row.
     widest = 128 * 8 // shape.bits
     block_k = widest if shape.depth % widest == 0 else widest // 2

@@ -17,7 +17,7 @@ from rjax.pallas_kernels.quantised_gemm.config import (
     WGMMA_M,
     GemmConfig,
     GemmShape,
-    choose_config,
+    configs,
 )
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import GROUP, QuantisedRows, padded_rows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
@@ -96,7 +96,7 @@ def quantised_gemm(
     """
     h = _prepared(h, weight)
     (T, _), (_, X, _) = h.shape, weight.values.shape
-    config = config or _config(h, weight, may_split=True)
+    config = config or gemm_configs(h, weight)[0]
 
     def epilogue(out, sums, split, output):
         store_transposed(out.at[split], sums[0], output)
@@ -129,7 +129,7 @@ def quantised_gate_up_gemm(
         store_transposed(out, hidden.astype(out.dtype), output)
 
     shape = jax.ShapeDtypeStruct((T, X), h.dtype)
-    config = config or _config(h, weight, may_split=False)
+    config = config or gemm_configs(h, weight)[0]
     name = f"quantised_gate_up_gemm_{weight.values.dtype.name}"
     return stream_gemm(name, h, weight, config, shape, epilogue)
 
@@ -156,9 +156,13 @@ def _prepared(
     return quantise_rows.quantise_rows(h)
 
 
-def _config(
-    h: Float[Array, "T E"] | QuantisedRows, weight: ScaledWeight, *, may_split: bool
-) -> GemmConfig:
+def gemm_configs(h: Float[Array, "T E"] | QuantisedRows, weight: ScaledWeight) -> list[GemmConfig]:
+    """The configs that fit, the fastest by an estimate first. Two matrices are not split.
+
+    Args:
+        h: bfloat16, or QuantisedRows with fp8 weights. Shapes and dtypes are enough.
+        weight: as in ``quantised_gemm``.
+    """
     W, X, E = weight.values.shape
     shape = GemmShape(
         rows=padded_rows(h.shape[0]),
@@ -168,4 +172,4 @@ def _config(
         bits=weight.bits,
         row_bits=8 if isinstance(h, QuantisedRows) else 16,
     )
-    return choose_config(shape, may_split=may_split)
+    return configs(shape, may_split=W == 1)

@@ -7,7 +7,7 @@ import pytest
 from interpreted_mosaic import interpreting, load_interleaved, store_all, store_transposed
 
 from rjax.pallas_kernels.quantised_gemm import mosaic, quantise_rows, quantised_rows, upcast
-from rjax.pallas_kernels.quantised_gemm.config import GemmConfig, GemmShape, choose_config
+from rjax.pallas_kernels.quantised_gemm.config import GemmConfig, GemmShape, configs
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 
 KINDS = (
@@ -217,7 +217,7 @@ def test_dequantised_weights_agree_with_the_scheme():
 def test_configs_fill_the_gpu(bits, rows):
     for W, X, E in LAYERS[:5]:
         shape = GemmShape(rows, W, X, E, bits, 8 if bits == 8 else 16)
-        config = choose_config(shape, may_split=W == 1)
+        config = configs(shape, may_split=W == 1)[0]
         assert X % (64 * config.consumers) == 0 and E % config.block_k == 0
         assert X // (64 * config.consumers) * config.split_k >= 64  # CTAs; an H200 has 132 SMs
 
