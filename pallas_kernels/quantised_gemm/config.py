@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from rjax.pallas_kernels.mosaic_emit import num_sms
 
 WGMMA_M = 64  # outputs of a warpgroup
+PRODUCER_REGISTERS = 40  # per thread
+_REGISTERS = 65536  # of an SM
 _SMEM_BYTES = 220 << 10  # of an SM
-_MAX_STAGES = 8  # more are not faster
+_PIPELINE_BYTES = 128 << 10  # of an SM: more in flight are not faster
 _MAX_SPLIT_K = 8
 _MAX_CONSUMERS = 4
 
@@ -16,6 +18,7 @@ _MEMORY_RATE = 4.3e6
 _L2_RATE = 6.0e6  # into shared memory, all SMs
 _SM_RATE = 60e3  # into shared memory, one SM
 _UPCAST_RATE = 30e3  # int4 weights that one SM converts
+_INTERLEAVED_UPCAST_RATE = 45e3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class GemmShape:
         matrices: W.
         outputs, depth: X and E.
         bits, row_bits: of a weight and of an element of the rows.
+        interleaved: whether int4 weights are stored so.
     """
 
     rows: int
@@ -35,6 +39,7 @@ class GemmShape:
     depth: int
     bits: int
     row_bits: int
+    interleaved: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,6 +59,13 @@ class GemmConfig:
     num_stages: int
 
 
+def consumer_registers(consumers: int) -> int:
+    """Registers per thread that the producer leaves to each of several consumer warpgroups."""
+    threads = 128 * (consumers + 1)
+    pool = _REGISTERS // threads // 8 * 8 * threads
+    return min(232, (pool - 128 * PRODUCER_REGISTERS) // (128 * consumers) // 8 * 8)
+
+
 def configs(shape: GemmShape, *, may_split: bool) -> list[GemmConfig]:
     """Those that fit, the shortest estimated time first; of equal ones, the fewest splits.
 
@@ -71,16 +83,29 @@ def _fitting(shape: GemmShape, may_split: bool) -> Iterator[GemmConfig]:
     for consumers in range(1, _MAX_CONSUMERS + 1):
         if shape.outputs % (consumers * WGMMA_M):
             continue
+        if consumers > 1 and _registers(shape) > consumer_registers(consumers):
+            continue
         tiles = shape.outputs // (consumers * WGMMA_M)
-        ctas_per_sm = 2 if consumers == 1 else 1
+        most_per_sm = 2 if consumers == 1 else 1
         stage = _stage_bytes(shape, consumers, block_k)
-        fitting = _SMEM_BYTES // ctas_per_sm // stage
         for split_k in range(1, min(_MAX_SPLIT_K, blocks) + 1 if may_split else 2):
-            if split_k > 1 and tiles * split_k > ctas_per_sm * num_sms():
+            ctas = tiles * split_k
+            if split_k > 1 and ctas > most_per_sm * num_sms():
                 break
-            stages = min(_MAX_STAGES, fitting, -(-blocks // split_k))
+            ctas_per_sm = min(most_per_sm, -(-ctas // num_sms()))
+            fitting = _SMEM_BYTES // ctas_per_sm // stage
+            useful = max(4, _PIPELINE_BYTES // ctas_per_sm // stage)
             if fitting >= 2:
+                stages = min(fitting, useful, -(-blocks // split_k))
                 yield GemmConfig(consumers, block_k, split_k, max(2, stages))
+
+
+def _registers(shape: GemmShape) -> int:
+    """Registers per consumer thread, about; with fewer, ptxas serialises the wgmma."""
+    sums = shape.rows // 2  # of one matrix
+    if shape.row_bits == 8:
+        return 2 * shape.matrices * sums + 32
+    return (shape.matrices + 1) * sums + 72  # and two left operands
 
 
 def _stage_bytes(shape: GemmShape, consumers: int, block_k: int) -> int:
@@ -100,6 +125,7 @@ def _estimate_us(shape: GemmShape, config: GemmConfig) -> float:
     )
     if shape.bits == 4:
         upcast = shape.matrices * config.consumers * WGMMA_M * depth // 2
-        streamed = max(streamed, ctas_of_an_sm * upcast / _UPCAST_RATE)
+        rate = _INTERLEAVED_UPCAST_RATE if shape.interleaved else _UPCAST_RATE
+        streamed = max(streamed, ctas_of_an_sm * upcast / rate)
     partials = 4 * config.split_k * shape.rows * shape.outputs
     return streamed + 2 * partials / _MEMORY_RATE  # written, then read

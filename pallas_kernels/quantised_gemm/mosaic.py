@@ -171,5 +171,6 @@ def gemm_configs(h: Float[Array, "T E"] | QuantisedRows, weight: ScaledWeight) -
         depth=E,
         bits=weight.bits,
         row_bits=8 if isinstance(h, QuantisedRows) else 16,
+        interleaved=weight.interleaved,
     )
     return configs(shape, may_split=W == 1)

@@ -25,21 +25,16 @@ from jaxlib.mlir.dialects import arith, memref, vector
 from jaxtyping import Array, Float
 
 from rjax.pallas_kernels.mosaic_emit import SCALAR, evict_first
-from rjax.pallas_kernels.quantised_gemm.config import WGMMA_M, GemmConfig
+from rjax.pallas_kernels.quantised_gemm.config import (
+    PRODUCER_REGISTERS,
+    WGMMA_M,
+    GemmConfig,
+    consumer_registers,
+)
 from rjax.pallas_kernels.quantised_gemm.products import multiply_fp8, multiply_upcast, zeros
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import QuantisedRows, padded_rows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.quantised_gemm.scales import Scales
-
-_PRODUCER_REGISTERS = 40
-_REGISTERS = 65536  # of an SM
-
-
-def consumer_registers(consumers: int) -> int:
-    """Registers per thread that the producer leaves to each consumer thread."""
-    threads = 128 * (consumers + 1)
-    pool = _REGISTERS // threads // 8 * 8 * threads
-    return min(232, (pool - 128 * _PRODUCER_REGISTERS) // (128 * consumers) // 8 * 8)
 
 
 def stream_gemm(
@@ -91,7 +86,7 @@ def stream_gemm(
         @pl.when(wg == consumers)
         def _producer():
             if consumers > 1:
-                plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
+                plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
 
             def load(i, stage):
                 depth = pl.ds(pl.multiple_of((start + i) * block_k, block_k), block_k)
