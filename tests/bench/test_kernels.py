@@ -48,13 +48,13 @@ def test_the_table_runs_and_is_shown(tmp_path):
 
 def test_products_are_checked_and_shown(tmp_path):
     path = tmp_path / "kernels_products.json"
-    assert kernels.main(["--products", "--small", "--only=small, int", f"--json={path}"]) == 0
+    assert kernels.main(["--products", "--small", "--only=gate-up,int", f"--json={path}"]) == 0
     rows = load(path)["rows"]
     assert [row["case"] for row in rows] == [
-        f"small, {scheme}, 8 rows" for scheme in ("int8", "int4", "int4 interleaved")
+        f"small gate-up, {scheme}, 8 rows" for scheme in ("int8", "int4", "int4 interleaved")
     ]
     assert all(row["relative_error"] < 1e-5 and math.isfinite(row["of_copy"]) for row in rows)
-    assert "| small, int8, 8 rows |" in report.render(tmp_path)
+    assert "| small gate-up, int8, 8 rows |" in report.render(tmp_path)
 
 
 def test_wrong_and_failing_cases_are_said_in_order_and_cost_no_other(monkeypatch, capsys):
