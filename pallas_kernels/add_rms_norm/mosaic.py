@@ -55,7 +55,6 @@ def add_rms_norm(
         raise ValueError(why)
     if update.dtype != x.dtype:
         raise ValueError(f"x is {x.dtype} and update {update.dtype}; they must be equal")
-    summands = len(update.summands) if isinstance(update, Partial) else None
     addend = update.summands if isinstance(update, Partial) else update
     strided = plgpu.Layout.WG_STRIDED((D,), vec_size=widest_vector(D))
 
@@ -64,23 +63,9 @@ def add_rms_norm(
         normed [T, D].
         """
         row = lax.axis_index("row")
-
-        def read(ref):
-            return plgpu.load(ref, layout=strided).astype(jnp.float32)
-
-        scale = read(weight_ref)
-        if summands is None:
-            update = read(update_ref.at[row])
-        else:
-            update = read(update_ref.at[0, row])
-            for i in range(1, summands):
-                update = update + read(update_ref.at[i, row])
-            update = update.astype(x.dtype).astype(jnp.float32)
-        residual = (read(x_ref.at[row]) + update).astype(x.dtype)
+        inputs = (x_ref, update_ref, weight_ref)
+        residual, normed = normed_row(*inputs, row, eps, x.dtype, strided)
         store_strided(residual_ref.at[row], residual, strided)
-        y = residual.astype(jnp.float32)
-        mean = jnp.sum(y * y) * (1.0 / D)
-        normed = (y * lax.rsqrt(mean + eps) * scale).astype(x.dtype)
         store_strided(normed_ref.at[row], normed, strided)
 
     shape = jax.ShapeDtypeStruct((T, D), x.dtype)
@@ -93,3 +78,27 @@ def add_rms_norm(
             unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
     )(x, addend, weight)
+
+
+def normed_row(x_ref, update_ref, weight_ref, row, eps: float, dtype: DTypeLike, layout):
+    """(x + update, its RMSNorm) of a row, both [D] in ``dtype`` and ``layout`` (WG_STRIDED).
+
+    GMEM: x [T, D], update [T, D] or its summands [X, T, D], weight [D].
+    """
+    D = x_ref.shape[1]
+
+    def read(ref):
+        return plgpu.load(ref, layout=layout).astype(jnp.float32)
+
+    scale = read(weight_ref)
+    if len(update_ref.shape) == 2:
+        update = read(update_ref.at[row])
+    else:
+        update = read(update_ref.at[0, row])
+        for i in range(1, update_ref.shape[0]):
+            update = update + read(update_ref.at[i, row])
+        update = update.astype(dtype).astype(jnp.float32)
+    residual = (read(x_ref.at[row]) + update).astype(dtype)
+    y = residual.astype(jnp.float32)
+    mean = jnp.sum(y * y) * (1.0 / D)
+    return residual, (y * lax.rsqrt(mean + eps) * scale).astype(dtype)

@@ -1,8 +1,12 @@
-"""Quantises rows to float8_e4m3fn on Hopper, one launch (Mosaic GPU).
+"""Quantises rows, or the RMSNorm of rows, to float8_e4m3fn on Hopper in one launch (Mosaic GPU).
 
 One CTA handles one row: it reads the row once, keeps it in registers, reduces its largest absolute
-value over the threads, and writes values and scale. Bytes moved: 3 * E a row and its scale.
+value over the threads, and writes values and scale. Bytes moved: 3 * E a row and its scale; with
+the norm those of ``add_rms_norm``, but E for the normed row.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +15,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from rjax.pallas_kernels.add_rms_norm import mosaic
 from rjax.pallas_kernels.mosaic_emit import THREADS, store_strided, widest_vector
+from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import (
     LARGEST,
     MIN_ABS_MAX,
@@ -49,22 +55,71 @@ def quantise_rows(h: Float[Array, "T E"]) -> QuantisedRows:
     def quantise_rows_kernel(h_ref, values_ref, scale_ref):
         """GMEM: h [T, E], values [T, E], scale [1, R]."""
         row = lax.axis_index("row")
-        value = plgpu.load(h_ref.at[row], layout=strided).astype(jnp.float32)
-        largest = jnp.maximum(jnp.max(jnp.abs(value)), MIN_ABS_MAX)
-        values = (value * (LARGEST / largest)).astype(jnp.float8_e4m3fn)
-        store_strided(values_ref.at[row], values, strided)
-        scale_ref[0, row] = largest * (1 / LARGEST)
+        value = plgpu.load(h_ref.at[row], layout=strided)
+        _store_quantised(values_ref, scale_ref, row, value, strided)
 
-    values, scale = plgpu.kernel(
-        quantise_rows_kernel,
-        out_type=(
-            jax.ShapeDtypeStruct((T, E), jnp.float8_e4m3fn),
-            jax.ShapeDtypeStruct((1, padded_rows(T)), jnp.float32),
-        ),
+    values, scale = _launch(quantise_rows_kernel, T, _out_type(T, E), h)
+    return QuantisedRows(values, scale, h.dtype)
+
+
+def add_rms_norm_quantise(
+    x: Float[Array, "T D"],
+    update: Float[Array, "T D"] | Partial,
+    weight: Float[Array, " D"],
+    eps: float,
+) -> tuple[Float[Array, "T D"], QuantisedRows]:
+    """(x + update, its RMSNorm quantised): ``quantise_rows`` after ``add_rms_norm``.
+
+    Raises:
+        ValueError: a shape or dtype the kernel does not take.
+    """
+    T, D = x.shape
+    pending_bias = isinstance(update, Partial) and update.bias is not None
+    why = refusal(D, x.dtype) or mosaic.refusal(D, x.dtype, pending_bias)
+    if why is not None:
+        raise ValueError(why)
+    addend = update.summands if isinstance(update, Partial) else update
+    strided = plgpu.Layout.WG_STRIDED((D,), vec_size=widest_vector(D))
+
+    def add_rms_norm_quantise_kernel(
+        x_ref, update_ref, weight_ref, residual_ref, values_ref, scale_ref
+    ):
+        """GMEM: as in ``normed_row``; residual [T, D], values [T, D], scale [1, R]."""
+        row = lax.axis_index("row")
+        inputs = (x_ref, update_ref, weight_ref)
+        residual, normed = mosaic.normed_row(*inputs, row, eps, x.dtype, strided)
+        store_strided(residual_ref.at[row], residual, strided)
+        _store_quantised(values_ref, scale_ref, row, normed, strided)
+
+    out_type = (jax.ShapeDtypeStruct((T, D), x.dtype), *_out_type(T, D))
+    launched = _launch(add_rms_norm_quantise_kernel, T, out_type, x, addend, weight)
+    residual, values, scale = launched
+    return residual, QuantisedRows(values, scale, x.dtype)
+
+
+def _store_quantised(values_ref, scale_ref, row, value, layout) -> None:
+    """One row, 16-bit [E] in ``layout``, to values [T, E] and scale [1, R]."""
+    value = value.astype(jnp.float32)
+    largest = jnp.maximum(jnp.max(jnp.abs(value)), MIN_ABS_MAX)
+    values = (value * (LARGEST / largest)).astype(jnp.float8_e4m3fn)
+    store_strided(values_ref.at[row], values, layout)
+    scale_ref[0, row] = largest * (1 / LARGEST)
+
+
+def _out_type(T: int, E: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    return (
+        jax.ShapeDtypeStruct((T, E), jnp.float8_e4m3fn),
+        jax.ShapeDtypeStruct((1, padded_rows(T)), jnp.float32),
+    )
+
+
+def _launch(kernel: Callable[..., None], T: int, out_type: Any, *operands: Array) -> Any:
+    return plgpu.kernel(
+        kernel,
+        out_type=out_type,
         grid=(T,),
         grid_names=("row",),
         compiler_params=plgpu.CompilerParams(
             unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
-    )(h)
-    return QuantisedRows(values, scale, h.dtype)
+    )(*operands)

@@ -13,7 +13,8 @@ from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import DecoderLayer, Linear, ModelConfig, config_from_dict
 from rjax.models.schemes import Scaled
 from rjax.models.sharding import single_device_mesh
-from rjax.pallas_kernels.partial import reduced
+from rjax.pallas_kernels.add_rms_norm import xla as xla_norm
+from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.quantised_gemm import mosaic, quantise_rows
 from rjax.worker.kernels import Dispatcher, Problem
 from rjax.worker.kernels.linear_problem import linear_problem, linear_sharding
@@ -104,6 +105,30 @@ def test_streamed(name, axes, rows, monkeypatch):
     assert found.shape == want.shape
     error = np.linalg.norm(np.asarray(found, np.float32) - want) / np.linalg.norm(want)
     assert error < (0.06 if name.startswith("fp8") else 5e-3)  # fp8 rows have 4 bits
+
+
+@pytest.mark.parametrize("axes", ["D -> K A H", "D -> A F"])
+def test_norm_before_fp8(axes, monkeypatch):
+    monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
+    monkeypatch.setattr(quantise_rows, "store_strided", store_all)
+    layer = linear(axes, SCHEMES["fp8"])
+    problem = problem_of(axes, layer, 8)
+    operation = "norm_linear_activation" if problem.activation else "norm_linear"
+    problem = dataclasses.replace(problem, operation=operation, eps=1e-5)
+    choice = DISPATCHER.choose(problem)
+    assert choice.kernel is not None and choice.kernel.name.startswith("mosaic.norm_quantised")
+    x, weight = rows_of(8, 256), rows_of(1, 256)[0]
+    update = Partial(rows_of(16, 256).reshape(2, 8, 256).astype(jnp.float32))
+    with interpreting(monkeypatch):
+        residual, found = choice.kernel.run(problem, x, update, weight, dict(layer.leaves))
+        found = reduced(found)
+    want_residual, normed = xla_norm.add_rms_norm(x, update, weight, problem.eps)
+    np.testing.assert_array_equal(
+        np.asarray(residual, np.float32), np.asarray(want_residual, np.float32)
+    )
+    want = plain(problem, normed, layer.leaves)
+    error = np.linalg.norm(np.asarray(found, np.float32) - want) / np.linalg.norm(want)
+    assert error < 0.06
 
 
 @pytest.mark.parametrize("needs_partial", [False, True])

@@ -4,6 +4,7 @@ To switch them on, put ``*QUANTISED_KERNELS`` before ``*MOSAIC_KERNELS`` in `Dis
 """
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -12,18 +13,18 @@ from jaxtyping import Array, Float
 from rjax.models.schemes import Scaled
 from rjax.models.schemes.scaled import VALUE_DTYPES
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.quantised_gemm import mosaic
-from rjax.pallas_kernels.quantised_gemm.quantised_rows import quantise_rows
+from rjax.pallas_kernels.quantised_gemm import mosaic, quantise_rows, quantised_rows
+from rjax.pallas_kernels.quantised_gemm.quantised_rows import QuantisedRows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.worker.kernels.kernel import Kernel
-from rjax.worker.kernels.problem import Problem
+from rjax.worker.kernels.problem import Operation, Problem
 
 
 def _gemm_refusal(problem: Problem) -> str | None:
     if not isinstance(problem.scheme, Scaled):
         return "unquantised weights"
     assert problem.scale_block is not None
-    activated = problem.operation == "linear_activation"
+    activated = problem.activation is not None
     return mosaic.refusal(
         problem.rows,
         problem.depth,
@@ -39,6 +40,25 @@ def _gate_up_refusal(problem: Problem) -> str | None:
     if problem.activation is None or not problem.activation.is_swiglu:
         return "it takes silu with a gate"
     return "a bias before the activation" if problem.bias else _gemm_refusal(problem)
+
+
+def _norm_refusal(problem: Problem) -> str | None:
+    """Of the norm of fp8 rows; other rows gain nothing."""
+    if not isinstance(problem.scheme, Scaled) or problem.scheme.values != "fp8":
+        return "weights that are not fp8"
+    if problem.scale_block != (1, problem.depth):
+        return f"scales of blocks {problem.scale_block}; it takes channels"
+    if problem.pending_bias:
+        return "a pending bias; the kernel takes updates without one"
+    return quantise_rows.refusal(problem.depth, problem.dtype)
+
+
+def _norm_gemm_refusal(problem: Problem) -> str | None:
+    return _norm_refusal(problem) or _gemm_refusal(problem)
+
+
+def _norm_gate_up_refusal(problem: Problem) -> str | None:
+    return _norm_refusal(problem) or _gate_up_refusal(problem)
 
 
 def _fp8_dot_refusal(problem: Problem) -> str | None:
@@ -65,21 +85,35 @@ def _scaled_weight(problem: Problem, leaves: dict[str, Array], matrices: int) ->
     )
 
 
-def _gemm(problem: Problem, h: Array, leaves: dict[str, Array]) -> Partial:
+def _gemm(problem: Problem, h: Array | QuantisedRows, leaves: dict[str, Array]) -> Partial:
     partial = mosaic.quantised_gemm(h, _scaled_weight(problem, leaves, 1))
     summands = partial.summands
     return Partial(summands.reshape(*summands.shape[:2], *problem.columns), dtype=partial.dtype)
 
 
-def _gate_up(problem: Problem, h: Array, leaves: dict[str, Array]) -> Array:
+def _gate_up(problem: Problem, h: Array | QuantisedRows, leaves: dict[str, Array]) -> Array:
     return mosaic.quantised_gate_up_gemm(h, _scaled_weight(problem, leaves, 2))
+
+
+def _norm_gemm(
+    problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
+) -> tuple[Array, Partial]:
+    x, rows = quantise_rows.add_rms_norm_quantise(x, update, weight, problem.eps)
+    return x, _gemm(problem, rows, leaves)
+
+
+def _norm_gate_up(
+    problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
+) -> tuple[Array, Array]:
+    x, rows = quantise_rows.add_rms_norm_quantise(x, update, weight, problem.eps)
+    return x, _gate_up(problem, rows, leaves)
 
 
 def _fp8_dot(
     problem: Problem, h: Float[Array, "T D"], leaves: dict[str, Array]
 ) -> Float[Array, "T ..."] | Partial:
     """Both operands K-major in fp8, which cuBLASLt takes on Hopper; the scales come after it."""
-    rows = quantise_rows(h)
+    rows = quantised_rows.quantise_rows(h)
     weight = leaves["weight"].reshape(problem.width, problem.depth)
     product = lax.dot_general(
         rows.values, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
@@ -93,10 +127,18 @@ def _fp8_dot(
 
 
 _MOSAIC = frozenset({"mosaic"})
+
+
+def _kernel(name: str, operation: Operation, refusal: Any, run: Any) -> Kernel:
+    return Kernel(f"mosaic.{name}", operation, _MOSAIC, refusal, run, pads_rows=True)
+
+
 QUANTISED_KERNELS = (
-    Kernel("mosaic.quantised_gemm", "linear", _MOSAIC, _gemm_refusal, _gemm, True),
-    Kernel(
-        "mosaic.quantised_gate_up", "linear_activation", _MOSAIC, _gate_up_refusal, _gate_up, True
+    _kernel("quantised_gemm", "linear", _gemm_refusal, _gemm),
+    _kernel("norm_quantised_gemm", "norm_linear", _norm_gemm_refusal, _norm_gemm),
+    _kernel("quantised_gate_up", "linear_activation", _gate_up_refusal, _gate_up),
+    _kernel(
+        "norm_quantised_gate_up", "norm_linear_activation", _norm_gate_up_refusal, _norm_gate_up
     ),
     Kernel("xla.fp8_dot", "linear", _MOSAIC, _fp8_dot_refusal, _fp8_dot),
 )
