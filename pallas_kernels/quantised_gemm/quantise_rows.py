@@ -32,9 +32,9 @@ def refusal(E: int, dtype: DTypeLike) -> str | None:
     """Why the kernel cannot take rows of E elements of ``dtype``, or None."""
     if jnp.dtype(dtype).itemsize != 2:
         return f"rows of {jnp.dtype(dtype)}; the mosaic backend needs a 16-bit dtype"
-    if E % (2 * THREADS) or E > _MAX_COLUMNS:
+    if E % THREADS or E > _MAX_COLUMNS:
         return (
-            f"rows of {E} elements; the mosaic backend takes multiples of {2 * THREADS} up to "
+            f"rows of {E} elements; the mosaic backend takes multiples of {THREADS} up to "
             f"{_MAX_COLUMNS}"
         )
     return None
