@@ -45,7 +45,8 @@ class _Ready:
     case: ProductCase
     chain: Program
     judge: Program
-    draw: Program
+    draw_rows: Program
+    draw_weight: Program
     weights: int
     length: int
 
@@ -116,33 +117,31 @@ def _lower(case: ProductCase, plain: bool, ceilings: Ceilings) -> _Ready:
         error = jnp.linalg.norm(got - want) / jnp.linalg.norm(want)
         return error, (first == again).all()
 
-    def draw(key: Any) -> Any:
-        of_rows, *of_weights = jax.random.split(key, 1 + weights)
-        return case.draw_rows(of_rows), [case.draw_weight(k) for k in of_weights]
-
     key = jax.random.key(0)
-    h, weights_ = jax.eval_shape(draw, key)
+    h, weight = jax.eval_shape(case.draw_rows, key), jax.eval_shape(case.draw_weight, key)
     serial = _SERIAL if jax.default_backend() == "gpu" else {}
-    chained = Program(chain, h, weights_, compiler_options=serial)
+    chained = Program(chain, h, [weight] * weights, compiler_options=serial)
     one = chained.leaves[0]
     return _Ready(
         case,
         chained,
-        Program(judge, one, one, h, weights_[0], compiler_options=UNTUNED),
-        Program(draw, key, compiler_options=UNTUNED),
+        Program(judge, one, one, h, weight, compiler_options=UNTUNED),
+        Program(case.draw_rows, key, compiler_options=UNTUNED),
+        Program(case.draw_weight, key, compiler_options=UNTUNED),
         weights,
         length,
     )
 
 
 def _compile(ready: _Ready) -> None:
-    for program in (ready.draw, ready.judge, ready.chain):
+    for program in (ready.draw_rows, ready.draw_weight, ready.judge, ready.chain):
         program.compile()
 
 
 def _run(ready: _Ready, ceilings: Ceilings) -> dict[str, Any]:
     case = ready.case
-    h, weights = ready.draw(jax.random.key(0))
+    key, *keys = jax.random.split(jax.random.key(0), 1 + ready.weights)
+    h, weights = ready.draw_rows(key), [ready.draw_weight(each) for each in keys]
     run = ready.chain.bound(h, weights)
     first, again = run()[0], run()[0]
     error, same = (x.item() for x in ready.judge(first, again, h, weights[0]))
