@@ -8,6 +8,7 @@ from rjax.pallas_kernels.mosaic_emit import num_sms
 WGMMA_M = 64  # outputs of a warpgroup
 PRODUCER_REGISTERS = 40  # per thread
 _REGISTERS = 65536  # of an SM
+_REGISTERS_OF_TWO = 120  # by the estimate: ptxas keeps to 128 then, and two CTAs share an SM
 _SMEM_BYTES = 220 << 10  # of an SM
 _PIPELINE_BYTES = 128 << 10  # of an SM: more in flight are not faster
 _MAX_SPLIT_K = 8
@@ -19,6 +20,7 @@ _L2_RATE = 6.0e6  # into shared memory, all SMs
 _SM_RATE = 60e3  # into shared memory, one SM
 _UPCAST_RATE = 30e3  # int4 weights that one SM converts
 _INTERLEAVED_UPCAST_RATE = 45e3
+_START_US = 1.0  # until the first weights arrive, where no other CTA of the SM is at work
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def _fitting(shape: GemmShape, may_split: bool) -> Iterator[GemmConfig]:
         if consumers > 1 and _registers(shape) > consumer_registers(consumers):
             continue
         tiles = shape.outputs // (consumers * WGMMA_M)
-        most_per_sm = 2 if consumers == 1 else 1
+        most_per_sm = _most_ctas_per_sm(shape, consumers)
         stage = _stage_bytes(shape, consumers, block_k)
         for split_k in range(1, min(_MAX_SPLIT_K, blocks) + 1 if may_split else 2):
             ctas = tiles * split_k
@@ -100,12 +102,16 @@ def _fitting(shape: GemmShape, may_split: bool) -> Iterator[GemmConfig]:
                 yield GemmConfig(consumers, block_k, split_k, max(2, stages))
 
 
+def _most_ctas_per_sm(shape: GemmShape, consumers: int) -> int:
+    return 2 if consumers == 1 and _registers(shape) <= _REGISTERS_OF_TWO else 1
+
+
 def _registers(shape: GemmShape) -> int:
     """Registers per consumer thread, about; with fewer, ptxas serialises the wgmma."""
     sums = shape.rows // 2  # of one matrix
     if shape.row_bits == 8:
         return 2 * shape.matrices * sums + 32
-    return (shape.matrices + 1) * sums + 72  # and two left operands
+    return (shape.matrices + 1) * sums + 32 * shape.matrices + 40
 
 
 def _stage_bytes(shape: GemmShape, consumers: int, block_k: int) -> int:
@@ -123,9 +129,13 @@ def _estimate_us(shape: GemmShape, config: GemmConfig) -> float:
     streamed = max(
         weights / _MEMORY_RATE, ctas * loaded / _L2_RATE, ctas_of_an_sm * loaded / _SM_RATE
     )
+    resident = min(ctas_of_an_sm, _most_ctas_per_sm(shape, config.consumers))
     if shape.bits == 4:
         upcast = shape.matrices * config.consumers * WGMMA_M * depth // 2
         rate = _INTERLEAVED_UPCAST_RATE if shape.interleaved else _UPCAST_RATE
+        # One warpgroup alone waits for its own results.
+        rate *= 1.0 if resident * config.consumers > 1 else 0.6
         streamed = max(streamed, ctas_of_an_sm * upcast / rate)
+    streamed += _START_US * (-(-ctas_of_an_sm // resident) - 1)
     partials = 4 * config.split_k * shape.rows * shape.outputs
     return streamed + 2 * partials / _MEMORY_RATE  # written, then read
