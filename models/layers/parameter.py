@@ -1,8 +1,10 @@
 """Parameters with named axes."""
 
+import math
 from collections.abc import Mapping
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -37,3 +39,13 @@ def leaf_parameter(leaf: Leaf, sizes: Mapping[str, int], dtype: DTypeLike) -> nn
     shape = tuple(sizes[letter] // shared.get(letter, 1) for letter in leaf.letters.split())
     own = dtype if leaf.dtype is None else leaf.dtype
     return nnx.Param(jax.ShapeDtypeStruct(shape, own), letters=leaf.letters, initial=leaf.initial)
+
+
+def parameter_bytes(module: nnx.Module) -> int:
+    """Bytes of all parameters of a module, abstract or not; values of 4 bits are packed."""
+    leaves = jax.tree.leaves(nnx.state(module))
+    return sum(math.ceil(leaf.size * _bits(leaf.dtype) / 8) for leaf in leaves)
+
+
+def _bits(dtype: DTypeLike) -> int:
+    return (jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo)(dtype).bits
