@@ -6,15 +6,16 @@ from rjax.models.config import ModelConfig
 from rjax.models.decoder import Decoder, DecoderLayer
 from rjax.models.dense import DenseAttention
 from rjax.models.errors import CheckpointError
+from rjax.models.formats import StoredTensor, WeightFormat, register_format
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
 from rjax.models.loading.config_file import config_from_dict, config_from_folder
 from rjax.models.loading.hub import resolve_folder
 from rjax.models.loading.load import LoadedModel, init_model, load_model
 from rjax.models.loading.save import save_model
-from rjax.models.operations import Activation, HeadsOperations, Operations, Residual
+from rjax.models.operations import Activation, HeadsOperations, KvScales, Operations, Residual
 from rjax.models.rope import Rotary, rotary_tables
-from rjax.models.schemes import Leaf, WeightScheme, register_scheme
+from rjax.models.schemes import Leaf, WeightScheme
 
 BUNDLED_MODEL: Path = Path(__file__).parent / "tables" / "checkpoint"
 """Folder of the small model that ships with the package."""
@@ -27,6 +28,7 @@ __all__ = [
     "DecoderLayer",
     "DenseAttention",
     "HeadsOperations",
+    "KvScales",
     "Leaf",
     "Linear",
     "LoadedModel",
@@ -35,12 +37,14 @@ __all__ = [
     "Operations",
     "Residual",
     "Rotary",
+    "StoredTensor",
+    "WeightFormat",
     "WeightScheme",
     "config_from_dict",
     "config_from_folder",
     "init_model",
     "load_model",
-    "register_scheme",
+    "register_format",
     "resolve_folder",
     "rotary_tables",
     "save_model",

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from rjax.models.formats.weight_format import WeightFormat
 from rjax.models.rope import RopeConfig
 from rjax.models.schemes import UNQUANTISED, WeightScheme
 
@@ -29,7 +30,10 @@ class ModelConfig:
         sliding_windows: one entry per layer, the window in tokens or None.
         activation: "silu", "relu", "gelu" or "gelu_tanh".
         dtype: float type the checkpoint declares.
-        scheme: how the weights of the projections are stored.
+        format: how the checkpoint stores the weights of the projections; None if plainly.
+        schemes: how they are stored on the devices, by parameter path without the last part
+            ("layers.0.mlp.up"); UNQUANTISED where a path is missing.
+        kv_scales: the checkpoint has scales for KV in fp8.
     """
 
     architecture: str
@@ -55,7 +59,13 @@ class ModelConfig:
     gated_mlp: bool = True
     learned_positions: bool = False
     position_offset: int = 0
-    scheme: WeightScheme = UNQUANTISED
+    format: WeightFormat | None = None
+    schemes: tuple[tuple[str, WeightScheme], ...] = ()
+    kv_scales: bool = False
+
+    def scheme_of(self, path: str) -> WeightScheme:
+        """How the weight of a projection is stored on the devices."""
+        return dict(self.schemes).get(path, UNQUANTISED)
 
     @property
     def axis_sizes(self) -> dict[str, int]:

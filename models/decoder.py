@@ -1,6 +1,7 @@
 """The one decoder that every family configures."""
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
@@ -10,6 +11,7 @@ from rjax.models.layers.attention import Attention
 from rjax.models.layers.embedding import Embedding
 from rjax.models.layers.mlp import Mlp
 from rjax.models.layers.norm import Norm
+from rjax.models.layers.parameter import parameter_bytes
 from rjax.models.operations import Operations, Residual
 from rjax.models.rope import Rotary, rotary_tables
 
@@ -21,7 +23,7 @@ class DecoderLayer(nnx.Module):
         self.attention_norm = Norm(config, dtype)
         self.attention = Attention(config, layer, dtype)
         self.mlp_norm = Norm(config, dtype)
-        self.mlp = Mlp(config, dtype)
+        self.mlp = Mlp(config, layer, dtype)
 
     def __call__(
         self, residual: Residual, rotary: Rotary | None, operations: Operations
@@ -61,6 +63,16 @@ class Decoder(nnx.Module):
         for layer in self.layers:
             residual = layer(residual, rotary, operations)
         return operations.norm(residual, self.norm)[1]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the activations, and of weights that are not quantised."""
+        return np.dtype(self.embedding.weight.get_value().dtype)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all parameters, abstract or not."""
+        return parameter_bytes(self)
 
     def logits(self, hidden: Float[Array, "X D"]) -> Float[Array, "X V"]:
         """Scores of every vocabulary entry, float32."""

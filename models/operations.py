@@ -69,6 +69,15 @@ _ACTIVATIONS = {
 }
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, slots=True)
+class KvScales:
+    """Scales of one layer's KV in float8_e4m3fn: value = stored number * scale."""
+
+    k: Float[Array, "1"]
+    v: Float[Array, "1"]
+
+
 class Operations(abc.ABC):
     """Operations that layers call; subclasses choose the kernels.
 
@@ -83,6 +92,7 @@ class Operations(abc.ABC):
         qkv: Float[Array, "T K A H"] | Partial,
         rotary: Rotary | None,
         spec: AttentionSpec,
+        kv_scales: KvScales | None = None,
     ) -> Float[Array, "T N H"] | UnmergedAttention:
         """Attention of T tokens at one layer, in the dtype of the projections.
 
@@ -91,6 +101,7 @@ class Operations(abc.ABC):
             qkv: each KV head's A - 2 queries, its key, its value, before the rotary embedding.
             rotary: None where the model has no rotary embedding.
             spec: scale, window and soft cap.
+            kv_scales: of KV that is stored in fp8; None for scales of 1.
 
         Returns:
             Attention output; along N the query heads of KV head 0 come first, then those of head 1.
@@ -158,6 +169,8 @@ class HeadsOperations(Operations):
         qkv: Float[Array, "T K A H"] | Partial,
         rotary: Rotary | None,
         spec: AttentionSpec,
+        kv_scales: KvScales | None = None,
     ) -> Float[Array, "T N H"]:
-        """``attend`` from the projections."""
+        """``attend`` from the projections, with KV as it is."""
+        del kv_scales
         return self.attend(layer, *split_qkv(reduced(qkv)), rotary, spec)

@@ -15,6 +15,7 @@ from rjax.memory_sizes import GIB, host_memory, parse_size
 
 type RelayMode = Literal["auto", "on", "off"]
 type DType = Literal["auto", "float32", "bfloat16", "float16"]
+type Quantization = Literal["fp8", "int8", "int4", "awq", "gptq", "compressed-tensors"]
 type Warmup = Literal["off", "background", "on", "auto"]
 type KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 type AutoInt = Literal["auto"] | int
@@ -63,6 +64,9 @@ class ModelSettings:
             checkpoint's dtype on a GPU and float32 on a CPU.
         load_format: "auto" reads safetensors; "dummy" draws random weights and needs only
             config.json.
+        quantization: "fp8", "int8" and "int4" (groups of 128) quantise the weights of an
+            unquantised model while it is loaded, rounding to nearest. Quantised checkpoints (awq,
+            gptq, fp8, compressed-tensors) are recognised without it.
         revision: branch, tag or commit on the hub, for every file of the model.
         hf_token: hub token; by default the one that the hub client finds.
         max_model_len: maximum tokens of one sequence, prompt and output together; by default
@@ -77,6 +81,7 @@ class ModelSettings:
     tokenizer: Any = None
     dtype: DType = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
+    quantization: Quantization | None = None
     revision: str | None = None
     hf_token: str | None = None
     max_model_len: int | None = None
@@ -87,6 +92,8 @@ class ModelSettings:
     def __post_init__(self) -> None:
         _choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _choice("load_format", self.load_format, ("auto", "dummy"))
+        if self.quantization is not None:
+            _choice("quantization", self.quantization, Quantization.__value__.__args__)
         _positive("max_model_len", self.max_model_len)
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise InvalidConfigError(
@@ -114,8 +121,8 @@ class CacheSettings:
             cost model. The tokens are the same.
         prefix_files: files written by ``save_prefix``, loaded at the start under the names in them.
         kv_cache_dtype: "auto" is the dtype of the weights. "fp8" and "fp8_e4m3" store KV as
-            float8_e4m3fn, one byte per element, without calibration: the scales are 1, and values
-            beyond 448 are clipped.
+            float8_e4m3fn, one byte per element, with the scales of a checkpoint that has some; else
+            without calibration: the scales are 1, and values beyond 448 are clipped.
     """
 
     page_size: int = 64

@@ -3,7 +3,6 @@
 import pathlib
 
 import jax
-import jax.numpy as jnp
 
 from rjax.batch.page_hash import root_key
 from rjax.config import EngineConfig
@@ -12,7 +11,14 @@ from rjax.engine.parts import EngineParts
 from rjax.engine_platform import choose_platform
 from rjax.engine_summary import engine_summary
 from rjax.errors import InvalidConfigError, InvalidRequestError
-from rjax.models import BUNDLED_MODEL, ModelConfig, config_from_folder, load_model, resolve_folder
+from rjax.models import (
+    BUNDLED_MODEL,
+    Decoder,
+    ModelConfig,
+    config_from_folder,
+    load_model,
+    resolve_folder,
+)
 from rjax.sampling import LIMITS, SamplingParams
 from rjax.startup_times import StartupTimes
 from rjax.tokenization import Tokenizer
@@ -32,7 +38,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
     keep_compiled(config.compilation_cache_dir)
     settings = config.model
     folder = resolve_folder(settings.model or BUNDLED_MODEL, settings.revision, settings.hf_token)
-    model_config = config_from_folder(folder)
+    model_config = config_from_folder(folder, settings.quantization)
     max_model_len = _model_length(settings.max_model_len, model_config)
     times = StartupTimes()
     with times.phase("tokenizer"):
@@ -41,9 +47,9 @@ def build_engine(config: EngineConfig) -> LLMEngine:
         jax.devices()
     platform = choose_platform(config, model_config)
     mesh, dtype, backend = platform.mesh, platform.dtype, platform.backend
+    weight_bytes = Decoder(model_config, dtype).weight_bytes
     check_weights_fit(
-        folder,
-        growth=dtype.itemsize / jnp.dtype(model_config.dtype).itemsize,
+        weight_bytes,
         memory=platform.first_device.memory_stats(),
         num_devices=config.tensor_parallel_size,
         utilization=config.cache.gpu_memory_utilization,
@@ -53,6 +59,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             folder,
             dtype=dtype,
             load_format=settings.load_format,
+            quantization=settings.quantization,
             mesh=mesh,
             seed=settings.seed,
             progress=config.use_tqdm,
@@ -76,7 +83,9 @@ def build_engine(config: EngineConfig) -> LLMEngine:
         vocab_size=model_config.vocab_size,
         max_model_len=max_model_len,
         limits=limits,
-        identity=root_key(str(folder), str(dtype), str(platform.kv_dtype)),
+        identity=root_key(
+            str(folder), str(dtype), str(platform.kv_dtype), str(settings.quantization)
+        ),
         backend=backend.name,
         device=platform.description,
         tokenizer=tokenizer,
@@ -84,7 +93,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
         startup_times=times,
         summary=engine_summary(
             config,
-            model_config,
+            loaded.model,
             platform,
             max_model_len=max_model_len,
             limits=limits,

@@ -5,12 +5,13 @@ from rjax.batch.step_worker import PoolSize
 from rjax.config import EngineConfig
 from rjax.engine_platform import EnginePlatform
 from rjax.memory_sizes import GIB
-from rjax.models import ModelConfig
+from rjax.models import Decoder, ModelConfig
+from rjax.models.formats import OnLoad
 
 
 def engine_summary(
     config: EngineConfig,
-    model: ModelConfig,
+    model: Decoder,
     platform: EnginePlatform,
     *,
     max_model_len: int,
@@ -32,7 +33,8 @@ def engine_summary(
     page_size = config.cache.page_size
     size = pool.num_pages * pool.page_bytes / GIB
     return {
-        "model": model_name(config, model),
+        "model": model_name(config, model.config),
+        "weights": f"{weight_types(model.config, platform)}, {model.weight_bytes / GIB:.2f} GiB",
         "dtype": dtype_names(platform),
         "context": f"{max_model_len:,} tokens",
         "KV pool": f"{pool.num_pages * page_size:,} tokens "
@@ -41,7 +43,7 @@ def engine_summary(
         "step",
         "decode steps": _decode_steps(num_decode_steps),
         "backend": f"{platform.backend.name} on {platform.description}",
-        "kernels": _kernels(platform),
+        "kernels": _kernels(platform, model.config),
     }
 
 
@@ -50,8 +52,17 @@ def model_name(config: EngineConfig, model: ModelConfig) -> str:
     return f"{config.model.model or 'tables, the bundled model'} ({model.architecture})"
 
 
+def weight_types(model: ModelConfig, platform: EnginePlatform) -> str:
+    """How the weights of the projections are stored."""
+    names = sorted({scheme.name for _, scheme in model.schemes})
+    if not names:
+        return platform.dtype.name
+    how = "quantised at loading" if isinstance(model.format, OnLoad) else "as in the checkpoint"
+    return f"{' and '.join(names)} ({how})"
+
+
 def dtype_names(platform: EnginePlatform) -> str:
-    """The dtypes of weights and KV."""
+    """The dtypes of activations and KV."""
     weights, kv = platform.dtype.name, platform.kv_dtype.name
     return weights if weights == kv else f"{weights}, KV {kv}"
 
@@ -66,13 +77,15 @@ def _decode_steps(number: int) -> str:
     return "each starts as one program" if number == 1 else f"up to {number} start as one program"
 
 
-def _kernels(platform: EnginePlatform) -> str:
+def _kernels(platform: EnginePlatform, model: ModelConfig) -> str:
     """Which kernels run, and why not the faster ones."""
     backend = platform.backend
     if platform.is_cpu:
         return "XLA's own; the others need a GPU"
     if backend.streamed_rows:
         rest = f"weights are streamed in steps of up to {backend.spare_rows} rows"
+    elif model.schemes:
+        rest = "XLA's own for the rest, which dequantise the weights before each product"
     else:
         rest = "XLA's own for the rest"
     refused = "".join(f"; {name}: {reason}" for name, reason in backend.refused)

@@ -7,7 +7,8 @@ from jax.typing import DTypeLike
 from rjax.models.config import ModelConfig
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
-from rjax.models.operations import Operations, Residual
+from rjax.models.layers.parameter import parameter
+from rjax.models.operations import KvScales, Operations, Residual
 from rjax.models.rope import Rotary
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.partial import reduced
@@ -24,8 +25,20 @@ class Attention(nnx.Module):
         self.layer = layer
         self.spec = AttentionSpec(config.head_dim**-0.5, config.sliding_windows[layer])
         a = config.axis_sizes["G"] + 2
-        self.qkv = Linear("D", "K A H", config, dtype, a=a, bias=config.qkv_bias)
-        self.output = Linear("N H", "D", config, dtype, bias=config.output_bias)
+        path = f"layers.{layer}.attention"
+        self.qkv = Linear(
+            *("D", "K A H", config, dtype),
+            scheme=config.scheme_of(f"{path}.qkv"),
+            a=a,
+            bias=config.qkv_bias,
+        )
+        self.output = Linear(
+            *("N H", "D", config, dtype),
+            scheme=config.scheme_of(f"{path}.output"),
+            bias=config.output_bias,
+        )
+        self.k_scale = _scale(config) if config.kv_scales else None
+        self.v_scale = _scale(config) if config.kv_scales else None
         self.q_norm = Norm(config, dtype, "H") if config.qk_norm else None
         self.k_norm = Norm(config, dtype, "H") if config.qk_norm else None
 
@@ -38,5 +51,12 @@ class Attention(nnx.Module):
             heads = reduced(qkv)
             q, k = self.q_norm(heads[:, :, :-2]), self.k_norm(heads[:, :, -2:-1])
             qkv = jnp.concatenate([q, k, heads[:, :, -1:]], axis=2)
-        attended = operations.attention(self.layer, qkv, rotary, self.spec)
+        scales = None
+        if self.k_scale is not None and self.v_scale is not None:
+            scales = KvScales(self.k_scale[...], self.v_scale[...])
+        attended = operations.attention(self.layer, qkv, rotary, self.spec, scales)
         return residual.plus(operations.linear(self.output, attended))
+
+
+def _scale(config: ModelConfig) -> nnx.Param:
+    return parameter("A", config, jnp.float32, "ones")

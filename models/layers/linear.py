@@ -8,20 +8,22 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from rjax.models.config import ModelConfig
-from rjax.models.layers.parameter import parameter
+from rjax.models.layers.parameter import leaf_parameter, parameter
+from rjax.models.schemes import WeightScheme
 
 
 class Linear(nnx.Module):
     """A projection from some axes to others.
 
-    The weight has the axes of both, inputs first. The weight scheme of the config defines the
-    arrays (leaves) that store it. Loading, random weights and sharding follow from their axis
+    The weight has the axes of both, inputs first. The weight scheme defines the arrays (leaves)
+    that store it. Loading, random weights and sharding follow from their axis
     letters.
 
     Args:
         inputs: contracted axes, such as "D" or "N H".
         outputs: axes of the result after T, such as "K A H".
-        config: size of each axis letter, and the weight scheme.
+        config: size of each axis letter.
+        scheme: how the weight is stored.
         dtype: of the result, the bias and the leaves that do not set their own.
         a: size of axis A, along which projections are fused.
         bias: whether there is a bias, of shape ``outputs``.
@@ -34,17 +36,17 @@ class Linear(nnx.Module):
         config: ModelConfig,
         dtype: DTypeLike,
         *,
+        scheme: WeightScheme,
         a: int = 1,
         bias: bool = False,
     ) -> None:
-        self.inputs, self.outputs, self.scheme = inputs, outputs, config.scheme
-        leaves = self.scheme.leaves(inputs, outputs)
+        self.inputs, self.outputs, self.scheme = inputs, outputs, scheme
+        sizes = config.axis_sizes | {"A": a}
+        leaves = scheme.leaves(inputs, outputs, config.axis_sizes)
         self.leaf_letters = tuple((name, leaf.letters) for name, leaf in leaves.items())
         for name, leaf in leaves.items():
-            own = dtype if leaf.dtype is None else leaf.dtype
-            setattr(self, name, parameter(leaf.letters, config, own, leaf.initial, a))
+            setattr(self, name, leaf_parameter(leaf, sizes, dtype))
         self.bias = parameter(outputs, config, dtype, "zeros", a) if bias else None
-        sizes = config.axis_sizes | {"A": a}
         self.input_shape = tuple(sizes[letter] for letter in inputs.split())
         self.output_shape = tuple(sizes[letter] for letter in outputs.split())
 
@@ -61,5 +63,5 @@ class Linear(nnx.Module):
     def weight_matrix(self, dtype: DTypeLike) -> Float[Array, "E ..."]:
         """The dequantised weight with its input axes merged into one."""
         # With two contracted axes, XLA on the CPU would copy the weights at every call.
-        weight = self.scheme.dequantise(self.leaves, dtype)
+        weight = self.scheme.dequantise(self.leaves, self.depth, dtype)
         return weight.reshape(self.depth, *self.output_shape)

@@ -16,11 +16,21 @@ class Mlp(nnx.Module):
     1 is up.
     """
 
-    def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
+    def __init__(self, config: ModelConfig, layer: int, dtype: DTypeLike) -> None:
         self.activation = Activation(config.activation, config.gated_mlp)
         a = 2 if config.gated_mlp else 1
-        self.up = Linear("D", "A F", config, dtype, a=a, bias=config.mlp_bias)
-        self.down = Linear("F", "D", config, dtype, bias=config.mlp_bias)
+        path = f"layers.{layer}.mlp"
+        self.up = Linear(
+            *("D", "A F", config, dtype),
+            scheme=config.scheme_of(f"{path}.up"),
+            a=a,
+            bias=config.mlp_bias,
+        )
+        self.down = Linear(
+            *("F", "D", config, dtype),
+            scheme=config.scheme_of(f"{path}.down"),
+            bias=config.mlp_bias,
+        )
 
     def __call__(self, residual: Residual, norm: Norm, operations: Operations) -> Residual:
         """The residual stream with the output of the block as update."""

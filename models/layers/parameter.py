@@ -1,11 +1,15 @@
 """Parameters with named axes."""
 
+import math
+from collections.abc import Mapping
+
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
 from rjax.models.config import ModelConfig
-from rjax.models.schemes.scheme import Initial
+from rjax.models.schemes.scheme import Initial, Leaf
 
 
 def parameter(
@@ -20,6 +24,28 @@ def parameter(
         initial: initial values of random weights ("normal" has standard deviation 0.02).
         a: size of axis A.
     """
-    sizes = config.axis_sizes | {"A": a}
-    shape = tuple(sizes[letter] for letter in letters.split())
-    return nnx.Param(jax.ShapeDtypeStruct(shape, dtype), letters=letters, initial=initial)
+    return leaf_parameter(Leaf(letters, dtype, initial), config.axis_sizes | {"A": a}, dtype)
+
+
+def leaf_parameter(leaf: Leaf, sizes: Mapping[str, int], dtype: DTypeLike) -> nnx.Param:
+    """The abstract parameter of one array of a `Linear`.
+
+    Args:
+        leaf: its description.
+        sizes: of each letter, with A.
+        dtype: where the leaf does not set its own.
+    """
+    shared = dict(leaf.blocks)
+    shape = tuple(sizes[letter] // shared.get(letter, 1) for letter in leaf.letters.split())
+    own = dtype if leaf.dtype is None else leaf.dtype
+    return nnx.Param(jax.ShapeDtypeStruct(shape, own), letters=leaf.letters, initial=leaf.initial)
+
+
+def parameter_bytes(module: nnx.Module) -> int:
+    """Bytes of all parameters of a module, abstract or not; values of 4 bits are packed."""
+    leaves = jax.tree.leaves(nnx.state(module))
+    return sum(math.ceil(leaf.size * _bits(leaf.dtype) / 8) for leaf in leaves)
+
+
+def _bits(dtype: DTypeLike) -> int:
+    return (jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo)(dtype).bits

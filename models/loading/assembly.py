@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from rjax.models.loading.array_program import ArrayProgram
 from rjax.models.loading.layout import View
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Assembly:
+class Assembly(ArrayProgram):
     """Makes a parameter: pieces unmerged, transposed, cast and concatenated along the fused axis.
 
     Parameters with equal assemblies, such as those of different layers, share a program.
@@ -37,20 +38,20 @@ class Assembly:
     sharding: NamedSharding
 
     def compile(self) -> None:
-        """Compile the program, so that calls find it."""
+        """See the base class."""
         _assemble.lower(self.blocks, self).compile()
 
-    def __call__(self, arrays: Sequence[jax.Array]) -> jax.Array:
-        """The parameter from the arrays of all blocks in order, dispatched asynchronously."""
+    def __call__(self, arrays: Sequence[jax.Array]) -> tuple[jax.Array]:
+        """See the base class; one parameter."""
         remaining = iter(arrays)
         pieces = [tuple(itertools.islice(remaining, len(blocks))) for blocks in self.blocks]
-        return _assemble(tuple(pieces), self)
+        return (_assemble(tuple(pieces), self),)
 
 
 @functools.partial(jax.jit, static_argnames=("assembly",))
 def _assemble(pieces: tuple[tuple[jax.Array, ...], ...], assembly: Assembly) -> jax.Array:
     parts = [
-        _join(blocks, sharding).reshape(shape).transpose(order).astype(assembly.dtype)
+        join_blocks(blocks, sharding).reshape(shape).transpose(order).astype(assembly.dtype)
         for blocks, sharding, (shape, order) in zip(
             pieces, assembly.piece_shardings, assembly.views, strict=True
         )
@@ -59,7 +60,8 @@ def _assemble(pieces: tuple[tuple[jax.Array, ...], ...], assembly: Assembly) -> 
     return jax.lax.with_sharding_constraint(whole, assembly.sharding)
 
 
-def _join(blocks: tuple[jax.Array, ...], sharding: NamedSharding) -> jax.Array:
+def join_blocks(blocks: tuple[jax.Array, ...], sharding: NamedSharding) -> jax.Array:
+    """A tensor from its blocks, as `split_rows` cuts it; traced."""
     if len(blocks) == 1:
         return blocks[0]
     joined = jnp.concatenate(blocks, 1)

@@ -1,6 +1,5 @@
 """Reading config.json."""
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,8 @@ from rjax.models.config_fields import ConfigFields
 from rjax.models.errors import CheckpointError
 from rjax.models.families import FAMILIES
 from rjax.models.families.family import Family
-from rjax.models.schemes import read_scheme
+from rjax.models.formats import read_format
+from rjax.models.loading.linear_modules import with_format, with_quantization
 
 _MAX_CONFIG_BYTES = 16 << 20
 
@@ -33,15 +33,24 @@ def read_json(path: Path, limit: int) -> dict[str, Any]:
     return value
 
 
-def config_from_folder(folder: str | Path) -> ModelConfig:
-    """Read the ModelConfig of a Hugging Face folder; raise CheckpointError if it is unusable."""
+def config_from_folder(folder: str | Path, quantization: str | None = None) -> ModelConfig:
+    """The ModelConfig of a Hugging Face folder.
+
+    Args:
+        folder: with a config.json.
+        quantization: as for `load_model`.
+
+    Raises:
+        CheckpointError: the file is missing or unusable, or the quantization does not fit it.
+    """
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise CheckpointError(
             f"{folder} has no config.json; give a Hugging Face model folder (config.json, "
             "*.safetensors, tokenizer files) or a hub id such as Qwen/Qwen3-0.6B"
         )
-    return config_from_dict(read_json(path, _MAX_CONFIG_BYTES))
+    config = config_from_dict(read_json(path, _MAX_CONFIG_BYTES))
+    return with_quantization(config, quantization)
 
 
 def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
@@ -52,7 +61,7 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     fields = ConfigFields(values)
     family = _family_of(fields)
     config = family.read_config(family.fields.check(fields))
-    return dataclasses.replace(config, scheme=read_scheme(values.get("quantization_config")))
+    return with_format(config, read_format(values.get("quantization_config")))
 
 
 def _family_of(fields: ConfigFields) -> Family:

@@ -9,6 +9,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from rjax.models.decoder import Decoder
+from rjax.models.schemes.scheme import Initial
 from rjax.models.sharding import parameter_sharding
 
 _STANDARD_DEVIATION = 0.02
@@ -41,15 +42,19 @@ def _draw(
     key: jax.Array,
     shape: tuple[int, ...],
     dtype: np.dtype,
-    initial: str,
+    initial: Initial,
     sharding: NamedSharding,
 ) -> jax.Array:
     match initial:
         case "normal":
             value = _STANDARD_DEVIATION * jax.random.normal(key, shape, jnp.float32)
+        case "integers":
+            limits = jnp.iinfo(dtype)
+            value = jax.random.randint(key, shape, limits.min, limits.max + 1)
         case "ones":
             value = jnp.ones(shape, jnp.float32)
-        case _:
-            assert initial == "zeros", initial
+        case "zeros":
             value = jnp.zeros(shape, jnp.float32)
+        case constant:
+            value = jnp.full(shape, constant, jnp.float32)
     return jax.lax.with_sharding_constraint(value.astype(dtype), sharding)

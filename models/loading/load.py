@@ -9,9 +9,11 @@ from jax.typing import DTypeLike
 
 from rjax.models.config import ModelConfig
 from rjax.models.decoder import Decoder
+from rjax.models.loading.checkpoint_folder import read_tensors
 from rjax.models.loading.config_file import config_from_folder
 from rjax.models.loading.dummy import fill_randomly
 from rjax.models.loading.hub import resolve_folder
+from rjax.models.loading.linear_modules import with_format
 from rjax.models.loading.weights import load_weights
 from rjax.models.sharding import check_mesh, single_device_mesh
 
@@ -32,6 +34,7 @@ def load_model(
     *,
     dtype: DTypeLike | None,
     load_format: str = "auto",
+    quantization: str | None = None,
     revision: str | None = None,
     token: str | None = None,
     mesh: Mesh | None = None,
@@ -45,6 +48,9 @@ def load_model(
         dtype: of the parameters; None for that of the checkpoint.
         load_format: "auto" reads safetensors; "dummy" uses random weights and needs only
             config.json.
+        quantization: "fp8", "int8" or "int4" quantises an unquantised checkpoint while it is
+            loaded, rounding to nearest. None, or the ``quant_method`` of a quantised checkpoint,
+            takes the weights as they are stored.
         revision, token: for the hub.
         mesh: devices, with the axis `tensor`; None for the first device only.
         seed: of dummy weights.
@@ -57,9 +63,12 @@ def load_model(
     if load_format not in ("auto", "dummy"):
         raise ValueError(f"load_format is {load_format!r}; it must be 'auto' or 'dummy'")
     folder = resolve_folder(model, revision, token, weights=load_format == "auto")
-    config = config_from_folder(folder)
+    config = config_from_folder(folder, quantization)
     if load_format == "dummy":
         return LoadedModel(init_model(config, dtype=dtype, mesh=mesh, seed=seed), config, folder)
+    if config.format is not None:
+        types = {name: entry.dtype for name, entry in read_tensors(folder).items()}
+        config = with_format(config, config.format.with_scale_types(types))
     mesh = _checked(mesh)
     abstract = Decoder(config, _dtype(dtype, config))
     return LoadedModel(load_weights(abstract, config, folder, mesh, progress), config, folder)

@@ -9,26 +9,27 @@ from types import TracebackType
 
 import jax
 
-from rjax.models.loading.assembly import Assembly
+from rjax.models.loading.array_program import ArrayProgram
 from rjax.models.loading.blocks import Block
 
 _READ_THREADS = 8
 _COMPILE_THREADS = 4
+
 
 type Load = Callable[[Block, Callable[[], None]], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ParameterPlan:
-    """How one parameter is loaded.
+    """How one parameter is loaded, or several that are made of the same tensors.
 
     Attributes:
         blocks: to be read and copied to the devices.
-        assembly: makes the parameter of their arrays; None if the array of the only block is it.
+        assembly: makes the parameters of their arrays; None if the array of the only block is one.
     """
 
     blocks: tuple[Block, ...]
-    assembly: Assembly | None = None
+    assembly: ArrayProgram | None = None
 
     @property
     def size(self) -> int:
@@ -42,7 +43,7 @@ class _Loading:
     def __init__(self, plan: ParameterPlan) -> None:
         self.plan = plan
         self.arrays: dict[int, jax.Array] = {}
-        self.value: jax.Array | None = None
+        self.value: tuple[jax.Array, ...] | None = None
 
 
 class _StoppedError(Exception):
@@ -50,7 +51,7 @@ class _StoppedError(Exception):
 
 
 class Pipeline:
-    """Load parameters on several threads, and yield them, ready, in the order of their plans.
+    """Load parameters on several threads, and yield those of each plan, ready, in order.
 
     Each thread takes the next block, reads it and copies it to the devices; the thread with the
     last block of a parameter assembles it. So the disk, the copies and the devices are all busy.
@@ -108,7 +109,7 @@ class Pipeline:
     ) -> None:
         self._stop()
 
-    def __iter__(self) -> Iterator[jax.Array]:
+    def __iter__(self) -> Iterator[tuple[jax.Array, ...]]:
         while self._parameters:
             parameter = self._parameters[0]
             with self._changed:
@@ -116,7 +117,7 @@ class Pipeline:
                 if self._error is not None:
                     raise self._error
             assert parameter.value is not None
-            value = parameter.value.block_until_ready()
+            value = jax.block_until_ready(parameter.value)
             with self._changed:
                 self._in_flight -= parameter.plan.size
                 self._parameters.popleft()
@@ -189,7 +190,8 @@ class Pipeline:
                 return
         arrays, parameter.arrays = parameter.arrays, {}
         in_order = [arrays.pop(i) for i in range(len(arrays))]
-        value = parameter.plan.assembly(in_order) if parameter.plan.assembly else in_order[0]
+        assembly = parameter.plan.assembly
+        value = (in_order[0],) if assembly is None else assembly(in_order)
         in_order.clear()
         with self._changed:
             parameter.value = value

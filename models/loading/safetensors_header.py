@@ -23,6 +23,7 @@ _STORED = _FLOATS | {
     "I8": np.dtype(np.int8),
     "U8": np.dtype(np.uint8),
     "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
 }
 
 
@@ -55,6 +56,18 @@ class TensorEntry:
             )
         return _STORED[self.dtype]
 
+    def file_dtype(self) -> np.dtype:
+        """The dtype in the file, of those that can be read.
+
+        Raises CheckpointError for another type.
+        """
+        if self.dtype not in _STORED:
+            raise CheckpointError(
+                f"{self.file.name}: {self.name} has the type {self.dtype}; supported are "
+                f"{', '.join(_STORED)}"
+            )
+        return _STORED[self.dtype]
+
     def read_into(self, memory: np.ndarray, start: int = 0) -> None:
         """Fill ``memory`` (bytes) with the bytes of the tensor from ``start`` on.
 
@@ -78,11 +91,12 @@ class TensorEntry:
             ) from None
 
     def read(self, first_row: int = 0, rows: int | None = None) -> np.ndarray:
-        """Read a float tensor, or ``rows`` of its first axis, into a new array.
+        """Read a tensor, or ``rows`` of its first axis, into a new array.
 
-        Raises CheckpointError for another type, and if the file cannot be read or was truncated.
+        Raises CheckpointError if its type is not supported, or the file cannot be read or was
+        truncated.
         """
-        dtype = self.stored_dtype()
+        dtype = self.file_dtype()
         shape = self.shape if rows is None else (rows, *self.shape[1:])
         memory = np.empty(math.prod(shape) * dtype.itemsize, np.uint8)
         self.read_into(memory, first_row * math.prod(self.shape[1:]) * dtype.itemsize)

@@ -15,7 +15,6 @@ from rjax.models.config import ModelConfig
 from rjax.models.decoder import Decoder
 from rjax.models.families import FAMILIES
 from rjax.models.loading.layout import split_parameter, tensor_shape
-from rjax.models.schemes import UNQUANTISED
 
 
 def save_model(
@@ -37,8 +36,8 @@ def save_model(
     family = FAMILIES[config.architecture]
     if family.write_config is None:
         raise ValueError(f"{config.architecture} cannot be saved, only LlamaForCausalLM")
-    if config.scheme != UNQUANTISED:
-        raise ValueError(f"weights stored as {config.scheme.name} cannot be saved")
+    if config.schemes:
+        raise ValueError(f"weights stored as {config.schemes[0][1].name} cannot be saved")
     dtype = jnp.dtype(dtype)
     written = family.write_config(dataclasses.replace(config, dtype=dtype.name))
     tensors = _tensors(model, config, dtype)

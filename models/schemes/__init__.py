@@ -1,15 +1,7 @@
-"""Weight schemes: how the weight of a `Linear` is stored, for each quantisation format."""
+"""Weight schemes: how the weight of a `Linear` is stored on the devices."""
 
-from rjax.models.schemes.registry import read_scheme, register_scheme, scheme_names
+from rjax.models.schemes.scaled import Scaled
 from rjax.models.schemes.scheme import Leaf, WeightScheme
 from rjax.models.schemes.unquantised import UNQUANTISED, Unquantised
 
-__all__ = [
-    "UNQUANTISED",
-    "Leaf",
-    "Unquantised",
-    "WeightScheme",
-    "read_scheme",
-    "register_scheme",
-    "scheme_names",
-]
+__all__ = ["UNQUANTISED", "Leaf", "Scaled", "Unquantised", "WeightScheme"]

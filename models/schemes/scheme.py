@@ -8,9 +8,7 @@ from typing import Literal
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rjax.models.loading.piece import Piece
-
-Initial = Literal["normal", "zeros", "ones"]
+Initial = Literal["normal", "zeros", "ones", "integers"] | float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -20,36 +18,47 @@ class Leaf:
     Attributes:
         letters: its axes, such as "D K A H".
         dtype: of its values; None for the model's own float type.
-        initial: initial values of random weights ("normal" has standard deviation 0.02).
+        initial: initial values of random weights: "normal" has standard deviation 0.02, "integers"
+            are uniform over the dtype's range, a number is the value of all.
+        blocks: (letter, size) of the axes along which so many entries of the weight share one entry
+            of this array.
     """
 
     letters: str
     dtype: DTypeLike | None = None
     initial: Initial = "normal"
+    blocks: tuple[tuple[str, int], ...] = ()
 
 
 class WeightScheme(abc.ABC):
-    """How the weight of a `Linear` is stored.
+    """How the weight of a `Linear` is stored on the devices.
 
     Schemes are hashable and compare by value (frozen dataclasses): they are part of the compiled
     program. Kernels are chosen by ``name``. If no kernel supports a scheme, the GEMM takes the
     weight from ``dequantise``.
     """
 
-    name: str
-    """Short name for kernels and logs, such as "fp8"."""
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """Short name for kernels and logs, such as "fp8"."""
 
     @abc.abstractmethod
-    def leaves(self, inputs: str, outputs: str) -> Mapping[str, Leaf]:
+    def leaves(self, inputs: str, outputs: str, sizes: Mapping[str, int]) -> Mapping[str, Leaf]:
         """The arrays of a `Linear` from axes ``inputs`` ("D", "N H") to ``outputs`` ("K A H").
 
         The leaf "weight" has the letters of both. A bias is not part of the scheme.
+
+        Args:
+            inputs, outputs: axis letters.
+            sizes: of the letters in the whole model, but for A.
         """
 
     @abc.abstractmethod
-    def pieces(self, leaf: str, weight: tuple[Piece, ...]) -> tuple[Piece, ...]:
-        """The checkpoint pieces of a leaf, given those of the unquantised weight."""
+    def dequantise(
+        self, leaves: Mapping[str, Array], depth: int, dtype: DTypeLike
+    ) -> Float[Array, "E X"]:
+        """The reference: the weight in ``dtype``, its ``depth`` inputs merged, its outputs merged.
 
-    @abc.abstractmethod
-    def dequantise(self, leaves: Mapping[str, Array], dtype: DTypeLike) -> Float[Array, "..."]:
-        """The reference: the weight in ``dtype``, with axes ``inputs`` then ``outputs``."""
+        The leaves may be those of one device of a mesh.
+        """

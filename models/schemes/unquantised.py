@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rjax.models.loading.piece import Piece
 from rjax.models.schemes.scheme import Leaf, WeightScheme
 
 
@@ -14,20 +13,20 @@ from rjax.models.schemes.scheme import Leaf, WeightScheme
 class Unquantised(WeightScheme):
     """One leaf, the weight."""
 
-    name: str = "unquantised"
+    @property
+    def name(self) -> str:
+        """For kernels."""
+        return "unquantised"
 
-    def leaves(self, inputs: str, outputs: str) -> Mapping[str, Leaf]:
+    def leaves(self, inputs: str, outputs: str, sizes: Mapping[str, int]) -> Mapping[str, Leaf]:
         """The weight."""
         return {"weight": Leaf(f"{inputs} {outputs}")}
 
-    def pieces(self, leaf: str, weight: tuple[Piece, ...]) -> tuple[Piece, ...]:
-        """The pieces of the weight."""
-        del leaf
-        return weight
-
-    def dequantise(self, leaves: Mapping[str, Array], dtype: DTypeLike) -> Float[Array, "..."]:
+    def dequantise(
+        self, leaves: Mapping[str, Array], depth: int, dtype: DTypeLike
+    ) -> Float[Array, "E X"]:
         """The weight."""
-        return leaves["weight"].astype(dtype)
+        return leaves["weight"].astype(dtype).reshape(depth, -1)
 
 
 UNQUANTISED = Unquantised()

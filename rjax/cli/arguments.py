@@ -35,6 +35,7 @@ ENGINE_FLAGS = tuple(name for name in engine_options() if name not in PYTHON_ONL
 
 _FLAGS = {"enable_relay_attention": "--relay"}  # where the flag is not the option's name
 _VLLM_FLAGS = {  # other names of a flag
+    "quantization": ("-q",),
     "tensor_parallel_size": ("-tp",),
     "page_size": ("--block-size",),
     "num_pages": ("--num-gpu-blocks-override",),

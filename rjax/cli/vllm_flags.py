@@ -25,7 +25,6 @@ _INSTEAD: tuple[tuple[str, str], ...] = (
         "refused: rjax never runs code of a checkpoint; 'rjax models' lists the families that it "
         "has code for",
     ),
-    ("--quantization -q", "leave it out; the checkpoint says how its weights are stored"),
     ("--pipeline-parallel-size -pp", "use --tensor-parallel-size; layers stay on all devices"),
     (
         "--data-parallel-size -dp --data-parallel-size-local -dpl --data-parallel-rank -dpn "

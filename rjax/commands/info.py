@@ -111,7 +111,7 @@ def kernels(config: Any) -> dict[str, Any]:
     folder = resolve_folder(
         settings.model or BUNDLED_MODEL, settings.revision, settings.hf_token, weights=False
     )
-    model = config_from_folder(folder)
+    model = config_from_folder(folder, settings.quantization)
     chosen = choose_platform(config, model)
     refused = dict(chosen.backend.refused)
     backends = {

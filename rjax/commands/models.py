@@ -30,10 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _list(arguments: argparse.Namespace) -> int:
     from rjax.models.families import FAMILIES
-    from rjax.models.schemes import scheme_names
+    from rjax.models.formats import format_names
 
     families = [(family.models, family.architecture) for family in FAMILIES.values()]
-    schemes = ["unquantised", *scheme_names()]
+    schemes = ["unquantised", *format_names()]
     if arguments.json:
         listed = [{"architecture": name, "models": models} for models, name in families]
         print(json.dumps({"families": listed, "weights": schemes}))

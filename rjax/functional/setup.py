@@ -4,8 +4,6 @@ import dataclasses
 import math
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -109,7 +107,7 @@ def prepare(
         mesh = single_device_mesh()
     check_mesh(mesh)
     device = mesh.devices.flat[0]
-    dtype = jnp.result_type(*jax.tree.leaves(weights))
+    dtype = model.dtype
     capability = getattr(device, "compute_capability", None)
     chosen = choose_backend(
         backend,

@@ -1,7 +1,6 @@
 """How many pages the KV pool gets, and whether weights and pool fit into memory."""
 
 import math
-import pathlib
 from collections.abc import Mapping
 
 import jax.numpy as jnp
@@ -203,9 +202,8 @@ def check_pool_fits(pool: PoolSize, *, memory: Mapping[str, int] | None, num_dev
 
 
 def check_weights_fit(
-    folder: pathlib.Path,
+    weights: int,
     *,
-    growth: float,
     memory: Mapping[str, int] | None,
     num_devices: int,
     utilization: float,
@@ -213,8 +211,7 @@ def check_weights_fit(
     """Refuse a model whose weights do not fit, before they are loaded.
 
     Args:
-        folder: of the checkpoint; its safetensors files are its size.
-        growth: bytes of a value as served, divided by its bytes in the checkpoint.
+        weights: bytes of all devices together.
         memory: ``memory_stats()`` of one device; None (a CPU) checks nothing.
         num_devices: that the weights are sharded over.
         utilization: share of the memory that may be used.
@@ -224,7 +221,6 @@ def check_weights_fit(
     """
     if not memory or "bytes_limit" not in memory:
         return
-    weights = growth * sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     available = memory["bytes_limit"] * utilization - memory["bytes_in_use"]
     if weights > available * num_devices:
         share = (weights / num_devices + memory["bytes_in_use"]) / memory["bytes_limit"]
@@ -236,7 +232,7 @@ def check_weights_fit(
             remedies.append(f"set tensor_parallel_size={devices}")
         else:
             remedies.append("free device memory")
-        remedies.append("choose a 16-bit dtype or a smaller model")
+        remedies.append("choose a 16-bit dtype, quantization fp8 or int4, or a smaller model")
         raise OutOfMemoryError(
             f"the weights take {weights / 2**30:.1f} GiB and {num_devices} device(s) have "
             f"{max(available, 0) * num_devices / 2**30:.1f} GiB to give: {', or '.join(remedies)}"

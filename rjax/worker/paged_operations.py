@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
-from rjax.models import Activation, Linear, Norm, Operations, Residual, Rotary
+from rjax.models import Activation, KvScales, Linear, Norm, Operations, Residual, Rotary
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.pallas_kernels.attention.spec import AttentionSpec
@@ -34,7 +34,8 @@ class PagedOperations(Operations):
     projections over K, N and F. A projection whose inputs are sharded gives a Partial whose
     summands are the devices' shares; the consumer adds them up.
 
-    Pools in float8_e4m3fn have scales of 1: KV is rounded to that type and clipped at 448.
+    Pools in float8_e4m3fn have the scales of the checkpoint, or 1: KV is divided by them, rounded
+    to that type and clipped at 448.
 
     Args:
         k_pages, v_pages: one pool for each layer.
@@ -67,6 +68,7 @@ class PagedOperations(Operations):
         qkv: Float[Array, "T K A H"] | Partial,
         rotary: Rotary | None,
         spec: AttentionSpec,
+        kv_scales: KvScales | None = None,
     ) -> Float[Array, "T N H"] | UnmergedAttention:
         """Rotate q and k, write k and v, attend; see ``rjax.models.Operations``.
 
@@ -103,12 +105,13 @@ class PagedOperations(Operations):
             attend = jax.shard_map(
                 attend,
                 mesh=self._mesh,
-                in_specs=(_qkv_specs(qkv), _POOL, _POOL, _WHOLE, _WHOLE, _WHOLE),
+                in_specs=(_qkv_specs(qkv), _POOL, _POOL, _WHOLE, _WHOLE, _WHOLE, _WHOLE),
                 out_specs=(merged if unmerged else _HEADS, _POOL, _POOL),
                 check_vma=False,
             )
         out, self.k_pages[layer], self.v_pages[layer] = attend(
-            qkv, self.k_pages[layer], self.v_pages[layer], rotary, self._step, self._plan
+            *(qkv, self.k_pages[layer], self.v_pages[layer], rotary, kv_scales),
+            *(self._step, self._plan),
         )
         return out
 
@@ -372,6 +375,7 @@ def _attend(
     k_pages,
     v_pages,
     rotary,
+    kv_scales,
     step,
     plan,
     *,
@@ -384,8 +388,12 @@ def _attend(
     cos, sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
     scales = {}
     if k_pages.dtype == jnp.float8_e4m3fn:
-        ones = jnp.ones(k_pages.shape[1], jnp.float32)
-        scales = {"k_scales": ones, "v_scales": ones}
+        found = kv_scales or KvScales(jnp.ones(1, jnp.float32), jnp.ones(1, jnp.float32))
+        heads = k_pages.shape[1:2]
+        scales = {
+            "k_scales": jnp.broadcast_to(found.k, heads),
+            "v_scales": jnp.broadcast_to(found.v, heads),
+        }
     written = write.run(problem, qkv, cos, sin, k_pages, v_pages, step.kv_slots, scales)
     operands = *written, step.page_table, step.positions, plan, spec
     if unmerged:

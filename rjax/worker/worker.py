@@ -118,15 +118,15 @@ class Worker:
         )
         graph, parameters = nnx.split(loaded.model)
         leaves, treedef = jax.tree.flatten(parameters)
-        self._weight_dtype = jnp.result_type(*(leaf.dtype for leaf in leaves))
+        self._dtype = loaded.model.dtype
         # The fit for the dtype of the weights serves fp8 pages too.
-        fitted = fitted_cost_model(backend, model, self._weight_dtype, mesh)
+        fitted = fitted_cost_model(backend, model, self._dtype, mesh)
         self._sharing: Sharing = _sharing(config, fitted or backend.tuning.cost_model)
         self.pool = size_pool(
             config.cache,
             model,
             largest=self.shapes.largest,
-            itemsize=self._weight_dtype.itemsize,
+            itemsize=self._dtype.itemsize,
             max_model_len=max_model_len,
             limits=limits,
             kv_dtype=kv_dtype,
@@ -201,7 +201,7 @@ class Worker:
                 shape,
                 self._runner.layouts[shape],
                 model=self._model_config,
-                dtype=self._weight_dtype,
+                dtype=self._dtype,
                 kv_dtype=self._kv_dtype,
                 backend=self._backend,
                 mesh=self._mesh,

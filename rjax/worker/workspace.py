@@ -40,5 +40,7 @@ def workspace_bytes(
     stream = 3 * T * D * both
     sharded = T * (heads + 3 * F) * both
     partials = shape.plan.merge_capacity * model.num_heads * (model.head_dim + 1) * _FLOAT32
+    # XLA may dequantise a whole projection before its product.
+    dequantised = 2 * D * F * both if model.schemes else 0
     logits = (_LOGITS_COPIES * B + _PROMPT_ROWS + num_slots) * V * _FLOAT32
-    return stream + (sharded + partials) // num_devices + logits + _PROGRAM_BYTES
+    return stream + (sharded + partials + dequantised) // num_devices + logits + _PROGRAM_BYTES

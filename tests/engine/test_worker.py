@@ -168,22 +168,21 @@ def test_a_pool_of_given_size_that_does_not_fit_is_refused():
     check_pool_fits(PoolSize(10**9, 10), memory=None, num_devices=1)
 
 
-def test_weights_that_do_not_fit_are_refused_before_loading(tmp_path):
-    (tmp_path / "a.safetensors").write_bytes(b"\0" * 1000)
+def test_weights_that_do_not_fit_are_refused_before_loading():
     memory = {"bytes_limit": 800, "bytes_in_use": 100}
-    options = {"growth": 2.0, "memory": memory, "utilization": 1.0}
+    options = {"memory": memory, "utilization": 1.0}
     with pytest.raises(OutOfMemoryError, match="to give: set tensor_parallel_size=4, or choose"):
-        check_weights_fit(tmp_path, num_devices=2, **options)
-    low = options | {"growth": 0.5, "utilization": 0.1}
+        check_weights_fit(2000, num_devices=2, **options)
+    low = options | {"utilization": 0.1}
     with pytest.raises(OutOfMemoryError) as found:
-        check_weights_fit(tmp_path, num_devices=1, **low)
+        check_weights_fit(500, num_devices=1, **low)
     assert str(found.value).endswith(
         "to give: raise gpu_memory_utilization above 0.75, or free device memory, "
-        "or choose a 16-bit dtype or a smaller model"
+        "or choose a 16-bit dtype, quantization fp8 or int4, or a smaller model"
     )
-    check_weights_fit(tmp_path, num_devices=1, **(low | {"utilization": 0.76}))
-    check_weights_fit(tmp_path, num_devices=3, **options)
-    check_weights_fit(tmp_path, num_devices=1, **(options | {"memory": None}))
+    check_weights_fit(500, num_devices=1, **(low | {"utilization": 0.76}))
+    check_weights_fit(2000, num_devices=3, **options)
+    check_weights_fit(2000, num_devices=1, **(options | {"memory": None}))
 
 
 def test_compiled_steps_go_to_the_folder_that_the_process_has_set(tiny, tmp_path):

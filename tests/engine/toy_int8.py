@@ -1,10 +1,10 @@
-"""A weight scheme and a kernel from outside the package: int8, one scale for each column."""
+"""A weight scheme, its format and a kernel from outside the package: int8, a scale a column."""
 
 import dataclasses
 
 import jax.numpy as jnp
 
-from rjax.models import Leaf, WeightScheme, register_scheme
+from rjax.models import Leaf, StoredTensor, WeightFormat, WeightScheme, register_format
 from rjax.pallas_kernels.partial import Partial
 from rjax.worker.kernels import Kernel, Problem, register_kernel
 
@@ -17,27 +17,31 @@ class ToyInt8(WeightScheme):
 
     name: str = "toy_int8"
 
-    def leaves(self, inputs, outputs):
+    def leaves(self, inputs, outputs, sizes):
         weight = Leaf(f"{inputs} {outputs}", jnp.int8, "zeros")
         return {"weight": weight, "weight_scale": Leaf(outputs, jnp.float32, "ones")}
 
-    def pieces(self, leaf, weight):
-        if leaf == "weight":
-            return weight
-        return tuple(
-            dataclasses.replace(
-                piece,
-                tensor=piece.tensor.replace(".weight", ".weight_scale"),
-                # Output axes come first in a checkpoint: "(K A H) D" has scales "(K A H)".
-                pattern=piece.pattern.partition(")")[0] + ")"
-                if piece.pattern.startswith("(")
-                else piece.pattern.split()[0],
-            )
-            for piece in weight
-        )
+    def dequantise(self, leaves, depth, dtype):
+        return (leaves["weight"] * leaves["weight_scale"]).astype(dtype).reshape(depth, -1)
 
-    def dequantise(self, leaves, dtype):
-        return (leaves["weight"] * leaves["weight_scale"]).astype(dtype)
+
+class ToyFormat(WeightFormat):
+    """The two arrays as they are, outputs first."""
+
+    method = "toy_int8"
+
+    def scheme(self, module):
+        return ToyInt8()
+
+    def tensors(self, module, shape):
+        axes = ("outputs", "inputs")
+        return {
+            "weight": StoredTensor(f"{module}.weight", (shape,), ("I8",), axes),
+            "scale": StoredTensor(f"{module}.weight_scale", (shape[:1],), ("F32",), axes[:1]),
+        }
+
+    def decode(self, scheme, stored, shape, blocks):
+        return {"weight": stored["weight"], "weight_scale": stored["scale"]}
 
 
 def refusal(problem: Problem) -> str | None:
@@ -53,5 +57,7 @@ def run(problem, h, leaves):
     return Partial(product[None], dtype=h.dtype)
 
 
-register_scheme("toy_int8", lambda quantization: ToyInt8())
+FORMAT = ToyFormat()
+
+register_format("toy_int8", lambda quantization: FORMAT)
 register_kernel(Kernel("toy.int8", "linear", frozenset({"xla"}), refusal, run))

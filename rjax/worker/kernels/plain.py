@@ -16,7 +16,8 @@ def _linear(
     problem: Problem, h: Float[Array, "T D"], leaves: dict[str, Array]
 ) -> Float[Array, "T ..."] | Partial:
     assert problem.scheme is not None
-    weight = problem.scheme.dequantise(leaves, h.dtype).reshape(problem.depth, *problem.columns)
+    weight = problem.scheme.dequantise(leaves, problem.depth, h.dtype)
+    weight = weight.reshape(problem.depth, *problem.columns)
     if not problem.needs_partial:
         return jnp.tensordot(h, weight, 1)
     product = jnp.tensordot(h, weight, 1, preferred_element_type=jnp.float32)

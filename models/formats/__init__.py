@@ -1,0 +1,15 @@
+"""Weight formats: how checkpoints store quantised weights."""
+
+from rjax.models.formats.on_load import ON_LOAD, OnLoad
+from rjax.models.formats.registry import format_names, read_format, register_format
+from rjax.models.formats.weight_format import StoredTensor, WeightFormat
+
+__all__ = [
+    "ON_LOAD",
+    "OnLoad",
+    "StoredTensor",
+    "WeightFormat",
+    "format_names",
+    "read_format",
+    "register_format",
+]

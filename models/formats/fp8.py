@@ -1,0 +1,117 @@
+"""fp8 checkpoints with ``quant_method`` "fp8", as DeepSeek and Qwen publish them."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from rjax.models.config_fields import ConfigFields
+from rjax.models.errors import CheckpointError
+from rjax.models.formats.checks import check_scale
+from rjax.models.formats.module_names import checked_entries, is_in
+from rjax.models.formats.packing import regroup
+from rjax.models.formats.weight_format import FLOATS, StoredTensor, WeightFormat
+from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fp8(WeightFormat):
+    """float8_e4m3fn weights with one scale, or with one for each block.
+
+    Attributes:
+        block: (outputs, inputs) of a block; None for one scale of the whole weight.
+        static: whether the checkpoint has scales for activations, which weights alone do not need.
+        ignored: modules that are not quantised.
+    """
+
+    method: ClassVar[str] = "fp8"
+
+    block: tuple[int, int] | None
+    static: bool
+    ignored: tuple[str, ...] = ()
+
+    def scheme(self, module: str) -> WeightScheme:
+        """fp8 for each channel or block."""
+        if module == "lm_head" or is_in(module, self.ignored):
+            return UNQUANTISED
+        return Scaled("fp8", self.block or (1, None))
+
+    def tensors(self, module: str, shape: tuple[int, int]) -> Mapping[str, StoredTensor]:
+        """``weight``, its scale (``weight_scale_inv`` of blocks), and ``input_scale``."""
+        if self.block is None:
+            scale = StoredTensor(f"{module}.weight_scale", ((), (1,)), FLOATS, check=check_scale)
+        else:
+            counts = tuple(-(-size // one) for size, one in zip(shape, self.block, strict=True))
+            scale = StoredTensor(
+                f"{module}.weight_scale_inv",
+                (counts,),
+                FLOATS,
+                ("outputs", "inputs"),
+                check_scale,
+            )
+        tensors = {
+            "weight": StoredTensor(
+                f"{module}.weight", (shape,), ("F8_E4M3",), ("outputs", "inputs")
+            ),
+            "scale": scale,
+        }
+        if self.static:
+            tensors["input_scale"] = StoredTensor(
+                f"{module}.input_scale", ((), (1,)), FLOATS, check=check_scale, used=False
+            )
+        return tensors
+
+    def decode(
+        self,
+        scheme: WeightScheme,
+        stored: Mapping[str, jax.Array],
+        shape: tuple[int, int],
+        blocks: Mapping[str, tuple[int, int]],
+    ) -> Mapping[str, jax.Array]:
+        """The values as they are, and scales of channels or blocks."""
+        scale = stored["scale"].astype(jnp.float32)
+        if self.block is None:
+            scale = jnp.broadcast_to(scale.reshape(1), shape[:1])
+        else:
+            scale = regroup(scale, self.block, blocks["weight_scale"], shape)
+        return {"weight": stored["weight"], "weight_scale": scale}
+
+
+def read_fp8(quantization: dict[str, Any]) -> Fp8:
+    """The format of a ``quantization_config``.
+
+    Raises:
+        CheckpointError: another float format, or a field that is malformed.
+    """
+    where = "config.json: quantization_config"
+    fields = ConfigFields(quantization, where)
+    kind = str(fields.raw("fmt") or "e4m3")
+    if kind not in ("e4m3", "float8_e4m3fn"):
+        raise CheckpointError(f"{where} has the fmt {kind!r}; only e4m3 is supported")
+    activations = fields.raw("activation_scheme") or "dynamic"
+    if activations not in ("dynamic", "static"):
+        raise CheckpointError(
+            f"{where} has the activation_scheme {activations!r}; it is 'dynamic' or 'static'"
+        )
+    ignored = (
+        *checked_entries(fields.raw("ignored_layers"), f"{where}.ignored_layers"),
+        *checked_entries(fields.raw("modules_to_not_convert"), f"{where}.modules_to_not_convert"),
+    )
+    block = checked_block(fields.raw("weight_block_size"), f"{where}.weight_block_size")
+    return Fp8(block, activations == "static", ignored)
+
+
+def checked_block(block: Any, where: str) -> tuple[int, int] | None:
+    """(outputs, inputs) of a block, or None for null.
+
+    Raises:
+        CheckpointError: it is no pair of positive whole numbers.
+    """
+    if block is None:
+        return None
+    whole = isinstance(block, list) and all(type(size) is int and size > 0 for size in block)
+    if not whole or len(block) != 2:
+        raise CheckpointError(f"{where} is {block!r:.100}; expected two positive whole numbers")
+    return block[0], block[1]

@@ -1,0 +1,213 @@
+"""GPTQ checkpoints (AutoGPTQ, GPTQModel)."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rjax.models.config_fields import ConfigFields
+from rjax.models.errors import CheckpointError
+from rjax.models.formats.checks import check_order, check_scale
+from rjax.models.formats.module_names import checked_entries, is_in
+from rjax.models.formats.packing import scale_leaf, unpack
+from rjax.models.formats.scale_types import widest_scale_type
+from rjax.models.formats.weight_format import FLOATS, StoredTensor, WeightFormat
+from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
+from rjax.models.schemes.scaled import VALUE_DTYPES, ScaleDType
+
+_HEAD = "lm_head"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """How a module is quantised.
+
+    Attributes:
+        bits: 4 or 8.
+        group_size: inputs that share a scale; -1 for all.
+        symmetric: all zero points are half of the range.
+    """
+
+    bits: int
+    group_size: int
+    symmetric: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gptq(WeightFormat):
+    """4 or 8 bits in groups of inputs, packed along the inputs: (q - z) * s.
+
+    Zero points are packed along the outputs. In the first version of the format they are stored one
+    too small.
+
+    Attributes:
+        settings: of most modules.
+        exceptions: (regular expression for the start of a module's name, its settings); the first
+            that matches holds. None is for modules that are not quantised.
+        zero_offset: what is added to a stored zero point.
+        quantised: modules that are quantised; None for all but the head.
+        head: whether the head is quantised.
+        scale_dtype: of the scales.
+    """
+
+    method: ClassVar[str] = "gptq"
+
+    settings: Settings
+    zero_offset: int
+    exceptions: tuple[tuple[str, Settings | None], ...] = ()
+    quantised: tuple[str, ...] | None = None
+    head: bool = False
+    scale_dtype: ScaleDType = "float16"
+
+    def scheme(self, module: str) -> WeightScheme:
+        """int4 or int8 in groups."""
+        own = self._settings(module)
+        if own is None:
+            return UNQUANTISED
+        group = None if own.group_size == -1 else own.group_size
+        values = "int4" if own.bits == 4 else "int8"
+        return Scaled(values, (1, group), not own.symmetric, self.scale_dtype)
+
+    def _settings(self, module: str) -> Settings | None:
+        of_layer = self.quantised is None or is_in(module, self.quantised)
+        if not (self.head if module == _HEAD else of_layer):
+            return None
+        found = (own for name, own in self.exceptions if re.match(name, module))
+        return next(found, self.settings)
+
+    def tensors(self, module: str, shape: tuple[int, int]) -> Mapping[str, StoredTensor]:
+        """``qweight``, ``scales``, ``qzeros``, and what files have beside them."""
+        outputs, inputs = shape
+        own = self._settings(module)
+        assert own is not None
+        group = inputs if own.group_size == -1 else own.group_size
+        count = 32 // own.bits
+        if inputs % group or inputs % count or outputs % count:
+            raise CheckpointError(
+                f"{module} has {outputs} outputs and {inputs} inputs; GPTQ with {own.bits} bits "
+                f"needs multiples of {count}, and inputs of the group_size {group}"
+            )
+        axes = ("inputs", "outputs")
+        groups = inputs // group
+        check_zeros = functools.partial(
+            _check_symmetric, bits=own.bits, stored=2 ** (own.bits - 1) - self.zero_offset
+        )
+        return {
+            "qweight": StoredTensor(
+                f"{module}.qweight", ((inputs // count, outputs),), ("I32",), axes
+            ),
+            "scales": StoredTensor(
+                f"{module}.scales", ((groups, outputs),), FLOATS, axes, check_scale
+            ),
+            "qzeros": StoredTensor(
+                f"{module}.qzeros",
+                ((groups, outputs // count),),
+                ("I32",),
+                axes,
+                check_zeros if own.symmetric else None,
+                required=not own.symmetric,
+                used=not own.symmetric,
+            ),
+            "g_idx": StoredTensor(
+                f"{module}.g_idx",
+                ((inputs,),),
+                ("I32",),
+                check=functools.partial(check_order, group=group),
+                required=False,
+                used=False,
+            ),
+        }
+
+    def decode(
+        self,
+        scheme: WeightScheme,
+        stored: Mapping[str, jax.Array],
+        shape: tuple[int, int],
+        blocks: Mapping[str, tuple[int, int]],
+    ) -> Mapping[str, jax.Array]:
+        """Transposed, with half of the range subtracted from values and zero points."""
+        assert isinstance(scheme, Scaled)
+        bits = 4 if scheme.values == "int4" else 8
+        half = 2 ** (bits - 1)
+        values = unpack(stored["qweight"], bits, 0).T - half
+        leaves = {"weight": values.astype(VALUE_DTYPES[scheme.values])}
+        grouped = {"weight_scale": stored["scales"].T.astype(scheme.scale_dtype)}
+        if scheme.zero_points:
+            # Added to whole words, as it was subtracted: a zero point of 0 borrows from the next.
+            offset = sum(self.zero_offset << shift for shift in range(0, 32, bits))
+            zeros = unpack(stored["qzeros"] + jnp.int32(offset), bits, 1).T - half
+            grouped["weight_zero_point"] = zeros.astype(jnp.int8)
+        for name, leaf in grouped.items():
+            leaves[name] = scale_leaf(leaf, scheme.block[1], blocks[name], shape)
+        return leaves
+
+    def with_scale_types(self, types: Mapping[str, str]) -> "Gptq":
+        """Scales in groups stay in the file's type."""
+        return dataclasses.replace(self, scale_dtype=widest_scale_type(types, self.scale_dtype))
+
+
+def _check_symmetric(words: np.ndarray, bits: int, stored: int) -> str | None:
+    word = sum(stored << shift for shift in range(0, 32, bits))
+    plain = bool((words.astype(np.uint32) == word).all())
+    return None if plain else "has zero points that differ, but config.json has sym true"
+
+
+def read_gptq(quantization: dict[str, Any]) -> Gptq:
+    """The format of a ``quantization_config``.
+
+    Raises:
+        CheckpointError: fields for which there is no code, or that are malformed.
+    """
+    where = "config.json: quantization_config"
+    fields = ConfigFields(quantization, where)
+    settings = _read_settings(fields, where)
+    version = str(fields.raw("checkpoint_format") or "gptq")
+    if version not in ("gptq", "gptq_v2"):
+        raise CheckpointError(
+            f"{where} has the checkpoint_format {version!r}; supported are 'gptq' and 'gptq_v2'"
+        )
+    quantised = fields.raw("modules_in_block_to_quantize")
+    if isinstance(quantised, list) and quantised and isinstance(quantised[0], list):
+        quantised = [name for group in quantised for name in group]
+    return Gptq(
+        settings=settings,
+        exceptions=_read_exceptions(fields.raw("dynamic"), quantization, f"{where}.dynamic"),
+        zero_offset=1 if version == "gptq" else 0,
+        quantised=checked_entries(quantised, f"{where}.modules_in_block_to_quantize") or None,
+        head=fields.flag("lm_head", False),
+    )
+
+
+def _read_settings(fields: ConfigFields, where: str) -> Settings:
+    bits = fields.integer("bits")
+    if bits not in (4, 8):
+        raise CheckpointError(f"{where} has {bits} bits; supported are 4 and 8")
+    group_size = fields.integer("group_size", 128, minimum=-1)
+    return Settings(bits, group_size, fields.flag("sym", True))
+
+
+def _read_exceptions(
+    dynamic: Any, quantization: dict[str, Any], where: str
+) -> tuple[tuple[str, Settings | None], ...]:
+    """GPTQModel's settings by name: "+:" or nothing before a pattern sets them, "-:" skips."""
+    if not dynamic:
+        return ()
+    if not isinstance(dynamic, dict):
+        raise CheckpointError(f"{where} is {dynamic!r:.200}; expected settings by module name")
+    exceptions = []
+    for entry, own in dynamic.items():
+        pattern = entry.removeprefix("-:").removeprefix("+:")
+        checked_entries([f"re:{pattern}"], where)
+        if entry.startswith("-:"):
+            exceptions.append((pattern, None))
+            continue
+        if not isinstance(own, dict):
+            raise CheckpointError(f"{where}.{entry} is {own!r:.200}; expected an object")
+        fields = ConfigFields(quantization | own, f"{where}.{entry}")
+        exceptions.append((pattern, _read_settings(fields, f"{where}.{entry}")))
+    return tuple(exceptions)

@@ -1,0 +1,51 @@
+"""Quantising unquantised checkpoints while they are loaded."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from rjax.models.formats.weight_format import FLOATS, StoredTensor, WeightFormat
+from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
+from rjax.models.schemes.rounding import quantise
+
+ON_LOAD: Mapping[str, Scaled] = {
+    "fp8": Scaled("fp8"),
+    "int8": Scaled("int8"),
+    "int4": Scaled("int4", (1, 128), scale_dtype="bfloat16"),
+}
+"""The schemes by the name that a user gives."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OnLoad(WeightFormat):
+    """An unquantised weight, rounded to nearest. The output projection is not quantised.
+
+    Attributes:
+        target: the scheme.
+    """
+
+    method: ClassVar[str] = "none"
+
+    target: Scaled
+
+    def scheme(self, module: str) -> WeightScheme:
+        """The same for all projections."""
+        return UNQUANTISED if module == "lm_head" else self.target
+
+    def tensors(self, module: str, shape: tuple[int, int]) -> Mapping[str, StoredTensor]:
+        """The weight."""
+        return {"weight": StoredTensor(f"{module}.weight", (shape,), FLOATS, ("outputs", "inputs"))}
+
+    def decode(
+        self,
+        scheme: WeightScheme,
+        stored: Mapping[str, jax.Array],
+        shape: tuple[int, int],
+        blocks: Mapping[str, tuple[int, int]],
+    ) -> Mapping[str, jax.Array]:
+        """Quantised in the blocks in which the scales are stored."""
+        assert isinstance(scheme, Scaled)
+        return quantise(stored["weight"].astype(jnp.float32), scheme, blocks["weight_scale"])

@@ -1,0 +1,89 @@
+"""The interface of a weight format: how a checkpoint stores the weights of a scheme."""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Literal
+
+import jax
+import numpy as np
+
+from rjax.models.schemes import WeightScheme
+
+FLOATS = ("F32", "BF16", "F16", "F64")
+"""Types of a tensor of floats in a safetensors file."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a checkpoint that stores a weight, or a part of one.
+
+    Attributes:
+        name: in the checkpoint.
+        shapes: those allowed.
+        types: those allowed, as safetensors names them.
+        axes: for each axis, whether it follows the outputs or the inputs of the weight, packed or
+            grouped or not; None for an axis of its own.
+        check: finds what is wrong with the values, on the host before anything is loaded; its
+            problem completes the sentence "the tensor ...".
+        required: whether it must be there.
+        used: whether the weight is made of it; others are only checked.
+    """
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    types: tuple[str, ...]
+    axes: tuple[Literal["outputs", "inputs"] | None, ...] = (None,)
+    check: Callable[[np.ndarray], str | None] | None = None
+    required: bool = True
+    used: bool = True
+
+
+class WeightFormat(abc.ABC):
+    """How a checkpoint stores the weights of the projections.
+
+    Formats are hashable and compare by value (frozen dataclasses): they are part of the programs
+    that make the arrays of a `Linear` from stored tensors.
+    """
+
+    method: ClassVar[str]
+    """The ``quant_method`` of checkpoints in this format."""
+
+    @property
+    def kv_scales(self) -> bool:
+        """Whether each attention module has the tensors ``k_scale`` and ``v_scale``."""
+        return False
+
+    @abc.abstractmethod
+    def scheme(self, module: str) -> WeightScheme:
+        """How the weight of a module, such as "model.layers.0.mlp.up_proj", is to be stored."""
+
+    @abc.abstractmethod
+    def tensors(self, module: str, shape: tuple[int, int]) -> Mapping[str, StoredTensor]:
+        """The tensors of a module by role, given the (outputs, inputs) of its weight."""
+
+    @abc.abstractmethod
+    def decode(
+        self,
+        scheme: WeightScheme,
+        stored: Mapping[str, jax.Array],
+        shape: tuple[int, int],
+        blocks: Mapping[str, tuple[int, int]],
+    ) -> Mapping[str, jax.Array]:
+        """The arrays of the scheme from the stored tensors; traced.
+
+        Args:
+            scheme: of the module.
+            stored: the tensors by role.
+            shape: (outputs, inputs) of the weight.
+            blocks: (outputs, inputs) of the weight that share an entry, for each array.
+
+        Returns:
+            Each array, with the outputs first: (outputs, inputs), or (outputs,) where the inputs
+            share all entries, both divided by its block.
+        """
+
+    def with_scale_types(self, types: Mapping[str, str]) -> "WeightFormat":
+        """The format with scales as the checkpoint has them, given its tensors' types by name."""
+        del types
+        return self

@@ -1,0 +1,95 @@
+"""The modules of a checkpoint that are projections, and the scheme of each."""
+
+import dataclasses
+
+from rjax.models.config import ModelConfig
+from rjax.models.errors import CheckpointError
+from rjax.models.families import FAMILIES
+from rjax.models.formats import ON_LOAD, OnLoad, WeightFormat
+from rjax.models.loading.piece import Piece, Weights
+from rjax.models.schemes import UNQUANTISED, WeightScheme
+
+_WEIGHT = ".weight"
+_LINEAR_PARTS = (".attention.qkv", ".attention.output", ".mlp.up", ".mlp.down")
+
+
+def module_of(piece: Piece) -> str:
+    """The module of a weight: "model.layers.0.mlp.up_proj"."""
+    return piece.tensor.removesuffix(_WEIGHT)
+
+
+def with_format(config: ModelConfig, weight_format: WeightFormat | None) -> ModelConfig:
+    """The config of a checkpoint whose projections are stored in a format.
+
+    Raises:
+        CheckpointError: modules that are fused here have different schemes.
+    """
+    if weight_format is None:
+        return config
+    schemes = []
+    for path, pieces in FAMILIES[config.architecture].weights(config).items():
+        if path.endswith(tuple(part + _WEIGHT for part in _LINEAR_PARTS)):
+            scheme = _common_scheme(pieces, weight_format)
+            if scheme != UNQUANTISED:
+                schemes.append((path.removesuffix(_WEIGHT), scheme))
+    return dataclasses.replace(
+        config,
+        format=weight_format,
+        schemes=tuple(schemes),
+        kv_scales=weight_format.kv_scales,
+    )
+
+
+def kv_scale_pieces(config: ModelConfig) -> Weights:
+    """The checkpoint pieces of the scales of KV; none for a checkpoint without them."""
+    if not config.kv_scales:
+        return {}
+    weights = FAMILIES[config.architecture].weights(config)
+    pieces: Weights = {}
+    for layer in range(config.num_layers):
+        path = f"layers.{layer}.attention"
+        attention = module_of(weights[f"{path}.output.weight"][0]).rpartition(".")[0]
+        for name in ("k_scale", "v_scale"):
+            pieces[f"{path}.{name}"] = (Piece(f"{attention}.{name}", "A"),)
+    return pieces
+
+
+def with_quantization(config: ModelConfig, quantization: str | None) -> ModelConfig:
+    """The config of a checkpoint with the quantization that a user asks for.
+
+    Args:
+        config: as config.json says.
+        quantization: a name of `ON_LOAD` for an unquantised checkpoint. None, or the
+            ``quant_method`` of a quantised one, changes nothing.
+
+    Raises:
+        CheckpointError: the checkpoint is quantised in another way, or has not this method.
+    """
+    if quantization is None:
+        return config
+    if config.format is not None:
+        if config.format.method == quantization:
+            return config
+        raise CheckpointError(
+            f"quantization is {quantization!r}, but the checkpoint is quantised as "
+            f"{config.format.method!r}; leave it out"
+        )
+    if quantization not in ON_LOAD:
+        raise CheckpointError(
+            f"quantization is {quantization!r}, but the checkpoint is not quantised; to quantise "
+            f"it while it is loaded, choose one of {', '.join(ON_LOAD)}"
+        )
+    return with_format(config, OnLoad(ON_LOAD[quantization]))
+
+
+def _common_scheme(pieces: tuple[Piece, ...], weight_format: WeightFormat) -> WeightScheme:
+    first, *others = (module_of(piece) for piece in pieces)
+    scheme = weight_format.scheme(first)
+    for other in others:
+        found = weight_format.scheme(other)
+        if found != scheme:
+            raise CheckpointError(
+                f"config.json quantises {first} as {scheme.name} and {other} as {found.name} or in "
+                "other blocks; projections of the same input must be quantised alike"
+            )
+    return scheme

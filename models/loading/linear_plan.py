@@ -1,0 +1,218 @@
+"""Loading the arrays of a quantised `Linear`."""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rjax.models.config import ModelConfig
+from rjax.models.formats.weight_format import StoredTensor, WeightFormat
+from rjax.models.layers.linear import Linear
+from rjax.models.loading.array_program import ArrayProgram
+from rjax.models.loading.assembly import join_blocks
+from rjax.models.loading.blocks import split_rows
+from rjax.models.loading.layout import View, groups, piece_shape, piece_sharding, tensor_shape
+from rjax.models.loading.linear_modules import module_of
+from rjax.models.loading.piece import Piece
+from rjax.models.loading.pipeline import ParameterPlan
+from rjax.models.loading.safetensors_header import TensorEntry
+from rjax.models.schemes import Leaf, WeightScheme
+from rjax.models.sharding import parameter_sharding
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredPiece:
+    """A part of a fused weight, as it is stored.
+
+    Attributes:
+        roles: of its tensors.
+        shape: (outputs, inputs) of the weight that is stored, of which the piece may be some rows.
+        first_row, rows: of the piece.
+        views: sizes of the unmerged axes, and the permutation, of each leaf.
+    """
+
+    roles: tuple[str, ...]
+    shape: tuple[int, int]
+    first_row: int
+    rows: int
+    views: tuple[View, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlannedLeaf:
+    """An array of a `Linear`.
+
+    Attributes:
+        name: of the leaf.
+        block: (outputs, inputs) that share an entry.
+        axis: the fused axis; None with a single piece.
+        dtype, sharding: of the array.
+    """
+
+    name: str
+    block: tuple[int, int]
+    axis: int | None
+    dtype: np.dtype
+    sharding: NamedSharding
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LinearAssembly(ArrayProgram):
+    """Makes all arrays of a `Linear` from stored tensors.
+
+    Layers with equal assemblies share a program.
+
+    Attributes:
+        format: of the tensors.
+        scheme: of the arrays.
+        blocks: shape, dtype and sharding of the blocks of each tensor.
+        tensor_shardings: of each whole tensor.
+        pieces: whose tensors these are, in order.
+        leaves: the arrays.
+    """
+
+    format: WeightFormat
+    scheme: WeightScheme
+    blocks: tuple[tuple[jax.ShapeDtypeStruct, ...], ...]
+    tensor_shardings: tuple[NamedSharding, ...]
+    pieces: tuple[StoredPiece, ...]
+    leaves: tuple[PlannedLeaf, ...]
+
+    def compile(self) -> None:
+        """See the base class."""
+        _assemble.lower(self.blocks, self).compile()
+
+    def __call__(self, arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """See the base class; the leaves in order."""
+        remaining = iter(arrays)
+        tensors = [tuple(itertools.islice(remaining, len(blocks))) for blocks in self.blocks]
+        return _assemble(tuple(tensors), self)
+
+
+@functools.partial(jax.jit, static_argnames=("assembly",))
+def _assemble(
+    tensors: tuple[tuple[jax.Array, ...], ...], assembly: LinearAssembly
+) -> tuple[jax.Array, ...]:
+    joined = map(join_blocks, tensors, assembly.tensor_shardings)
+    blocks = {leaf.name: leaf.block for leaf in assembly.leaves}
+    parts: dict[str, list[jax.Array]] = {leaf.name: [] for leaf in assembly.leaves}
+    for piece in assembly.pieces:
+        stored = dict(zip(piece.roles, joined, strict=False))
+        decoded = assembly.format.decode(assembly.scheme, stored, piece.shape, blocks)
+        for leaf, (shape, order) in zip(assembly.leaves, piece.views, strict=True):
+            rows = leaf.block[0]
+            start, stop = piece.first_row // rows, (piece.first_row + piece.rows) // rows
+            part = jax.lax.slice_in_dim(decoded[leaf.name], start, stop)
+            parts[leaf.name].append(part.reshape(shape).transpose(order))
+    return tuple(
+        jax.lax.with_sharding_constraint(
+            found[0] if leaf.axis is None else jnp.concatenate(found, leaf.axis), leaf.sharding
+        )
+        for leaf, found in ((leaf, parts[leaf.name]) for leaf in assembly.leaves)
+    )
+
+
+def stored_tensors(
+    config: ModelConfig, pieces: tuple[Piece, ...]
+) -> dict[str, dict[str, StoredTensor]]:
+    """The tensors by role of each module of a quantised weight."""
+    assert config.format is not None
+    tensors = {}
+    for piece in pieces:
+        outputs, inputs = tensor_shape(piece, config)
+        module = module_of(piece)
+        tensors[module] = dict(config.format.tensors(module, (outputs, inputs)))
+    return tensors
+
+
+def linear_plan(
+    linear: Linear,
+    pieces: tuple[Piece, ...],
+    entries: Mapping[str, TensorEntry],
+    config: ModelConfig,
+    mesh: Mesh,
+    block_bytes: int | None,
+) -> ParameterPlan:
+    """How the arrays of a quantised `Linear` are loaded, in the order of its leaves."""
+    assert config.format is not None
+    leaves = linear.scheme.leaves(linear.inputs, linear.outputs, config.axis_sizes)
+    stored = stored_tensors(config, pieces)
+    planned, shardings, split = [], [], []
+    for piece in pieces:
+        outputs, inputs = tensor_shape(piece, config)
+        used = {role: tensor for role, tensor in stored[module_of(piece)].items() if tensor.used}
+        planned.append(
+            StoredPiece(
+                roles=tuple(used),
+                shape=(outputs, inputs),
+                first_row=piece.first_row,
+                rows=piece_shape(piece, config)[0],
+                views=tuple(_view(piece, leaf, config) for leaf in leaves.values()),
+            )
+        )
+        for tensor in used.values():
+            entry = entries[tensor.name]
+            shape = entry.shape or (1,)
+            sharding = _sharding(tensor, shape, piece, config, mesh)
+            dtype = entry.file_dtype()
+            shardings.append(sharding)
+            split.append(split_rows(entry, dtype, 0, shape, sharding, block_bytes))
+    assembly = LinearAssembly(
+        format=config.format,
+        scheme=linear.scheme,
+        blocks=tuple(tuple(block.abstract for block in part) for part in split),
+        tensor_shardings=tuple(shardings),
+        pieces=tuple(planned),
+        leaves=tuple(
+            _planned_leaf(linear, name, leaf, len(pieces), mesh) for name, leaf in leaves.items()
+        ),
+    )
+    return ParameterPlan(tuple(itertools.chain(*split)), assembly)
+
+
+def _planned_leaf(linear: Linear, name: str, leaf: Leaf, pieces: int, mesh: Mesh) -> PlannedLeaf:
+    abstract = getattr(linear, name).get_value()
+    shared = dict(leaf.blocks)
+    outputs, inputs = (
+        math.prod(shared.get(letter, 1) for letter in letters.split())
+        for letters in (linear.outputs, linear.inputs)
+    )
+    return PlannedLeaf(
+        name=name,
+        block=(outputs, inputs),
+        axis=leaf.letters.split().index("A") if pieces > 1 else None,
+        dtype=np.dtype(abstract.dtype),
+        sharding=parameter_sharding(leaf.letters, abstract.shape, mesh),
+    )
+
+
+def _view(piece: Piece, leaf: Leaf, config: ModelConfig) -> View:
+    sizes = config.axis_sizes | {"A": piece.a}
+    shared = dict(leaf.blocks)
+    letters = leaf.letters.split()
+    flat = [letter for group in groups(piece) for letter in group if letter in letters]
+    order = tuple(flat.index(letter) for letter in letters)
+    return tuple(sizes[letter] // shared.get(letter, 1) for letter in flat), order
+
+
+def _sharding(
+    tensor: StoredTensor,
+    shape: tuple[int, ...],
+    piece: Piece,
+    config: ModelConfig,
+    mesh: Mesh,
+) -> NamedSharding:
+    """As the parameter's, where the tensor can be cut so; each device gets the whole otherwise."""
+    outputs, inputs = (*piece_sharding(piece, config, mesh).spec, None, None)[:2]
+    of_axes = {"outputs": outputs if piece.rows is None else None, "inputs": inputs, None: None}
+    spec = [
+        None if of_axes[axis] is None or size % mesh.shape[of_axes[axis]] else of_axes[axis]
+        for axis, size in zip(tensor.axes, shape, strict=True)
+    ]
+    return NamedSharding(mesh, PartitionSpec(*spec))

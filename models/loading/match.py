@@ -1,0 +1,133 @@
+"""What a checkpoint must hold, and whether it does."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from rjax.models.config import ModelConfig
+from rjax.models.errors import CheckpointError
+from rjax.models.formats.weight_format import StoredTensor
+from rjax.models.loading.layout import tensor_shape
+from rjax.models.loading.piece import Weights
+from rjax.models.loading.safetensors_header import TensorEntry
+
+_HEAD = "lm_head.weight"
+_IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")
+_MAX_NAMES = 5
+_CHECK_THREADS = 8
+_SCALAR = {"A": ((),)}  # other shapes of a single number
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Expected:
+    """The tensors of a model.
+
+    Attributes:
+        weights: the pieces of parameters that are stored plainly.
+        stored: tensors of quantised weights.
+    """
+
+    weights: Weights
+    stored: tuple[StoredTensor, ...]
+
+    def shapes(self, config: ModelConfig) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """The allowed shapes of each tensor by name."""
+        plain = {
+            piece.tensor: (tensor_shape(piece, config), *_SCALAR.get(piece.pattern, ()))
+            for pieces in self.weights.values()
+            for piece in pieces
+        }
+        return plain | {tensor.name: tensor.shapes for tensor in self.stored}
+
+
+def match(
+    expected: Expected, tensors: Mapping[str, TensorEntry], config: ModelConfig, folder: Path
+) -> dict[str, TensorEntry]:
+    """The entry of every expected tensor.
+
+    Names, shapes, types, and the values of scales are checked.
+
+    Raises:
+        CheckpointError: something is missing, unknown or wrong.
+    """
+    shapes = expected.shapes(config)
+    optional = {tensor.name for tensor in expected.stored if not tensor.required}
+    # A checkpoint of the decoder without a head lacks the prefix "model." in its names.
+    if not any(name.startswith("model.") for name in tensors):
+        tensors = {
+            name if name == _HEAD else f"model.{name}": entry for name, entry in tensors.items()
+        }
+    missing = shapes.keys() - tensors.keys() - optional
+    if missing:
+        hint = (
+            "; set tie_word_embeddings to true in config.json if the embedding is also the head"
+            if missing == {_HEAD}
+            else "; the folder is incomplete or config.json describes another model"
+        )
+        raise CheckpointError(f"{folder} lacks {_listed(missing)}{hint}")
+    extra = {
+        name for name in tensors.keys() - shapes.keys() if not name.endswith(_IGNORED_SUFFIXES)
+    } - ({_HEAD} if config.tie_embeddings else set())
+    if extra:
+        raise CheckpointError(
+            f"{folder} has {_listed(extra)}, which {config.architecture} does not use; the weights "
+            "belong to another architecture or config.json is wrong"
+        )
+    entries = {name: tensors[name] for name in shapes if name in tensors}
+    for name, entry in entries.items():
+        if entry.shape not in shapes[name]:
+            raise CheckpointError(
+                f"tensor {name!r} of {folder} has the shape {entry.shape}; config.json means "
+                f"{' or '.join(map(str, shapes[name]))}"
+            )
+    _check_stored(expected.stored, entries)
+    if config.tie_embeddings and _HEAD in tensors:
+        embedding = expected.weights["embedding.weight"][0].tensor
+        _check_tied(tensors[_HEAD], tensors[embedding], folder)
+    return entries
+
+
+def _check_stored(stored: Iterable[StoredTensor], entries: Mapping[str, TensorEntry]) -> None:
+    present = [(tensor, entries[tensor.name]) for tensor in stored if tensor.name in entries]
+    for tensor, entry in present:
+        if entry.dtype not in tensor.types:
+            raise CheckpointError(
+                f"{entry.file.name}: {entry.name} has the type {entry.dtype}; the "
+                f"quantization_config means {' or '.join(tensor.types)}"
+            )
+    with ThreadPoolExecutor(_CHECK_THREADS) as threads:
+        checked = [pair for pair in present if pair[0].check is not None]
+        for problem in threads.map(_problem, *zip(*checked, strict=True)) if checked else ():
+            if problem:
+                raise CheckpointError(problem)
+
+
+def _problem(tensor: StoredTensor, entry: TensorEntry) -> str | None:
+    assert tensor.check is not None
+    problem = tensor.check(entry.read())
+    return problem and f"{entry.file.name}: {entry.name} {problem}"
+
+
+def _check_tied(head: TensorEntry, embedding: TensorEntry, folder: Path) -> None:
+    rows = max(1, (64 << 20) // max(1, embedding.size // max(1, embedding.shape[0])))
+    same = head.shape == embedding.shape
+    for first in range(0, embedding.shape[0], rows):
+        count = min(rows, embedding.shape[0] - first)
+        same = same and np.array_equal(
+            head.read(first_row=first, rows=count), embedding.read(first_row=first, rows=count)
+        )
+    if not same:
+        raise CheckpointError(
+            f"{folder} has an {_HEAD} that differs from its embedding, though config.json ties "
+            "them; set tie_word_embeddings to false, or remove the tensor"
+        )
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = sorted(names)
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    plural = "tensors" if len(names) > 1 else "the tensor"
+    return f"{plural} {', '.join(names[:_MAX_NAMES])}"[:600] + more
