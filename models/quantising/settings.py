@@ -10,13 +10,8 @@ from rjax.models.quantising.projections import linear_pieces
 
 QuantisingScheme = Literal["fp8", "int8", "int4", "awq"]
 
-SCHEMES: dict[str, str] = {
-    "fp8": "8-bit floats, a scale for each output channel (FP8_DYNAMIC)",
-    "int8": "8-bit integers, a scale for each output channel (W8A8)",
-    "int4": "4-bit integers, a scale for each group of inputs (W4A16)",
-    "awq": "as int4, with scales of the inputs searched on prompts (W4A16_ASYM)",
-}
-"""The schemes, and what they write under the preset names of llm-compressor."""
+SCHEMES: tuple[QuantisingScheme, ...] = ("fp8", "int8", "int4", "awq")
+"""llm-compressor's FP8_DYNAMIC, W8A8, W4A16, and W4A16_ASYM with scales searched on prompts."""
 
 GROUP_SIZES = (128, 64, 32)
 
