@@ -94,7 +94,11 @@ def _perplexity(scores: Sequence[ScoreOutput]) -> float:
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One row for each scheme, after that of the unquantised model."""
     sheets = held_out_sheets(
-        options.tables, options.questions, seed=options.seed, which=options.values
+        options.tables,
+        options.questions,
+        rows=(options.rows, options.rows),
+        seed=options.seed,
+        which=options.values,
     )
     prompts = calibration_prompts(options.calibration)
     before: float | None = None
@@ -138,6 +142,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--schemes", default=",".join(SCHEMES), help="comma-separated")
     p.add_argument("--tables", type=whole(1), default=16)
     p.add_argument("--questions", type=whole(1), default=16, help="questions about each table")
+    p.add_argument("--rows", type=whole(1), default=30, help="of each table")
     p.add_argument("--values", choices=("real", "held_out"), default="real")
     p.add_argument("--seed", type=whole(0), default=EVALUATION_SEED)
     p.add_argument("--calibration", type=whole(1), default=16, help="prompts for awq")

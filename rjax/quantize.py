@@ -131,7 +131,8 @@ def _checked(arguments: argparse.Namespace) -> list[Task]:
         raise InvalidConfigError(f"--symmetric is for awq; {scheme} is always symmetric")
     if scheme == "awq" and arguments.prompts is None:
         raise InvalidConfigError(
-            "--scheme awq needs --prompts FILE: prompts as your users send them, one a line or JSONL"
+            "--scheme awq needs --prompts FILE: prompts as your users send them, one a line or as "
+            "JSONL"
         )
     if arguments.prompts is None:
         return []

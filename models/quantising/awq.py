@@ -7,7 +7,7 @@ division is folded into the tensors before the projection.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,42 @@ from jaxtyping import Array, Float
 
 from rjax.models.quantising.calibration import InputStatistics
 from rjax.models.quantising.projections import SharedInput
-from rjax.models.quantising.rounding import round_groups
+from rjax.models.quantising.rounding import round_groups, scale_type
 from rjax.models.quantising.settings import QuantisingSettings
 from rjax.models.schemes.scaled import ScaleDType
 
 _STEPS = 20
 _SMALLEST = 1e-4
+
+
+def scale_inputs(
+    groups: Sequence[SharedInput],
+    tensors: dict[str, np.ndarray],
+    dtypes: Mapping[str, np.dtype],
+    inputs: Mapping[str, InputStatistics],
+    settings: QuantisingSettings,
+) -> dict[str, InputStatistics]:
+    """Search and fold the scales of a layer; returns the statistics of the scaled inputs.
+
+    Args:
+        groups: the projections of the layer.
+        tensors: of the layer, in which the changed ones are replaced.
+        dtypes: of the tensors in the checkpoint.
+        inputs: statistics by projection, as `Calibration.advance` gives them.
+        settings: how weights are rounded.
+    """
+    scaled = dict(inputs)
+    for group in groups:
+        if not (group.norm or group.rows):
+            continue
+        statistics = inputs[group.linear]
+        weights = [tensors[name] for name in group.tensors]
+        found = search_scale(weights, statistics, settings, scale_type(dtypes[group.tensors[0]]))
+        scale = jnp.asarray(fold_scale(group, found, tensors, dtypes))
+        scaled[group.linear] = InputStatistics(
+            statistics.magnitudes / scale, statistics.products / jnp.outer(scale, scale)
+        )
+    return scaled
 
 
 def search_scale(

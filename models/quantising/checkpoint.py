@@ -18,7 +18,7 @@ from rjax.models.loading.checkpoint_folder import read_tensors
 from rjax.models.loading.config_file import config_from_folder, read_json
 from rjax.models.loading.match import Expected, match
 from rjax.models.loading.shards import ShardWriter
-from rjax.models.quantising.awq import fold_scale, search_scale, squared_outputs
+from rjax.models.quantising.awq import scale_inputs, squared_outputs
 from rjax.models.quantising.calibration import Calibration, InputStatistics
 from rjax.models.quantising.projections import SharedInput, shared_inputs
 from rjax.models.quantising.rounding import quantise_weight, scale_type
@@ -103,6 +103,22 @@ def quantise_checkpoint(
         CheckpointError: the checkpoint is not usable, or the folder ``out`` is not empty.
     """
     check_output(out)
+    try:
+        return _quantise(folder, out, settings, prompts, shard_bytes, progress)
+    except BaseException:
+        for path in out.glob("*"):
+            path.unlink()
+        raise
+
+
+def _quantise(
+    folder: Path,
+    out: Path,
+    settings: QuantisingSettings,
+    prompts: Sequence[Sequence[int]],
+    shard_bytes: int,
+    progress: bool,
+) -> QuantisedCheckpoint:
     config = config_from_folder(folder)
     weights = FAMILIES[config.architecture].weights(config)
     entries = match(Expected(weights, ()), read_tensors(folder), config, folder)
@@ -115,17 +131,21 @@ def quantise_checkpoint(
     calibration = Calibration(config, prompts, outside) if settings.calibrated else None
     del outside
     errors: list[ModuleError] = []
-    bar = tqdm(range(config.num_layers), desc="Quantising layers", disable=not progress)
-    for layer in bar:
+    layers = range(config.num_layers)
+    for layer in tqdm(layers, desc="Quantising layers", disable=not progress):
         tensors = {name: entries[name].read() for name in _tensors_of(config, layer)}
-        inputs = calibration.advance(layer, tensors) if calibration else {}
         groups = shared_inputs(config, layer)
-        inputs = _scale_inputs(groups, tensors, dtypes, inputs, settings)
+        inputs: dict[str, InputStatistics] = {}
+        if calibration is not None:
+            inputs = scale_inputs(
+                groups, tensors, dtypes, calibration.advance(layer, tensors), settings
+            )
         quantised, found = _quantise_layer(groups, tensors, dtypes, inputs, settings)
         errors += found
-        for name, value in (tensors | quantised).items():
-            if name in quantised or not any(name in group.tensors for group in groups):
-                writer.add(name, value)
+        replaced = {name for group in groups for name in group.tensors}
+        plain = {name: tensors[name] for name in tensors if name not in replaced}
+        for name, value in (plain | quantised).items():
+            writer.add(name, value)
     total = writer.finish()
     _copy_files(folder, out)
     values = read_json(folder / "config.json", _MAX_CONFIG_BYTES)
@@ -151,28 +171,6 @@ def _tensors_of(config: ModelConfig, layer: int | None) -> list[str]:
         for piece in pieces
     )
     return list(dict.fromkeys(names))
-
-
-def _scale_inputs(
-    groups: Sequence[SharedInput],
-    tensors: dict[str, np.ndarray],
-    dtypes: Mapping[str, np.dtype],
-    inputs: Mapping[str, InputStatistics],
-    settings: QuantisingSettings,
-) -> dict[str, InputStatistics]:
-    """Search and fold the scales of a layer; returns the statistics of the scaled inputs."""
-    scaled = dict(inputs)
-    for group in groups:
-        if group.linear not in inputs or not (group.norm or group.rows):
-            continue
-        statistics = inputs[group.linear]
-        weights = [tensors[name] for name in group.tensors]
-        found = search_scale(weights, statistics, settings, scale_type(dtypes[group.tensors[0]]))
-        scale = jnp.asarray(fold_scale(group, found, tensors, dtypes))
-        scaled[group.linear] = InputStatistics(
-            statistics.magnitudes / scale, statistics.products / jnp.outer(scale, scale)
-        )
-    return scaled
 
 
 def _quantise_layer(
