@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from rjax import models
 from rjax.models.families import FAMILIES
+from rjax.models.loading.checkpoint_folder import read_tensors
 from rjax.models.loading.layout import tensor_shape
 
 LLAMA = {
@@ -81,9 +82,14 @@ def write_tensors(folder: Path, values: dict, tensors: dict[str, np.ndarray]) ->
     return folder
 
 
+def stored_tensors(folder: Path) -> dict[str, np.ndarray]:
+    """All tensors of a folder, those in fp8 too, which the library of safetensors refuses."""
+    return {name: entry.read() for name, entry in read_tensors(folder).items()}
+
+
 def decoded(folder: Path) -> dict[str, np.ndarray]:
     """The tensors that a folder of compressed-tensors means, decoded number by number."""
-    stored = load_file(folder / "model.safetensors")
+    stored = stored_tensors(folder)
     tensors = {}
     for name, value in stored.items():
         module, _, kind = name.rpartition(".")
