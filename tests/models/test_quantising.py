@@ -67,7 +67,7 @@ def test_the_folder_loads_as_the_weights_that_it_means(tmp_path, family, kind):
     )
     before = load(source).model
     difference = logits_of(ours, PROMPTS[3]) - logits_of(before, PROMPTS[3])
-    limit = 0.1 if kind in names else 0.5
+    limit = 0.2 if kind in names else 0.5
     assert np.linalg.norm(difference) < limit * np.linalg.norm(logits_of(before, PROMPTS[3]))
     tensors = stored_tensors(tmp_path / "out")
     assert found.bytes_after == sum(tensor.nbytes for tensor in tensors.values())
