@@ -24,7 +24,7 @@ from bench.command_line import command_parser, keep, run, save_part
 from bench.tables.scoring import EVALUATION_SEED, Sheet, held_out_sheets
 from bench.tables.tokenizer import answer_text, prefix_text, question_text
 from rjax import LLM
-from rjax.benchmarks.options import whole
+from rjax.benchmarks.options import some_of, whole
 from rjax.benchmarks.records import record
 from rjax.models import BUNDLED_MODEL, config_from_folder
 from rjax.models.quantising import SCHEMES, choose_settings, quantise_checkpoint
@@ -102,7 +102,7 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     )
     prompts = calibration_prompts(options.calibration)
     before: float | None = None
-    for scheme in (_UNQUANTISED, *options.schemes.split(",")):
+    for scheme in (_UNQUANTISED, *options.schemes):
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             row: dict[str, Any] = {"weights": scheme}
@@ -139,7 +139,7 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = command_parser("bench.quantised_answers", __doc__)
-    p.add_argument("--schemes", default=",".join(SCHEMES), help="comma-separated")
+    p.add_argument("--schemes", type=some_of(*SCHEMES), default=SCHEMES, help="comma-separated")
     p.add_argument("--tables", type=whole(1), default=16)
     p.add_argument("--questions", type=whole(1), default=16, help="questions about each table")
     p.add_argument("--rows", type=whole(1), default=30, help="of each table")
@@ -151,11 +151,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and report."""
-    p = parser()
-    options = p.parse_args(arguments)
-    unknown = [name for name in options.schemes.split(",") if name not in SCHEMES]
-    if unknown:
-        p.error(f"{', '.join(unknown)}: choose of {', '.join(SCHEMES)}")
+    options = parser().parse_args(arguments)
     name = "quantised_answers"
     found: list[dict[str, Any]] = []
     for row in rows(options):
