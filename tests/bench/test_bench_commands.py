@@ -13,6 +13,7 @@ from bench import (
     compare_torch,
     decode_step,
     load_weights,
+    quantised_answers,
     report,
     startup,
     suite,
@@ -257,3 +258,15 @@ def test_tables_show_numbers_in_few_digits():
         "| 2 | not a number | yes |",
     ]
     assert text(rows, columns).splitlines()[0].split() == ["first", "second", "third"]
+
+
+def test_quantised_answers(tmp_path, capsys):
+    path = tmp_path / "answers.json"
+    quantised_answers.main(
+        ["--tables=1", "--questions=1", "--rows=3", "--schemes=int8", f"--json={path}", "--quiet"]
+    )
+    before, after = load(path)["rows"]
+    assert (before["weights"], after["weights"]) == ("bfloat16", "int8")
+    assert (before["points"], before["asked"]) == (0, 1)
+    assert after["tensor_mb"] < 0.6 * before["tensor_mb"]
+    assert "perplexity of tables" in capsys.readouterr().out
