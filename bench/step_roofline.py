@@ -7,7 +7,6 @@ import numpy as np
 
 from bench.ceilings import Ceilings
 from rjax.models import DecoderLayer, Linear, ModelConfig
-from rjax.models.layers.parameter import parameter_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ def stages(config: ModelConfig, case: DecodeCase, dtype: np.dtype) -> list[Stage
 
     def projection(name: str, linear: Linear) -> Stage:
         outer = math.prod(linear.output_shape)
-        return gemm(name, linear.depth, outer, parameter_bytes(linear))
+        return gemm(name, linear.depth, outer, linear.weight_bytes)
 
     def attention(name: str, tokens: int, seen: int) -> Stage:
         moved = itemsize * 2 * tokens * K * H

@@ -11,7 +11,7 @@ from rjax.models.layers.attention import Attention
 from rjax.models.layers.embedding import Embedding
 from rjax.models.layers.mlp import Mlp
 from rjax.models.layers.norm import Norm
-from rjax.models.layers.parameter import parameter_bytes
+from rjax.models.layers.parameter import array_bytes
 from rjax.models.operations import Operations, Residual
 from rjax.models.rope import Rotary, rotary_tables
 
@@ -72,7 +72,7 @@ class Decoder(nnx.Module):
     @property
     def weight_bytes(self) -> int:
         """Bytes of all parameters, abstract or not."""
-        return parameter_bytes(self)
+        return array_bytes(nnx.state(self))
 
     def logits(self, hidden: Float[Array, "X D"]) -> Float[Array, "X V"]:
         """Scores of every vocabulary entry, float32."""

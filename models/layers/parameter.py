@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,9 +42,9 @@ def leaf_parameter(leaf: Leaf, sizes: Mapping[str, int], dtype: DTypeLike) -> nn
     return nnx.Param(jax.ShapeDtypeStruct(shape, own), letters=leaf.letters, initial=leaf.initial)
 
 
-def parameter_bytes(module: nnx.Module) -> int:
-    """Bytes of all parameters of a module, abstract or not; values of 4 bits are packed."""
-    leaves = jax.tree.leaves(nnx.state(module))
+def array_bytes(arrays: Any) -> int:
+    """Bytes of all arrays of a pytree, abstract or not; values of 4 bits are packed."""
+    leaves = jax.tree.leaves(arrays)
     return sum(math.ceil(leaf.size * _bits(leaf.dtype) / 8) for leaf in leaves)
 
 
