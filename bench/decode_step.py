@@ -39,6 +39,8 @@ from rjax.benchmarks.options import whole
 from rjax.benchmarks.records import record
 from rjax.config import PAGE_SIZES
 from rjax.models import ModelConfig, config_from_dict, init_model
+from rjax.models.formats import ON_LOAD
+from rjax.models.loading.linear_modules import with_quantization
 from rjax.models.sharding import single_device_mesh
 from rjax.pallas_kernels.attention.planner import (
     Sharing,
@@ -56,6 +58,7 @@ COLUMNS = {
     "shared": "shared tokens",
     "own": "unique tokens",
     "relay": "relay",
+    "weights": "weights",
     "step_ms": "step, ms",
     "sustained_ms": "sustained, ms",
     "floor_ms": "roofline, ms",
@@ -126,9 +129,11 @@ class Bench:
         relay: str,
         mode: Any,
         dtype: str | None = None,
+        quantization: str | None = None,
         max_model_len: int | None = None,
     ) -> None:
-        self.config: ModelConfig = config_from_dict(config)
+        self.config: ModelConfig = with_quantization(config_from_dict(config), quantization)
+        self.quantization = quantization
         self.max_model_len = max_model_len
         self.page_size, self.relay = page_size, relay
         self.mode: SamplerMode = mode
@@ -214,7 +219,7 @@ class Bench:
     def measure(self, row: Row, ceilings: Ceilings, profile: int = 0) -> dict[str, Any]:
         """Compile, run and time one row of the table; name its ``profile`` longest kernels."""
         case = row.case
-        roofline = roofline_seconds(self.config, case, self.dtype.itemsize, ceilings)
+        roofline = roofline_seconds(self.config, case, self.dtype, ceilings)
         start = time.perf_counter()
         compiled, state, packed = self.compiled(case)
         compile_s = time.perf_counter() - start
@@ -237,6 +242,7 @@ class Bench:
             "shared": case.shared,
             "own": case.own,
             "relay": self.relay,
+            "weights": self.quantization or self.dtype.name,
             "step_ms": 1e3 * seconds,
             "sustained_ms": 1e3 * sustained,
             "floor_ms": 1e3 * roofline,
@@ -277,6 +283,7 @@ def measure_all(rows: tuple[Row, ...], options: argparse.Namespace) -> dict[str,
                 page_size=options.page_size,
                 relay=options.relay,
                 mode=options.mode,
+                quantization=options.quantization,
                 max_model_len=options.max_model_len,
             )
             for row in rows:
@@ -317,6 +324,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--own", type=whole(1), default=16, help="further tokens of each row")
     p.add_argument("--relay", choices=("auto", "on", "off"), default="auto", help="shared reads")
     p.add_argument("--mode", choices=("greedy", "random", "full"), default="greedy", help="sampler")
+    p.add_argument("--quantization", choices=sorted(ON_LOAD), help="of the weights")
     p.add_argument("--backend", default="auto", help="auto, mosaic or xla")
     p.add_argument("--profile", type=whole(0), default=0, help="print so many kernels of each step")
     p.add_argument("--page-size", type=int, choices=PAGE_SIZES, default=64, help="tokens a page")
@@ -350,6 +358,7 @@ def main(arguments: list[str] | None = None) -> None:
         for kernel in row["longest"]:
             print(f"{1e6 * kernel['seconds']:9.1f} us {kernel['count']:6.1f} x {kernel['name']}")
     name = "decode_step_growth" if options.growth else "decode_step"
+    name += "" if options.quantization is None else f"_{options.quantization}"
     long = "" if options.max_model_len is None else "_long"
     keep(found, COLUMNS, options.json, name + long)
 

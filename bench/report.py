@@ -23,6 +23,7 @@ from bench import (
     decode_step,
     load_weights,
     machine_code,
+    quantised_answers,
     startup,
     step_breakdown,
     swap,
@@ -62,6 +63,7 @@ command `python -m bench.suite` runs all benchmarks.
 | `python -m bench.compare_torch` | the same weights in torch, after a comparison of the logits |
 | `python -m bench.longbench` | answers and scores on LongBench-format files, relay on and off |
 | `python -m bench.table_answers` | exact answers of the bundled model about unseen tables |
+| `python -m bench.quantised_answers` | the same with quantised weights, and perplexity |
 | `python -m bench.scheduler` | host time of a step |
 | `python -m bench.swap` | a step while pages are swapped to or from host memory |
 
@@ -161,6 +163,9 @@ SECTIONS: dict[str, Section] = {
     ),
     "longbench": Section("Long documents", _rows(_LONGBENCH)),
     "table_answers": Section("The bundled model's answers", _table_answers),
+    "quantised_answers": Section(
+        "The bundled model with quantised weights", _rows(quantised_answers.COLUMNS)
+    ),
     "scheduler": Section("Host time of a step", _scheduler),
     "swap": Section("Swapping during a step", _rows(swap.COLUMNS)),
 }

@@ -65,7 +65,7 @@ def _breakdown(row: Mapping[str, Any], ceilings: Ceilings) -> dict[str, Any]:
         if kind is not None:
             times[kind] += 1e3 * kernel["seconds"]
     rooflines: dict[str, float] = {f"{kind}_floor": 0.0 for kind in _WITH_ROOFLINE}
-    for stage in stages(config, case, jnp.dtype(config.dtype).itemsize):
+    for stage in stages(config, case, jnp.dtype(config.dtype)):
         roofline = 1e3 * ceilings.seconds(stage.moved, stage.flops)
         rooflines[f"{_STAGES.get(stage.name, 'products')}_floor"] += roofline
     rest = row["busy_ms"] - sum(times.values())

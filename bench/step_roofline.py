@@ -1,9 +1,12 @@
 """The roofline of a decode step: bytes and FLOP of every stage at the device's rates."""
 
 import dataclasses
+import math
+
+import numpy as np
 
 from bench.ceilings import Ceilings
-from rjax.models import ModelConfig
+from rjax.models import DecoderLayer, Linear, ModelConfig
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,41 +38,42 @@ class Stage:
     flops: float
 
 
-def stages(config: ModelConfig, case: DecodeCase, itemsize: int) -> list[Stage]:
+def stages(config: ModelConfig, case: DecodeCase, dtype: np.dtype) -> list[Stage]:
     """The GEMMs and the attention of one step; everything else counts as free.
 
-    Weights are read once, and so is the KV of the shared tokens. Attention to shared and to unique
-    tokens are two stages, because they differ in arithmetic intensity.
+    Weights are read once, as they are stored, and so is the KV of the shared tokens. Attention to
+    shared and to unique tokens are two stages, because they differ in arithmetic intensity.
     """
-    D, F, V, L = (
-        config.hidden_size,
-        config.intermediate_size,
-        config.vocab_size,
-        config.num_layers,
-    )
+    layer = DecoderLayer(config, 0, dtype)
+    itemsize = dtype.itemsize
+    D, V, L = config.hidden_size, config.vocab_size, config.num_layers
     N, K, H, B = config.num_heads, config.num_kv_heads, config.head_dim, case.batch
 
-    def gemm(name: str, inner: int, outer: int, layers: int = L) -> Stage:
-        moved = itemsize * (inner * outer + B * (inner + outer))
+    def gemm(name: str, inner: int, outer: int, weights: int, layers: int = L) -> Stage:
+        moved = weights + itemsize * B * (inner + outer)
         return Stage(name, layers * moved, layers * 2 * B * inner * outer)
+
+    def projection(name: str, linear: Linear) -> Stage:
+        outer = math.prod(linear.output_shape)
+        return gemm(name, linear.depth, outer, linear.weight_bytes)
 
     def attention(name: str, tokens: int, seen: int) -> Stage:
         moved = itemsize * 2 * tokens * K * H
         return Stage(name, L * moved, L * 4 * B * N * H * seen)
 
     return [
-        gemm("qkv", D, (N + 2 * K) * H),
+        projection("qkv", layer.attention.qkv),
         attention("attention to shared tokens", case.shared, case.shared),
         attention("attention to unique tokens", B * case.own, case.own),
-        gemm("output", N * H, D),
-        gemm("gate and up" if config.gated_mlp else "up", D, (1 + config.gated_mlp) * F),
-        gemm("down", F, D),
-        gemm("logits", D, V, layers=1),
+        projection("output", layer.attention.output),
+        projection("gate and up" if config.gated_mlp else "up", layer.mlp.up),
+        projection("down", layer.mlp.down),
+        gemm("logits", D, V, itemsize * D * V, layers=1),
     ]
 
 
 def roofline_seconds(
-    config: ModelConfig, case: DecodeCase, itemsize: int, ceilings: Ceilings
+    config: ModelConfig, case: DecodeCase, dtype: np.dtype, ceilings: Ceilings
 ) -> float:
     """The sum of the rooflines of all stages."""
-    return sum(ceilings.seconds(s.moved, s.flops) for s in stages(config, case, itemsize))
+    return sum(ceilings.seconds(s.moved, s.flops) for s in stages(config, case, dtype))

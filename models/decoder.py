@@ -1,8 +1,5 @@
 """The one decoder that every family configures."""
 
-import math
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -14,12 +11,9 @@ from rjax.models.layers.attention import Attention
 from rjax.models.layers.embedding import Embedding
 from rjax.models.layers.mlp import Mlp
 from rjax.models.layers.norm import Norm
+from rjax.models.layers.parameter import array_bytes
 from rjax.models.operations import Operations, Residual
 from rjax.models.rope import Rotary, rotary_tables
-
-
-def _bits(dtype: np.dtype) -> int:
-    return (jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo)(dtype).bits
 
 
 class DecoderLayer(nnx.Module):
@@ -78,8 +72,7 @@ class Decoder(nnx.Module):
     @property
     def weight_bytes(self) -> int:
         """Bytes of all parameters, abstract or not."""
-        leaves = jax.tree.leaves(nnx.state(self))
-        return sum(math.ceil(leaf.size * _bits(leaf.dtype) / 8) for leaf in leaves)
+        return array_bytes(nnx.state(self))
 
     def logits(self, hidden: Float[Array, "X D"]) -> Float[Array, "X V"]:
         """Scores of every vocabulary entry, float32."""

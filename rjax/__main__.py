@@ -21,6 +21,9 @@ COMMANDS = {
     "bench": Subcommand(
         "rjax.benchmarks.__main__", "NAME", "measure: serve (any server), throughput, latency"
     ),
+    "quantize": Subcommand(
+        "rjax.quantize", "MODEL OUT", "write a quantised copy of a model: fp8, int8, int4, awq"
+    ),
     "models": Subcommand("rjax.commands.models", "", "list the supported model families"),
     "info": Subcommand(
         "rjax.commands.info", "[MODEL]", "show versions, devices, and the kernels in use and why"

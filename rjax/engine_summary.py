@@ -43,7 +43,7 @@ def engine_summary(
         "step",
         "decode steps": _decode_steps(num_decode_steps),
         "backend": f"{platform.backend.name} on {platform.description}",
-        "kernels": _kernels(platform),
+        "kernels": _kernels(platform, model.config),
     }
 
 
@@ -77,13 +77,15 @@ def _decode_steps(number: int) -> str:
     return "each starts as one program" if number == 1 else f"up to {number} start as one program"
 
 
-def _kernels(platform: EnginePlatform) -> str:
+def _kernels(platform: EnginePlatform, model: ModelConfig) -> str:
     """Which kernels run, and why not the faster ones."""
     backend = platform.backend
     if platform.is_cpu:
         return "XLA's own; the others need a GPU"
     if backend.streamed_rows:
         rest = f"weights are streamed in steps of up to {backend.spare_rows} rows"
+    elif model.schemes:
+        rest = "XLA's own for the rest, which dequantise the weights before each product"
     else:
         rest = "XLA's own for the rest"
     refused = "".join(f"; {name}: {reason}" for name, reason in backend.refused)

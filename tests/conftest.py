@@ -1,6 +1,7 @@
 """Test set-up: every annotation of the packages is checked at run time, in tests only."""
 
 import gc
+import sys
 
 import hypothesis
 import jax
@@ -36,6 +37,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak-seconds", type=float, default=1200.0, help="of tests/serve/test_soak")
     parser.addoption("--soak-seed", type=int, default=0, help="of tests/serve/test_soak")
     parser.addoption("--soak-attacks", default="", help="names, with commas; default: all")
+
+
+@pytest.fixture(autouse=True)
+def _torch_may_be_looked_for():
+    """Commands leave torch out of their process, which is the tests' own; scipy looks for it."""
+    yield
+    if sys.modules.get("torch", sys) is None:
+        del sys.modules["torch"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 
 from rjax.models.config_fields import ConfigFields
 from rjax.models.errors import CheckpointError
+from rjax.models.formats.checks import check_scale
 from rjax.models.formats.module_names import checked_entries, is_in
-from rjax.models.formats.packing import regroup, unpack
+from rjax.models.formats.packing import scale_leaf, unpack
 from rjax.models.formats.scale_types import widest_scale_type
-from rjax.models.formats.weight_format import FLOATS, StoredTensor, WeightFormat, check_scale
+from rjax.models.formats.weight_format import FLOATS, StoredTensor, WeightFormat
 from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
 from rjax.models.schemes.scaled import ScaleDType
 
@@ -89,10 +90,7 @@ class Awq(WeightFormat):
             zeros = unpack(stored["qzeros"], 4, 1, _PLACES).T - 8
             grouped["weight_zero_point"] = zeros.astype(jnp.int8)
         for name, leaf in grouped.items():
-            whole = scheme.block[1] is None
-            leaves[name] = (
-                leaf[:, 0] if whole else regroup(leaf, (1, self.group_size), blocks[name], shape)
-            )
+            leaves[name] = scale_leaf(leaf, scheme.block[1], blocks[name], shape)
         return leaves
 
     def with_scale_types(self, types: Mapping[str, str]) -> "Awq":

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from rjax.models.errors import CheckpointError
+from rjax.models.formats.checks import check_order, check_scale
 from rjax.models.formats.module_names import is_in
 from rjax.models.formats.packing import regroup, unpack
 from rjax.models.formats.scale_types import widest_scale_type
-from rjax.models.formats.weight_format import FLOATS, StoredTensor, WeightFormat, check_scale
+from rjax.models.formats.weight_format import FLOATS, StoredTensor, WeightFormat
 from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
 from rjax.models.schemes.scaled import VALUE_DTYPES, ScaledDType, ScaleDType
 
@@ -118,7 +119,7 @@ class CompressedTensors(WeightFormat):
                 f"{module}.weight_g_idx",
                 ((inputs,),),
                 ("I32", "I64"),
-                check=functools.partial(_check_order, group=group.block[1] or inputs),
+                check=functools.partial(check_order, group=group.block[1] or inputs),
                 required=False,
                 used=False,
             )
@@ -192,15 +193,3 @@ def _scale_shapes(group: Group, module: str, shape: tuple[int, int]) -> tuple[tu
 def _check_shape(values: np.ndarray, shape: tuple[int, int]) -> str | None:
     found = tuple(values.tolist())
     return None if found == shape else f"says {found}; config.json means {shape}"
-
-
-def _check_order(groups: np.ndarray, group: int) -> str | None:
-    plain = np.array_equal(groups, np.arange(len(groups)) // group)
-    return (
-        None
-        if plain
-        else (
-            "orders the inputs by activation (actorder), which is not supported; use a checkpoint "
-            "quantised without"
-        )
-    )

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 
 from rjax.models.config_fields import ConfigFields
 from rjax.models.errors import CheckpointError
+from rjax.models.formats.checks import check_scale
 from rjax.models.formats.module_names import checked_entries, is_in
 from rjax.models.formats.packing import regroup
-from rjax.models.formats.weight_format import FLOATS, StoredTensor, WeightFormat, check_scale
+from rjax.models.formats.weight_format import FLOATS, StoredTensor, WeightFormat
 from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
 
 

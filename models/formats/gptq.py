@@ -12,10 +12,11 @@ import numpy as np
 
 from rjax.models.config_fields import ConfigFields
 from rjax.models.errors import CheckpointError
+from rjax.models.formats.checks import check_order, check_scale
 from rjax.models.formats.module_names import checked_entries, is_in
-from rjax.models.formats.packing import regroup, unpack
+from rjax.models.formats.packing import scale_leaf, unpack
 from rjax.models.formats.scale_types import widest_scale_type
-from rjax.models.formats.weight_format import FLOATS, StoredTensor, WeightFormat, check_scale
+from rjax.models.formats.weight_format import FLOATS, StoredTensor, WeightFormat
 from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
 from rjax.models.schemes.scaled import VALUE_DTYPES, ScaleDType
 
@@ -116,7 +117,7 @@ class Gptq(WeightFormat):
                 f"{module}.g_idx",
                 ((inputs,),),
                 ("I32",),
-                check=functools.partial(_check_order, group=group),
+                check=functools.partial(check_order, group=group),
                 required=False,
                 used=False,
             ),
@@ -141,11 +142,8 @@ class Gptq(WeightFormat):
             offset = sum(self.zero_offset << shift for shift in range(0, 32, bits))
             zeros = unpack(stored["qzeros"] + jnp.int32(offset), bits, 1).T - half
             grouped["weight_zero_point"] = zeros.astype(jnp.int8)
-        group = scheme.block[1]
         for name, leaf in grouped.items():
-            leaves[name] = (
-                leaf[:, 0] if group is None else regroup(leaf, (1, group), blocks[name], shape)
-            )
+            leaves[name] = scale_leaf(leaf, scheme.block[1], blocks[name], shape)
         return leaves
 
     def with_scale_types(self, types: Mapping[str, str]) -> "Gptq":
@@ -157,18 +155,6 @@ def _check_symmetric(words: np.ndarray, bits: int, stored: int) -> str | None:
     word = sum(stored << shift for shift in range(0, 32, bits))
     plain = bool((words.astype(np.uint32) == word).all())
     return None if plain else "has zero points that differ, but config.json has sym true"
-
-
-def _check_order(groups: np.ndarray, group: int) -> str | None:
-    plain = np.array_equal(groups, np.arange(len(groups)) // group)
-    return (
-        None
-        if plain
-        else (
-            "orders the inputs by activation (desc_act), which is not supported; use a checkpoint "
-            "quantised with desc_act false"
-        )
-    )
 
 
 def read_gptq(quantization: dict[str, Any]) -> Gptq:

@@ -30,6 +30,19 @@ def _along(places: jax.Array, axis: int) -> jax.Array:
     return places.reshape(shape)
 
 
+def scale_leaf(
+    values: jax.Array, group: int | None, block: tuple[int, int], shape: tuple[int, int]
+) -> jax.Array:
+    """The array of scales or zero points from those of groups of inputs.
+
+    Args:
+        values: (outputs, groups).
+        group: inputs of a group; None for all, and (outputs,) as the result.
+        block, shape: as ``want`` and ``shape`` of `regroup`.
+    """
+    return values[:, 0] if group is None else regroup(values, (1, group), block, shape)
+
+
 def regroup(
     values: jax.Array, have: tuple[int, int], want: tuple[int, int], shape: tuple[int, int]
 ) -> jax.Array:

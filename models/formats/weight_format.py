@@ -87,11 +87,3 @@ class WeightFormat(abc.ABC):
         """The format with scales as the checkpoint has them, given its tensors' types by name."""
         del types
         return self
-
-
-def check_scale(values: np.ndarray) -> str | None:
-    """A problem of scales: a zero, an infinity or a NaN among them."""
-    wide = values.astype(np.float32)
-    if not np.isfinite(wide).all():
-        return "has scales that are not finite"
-    return "has scales that are zero" if not wide.all() else None

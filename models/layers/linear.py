@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from rjax.models.config import ModelConfig
-from rjax.models.layers.parameter import leaf_parameter, parameter
+from rjax.models.layers.parameter import array_bytes, leaf_parameter, parameter
 from rjax.models.schemes import WeightScheme
 
 
@@ -59,6 +59,11 @@ class Linear(nnx.Module):
     def leaves(self) -> Mapping[str, Array]:
         """The arrays of the weight by name, without the bias."""
         return {name: getattr(self, name)[...] for name, _ in self.leaf_letters}
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weight as it is stored, without the bias."""
+        return array_bytes([getattr(self, name).get_value() for name, _ in self.leaf_letters])
 
     def weight_matrix(self, dtype: DTypeLike) -> Float[Array, "E ..."]:
         """The dequantised weight with its input axes merged into one."""

@@ -1,8 +1,11 @@
 """Parameters with named axes."""
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -37,3 +40,13 @@ def leaf_parameter(leaf: Leaf, sizes: Mapping[str, int], dtype: DTypeLike) -> nn
     shape = tuple(sizes[letter] // shared.get(letter, 1) for letter in leaf.letters.split())
     own = dtype if leaf.dtype is None else leaf.dtype
     return nnx.Param(jax.ShapeDtypeStruct(shape, own), letters=leaf.letters, initial=leaf.initial)
+
+
+def array_bytes(arrays: Any) -> int:
+    """Bytes of all arrays of a pytree, abstract or not; values of 4 bits are packed."""
+    leaves = jax.tree.leaves(arrays)
+    return sum(math.ceil(leaf.size * _bits(leaf.dtype) / 8) for leaf in leaves)
+
+
+def _bits(dtype: DTypeLike) -> int:
+    return (jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo)(dtype).bits

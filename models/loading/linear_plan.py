@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rjax.models.config import ModelConfig
@@ -52,13 +51,12 @@ class PlannedLeaf:
         name: of the leaf.
         block: (outputs, inputs) that share an entry.
         axis: the fused axis; None with a single piece.
-        dtype, sharding: of the array.
+        sharding: of the array.
     """
 
     name: str
     block: tuple[int, int]
     axis: int | None
-    dtype: np.dtype
     sharding: NamedSharding
 
 
@@ -187,7 +185,6 @@ def _planned_leaf(linear: Linear, name: str, leaf: Leaf, pieces: int, mesh: Mesh
         name=name,
         block=(outputs, inputs),
         axis=leaf.letters.split().index("A") if pieces > 1 else None,
-        dtype=np.dtype(abstract.dtype),
         sharding=parameter_sharding(leaf.letters, abstract.shape, mesh),
     )
 

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
-from safetensors.numpy import save_file
 
 from rjax.models.config import ModelConfig
 from rjax.models.decoder import Decoder
 from rjax.models.families import FAMILIES
 from rjax.models.loading.layout import split_parameter, tensor_shape
+from rjax.models.loading.shards import ShardWriter
 
 
 def save_model(
@@ -41,27 +41,12 @@ def save_model(
     dtype = jnp.dtype(dtype)
     written = family.write_config(dataclasses.replace(config, dtype=dtype.name))
     tensors = _tensors(model, config, dtype)
-    shards: list[dict[str, np.ndarray]] = [{}]
-    for name, value in tensors.items():
-        used = sum(other.nbytes for other in shards[-1].values())
-        if shards[-1] and used + value.nbytes > shard_bytes:
-            shards.append({})
-        shards[-1][name] = value
     folder.mkdir(parents=True, exist_ok=True)
-    for old in [*folder.glob("model*.safetensors"), folder / "model.safetensors.index.json"]:
-        old.unlink(missing_ok=True)
     (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n")
-    if len(shards) == 1:
-        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
-        return
-    weight_map = {}
-    for i, shard in enumerate(shards, 1):
-        name = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-        save_file(shard, folder / name, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(shard, name)
-    size = sum(value.nbytes for value in tensors.values())
-    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    shards = ShardWriter(folder, shard_bytes)
+    for name, value in tensors.items():
+        shards.add(name, value)
+    shards.finish()
 
 
 def _tensors(model: Decoder, config: ModelConfig, dtype: jnp.dtype) -> dict[str, np.ndarray]:

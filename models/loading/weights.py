@@ -75,6 +75,7 @@ def load_weights(
     stored = tuple(
         tensor
         for pieces in (head_pieces, *(pieces for _, pieces in quantised.values()))
+        if pieces
         for tensors in stored_tensors(config, pieces).values()
         for tensor in tensors.values()
     )

@@ -80,19 +80,23 @@ def tasks_of_prompts(prompts: list[str]) -> list[Task]:
     return found
 
 
-def tasks_of_file(path: str) -> list[Task]:
+def tasks_of_file(path: str, flag: str = "--prompts-file") -> list[Task]:
     """Tasks of a file with one JSON object per line, or one text per line; blank lines are skipped.
 
     A file is JSONL if its name ends in .jsonl or .ndjson, or its first line starts with "{".
+
+    Args:
+        path: of the file.
+        flag: by which it was given, for messages.
 
     Raises:
         InvalidRequestError: the file cannot be read, has no prompt, or has an invalid line (the
             message names it as file:line).
     """
-    lines = read_text(path, "--prompts-file").splitlines()
+    lines = read_text(path, flag).splitlines()
     filled = [(i, line) for i, line in enumerate(lines, start=1) if line.strip()]
     if not filled:
-        raise InvalidRequestError(f"--prompts-file {path}: holds no prompt; give one a line")
+        raise InvalidRequestError(f"{flag} {path}: holds no prompt; give one a line")
     if path.endswith((".jsonl", ".ndjson")) or filled[0][1].lstrip().startswith("{"):
         return [_task_of_record(line, f"{path}:{i}") for i, line in filled]
     return [Task(line, source=f"{path}:{i}") for i, line in filled]

@@ -13,6 +13,7 @@ from bench import (
     compare_torch,
     decode_step,
     load_weights,
+    quantised_answers,
     report,
     startup,
     suite,
@@ -31,6 +32,8 @@ from rjax.benchmarks.workload import from_file, synthetic
 from rjax.errors import InvalidConfigError
 from rjax.models import config_from_dict, load_model
 
+BFLOAT16 = jnp.dtype(jnp.bfloat16)
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _ceilings():
@@ -44,16 +47,16 @@ def _ceilings():
 
 def test_the_roofline_of_a_step_reads_weights_and_kv_once():
     config = config_from_dict(SHAPES["llama-3-8b"])
-    found = stages(config, DecodeCase(64, 2048, 256), 2)
+    found = stages(config, DecodeCase(64, 2048, 256), BFLOAT16)
     weights = 2 * (32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336) + 4096 * 128256)
     kv = 2 * 32 * 2 * 8 * 128 * (2048 + 64 * 256)
     assert weights + kv < sum(s.moved for s in found) < 1.02 * (weights + kv)
     ceilings = Ceilings(4.3e12, 790e12)
-    roofline = roofline_seconds(config, DecodeCase(64, 2048, 256), 2, ceilings)
+    roofline = roofline_seconds(config, DecodeCase(64, 2048, 256), BFLOAT16, ceilings)
     assert roofline == pytest.approx(4.1e-3, rel=0.02)
     # With many rows the GEMMs are compute-bound, so the roofline exceeds the time for the bytes.
     many = DecodeCase(256, 8192, 256)
-    assert roofline_seconds(config, many, 2, ceilings) == pytest.approx(8.1e-3, rel=0.05)
+    assert roofline_seconds(config, many, BFLOAT16, ceilings) == pytest.approx(8.1e-3, rel=0.05)
 
 
 def test_decode_step(tmp_path, capsys):
@@ -255,3 +258,15 @@ def test_tables_show_numbers_in_few_digits():
         "| 2 | not a number | yes |",
     ]
     assert text(rows, columns).splitlines()[0].split() == ["first", "second", "third"]
+
+
+def test_quantised_answers(tmp_path, capsys):
+    path = tmp_path / "answers.json"
+    quantised_answers.main(
+        ["--tables=1", "--questions=1", "--rows=3", "--schemes=int8", f"--json={path}", "--quiet"]
+    )
+    before, after = load(path)["rows"]
+    assert (before["weights"], after["weights"]) == ("bfloat16", "int8")
+    assert (before["points"], before["asked"]) == (0, 1)
+    assert after["tensor_mb"] < 0.6 * before["tensor_mb"]
+    assert "perplexity of tables" in capsys.readouterr().out

@@ -41,7 +41,7 @@ def test_version(capsys):
     [
         (["serv"], "there is no command 'serv': did you mean 'rjax serve'?"),
         (["benhc", "serve"], "did you mean 'rjax bench'?"),
-        (["xyz"], "give generate, chat, serve, bench, models, info"),
+        (["xyz"], "give generate, chat, serve, bench, quantize, models, info"),
         (["--model", "x"], "give a command before --model, as in 'rjax generate --model'"),
         (["bench", "latncy"], "rjax bench: error: there is no command 'latncy': did you mean"),
         (["bench", "--url", "x"], "as in 'rjax bench serve --url'"),
@@ -87,6 +87,7 @@ def test_the_modules_are_commands_too():
         ("rjax.generate", "usage: rjax generate"),
         ("rjax.chat", "usage: rjax chat"),
         ("rjax.serve", "usage: rjax serve"),
+        ("rjax.quantize", "usage: rjax quantize MODEL OUT"),
         ("rjax", "usage: rjax COMMAND"),
         ("rjax.benchmarks", "usage: rjax bench NAME"),
     ):

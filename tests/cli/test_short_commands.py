@@ -66,9 +66,8 @@ def test_the_summary_of_a_start(tmp_path):
     folder = write_model(tmp_path / "model")
     engine = build_engine(EngineConfig.from_options({"model": str(folder), **OPTIONS}))
     stats = engine.stats()
-    assert list(engine.summary) == [
-        *("model", "dtype", "context", "KV pool", "batch", "decode steps", "backend", "kernels"),
-    ]
+    names = ["model", "weights", "dtype", "context", "KV pool", "batch", "decode steps", "backend"]
+    assert list(engine.summary) == [*names, "kernels"]
     assert engine.summary["model"] == f"{folder} (LlamaForCausalLM)"
     assert engine.summary["context"] == "512 tokens"
     size = f"{stats.kv_bytes_total / GIB:.2f} GiB"

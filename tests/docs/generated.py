@@ -197,6 +197,33 @@ def throughput() -> str:
     return about + table(head, rows) + _source(kept, "throughput.json")
 
 
+def quantised_answers() -> str:
+    """The quantised bundled model, from bench/results/quantised_answers_cpu.json."""
+    kept = _kept("quantised_answers_cpu.json")
+    rows = [
+        [
+            row["weights"],
+            f"{row['right']} of {row['asked']} ({row['accuracy_percent']:.1f} %)",
+            f"{row['table_perplexity']:.3f}",
+            f"{1000 * row['answer_loss']:.2f}",
+            f"{row['tensor_mb']:.1f} MB",
+        ]
+        for row in kept["rows"]
+    ]
+    head = ["weights", "exact answers", "perplexity of tables"]
+    head += ["loss of answers, 0.001 nat/token", "tensors"]
+    settings, found = kept["settings"], kept["environment"]
+    about = (
+        f"\n\n{settings['questions']} questions about each of {settings['tables']} tables of "
+        f"{settings['rows']} rows with {settings['values']} names and values. Activations are "
+        f"{kept['rows'][0]['activations']}, groups have {kept['rows'][-1]['group_size']} inputs, "
+        f"AWQ searched on {kept['rows'][-1]['calibration_tokens']:,} tokens of other tables. "
+        f"{found['device']}, jax {found['versions']['jax']}, {found['date']}; from "
+        "`bench/results/quantised_answers_cpu.json`, by `"
+    )
+    return table(head, rows) + about + kept["command"] + "`."
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
@@ -213,6 +240,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         decode_step,
         startup,
         throughput,
+        quantised_answers,
     )
 }
 

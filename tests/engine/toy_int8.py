@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from rjax.models import Leaf, StoredTensor, WeightFormat, WeightScheme, register_format
+from rjax.models.schemes import UNQUANTISED
 from rjax.pallas_kernels.partial import Partial
 from rjax.worker.kernels import Kernel, Problem, register_kernel
 
@@ -31,7 +32,7 @@ class ToyFormat(WeightFormat):
     method = "toy_int8"
 
     def scheme(self, module):
-        return ToyInt8()
+        return UNQUANTISED if module == "lm_head" else ToyInt8()
 
     def tensors(self, module, shape):
         axes = ("outputs", "inputs")

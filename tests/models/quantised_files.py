@@ -1,4 +1,4 @@
-"""Writes quantised checkpoints in the layouts of their libraries, by loops over single numbers."""
+"""Writes quantised checkpoints in the layouts of their libraries, with numpy alone."""
 
 import json
 from collections.abc import Callable
@@ -23,13 +23,12 @@ def packed(values: np.ndarray, axis: int, bits: int = 4, order=None) -> np.ndarr
     """Unsigned integers in words of 32 bits along an axis; ``order[i]`` is what nibble i holds."""
     values = np.moveaxis(values, axis, -1)
     count = 32 // bits
-    order = order or range(count)
-    words = np.zeros((*values.shape[:-1], -(-values.shape[-1] // count)), np.uint32)
-    for place in np.ndindex(words.shape):
-        for i, offset in enumerate(order):
-            column = place[-1] * count + offset
-            if column < values.shape[-1]:
-                words[place] |= np.uint32(int(values[*place[:-1], column]) << (bits * i))
+    missing = -values.shape[-1] % count
+    values = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, missing)])
+    by_word = values.reshape(*values.shape[:-1], -1, count).astype(np.uint32)
+    words = np.zeros(by_word.shape[:-1], np.uint32)
+    for nibble, offset in enumerate(order or range(count)):
+        words |= by_word[..., offset] << np.uint32(bits * nibble)
     return np.ascontiguousarray(np.moveaxis(words.view(np.int32), -1, axis))
 
 

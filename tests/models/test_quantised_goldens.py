@@ -13,7 +13,7 @@ from rjax.models.families import FAMILIES
 from rjax.models.loading.layout import split_parameter
 
 FOLDER = Path(__file__).parents[1] / "golden" / "quantised"
-REFUSED = {"gptq-desc-act": r"g_idx orders the inputs by activation \(desc_act\)"}
+REFUSED = {"gptq-desc-act": r"g_idx orders the inputs by activation \(desc_act"}
 NAMES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
 
 

@@ -32,7 +32,7 @@ async_engine
 async_llm
 rjax
 cli
-benchmarks chat commands examples generate serve
+benchmarks chat commands examples generate quantize serve
 __main__
 """
 """Subpackages and top-level modules of rjax, from the lowest layer to the highest. Each imports

@@ -1,0 +1,185 @@
+"""The inputs of each projection, recorded while prompts run through a model layer by layer."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from rjax.models.config import ModelConfig
+from rjax.models.decoder import DecoderLayer
+from rjax.models.dense import DenseAttention
+from rjax.models.families import FAMILIES
+from rjax.models.layers.linear import Linear
+from rjax.models.loading.layout import piece_shape, view
+from rjax.models.operations import Residual
+from rjax.models.quantising.projections import LINEARS
+from rjax.models.rope import RopeConfig, rotary_tables
+
+Tensors = Mapping[str, np.ndarray]
+"""Tensors of a checkpoint by name."""
+
+_BATCH_TOKENS = 2048
+_SHORTEST = 64
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, slots=True)
+class InputStatistics:
+    """Means over the recorded tokens.
+
+    Attributes:
+        magnitudes: of the absolute value of each input.
+        products: of each two inputs.
+    """
+
+    magnitudes: Float[Array, " E"]
+    products: Float[Array, "E E"]
+
+
+class RecordingOperations(DenseAttention):
+    """Plain operations that keep the inputs of the projections, in the order of the calls.
+
+    One object is for one call of a layer.
+    """
+
+    def __init__(self) -> None:
+        self.inputs: list[Float[Array, "T E"]] = []
+
+    def linear(self, linear: Linear, h: Any) -> Any:
+        """The projection of h, which is kept."""
+        self.inputs.append(h.reshape(len(h), linear.depth))
+        return super().linear(linear, h)
+
+
+class Calibration:
+    """Prompts on their way through the layers of a model.
+
+    The host holds the residual stream of all prompts, the device that of one batch. Everything is
+    float32.
+
+    Args:
+        config: of the model.
+        prompts: token ids, at least one prompt that is not empty.
+        tensors: with the embeddings.
+    """
+
+    def __init__(
+        self, config: ModelConfig, prompts: Sequence[Sequence[int]], tensors: Tensors
+    ) -> None:
+        if not any(len(prompt) for prompt in prompts):
+            raise ValueError("there are no prompts with tokens")
+        self._config = config
+        self.num_tokens = sum(map(len, prompts))
+        weights = FAMILIES[config.architecture].weights(config)
+        embedding = tensors[weights["embedding.weight"][0].tensor]
+        self._batches: list[tuple[np.ndarray, np.ndarray]] = []
+        for tokens, mask in _batches(prompts):
+            x = embedding[np.minimum(tokens, len(embedding) - 1)].astype(np.float32)
+            if config.learned_positions:
+                rows = np.arange(tokens.shape[1]) + config.position_offset
+                table = tensors[weights["positions.weight"][0].tensor]
+                x += table[np.minimum(rows, len(table) - 1)].astype(np.float32)
+            self._batches.append((x, mask))
+
+    def advance(self, layer: int, tensors: Tensors) -> dict[str, InputStatistics]:
+        """Run one layer; returns the statistics of the inputs of each of `LINEARS`.
+
+        Layers must be run in order.
+
+        Args:
+            layer: its index.
+            tensors: of the layer, not quantised.
+        """
+        graph, state = nnx.split(decoder_layer(self._config, layer, tensors))
+        sizes = dict(zip(LINEARS, self._input_sizes(), strict=True))
+        sums = {
+            name: InputStatistics(jnp.zeros(size), jnp.zeros((size, size)))
+            for name, size in sizes.items()
+        }
+        for i, (x, mask) in enumerate(self._batches):
+            out, sums = _run(
+                graph, state, jnp.asarray(x), jnp.asarray(mask), sums, self._config.rope
+            )
+            self._batches[i] = np.asarray(out), mask
+        return jax.tree.map(lambda one: one / self.num_tokens, sums)
+
+    def _input_sizes(self) -> tuple[int, ...]:
+        config = self._config
+        heads = config.num_heads * config.head_dim
+        return config.hidden_size, heads, config.hidden_size, config.intermediate_size
+
+
+@functools.partial(jax.jit, static_argnames="rope", donate_argnames="sums")
+def _run(
+    graph: nnx.GraphDef,
+    state: Any,
+    x: Float[Array, "B T D"],
+    mask: Bool[Array, "B T"],
+    sums: dict[str, InputStatistics],
+    rope: RopeConfig | None,
+) -> tuple[Float[Array, "B T D"], dict[str, InputStatistics]]:
+    layer: DecoderLayer = nnx.merge(graph, state)
+    rotary = None if rope is None else rotary_tables(rope, jnp.arange(x.shape[1]))
+
+    def of_sequence(one: Array) -> tuple[Array, list[Array]]:
+        operations = RecordingOperations()
+        return layer(Residual(one), rotary, operations).total(), operations.inputs
+
+    out, recorded = jax.vmap(of_sequence)(x)
+    added = {}
+    for name, inputs in zip(LINEARS, recorded, strict=True):
+        inputs = jnp.where(mask[..., None], inputs, 0).reshape(-1, inputs.shape[-1])
+        before = sums[name]
+        products = jnp.matmul(inputs.T, inputs, precision="highest")
+        added[name] = InputStatistics(
+            before.magnitudes + jnp.abs(inputs).sum(0), before.products + products
+        )
+    return out, added
+
+
+def decoder_layer(config: ModelConfig, layer: int, tensors: Tensors) -> DecoderLayer:
+    """One layer in float32, from its tensors in the checkpoint."""
+    weights = FAMILIES[config.architecture].weights(config)
+    # Layers with equal windows are equal but for their weights, and share a program.
+    window = config.sliding_windows[layer]
+    abstract = DecoderLayer(config, config.sliding_windows.index(window), jnp.float32)
+    graph, state = nnx.split(abstract)
+    filled = []
+    for path, leaf in nnx.to_flat_state(state):
+        letters: str = leaf.get_metadata("letters")
+        parts = []
+        for piece in weights[".".join(map(str, ("layers", layer, *path)))]:
+            rows = slice(piece.first_row, piece.first_row + piece_shape(piece, config)[0])
+            shape, order = view(piece, letters, config)
+            parts.append(tensors[piece.tensor][rows].reshape(shape).transpose(order))
+        whole = parts[0]
+        if len(parts) > 1:
+            whole = np.concatenate(parts, letters.split().index("A"))
+        filled.append((path, leaf.replace(jnp.asarray(whole.astype(np.float32)))))
+    return nnx.merge(graph, nnx.FlatState(filled, sort=True))
+
+
+def _batches(prompts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(tokens, which are real) [B, T] of prompts of similar lengths, in few shapes."""
+    by_length: dict[int, list[Sequence[int]]] = {}
+    for prompt in prompts:
+        length = max(_SHORTEST, 2 ** math.ceil(math.log2(max(1, len(prompt)))))
+        by_length.setdefault(length, []).append(prompt)
+    found = []
+    for length, members in sorted(by_length.items()):
+        rows = max(1, _BATCH_TOKENS // length)
+        for first in range(0, len(members), rows):
+            tokens = np.zeros((rows, length), np.int64)
+            mask = np.zeros((rows, length), bool)
+            for row, prompt in enumerate(members[first : first + rows]):
+                tokens[row, : len(prompt)] = prompt
+                mask[row, : len(prompt)] = True
+            found.append((tokens, mask))
+    return found

@@ -1,0 +1,86 @@
+"""The projections of a checkpoint, and what their inputs come from."""
+
+import dataclasses
+
+from rjax.models.config import ModelConfig
+from rjax.models.families import FAMILIES
+from rjax.models.loading.layout import piece_shape
+from rjax.models.loading.piece import Piece, Weights
+
+LINEARS = ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
+"""The projections of a decoder layer, in the order in which they are applied."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of a tensor."""
+
+    tensor: str
+    first: int
+    count: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SharedInput:
+    """Projections of one input, and the tensors that its channels can be scaled by.
+
+    Attributes:
+        linear: of `LINEARS`.
+        tensors: the weights [outputs, inputs] in the checkpoint.
+        norm: weight and perhaps bias of the norm that makes the input; empty if none does.
+        rows: rows of the weight, and perhaps of the bias, that make the input; empty if there are
+            none, or if something that is not linear follows them.
+    """
+
+    linear: str
+    tensors: tuple[str, ...]
+    norm: tuple[str, ...] = ()
+    rows: tuple[Rows, ...] = ()
+
+
+def linear_pieces(config: ModelConfig) -> Weights:
+    """The pieces of each projection's weight, by the projection's path."""
+    weights = FAMILIES[config.architecture].weights(config)
+    return {
+        path.removesuffix(".weight"): pieces
+        for path, pieces in weights.items()
+        if path.startswith("layers.") and path.removesuffix(".weight").endswith(LINEARS)
+    }
+
+
+def shared_inputs(config: ModelConfig, layer: int) -> tuple[SharedInput, ...]:
+    """The projections of a layer in the order of `LINEARS`."""
+    weights = FAMILIES[config.architecture].weights(config)
+
+    def norm(name: str) -> tuple[str, ...]:
+        paths = (f"layers.{layer}.{name}.{leaf}" for leaf in ("weight", "bias"))
+        return tuple(weights[path][0].tensor for path in paths if path in weights)
+
+    def last_rows(linear: str) -> tuple[Rows, ...]:
+        paths = (f"layers.{layer}.{linear}.{leaf}" for leaf in ("weight", "bias"))
+        return tuple(_last_entry(weights[path][-1], config) for path in paths if path in weights)
+
+    def tensors(linear: str) -> tuple[str, ...]:
+        pieces = weights[f"layers.{layer}.{linear}.weight"]
+        return tuple(dict.fromkeys(piece.tensor for piece in pieces))
+
+    same_heads = config.num_heads == config.num_kv_heads
+    # relu(x / s) * s is relu(x) for s > 0.
+    linear_in_up = config.gated_mlp or config.activation == "relu"
+    return (
+        SharedInput(LINEARS[0], tensors(LINEARS[0]), norm=norm("attention_norm")),
+        SharedInput(
+            LINEARS[1], tensors(LINEARS[1]), rows=last_rows(LINEARS[0]) if same_heads else ()
+        ),
+        SharedInput(LINEARS[2], tensors(LINEARS[2]), norm=norm("mlp_norm")),
+        SharedInput(
+            LINEARS[3], tensors(LINEARS[3]), rows=last_rows(LINEARS[2]) if linear_in_up else ()
+        ),
+    )
+
+
+def _last_entry(piece: Piece, config: ModelConfig) -> Rows:
+    """The rows of the last entry of the fused axis: the values, or the ungated half."""
+    rows = piece_shape(piece, config)[0]
+    count = rows // piece.a
+    return Rows(piece.tensor, piece.first_row + rows - count, count)

@@ -1,0 +1,150 @@
+"""How a checkpoint is to be quantised, and the ``quantization_config`` that says so."""
+
+import dataclasses
+from typing import Any, Literal
+
+from rjax.models.config import ModelConfig
+from rjax.models.errors import CheckpointError
+from rjax.models.loading.layout import tensor_shape
+from rjax.models.quantising.projections import linear_pieces
+
+QuantisingScheme = Literal["fp8", "int8", "int4", "awq"]
+
+SCHEMES: tuple[QuantisingScheme, ...] = ("fp8", "int8", "int4", "awq")
+"""llm-compressor's FP8_DYNAMIC, W8A8, W4A16, and W4A16_ASYM with scales searched on prompts."""
+
+GROUP_SIZES = (128, 64, 32)
+
+_VERSION = "0.19.0"
+"""Version of compressed-tensors whose layout is written."""
+_FORMATS = {"fp8": "float-quantized", "int8": "int-quantized"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class QuantisingSettings:
+    """How the projections are quantised.
+
+    Attributes:
+        scheme: of `SCHEMES`.
+        group_size: inputs that share a scale; None for all.
+        symmetric: there are no zero points.
+    """
+
+    scheme: QuantisingScheme
+    group_size: int | None = None
+    symmetric: bool = True
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether prompts are needed."""
+        return self.scheme == "awq"
+
+    @property
+    def format(self) -> str:
+        """As compressed-tensors names it."""
+        return _FORMATS.get(self.scheme, "pack-quantized")
+
+    def quantization_config(self) -> dict[str, Any]:
+        """The object for config.json, with the fields that compressed-tensors writes."""
+        kind = "float" if self.scheme == "fp8" else "int"
+        grouped = self.group_size is not None
+        weights = _arguments(
+            num_bits=4 if grouped else 8,
+            type=kind,
+            strategy="group" if grouped else "channel",
+            group_size=self.group_size,
+            symmetric=self.symmetric,
+            observer="mse" if grouped else "memoryless_minmax",
+            zp_dtype=None if self.symmetric else "torch.int8",
+        )
+        # Scales of activations are computed for each token while the model runs.
+        activations = _arguments(num_bits=8, type=kind, strategy="token", dynamic=True)
+        group = {
+            "format": self.format,
+            "input_activations": None if grouped else activations,
+            "output_activations": None,
+            "targets": ["Linear"],
+            "weights": weights,
+        }
+        return {
+            "config_groups": {"group_0": group},
+            "format": self.format,
+            "global_compression_ratio": None,
+            "ignore": ["lm_head"],
+            "kv_cache_scheme": None,
+            "quant_method": "compressed-tensors",
+            "quantization_status": "compressed",
+            "sparsity_config": {},
+            "transform_config": {},
+            "version": _VERSION,
+        }
+
+
+def _arguments(**given: Any) -> dict[str, Any]:
+    """The fields of weights or activations in the order of compressed-tensors."""
+    return {
+        "actorder": None,
+        "block_structure": None,
+        "dynamic": False,
+        "group_size": None,
+        "num_bits": 8,
+        "observer": None,
+        "observer_kwargs": {},
+        "scale_dtype": None,
+        "strategy": None,
+        "symmetric": True,
+        "type": None,
+        "zp_dtype": None,
+    } | given
+
+
+def choose_settings(
+    config: ModelConfig,
+    scheme: QuantisingScheme,
+    group_size: int | None = None,
+    symmetric: bool = False,
+) -> QuantisingSettings:
+    """The settings of a scheme for a model.
+
+    Args:
+        config: of the model.
+        scheme: of `SCHEMES`.
+        group_size: for "int4" and "awq"; None for the largest of `GROUP_SIZES` that divides the
+            inputs of all projections.
+        symmetric: no zero points for "awq"; the other schemes have none.
+
+    Raises:
+        CheckpointError: the model is quantised already, or groups do not divide its projections.
+        ValueError: the scheme or the group size does not exist.
+    """
+    if scheme not in SCHEMES:
+        raise ValueError(f"scheme is {scheme!r}; it must be one of {', '.join(SCHEMES)}")
+    if config.format is not None:
+        raise CheckpointError(
+            f"the model is quantised already, as {config.format.method!r}; give the unquantised "
+            "checkpoint"
+        )
+    if scheme in _FORMATS:
+        if group_size is not None:
+            raise ValueError(f"group_size is {group_size}; {scheme} has no groups")
+        return QuantisingSettings(scheme)
+    if group_size is not None and group_size not in GROUP_SIZES:
+        raise ValueError(
+            f"group_size is {group_size}; it must be one of {', '.join(map(str, GROUP_SIZES))}"
+        )
+    inputs = sorted(
+        {
+            tensor_shape(piece, config)[1]
+            for pieces in linear_pieces(config).values()
+            for piece in pieces
+        }
+    )
+    sizes = GROUP_SIZES if group_size is None else (group_size,)
+    for size in sizes:
+        if not any(count % size for count in inputs):
+            return QuantisingSettings(scheme, size, symmetric or scheme == "int4")
+    shown = " nor ".join(map(str, sizes))
+    raise CheckpointError(
+        f"the projections have {', '.join(map(str, inputs))} inputs, which groups of {shown} do "
+        "not divide; choose another group size, or fp8 or int8"
+    )

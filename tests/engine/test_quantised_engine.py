@@ -1,0 +1,101 @@
+"""Engines on quantised weights: the tokens of the weights that the files mean."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+
+from rjax.errors import InvalidConfigError
+from rjax.models import CheckpointError, Decoder, config_from_folder
+from rjax.sampling import SamplingParams
+from rjax.worker.kernels.linear_problem import linear_sharding
+from tests.models.quantised_files import write_quantised
+
+from .tiny import CONFIG, make_engine, run
+
+ROOT = Path(__file__).parents[2]
+# Groups of 32 and blocks of 128 fit on two devices.
+SHAPES = CONFIG | {
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_attention_heads": 8,
+    "head_dim": 32,
+}
+PREFIX = list(range(3, 40))
+REQUESTS = [
+    (str(i), prompt, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    for i, prompt in enumerate(([*PREFIX, 1], [*PREFIX, 2, 9], [5] * 20, [7]))
+]
+_PROGRAM = """
+import json, sys
+from tests.engine.test_quantised_engine import answers
+print(json.dumps(answers(sys.argv[1], tensor_parallel_size=2)))
+"""
+
+
+def answers(folder, **options) -> dict[str, list[int]]:
+    engine = make_engine(folder, **{"load_format": "auto", "num_pages": 40} | options)
+    done = run(engine, REQUESTS)
+    return {name: output.outputs[0].token_ids for name, output in done.items()}
+
+
+@pytest.fixture(scope="module", params=["awq", "w4a16", "deepseek-fp8", "w8a8"])
+def folders(request, tmp_path_factory):
+    root = tmp_path_factory.mktemp("quantised")
+    return write_quantised(root, SHAPES, request.param, seed=4)
+
+
+def test_tokens_are_those_of_the_dequantised_weights(folders):
+    quantised, plain = folders
+    want = answers(plain)
+    assert answers(quantised) == want
+    assert answers(quantised, enable_relay_attention="off") == want
+
+
+@pytest.mark.parametrize("name", ["awq", "deepseek-fp8"])
+def test_on_two_devices(name, tmp_path):
+    quantised, plain = write_quantised(tmp_path, SHAPES, name, seed=4)
+    found = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(quantised)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ
+        | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"},
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert json.loads(found.stdout.splitlines()[-1]) == answers(plain)
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "int8", "int4"])
+def test_quantised_at_loading(tmp_path, quantization):
+    _, plain = write_quantised(tmp_path, SHAPES, "w8a8")
+    engine = make_engine(plain, load_format="auto", quantization=quantization)
+    done = run(engine, REQUESTS[:2])
+    assert all(len(output.outputs[0].token_ids) == 8 for output in done.values())
+    assert engine.summary["weights"].startswith(f"{quantization} (quantised at loading), ")
+
+
+def test_what_does_not_fit_the_checkpoint(tmp_path):
+    quantised, plain = write_quantised(tmp_path, SHAPES, "w8a8")
+    with pytest.raises(CheckpointError, match="'int4', but the checkpoint is quantised as"):
+        make_engine(quantised, quantization="int4")
+    with pytest.raises(CheckpointError, match="the checkpoint is not quantised; to quantise it"):
+        make_engine(plain, quantization="awq")
+    with pytest.raises(InvalidConfigError, match="quantization is 'int3'; choose one of fp8"):
+        make_engine(plain, quantization="int3")
+
+
+def test_blocks_that_devices_would_cut(tmp_path):
+    quantised, _ = write_quantised(tmp_path, SHAPES | {"intermediate_size": 192}, "deepseek-fp8")
+    mesh = AbstractMesh((4,), ("tensor",))
+    config = config_from_folder(quantised)
+    down = Decoder(config, jnp.float32).layers[0].mlp.down
+    with pytest.raises(ValueError, match=r"axis F .* has 3 entries, which 4 devices cannot divide"):
+        linear_sharding(down, mesh)
