@@ -9,11 +9,12 @@ import jax.numpy as jnp
 
 from rjax.models.config_fields import ConfigFields
 from rjax.models.errors import CheckpointError
+from rjax.models.formats.block_leaves import block_leaves
 from rjax.models.formats.checks import check_scale
 from rjax.models.formats.module_names import checked_entries, is_in
-from rjax.models.formats.packing import scale_leaf, unpack
+from rjax.models.formats.packing import unpack
 from rjax.models.formats.scale_types import widest_scale_type
-from rjax.models.formats.weight_format import FLOATS, StoredTensor, WeightFormat
+from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, WeightFormat
 from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
 from rjax.models.schemes.scaled import ScaleDType
 
@@ -74,24 +75,11 @@ class Awq(WeightFormat):
             ),
         }
 
-    def decode(
-        self,
-        scheme: WeightScheme,
-        stored: Mapping[str, jax.Array],
-        shape: tuple[int, int],
-        blocks: Mapping[str, tuple[int, int]],
-    ) -> Mapping[str, jax.Array]:
+    def decode(self, stored: Mapping[str, jax.Array], target: Target) -> dict[str, jax.Array]:
         """Transposed, with 8 subtracted from values and zero points."""
-        assert isinstance(scheme, Scaled)
+        zeros = unpack(stored["qzeros"], 4, 1, _PLACES).T - 8 if self.zero_points else None
         values = unpack(stored["qweight"], 4, 1, _PLACES).T - 8
-        leaves = {"weight": values.astype(jnp.int4)}
-        grouped = {"weight_scale": stored["scales"].T.astype(scheme.scale_dtype)}
-        if self.zero_points:
-            zeros = unpack(stored["qzeros"], 4, 1, _PLACES).T - 8
-            grouped["weight_zero_point"] = zeros.astype(jnp.int8)
-        for name, leaf in grouped.items():
-            leaves[name] = scale_leaf(leaf, scheme.block[1], blocks[name], shape)
-        return leaves
+        return {"weight": values.astype(jnp.int4)} | block_leaves(stored["scales"].T, zeros, target)
 
     def with_scale_types(self, types: Mapping[str, str]) -> "Awq":
         """Scales in groups stay in the file's type."""

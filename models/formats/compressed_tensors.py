@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from rjax.models.errors import CheckpointError
+from rjax.models.formats.block_leaves import block_leaves
 from rjax.models.formats.checks import check_order, check_scale
 from rjax.models.formats.module_names import is_in
-from rjax.models.formats.packing import regroup, unpack
+from rjax.models.formats.packing import unpack
 from rjax.models.formats.scale_types import widest_scale_type
-from rjax.models.formats.weight_format import FLOATS, StoredTensor, WeightFormat
+from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, WeightFormat
 from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
 from rjax.models.schemes.scaled import VALUE_DTYPES, ScaledDType, ScaleDType
 
@@ -129,36 +130,20 @@ class CompressedTensors(WeightFormat):
             )
         return tensors
 
-    def decode(
-        self,
-        scheme: WeightScheme,
-        stored: Mapping[str, jax.Array],
-        shape: tuple[int, int],
-        blocks: Mapping[str, tuple[int, int]],
-    ) -> Mapping[str, jax.Array]:
+    def decode(self, stored: Mapping[str, jax.Array], target: Target) -> dict[str, jax.Array]:
         """The values without their offset, and scales of channels, groups or blocks."""
+        scheme = target.scheme
         assert isinstance(scheme, Scaled)
-        outputs, inputs = shape
+        outputs, inputs = target.shape
         bits = 4 if scheme.values == "int4" else 8
-        packed = stored["weight"].dtype == jnp.int32
-        values = stored["weight"]
-        if packed:
-            values = unpack(values, bits, 1)[:, :inputs] - 2 ** (bits - 1)
+        half = 2 ** (bits - 1)
+        values, zeros = stored["weight"], stored.get("zero_point")
+        if values.dtype == jnp.int32:  # packed
+            values = unpack(values, bits, 1)[:, :inputs] - half
+            if zeros is not None:
+                zeros = unpack(zeros, bits, 0)[:outputs] - half
         leaves = {"weight": values.astype(VALUE_DTYPES[scheme.values])}
-        grouped = {"weight_scale": stored["scale"].astype(scheme.scale_dtype)}
-        if scheme.zero_points:
-            zeros = stored["zero_point"]
-            if packed:
-                zeros = unpack(zeros, bits, 0)[:outputs] - 2 ** (bits - 1)
-            grouped["weight_zero_point"] = zeros.astype(jnp.int8)
-        rows, columns = scheme.block
-        for name, leaf in grouped.items():
-            leaves[name] = (
-                jnp.broadcast_to(leaf.reshape(-1), (outputs,))
-                if columns is None
-                else regroup(leaf, (rows, columns), blocks[name], shape)
-            )
-        return leaves
+        return leaves | block_leaves(stored["scale"], zeros, target)
 
     def with_scale_types(self, types: Mapping[str, str]) -> "CompressedTensors":
         """Scales of groups stay in the file's type."""

@@ -5,14 +5,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 
 from rjax.models.config_fields import ConfigFields
 from rjax.models.errors import CheckpointError
+from rjax.models.formats.block_leaves import block_leaves
 from rjax.models.formats.checks import check_scale
 from rjax.models.formats.module_names import checked_entries, is_in
-from rjax.models.formats.packing import regroup
-from rjax.models.formats.weight_format import FLOATS, StoredTensor, WeightFormat
+from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, WeightFormat
 from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
 
 
@@ -63,20 +62,9 @@ class Fp8(WeightFormat):
             )
         return tensors
 
-    def decode(
-        self,
-        scheme: WeightScheme,
-        stored: Mapping[str, jax.Array],
-        shape: tuple[int, int],
-        blocks: Mapping[str, tuple[int, int]],
-    ) -> Mapping[str, jax.Array]:
+    def decode(self, stored: Mapping[str, jax.Array], target: Target) -> dict[str, jax.Array]:
         """The values as they are, and scales of channels or blocks."""
-        scale = stored["scale"].astype(jnp.float32)
-        if self.block is None:
-            scale = jnp.broadcast_to(scale.reshape(1), shape[:1])
-        else:
-            scale = regroup(scale, self.block, blocks["weight_scale"], shape)
-        return {"weight": stored["weight"], "weight_scale": scale}
+        return {"weight": stored["weight"]} | block_leaves(stored["scale"], None, target)
 
 
 def read_fp8(quantization: dict[str, Any]) -> Fp8:

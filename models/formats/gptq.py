@@ -12,11 +12,12 @@ import numpy as np
 
 from rjax.models.config_fields import ConfigFields
 from rjax.models.errors import CheckpointError
+from rjax.models.formats.block_leaves import block_leaves
 from rjax.models.formats.checks import check_order, check_scale
 from rjax.models.formats.module_names import checked_entries, is_in
-from rjax.models.formats.packing import scale_leaf, unpack
+from rjax.models.formats.packing import unpack
 from rjax.models.formats.scale_types import widest_scale_type
-from rjax.models.formats.weight_format import FLOATS, StoredTensor, WeightFormat
+from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, WeightFormat
 from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
 from rjax.models.schemes.scaled import VALUE_DTYPES, ScaleDType
 
@@ -123,28 +124,20 @@ class Gptq(WeightFormat):
             ),
         }
 
-    def decode(
-        self,
-        scheme: WeightScheme,
-        stored: Mapping[str, jax.Array],
-        shape: tuple[int, int],
-        blocks: Mapping[str, tuple[int, int]],
-    ) -> Mapping[str, jax.Array]:
+    def decode(self, stored: Mapping[str, jax.Array], target: Target) -> dict[str, jax.Array]:
         """Transposed, with half of the range subtracted from values and zero points."""
+        scheme = target.scheme
         assert isinstance(scheme, Scaled)
         bits = 4 if scheme.values == "int4" else 8
         half = 2 ** (bits - 1)
-        values = unpack(stored["qweight"], bits, 0).T - half
-        leaves = {"weight": values.astype(VALUE_DTYPES[scheme.values])}
-        grouped = {"weight_scale": stored["scales"].T.astype(scheme.scale_dtype)}
+        zeros = None
         if scheme.zero_points:
             # Added to whole words, as it was subtracted: a zero point of 0 borrows from the next.
             offset = sum(self.zero_offset << shift for shift in range(0, 32, bits))
             zeros = unpack(stored["qzeros"] + jnp.int32(offset), bits, 1).T - half
-            grouped["weight_zero_point"] = zeros.astype(jnp.int8)
-        for name, leaf in grouped.items():
-            leaves[name] = scale_leaf(leaf, scheme.block[1], blocks[name], shape)
-        return leaves
+        values = unpack(stored["qweight"], bits, 0).T - half
+        leaves = {"weight": values.astype(VALUE_DTYPES[scheme.values])}
+        return leaves | block_leaves(stored["scales"].T, zeros, target)
 
     def with_scale_types(self, types: Mapping[str, str]) -> "Gptq":
         """Scales in groups stay in the file's type."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from rjax.models.formats.weight_format import FLOATS, StoredTensor, WeightFormat
+from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, WeightFormat
 from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
 from rjax.models.schemes.rounding import quantise
 
@@ -39,13 +39,8 @@ class OnLoad(WeightFormat):
         """The weight."""
         return {"weight": StoredTensor(f"{module}.weight", (shape,), FLOATS, ("outputs", "inputs"))}
 
-    def decode(
-        self,
-        scheme: WeightScheme,
-        stored: Mapping[str, jax.Array],
-        shape: tuple[int, int],
-        blocks: Mapping[str, tuple[int, int]],
-    ) -> Mapping[str, jax.Array]:
+    def decode(self, stored: Mapping[str, jax.Array], target: Target) -> dict[str, jax.Array]:
         """Quantised in the blocks in which the scales are stored."""
-        assert isinstance(scheme, Scaled)
-        return quantise(stored["weight"].astype(jnp.float32), scheme, blocks["weight_scale"])
+        assert isinstance(target.scheme, Scaled)
+        weight = stored["weight"].astype(jnp.float32)
+        return quantise(weight, target.scheme, target.blocks["weight_scale"])

@@ -1,4 +1,4 @@
-"""Small integers in 32-bit words, and scales of blocks."""
+"""Small integers in 32-bit words."""
 
 import jax
 import jax.numpy as jnp
@@ -28,34 +28,3 @@ def _along(places: jax.Array, axis: int) -> jax.Array:
     shape = [1, 1, 1]
     shape[axis] = -1
     return places.reshape(shape)
-
-
-def scale_leaf(
-    values: jax.Array, group: int | None, block: tuple[int, int], shape: tuple[int, int]
-) -> jax.Array:
-    """The array of scales or zero points from those of groups of inputs.
-
-    Args:
-        values: (outputs, groups).
-        group: inputs of a group; None for all, and (outputs,) as the result.
-        block, shape: as ``want`` and ``shape`` of `regroup`.
-    """
-    return values[:, 0] if group is None else regroup(values, (1, group), block, shape)
-
-
-def regroup(
-    values: jax.Array, have: tuple[int, int], want: tuple[int, int], shape: tuple[int, int]
-) -> jax.Array:
-    """Values of blocks as values of the smaller blocks that they consist of.
-
-    Args:
-        values: one for each block of ``have``, ragged at the edges.
-        have: (outputs, inputs) of a block.
-        want: the same of the result; it divides ``have`` and ``shape``.
-        shape: (outputs, inputs) of the weight.
-    """
-    for axis, (one, other, size) in enumerate(zip(have, want, shape, strict=True)):
-        assert one % other == 0 and size % other == 0, (have, want, shape)
-        values = jnp.repeat(values, one // other, axis)
-        values = jax.lax.slice_in_dim(values, 0, size // other, axis=axis)
-    return values

@@ -39,6 +39,21 @@ class StoredTensor:
     used: bool = True
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """What the stored tensors of a module are decoded to.
+
+    Attributes:
+        scheme: of the module.
+        shape: (outputs, inputs) of the weight.
+        blocks: (outputs, inputs) of the weight that share an entry, for each array of the scheme.
+    """
+
+    scheme: WeightScheme
+    shape: tuple[int, int]
+    blocks: Mapping[str, tuple[int, int]]
+
+
 class WeightFormat(abc.ABC):
     """How a checkpoint stores the weights of the projections.
 
@@ -49,10 +64,8 @@ class WeightFormat(abc.ABC):
     method: ClassVar[str]
     """The ``quant_method`` of checkpoints in this format."""
 
-    @property
-    def kv_scales(self) -> bool:
-        """Whether each attention module has the tensors ``k_scale`` and ``v_scale``."""
-        return False
+    kv_scales: bool = False
+    """Whether each attention module has the tensors ``k_scale`` and ``v_scale``."""
 
     @abc.abstractmethod
     def scheme(self, module: str) -> WeightScheme:
@@ -63,24 +76,11 @@ class WeightFormat(abc.ABC):
         """The tensors of a module by role, given the (outputs, inputs) of its weight."""
 
     @abc.abstractmethod
-    def decode(
-        self,
-        scheme: WeightScheme,
-        stored: Mapping[str, jax.Array],
-        shape: tuple[int, int],
-        blocks: Mapping[str, tuple[int, int]],
-    ) -> Mapping[str, jax.Array]:
-        """The arrays of the scheme from the stored tensors; traced.
+    def decode(self, stored: Mapping[str, jax.Array], target: Target) -> dict[str, jax.Array]:
+        """The arrays of the scheme from the stored tensors, by role; traced.
 
-        Args:
-            scheme: of the module.
-            stored: the tensors by role.
-            shape: (outputs, inputs) of the weight.
-            blocks: (outputs, inputs) of the weight that share an entry, for each array.
-
-        Returns:
-            Each array, with the outputs first: (outputs, inputs), or (outputs,) where the inputs
-            share all entries, both divided by its block.
+        Each has the outputs first: (outputs, inputs), or (outputs,) where the inputs share all
+        entries, both divided by its block.
         """
 
     def with_scale_types(self, types: Mapping[str, str]) -> "WeightFormat":

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rjax.models.config import ModelConfig
-from rjax.models.formats.weight_format import StoredTensor, WeightFormat
+from rjax.models.formats.weight_format import StoredTensor, Target, WeightFormat
 from rjax.models.layers.linear import Linear
 from rjax.models.loading.array_program import ArrayProgram
 from rjax.models.loading.assembly import join_blocks
@@ -102,7 +102,7 @@ def _assemble(
     parts: dict[str, list[jax.Array]] = {leaf.name: [] for leaf in assembly.leaves}
     for piece in assembly.pieces:
         stored = dict(zip(piece.roles, joined, strict=False))
-        decoded = assembly.format.decode(assembly.scheme, stored, piece.shape, blocks)
+        decoded = assembly.format.decode(stored, Target(assembly.scheme, piece.shape, blocks))
         for leaf, (shape, order) in zip(assembly.leaves, piece.views, strict=True):
             rows = leaf.block[0]
             start, stop = piece.first_row // rows, (piece.first_row + piece.rows) // rows

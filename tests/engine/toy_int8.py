@@ -41,7 +41,7 @@ class ToyFormat(WeightFormat):
             "scale": StoredTensor(f"{module}.weight_scale", (shape[:1],), ("F32",), axes[:1]),
         }
 
-    def decode(self, scheme, stored, shape, blocks):
+    def decode(self, stored, target):
         return {"weight": stored["weight"], "weight_scale": stored["scale"]}
 
 
