@@ -108,11 +108,14 @@ def _assemble(
             start, stop = piece.first_row // rows, (piece.first_row + piece.rows) // rows
             part = jax.lax.slice_in_dim(decoded[leaf.name], start, stop)
             parts[leaf.name].append(part.reshape(shape).transpose(order))
-    return tuple(
-        jax.lax.with_sharding_constraint(
-            found[0] if leaf.axis is None else jnp.concatenate(found, leaf.axis), leaf.sharding
-        )
+    fused = {
+        leaf.name: found[0] if leaf.axis is None else jnp.concatenate(found, leaf.axis)
         for leaf, found in ((leaf, parts[leaf.name]) for leaf in assembly.leaves)
+    }
+    stored = assembly.scheme.arrange(fused)
+    return tuple(
+        jax.lax.with_sharding_constraint(stored[leaf.name], leaf.sharding)
+        for leaf in assembly.leaves
     )
 
 

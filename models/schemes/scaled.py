@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from rjax.models.schemes.scheme import Leaf, WeightScheme
+from rjax.pallas_kernels.quantised_gemm.interleaving import INTERLEAVED, interleave, natural
 
 ScaledDType = Literal["fp8", "int8", "int4"]
 ScaleDType = Literal["float32", "bfloat16", "float16"]
@@ -30,7 +31,8 @@ class Scaled(WeightScheme):
     """weight = (value - zero point) * scale.
 
     Values lie with the outputs first and the inputs last ([N, K] row-major, K-major for tensor
-    cores), as in most checkpoints.
+    cores), as in most checkpoints. int4 values are stored interleaved along the last input axis
+    (`interleaving`), if it is a multiple of 32.
 
     Attributes:
         values: "fp8" is float8_e4m3fn, "int8" and "int4" are signed.
@@ -71,12 +73,24 @@ class Scaled(WeightScheme):
             leaves["weight_zero_point"] = Leaf(letters, jnp.dtype(jnp.int8), "zeros", blocks)
         return leaves
 
+    def is_interleaved(self, shape: tuple[int, ...]) -> bool:
+        """Whether values of a shape are stored interleaved."""
+        return self.values == "int4" and shape[-1] % INTERLEAVED == 0
+
+    def arrange(self, leaves: Mapping[str, Array]) -> Mapping[str, Array]:
+        """With interleaved int4 values."""
+        weight = leaves["weight"]
+        if not self.is_interleaved(weight.shape):
+            return leaves
+        return {**leaves, "weight": interleave(weight)}
+
     def dequantise(
         self, leaves: Mapping[str, Array], depth: int, dtype: DTypeLike
     ) -> Float[Array, "E X"]:
         """Computed in float32 and rounded once."""
         weight = leaves["weight"]
-        value = weight.astype(jnp.float32)
+        value = natural(weight) if self.is_interleaved(weight.shape) else weight
+        value = value.astype(jnp.float32)
         if self.zero_points:
             value = value - _repeated(leaves["weight_zero_point"], weight.shape)
         value = value * _repeated(leaves["weight_scale"], weight.shape)

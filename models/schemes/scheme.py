@@ -54,11 +54,20 @@ class WeightScheme(abc.ABC):
             sizes: of the letters in the whole model, but for A.
         """
 
+    def arrange(self, leaves: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The leaves in the order in which their values are stored, from those in plain order.
+
+        The default stores them in plain order.
+        """
+        return leaves
+
     @abc.abstractmethod
     def dequantise(
         self, leaves: Mapping[str, Array], depth: int, dtype: DTypeLike
     ) -> Float[Array, "E X"]:
         """The reference: the weight in ``dtype``, its ``depth`` inputs merged, its outputs merged.
+
+        Its values are in plain order.
 
         The leaves may be those of one device of a mesh.
         """

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
-from rjax.pallas_kernels.quantised_gemm.upcast import natural
+from rjax.pallas_kernels.quantised_gemm.interleaving import natural
 
 
 @no_type_check  # JAX also builds it with other leaves than arrays
@@ -22,7 +22,7 @@ class ScaledWeight:
         values: [W, X, E], float8_e4m3fn, int8 or int4.
         scale: [W, X] per channel, or [W, X / rows, E / inputs] per block of (rows, inputs).
         zero_points: int8, of the scale's shape, or None.
-        interleaved: whether int4 values are in the order of ``upcast.interleave``.
+        interleaved: whether int4 values are in the order of ``interleaving``.
     """
 
     values: Num[Array, "W X E"]

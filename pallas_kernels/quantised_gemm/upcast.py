@@ -2,8 +2,7 @@
 
 A thread loads 32 bits at once, but wgmma wants pairs of neighbours in it. In natural order, the
 threads of a quad exchange packed values before they convert them (two shuffles and two permutes for
-eight int4). Interleaved int4 is stored so that each thread loads what it needs: an 8 x 4 x 2 block
-of inputs in the order (thread, second of a pair, pair), so that a shift and a mask give a pair.
+eight int4). Interleaved int4 (``interleaving``) needs no exchange.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAbstractUsage=false
@@ -14,31 +13,11 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
-from jaxtyping import Array, Num
 
-INTERLEAVED = 32
-"""Inputs that are reordered among themselves."""
+from rjax.pallas_kernels.quantised_gemm.interleaving import INTERLEAVED, PAIRS
 
 _WGMMA = plgpu.Layout.WGMMA
 _BIAS = 136  # of an int4 in the mantissa of a bfloat16 with the exponent of 128, sign bit flipped
-_PAIRS = 4  # of a 32-bit word
-
-
-def interleave(values: Num[Array, "... E"]) -> Num[Array, "... E"]:
-    """int4 values in the order that ``load_interleaved`` expects; E is a multiple of 32."""
-    # Input 8 * pair + 2 * thread + second of 32 goes to 8 * thread + 4 * second + pair.
-    blocks = values.reshape(*values.shape[:-1], -1, _PAIRS, 4, 2)
-    axes = tuple(range(blocks.ndim - 3))
-    last = blocks.ndim - 1
-    return blocks.transpose(*axes, last - 1, last, last - 2).reshape(values.shape)
-
-
-def natural(values: Num[Array, "... E"]) -> Num[Array, "... E"]:
-    """The inverse of ``interleave``."""
-    blocks = values.reshape(*values.shape[:-1], -1, 4, 2, _PAIRS)
-    axes = tuple(range(blocks.ndim - 3))
-    last = blocks.ndim - 1
-    return blocks.transpose(*axes, last, last - 2, last - 1).reshape(values.shape)
 
 
 def load_natural(tile, first: int, columns: int, zero_point, dtype):
@@ -79,9 +58,9 @@ def load_interleaved(tile, first: int, columns: int, zero_point, dtype):
         for block in range(columns // INTERLEAVED):
             for half in range(2):
                 word = mgpu.utils.bitcast(words[block, half], i32)
-                for pair in range(_PAIRS):
+                for pair in range(PAIRS):
                     value = _unpack(word, offsets[half], pair)
-                    pairs[block * _PAIRS + pair, half] = mgpu.utils.bitcast(value, pair_type)
+                    pairs[block * PAIRS + pair, half] = mgpu.utils.bitcast(value, pair_type)
         shape = layout.registers_shape((64, columns))
         return mgpu.FragmentedArray(
             _registers=pairs.reshape(shape), _layout=layout, _is_signed=None

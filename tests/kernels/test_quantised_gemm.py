@@ -8,7 +8,13 @@ from interpreted_mosaic import interpreting, load_interleaved, store_all, store_
 
 from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.quantised_gemm import mosaic, quantise_rows, quantised_rows, upcast
+from rjax.pallas_kernels.quantised_gemm import (
+    interleaving,
+    mosaic,
+    quantise_rows,
+    quantised_rows,
+    upcast,
+)
 from rjax.pallas_kernels.quantised_gemm.config import GemmConfig, GemmShape, configs
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 
@@ -160,8 +166,8 @@ def test_any_config_computes_the_same(config, monkeypatch):
 def test_interleaved_values_are_where_the_threads_need_them():
     """The registers of ``load_interleaved``, thread by thread, beside those that wgmma reads."""
     inputs = jnp.arange(64)
-    np.testing.assert_array_equal(upcast.natural(upcast.interleave(inputs)), inputs)
-    stored = np.asarray(upcast.interleave(inputs)).reshape(2, 4, 8)  # block, thread, nibble
+    np.testing.assert_array_equal(interleaving.natural(interleaving.interleave(inputs)), inputs)
+    stored = np.asarray(interleaving.interleave(inputs)).reshape(2, 4, 8)  # block, thread, nibble
     for block in range(2):
         for thread in range(4):
             for pair in range(4):
@@ -209,10 +215,12 @@ def test_dequantised_weights_agree_with_the_scheme():
     weight = weight_of("int4 zeros", 1, 64, 256)
     leaves = {
         "weight": weight.values[0],
-        "weight_scale": jnp.repeat(weight.scale[0], 1, 1),
+        "weight_scale": weight.scale[0],
         "weight_zero_point": weight.zero_points[0],
     }
-    found = scheme.dequantise(leaves, 256, jnp.float32)
+    stored = scheme.arrange(leaves)
+    assert (stored["weight"] != leaves["weight"]).any()
+    found = scheme.dequantise(stored, 256, jnp.float32)
     np.testing.assert_array_equal(found.T, weight.dequantise()[0])
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from interpreted_mosaic import interpreting, store_all, store_transposed
+from interpreted_mosaic import interpreting, load_interleaved, store_all, store_transposed
 
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import DecoderLayer, Linear, ModelConfig, config_from_dict
@@ -15,7 +15,7 @@ from rjax.models.schemes import Scaled
 from rjax.models.sharding import single_device_mesh
 from rjax.pallas_kernels.add_rms_norm import xla as xla_norm
 from rjax.pallas_kernels.partial import Partial, reduced
-from rjax.pallas_kernels.quantised_gemm import mosaic, quantise_rows
+from rjax.pallas_kernels.quantised_gemm import mosaic, quantise_rows, upcast
 from rjax.worker.kernels import Dispatcher, Problem
 from rjax.worker.kernels.linear_problem import linear_problem, linear_sharding
 from rjax.worker.kernels.plain import PLAIN_KERNELS
@@ -93,6 +93,7 @@ def plain(problem: Problem, h: jax.Array, leaves: Any) -> np.ndarray:
 )
 def test_streamed(name, axes, rows, monkeypatch):
     monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
+    monkeypatch.setattr(upcast, "load_interleaved", load_interleaved)
     monkeypatch.setattr(quantise_rows, "store_strided", store_all)
     layer = linear(axes, SCHEMES[name])
     problem = problem_of(axes, layer, rows)
@@ -110,6 +111,7 @@ def test_streamed(name, axes, rows, monkeypatch):
 @pytest.mark.parametrize("axes", ["D -> K A H", "D -> A F"])
 def test_norm_before_fp8(axes, monkeypatch):
     monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
+    monkeypatch.setattr(upcast, "load_interleaved", load_interleaved)
     monkeypatch.setattr(quantise_rows, "store_strided", store_all)
     layer = linear(axes, SCHEMES["fp8"])
     problem = problem_of(axes, layer, 8)

@@ -1,7 +1,4 @@
-"""The kernels of quantised projections. The dispatcher does not use them: no GPU has run them yet.
-
-To switch them on, put ``*QUANTISED_KERNELS`` before ``*MOSAIC_KERNELS`` in `Dispatcher.of`.
-"""
+"""The kernels of quantised projections on Hopper."""
 
 import math
 from typing import Any
@@ -77,11 +74,13 @@ def _scaled_weight(problem: Problem, leaves: dict[str, Array], matrices: int) ->
         inputs = (-1,) if leaf.ndim > len(problem.columns) else ()
         return leaf.reshape(matrices, outputs // matrices, *inputs)
 
-    zero_points = leaves.get("weight_zero_point")
+    scheme, zero_points = problem.scheme, leaves.get("weight_zero_point")
+    assert isinstance(scheme, Scaled)
     return ScaledWeight(
         flat(leaves["weight"]),
         flat(leaves["weight_scale"]),
         None if zero_points is None else flat(zero_points),
+        interleaved=scheme.is_interleaved(leaves["weight"].shape),
     )
 
 
