@@ -6,7 +6,7 @@ from rjax.models.config import ModelConfig
 from rjax.models.errors import CheckpointError
 from rjax.models.families import FAMILIES
 from rjax.models.formats import ON_LOAD, OnLoad, WeightFormat
-from rjax.models.loading.piece import Piece, Weights
+from rjax.models.loading.piece import Piece
 from rjax.models.schemes import UNQUANTISED, WeightScheme
 
 _WEIGHT = ".weight"
@@ -38,20 +38,6 @@ def with_format(config: ModelConfig, weight_format: WeightFormat | None) -> Mode
         schemes=tuple(schemes),
         kv_scales=weight_format.kv_scales,
     )
-
-
-def kv_scale_pieces(config: ModelConfig) -> Weights:
-    """The checkpoint pieces of the scales of KV; none for a checkpoint without them."""
-    if not config.kv_scales:
-        return {}
-    weights = FAMILIES[config.architecture].weights(config)
-    pieces: Weights = {}
-    for layer in range(config.num_layers):
-        path = f"layers.{layer}.attention"
-        attention = module_of(weights[f"{path}.output.weight"][0]).rpartition(".")[0]
-        for name in ("k_scale", "v_scale"):
-            pieces[f"{path}.{name}"] = (Piece(f"{attention}.{name}", "A"),)
-    return pieces
 
 
 def with_quantization(config: ModelConfig, quantization: str | None) -> ModelConfig:
