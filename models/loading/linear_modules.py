@@ -18,14 +18,12 @@ def module_of(piece: Piece) -> str:
     return piece.tensor.removesuffix(_WEIGHT)
 
 
-def with_format(config: ModelConfig, weight_format: WeightFormat | None) -> ModelConfig:
+def with_format(config: ModelConfig, weight_format: WeightFormat) -> ModelConfig:
     """The config of a checkpoint whose projections are stored in a format.
 
     Raises:
         CheckpointError: modules that are fused here have different schemes.
     """
-    if weight_format is None:
-        return config
     schemes = []
     for path, pieces in FAMILIES[config.architecture].weights(config).items():
         if path.endswith(tuple(part + _WEIGHT for part in _LINEAR_PARTS)):
@@ -53,12 +51,12 @@ def with_quantization(config: ModelConfig, quantization: str | None) -> ModelCon
     """
     if quantization is None:
         return config
-    if config.format is not None:
-        if config.format.method == quantization:
+    if config.quant_method is not None:
+        if config.quant_method == quantization:
             return config
         raise CheckpointError(
             f"quantization is {quantization!r}, but the checkpoint is quantised as "
-            f"{config.format.method!r}; leave it out"
+            f"{config.quant_method!r}; leave it out"
         )
     if quantization not in ON_LOAD:
         raise CheckpointError(

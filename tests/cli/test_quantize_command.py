@@ -48,7 +48,7 @@ def test_the_bundled_model_answers_quantised(scheme, tmp_path, capsys):
     shown, err = capsys.readouterr()
     assert f"wrote {out}" in shown and "of 70 projections" in shown
     assert "Quantising layers" in err
-    assert config_from_folder(out).format.method == "compressed-tensors"
+    assert config_from_folder(out).quant_method == "compressed-tensors"
     llm = LLM(str(out), **BUNDLED_SIZES, use_tqdm=False)
     question, answer = demo_questions()[0]
     chat = [
