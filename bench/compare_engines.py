@@ -225,7 +225,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="SHARE",
         type=_share,
         default=0.9,
-        help="of weights, KV and workspace; SGLang: of weights and KV (default: 0.9)",
+        help="of the GPU's memory for weights, KV and workspace; SGLang: for weights and KV "
+        "(default: 0.9)",
     )
     p.add_argument("--seed", type=whole(0), default=0, help="of weights, prompts and sampling")
     p.add_argument(
@@ -233,7 +234,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         type=whole(1),
         default=1800,
-        help="that one process of an engine may take (default: 1800)",
+        help="end a process of an engine after this time (default: 1800)",
     )
     p.add_argument("--out", dest="json", metavar="FILE", type=Path, help="the same as --json")
     return p

@@ -30,7 +30,9 @@ class ModelConfig:
         sliding_windows: one entry per layer, the window in tokens or None.
         activation: "silu", "relu", "gelu" or "gelu_tanh".
         dtype: float type the checkpoint declares.
-        format: how the checkpoint stores the weights of the projections; None if plainly.
+        quant_method: of the checkpoint's ``quantization_config``; None for an unquantised one.
+        format: how the checkpoint's weights of the projections become those on the devices; None if
+            they are stored plainly and stay so.
         schemes: how they are stored on the devices, by parameter path without the last part
             ("layers.0.mlp.up"); UNQUANTISED where a path is missing.
         kv_scales: the checkpoint has scales for KV in fp8.
@@ -59,6 +61,7 @@ class ModelConfig:
     gated_mlp: bool = True
     learned_positions: bool = False
     position_offset: int = 0
+    quant_method: str | None = None
     format: WeightFormat | None = None
     schemes: tuple[tuple[str, WeightScheme], ...] = ()
     kv_scales: bool = False

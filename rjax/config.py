@@ -170,10 +170,11 @@ class SchedulerSettings:
             of each sequence. It is at most ``max_num_batched_tokens``.
         max_num_batched_tokens: token budget of a step: decodes first, prompt chunks use the rest.
             The default is 2048 on a GPU and 512 on a CPU.
-        max_num_prefill_ahead: maximum waiting sequences whose prompts are computed ahead, in batch
-            rows that are free anyway, so that one can start when another finishes. Their KV is the
-            first to be preempted. The default is ``max_num_seqs`` on Hopper, where a step of up to
-            128 rows is bound by reading the weights, if that leaves rows free; otherwise 0.
+        max_num_prefill_ahead: maximum waiting sequences whose prompts are computed while
+            ``max_num_seqs`` others run, so that one of them decodes as soon as another finishes.
+            They use the rows that the others leave free in a step, and are preempted first. On
+            Hopper the default is ``max_num_seqs`` if that is below 128, because a step of up to 128
+            rows takes little longer than a step of few; otherwise it is 0.
         num_decode_steps: decode steps that start as one program on the device. More than 1 reduces
             the host's work per step, which helps small models and small batches; tokens then arrive
             in groups, and new requests wait for the group. The tokens are the same. "auto" is 4 for

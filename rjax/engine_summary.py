@@ -6,7 +6,6 @@ from rjax.config import EngineConfig
 from rjax.engine_platform import EnginePlatform
 from rjax.memory_sizes import GIB
 from rjax.models import Decoder, ModelConfig
-from rjax.models.formats import OnLoad
 
 
 def engine_summary(
@@ -57,7 +56,7 @@ def weight_types(model: ModelConfig, platform: EnginePlatform) -> str:
     names = sorted({scheme.name for _, scheme in model.schemes})
     if not names:
         return platform.dtype.name
-    how = "quantised at loading" if isinstance(model.format, OnLoad) else "as in the checkpoint"
+    how = "quantised at loading" if model.quant_method is None else "as in the checkpoint"
     return f"{' and '.join(names)} ({how})"
 
 

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from rjax.cli.errors import parse_and_run
 from rjax.cli.parser import OneLineParser
 from rjax.cli.prompts import Task, tasks_of_file
-from rjax.errors import InvalidConfigError
+from rjax.errors import InvalidConfigError, InvalidRequestError
 
 if TYPE_CHECKING:
     from rjax.models.quantising import QuantisedCheckpoint
+    from rjax.tokenization import Tokenizer
 
 _NAME = "rjax quantize"
 _SCHEMES = ("fp8", "int8", "int4", "awq")
@@ -33,7 +34,8 @@ schemes:
   int4  4-bit integers, a scale for each group of inputs (W4A16)
   awq   as int4 with zero points, and scales of the inputs that give the least error on your prompts
         (W4A16_ASYM, or W4A16 with --symmetric)
-rjax itself keeps activations in the model's dtype for all of them
+embeddings and the output projection stay as they are; rjax itself keeps activations in the model's
+dtype for all schemes
 
 examples:
   rjax quantize Qwen/Qwen3-0.6B ./qwen3-fp8 --scheme fp8
@@ -41,7 +43,7 @@ examples:
   rjax quantize ./llama ./llama-awq --scheme awq --prompts ask.jsonl
       ask.jsonl holds {"prompt": "..."} or {"messages": [...]} on each line; or one text a line
   rjax serve ./llama-awq
-      a quantised folder is a model as any other; vLLM and transformers read it too
+      a quantised folder is a model as any other, in a format that vLLM and transformers read
 
 exit status: 0 done, 2 bad input, 130 interrupted
 """
@@ -52,8 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog=_NAME,
         usage="%(prog)s MODEL OUT --scheme SCHEME [options]",
-        description="Write a model with quantised weights, as a folder in the format of "
-        "compressed-tensors. Embeddings and the output projection stay as they are.",
+        description="Write a model with quantised weights, in the format of compressed-tensors.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -148,10 +149,7 @@ def _encode(folder: Path, tasks: Sequence[Task], max_seq_length: int) -> list[li
     from rjax.tokenization import Tokenizer
 
     tokenizer = Tokenizer(folder)
-    texts = [
-        tokenizer.apply_chat_template(task.messages) if task.prompt is None else task.prompt
-        for task in tasks
-    ]
+    texts = [_text(task, tokenizer) for task in tasks]
     # Of a conversation, the template has written the special tokens.
     encoded = [
         tokenizer.encode(text, add_special_tokens=task.prompt is not None)[:max_seq_length]
@@ -160,6 +158,16 @@ def _encode(folder: Path, tasks: Sequence[Task], max_seq_length: int) -> list[li
     if not any(encoded):
         raise InvalidConfigError("the prompts have no tokens; give at least one that has")
     return encoded
+
+
+def _text(task: Task, tokenizer: "Tokenizer") -> str:
+    """The prompt, or the conversation as the chat template writes it."""
+    if task.prompt is not None:
+        return task.prompt
+    try:
+        return tokenizer.apply_chat_template(task.messages)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{task.source}: {error}") from None
 
 
 def _record(found: "QuantisedCheckpoint", out: str, prompts: int, seconds: float) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +32,6 @@ class Awq(WeightFormat):
         ignored: modules that are not quantised.
         scale_dtype: of the scales.
     """
-
-    method: ClassVar[str] = "awq"
 
     group_size: int
     zero_points: bool

@@ -11,6 +11,11 @@ def check_scale(values: np.ndarray) -> str | None:
     return "has scales that are zero" if not wide.all() else None
 
 
+def check_positive_scale(values: np.ndarray) -> str | None:
+    """A problem of scales that a softmax needs to be positive, beside those of `check_scale`."""
+    return check_scale(values) or ("has scales that are negative" if (values < 0).any() else None)
+
+
 def check_order(groups: np.ndarray, group: int) -> str | None:
     """A problem of the group of each input: another order than that of the inputs."""
     if np.array_equal(groups, np.arange(len(groups)) // group):

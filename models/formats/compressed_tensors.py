@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -60,8 +60,6 @@ class CompressedTensors(WeightFormat):
         kv_scales: whether there are scales for KV in fp8.
         scale_dtype: of the scales of groups.
     """
-
-    method: ClassVar[str] = "compressed-tensors"
 
     groups: tuple[Group, ...]
     ignored: tuple[str, ...]

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 
@@ -24,8 +24,6 @@ class Fp8(WeightFormat):
         static: whether the checkpoint has scales for activations, which weights alone do not need.
         ignored: modules that are not quantised.
     """
-
-    method: ClassVar[str] = "fp8"
 
     block: tuple[int, int] | None
     static: bool

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,8 +55,6 @@ class Gptq(WeightFormat):
         head: whether the head is quantised.
         scale_dtype: of the scales.
     """
-
-    method: ClassVar[str] = "gptq"
 
     settings: Settings
     zero_offset: int

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +25,6 @@ class OnLoad(WeightFormat):
     Attributes:
         target: the scheme.
     """
-
-    method: ClassVar[str] = "none"
 
     target: Scaled
 

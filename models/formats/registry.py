@@ -38,14 +38,12 @@ def format_names() -> list[str]:
     return sorted(_READERS)
 
 
-def read_format(quantization: Any) -> WeightFormat | None:
-    """The format of a checkpoint's ``quantization_config``; None if the checkpoint has none.
+def read_format(quantization: Any) -> WeightFormat:
+    """The format of a checkpoint's ``quantization_config``.
 
     Raises:
         CheckpointError: no format of that name is registered, or it refuses the fields.
     """
-    if quantization is None:
-        return None
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     read = _READERS.get(method) if isinstance(method, str) else None
     if read is None:

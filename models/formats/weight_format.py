@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -60,9 +60,6 @@ class WeightFormat(abc.ABC):
     Formats are hashable and compare by value (frozen dataclasses): they are part of the programs
     that make the arrays of a `Linear` from stored tensors.
     """
-
-    method: ClassVar[str]
-    """The ``quant_method`` of checkpoints in this format."""
 
     kv_scales: bool = False
     """Whether each attention module has the tensors ``k_scale`` and ``v_scale``."""

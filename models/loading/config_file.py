@@ -1,5 +1,6 @@
 """Reading config.json."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,7 +62,11 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     fields = ConfigFields(values)
     family = _family_of(fields)
     config = family.read_config(family.fields.check(fields))
-    return with_format(config, read_format(values.get("quantization_config")))
+    quantization = values.get("quantization_config")
+    if quantization is None:
+        return config
+    config = with_format(config, read_format(quantization))
+    return dataclasses.replace(config, quant_method=quantization["quant_method"])
 
 
 def _family_of(fields: ConfigFields) -> Family:

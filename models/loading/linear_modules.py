@@ -6,7 +6,7 @@ from rjax.models.config import ModelConfig
 from rjax.models.errors import CheckpointError
 from rjax.models.families import FAMILIES
 from rjax.models.formats import ON_LOAD, OnLoad, WeightFormat
-from rjax.models.loading.piece import Piece, Weights
+from rjax.models.loading.piece import Piece
 from rjax.models.schemes import UNQUANTISED, WeightScheme
 
 _WEIGHT = ".weight"
@@ -18,14 +18,12 @@ def module_of(piece: Piece) -> str:
     return piece.tensor.removesuffix(_WEIGHT)
 
 
-def with_format(config: ModelConfig, weight_format: WeightFormat | None) -> ModelConfig:
+def with_format(config: ModelConfig, weight_format: WeightFormat) -> ModelConfig:
     """The config of a checkpoint whose projections are stored in a format.
 
     Raises:
         CheckpointError: modules that are fused here have different schemes.
     """
-    if weight_format is None:
-        return config
     schemes = []
     for path, pieces in FAMILIES[config.architecture].weights(config).items():
         if path.endswith(tuple(part + _WEIGHT for part in _LINEAR_PARTS)):
@@ -38,20 +36,6 @@ def with_format(config: ModelConfig, weight_format: WeightFormat | None) -> Mode
         schemes=tuple(schemes),
         kv_scales=weight_format.kv_scales,
     )
-
-
-def kv_scale_pieces(config: ModelConfig) -> Weights:
-    """The checkpoint pieces of the scales of KV; none for a checkpoint without them."""
-    if not config.kv_scales:
-        return {}
-    weights = FAMILIES[config.architecture].weights(config)
-    pieces: Weights = {}
-    for layer in range(config.num_layers):
-        path = f"layers.{layer}.attention"
-        attention = module_of(weights[f"{path}.output.weight"][0]).rpartition(".")[0]
-        for name in ("k_scale", "v_scale"):
-            pieces[f"{path}.{name}"] = (Piece(f"{attention}.{name}", "A"),)
-    return pieces
 
 
 def with_quantization(config: ModelConfig, quantization: str | None) -> ModelConfig:
@@ -67,12 +51,12 @@ def with_quantization(config: ModelConfig, quantization: str | None) -> ModelCon
     """
     if quantization is None:
         return config
-    if config.format is not None:
-        if config.format.method == quantization:
+    if config.quant_method is not None:
+        if config.quant_method == quantization:
             return config
         raise CheckpointError(
             f"quantization is {quantization!r}, but the checkpoint is quantised as "
-            f"{config.format.method!r}; leave it out"
+            f"{config.quant_method!r}; leave it out"
         )
     if quantization not in ON_LOAD:
         raise CheckpointError(

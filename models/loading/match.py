@@ -18,7 +18,6 @@ _HEAD = "lm_head.weight"
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")
 _MAX_NAMES = 5
 _CHECK_THREADS = 8
-_SCALAR = {"A": ((),)}  # other shapes of a single number
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class Expected:
 
     Attributes:
         weights: the pieces of parameters that are stored plainly.
-        stored: tensors of quantised weights.
+        stored: tensors of quantised weights, and scales of KV.
     """
 
     weights: Weights
@@ -36,7 +35,7 @@ class Expected:
     def shapes(self, config: ModelConfig) -> dict[str, tuple[tuple[int, ...], ...]]:
         """The allowed shapes of each tensor by name."""
         plain = {
-            piece.tensor: (tensor_shape(piece, config), *_SCALAR.get(piece.pattern, ()))
+            piece.tensor: (tensor_shape(piece, config),)
             for pieces in self.weights.values()
             for piece in pieces
         }

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 _WHOLE = "model.safetensors"
@@ -20,6 +21,9 @@ class ShardWriter:
     Args:
         folder: made if it does not exist.
         shard_bytes: size of a shard; a larger tensor gets its own.
+
+    Raises:
+        OSError: a file cannot be written, for example because the disk is full; of all methods.
     """
 
     def __init__(self, folder: Path, shard_bytes: int) -> None:
@@ -58,6 +62,9 @@ class ShardWriter:
 
     def _write(self) -> None:
         path = self._folder / f"model-{len(self._written) + 1:05d}.safetensors.partial"
-        save_file(self._open, path, metadata={"format": "pt"})
+        try:
+            save_file(self._open, path, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"{path} cannot be written: {error}") from None
         self._written.append((path, list(self._open)))
         self._open = {}

@@ -19,8 +19,9 @@ from rjax.models.loading.blocks import Block, split_rows
 from rjax.models.loading.checkpoint_folder import read_tensors
 from rjax.models.loading.head_plan import head_plan
 from rjax.models.loading.host_buffers import HostBuffers, host_buffers
+from rjax.models.loading.kv_scales import kv_scale_tensors
 from rjax.models.loading.layout import piece_shape, piece_sharding, view
-from rjax.models.loading.linear_modules import kv_scale_pieces, module_of
+from rjax.models.loading.linear_modules import module_of
 from rjax.models.loading.linear_plan import linear_plan, stored_tensors
 from rjax.models.loading.match import Expected, match
 from rjax.models.loading.piece import Piece
@@ -59,9 +60,10 @@ def load_weights(
 
     Raises:
         CheckpointError: a tensor is missing, unknown, or has the wrong shape or type, or a file is
-            malformed or cannot be read; scales are zero or not finite.
+            malformed or cannot be read; scales are zero or not finite, or scales of KV negative.
     """
-    weights = FAMILIES[config.architecture].weights(config) | kv_scale_pieces(config)
+    weights = FAMILIES[config.architecture].weights(config)
+    kv_scales = kv_scale_tensors(config)
     quantised = {
         path: (linear, weights.pop(f"{path}.weight"))
         for path, linear in nnx.iter_modules(model)
@@ -79,12 +81,14 @@ def load_weights(
         for tensors in stored_tensors(config, pieces).values()
         for tensor in tensors.values()
     )
-    entries = match(Expected(weights, stored), read_tensors(folder), config, folder)
+    expected = Expected(weights, (*stored, *kv_scales.values()))
+    entries = match(expected, read_tensors(folder), config, folder)
     graph, state = nnx.split(model)
     parameters = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}
     buffers = buffers or host_buffers(mesh)
     plans: dict[tuple[str, ...], ParameterPlan] = {}
-    for path, pieces in weights.items():
+    scales = {path: (Piece(tensor.name, "A"),) for path, tensor in kv_scales.items()}
+    for path, pieces in (weights | scales).items():
         plans[(path,)] = _plan(parameters[path], pieces, entries, config, mesh, buffers.block_bytes)
     for path, (linear, pieces) in quantised.items():
         leaves = tuple(f"{path}.{leaf}" for leaf, _ in linear.leaf_letters)

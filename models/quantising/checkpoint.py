@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,16 @@ class QuantisedCheckpoint:
 
 
 def check_output(out: Path) -> None:
-    """Raise CheckpointError unless a folder is new or empty."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        kind = "is not empty" if out.is_dir() else "is a file"
-        raise CheckpointError(f"{out} {kind}; give a new folder for the quantised model")
+    """Raise CheckpointError unless a folder is new or empty and can be written; creates nothing."""
+    try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            kind = "is not empty" if out.is_dir() else "is a file"
+            raise CheckpointError(f"{out} {kind}; give a new folder for the quantised model")
+        nearest = next(path for path in (out, *out.parents) if path.exists())
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise CheckpointError(f"{out} cannot be written: {error.strerror or error}") from None
 
 
 def quantise_checkpoint(
@@ -100,7 +107,9 @@ def quantise_checkpoint(
         progress: show a bar.
 
     Raises:
-        CheckpointError: the checkpoint is not usable, or the folder ``out`` is not empty.
+        CheckpointError: the checkpoint is not usable, or the folder ``out`` is not empty or cannot
+            be written.
+        OSError: a file cannot be written, for example because the disk is full.
     """
     check_output(out)
     try:

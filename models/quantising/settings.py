@@ -119,9 +119,9 @@ def choose_settings(
     """
     if scheme not in SCHEMES:
         raise ValueError(f"scheme is {scheme!r}; it must be one of {', '.join(SCHEMES)}")
-    if config.format is not None:
+    if config.quant_method is not None:
         raise CheckpointError(
-            f"the model is quantised already, as {config.format.method!r}; give the unquantised "
+            f"the model is quantised already, as {config.quant_method!r}; give the unquantised "
             "checkpoint"
         )
     if scheme in _FORMATS:

@@ -20,8 +20,8 @@ class Leaf:
         dtype: of its values; None for the model's own float type.
         initial: initial values of random weights: "normal" has standard deviation 0.02, "integers"
             are uniform over the dtype's range, a number is the value of all.
-        blocks: (letter, size) of the axes along which so many entries of the weight share one entry
-            of this array.
+        blocks: (letter, size) of each axis along which ``size`` neighbouring entries of the weight
+            share one entry of this array.
     """
 
     letters: str

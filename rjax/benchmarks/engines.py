@@ -21,7 +21,9 @@ def add_engine_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--shapes", choices=sorted(SHAPES), help="a model's shapes, random weights")
     p.add_argument("--max-num-seqs", type=whole(1), default=64, help="sequences running at once")
     p.add_argument(
-        "--max-num-prefill-ahead", type=whole(0), help="further ones, whose prompts are computed"
+        "--max-num-prefill-ahead",
+        type=whole(0),
+        help="waiting sequences whose prompts are computed while the others run",
     )
     p.add_argument("--max-num-batched-tokens", type=whole(1), help="token budget of a step")
     p.add_argument(

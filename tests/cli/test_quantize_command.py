@@ -48,7 +48,7 @@ def test_the_bundled_model_answers_quantised(scheme, tmp_path, capsys):
     shown, err = capsys.readouterr()
     assert f"wrote {out}" in shown and "of 70 projections" in shown
     assert "Quantising layers" in err
-    assert config_from_folder(out).format.method == "compressed-tensors"
+    assert config_from_folder(out).quant_method == "compressed-tensors"
     llm = LLM(str(out), **BUNDLED_SIZES, use_tqdm=False)
     question, answer = demo_questions()[0]
     chat = [
@@ -104,6 +104,26 @@ def test_wrong_input_is_one_line(argv, said, tiny, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "prompts.jsonl: holds no prompt"),
+        ("\n \n", "prompts.jsonl: holds no prompt"),
+        ('{"prompt": "a"}\n{"prompt": 3}', "prompts.jsonl:2: prompt must be a text"),
+        ('{"messages": [{"role": "user"}]}', "prompts.jsonl:1: messages[0] has a content of type"),
+    ],
+)
+def test_prompts_that_cannot_be_used(content, said, tiny, tmp_path, capsys):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(content)
+    argv = ["quantize", str(tiny), str(tmp_path / "out"), "--scheme", "awq"]
+    assert command.run([*argv, "--prompts", str(prompts)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
+    assert not (tmp_path / "out").exists()
+
+
 def test_folders_that_cannot_be_used(tiny, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
@@ -114,6 +134,10 @@ def test_folders_that_cannot_be_used(tiny, tmp_path, capsys):
     for source, target, said in (
         (str(tiny), str(tmp_path / "full"), "is not empty"),
         (str(tiny), str(tiny / "config.json"), "is a file"),
+        (str(tiny), str(tiny / "config.json" / "new"), "new cannot be written: Not a directory"),
+        (str(tiny), "/proc/new", "/proc/new cannot be written: "),
+        (str(tiny), str(tmp_path / ("x" * 300)), "cannot be written: File name too long"),
+        (str(tmp_path / "full"), str(tmp_path / "again"), "has no config.json"),
         (out, str(tmp_path / "again"), "quantised already"),
         ("/nowhere", str(tmp_path / "again"), "does not exist"),
     ):

@@ -82,6 +82,12 @@ def test_quantised_at_loading(tmp_path, quantization):
     assert engine.summary["weights"].startswith(f"{quantization} (quantised at loading), ")
 
 
+def test_the_method_of_the_checkpoint_by_name(tmp_path):
+    quantised, _ = write_quantised(tmp_path, SHAPES, "w8a8")
+    engine = make_engine(quantised, load_format="auto", quantization="compressed-tensors")
+    assert engine.summary["weights"].startswith("int8 (as in the checkpoint), ")
+
+
 def test_what_does_not_fit_the_checkpoint(tmp_path):
     quantised, plain = write_quantised(tmp_path, SHAPES, "w8a8")
     with pytest.raises(CheckpointError, match="'int4', but the checkpoint is quantised as"):

@@ -29,8 +29,6 @@ class ToyInt8(WeightScheme):
 class ToyFormat(WeightFormat):
     """The two arrays as they are, outputs first."""
 
-    method = "toy_int8"
-
     def scheme(self, module):
         return UNQUANTISED if module == "lm_head" else ToyInt8()
 

@@ -32,7 +32,7 @@ TOLERANCE = 0.1  # of a logprob: bfloat16 keeps 8 bits, and a fused product may 
 
 
 def logprobs(folder: Path, **options) -> list[float]:
-    """Of the first greedy token of each prompt, and of the prompts' own tokens."""
+    """The logprobs of the tokens of all prompts, without the first token of each."""
     with LLM(
         model=str(folder),
         skip_tokenizer_init=True,

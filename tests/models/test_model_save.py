@@ -1,5 +1,7 @@
 """A saved model loads with equal weights: with every fused projection, in one file or several."""
 
+import resource
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from flax import nnx
 from forward import logits_of
 
 from rjax import models
+from rjax.models.loading.shards import ShardWriter
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],
@@ -51,6 +54,18 @@ def test_saving_again_leaves_no_old_shards(tmp_path):
     models.save_model(model, config, tmp_path, shard_bytes=9_000)
     models.save_model(model, config, tmp_path)
     assert [path.name for path in tmp_path.glob("model*")] == ["model.safetensors"]
+
+
+def test_a_file_that_cannot_be_written(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writer = ShardWriter(tmp_path, 1 << 20)
+    writer.add("weight", np.zeros(1 << 17, np.uint8))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(OSError, match=r"partial cannot be written: .* File too large"):
+            writer.finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_runs_under_jit_with_flat_leaves():

@@ -2,6 +2,8 @@
 
 import gc
 import json
+import shutil
+from pathlib import Path
 
 import jax
 import ml_dtypes
@@ -15,6 +17,8 @@ from rjax import models
 from rjax.models.loading.checkpoint_folder import read_tensors
 
 UP = "model.layers.0.mlp.up_proj"
+ATTENTION = "model.layers.0.self_attn"
+GOLDEN_WITH_KV_SCALES = Path(__file__).parents[1] / "golden" / "quantised" / "ct-fp8-kv"
 
 
 @pytest.fixture
@@ -85,6 +89,47 @@ def test_scales_that_are_not_finite(folder, value):
 def test_scales_that_are_zero(folder, name):
     change_tensors(folder, set_one(f"{UP}.{name}", 0))
     refused(folder, rf"{UP}\.{name} has scales that are zero")
+
+
+@pytest.fixture
+def folder_with_kv_scales(tmp_path):
+    return shutil.copytree(GOLDEN_WITH_KV_SCALES, tmp_path / "kv")
+
+
+@pytest.mark.parametrize("name", ["k_scale", "v_scale"])
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (0, "has scales that are zero"),
+        (-0.01, "has scales that are negative"),
+        (np.nan, "has scales that are not finite"),
+        (np.inf, "has scales that are not finite"),
+    ],
+)
+def test_values_of_kv_scales(folder_with_kv_scales, name, value, problem):
+    change_tensors(folder_with_kv_scales, set_one(f"{ATTENTION}.{name}", value))
+    refused(folder_with_kv_scales, rf"^model.safetensors: {ATTENTION}\.{name} {problem}$")
+
+
+@pytest.mark.parametrize(
+    ("scale", "problem"),
+    [
+        (
+            np.ones(2, np.float32),
+            r"' of .* has the shape \(2,\); config.json means \(1,\) or \(\)$",
+        ),
+        (np.ones(1, np.int32), " has the type I32; the quantization_config means F32 or BF16"),
+        (None, "; the folder is incomplete or config.json describes another model$"),
+    ],
+)
+def test_kv_scales_that_do_not_fit(folder_with_kv_scales, scale, problem):
+    def edit(tensors):
+        del tensors[f"{ATTENTION}.k_scale"]
+        if scale is not None:
+            tensors[f"{ATTENTION}.k_scale"] = scale
+
+    change_tensors(folder_with_kv_scales, edit)
+    refused(folder_with_kv_scales, rf"{ATTENTION}\.k_scale{problem}")
 
 
 def test_shapes_that_do_not_fit(folder):

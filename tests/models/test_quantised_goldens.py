@@ -1,15 +1,18 @@
 """Checkpoints written by the libraries that define the formats, and what these libraries read."""
 
+import shutil
 from pathlib import Path
 
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from flax import nnx
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from rjax import models
 from rjax.models.families import FAMILIES
+from rjax.models.loading.checkpoint_folder import read_tensors
 from rjax.models.loading.layout import split_parameter
 
 FOLDER = Path(__file__).parents[1] / "golden" / "quantised"
@@ -56,3 +59,17 @@ def test_what_is_refused(name):
     with pytest.raises(models.CheckpointError, match=REFUSED[name]) as caught:
         load(name)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
+def test_shapes_and_types_of_kv_scales(shape, dtype, tmp_path):
+    folder = shutil.copytree(FOLDER / "ct-fp8-kv", tmp_path / "kv")
+    tensors = {name: entry.read() for name, entry in read_tensors(folder).items()}
+    for name, value in (("k_scale", 0.25), ("v_scale", 3.0)):
+        tensors[f"model.layers.0.self_attn.{name}"] = np.full(shape, value, dtype)
+    save_file(tensors, folder / "model.safetensors")
+    attention = load(folder).model.layers[0].attention
+    for scale, value in ((attention.k_scale, 0.25), (attention.v_scale, 3.0)):
+        assert scale[...].dtype == jnp.float32
+        assert scale[...].tolist() == [value]
