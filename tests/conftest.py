@@ -27,6 +27,12 @@ jaxtyping.install_import_hook(
 )
 
 
+def pytest_collection_finish() -> None:
+    """Collecting garbage passes over what was imported, which lives as long as the process."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How long the server's soak lasts, which attacks it draws; whether clients may be missing."""
     parser.addoption(
@@ -72,7 +78,7 @@ def _quickly_compiled():
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_programs_from_disk():
-    """Tests put their own code into programs, which a key does not know."""
+    """Tests put code of their own into programs, which a key does not cover; see `kept`."""
     from rjax.worker import worker  # not before the import hook
 
     with pytest.MonkeyPatch.context() as patch:
@@ -87,6 +93,15 @@ def _no_fitted_costs(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost_model, "FOLDER", str(tmp_path_factory.mktemp("cost_models")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def kept():
+    """For modules whose programs hold no code of a test: each is compiled once in a test run."""
+    from tests.kept_programs import kept_programs  # not before the import hook
+
+    with kept_programs():
         yield
 
 

@@ -117,7 +117,11 @@ def main() -> None:
     """Train, and print the mean reward of held-out questions before and after."""
     parser = argparse.ArgumentParser(prog="python -m rjax.examples.grpo", description=__doc__)
     parser.add_argument("--steps", type=int, default=30)
-    steps = parser.parse_args().steps
+    parser.add_argument(
+        "--held-out", type=int, default=6, help=f"batches of {GROUPS} questions to evaluate with"
+    )
+    arguments = parser.parse_args()
+    steps = arguments.steps
 
     tokenizer = Tokenizer(BUNDLED_MODEL)
     model = load_model(BUNDLED_MODEL, dtype=jnp.float32, progress=False).model
@@ -143,7 +147,7 @@ def main() -> None:
     def evaluate() -> float:
         rng = random.Random("held out")
         found = []
-        for i in range(6):
+        for i in range(arguments.held_out):
             prompts, lengths, cells = draw_batch(rng, tokenizer, GROUPS)
             keys = jax.random.split(jax.random.key(i), GROUPS)
             tokens = np.asarray(sample(weights, prompts, lengths, keys).tokens)

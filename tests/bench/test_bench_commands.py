@@ -31,6 +31,7 @@ from rjax.benchmarks.text_tables import markdown, text
 from rjax.benchmarks.workload import from_file, synthetic
 from rjax.errors import InvalidConfigError
 from rjax.models import config_from_dict, load_model
+from tests.serve.live_server import write_model
 
 BFLOAT16 = jnp.dtype(jnp.bfloat16)
 
@@ -145,7 +146,8 @@ def test_startup_of_an_engine(tmp_path, capsys):
 @pytest.mark.parametrize("kind", ["generate", "serve"])
 def test_startup_of_a_command(kind, tmp_path, capsys):
     path = tmp_path / "startup.json"
-    options = "--num-pages=8 --max-num-seqs=1 --max-num-batched-tokens=32 --max-model-len=64"
+    options = f"--model={write_model(tmp_path / 'model')} --load-format=dummy --num-pages=8"
+    options += " --max-num-seqs=1 --max-num-batched-tokens=32 --max-model-len=64"
     if kind == "generate":
         options += " --prompt=Hi --system-prompt=Hi --max-tokens=2"
     else:

@@ -83,7 +83,7 @@ def test_the_sample_is_what_its_maker_writes():
     assert kept == "\n".join(make_sample.sample_lines()) + "\n"
 
 
-@pytest.mark.usefixtures("optimised")
+@pytest.mark.usefixtures("optimised", "kept")
 def test_the_bundled_model_answers_the_sample_with_relay_on_and_off(tmp_path):
     longbench.main(
         [

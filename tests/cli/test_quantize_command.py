@@ -41,6 +41,7 @@ def test_the_flags_are_those_of_the_library():
     assert sorted(quantize._GROUP_SIZES) == sorted(GROUP_SIZES)
 
 
+@pytest.mark.usefixtures("optimised", "kept")
 @pytest.mark.parametrize("scheme", [pytest.param("fp8", marks=pytest.mark.slow), "int4"])
 def test_the_bundled_model_answers_quantised(scheme, tmp_path, capsys):
     out = tmp_path / scheme

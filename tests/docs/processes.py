@@ -7,6 +7,7 @@ import sys
 import jax
 
 from tests.docs.pages import ROOT
+from tests.quick_compilation import process_environment
 
 
 def run_python(*arguments: str, optimise: bool) -> str:
@@ -19,7 +20,7 @@ def run_python(*arguments: str, optimise: bool) -> str:
     Raises:
         AssertionError: the exit status is not 0; the message is what it wrote to stderr.
     """
-    own = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0" if optimise else "1"}
+    own = process_environment(optimised=optimise)
     if folder := jax.config.jax_compilation_cache_dir:  # of the test run
         own |= {
             "JAX_COMPILATION_CACHE_DIR": folder,

@@ -44,7 +44,7 @@ PRINTS = {
 }
 """Texts that the output holds, by example."""
 
-ARGUMENTS = {"grpo": ["--steps", "1"]}
+ARGUMENTS = {"grpo": ["--steps", "1", "--held-out", "1"]}
 
 
 def run(name: str, *arguments: str) -> str:

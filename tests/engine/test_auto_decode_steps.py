@@ -19,6 +19,8 @@ from .test_background_warmup import wait_until_compiled
 from .test_decode_steps import AT_ONCE, requests, tokens
 from .tiny import VOCAB, dense, make_engine, run
 
+pytestmark = pytest.mark.usefixtures("kept")
+
 
 class Drawn(MultiStepPolicy):
     """A policy that decides by lot, and what it was told."""

@@ -13,6 +13,8 @@ from tests.serve.live_server import make_engine, write_model
 
 from .tiny import run
 
+pytestmark = pytest.mark.usefixtures("kept")
+
 V = 7
 
 

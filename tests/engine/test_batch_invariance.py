@@ -7,9 +7,9 @@ from rjax.sampling import SamplingParams
 
 from .tiny import VOCAB, dense, make_engine, run
 
-COUNT = 200
+COUNT = 100
 
-pytestmark = pytest.mark.usefixtures("no_annotations_checked")
+pytestmark = pytest.mark.usefixtures("no_annotations_checked", "kept")
 
 
 def random_requests(count: int, seed: int):

@@ -13,6 +13,8 @@ from rjax.errors import InvalidRequestError
 
 from .fake_worker import fake_engine
 
+pytestmark = pytest.mark.usefixtures("kept")
+
 GOLDEN = Path(__file__).parents[1] / "golden"
 RECORD = json.loads((GOLDEN / "expected" / "beams.json").read_text())
 

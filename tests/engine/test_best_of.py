@@ -10,6 +10,8 @@ from rjax.sampling import RequestOutputKind, SamplingParams
 
 from .tiny import VOCAB, make_engine, run
 
+pytestmark = pytest.mark.usefixtures("kept")
+
 PROMPT = [3, 1, 4, 1, 5]
 BEST = SamplingParams(n=2, best_of=5, seed=7, max_tokens=6)
 

@@ -6,7 +6,7 @@ from rjax import LLM, SamplingParams
 from rjax.models.tables.demo import demo_questions, demo_system_prompt
 from tests.bundled import BUNDLED_SIZES
 
-pytestmark = pytest.mark.usefixtures("optimised")
+pytestmark = pytest.mark.usefixtures("optimised", "kept")
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
 QUESTIONS = demo_questions()[:3]

@@ -10,6 +10,8 @@ from rjax.worker import worker
 
 from .tiny import make_engine, run
 
+pytestmark = pytest.mark.usefixtures("kept")
+
 REQUESTS = [
     (str(i), [*range(1, 40), 50 + i], SamplingParams(temperature=0, max_tokens=6)) for i in range(3)
 ]

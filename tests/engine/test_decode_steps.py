@@ -10,6 +10,8 @@ from rjax.errors import InvalidConfigError
 from rjax.sampling import SamplingParams
 from tests.engine.tiny import VOCAB, make_engine, run
 
+pytestmark = pytest.mark.usefixtures("kept")
+
 AT_ONCE = 3  # in all tests, so that they share what is compiled
 
 

@@ -14,6 +14,8 @@ from rjax.sampling import RequestOutputKind, SamplingParams
 from .fake_worker import fake_engine
 from .tiny import LENGTH, VOCAB, make_engine, run
 
+pytestmark = pytest.mark.usefixtures("kept")
+
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
 
 

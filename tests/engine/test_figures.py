@@ -7,6 +7,8 @@ from rjax.sampling import SamplingParams
 from .fake_worker import fake_engine
 from .tiny import make_engine, run
 
+pytestmark = pytest.mark.usefixtures("kept")
+
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
 

@@ -14,7 +14,7 @@ from .invariants import check
 from .tiny import VOCAB, dense, make_engine, run
 
 FP8 = jnp.float8_e4m3fn
-pytestmark = pytest.mark.usefixtures("no_annotations_checked")
+pytestmark = pytest.mark.usefixtures("no_annotations_checked", "kept")
 
 
 class RoundedAttention(DenseAttention):

@@ -100,7 +100,7 @@ def test_nothing_alternates_between_the_two():
 @given(
     host=st.floats(0.1, 3), dispatch=st.floats(0.05, 3), device=st.floats(0.2, 5), data=st.data()
 )
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_neither_choice_would_have_been_much_faster(host, dispatch, device, data):
     machine = Machine(host * MS, dispatch * MS, device * MS)
     machine.run(500)

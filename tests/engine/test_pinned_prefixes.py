@@ -12,6 +12,8 @@ from .fake_worker import fake_engine
 from .invariants import check
 from .tiny import VOCAB, make_engine, run
 
+pytestmark = pytest.mark.usefixtures("kept")
+
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
 
 

@@ -13,6 +13,8 @@ from .invariants import check
 from .tiny import make_engine
 from .tiny import run as run_tiny
 
+pytestmark = pytest.mark.usefixtures("kept")
+
 EIGHT = SamplingParams(max_tokens=8, seed=1)
 
 

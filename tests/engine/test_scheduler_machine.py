@@ -157,7 +157,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
-    max_examples=120,
+    max_examples=60,
     stateful_step_count=30,
     suppress_health_check=[HealthCheck.too_slow],
 )

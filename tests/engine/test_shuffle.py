@@ -13,7 +13,7 @@ from .fake_worker import FakeWorker, fake_engine
 from .invariants import check
 from .tiny import VOCAB, make_engine, run
 
-pytestmark = pytest.mark.usefixtures("no_annotations_checked")
+pytestmark = pytest.mark.usefixtures("no_annotations_checked", "kept")
 
 
 def requests(count: int, seed: int):
@@ -72,7 +72,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize(
     ("count", "times", "settings"),
-    [(50, 4, SETTINGS[:2]), pytest.param(300, 1, SETTINGS, marks=pytest.mark.slow)],
+    [(30, 4, SETTINGS[:2]), pytest.param(300, 1, SETTINGS, marks=pytest.mark.slow)],
     ids=["quick", "long"],
 )
 def test_tokens_are_those_of_each_request_alone(tiny, count, times, settings):
@@ -128,7 +128,7 @@ def test_nothing_is_leaked():
     worker = engine._worker
     assert isinstance(worker, FakeWorker)
     rng = random.Random(0)
-    count = 10_000
+    count = 4_000
     live: set[str] = set()
     sizes = []
     for i in range(count):

@@ -8,6 +8,8 @@ from rjax.sampling import SamplingParams
 
 from .tiny import VOCAB, make_engine, run
 
+pytestmark = pytest.mark.usefixtures("kept")
+
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
 WORDS = -(-VOCAB // 32)
 

@@ -11,6 +11,7 @@ import pytest
 
 from rjax.llm import LLM
 from rjax.tokenization import Tokenizer
+from tests.kept_programs import kept_programs
 
 from .test_real_engine import CONFIG
 from .tiny_tokenizers import KINDS, build, save
@@ -51,7 +52,9 @@ TINY_OPTIONS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def tiny_llm(tiny_folder: pathlib.Path) -> Iterator[LLM]:
     """A small model of random weights, for tests that leave it as it was."""
-    with LLM(str(tiny_folder), **TINY_OPTIONS) as llm:
+    with kept_programs():
+        llm = LLM(str(tiny_folder), **TINY_OPTIONS)
+    with llm:
         yield llm
         assert not llm.engine.has_unfinished_requests()
 

@@ -17,6 +17,8 @@ from rjax.sampling import RequestOutputKind, SamplingParams, StructuredOutputsPa
 
 from .conftest import TINY_OPTIONS
 
+pytestmark = pytest.mark.usefixtures("kept")
+
 SEEDED = SamplingParams(max_tokens=12, seed=5, n=2)
 LONG = SamplingParams(max_tokens=200, seed=5, ignore_eos=True)
 DELTA = RequestOutputKind.DELTA

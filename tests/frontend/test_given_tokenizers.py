@@ -16,6 +16,8 @@ from .conftest import TINY_OPTIONS
 from .fake_engine import FakeEngine
 from .tiny_tokenizers import CHAT_TEMPLATE, KINDS, save
 
+pytestmark = pytest.mark.usefixtures("kept")
+
 TEXT = "The quick brown fox, caf\u00e8."
 
 

@@ -12,6 +12,8 @@ from rjax.errors import InvalidConfigError, InvalidRequestError
 from .test_real_engine import CONFIG
 from .tiny_tokenizers import KINDS, save
 
+pytestmark = pytest.mark.usefixtures("kept")
+
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 SYSTEM = "Name: Ann Lee, age: 41, country: Peru. "
 USERS = ["How old is Ann?", "Where is Bo?"]

@@ -13,6 +13,8 @@ from rjax.sampling import SamplingParams
 
 from .tiny_tokenizers import KINDS, save
 
+pytestmark = pytest.mark.usefixtures("kept")
+
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

@@ -27,6 +27,7 @@ from rjax.serve.service import Service
 from rjax.serve.service_builder import make_service
 from rjax.serve.starting_app import StartingApp
 from rjax.serve.workers.zygote import Zygote
+from tests.kept_programs import kept_programs
 
 LENGTH = 512
 CONFIG = {
@@ -74,7 +75,8 @@ def write_model(folder: Path) -> Path:
 
 def make_engine(folder: Path, **options: Any) -> LLMEngine:
     """An engine over that folder."""
-    return build_engine(EngineConfig.from_options({"model": str(folder), **OPTIONS, **options}))
+    with kept_programs():
+        return build_engine(EngineConfig.from_options({"model": str(folder), **OPTIONS, **options}))
 
 
 @functools.cache

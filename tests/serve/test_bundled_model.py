@@ -15,7 +15,7 @@ from .live_server import LiveServer, live_server
 
 
 @pytest.fixture(scope="module")
-def bundled(optimised: None):
+def bundled(optimised: None, kept: None):
     engine = build_engine(EngineConfig.from_options({"use_tqdm": False, **BUNDLED_SIZES}))
     with live_server(engine) as found:
         yield found

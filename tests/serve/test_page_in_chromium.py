@@ -68,7 +68,7 @@ def open_page(browser: Browser) -> Iterator[Callable[[str], Page]]:
 
 
 @pytest.fixture(scope="module")
-def bundled(optimised: None) -> Iterator[LiveServer]:
+def bundled(optimised: None, kept: None) -> Iterator[LiveServer]:
     engine = build_engine(EngineConfig.from_options({"use_tqdm": False, **BUNDLED_SIZES}))
     with live_server(engine) as found:
         yield found
