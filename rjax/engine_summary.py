@@ -83,6 +83,8 @@ def _kernels(platform: EnginePlatform, model: ModelConfig) -> str:
         return "XLA's own; the others need a GPU"
     if backend.streamed_rows:
         rest = f"weights are streamed in steps of up to {backend.spare_rows} rows"
+    elif model.schemes and backend.name == "mosaic":
+        rest = "quantised weights are streamed in steps of up to 64 rows"
     elif model.schemes:
         rest = "XLA's own for the rest, which dequantise the weights before each product"
     else:
