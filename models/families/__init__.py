@@ -1,6 +1,7 @@
 """The supported model families."""
 
 from rjax.models.families.family import Family
+from rjax.models.families.gemma import GEMMA2, GEMMA3
 from rjax.models.families.llama import LLAMA
 from rjax.models.families.mistral import MINISTRAL, MISTRAL
 from rjax.models.families.opt import OPT
@@ -9,5 +10,6 @@ from rjax.models.families.qwen2 import QWEN2
 from rjax.models.families.qwen3 import QWEN3
 
 FAMILIES: dict[str, Family] = {
-    family.architecture: family for family in (LLAMA, MINISTRAL, MISTRAL, OPT, PHI3, QWEN2, QWEN3)
+    family.architecture: family
+    for family in (GEMMA2, GEMMA3, LLAMA, MINISTRAL, MISTRAL, OPT, PHI3, QWEN2, QWEN3)
 }

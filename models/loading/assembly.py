@@ -28,6 +28,7 @@ class Assembly(ArrayProgram):
         axis: the fused axis of the parameter; None with a single piece.
         dtype: of the parameter.
         sharding: of the parameter.
+        offset: added to the values, in the parameter's dtype.
     """
 
     blocks: tuple[tuple[jax.ShapeDtypeStruct, ...], ...]
@@ -36,6 +37,7 @@ class Assembly(ArrayProgram):
     axis: int | None
     dtype: np.dtype
     sharding: NamedSharding
+    offset: float = 0.0
 
     def compile(self) -> None:
         """See the base class."""
@@ -57,6 +59,7 @@ def _assemble(pieces: tuple[tuple[jax.Array, ...], ...], assembly: Assembly) -> 
         )
     ]
     whole = parts[0] if assembly.axis is None else jnp.concatenate(parts, assembly.axis)
+    whole = whole + assembly.offset if assembly.offset else whole
     return jax.lax.with_sharding_constraint(whole, assembly.sharding)
 
 

@@ -14,6 +14,7 @@ class Piece:
         a: number of entries of the fused axis A that the piece fills; pieces fill it in order.
         first_row: start of the piece in the first axis of the tensor.
         rows: size of the tensor's first axis; None if the piece is the whole tensor.
+        offset: added to the values, in the parameter's dtype.
     """
 
     tensor: str
@@ -21,6 +22,7 @@ class Piece:
     a: int = 1
     first_row: int = 0
     rows: int | None = None
+    offset: float = 0.0
 
 
 # Parameter path, such as "layers.0.attention.qkv", to its pieces.

@@ -149,7 +149,9 @@ def _plan(
     ]
     blocks = tuple(itertools.chain(*split))
     _, order = views[0]
-    if len(blocks) == 1 and blocks[0].dtype == dtype and order == tuple(range(len(order))):
+    offset = pieces[0].offset
+    same = blocks[0].dtype == dtype and order == tuple(range(len(order))) and not offset
+    if len(blocks) == 1 and same:
         whole = dataclasses.replace(blocks[0], shape=abstract.shape, sharding=sharding)
         return ParameterPlan((whole,))
     assembly = Assembly(
@@ -159,5 +161,6 @@ def _plan(
         axis=letters.split().index("A") if len(pieces) > 1 else None,
         dtype=dtype,
         sharding=sharding,
+        offset=offset,
     )
     return ParameterPlan(blocks, assembly)

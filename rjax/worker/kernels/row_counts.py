@@ -24,11 +24,11 @@ def streamed_rows(
     attention, mlp = layer.attention, layer.mlp
 
     def streams(rows: int) -> bool:
-        one = rows == 1
+        one = rows == 1 and layer.attention_norm is not None and layer.mlp_norm is not None
         activated: Operation = "norm_linear_activation" if one else "linear_activation"
         operations: list[tuple[Operation, Linear]] = [
             ("norm_linear" if one else "linear", attention.qkv),
-            ("merge_linear" if one else "linear", attention.output),
+            ("merge_linear" if rows == 1 else "linear", attention.output),
             (activated if mlp.activation.is_swiglu else "linear", mlp.up),
             ("linear", mlp.down),
         ]
