@@ -34,6 +34,11 @@ class ConfigFields:
         """The same fields, of which only ``readable`` may be read."""
         return ConfigFields(self._values, self._where, readable)
 
+    def filled(self, **defaults: Any) -> "ConfigFields":
+        """The same fields, with values for those that are missing or null."""
+        given = {name: value for name, value in self._values.items() if value is not None}
+        return ConfigFields({**self._values, **defaults, **given}, self._where, self._readable)
+
     def names(self) -> Set[str]:
         """Names of all fields, including those that are null."""
         return self._values.keys()
@@ -109,6 +114,15 @@ class ConfigFields:
         if not isinstance(value, list) or not all(map(_is_number, value)):
             self.refuse(name, f"a list of numbers from {_SMALLEST:g} to {_LARGEST:g}")
         return tuple(map(float, value))
+
+    def integers(self, name: str) -> tuple[int, ...] | None:
+        """A list of whole numbers, or None if the field is missing."""
+        value = self._get(name, None)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
+            self.refuse(name, "a list of whole numbers")
+        return tuple(value)
 
     def inner(self, name: str) -> "ConfigFields":
         """The fields of a nested object; empty if it is missing."""

@@ -29,6 +29,8 @@ class RopeConfig:
         interleaved: the rotated pairs are neighbours, x[2i] and x[2i + 1].
         max_length: tokens of the longest sequence (dynamic, longrope). The angles of these kinds
             depend on the length of a sequence; cached keys need one choice for all lengths.
+        query_scale_beta: queries at position p are multiplied by 1 + beta * log(1 + floor(p /
+            original_max_position)) (Llama 4).
         short_factor, long_factor: longrope's divisor of each frequency, up to the original context
             and beyond it.
     """
@@ -46,6 +48,7 @@ class RopeConfig:
     attention_factor: float = 1.0
     interleaved: bool = False
     max_length: int = 0
+    query_scale_beta: float = 0.0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
 
@@ -60,18 +63,37 @@ class RopeConfig:
 class Rotary:
     """Float32 tables that rotate the first 2R dims of H, one row per token.
 
-    The attention factor of yarn is folded into both tables.
+    The attention factor of yarn and longrope is folded into both tables.
+
+    Attributes:
+        cos, sin: of the angles.
+        query_scale: factor on the queries of each token, or None.
     """
 
     cos: Float[Array, "T R"]
     sin: Float[Array, "T R"]
+    query_scale: Float[Array, " T"] | None = None
 
 
 def rotary_tables(config: RopeConfig, positions: Int[Array, " T"]) -> Rotary:
     """Float32 cosines and sines of every token's angles, R = rotary_dim / 2 of each."""
     angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(inverse_frequencies(config))
     scale = jnp.float32(config.attention_factor)
-    return Rotary(cos=jnp.cos(angles) * scale, sin=jnp.sin(angles) * scale)
+    query_scale = None
+    if config.query_scale_beta:
+        spans = (jnp.maximum(positions, 0) // config.original_max_position).astype(jnp.float32)
+        query_scale = 1 + config.query_scale_beta * jnp.log(1 + spans)
+    return Rotary(jnp.cos(angles) * scale, jnp.sin(angles) * scale, query_scale)
+
+
+def halves_of_pairs(x: Float[Array, "*A H"], rotary_dim: int) -> Float[Array, "*A H"]:
+    """Reorder the rotated dims from neighbouring pairs to halves: 0, 2, ..., 1, 3, ...
+
+    Queries and keys in this order have the same products, and rotate as those of other models.
+    """
+    pairs = x[..., :rotary_dim].reshape(*x.shape[:-1], rotary_dim // 2, 2)
+    halves = pairs.swapaxes(-1, -2).reshape(*x.shape[:-1], rotary_dim)
+    return jnp.concatenate([halves, x[..., rotary_dim:]], -1)
 
 
 def inverse_frequencies(config: RopeConfig) -> Float[np.ndarray, " R"]:

@@ -96,6 +96,21 @@ NO_WINDOWS: Mapping[str, Constraint] = {
 }
 """Constraints of families with full causal attention."""
 
+
+def _same_layers(kinds: Any, fields: ConfigFields) -> bool:
+    kind = "sliding_attention" if fields.has("sliding_window") else "full_attention"
+    return isinstance(kinds, list) and all(one == kind for one in kinds)
+
+
+UNIFORM_LAYERS: Mapping[str, Constraint] = {
+    "layer_types": Constraint(
+        _same_layers,
+        "sliding_attention for each layer with a sliding_window, full_attention without: "
+        "this architecture has one kind of layers",
+    )
+}
+"""Constraint of families with the same window on every layer."""
+
 _EVERYWHERE: Mapping[str, Constraint] = {
     "is_causal": one_of(True, why="a token sees no later token", null=False),
     "per_layer_config": Constraint(

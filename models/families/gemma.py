@@ -18,7 +18,7 @@ from rjax.models.families.llama import (
     llama_weights,
     read_llama_config,
 )
-from rjax.models.families.rope_fields import RopeRules, read_layer_ropes
+from rjax.models.families.rope_fields import OUTER_ROPE_FIELDS, RopeRules, read_layer_ropes
 from rjax.models.families.windows import patterned_windows
 from rjax.models.loading.piece import Weights
 
@@ -37,7 +37,6 @@ _FIELDS = (LLAMA_FIELDS - {"hidden_act"}) | {
     "query_pre_attn_scalar",
     "sliding_window",
 }
-_OUTER = {"original_max_position_embeddings"}  # read with one rotary embedding for all layers
 _CONSTRAINTS = {
     "use_bidirectional_attention": Constraint(
         lambda value, _: value is False, "false: a token sees no later token"
@@ -141,9 +140,9 @@ GEMMA3 = Family(
     "Gemma 3 (text)",
     field_table(
         ["gemma3_text"],
-        reads=(_FIELDS - _OUTER) | {"rope_local_base_freq", "sliding_window_pattern"},
+        reads=(_FIELDS - OUTER_ROPE_FIELDS) | {"rope_local_base_freq", "sliding_window_pattern"},
         constraints={**_CONSTRAINTS, **WHOLE_ROTATION},
-        ignores={"initializer_range"} | _OUTER,
+        ignores={"initializer_range"} | OUTER_ROPE_FIELDS,
     ),
     _read_gemma3,
     _weights,

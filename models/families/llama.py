@@ -54,6 +54,7 @@ def read_llama_config(
     architecture: str,
     *,
     head_dim: int | None = None,
+    has_head_dim: bool = True,
     num_kv_heads: int | None = None,
     norm_eps: float = 1e-6,
     tie_embeddings: bool = False,
@@ -68,6 +69,7 @@ def read_llama_config(
         architecture: of the family.
         head_dim, num_kv_heads, norm_eps, tie_embeddings, activation: the family's
              defaults in transformers.
+        has_head_dim: false where it is always hidden_size / num_attention_heads.
         names: the family's name of a field where it differs from Llama's.
         rope: what the rotary embedding may be; None for a family that reads it itself.
     """
@@ -83,9 +85,9 @@ def read_llama_config(
             f"config.json: num_attention_heads is {num_heads} and num_key_value_heads {K}; "
             "the first must be a multiple of the second"
         )
-    if not fields.has("head_dim") and head_dim is None:
+    if not has_head_dim or (not fields.has("head_dim") and head_dim is None):
         head_dim = whole_head_dim(hidden_size, num_heads)
-    H: int = fields.integer("head_dim", head_dim)
+    H: int = fields.integer("head_dim", head_dim) if has_head_dim else head_dim
     max_position = fields.integer("max_position_embeddings")
     return ModelConfig(
         architecture=architecture,
@@ -189,6 +191,17 @@ def llama_weights(config: ModelConfig, norms: Mapping[str, str] | None = None) -
             )
             weights[ours + "mlp.down.bias"] = (Piece(mlp + "down_proj.bias", "D"),)
     return weights
+
+
+def fuse_gate_up(weights: Weights, config: ModelConfig) -> Weights:
+    """The weights of a family whose checkpoints have gate and up in one tensor, gate first."""
+    fused = {
+        f"layers.{i}.mlp.up.weight": (
+            Piece(f"model.layers.{i}.mlp.gate_up_proj.weight", "(A F) D", a=2),
+        )
+        for i in range(config.num_layers)
+    }
+    return weights | fused
 
 
 def _read(fields: ConfigFields) -> ModelConfig:

@@ -13,6 +13,8 @@ ROPE_FIELDS = frozenset(
     {"original_max_position_embeddings", "rope_parameters", "rope_scaling", "rope_theta"}
 )
 """Fields of config.json that `read_rope` reads, besides partial_rotary_factor if allowed."""
+OUTER_ROPE_FIELDS = frozenset({"original_max_position_embeddings"})
+"""Those of them that families with a rotary embedding for each type of layer ignore."""
 INNER_ROPE_FIELDS = frozenset(
     {
         "attention_factor",
@@ -20,6 +22,7 @@ INNER_ROPE_FIELDS = frozenset(
         "beta_slow",
         "factor",
         "high_freq_factor",
+        "llama_4_scaling_beta",
         "long_factor",
         "low_freq_factor",
         "mscale",
@@ -52,6 +55,7 @@ class RopeRules:
         interleaved: the rotated pairs are neighbours, x[2i] and x[2i + 1].
         aliases: other names of types in checkpoints of the family.
         original: default of the outer original_max_position_embeddings.
+        scales_queries: whether llama_4_scaling_beta applies.
     """
 
     kinds: tuple[RopeKind, ...] = ROPE_KINDS
@@ -61,6 +65,7 @@ class RopeRules:
     interleaved: bool = False
     aliases: tuple[tuple[str, RopeKind], ...] = ()
     original: int | None = None
+    scales_queries: bool = False
 
 
 def read_rope(
@@ -130,7 +135,12 @@ def parse_rope(
         original: ``original_max_position_embeddings`` outside the object, which comes first.
     """
     found = _parse_rope(rope, name, head_dim, max_position, rules, original)
-    return dataclasses.replace(found, interleaved=rules.interleaved)
+    found = dataclasses.replace(found, interleaved=rules.interleaved)
+    if not rules.scales_queries or not rope.has("llama_4_scaling_beta"):
+        return found
+    period = found.original_max_position or rope.integer("original_max_position_embeddings")
+    beta = rope.number("llama_4_scaling_beta")
+    return dataclasses.replace(found, original_max_position=period, query_scale_beta=beta)
 
 
 def _parse_rope(

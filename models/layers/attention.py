@@ -1,5 +1,7 @@
 """The attention block."""
 
+import dataclasses
+
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
@@ -9,7 +11,7 @@ from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
 from rjax.models.layers.parameter import parameter
 from rjax.models.operations import KvScales, Operations, Residual
-from rjax.models.rope import Rotary
+from rjax.models.rope import Rotary, halves_of_pairs
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.partial import reduced
 
@@ -24,6 +26,8 @@ class Attention(nnx.Module):
     def __init__(self, config: ModelConfig, layer: int, dtype: DTypeLike) -> None:
         self.layer = layer
         self.spec = _spec(config, layer)
+        rope = config.rope_of(layer)
+        self.interleaved = rope is not None and rope.interleaved
         a = config.axis_sizes["G"] + 2
         path = f"layers.{layer}.attention"
         self.qkv = Linear(
@@ -56,6 +60,15 @@ class Attention(nnx.Module):
             heads = reduced(qkv)
             q, k = self.q_norm(heads[:, :, :-2]), self.k_norm(heads[:, :, -2:-1])
             qkv = jnp.concatenate([q, k, heads[:, :, -1:]], axis=2)
+        if rotary is not None and self.interleaved:
+            heads = reduced(qkv)
+            rotated = halves_of_pairs(heads[:, :, :-1], 2 * rotary.cos.shape[-1])
+            qkv = jnp.concatenate([rotated, heads[:, :, -1:]], axis=2)
+        if rotary is not None and rotary.query_scale is not None:
+            heads = reduced(qkv)
+            q = heads[:, :, :-2] * rotary.query_scale[:, None, None, None].astype(heads.dtype)
+            qkv = jnp.concatenate([q, heads[:, :, -2:]], axis=2)
+            rotary = dataclasses.replace(rotary, query_scale=None)
         scales = None
         if self.k_scale is not None and self.v_scale is not None:
             scales = KvScales(self.k_scale[...], self.v_scale[...])

@@ -9,6 +9,7 @@ Between ``<!-- generated: NAME -->`` and ``<!-- end -->`` a page holds the text 
 import ast
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from rjax.serve.metrics import Metrics
 from rjax.serve.service_builder import _cache_figures
 from tests.docs.pages import DOCS, ROOT
 
+GOLDENS = ROOT / "tests" / "golden"
 RESULTS = ROOT / "bench" / "results"
 EXAMPLES = sorted((ROOT / "rjax" / "examples").glob("[!_]*.py"))
 
@@ -39,16 +41,38 @@ def table(head: list[str], rows: list[list[Any]]) -> str:
 
 
 def models() -> str:
-    """The families, from their registry."""
+    """The families, from their registry, and the goldens that each is checked against."""
+    goldens = _goldens()
     rows = []
     for name, family in FAMILIES.items():
         kinds = family.fields.constraints["model_type"].allowed.split(":")[0]
-        rows.append([family.models, f"`{name}`", f"`{kinds.replace(' or ', '`, `')}`"])
+        rows.append(
+            [
+                family.models,
+                f"`{name}`",
+                f"`{kinds.replace(' or ', '`, `')}`",
+                ", ".join(f"{count} of {version}" for version, count in goldens[name].items()),
+            ]
+        )
     kinds = ", ".join(f"`{kind}`" for kind in sorted(ROPE_KINDS))
+    head = ["models", "`architectures`", "`model_type`", "checked against"]
     return (
-        table(["models", "`architectures`", "`model_type`"], rows)
-        + f"\n\nThe type of rope scaling is one of {kinds}; Phi-3 has only `default`."
+        table(head, rows)
+        + "\n\nThe last column counts random small models of the family whose logits and greedy "
+        "tokens equal those of that version of transformers.\n\n"
+        f"The type of rope scaling is one of {kinds}; Phi-3 has only `default` and `longrope`."
     )
+
+
+def _goldens() -> dict[str, Counter[str]]:
+    """Per architecture, the goldens made by each version of transformers."""
+    found: dict[str, Counter[str]] = {}
+    for folder in (GOLDENS, GOLDENS / "families"):
+        version = json.loads((folder / "versions.json").read_text(encoding="utf-8"))["transformers"]
+        for config in sorted((folder / "models").glob("*/config.json")):
+            [name] = json.loads(config.read_text(encoding="utf-8"))["architectures"]
+            found.setdefault(name, Counter())[f"transformers {version}"] += 1
+    return found
 
 
 def constraints() -> str:

@@ -62,8 +62,8 @@ def test_tokens_are_those_of_plain_forward_passes(name, relay):
         load_format="auto",
         dtype="float32",
         max_model_len=LENGTH,
-        num_pages=10,
-        max_num_seqs=4,
+        num_pages=9,
+        max_num_seqs=3,
         max_num_batched_tokens=16,
         enable_relay_attention=relay,
     )

@@ -12,6 +12,7 @@ from rjax import models
 from rjax.models.families import FAMILIES
 from rjax.models.families.rope_fields import INNER_ROPE_FIELDS
 
+FULL = ["full_attention"] * 3
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
 LONGROPE_LISTS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
@@ -22,22 +23,34 @@ LAYER_ROPES = {
 
 # A config of each family, from which a change of any field that is read can be seen.
 BASES = {
+    "Cohere2ForCausalLM": of("Cohere2", rope_scaling=YARN),
+    "Exaone4ForCausalLM": of("Exaone4", rope_scaling=YARN),
     "Gemma2ForCausalLM": of("Gemma2", rope_scaling=YARN),
     "Gemma3ForCausalLM": of("Gemma3", rope_parameters=LAYER_ROPES),
+    "Glm4ForCausalLM": of("Glm4", rope_scaling=YARN),
+    "GraniteForCausalLM": of("Granite", rope_scaling=YARN),
     "LlamaForCausalLM": LLAMA | {"head_dim": 16, "rope_scaling": YARN},
+    "Ministral3ForCausalLM": of("Ministral3", rope_scaling=YARN),
     "MinistralForCausalLM": of("Ministral", rope_scaling=YARN),
     "MistralForCausalLM": of("Mistral", rope_scaling=YARN),
     "OPTForCausalLM": OPT,
+    "Olmo2ForCausalLM": of("Olmo2", rope_scaling=YARN),
+    "Olmo3ForCausalLM": of("Olmo3", rope_parameters=LAYER_ROPES),
     "Phi3ForCausalLM": of("Phi3"),
     "Qwen2ForCausalLM": of("Qwen2", rope_scaling=YARN, use_sliding_window=True),
     "Qwen3ForCausalLM": of("Qwen3", rope_scaling=YARN, use_sliding_window=True),
+    "SeedOssForCausalLM": of("SeedOss", rope_scaling=YARN),
+    "SmolLM3ForCausalLM": of("SmolLM3", rope_scaling=YARN, use_sliding_window=True),
 }
 # Another value of every field that some family reads.
 CHANGES = {
     "activation_function": "gelu",
     "attention_bias": True,
+    "attention_multiplier": 0.3,
+    "attention_out_bias": True,
     "attn_logit_softcapping": 7.0,
     "dtype": "float16",
+    "embedding_multiplier": 3.0,
     "enable_bias": False,
     "ffn_dim": 80,
     "final_logit_softcapping": 7.0,
@@ -46,16 +59,22 @@ CHANGES = {
     "hidden_activation": "gelu",
     "hidden_size": 128,
     "intermediate_size": 80,
+    "layer_norm_eps": 1e-3,
     "layer_types": MIXED,
+    "logit_scale": 0.3,
+    "logits_scaling": 3.0,
     "max_position_embeddings": 4096,
     "max_window_layers": 1,
     "mlp_bias": True,
+    "no_rope_layer_interval": 2,
+    "no_rope_layers": [1, 0, 0],
     "num_attention_heads": 8,
     "num_hidden_layers": 5,
     "num_key_value_heads": 1,
     "original_max_position_embeddings": 1024,
     "partial_rotary_factor": 0.5,
     "query_pre_attn_scalar": 20,
+    "residual_multiplier": 0.3,
     "rms_norm_eps": 1e-3,
     "rope_local_base_freq": 5e5,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
@@ -70,18 +89,36 @@ CHANGES = {
 }
 # Where a family needs another value, and what must stand beside the field for it to matter.
 CHANGES_OF = {
-    ("Gemma2ForCausalLM", "layer_types"): ["full_attention"] * 3,
-    ("Gemma2ForCausalLM", "tie_word_embeddings"): False,
-    ("Gemma3ForCausalLM", "rope_scaling"): {"rope_type": "linear", "factor": 3.0},
-    ("Gemma3ForCausalLM", "rope_parameters"): {"full_attention": {"rope_theta": 5e5}},
-    ("Gemma3ForCausalLM", "tie_word_embeddings"): False,
+    ("Gemma2ForCausalLM", "layer_types"): FULL,
+    ("Glm4ForCausalLM", "attention_bias"): False,
+    ("Glm4ForCausalLM", "partial_rotary_factor"): 0.25,
     ("OPTForCausalLM", "tie_word_embeddings"): False,
     ("Phi3ForCausalLM", "rope_scaling"): {"rope_theta": 5e5},
+    ("Olmo3ForCausalLM", "rope_theta"): 7e5,
+    ("SeedOssForCausalLM", "attention_bias"): False,
+    **{
+        (f"{name}ForCausalLM", "tie_word_embeddings"): False
+        for name in ("Cohere2", "Gemma2", "Gemma3", "SmolLM3")
+    },
+    **{
+        (f"{name}ForCausalLM", field): value
+        for name in ("Gemma3", "Olmo3")
+        for field, value in (
+            ("rope_parameters", {"full_attention": {"rope_theta": 6e5}}),
+            ("rope_scaling", {"rope_type": "linear", "factor": 3.0}),
+        )
+    },
 }
 BESIDE = {
     ("Phi3ForCausalLM", "original_max_position_embeddings"): {
         "rope_scaling": {"type": "longrope", **LONGROPE_LISTS}
     },
+    ("SmolLM3ForCausalLM", "sliding_window"): {"layer_types": MIXED, "sliding_window": 9},
+    ("SmolLM3ForCausalLM", "use_sliding_window"): {
+        "no_rope_layers": [1, 0, 1],
+        "sliding_window": 9,
+    },
+    ("SmolLM3ForCausalLM", "layer_types"): {"sliding_window": 9},
     "rope_parameters": {"rope_scaling": None},
     "sliding_window": {"max_window_layers": 0},
     "use_sliding_window": {"max_window_layers": 0},
@@ -119,7 +156,10 @@ REFUSED = {
     "use_bidirectional_attention": [True, 0],
     "word_embed_proj_dim": [32, 64.0],
 }
-MODEL_TYPES = {"gemma3": "gemma3_text"}  # where it does not follow from the architecture
+MODEL_TYPES = {
+    "gemma3": "gemma3_text",
+    "seedoss": "seed_oss",
+}  # where it does not follow from the architecture
 NOT_OF_A_FAMILY = {"architectures", "quantization_config"}  # which has test_toy_int8.py
 ARCHITECTURES = sorted(FAMILIES)
 

@@ -1,10 +1,16 @@
 """Every family of ``golden/families``: logits and greedy tokens equal transformers'."""
 
+import dataclasses
 import json
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
+from forward import logits_of
 from golden import compare
+from safetensors.numpy import load_file
 
 from rjax import models
 from rjax.models.families import FAMILIES
@@ -16,6 +22,70 @@ CASES = sorted(json.loads((GOLDENS / "families" / "cases.json").read_text()))
 @pytest.mark.parametrize("name", CASES)
 def test_equals_goldens(name):
     compare(GOLDENS / "families", name)
+
+
+def _scales(**changes):
+    return lambda config: dataclasses.replace(
+        config, scales=dataclasses.replace(config.scales, **changes)
+    )
+
+
+def _ropes(**changes):
+    def change(config):
+        ropes = config.layer_ropes or (config.rope,) * config.num_layers
+        ropes = (one and dataclasses.replace(one, **changes) for one in ropes)
+        return dataclasses.replace(config, layer_ropes=tuple(ropes))
+
+    return change
+
+
+def _same_rope(config):
+    return dataclasses.replace(config, layer_ropes=())
+
+
+def _no_window(config):
+    return dataclasses.replace(config, sliding_windows=(None,) * config.num_layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("gemma2_g3_h16_caps_windows", _no_window),
+        ("gemma2_g3_h16_caps_windows", _scales(attention=None)),
+        ("gemma2_g3_h16_caps_windows", _scales(attention_soft_cap=None)),
+        ("gemma2_g3_h16_caps_windows", _scales(logit_soft_cap=None)),
+        ("gemma2_g3_h16_caps_windows", _scales(embedding=1.0)),
+        ("gemma3_g3_h32_layer_types", _same_rope),
+        ("gemma3_g1_h24_old_fields", _no_window),
+        ("olmo3_g1_h24_yarn_windows", _same_rope),
+        ("olmo3_g1_h24_yarn_windows", _no_window),
+        ("smollm3_g3_h16_no_rope", _same_rope),
+        ("granite_g3_h16_multipliers", _scales(attention=None)),
+        ("granite_g3_h16_multipliers", _scales(residual=1.0)),
+        ("granite_g3_h16_multipliers", _scales(logits=1.0)),
+        ("glm4_g3_h24_partial", _ropes(interleaved=False)),
+        ("ministral3_g3_h24_query_scale", _ropes(query_scale_beta=0.0)),
+        ("exaone4_g3_h16_hybrid", _same_rope),
+        ("cohere2_g3_h16_parallel", _ropes(interleaved=False)),
+        ("phi4_mini_g3_h32_longrope_long", _ropes(max_length=1)),
+        ("phi4_mini_g3_h32_longrope_short", _ropes(max_length=256)),
+        ("llama_g3_h16_rope_dynamic_beyond", _ropes(max_length=64)),
+    ],
+)
+def test_goldens_would_show_a_lost_option(name, change):
+    folder = GOLDENS / "families"
+    expected = load_file(folder / "expected" / f"{name}.safetensors")
+    loaded = models.load_model(
+        folder / "models" / name,
+        dtype="float32",
+        progress=False,
+        max_length=int(expected["positions"][-1]) + 1,
+    )
+    graph, _ = nnx.split(models.Decoder(change(loaded.config), jnp.float32))
+    model = nnx.merge(graph, nnx.state(loaded.model))
+    found = logits_of(model, expected["tokens"], expected["positions"])
+    difference = np.linalg.norm(found - expected["logits"])
+    assert difference > 0.003 * np.linalg.norm(expected["logits"])
 
 
 def test_goldens_are_small_and_say_who_made_them():
