@@ -32,6 +32,7 @@ class Scales:
         block: (outputs, inputs) that share a weight's scale.
         first: int32, first output of the warpgroup, a multiple of 64.
         shape: [64, R] of the products.
+        row: int32, first row of the tile.
     """
 
     weight: Any
@@ -40,6 +41,7 @@ class Scales:
     block: tuple[int, int]
     first: Any
     shape: tuple[int, int]
+    row: Any
 
     @property
     def matrices(self) -> int:
@@ -97,7 +99,8 @@ class Scales:
         if self.rows is None:
             return None
         group = lax.div(depth, jnp.int32(PROMOTION)) if self.rows.shape[0] > 1 else 0
-        return plgpu.load(self.rows.at[group], layout=_PER_ROW, optimized=False)
+        rows = self.rows.at[group, pl.ds(self.row, self.shape[1])]
+        return plgpu.load(rows, layout=_PER_ROW, optimized=False)
 
     def _of_weight(self, ref, which: int, depth):
         outputs, inputs = self.block

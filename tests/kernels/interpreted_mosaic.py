@@ -19,9 +19,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from rjax.pallas_kernels.quantised_gemm.interleaving import natural
 
 
-def store_transposed(ref, value, first) -> None:
+def store_transposed(ref, value, first, first_row) -> None:
     """As the kernel's function of this name."""
-    ref[:, pl.ds(first, value.shape[0])] = value.T[: ref.shape[0]]
+    existing = min(value.shape[1], ref.shape[0])  # a tile ends where the rows do, rounded up to 8
+    ref[pl.ds(first_row, existing), pl.ds(first, value.shape[0])] = value.T[:existing]
 
 
 def store_all(ref, value, layout) -> None:

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from rjax.models.schemes import Scaled
 from rjax.models.schemes.scaled import VALUE_DTYPES
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.quantised_gemm import mosaic, quantise_rows, quantised_rows
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import QuantisedRows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
@@ -108,21 +108,57 @@ def _norm_gate_up(
     return x, _gate_up(problem, rows, leaves)
 
 
+def _norm_fp8_dot_refusal(problem: Problem) -> str | None:
+    return _norm_refusal(problem) or _fp8_dot_refusal(problem)
+
+
 def _fp8_dot(
-    problem: Problem, h: Float[Array, "T D"], leaves: dict[str, Array]
+    problem: Problem, h: Float[Array, "T D"] | QuantisedRows, leaves: dict[str, Array]
 ) -> Float[Array, "T ..."] | Partial:
-    """Both operands K-major in fp8, which cuBLASLt takes on Hopper; the scales come after it."""
-    rows = quantised_rows.quantise_rows(h)
+    """Both operands K-major in fp8, which cuBLASLt takes on Hopper; the scales come after it.
+
+    The result is rounded to bfloat16 before and after it is scaled: in float32, its bytes cost as
+    much as the products. float16 could not hold it.
+    """
+    if not isinstance(h, QuantisedRows):
+        with_kernel = quantise_rows.refusal(problem.depth, h.dtype) is None
+        quantise = quantise_rows.quantise_rows if with_kernel else quantised_rows.quantise_rows
+        h = quantise(h)
     weight = leaves["weight"].reshape(problem.width, problem.depth)
+    rounded = h.dtype == jnp.bfloat16 and not problem.needs_partial
     product = lax.dot_general(
-        rows.values, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+        h.values,
+        weight,
+        (((1,), (1,)), ((), ())),
+        preferred_element_type=jnp.bfloat16 if rounded else jnp.float32,
     )
     scale = leaves["weight_scale"].reshape(-1).astype(jnp.float32)
-    product = product * rows.scale[0, : problem.rows, None] * scale
+    product = product.astype(jnp.float32) * h.scale[0, : problem.rows, None] * scale
     product = product.reshape(problem.rows, *problem.columns)
     if problem.needs_partial:
         return Partial(product[None], dtype=h.dtype)
     return product.astype(h.dtype)
+
+
+def _norm_fp8_activation_refusal(problem: Problem) -> str | None:
+    if problem.bias:
+        return "a bias before the activation"
+    return _norm_fp8_dot_refusal(problem)
+
+
+def _norm_fp8_dot(
+    problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
+) -> tuple[Array, Array | Partial]:
+    x, rows = quantise_rows.add_rms_norm_quantise(x, update, weight, problem.eps)
+    return x, _fp8_dot(problem, rows, leaves)
+
+
+def _norm_fp8_activation(
+    problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
+) -> tuple[Array, Array]:
+    assert problem.activation is not None and not problem.needs_partial
+    x, product = _norm_fp8_dot(problem, x, update, weight, leaves)
+    return x, problem.activation(reduced(product))
 
 
 _MOSAIC = frozenset({"mosaic"})
@@ -138,6 +174,14 @@ QUANTISED_KERNELS = (
     _kernel("quantised_gate_up", "linear_activation", _gate_up_refusal, _gate_up),
     _kernel(
         "norm_quantised_gate_up", "norm_linear_activation", _norm_gate_up_refusal, _norm_gate_up
+    ),
+    Kernel("xla.norm_fp8_dot", "norm_linear", _MOSAIC, _norm_fp8_dot_refusal, _norm_fp8_dot),
+    Kernel(
+        "xla.norm_fp8_activation",
+        "norm_linear_activation",
+        _MOSAIC,
+        _norm_fp8_activation_refusal,
+        _norm_fp8_activation,
     ),
     Kernel("xla.fp8_dot", "linear", _MOSAIC, _fp8_dot_refusal, _fp8_dot),
 )
