@@ -23,8 +23,6 @@ from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.quantised_gemm.scales import PROMOTION
 from rjax.pallas_kernels.quantised_gemm.stream import gemm_shape, store_transposed, stream_gemm
 
-MAX_ROWS = 2048
-"""With more, dequantised weights and a GEMM of cuBLAS are faster."""
 _DEPTH_MULTIPLE = 128
 _INTEGERS = ("int8", "int4")
 
@@ -52,8 +50,8 @@ def refusal(
         return f"weights of {values}; the kernel takes float8_e4m3fn, int8 and int4"
     if dtype.name != "bfloat16" and (values.name in _INTEGERS or dtype.itemsize != 2):
         return f"rows of {dtype} with weights of {values}; the kernel takes bfloat16"
-    if not 0 < rows <= MAX_ROWS or (rows > 8 and rows % 8):
-        return f"{rows} rows; the kernel takes at most {MAX_ROWS}, multiples of 8 from 8 on"
+    if rows < 1 or (rows > 8 and rows % 8):
+        return f"{rows} rows; the kernel takes multiples of 8 from 8 on"
     if depth % _DEPTH_MULTIPLE or outputs % WGMMA_M:
         return (
             f"weights of {outputs} x {depth}; the kernel takes multiples of {WGMMA_M} x "

@@ -21,7 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from rjax.pallas_kernels.quantised_gemm import upcast
 from rjax.pallas_kernels.quantised_gemm.config import MAX_PROMOTED_ROWS
-from rjax.pallas_kernels.quantised_gemm.scales import Scales
+from rjax.pallas_kernels.quantised_gemm.scales import Scales, StageScales
 
 _SCALED_STEP = 64  # inputs that are converted while as many are multiplied
 _ACC = plgpu.WGMMAAccumulatorRef
@@ -32,11 +32,11 @@ def zeros(shape: tuple[int, int]):
     return plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
 
 
-def multiply_fp8(totals, w_tiles, x_tile, scales: Scales, loaded):
+def multiply_fp8(totals, w_tiles, x_tile, scales: Scales, now: StageScales):
     """``totals`` plus the products of one stage; all wgmma are done on return.
 
     totals: W times float32 [64, R]; w_tiles: W times fp8 [64, 128] SMEM; x_tile: fp8 [R, 128] SMEM;
-    loaded: from ``scales.load``.
+    now: of the stage.
     """
 
     def products(*accs, tiles):
@@ -45,7 +45,7 @@ def multiply_fp8(totals, w_tiles, x_tile, scales: Scales, loaded):
         plgpu.wgmma_wait(0)
         return tuple(acc[...] for acc in accs)
 
-    (factors, _), totals = loaded, list(totals)
+    totals = list(totals)
     # Registers hold the products of one matrix besides the sums of two, if rows are many.
     at_once = len(totals) if scales.shape[1] <= MAX_PROMOTED_ROWS else 1
     for first in range(0, len(totals), at_once):
@@ -55,11 +55,13 @@ def multiply_fp8(totals, w_tiles, x_tile, scales: Scales, loaded):
             *[_ACC(scales.shape, jnp.float32)] * at_once,
         )
         for which, each in zip(chosen, found, strict=True):
-            totals[which] = totals[which] + scales.apply(each, factors[which])
+            totals[which] = totals[which] + scales.apply(each, now.factors[which], now.rows)
     return tuple(totals)
 
 
-def multiply_upcast(totals, w_tiles, x_tile, scales: Scales, loaded, *, interleaved: bool):
+def multiply_upcast(
+    totals, w_tiles, x_tile, scales: Scales, now: StageScales, *, interleaved: bool
+):
     """The same for integers [64, block_k], perhaps interleaved, and 16-bit rows [R, block_k].
 
     The weights are converted in registers, from where wgmma reads them. While it multiplies, the
@@ -69,11 +71,10 @@ def multiply_upcast(totals, w_tiles, x_tile, scales: Scales, loaded, *, interlea
     step = scales.step(block_k)
     jobs = [(at, which) for at in range(0, block_k, step) for which in range(len(totals))]
     load = upcast.load_interleaved if interleaved else upcast.load_natural
-    factors, zero_points = loaded
 
     def operand(job: int):
         at, which = jobs[job]
-        zero = zero_points[job]
+        zero = now.zero_points[job]
         if zero is not None:
             zero = zero.astype(dtype)
         return load(w_tiles[which], at, step, zero, dtype)
@@ -87,11 +88,13 @@ def multiply_upcast(totals, w_tiles, x_tile, scales: Scales, loaded, *, interlea
             return acc[...], after
 
         found, left = pl.run_scoped(product, _ACC(scales.shape, jnp.float32))
-        totals[which] = totals[which] + scales.apply(found, factors[job])
+        totals[which] = totals[which] + scales.apply(found, now.factors[job], None)
     return tuple(totals)
 
 
-def multiply_scaled(accs, w_tiles, x_tile, scales: Scales, loaded, *, interleaved: bool) -> None:
+def multiply_scaled(
+    accs, w_tiles, x_tile, scales: Scales, now: StageScales, *, interleaved: bool
+) -> None:
     """Add the products of one stage to ``accs``, W accumulators; all wgmma are done on return.
 
     Arguments as in ``multiply_upcast``. The weights are multiplied with their scales.
@@ -105,18 +108,16 @@ def multiply_scaled(accs, w_tiles, x_tile, scales: Scales, loaded, *, interleave
         for at in range(first, first + step, _SCALED_STEP)
     ]
     load = upcast.load_interleaved if interleaved else upcast.load_natural
-    factors, zero_points = loaded
 
     def operand(at: int, which: int):
         group = at // step * W + which
-        zero = zero_points[group]
+        zero = now.zero_points[group]
         if zero is not None:
             zero = zero.astype(dtype)
         value = load(w_tiles[which], at, _SCALED_STEP, zero, dtype)
-        if factors[group] is None:
+        scale = now.factors[group]
+        if scale is None:
             return value
-        scale, of_rows = factors[group]
-        assert of_rows is None
         return value * lax.broadcast_in_dim(scale.astype(dtype), value.shape, [0])
 
     left = operand(*jobs[0])

@@ -42,7 +42,7 @@ from rjax.pallas_kernels.quantised_gemm.products import (
     multiply_upcast,
     zeros,
 )
-from rjax.pallas_kernels.quantised_gemm.quantised_rows import QuantisedRows, padded_rows
+from rjax.pallas_kernels.quantised_gemm.quantised_rows import GROUP, QuantisedRows, padded_rows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.quantised_gemm.scales import Scales
 
@@ -82,11 +82,15 @@ def stream_gemm(
         operands.append(weight.zero_points)
     if isinstance(h, QuantisedRows):
         operands.append(h.scale)
+    grouped = isinstance(h, QuantisedRows) and h.scale.shape[0] > 1
+    assert not grouped or block_k == GROUP
+    scale_rows = -(-R // 32) * 32  # a copy has a multiple of 128 bytes
 
-    def kernel(x, w, scale, *refs, x_smem, w_smem, full, empty):
+    def kernel(x, w, scale, *refs, x_smem, w_smem, full, empty, scale_smem=None):
         """GMEM: x [T, E], w [W, X, E], scale, zero points if there are any, scale of the rows if
         they are quantised, out. SMEM: x_smem [stages, R, block_k], w_smem
-        [stages, W, 64 * consumers, block_k]. Barriers, one per stage: full, empty."""
+        [stages, W, 64 * consumers, block_k], scale_smem [stages, at least R] of grouped rows.
+        Barriers, one per stage: full, empty."""
         *refs, out_ref = refs
         zero_points = refs.pop(0) if weight.zero_points is not None else None
         x_scale = refs.pop() if refs else None
@@ -115,6 +119,9 @@ def stream_gemm(
                 # Rows beyond T are out of bounds: the copy fills them with zeros.
                 x_tile = x.at[pl.ds(row, R), depth]
                 plgpu.copy_gmem_to_smem(x_tile, x_smem.at[stage], full.at[stage])
+                if grouped:
+                    of_tile = x_scale.at[start + i, pl.ds(row, scale_rows)]
+                    plgpu.copy_gmem_to_smem(of_tile, scale_smem.at[stage], full.at[stage])
 
             def refill(i, _):
                 stage = lax.rem(i, jnp.int32(stages))
@@ -132,7 +139,11 @@ def stream_gemm(
             own = pl.multiple_of(wg * WGMMA_M, WGMMA_M) if consumers > 1 else 0
             mine = pl.ds(own, WGMMA_M)
             output = pl.multiple_of(first + own, WGMMA_M)
-            scales = Scales(scale, zero_points, x_scale, weight.block, output, (WGMMA_M, R), row)
+            rows_scale = None if grouped else x_scale
+            of_products = ((WGMMA_M, R), row)
+            scales = Scales(
+                scale, zero_points, rows_scale, scale_smem, weight.block, output, *of_products
+            )
 
             def load_scales(i):
                 return scales.load((start + i) * block_k, block_k)
@@ -142,7 +153,8 @@ def stream_gemm(
                 stage = lax.rem(i, jnp.int32(stages))
                 plgpu.barrier_wait(full.at[stage])
                 tiles = [w_smem.at[stage, which, mine] for which in range(W)]
-                totals = multiply(totals, tiles, x_smem.at[stage], scales, loaded)
+                now = scales.of_stage(loaded, stage)
+                totals = multiply(totals, tiles, x_smem.at[stage], scales, now)
                 plgpu.barrier_arrive(empty.at[stage])
                 return totals, ahead
 
@@ -159,15 +171,17 @@ def stream_gemm(
             epilogue(out_ref, scales.apply_last(totals), split, output, row)
 
     kernel.__name__ = name
+    of_rows = {"scale_smem": plgpu.SMEM((stages, scale_rows), jnp.float32)}
     return plgpu.kernel(
         kernel,
         out_type=out,
         scratch_types=dict(
             x_smem=_stage_memory((stages, R, block_k), rows.dtype),
             w_smem=_stage_memory((stages, W, tile_x, block_k), weight.values.dtype),
-            full=plgpu.Barrier(num_barriers=stages, num_arrivals=W + 1),
+            full=plgpu.Barrier(num_barriers=stages, num_arrivals=W + 1 + grouped),
             empty=plgpu.Barrier(num_barriers=stages, num_arrivals=consumers),
-        ),
+        )
+        | (of_rows if grouped else {}),
         # The tiles of rows that read the same weights run side by side.
         grid=(shape.outputs // tile_x, config.split_k, shape.row_tiles),
         grid_names=("tile", "split", "rows"),

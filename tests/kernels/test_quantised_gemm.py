@@ -246,7 +246,6 @@ def test_configs_fill_the_gpu(bits, rows):
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"rows": 2056}, "2056 rows"),
         ({"rows": 12}, "12 rows"),
         ({"depth": 192}, "64 x 192"),
         ({"outputs": 96}, "96 x 256"),
