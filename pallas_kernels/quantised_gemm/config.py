@@ -7,7 +7,9 @@ from rjax.pallas_kernels.mosaic_emit import num_sms
 
 WGMMA_M = 64  # outputs of a warpgroup
 MAX_TILE_ROWS = 128
-MAX_PROMOTED_ROWS = 64  # of a tile whose products are scaled in float32
+FEW_ROWS = 64
+"""With more, rows are cut into tiles, and a warpgroup multiplies each for two matrices."""
+_MAX_PROMOTED = 96  # rows times matrices: registers for sums and for products beside them
 PRODUCER_REGISTERS = 40  # per thread
 _REGISTERS = 65536  # of an SM
 _REGISTERS_OF_TWO = 120  # by the estimate: ptxas keeps to 128 then, and two CTAs share an SM
@@ -52,7 +54,7 @@ class GemmShape:
     @property
     def sums_in_place(self) -> bool:
         """Whether tensor cores add up the products of the whole depth (``products``)."""
-        return self.row_bits == 16 and self.rows > MAX_PROMOTED_ROWS
+        return self.row_bits == 16 and self.rows * self.matrices > _MAX_PROMOTED
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ def _registers(shape: GemmShape) -> int:
     if shape.sums_in_place:
         return shape.matrices * sums + 80
     if shape.row_bits == 8:
-        at_once = shape.matrices if shape.rows <= MAX_PROMOTED_ROWS else 1
+        at_once = shape.matrices if shape.rows <= FEW_ROWS else 1
         return (shape.matrices + at_once) * sums + 32
     return (shape.matrices + 1) * sums + 32 * shape.matrices + 40
 

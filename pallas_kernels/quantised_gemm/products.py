@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from rjax.pallas_kernels.quantised_gemm import upcast
-from rjax.pallas_kernels.quantised_gemm.config import MAX_PROMOTED_ROWS
+from rjax.pallas_kernels.quantised_gemm.config import FEW_ROWS
 from rjax.pallas_kernels.quantised_gemm.scales import Scales, StageScales
 
 _SCALED_STEP = 64  # inputs that are converted while as many are multiplied
@@ -47,7 +47,7 @@ def multiply_fp8(totals, w_tiles, x_tile, scales: Scales, now: StageScales):
 
     totals = list(totals)
     # Registers hold the products of one matrix besides the sums of two, if rows are many.
-    at_once = len(totals) if scales.shape[1] <= MAX_PROMOTED_ROWS else 1
+    at_once = len(totals) if scales.shape[1] <= FEW_ROWS else 1
     for first in range(0, len(totals), at_once):
         chosen = range(first, first + at_once)
         found = pl.run_scoped(

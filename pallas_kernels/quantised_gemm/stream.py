@@ -28,7 +28,7 @@ from jaxtyping import Array, Float
 
 from rjax.pallas_kernels.mosaic_emit import SCALAR, evict_first
 from rjax.pallas_kernels.quantised_gemm.config import (
-    MAX_PROMOTED_ROWS,
+    FEW_ROWS,
     MAX_TILE_ROWS,
     PRODUCER_REGISTERS,
     WGMMA_M,
@@ -209,7 +209,7 @@ def gemm_shape(h: Float[Array, "T E"] | QuantisedRows, weight: ScaledWeight) -> 
     """What a config is chosen for. Shapes and dtypes of the arguments are enough."""
     W, X, E = weight.values.shape
     # A warpgroup reads each tile of many rows for 128 outputs: two matrices, or halves of one.
-    if h.shape[0] > MAX_PROMOTED_ROWS and weight.can_split(2, WGMMA_M):
+    if h.shape[0] > FEW_ROWS and weight.can_split(2, WGMMA_M):
         W, X = 2, X // 2
     rows = padded_rows(h.shape[0])
     row_tiles = -(-rows // MAX_TILE_ROWS)

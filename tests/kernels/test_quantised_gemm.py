@@ -121,7 +121,7 @@ def error(found, want) -> float:
 
 
 def limit_of(W: int, T: int = 1, kind: str = "") -> float:
-    if T > 64 and kind.startswith("int4"):
+    if T * W > 64 and kind.startswith("int4"):
         return 4e-3  # the weights are rounded to bfloat16
     return 1e-5 if W == 1 else 2.5e-3  # of a result that is rounded to bfloat16
 

@@ -17,18 +17,17 @@ from rjax.worker.kernels.kernel import Kernel
 from rjax.worker.kernels.problem import Operation, Problem
 
 
-def max_rows(scheme: Scaled) -> int:
-    """Most rows for which the streaming kernel is the fastest, as measured on an H200.
+def max_rows(scheme: Scaled) -> int | None:
+    """Most rows for which the streaming kernel is the fastest on an H200; None for any number.
 
     With more, cuBLAS is: with fp8 operands, or with a dequantised copy of the weights.
     """
     if scheme.values == "fp8":
-        return _MAX_ROWS_OF_CHANNELS if scheme.block[1] is None else _MAX_ROWS_OF_BLOCKS
+        return _MAX_ROWS_OF_CHANNELS if scheme.block[1] is None else None
     return _MAX_ROWS_OF_INTEGERS[scheme.values]
 
 
 _MAX_ROWS_OF_CHANNELS = 64
-_MAX_ROWS_OF_BLOCKS = 1024
 _MAX_ROWS_OF_INTEGERS = {"int8": 512, "int4": 1024}
 
 
@@ -37,7 +36,7 @@ def _gemm_refusal(problem: Problem) -> str | None:
         return "unquantised weights"
     assert problem.scale_block is not None
     most = max_rows(problem.scheme)
-    if problem.rows > most:
+    if most is not None and problem.rows > most:
         return f"{problem.rows} rows; with more than {most}, cuBLAS is faster"
     activated = problem.activation is not None
     return mosaic.refusal(
