@@ -11,6 +11,18 @@ _LLAMA = {
     "hidden_act": "silu",
     "torch_dtype": "bfloat16",
 }
+_QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+}
 _QWEN2 = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
@@ -33,6 +45,26 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 65536,
         "rope_theta": 500000.0,
         "tie_word_embeddings": False,
+    },
+    "llama-3-70b": _LLAMA
+    | {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 65536,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-0.6b": _QWEN3
+    | {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
     },
     "qwen2.5-3b": _QWEN2
     | {
