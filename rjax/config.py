@@ -171,10 +171,11 @@ class SchedulerSettings:
         max_num_batched_tokens: token budget of a step: decodes first, prompt chunks use the rest.
             The default is 2048 on a GPU and 512 on a CPU.
         max_num_prefill_ahead: maximum waiting sequences whose prompts are computed while
-            ``max_num_seqs`` others run, so that one of them decodes as soon as another finishes.
-            They use the rows that the others leave free in a step, and are preempted first. On
-            Hopper the default is ``max_num_seqs`` if that is below 128, because a step of up to 128
-            rows takes little longer than a step of few; otherwise it is 0.
+            ``max_num_seqs`` others decode; each starts to decode as soon as another sequence
+            finishes. Their prompts fill the rows of a step that the others leave free, and they are
+            preempted first. The default is 0, except on Hopper for ``max_num_seqs`` below 128
+            (below 64 with quantised weights): there it is ``max_num_seqs``, because a step of up to
+            that many rows takes little longer than a step of few.
         num_decode_steps: decode steps that start as one program on the device. More than 1 reduces
             the host's work per step, which helps small models and small batches; tokens then arrive
             in groups, and new requests wait for the group. The tokens are the same. "auto" is 4 for

@@ -99,6 +99,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             limits=limits,
             pool=worker.pool,
             num_decode_steps=worker.num_decode_steps,
+            step_rows=[shape.rows for shape in worker.shapes.all],
         ),
     )
     with times.phase("warm-up"):

@@ -40,7 +40,8 @@ def workspace_bytes(
     stream = 3 * T * D * both
     sharded = T * (heads + 3 * F) * both
     partials = shape.plan.merge_capacity * model.num_heads * (model.head_dim + 1) * _FLOAT32
-    # XLA may dequantise a whole projection before its product.
+    # XLA may dequantise a whole projection before its product. The float32 sums of an fp8 product
+    # are summands as any other.
     dequantised = 2 * D * F * both if model.schemes else 0
     logits = (_LOGITS_COPIES * B + _PROMPT_ROWS + num_slots) * V * _FLOAT32
     return stream + (sharded + partials + dequantised) // num_devices + logits + _PROGRAM_BYTES

@@ -50,7 +50,11 @@ def interpreting(monkeypatch: Any):
 
 
 def _deallocate(barrier) -> None:
-    """Without the rule that every phase is waited for: nobody refills the last stages."""
+    """Free a barrier with phases that were never waited for.
+
+    The interpreter takes them for an error. In a pipeline they are right: the producer does not
+    wait for the consumers to free the last stages, because it does not fill these again.
+    """
     with barrier.cv:
         barrier.ref_count -= 1
 

@@ -45,7 +45,10 @@ def _takes_all(problem: Problem) -> None:
 
 def _kernel(operation: Any, run: Any) -> Kernel:
     everywhere = frozenset({"mosaic", "triton", "xla"})
-    return Kernel(f"xla.{operation}", operation, everywhere, _takes_all, run)
+    dequantises = operation == "linear"
+    return Kernel(
+        f"xla.{operation}", operation, everywhere, _takes_all, run, dequantises=dequantises
+    )
 
 
 PLAIN_KERNELS = (
