@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from rjax.models.experts_config import ExpertsConfig
 from rjax.models.formats.weight_format import WeightFormat
 from rjax.models.rope import RopeConfig
 from rjax.models.schemes import UNQUANTISED, WeightScheme
@@ -36,6 +37,7 @@ class ModelConfig:
         schemes: how they are stored on the devices, by parameter path without the last part
             ("layers.0.mlp.up"); UNQUANTISED where a path is missing.
         kv_scales: the checkpoint has scales for KV in fp8.
+        experts: of feed-forward blocks that are mixtures of experts; None without any.
     """
 
     architecture: str
@@ -65,15 +67,25 @@ class ModelConfig:
     format: WeightFormat | None = None
     schemes: tuple[tuple[str, WeightScheme], ...] = ()
     kv_scales: bool = False
+    experts: ExpertsConfig | None = None
 
     def scheme_of(self, path: str) -> WeightScheme:
         """How the weight of a projection is stored on the devices."""
         return dict(self.schemes).get(path, UNQUANTISED)
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward block of a layer is a mixture of experts."""
+        return self.experts is not None and self.experts.layers[layer]
+
     @property
     def axis_sizes(self) -> dict[str, int]:
-        """Size of each axis letter of the parameters; C counts rows of the position table."""
-        return {
+        """Size of each axis letter of the parameters.
+
+        C counts rows of the position table, J experts; I is the feed-forward width of an expert and
+        U that of the shared ones.
+        """
+        of_experts = {} if self.experts is None else self.experts.axis_sizes
+        return of_experts | {
             "D": self.hidden_size,
             "N": self.num_heads,
             "K": self.num_kv_heads,

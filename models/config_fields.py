@@ -100,6 +100,13 @@ class ConfigFields:
             self.refuse(name, "a list of texts")
         return tuple(value)
 
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of whole numbers from 0; empty if the field is missing."""
+        value = self._get(name, [])
+        if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
+            self.refuse(name, "a list of whole numbers")
+        return tuple(value)
+
     def inner(self, name: str) -> "ConfigFields":
         """The fields of a nested object; empty if it is missing."""
         value = self._get(name, {})

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 from rjax.models.config import ModelConfig
 from rjax.models.layers.attention import Attention
 from rjax.models.layers.embedding import Embedding
+from rjax.models.layers.experts import Experts
 from rjax.models.layers.mlp import Mlp
 from rjax.models.layers.norm import Norm
 from rjax.models.layers.parameter import array_bytes
@@ -23,7 +24,7 @@ class DecoderLayer(nnx.Module):
         self.attention_norm = Norm(config, dtype)
         self.attention = Attention(config, layer, dtype)
         self.mlp_norm = Norm(config, dtype)
-        self.mlp = Mlp(config, layer, dtype)
+        self.mlp = (Experts if config.has_experts(layer) else Mlp)(config, layer, dtype)
 
     def __call__(
         self, residual: Residual, rotary: Rotary | None, operations: Operations

@@ -8,11 +8,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rjax.models.experts_config import Router
+from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
 from rjax.models.rope import Rotary
+from rjax.models.routing import Routing, route
 from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
 from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.grouped_gemm.xla import experts
 from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.rope_and_cache.xla import split_qkv
 from rjax.pallas_kernels.silu_and_mul.xla import silu_and_mul
@@ -146,6 +150,34 @@ class Operations(abc.ABC):
         """(the stream with its update added, the activated projection of its norm)."""
         residual, h = self.norm(residual, norm)
         return residual, activation(reduced(self.linear(linear, h)))
+
+    def route(
+        self,
+        h: Float[Array, "T D"],
+        weight: Float[Array, "D J"],
+        router: Router,
+        top_k: int,
+        correction: Float[Array, " J"] | None = None,
+    ) -> Routing:
+        """The experts of each row, from the logits h @ weight; see `rjax.models.routing.route`."""
+        logits = jnp.dot(h, weight, preferred_element_type=jnp.float32)
+        return route(logits, router, top_k, correction)
+
+    def experts(
+        self,
+        h: Float[Array, "T D"],
+        routing: Routing,
+        up: GroupedLinear,
+        down: GroupedLinear,
+        activation: Activation,
+    ) -> Float[Array, "T D"] | Partial:
+        """The weighted sum of what the experts of each row make of it.
+
+        Sums are float32, that over a row's experts in the order of the routing, so that a row does
+        not depend on the experts of the others.
+        """
+        weights = up.weight[...], down.weight[...]
+        return experts(h, routing.experts, routing.weights, *weights, activation)
 
 
 class HeadsOperations(Operations):

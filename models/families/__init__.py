@@ -3,11 +3,14 @@
 from rjax.models.families.family import Family
 from rjax.models.families.llama import LLAMA
 from rjax.models.families.mistral import MINISTRAL, MISTRAL
+from rjax.models.families.mixtral import MIXTRAL
 from rjax.models.families.opt import OPT
 from rjax.models.families.phi3 import PHI3
 from rjax.models.families.qwen2 import QWEN2
 from rjax.models.families.qwen3 import QWEN3
+from rjax.models.families.qwen3_moe import QWEN3_MOE
 
 FAMILIES: dict[str, Family] = {
-    family.architecture: family for family in (LLAMA, MINISTRAL, MISTRAL, OPT, PHI3, QWEN2, QWEN3)
+    family.architecture: family
+    for family in (LLAMA, MINISTRAL, MISTRAL, MIXTRAL, OPT, PHI3, QWEN2, QWEN3, QWEN3_MOE)
 }

@@ -115,7 +115,7 @@ def read_dtype(fields: ConfigFields) -> str:
 
 
 def llama_weights(config: ModelConfig) -> Weights:
-    """The checkpoint pieces of every parameter, with Llama's tensor names."""
+    """The checkpoint pieces of every parameter but experts, with Llama's tensor names."""
     G = config.axis_sizes["G"]
     weights: Weights = {
         "embedding.weight": (Piece("model.embed_tokens.weight", "V D"),),
@@ -135,12 +135,15 @@ def llama_weights(config: ModelConfig) -> Weights:
                 Piece(attention + "v_proj.weight", "(K A H) D"),
             ),
             ours + "attention.output.weight": (Piece(attention + "o_proj.weight", "D (N H)"),),
-            ours + "mlp.up.weight": (
-                Piece(mlp + "gate_proj.weight", "(A F) D"),
-                Piece(mlp + "up_proj.weight", "(A F) D"),
-            ),
-            ours + "mlp.down.weight": (Piece(mlp + "down_proj.weight", "D F"),),
         }
+        if not config.has_experts(i):
+            weights |= {
+                ours + "mlp.up.weight": (
+                    Piece(mlp + "gate_proj.weight", "(A F) D"),
+                    Piece(mlp + "up_proj.weight", "(A F) D"),
+                ),
+                ours + "mlp.down.weight": (Piece(mlp + "down_proj.weight", "D F"),),
+            }
         if config.qkv_bias:
             weights[ours + "attention.qkv.bias"] = (
                 Piece(attention + "q_proj.bias", "(K A H)", a=G),

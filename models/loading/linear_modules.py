@@ -22,8 +22,14 @@ def with_format(config: ModelConfig, weight_format: WeightFormat) -> ModelConfig
     """The config of a checkpoint whose projections are stored in a format.
 
     Raises:
-        CheckpointError: modules that are fused here have different schemes.
+        CheckpointError: modules that are fused here have different schemes, or the model has
+            experts.
     """
+    if config.experts is not None:
+        raise CheckpointError(
+            f"{config.architecture} has a mixture of experts, whose weights cannot be quantised "
+            "yet; use the unquantised checkpoint, without quantization"
+        )
     schemes = []
     for path, pieces in FAMILIES[config.architecture].weights(config).items():
         if path.endswith(tuple(part + _WEIGHT for part in _LINEAR_PARTS)):

@@ -62,7 +62,8 @@ def load_weights(
         CheckpointError: a tensor is missing, unknown, or has the wrong shape or type, or a file is
             malformed or cannot be read; scales are zero or not finite, or scales of KV negative.
     """
-    weights = FAMILIES[config.architecture].weights(config)
+    tensors = read_tensors(folder)
+    weights = FAMILIES[config.architecture].weights_of(config, tensors)
     kv_scales = kv_scale_tensors(config)
     quantised = {
         path: (linear, weights.pop(f"{path}.weight"))
@@ -82,7 +83,7 @@ def load_weights(
         for tensor in tensors.values()
     )
     expected = Expected(weights, (*stored, *kv_scales.values()))
-    entries = match(expected, read_tensors(folder), config, folder)
+    entries = match(expected, tensors, config, folder)
     graph, state = nnx.split(model)
     parameters = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}
     buffers = buffers or host_buffers(mesh)
@@ -134,7 +135,9 @@ def _plan(
     abstract = parameter.get_value()
     dtype = np.dtype(abstract.dtype)
     sharding = parameter_sharding(letters, abstract.shape, mesh)
-    views = tuple(view(piece, letters, config) for piece in pieces)
+    stacked = pieces[0].of_expert
+    each = pieces[: len(pieces) // config.axis_sizes["J"]] if stacked else pieces
+    views = tuple(view(piece, letters, config) for piece in each)
     piece_shardings = tuple(piece_sharding(piece, config, mesh) for piece in pieces)
     split = [
         split_rows(
@@ -149,14 +152,20 @@ def _plan(
     ]
     blocks = tuple(itertools.chain(*split))
     _, order = views[0]
-    if len(blocks) == 1 and blocks[0].dtype == dtype and order == tuple(range(len(order))):
+    if (
+        not stacked
+        and len(blocks) == 1
+        and blocks[0].dtype == dtype
+        and order == tuple(range(len(order)))
+    ):
         whole = dataclasses.replace(blocks[0], shape=abstract.shape, sharding=sharding)
         return ParameterPlan((whole,))
     assembly = Assembly(
         blocks=tuple(tuple(block.abstract for block in part) for part in split),
         piece_shardings=piece_shardings,
         views=views,
-        axis=letters.split().index("A") if len(pieces) > 1 else None,
+        axis=letters.split().index("A") if len(each) > 1 else None,
+        stacked=stacked,
         dtype=dtype,
         sharding=sharding,
     )

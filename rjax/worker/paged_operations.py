@@ -9,7 +9,17 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
-from rjax.models import Activation, KvScales, Linear, Norm, Operations, Residual, Rotary
+from rjax.models import (
+    Activation,
+    GroupedLinear,
+    KvScales,
+    Linear,
+    Norm,
+    Operations,
+    Residual,
+    Rotary,
+    Routing,
+)
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.pallas_kernels.attention.spec import AttentionSpec
@@ -17,6 +27,7 @@ from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.worker.backend import Backend
 from rjax.worker.kernels import Choice, Kernel, Problem
+from rjax.worker.kernels.experts_problem import expert_specs, experts_problem
 from rjax.worker.kernels.linear_problem import LinearSharding, linear_problem, linear_sharding
 from rjax.worker.step_input import StepInput
 
@@ -183,6 +194,31 @@ class PagedOperations(Operations):
             return residual, self._run(kernel, problem, (h, linear.leaves), specs, of_value)
         return residual, self._activate(reduced(self.linear(linear, h)), activation, sharding)
 
+    def experts(
+        self,
+        h: Float[Array, "T D"],
+        routing: Routing,
+        up: GroupedLinear,
+        down: GroupedLinear,
+        activation: Activation,
+    ) -> Float[Array, "T D"] | Partial:
+        """The weighted sum of what the experts of each row make of it; padding takes none."""
+        problem = experts_problem(
+            up,
+            self._mesh,
+            rows=len(h),
+            top_k=routing.experts.shape[1],
+            dtype=h.dtype,
+            activation=activation,
+        )
+        kernel = self._choose(problem).kernel
+        assert kernel is not None, "plain JAX takes all experts"
+        padding = jnp.asarray(self._step.positions)[:, None] < 0
+        chosen = jnp.where(padding, problem.num_experts, routing.experts)
+        operands = (h, chosen, routing.weights, up.weight[...], down.weight[...])
+        specs = (_WHOLE, _WHOLE, _WHOLE, *expert_specs(up, down, self._mesh))
+        return self._run(kernel, problem, operands, specs, _shares)
+
     def _activate(
         self, h: Float[Array, "T A F"], activation: Activation, sharding: LinearSharding
     ) -> Float[Array, "T F"]:
@@ -327,6 +363,11 @@ def _value_specs(sharding: LinearSharding, activated: bool = False) -> Callable[
         return Partial(PartitionSpec(first, None, *columns), None, found.dtype)  # type: ignore[arg-type]
 
     return specs
+
+
+def _shares(found: Any) -> Any:
+    """From a result of experts to its specs: the shares of the devices."""
+    return Partial(PartitionSpec(TENSOR_AXIS), None, found.dtype)  # type: ignore[arg-type]
 
 
 def _has_bias(update: Array | Partial) -> bool:

@@ -4,6 +4,8 @@ The lists of fields come from transformers' source, so a version that adds one f
 family's table says what the field is.
 """
 
+import re
+
 import pytest
 import transformers_fields
 from test_model_config import LLAMA, OPT, of
@@ -21,15 +23,18 @@ BASES = {
     "LlamaForCausalLM": LLAMA | {"head_dim": 16, "rope_scaling": YARN},
     "MinistralForCausalLM": of("Ministral", rope_scaling=YARN),
     "MistralForCausalLM": of("Mistral", rope_scaling=YARN),
+    "MixtralForCausalLM": of("Mixtral", rope_scaling=YARN),
     "OPTForCausalLM": OPT,
     "Phi3ForCausalLM": of("Phi3"),
     "Qwen2ForCausalLM": of("Qwen2", rope_scaling=YARN, use_sliding_window=True),
     "Qwen3ForCausalLM": of("Qwen3", rope_scaling=YARN, use_sliding_window=True),
+    "Qwen3MoeForCausalLM": of("Qwen3Moe", rope_scaling=YARN),
 }
 # Another value of every field that some family reads.
 CHANGES = {
     "activation_function": "gelu",
     "attention_bias": True,
+    "decoder_sparse_step": 2,
     "dtype": "float16",
     "enable_bias": False,
     "ffn_dim": 80,
@@ -41,9 +46,15 @@ CHANGES = {
     "max_position_embeddings": 4096,
     "max_window_layers": 1,
     "mlp_bias": True,
+    "mlp_only_layers": [1],
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
     "num_attention_heads": 8,
+    "num_experts": 6,
+    "num_experts_per_tok": 1,
     "num_hidden_layers": 5,
     "num_key_value_heads": 1,
+    "num_local_experts": 6,
     "original_max_position_embeddings": 1024,
     "partial_rotary_factor": 0.5,
     "rms_norm_eps": 1e-3,
@@ -60,12 +71,14 @@ CHANGES = {
 CHANGES_OF = {
     ("OPTForCausalLM", "tie_word_embeddings"): False,
     ("Phi3ForCausalLM", "rope_scaling"): {"rope_theta": 5e5},
+    ("Qwen3MoeForCausalLM", "use_sliding_window"): True,
 }
 BESIDE = {
     "rope_parameters": {"rope_scaling": None},
     "sliding_window": {"max_window_layers": 0},
     "use_sliding_window": {"max_window_layers": 0},
 }
+BESIDE_OF = {("Qwen3MoeForCausalLM", "sliding_window"): {"use_sliding_window": True}}
 # Values of constrained fields: those that mean the model as it is, and those that must be refused.
 ALLOWED = {
     "_remove_final_layer_norm": [False],
@@ -102,7 +115,7 @@ ARCHITECTURES = sorted(FAMILIES)
 
 
 def model_types(architecture):
-    own = architecture.removesuffix("ForCausalLM").lower()
+    own = re.sub(r"(?<=\d)(?=Moe)", "_", architecture.removesuffix("ForCausalLM")).lower()
     # transformers reads either name of these two as the other's.
     return ["ministral", "mistral"] if own in ("mistral", "ministral") else [own]
 
@@ -138,7 +151,7 @@ def test_every_rotary_field_of_transformers_has_its_place():
     ],
 )
 def test_a_field_that_is_read_changes_the_model(architecture, field):
-    base = BASES[architecture] | BESIDE.get(field, {})
+    base = BASES[architecture] | BESIDE.get(field, {}) | BESIDE_OF.get((architecture, field), {})
     value = CHANGES_OF.get((architecture, field), CHANGES[field])
     assert read(base | {field: value}) != read(base)
 

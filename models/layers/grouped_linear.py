@@ -1,0 +1,37 @@
+"""The projections of all experts of a layer, as one array."""
+
+from flax import nnx
+from jax.typing import DTypeLike
+
+from rjax.models.config import ModelConfig
+from rjax.models.layers.parameter import array_bytes, parameter
+
+
+class GroupedLinear(nnx.Module):
+    """A projection for each expert, from some axes to others.
+
+    The weight has the axis J of the experts before the axes of a `Linear`. It is not quantised.
+
+    Args:
+        inputs: contracted axes.
+        outputs: axes of the result after T.
+        config: size of each axis letter.
+        dtype: of the result and the weight.
+        a: size of axis A, along which projections are fused.
+    """
+
+    def __init__(
+        self, inputs: str, outputs: str, config: ModelConfig, dtype: DTypeLike, *, a: int = 1
+    ) -> None:
+        self.letters = f"J {inputs} {outputs}"
+        self.weight = parameter(self.letters, config, dtype, a=a)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight, [J, ...]."""
+        return self.weight.get_value().shape
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weight."""
+        return array_bytes([self.weight.get_value()])
