@@ -6,6 +6,7 @@ from jaxtyping import Array
 
 from rjax.pallas_kernels.add_rms_norm import mosaic as add_rms_norm
 from rjax.pallas_kernels.gate_up_gemm import mosaic as gate_up_gemm
+from rjax.pallas_kernels.grouped_gemm import mosaic as grouped_gemm
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.rope_and_cache import mosaic as rope_and_cache
 from rjax.pallas_kernels.silu_and_mul import mosaic as silu_and_mul
@@ -77,6 +78,12 @@ def _rope_and_cache_refusal(problem: Problem) -> str | None:
     )
 
 
+def _experts_refusal(problem: Problem) -> str | None:
+    return _only_swiglu(problem) or grouped_gemm.refusal(
+        problem.depth, problem.columns[-1], problem.dtype
+    )
+
+
 def _flat(problem: Problem, leaves: dict[str, Array]) -> Array:
     return leaves["weight"].reshape(problem.depth, -1)
 
@@ -131,6 +138,11 @@ def _rope_and_cache(problem: Problem, *operands: Any) -> Any:
     return rope_and_cache.rope_and_cache(qkv, *arrays, **scales)
 
 
+def _experts(problem: Problem, *operands: Any) -> Partial:
+    del problem
+    return grouped_gemm.experts(*operands)
+
+
 def _kernel(name: str, operation: Operation, refusal: Any, run: Any) -> Kernel:
     streams = operation not in ("add_rms_norm", "activation", "rope_and_cache")
     return Kernel(f"mosaic.{name}", operation, frozenset({"mosaic"}), refusal, run, streams)
@@ -145,4 +157,5 @@ MOSAIC_KERNELS = (
     _kernel("add_rms_norm", "add_rms_norm", _add_rms_norm_refusal, _add_rms_norm),
     _kernel("silu_and_mul", "activation", _activation_refusal, _activation),
     _kernel("rope_and_cache", "rope_and_cache", _rope_and_cache_refusal, _rope_and_cache),
+    _kernel("grouped_gemm", "experts", _experts_refusal, _experts),
 )
