@@ -57,17 +57,20 @@ def experts(
     if not h.dtype == up.dtype == down.dtype:
         raise ValueError(f"h is {h.dtype} and the weights {up.dtype} and {down.dtype}")
     work = make_work_list(chosen, J)
-    hidden = gate_up(h[work.slot_row], up, work)
+    hidden = gate_up(h if len(h) == 1 else h[work.slot_row], up, work)
     return Partial(weighted_down(hidden, down, weights, work), dtype=h.dtype)
 
 
 def gate_up(
-    rows: Float[Array, "slots D"],
+    rows: Float[Array, "Z D"],
     up: Float[Array, "J D 2 I"],
     work: WorkList,
     config: GroupedConfig | None = None,
 ) -> Float[Array, "slots I"]:
-    """silu(rows @ up[expert, :, 0]) * (rows @ up[expert, :, 1]) in the dtype of the rows."""
+    """silu(rows @ up[expert, :, 0]) * (rows @ up[expert, :, 1]) in the dtype of the rows.
+
+    The rows are those of all slots, or one that is in the first slot of every tile.
+    """
 
     def epilogue(operands, out, sums, slot, column):
         del operands
@@ -76,7 +79,7 @@ def gate_up(
         store_slots(out, hidden.astype(out.dtype), slot, column)
 
     config = config or _config(up, work)
-    shape = jax.ShapeDtypeStruct((len(rows), up.shape[3]), rows.dtype)
+    shape = jax.ShapeDtypeStruct((len(work.slot_pair), up.shape[3]), rows.dtype)
     return grouped_gemm("grouped_gate_up", rows, up, work, config, shape, epilogue)
 
 

@@ -54,7 +54,7 @@ class GroupedConfig:
 
 def grouped_gemm(
     name: str,
-    x: Float[Array, "slots D"],
+    x: Float[Array, "X D"],
     w: Float[Array, "J D W E"],
     work: WorkList,
     config: GroupedConfig,
@@ -66,7 +66,8 @@ def grouped_gemm(
 
     Args:
         name: kernel name in profiles.
-        x: the rows of all slots, bfloat16 or float16; those of empty slots may be any numbers.
+        x: the rows of all slots, bfloat16 or float16; those of empty slots may be any numbers. A
+            single row is that of the first slot of every tile.
         w: of the same dtype; D is a multiple of ``block_k``, E of 64 * ``consumers``.
         work: the tiles.
         config: tile sizes.
@@ -103,6 +104,8 @@ def grouped_gemm(
             if consumers > 1:
                 plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
 
+            one = None if x.shape[0] > 1 else pl.multiple_of(cta * 0, R)
+
             def item(i, _):
                 tile, slot, column = place(i)
                 expert = tile_expert[tile]
@@ -117,7 +120,9 @@ def grouped_gemm(
                         plgpu.copy_gmem_to_smem(tile_w, w_smem.at[stage, which], full.at[stage])
                         if not config.reuse:
                             evict_first()
-                    tile_x = x.at[pl.ds(slot, R), depth]
+                    # Rows beyond a single one are out of bounds: the copy fills them with zeros.
+                    start = slot if one is None else one
+                    tile_x = x.at[pl.ds(start, R), depth]
                     plgpu.copy_gmem_to_smem(tile_x, x_smem.at[stage], full.at[stage])
 
                 lax.fori_loop(0, blocks, load, None)

@@ -14,6 +14,7 @@ from jaxtyping import Array, Int
 
 TILE_ROWS = (8, 16, 32, 64, 128)
 """Rows of a tile."""
+_MAX_COMPARED = 2048  # pairs
 
 
 @no_type_check  # JAX also builds it with other leaves than arrays
@@ -69,24 +70,52 @@ def make_work_list(
         num_experts: J.
         rows: of a tile; None for `tile_rows`.
     """
-    pairs = experts.size
-    R = rows or tile_rows(pairs, num_experts)
-    tiles = max_tiles(pairs, num_experts, R)
+    T, X = experts.shape
+    R = rows or tile_rows(T * X, num_experts)
+    tiles = max_tiles(T * X, num_experts, R)
     expert = jnp.minimum(experts.reshape(-1), num_experts)
-    counts = jnp.zeros(num_experts + 1, jnp.int32).at[expert].add(1)[:num_experts]
-    ends = jnp.cumsum(-(-counts // R))  # tiles up to and with each expert
-    first_slot = jnp.append((ends - (-(-counts // R))) * R, tiles * R)
-    order = jnp.argsort(expert, stable=True)
-    first_pair = jnp.append(jnp.cumsum(counts) - counts, 0)
-    sorted_expert = expert[order]
-    rank = jnp.arange(pairs) - first_pair[sorted_expert]
-    slot = jnp.where(sorted_expert < num_experts, first_slot[sorted_expert] + rank, tiles * R)
-    slot = slot.astype(jnp.int32)
+    if T == 1:  # the experts of a row differ, so each pair is a tile
+        return _one_row(expert, R)
+    each = jnp.arange(num_experts)
+    counts = (expert == each[:, None]).sum(1)
+    of_expert = -(-counts // R)
+    ends = jnp.where(each <= each[:, None], of_expert, 0).sum(1)  # tiles up to and with each
+    first_slot = jnp.append((ends - of_expert) * R, tiles * R)
+    rank = (_rank_by_sorting if T * X > _MAX_COMPARED else _rank_by_comparing)(expert, counts)
+    slot = jnp.where(expert < num_experts, first_slot[expert] + rank, tiles * R).astype(jnp.int32)
+    pairs = jnp.arange(T * X, dtype=jnp.int32)
     return WorkList(
-        tile_expert=jnp.searchsorted(ends, jnp.arange(tiles), side="right").astype(jnp.int32),
+        tile_expert=(ends <= jnp.arange(tiles)[:, None]).sum(1).astype(jnp.int32),
         num_tiles=ends[-1:].astype(jnp.int32),
-        slot_pair=jnp.full(tiles * R, -1, jnp.int32)
-        .at[slot]
-        .set(order.astype(jnp.int32), mode="drop"),
-        pair_slot=jnp.zeros(pairs, jnp.int32).at[order].set(slot).reshape(experts.shape),
+        slot_pair=jnp.full(tiles * R, -1, jnp.int32).at[slot].set(pairs, mode="drop"),
+        pair_slot=slot.reshape(T, X),
     )
+
+
+def _one_row(expert: Int[Array, " X"], rows: int) -> WorkList:
+    """The work list of one row; if it is padding, it computes what nobody reads."""
+    X = len(expert)
+    pairs = jnp.arange(X, dtype=jnp.int32)
+    return WorkList(
+        tile_expert=expert.astype(jnp.int32),
+        num_tiles=jnp.full(1, X, jnp.int32),
+        slot_pair=jnp.where(jnp.arange(rows) == 0, pairs[:, None], -1).reshape(-1),
+        pair_slot=pairs[None] * rows,
+    )
+
+
+def _rank_by_comparing(expert: Int[Array, " pairs"], counts: Array) -> Int[Array, " pairs"]:
+    """How many pairs before each have its expert: one reduction, for few pairs."""
+    del counts
+    at = jnp.arange(len(expert))
+    return ((expert == expert[:, None]) & (at < at[:, None])).sum(1)
+
+
+def _rank_by_sorting(
+    expert: Int[Array, " pairs"], counts: Int[Array, " J"]
+) -> Int[Array, " pairs"]:
+    """The same for many pairs."""
+    order = jnp.argsort(expert, stable=True)
+    first = jnp.append(jnp.cumsum(counts) - counts, counts.sum())
+    rank = jnp.arange(len(expert)) - first[expert[order]]
+    return jnp.zeros_like(rank).at[order].set(rank)

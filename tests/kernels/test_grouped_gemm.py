@@ -66,7 +66,8 @@ def test_the_arithmetic_is_that_of_plain_jax(interpreted, T, J, X, D, F, consume
     h, chosen, weights, up, down = problem(T, J, X, D, F, skew=skew)
     work = make_work_list(chosen, J)
     config = GroupedConfig(consumers, 64, 2, ctas, reuse=True)
-    hidden = mosaic.gate_up(h[work.slot_row], up, work, config)
+    rows = h if T == 1 else h[work.slot_row]
+    hidden = mosaic.gate_up(rows, up, work, config)
     halves = GroupedConfig(1, 64, 3, ctas, reuse=True)
     found = mosaic.weighted_down(hidden, down, weights, work, halves).sum(0)
     wanted = plain.experts(h, chosen, weights, up, down, SWIGLU).summands[0]
