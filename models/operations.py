@@ -120,16 +120,14 @@ class Operations(abc.ABC):
         product = jnp.tensordot(h, linear.weight_matrix(h.dtype), 1)
         return product if linear.bias is None else product + linear.bias[...]
 
-    def norm(self, residual: Residual, norm: Norm) -> tuple[Residual, Float[Array, "T D"]]:
-        """(the stream with its update added, its norm)."""
+    def norm(self, residual: Residual, norm: Norm | None) -> tuple[Residual, Float[Array, "T D"]]:
+        """(the stream with its update added, its norm); without a norm, the stream itself."""
         x, update = residual.x, residual.update
-        if update is None:
-            return residual, norm(x)
-        if norm.bias is None:
+        if update is not None and norm is not None and norm.is_rms:
             x, h = self.add_rms_norm(x, update, norm)
             return Residual(x), h
-        x = x + reduced(update)
-        return Residual(x), norm(x)
+        x = residual.total()
+        return Residual(x), x if norm is None else norm(x)
 
     def add_rms_norm(
         self, x: Float[Array, "T D"], update: Float[Array, "T D"] | Partial, norm: Norm
@@ -138,14 +136,14 @@ class Operations(abc.ABC):
         return add_rms_norm(x, update, norm.weight[...], norm.eps)
 
     def norm_linear(
-        self, residual: Residual, norm: Norm, linear: Linear
+        self, residual: Residual, norm: Norm | None, linear: Linear
     ) -> tuple[Residual, Float[Array, "T ..."] | Partial]:
         """(the stream with its update added, the projection of its norm)."""
         residual, h = self.norm(residual, norm)
         return residual, self.linear(linear, h)
 
     def norm_linear_activation(
-        self, residual: Residual, norm: Norm, linear: Linear, activation: Activation
+        self, residual: Residual, norm: Norm | None, linear: Linear, activation: Activation
     ) -> tuple[Residual, Float[Array, "T F"]]:
         """(the stream with its update added, the activated projection of its norm)."""
         residual, h = self.norm(residual, norm)

@@ -1,6 +1,7 @@
 """The supported model families."""
 
 from rjax.models.families.family import Family
+from rjax.models.families.gemma import GEMMA2, GEMMA3
 from rjax.models.families.llama import LLAMA
 from rjax.models.families.mistral import MINISTRAL, MISTRAL
 from rjax.models.families.mixtral import MIXTRAL
@@ -12,5 +13,8 @@ from rjax.models.families.qwen3_moe import QWEN3_MOE
 
 FAMILIES: dict[str, Family] = {
     family.architecture: family
-    for family in (LLAMA, MINISTRAL, MISTRAL, MIXTRAL, OPT, PHI3, QWEN2, QWEN3, QWEN3_MOE)
+    for family in (
+        *(GEMMA2, GEMMA3, LLAMA, MINISTRAL, MISTRAL, MIXTRAL, OPT, PHI3),
+        *(QWEN2, QWEN3, QWEN3_MOE),
+    )
 }

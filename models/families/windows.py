@@ -43,6 +43,29 @@ def layer_windows(fields: ConfigFields, num_layers: int) -> tuple[int | None, ..
     return _of_kinds(kinds, windows, fix)
 
 
+def patterned_windows(
+    fields: ConfigFields,
+    num_layers: int,
+    *,
+    window: int | None,
+    pattern: int | None = None,
+) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
+    """(the type of each layer, its window): ``layer_types``, or a rule.
+
+    Args:
+        fields: of config.json.
+        num_layers: L.
+        window: default of ``sliding_window``.
+        pattern: without ``layer_types``, layers with this distance have full attention.
+    """
+    windows = uniform_window(fields, num_layers, window)
+    kinds = fields.texts("layer_types")
+    if kinds is None:
+        assert pattern is not None
+        kinds = tuple(_KINDS[(i + 1) % pattern != 0] for i in range(num_layers))
+    return kinds, _of_kinds(kinds, windows, "set sliding_window to its size")
+
+
 def _of_kinds(
     kinds: tuple[str, ...], windows: tuple[int | None, ...], fix: str
 ) -> tuple[int | None, ...]:

@@ -56,7 +56,7 @@ class Experts(nnx.Module):
         shared = experts.shared_width is not None
         self.shared = SharedExpert(config, layer, dtype) if shared else None
 
-    def __call__(self, residual: Residual, norm: Norm, operations: Operations) -> Residual:
+    def __call__(self, residual: Residual, norm: Norm | None, operations: Operations) -> Residual:
         """The residual stream with the output of the block as update."""
         residual, h = operations.norm(residual, norm)
         correction = None if self.correction is None else self.correction[...]

@@ -30,6 +30,7 @@ class Assembly(ArrayProgram):
         stacked: whether each expert has its own pieces.
         dtype: of the parameter.
         sharding: of the parameter.
+        offset: added to the values, in the parameter's dtype.
     """
 
     blocks: tuple[tuple[jax.ShapeDtypeStruct, ...], ...]
@@ -39,6 +40,7 @@ class Assembly(ArrayProgram):
     stacked: bool
     dtype: np.dtype
     sharding: NamedSharding
+    offset: float = 0.0
 
     def compile(self) -> None:
         """See the base class."""
@@ -65,6 +67,7 @@ def _assemble(pieces: tuple[tuple[jax.Array, ...], ...], assembly: Assembly) -> 
         for part, (shape, order) in zip(joined, assembly.views, strict=True)
     ]
     whole = parts[0] if assembly.axis is None else jnp.concatenate(parts, assembly.axis)
+    whole = whole + assembly.offset if assembly.offset else whole
     return jax.lax.with_sharding_constraint(whole, assembly.sharding)
 
 

@@ -16,6 +16,7 @@ class Piece:
         rows: size of the tensor's first axis; None if the piece is the whole tensor.
         of_expert: the piece fills one entry of axis J, the parameter's first, which the pattern
             lacks. Pieces fill the entries in order, all pieces of an entry after each other.
+        offset: added to the values, in the parameter's dtype.
     """
 
     tensor: str
@@ -24,6 +25,7 @@ class Piece:
     first_row: int = 0
     rows: int | None = None
     of_expert: bool = False
+    offset: float = 0.0
 
 
 # Parameter path, such as "layers.0.attention.qkv", to its pieces.

@@ -152,12 +152,9 @@ def _plan(
     ]
     blocks = tuple(itertools.chain(*split))
     _, order = views[0]
-    if (
-        not stacked
-        and len(blocks) == 1
-        and blocks[0].dtype == dtype
-        and order == tuple(range(len(order)))
-    ):
+    offset = pieces[0].offset
+    same = blocks[0].dtype == dtype and order == tuple(range(len(order))) and not offset
+    if not stacked and len(blocks) == 1 and same:
         whole = dataclasses.replace(blocks[0], shape=abstract.shape, sharding=sharding)
         return ParameterPlan((whole,))
     assembly = Assembly(
@@ -168,5 +165,6 @@ def _plan(
         stacked=stacked,
         dtype=dtype,
         sharding=sharding,
+        offset=offset,
     )
     return ParameterPlan(blocks, assembly)

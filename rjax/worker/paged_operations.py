@@ -171,14 +171,14 @@ class PagedOperations(Operations):
         return self._run(kernel, problem, operands, (_WHOLE,) * 3, lambda _: _WHOLE)
 
     def norm_linear(
-        self, residual: Residual, norm: Norm, linear: Linear
+        self, residual: Residual, norm: Norm | None, linear: Linear
     ) -> tuple[Residual, Float[Array, "T ..."] | Partial]:
         """(the stream with its update added, the projection of its norm)."""
         fused = self._norm_and("norm_linear", residual, norm, linear, None)
         return super().norm_linear(residual, norm, linear) if fused is None else fused
 
     def norm_linear_activation(
-        self, residual: Residual, norm: Norm, linear: Linear, activation: Activation
+        self, residual: Residual, norm: Norm | None, linear: Linear, activation: Activation
     ) -> tuple[Residual, Float[Array, "T F"]]:
         """(the stream with its update added, the activated projection of its norm)."""
         fused = self._norm_and("norm_linear_activation", residual, norm, linear, activation)
@@ -239,12 +239,12 @@ class PagedOperations(Operations):
         self,
         operation: Any,
         residual: Residual,
-        norm: Norm,
+        norm: Norm | None,
         linear: Linear,
         activation: Activation | None,
     ) -> tuple[Residual, Any] | None:
         """A norm and what follows it in one kernel, or None where there is no such kernel."""
-        if residual.update is None or norm.bias is not None:
+        if residual.update is None or norm is None or not norm.is_rms:
             return None
         x, update = residual.x, self._addable(residual.update)
         sharding = linear_sharding(linear, self._mesh)

@@ -17,9 +17,15 @@ from rjax.models.families.rope_fields import INNER_ROPE_FIELDS
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
 LONGROPE_LISTS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+LAYER_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 2.0},
+    "sliding_attention": {"rope_type": "default"},
+}
 
 # A config of each family, from which a change of any field that is read can be seen.
 BASES = {
+    "Gemma2ForCausalLM": of("Gemma2", rope_scaling=YARN),
+    "Gemma3ForCausalLM": of("Gemma3", rope_parameters=LAYER_ROPES),
     "LlamaForCausalLM": LLAMA | {"head_dim": 16, "rope_scaling": YARN},
     "MinistralForCausalLM": of("Ministral", rope_scaling=YARN),
     "MistralForCausalLM": of("Mistral", rope_scaling=YARN),
@@ -35,11 +41,14 @@ CHANGES = {
     "activation_function": "gelu",
     "attention_bias": True,
     "decoder_sparse_step": 2,
+    "attn_logit_softcapping": 7.0,
     "dtype": "float16",
     "enable_bias": False,
     "ffn_dim": 80,
+    "final_logit_softcapping": 7.0,
     "head_dim": 32,
     "hidden_act": "gelu",
+    "hidden_activation": "gelu",
     "hidden_size": 128,
     "intermediate_size": 80,
     "layer_types": MIXED,
@@ -57,11 +66,14 @@ CHANGES = {
     "num_local_experts": 6,
     "original_max_position_embeddings": 1024,
     "partial_rotary_factor": 0.5,
+    "query_pre_attn_scalar": 20,
     "rms_norm_eps": 1e-3,
+    "rope_local_base_freq": 5e5,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
     "rope_scaling": {"type": "linear", "factor": 2.0},
     "rope_theta": 5e5,
     "sliding_window": 7,
+    "sliding_window_pattern": 3,
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
     "use_sliding_window": False,
@@ -69,16 +81,24 @@ CHANGES = {
 }
 # Where a family needs another value, and what must stand beside the field for it to matter.
 CHANGES_OF = {
+    ("Gemma2ForCausalLM", "layer_types"): ["full_attention"] * 3,
+    ("Gemma2ForCausalLM", "tie_word_embeddings"): False,
+    ("Gemma3ForCausalLM", "rope_scaling"): {"rope_type": "linear", "factor": 3.0},
+    ("Gemma3ForCausalLM", "rope_parameters"): {"full_attention": {"rope_theta": 5e5}},
+    ("Gemma3ForCausalLM", "tie_word_embeddings"): False,
     ("OPTForCausalLM", "tie_word_embeddings"): False,
     ("Phi3ForCausalLM", "rope_scaling"): {"rope_theta": 5e5},
     ("Qwen3MoeForCausalLM", "use_sliding_window"): True,
 }
 BESIDE = {
+    ("Phi3ForCausalLM", "original_max_position_embeddings"): {
+        "rope_scaling": {"type": "longrope", **LONGROPE_LISTS}
+    },
+    ("Qwen3MoeForCausalLM", "sliding_window"): {"use_sliding_window": True},
     "rope_parameters": {"rope_scaling": None},
     "sliding_window": {"max_window_layers": 0},
     "use_sliding_window": {"max_window_layers": 0},
 }
-BESIDE_OF = {("Qwen3MoeForCausalLM", "sliding_window"): {"use_sliding_window": True}}
 # Values of constrained fields: those that mean the model as it is, and those that must be refused.
 ALLOWED = {
     "_remove_final_layer_norm": [False],
@@ -93,6 +113,7 @@ ALLOWED = {
     "per_layer_config": [{}],
     "sliding_window": [8192, 10**9],
     "transformers_weights": [],
+    "use_bidirectional_attention": [False],
     "word_embed_proj_dim": [64],
 }
 REFUSED = {
@@ -108,14 +129,18 @@ REFUSED = {
     "per_layer_config": [{"0": {"rms_norm_eps": 0.5}}, [1]],
     "sliding_window": [16, "no", True, 1e9],
     "transformers_weights": ["other.safetensors"],
+    "use_bidirectional_attention": [True, 0],
     "word_embed_proj_dim": [32, 64.0],
 }
+MODEL_TYPES = {"gemma3": "gemma3_text"}  # where it does not follow from the architecture
 NOT_OF_A_FAMILY = {"architectures", "quantization_config"}  # which has test_toy_int8.py
 ARCHITECTURES = sorted(FAMILIES)
 
 
 def model_types(architecture):
     own = re.sub(r"(?<=\d)(?=Moe)", "_", architecture.removesuffix("ForCausalLM")).lower()
+    if own in MODEL_TYPES:
+        return [MODEL_TYPES[own]]
     # transformers reads either name of these two as the other's.
     return ["ministral", "mistral"] if own in ("mistral", "ministral") else [own]
 
@@ -136,10 +161,9 @@ def test_every_field_of_transformers_has_its_place(architecture):
 
 
 def test_every_rotary_field_of_transformers_has_its_place():
-    of_refused_kinds = {"short_factor", "long_factor"}
     of_several_axes = {"mrope_section"}
     known = transformers_fields.rope_fields()
-    assert known - INNER_ROPE_FIELDS == of_refused_kinds | of_several_axes
+    assert known - INNER_ROPE_FIELDS == of_several_axes
 
 
 @pytest.mark.parametrize(
@@ -151,7 +175,8 @@ def test_every_rotary_field_of_transformers_has_its_place():
     ],
 )
 def test_a_field_that_is_read_changes_the_model(architecture, field):
-    base = BASES[architecture] | BESIDE.get(field, {}) | BESIDE_OF.get((architecture, field), {})
+    beside = BESIDE.get((architecture, field), BESIDE.get(field, {}))
+    base = BASES[architecture] | beside
     value = CHANGES_OF.get((architecture, field), CHANGES[field])
     assert read(base | {field: value}) != read(base)
 
@@ -198,8 +223,8 @@ def test_other_fields_change_nothing(architecture):
         assert read(base | others) == read(base), value
 
 
-@pytest.mark.parametrize("kind", ["default", "linear", "llama3", "yarn"])
-def test_rotary_fields_of_refused_kinds_change_nothing(kind):
+@pytest.mark.parametrize("kind", ["default", "dynamic", "linear", "llama3", "yarn"])
+def test_rotary_fields_of_other_kinds_change_nothing(kind):
     scaling = {
         "rope_type": kind,
         "factor": 2.0,

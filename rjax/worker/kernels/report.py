@@ -37,9 +37,8 @@ def step_kernels(
         step = layout.unpack(packed)
         pages = [page] * model.num_layers
         operations = PagedOperations(pages, pages, step, backend, mesh, choices.append)
-        rotary = (
-            None if model.rope is None else rotary_tables(model.rope, jnp.asarray(step.positions))
-        )
+        rope = model.rope_of(0)
+        rotary = None if rope is None else rotary_tables(rope, jnp.asarray(step.positions))
         # With an update, as in every layer but the first.
         return nnx.merge(graph, state)(Residual(x, x), rotary, operations).total()
 

@@ -37,12 +37,12 @@ def _problems(
     layer: DecoderLayer, rows: int, dtype: DTypeLike, mesh: AbstractMesh
 ) -> list[Problem]:
     attention, mlp = layer.attention, layer.mlp
-    one = rows == 1
+    one = rows == 1 and layer.attention_norm is not None and layer.mlp_norm is not None
     activated: Operation = "norm_linear_activation" if one else "linear_activation"
     up: Operation = activated if mlp.activation.is_swiglu else "linear"
     operations: list[tuple[Operation, Linear]] = [
         ("norm_linear" if one else "linear", attention.qkv),
-        ("merge_linear" if one else "linear", attention.output),
+        ("merge_linear" if rows == 1 else "linear", attention.output),
     ]
     if not isinstance(mlp, Experts):
         operations.append((up, mlp.up))
