@@ -23,6 +23,7 @@ class Family:
         read_config: converts the fields of config.json to a ModelConfig.
         weights: the checkpoint pieces of every parameter.
         fused_weights: the same of checkpoints that have all experts of a layer in one tensor.
+        unused: starts of the names of tensors that are not loaded.
         write_config: the inverse of read_config, for families that can be saved.
     """
 
@@ -33,6 +34,7 @@ class Family:
     weights: Callable[[ModelConfig], Weights]
     write_config: Callable[[ModelConfig], dict[str, Any]] | None = None
     fused_weights: Callable[[ModelConfig], Weights] | None = None
+    unused: Callable[[ModelConfig], tuple[str, ...]] = lambda _: ()
 
     def weights_of(self, config: ModelConfig, tensors: Iterable[str]) -> Weights:
         """The checkpoint pieces of a checkpoint with these tensors."""

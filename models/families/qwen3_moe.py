@@ -12,7 +12,7 @@ from rjax.models.families.expert_fields import (
     num_experts,
     sparse_layers,
 )
-from rjax.models.families.expert_weights import ExpertNames, expert_weights, fused_expert_weights
+from rjax.models.families.expert_weights import expert_weights, fused_expert_weights
 from rjax.models.families.family import Family
 from rjax.models.families.field_table import NO_WINDOWS, field_table
 from rjax.models.families.llama import (
@@ -48,7 +48,7 @@ def _read(fields: ConfigFields) -> ModelConfig:
 
 
 def _weights(config: ModelConfig) -> Weights:
-    return llama_weights(config) | expert_weights(config, ExpertNames())
+    return llama_weights(config) | expert_weights(config)
 
 
 def _fused_weights(config: ModelConfig) -> Weights:

@@ -23,7 +23,7 @@ class SharedExpert(nnx.Module):
         path = f"layers.{layer}.mlp.shared"
         self.up = Linear(*("D", "A U", config, dtype), scheme=config.scheme_of(f"{path}.up"), a=2)
         self.down = Linear(*("U", "D", config, dtype), scheme=config.scheme_of(f"{path}.down"))
-        self.gate = parameter("D", config, dtype) if config.experts.shared_gate else None
+        self.gate = parameter("A D", config, dtype) if config.experts.shared_gate else None
 
     def __call__(
         self, h: Float[Array, "T D"], activation: Activation, operations: Operations
@@ -33,7 +33,7 @@ class SharedExpert(nnx.Module):
         output = reduced(operations.linear(self.down, hidden))
         if self.gate is None:
             return output
-        gate = jnp.dot(h, self.gate[...], preferred_element_type=jnp.float32)
+        gate = jnp.dot(h, self.gate[0], preferred_element_type=jnp.float32)
         return (output * jax.nn.sigmoid(gate)[:, None]).astype(h.dtype)
 
 

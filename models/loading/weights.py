@@ -63,7 +63,8 @@ def load_weights(
             malformed or cannot be read; scales are zero or not finite, or scales of KV negative.
     """
     tensors = read_tensors(folder)
-    weights = FAMILIES[config.architecture].weights_of(config, tensors)
+    family = FAMILIES[config.architecture]
+    weights = family.weights_of(config, tensors)
     kv_scales = kv_scale_tensors(config)
     quantised = {
         path: (linear, weights.pop(f"{path}.weight"))
@@ -82,7 +83,7 @@ def load_weights(
         for tensors in stored_tensors(config, pieces).values()
         for tensor in tensors.values()
     )
-    expected = Expected(weights, (*stored, *kv_scales.values()))
+    expected = Expected(weights, (*stored, *kv_scales.values()), family.unused(config))
     entries = match(expected, tensors, config, folder)
     graph, state = nnx.split(model)
     parameters = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}

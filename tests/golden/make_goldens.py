@@ -47,6 +47,9 @@ def make_model(settings: dict, seed: int) -> transformers.PreTrainedModel:
         else:
             value = 0.3 * torch.randn(parameter.shape) + float("norm.weight" in name)
         parameter.data = value.to(torch.bfloat16).float()
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            buffer.copy_((0.3 * torch.randn(buffer.shape)).to(torch.bfloat16))
     return model.eval()
 
 
