@@ -90,6 +90,7 @@ class ModelConfig:
         schemes: how they are stored on the devices, by parameter path without the last part
             ("layers.0.mlp.up"); UNQUANTISED where a path is missing.
         kv_scales: the checkpoint has scales for KV in fp8.
+        sinks: each query head has one more attention logit, without a value.
         experts: of feed-forward blocks that are mixtures of experts; None without any.
         norms: placement and kind of the norms.
         scales: factors and soft caps.
@@ -124,6 +125,7 @@ class ModelConfig:
     format: WeightFormat | None = None
     schemes: tuple[tuple[str, WeightScheme], ...] = ()
     kv_scales: bool = False
+    sinks: bool = False
     experts: ExpertsConfig | None = None
     norms: NormConfig = NormConfig()
     scales: ScaleConfig = ScaleConfig()

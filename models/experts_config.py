@@ -41,6 +41,8 @@ class ExpertsConfig:
         layers: for each layer, whether its feed-forward block has experts; others are dense.
         router: how they are chosen.
         shared_width: U, the width of an expert that every row takes; None without one.
+        bias: whether the projections of the experts have biases.
+        clamp, alpha: of gpt-oss's SwiGLU, see `Activation`; None and 1 for the model's activation.
         shared_gate: the shared expert's output is multiplied by the sigmoid of a projection.
     """
 
@@ -51,6 +53,9 @@ class ExpertsConfig:
     router: Router = Router()
     shared_width: int | None = None
     shared_gate: bool = False
+    bias: bool = False
+    clamp: float | None = None
+    alpha: float = 1.0
 
     @property
     def axis_sizes(self) -> dict[str, int]:

@@ -47,20 +47,30 @@ class Experts(nnx.Module):
         experts = config.experts
         assert experts is not None
         self.how, self.top_k = experts.router, experts.top_k
-        self.activation = Activation(config.activation, gated=True)
+        self.activation = Activation(
+            config.activation, gated=True, clamp=experts.clamp, alpha=experts.alpha
+        )
         self.router = parameter("D J", config, dtype)
+        biased = experts.router.bias
+        self.router_bias = parameter("J", config, dtype, "zeros") if biased else None
         corrected = experts.router.correction_bias
         self.correction = parameter("J", config, jnp.float32, "zeros") if corrected else None
-        self.up = GroupedLinear("D", "A I", config, dtype, a=2)
-        self.down = GroupedLinear("I", "D", config, dtype)
+        self.up = GroupedLinear("D", "A I", config, dtype, a=2, bias=experts.bias)
+        self.down = GroupedLinear("I", "D", config, dtype, bias=experts.bias)
         shared = experts.shared_width is not None
         self.shared = SharedExpert(config, layer, dtype) if shared else None
 
     def __call__(self, residual: Residual, norm: Norm | None, operations: Operations) -> Residual:
         """The residual stream with the output of the block as update."""
         residual, h = operations.norm(residual, norm)
-        correction = None if self.correction is None else self.correction[...]
-        routing = operations.route(h, self.router[...], self.how, self.top_k, correction)
+        routing = operations.route(
+            h,
+            self.router[...],
+            self.how,
+            self.top_k,
+            bias=None if self.router_bias is None else self.router_bias[...],
+            correction=None if self.correction is None else self.correction[...],
+        )
         update = operations.experts(h, routing, self.up, self.down, self.activation)
         if self.shared is not None:
             update = reduced(update) + self.shared(h, self.activation, operations)

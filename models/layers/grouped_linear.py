@@ -2,6 +2,7 @@
 
 from flax import nnx
 from jax.typing import DTypeLike
+from jaxtyping import Array
 
 from rjax.models.config import ModelConfig
 from rjax.models.layers.parameter import array_bytes, parameter
@@ -18,13 +19,27 @@ class GroupedLinear(nnx.Module):
         config: size of each axis letter.
         dtype: of the result and the weight.
         a: size of axis A, along which projections are fused.
+        bias: whether there are biases, of shape [J, outputs].
     """
 
     def __init__(
-        self, inputs: str, outputs: str, config: ModelConfig, dtype: DTypeLike, *, a: int = 1
+        self,
+        inputs: str,
+        outputs: str,
+        config: ModelConfig,
+        dtype: DTypeLike,
+        *,
+        a: int = 1,
+        bias: bool,
     ) -> None:
         self.letters = f"J {inputs} {outputs}"
         self.weight = parameter(self.letters, config, dtype, a=a)
+        self.bias = parameter(f"J {outputs}", config, dtype, "zeros", a) if bias else None
+
+    @property
+    def bias_array(self) -> Array | None:
+        """The biases of all experts, or None."""
+        return None if self.bias is None else self.bias[...]
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ def grouped_gemm(
         config: tile sizes.
         out: shape and dtype of the output.
         epilogue: called with (operands in GMEM, output in GMEM, W sums, each float32 [64, R] in
-            WGMMA layout: columns by rows; first slot, first column); stores the sums.
+            WGMMA layout: columns by rows; expert, first slot, first column); stores the sums.
         operands: of the epilogue.
     """
     R, (_, D, W, E) = work.tile_rows, w.shape
@@ -137,7 +137,7 @@ def grouped_gemm(
             mine = pl.ds(first, WGMMA_M)
 
             def item(i, _):
-                _, slot, column = place(i)
+                tile, slot, column = place(i)
 
                 def accumulate(*accs):
                     def step(k, _):
@@ -159,7 +159,8 @@ def grouped_gemm(
                     return tuple(acc[...] for acc in accs)
 
                 sums = pl.run_scoped(accumulate, *[_ACC((WGMMA_M, R), jnp.float32)] * W)
-                epilogue(others, out_ref, sums, slot, column + first)
+                column = pl.multiple_of(column + first, WGMMA_M)
+                epilogue(others, out_ref, sums, tile_expert[tile], slot, column)
 
             lax.fori_loop(0, count, item, None)
 

@@ -20,6 +20,8 @@ def experts(
     up: Float[Array, "J D A I"],
     down: Float[Array, "J I D"],
     activation: _Activation,
+    up_bias: Float[Array, "J A I"] | None = None,
+    down_bias: Float[Array, "J D"] | None = None,
 ) -> Partial:
     """The sum over the chosen experts of weight * down(activation(up(h))), as one summand.
 
@@ -32,6 +34,7 @@ def experts(
         weights: of their results.
         up, down: weights of all experts.
         activation: from float32.
+        up_bias, down_bias: of all experts, or None.
     """
     T, D = h.shape
     J, _, A, F = up.shape
@@ -43,8 +46,13 @@ def experts(
         expert, first = work.tile_expert[i], i * R
         own = lax.dynamic_slice(rows, (first, 0), (R, D))
         both = _dot(own, lax.dynamic_index_in_dim(up, expert, keepdims=False).reshape(D, A * F))
-        hidden = activation(both.reshape(R, A, F)).astype(h.dtype)
+        both = both.reshape(R, A, F)
+        if up_bias is not None:
+            both = both + lax.dynamic_index_in_dim(up_bias, expert, keepdims=False)
+        hidden = activation(both).astype(h.dtype)
         result = _dot(hidden, lax.dynamic_index_in_dim(down, expert, keepdims=False))
+        if down_bias is not None:
+            result = result + lax.dynamic_index_in_dim(down_bias, expert, keepdims=False)
         return lax.dynamic_update_slice(out, result, (first, 0))
 
     out = lax.fori_loop(0, _trips(work), tile, jnp.zeros((len(rows), D), jnp.float32))

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float32
 
 from rjax.models import (
     Activation,
@@ -80,6 +80,7 @@ class PagedOperations(Operations):
         rotary: Rotary | None,
         spec: AttentionSpec,
         kv_scales: KvScales | None = None,
+        sinks: Float32[Array, " N"] | None = None,
     ) -> Float[Array, "T N H"] | UnmergedAttention:
         """Rotate q and k, write k and v, attend; see ``rjax.models.Operations``.
 
@@ -102,6 +103,7 @@ class PagedOperations(Operations):
         )
         write = self._choose(problem).kernel
         unmerged = T == 1 and self._backend.attention.unmerged_attention is not None
+        unmerged = unmerged and sinks is None  # they join the merged result
         attend = functools.partial(
             _attend,
             write=write,
@@ -116,12 +118,15 @@ class PagedOperations(Operations):
             attend = jax.shard_map(
                 attend,
                 mesh=self._mesh,
-                in_specs=(_qkv_specs(qkv), _POOL, _POOL, _WHOLE, _WHOLE, _WHOLE, _WHOLE),
+                in_specs=(
+                    *(_qkv_specs(qkv), _POOL, _POOL, _WHOLE, _WHOLE, PartitionSpec(TENSOR_AXIS)),
+                    *(_WHOLE, _WHOLE),
+                ),
                 out_specs=(merged if unmerged else _HEADS, _POOL, _POOL),
                 check_vma=False,
             )
         out, self.k_pages[layer], self.v_pages[layer] = attend(
-            *(qkv, self.k_pages[layer], self.v_pages[layer], rotary, kv_scales),
+            *(qkv, self.k_pages[layer], self.v_pages[layer], rotary, kv_scales, sinks),
             *(self._step, self._plan),
         )
         return out
@@ -215,7 +220,8 @@ class PagedOperations(Operations):
         assert kernel is not None, "plain JAX takes all experts"
         padding = jnp.asarray(self._step.positions)[:, None] < 0
         chosen = jnp.where(padding, problem.num_experts, routing.experts)
-        operands = (h, chosen, routing.weights, up.weight[...], down.weight[...])
+        arrays = up.weight[...], down.weight[...], up.bias_array, down.bias_array
+        operands = (h, chosen, routing.weights, *arrays)
         specs = (_WHOLE, _WHOLE, _WHOLE, *expert_specs(up, down, self._mesh))
         return self._run(kernel, problem, operands, specs, _shares)
 
@@ -417,6 +423,7 @@ def _attend(
     v_pages,
     rotary,
     kv_scales,
+    sinks,
     step,
     plan,
     *,
@@ -440,5 +447,6 @@ def _attend(
     if unmerged:
         assert backend.unmerged_attention is not None
         return backend.unmerged_attention(*operands, **scales), *written[1:]
-    out, _ = backend.attention(*operands, **scales)
+    options = scales if sinks is None else scales | {"sinks": sinks}
+    out, _ = backend.attention(*operands, **options)
     return out, *written[1:]

@@ -12,8 +12,9 @@ Writes ``models/<case>/`` (a Hugging Face folder, bfloat16 values), ``expected/<
 
 Beside its config, a case may have ``stride`` (between positions), ``shard`` (size of a file), and
 ``rewritten`` (fields put into the written config.json, which is then read again; null removes one),
-``greedy`` (false where the angles depend on the length so far), ``seed`` and ``fused`` (all experts
-of a layer in one tensor, as transformers 5 has them in memory).
+``greedy`` (false where the angles depend on the length so far), ``seed``, ``fused`` (all experts
+of a layer in one tensor, as transformers 5 has them in memory) and ``gate_up_spread`` (a factor on
+their first projection, so that activations reach a clamp).
 """
 
 import copy
@@ -32,7 +33,9 @@ PROMPT = 9
 NEW_TOKENS = 12
 
 
-def make_model(settings: dict, seed: int) -> transformers.PreTrainedModel:
+def make_model(
+    settings: dict, seed: int, gate_up_spread: float = 1.0
+) -> transformers.PreTrainedModel:
     """A random model whose every parameter matters: biases and norm weights are random too."""
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(**settings)
@@ -44,6 +47,8 @@ def make_model(settings: dict, seed: int) -> transformers.PreTrainedModel:
             tied = "embed" in name and config.tie_word_embeddings
             spread = 0.1 if tied else 1.0 if "embed" in name else 1.2 * parameter.shape[-1] ** -0.5
             value = spread * torch.randn(parameter.shape)
+            if name.endswith("gate_up_proj"):
+                value *= gate_up_spread
         else:
             value = 0.3 * torch.randn(parameter.shape) + float("norm.weight" in name)
         parameter.data = value.to(torch.bfloat16).float()
@@ -62,7 +67,7 @@ def write_case(name: str, settings: dict, seed: int, folder: Path) -> None:
     greedy = settings.pop("greedy", True)
     seed = settings.pop("seed", seed)
     fused = settings.pop("fused", False)
-    model = make_model(settings, seed)
+    model = make_model(settings, seed, settings.pop("gate_up_spread", 1.0))
     # A copy is cast: with the model, the rotary frequencies would be.
     rounded = copy.deepcopy(model).to(torch.bfloat16)
     rounded.save_pretrained(

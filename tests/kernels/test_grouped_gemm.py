@@ -1,5 +1,7 @@
 """The grouped GEMM: arithmetic in the interpreter, lowering for CUDA, refusals."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ from rjax.pallas_kernels.grouped_gemm.stream import GroupedConfig
 from rjax.pallas_kernels.grouped_gemm.work_list import make_work_list
 
 SWIGLU = Activation("silu", gated=True)
+CLAMPED = Activation("silu", gated=True, clamp=1.0, alpha=1.702)
 
 
 def store_slots(ref, value, slot, column) -> None:
@@ -54,6 +57,7 @@ def interpreted(monkeypatch):
         yield
 
 
+@pytest.mark.parametrize("activation", [SWIGLU, CLAMPED], ids=["swiglu", "clamped and biases"])
 @pytest.mark.parametrize(
     ("T", "J", "X", "D", "F", "consumers", "ctas", "skew"),
     [
@@ -62,15 +66,23 @@ def interpreted(monkeypatch):
         (20, 5, 2, 128, 128, 1, 1, True),
     ],
 )
-def test_the_arithmetic_is_that_of_plain_jax(interpreted, T, J, X, D, F, consumers, ctas, skew):
+def test_the_arithmetic_is_that_of_plain_jax(
+    interpreted, T, J, X, D, F, consumers, ctas, skew, activation
+):
     h, chosen, weights, up, down = problem(T, J, X, D, F, skew=skew)
+    biased = activation.clamp is not None
+    draw = np.random.default_rng(7)
+    up_bias = jnp.asarray(draw.normal(size=(J, 2, F)), jnp.bfloat16) if biased else None
+    down_bias = jnp.asarray(draw.normal(size=(J, D)), jnp.bfloat16) if biased else None
+    of_kernel = activation.clamped if biased else None
     work = make_work_list(chosen, J)
     config = GroupedConfig(consumers, 64, 2, ctas, reuse=True)
     rows = h if T == 1 else h[work.slot_row]
-    hidden = mosaic.gate_up(rows, up, work, config)
+    hidden = mosaic.gate_up(rows, up, work, config, bias=up_bias, activation=of_kernel)
     halves = GroupedConfig(1, 64, 3, ctas, reuse=True)
-    found = mosaic.weighted_down(hidden, down, weights, work, halves).sum(0)
-    wanted = plain.experts(h, chosen, weights, up, down, SWIGLU).summands[0]
+    found = mosaic.weighted_down(hidden, down, weights, work, halves, bias=down_bias).sum(0)
+    arrays = h, chosen, weights, up, down
+    wanted = plain.experts(*arrays, activation, up_bias, down_bias).summands[0]
     live = np.asarray((chosen < J).all(1))
     np.testing.assert_allclose(found[live], wanted[live], rtol=2e-2, atol=2e-2)
 
@@ -92,6 +104,24 @@ def test_lowers_for_cuda(D, F, J, X, T):
     traced = jax.jit(mosaic.experts).trace(*operands)
     assert traced.out_info.summands.shape == (X, T, D)
     assert traced.lower(lowering_platforms=("cuda",)).as_text().count("mosaic_gpu_v2") == 2
+
+
+@pytest.mark.parametrize("T", [1, 64, 512])
+def test_biases_and_the_clamped_activation_lower(T):
+    J, X, D, F = 32, 4, 2880, 2880
+    struct = jax.ShapeDtypeStruct
+    operands = (
+        struct((T, D), jnp.bfloat16),
+        struct((T, X), jnp.int32),
+        struct((T, X), jnp.float32),
+        struct((J, D, 2, F), jnp.bfloat16),
+        struct((J, F, D), jnp.bfloat16),
+        struct((J, 2, F), jnp.bfloat16),
+        struct((J, D), jnp.bfloat16),
+    )
+    run = functools.partial(mosaic.experts, activation=CLAMPED.clamped)
+    text = jax.jit(run).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("mosaic_gpu_v2") == 2
 
 
 def test_refusals():

@@ -27,6 +27,7 @@ BASES = {
     "Gemma2ForCausalLM": of("Gemma2", rope_scaling=YARN),
     "Gemma3ForCausalLM": of("Gemma3", rope_parameters=LAYER_ROPES),
     "Glm4MoeForCausalLM": of("Glm4Moe", rope_scaling=YARN, n_routed_experts=12),
+    "GptOssForCausalLM": of("GptOss", rope_scaling=YARN),
     "LlamaForCausalLM": LLAMA | {"head_dim": 16, "rope_scaling": YARN},
     "MinistralForCausalLM": of("Ministral", rope_scaling=YARN),
     "MistralForCausalLM": of("Mistral", rope_scaling=YARN),
@@ -84,6 +85,8 @@ CHANGES = {
     "shared_expert_intermediate_size": 24,
     "sliding_window": 7,
     "sliding_window_pattern": 3,
+    "swiglu_alpha": 1.5,
+    "swiglu_limit": 6.0,
     "tie_word_embeddings": True,
     "topk_group": 2,
     "torch_dtype": "bfloat16",
@@ -101,6 +104,8 @@ CHANGES_OF = {
     ("Glm4MoeForCausalLM", "norm_topk_prob"): False,
     ("Qwen2MoeForCausalLM", "layer_types"): ["full_attention"] * 3,
     ("Glm4MoeForCausalLM", "partial_rotary_factor"): 1.0,
+    ("GptOssForCausalLM", "attention_bias"): False,
+    ("GptOssForCausalLM", "layer_types"): ["full_attention"] * 3,
     ("OPTForCausalLM", "tie_word_embeddings"): False,
     ("Phi3ForCausalLM", "rope_scaling"): {"rope_theta": 5e5},
     ("Qwen3MoeForCausalLM", "use_sliding_window"): True,
@@ -152,7 +157,10 @@ REFUSED = {
     "use_bidirectional_attention": [True, 0],
     "word_embed_proj_dim": [32, 64.0],
 }
-MODEL_TYPES = {"gemma3": "gemma3_text"}  # where it does not follow from the architecture
+MODEL_TYPES = {
+    "gemma3": "gemma3_text",
+    "gptoss": "gpt_oss",
+}  # where it does not follow from the architecture
 NOT_OF_A_FAMILY = {"architectures", "quantization_config"}  # which has test_toy_int8.py
 ARCHITECTURES = sorted(FAMILIES)
 

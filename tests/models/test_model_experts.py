@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 from forward import logits_of
 from golden import compare
+from plain_checkpoints import LLAMA, write_plain, write_tensors
 from safetensors.numpy import load_file
 
 from rjax import models
@@ -193,3 +194,68 @@ def test_goldens_would_show_a_lost_option(name, change):
     found = logits_of(model, expected["tokens"], expected["positions"])
     difference = np.linalg.norm(found - expected["logits"])
     assert difference > 0.01 * np.linalg.norm(expected["logits"])
+
+
+def _packed(weight):
+    """MXFP4 of [J, outputs, inputs] that it holds exactly: (blocks, scales)."""
+    J, outputs, inputs = weight.shape
+    groups = weight.reshape(J, outputs, inputs // 32, 32)
+    exponent = np.floor(np.log2(np.maximum(np.abs(groups).max(-1), 2.0**-20))) - 2
+    values = groups / 2.0 ** exponent[..., None]
+    codes = np.array([*FP4, *(-v for v in FP4)])
+    index = np.abs(values[..., None] - codes).argmin(-1).astype(np.uint8)
+    exact = codes[index] * 2.0 ** exponent[..., None]
+    blocks = index[..., 0::2] | (index[..., 1::2] << 4)
+    scales = np.ascontiguousarray((exponent + 127).astype(np.uint8))
+    return np.ascontiguousarray(blocks), scales, exact.reshape(weight.shape)
+
+
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "vocab_size": 40,
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "dtype": "float32",
+}
+
+
+def test_mxfp4_experts_are_widened(tmp_path):
+    plain = write_plain(tmp_path / "plain", GPT_OSS)
+    tensors = load_file(plain / "model.safetensors")
+    packed = {}
+    for name, value in tensors.items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            packed[name] = value
+            continue
+        codes, scales, exact = _packed(value.swapaxes(1, 2))
+        packed |= {f"{name}_blocks": codes, f"{name}_scales": scales}
+        tensors[name] = np.ascontiguousarray(exact.swapaxes(1, 2)).astype(np.float32)
+    exact = write_tensors(tmp_path / "exact", GPT_OSS, tensors)
+    stored = GPT_OSS | {"quantization_config": {"quant_method": "mxfp4"}}
+    folder = write_tensors(tmp_path / "packed", stored, packed)
+    wanted = models.load_model(exact, dtype="bfloat16", progress=False).model
+    found = models.load_model(folder, dtype="bfloat16", progress=False).model
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+    packed.pop("model.layers.1.mlp.experts.down_proj_scales")
+    lacking = write_tensors(tmp_path / "lacking", stored, packed)
+    with pytest.raises(models.CheckpointError, match="down_proj_scales"):
+        models.load_model(lacking, dtype=None, progress=False)
+
+
+def test_formats_and_experts_that_do_not_go_together():
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    with pytest.raises(models.CheckpointError, match="mixture of experts"):
+        models.config_from_dict(GPT_OSS | {"quantization_config": fp8})
+    mxfp4 = {"quant_method": "mxfp4"}
+    with pytest.raises(models.CheckpointError, match="for the experts of gpt-oss"):
+        models.config_from_dict(LLAMA | {"quantization_config": mxfp4})

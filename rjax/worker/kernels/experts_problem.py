@@ -1,8 +1,10 @@
 """The problem that a layer's experts pose to each device of a mesh."""
 
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
+from jaxtyping import Array
 
 from rjax.models import Activation, GroupedLinear
 from rjax.models.sharding import TENSOR_AXIS, partition_spec
@@ -11,10 +13,17 @@ from rjax.worker.kernels.problem import Problem
 
 def expert_specs(
     up: GroupedLinear, down: GroupedLinear, mesh: Mesh | AbstractMesh
-) -> tuple[PartitionSpec, PartitionSpec]:
-    """How this mesh shards both weights: the width I of every expert."""
+) -> tuple[PartitionSpec | None, ...]:
+    """How this mesh shards both weights and both biases: the width I of every expert."""
     specs = [partition_spec(linear.letters, linear.shape, mesh) for linear in (up, down)]
-    return specs[0], specs[1]
+    biases = [PartitionSpec(None, *specs[0][2:]), PartitionSpec()]
+    return *specs, *(None if up.bias is None else spec for spec in biases)
+
+
+def on_first_device(bias: Array) -> Array:
+    """The bias on the first device of the mesh and zeros on the others, under ``shard_map``: each
+    device adds its share of a sum."""
+    return jnp.where(lax.axis_index(TENSOR_AXIS) == 0, bias, jnp.zeros_like(bias))
 
 
 def experts_problem(
@@ -46,6 +55,7 @@ def experts_problem(
         depth=D,
         columns=(A, width // devices),
         activation=activation,
+        bias=up.bias is not None,
         needs_partial=devices > 1,
         num_experts=J,
         top_k=top_k,

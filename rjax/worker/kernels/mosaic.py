@@ -11,6 +11,7 @@ from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.rope_and_cache import mosaic as rope_and_cache
 from rjax.pallas_kernels.silu_and_mul import mosaic as silu_and_mul
 from rjax.pallas_kernels.split_k_gemm import mosaic as split_k_gemm
+from rjax.worker.kernels.experts_problem import on_first_device
 from rjax.worker.kernels.kernel import Kernel
 from rjax.worker.kernels.problem import Operation, Problem
 
@@ -79,9 +80,10 @@ def _rope_and_cache_refusal(problem: Problem) -> str | None:
 
 
 def _experts_refusal(problem: Problem) -> str | None:
-    return _only_swiglu(problem) or grouped_gemm.refusal(
-        problem.depth, problem.columns[-1], problem.dtype
-    )
+    activation = problem.activation
+    if activation is None or not (activation.is_swiglu or activation.clamp is not None):
+        return "it takes silu with a gate"
+    return grouped_gemm.refusal(problem.depth, problem.columns[-1], problem.dtype)
 
 
 def _flat(problem: Problem, leaves: dict[str, Array]) -> Array:
@@ -138,9 +140,22 @@ def _rope_and_cache(problem: Problem, *operands: Any) -> Any:
     return rope_and_cache.rope_and_cache(qkv, *arrays, **scales)
 
 
-def _experts(problem: Problem, *operands: Any) -> Partial:
-    del problem
-    return grouped_gemm.experts(*operands)
+def _experts(
+    problem: Problem,
+    h: Array,
+    chosen: Array,
+    weights: Array,
+    up: Array,
+    down: Array,
+    up_bias: Array | None,
+    down_bias: Array | None,
+) -> Partial:
+    activation = problem.activation
+    assert activation is not None
+    if problem.needs_partial and down_bias is not None:
+        down_bias = on_first_device(down_bias)
+    clamped = activation.clamped if activation.clamp is not None else None
+    return grouped_gemm.experts(h, chosen, weights, up, down, up_bias, down_bias, clamped)
 
 
 def _kernel(name: str, operation: Operation, refusal: Any, run: Any) -> Kernel:

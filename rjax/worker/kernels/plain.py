@@ -9,6 +9,7 @@ from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
 from rjax.pallas_kernels.grouped_gemm.xla import experts
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.rope_and_cache.xla import rope_and_cache
+from rjax.worker.kernels.experts_problem import on_first_device
 from rjax.worker.kernels.kernel import Kernel
 from rjax.worker.kernels.problem import Problem
 
@@ -40,9 +41,20 @@ def _rope_and_cache(problem: Problem, *operands: Any) -> Any:
     return rope_and_cache(*arrays, **scales)
 
 
-def _experts(problem: Problem, h: Any, chosen: Any, weights: Any, up: Any, down: Any) -> Partial:
+def _experts(
+    problem: Problem,
+    h: Any,
+    chosen: Any,
+    weights: Any,
+    up: Any,
+    down: Any,
+    up_bias: Any,
+    down_bias: Any,
+) -> Partial:
     assert problem.activation is not None
-    return experts(h, chosen, weights, up, down, problem.activation)
+    if problem.needs_partial and down_bias is not None:
+        down_bias = on_first_device(down_bias)
+    return experts(h, chosen, weights, up, down, problem.activation, up_bias, down_bias)
 
 
 def _takes_all(problem: Problem) -> None:
