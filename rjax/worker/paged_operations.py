@@ -27,7 +27,7 @@ from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.worker.backend import Backend
 from rjax.worker.kernels import Choice, Kernel, Problem
-from rjax.worker.kernels.experts_problem import expert_specs, experts_problem
+from rjax.worker.kernels.experts_problem import expert_specs, experts_problem, shares_of_bias
 from rjax.worker.kernels.linear_problem import LinearSharding, linear_problem, linear_sharding
 from rjax.worker.step_input import StepInput
 
@@ -220,8 +220,8 @@ class PagedOperations(Operations):
         assert kernel is not None, "plain JAX takes all experts"
         padding = jnp.asarray(self._step.positions)[:, None] < 0
         chosen = jnp.where(padding, problem.num_experts, routing.experts)
-        arrays = up.weight[...], down.weight[...], up.bias_array, down.bias_array
-        operands = (h, chosen, routing.weights, *arrays)
+        biases = up.bias_array, shares_of_bias(down.bias_array, self._mesh)
+        operands = (h, chosen, routing.weights, up.weight[...], down.weight[...], *biases)
         specs = (_WHOLE, _WHOLE, _WHOLE, *expert_specs(up, down, self._mesh))
         return self._run(kernel, problem, operands, specs, _shares)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from rjax.errors import InvalidConfigError
 from rjax.models import CheckpointError, config_from_dict
@@ -111,16 +112,45 @@ def test_the_workspace_counts_the_rows_of_experts(folder):
     assert sizes[1] - sizes[0] >= shape.rows * 8 * (config.hidden_size * 4 + 2 * 24 * 4)
 
 
+GOLDENS = ROOT / "tests" / "golden" / "experts"
+
+
+@pytest.mark.parametrize("relay", ["on", "off"])
+@pytest.mark.parametrize(
+    "name", ["glm4_moe_j8_k3_groups", "gpt_oss_j6_k2_yarn", "qwen2_moe_j6_k2_shared"]
+)
+def test_greedy_tokens_are_those_of_transformers(name, relay):
+    assert set(golden_tokens(name, enable_relay_attention=relay)) == {golden(name)}
+
+
+def golden(name):
+    return tuple(load_file(GOLDENS / "expected" / f"{name}.safetensors")["greedy"].tolist())
+
+
+def golden_tokens(name, **options):
+    """Greedy tokens of two requests with the prompt of a golden case, beside a third request."""
+    expected = load_file(GOLDENS / "expected" / f"{name}.safetensors")
+    settings = {"load_format": "auto", "dtype": "float32", "max_model_len": 64} | options
+    engine = make_engine(GOLDENS / "models" / name, **settings)
+    prompt = expected["prompt"].tolist()
+    params = SamplingParams(temperature=0, max_tokens=len(expected["greedy"]), ignore_eos=True)
+    answers = run(engine, [("a", prompt, params), ("b", prompt, params), ("c", [1], params)])
+    engine.close()
+    return [tuple(answers[key].outputs[0].token_ids) for key in ("a", "b")]
+
+
 _MESH = """
 import sys
 from pathlib import Path
-from tests.engine.test_experts_engine import requests, tokens
+from tests.engine.test_experts_engine import golden, golden_tokens, requests, tokens
 from tests.engine.tiny import make_engine, run
 folder = Path(sys.argv[1])
 one, two = (
     tokens(run(make_engine(folder, tensor_parallel_size=n), requests(8))) for n in (1, 2)
 )
 assert one == two
+for name in ("gpt_oss_j6_k2_yarn", "glm4_moe_j8_k3_groups"):
+    assert set(golden_tokens(name, tensor_parallel_size=2)) == {golden(name)}, name
 print("same")
 """
 

@@ -1,7 +1,6 @@
 """The problem that a layer's experts pose to each device of a mesh."""
 
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array
@@ -16,14 +15,17 @@ def expert_specs(
 ) -> tuple[PartitionSpec | None, ...]:
     """How this mesh shards both weights and both biases: the width I of every expert."""
     specs = [partition_spec(linear.letters, linear.shape, mesh) for linear in (up, down)]
-    biases = [PartitionSpec(None, *specs[0][2:]), PartitionSpec()]
+    shares = PartitionSpec(TENSOR_AXIS) if mesh.size > 1 else PartitionSpec()
+    biases = [PartitionSpec(None, *specs[0][2:]), shares]
     return *specs, *(None if up.bias is None else spec for spec in biases)
 
 
-def on_first_device(bias: Array) -> Array:
-    """The bias on the first device of the mesh and zeros on the others, under ``shard_map``: each
-    device adds its share of a sum."""
-    return jnp.where(lax.axis_index(TENSOR_AXIS) == 0, bias, jnp.zeros_like(bias))
+def shares_of_bias(bias: Array | None, mesh: Mesh) -> Array | None:
+    """[devices, ...]: the bias for the first device and zeros for the others, whose shares of the
+    result are added to its; the bias itself on one device."""
+    if bias is None or mesh.size == 1:
+        return bias
+    return jnp.zeros((mesh.size, *bias.shape), bias.dtype).at[0].set(bias)
 
 
 def experts_problem(

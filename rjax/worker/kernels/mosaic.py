@@ -11,7 +11,6 @@ from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.rope_and_cache import mosaic as rope_and_cache
 from rjax.pallas_kernels.silu_and_mul import mosaic as silu_and_mul
 from rjax.pallas_kernels.split_k_gemm import mosaic as split_k_gemm
-from rjax.worker.kernels.experts_problem import on_first_device
 from rjax.worker.kernels.kernel import Kernel
 from rjax.worker.kernels.problem import Operation, Problem
 
@@ -153,7 +152,7 @@ def _experts(
     activation = problem.activation
     assert activation is not None
     if problem.needs_partial and down_bias is not None:
-        down_bias = on_first_device(down_bias)
+        down_bias = down_bias[0]
     clamped = activation.clamped if activation.clamp is not None else None
     return grouped_gemm.experts(h, chosen, weights, up, down, up_bias, down_bias, clamped)
 

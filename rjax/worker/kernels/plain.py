@@ -9,7 +9,6 @@ from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
 from rjax.pallas_kernels.grouped_gemm.xla import experts
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.rope_and_cache.xla import rope_and_cache
-from rjax.worker.kernels.experts_problem import on_first_device
 from rjax.worker.kernels.kernel import Kernel
 from rjax.worker.kernels.problem import Problem
 
@@ -53,7 +52,7 @@ def _experts(
 ) -> Partial:
     assert problem.activation is not None
     if problem.needs_partial and down_bias is not None:
-        down_bias = on_first_device(down_bias)
+        down_bias = down_bias[0]
     return experts(h, chosen, weights, up, down, problem.activation, up_bias, down_bias)
 
 

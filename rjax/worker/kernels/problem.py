@@ -36,7 +36,8 @@ class Problem:
             - rope_and_cache: (qkv, cos, sin, K pages, V pages, slots, scales) to (q, K pages,
               V pages);
             - experts: (h [T, D], experts of each row, their weights, the weights [J, D, A, I] and
-              [J, I, D] of all experts, their biases or None) to [T, D] or a Partial; see
+              [J, I, D] of all experts, their biases or None, the second's with an axis of one
+              device before it if ``needs_partial``) to [T, D] or a Partial; see
               `Operations.experts`.
 
         label: the axes of a projection, such as "D -> K A H", for reports.
