@@ -29,7 +29,7 @@ from bench import (
     swap,
     throughput,
 )
-from bench.kernels import cost_model, peers, run_products, run_table, sweep
+from bench.kernels import cost_model, peers, run_experts, run_products, run_table, sweep
 from bench.kernels import readme as kernels_readme
 from bench.longbench import __main__ as longbench
 from rjax.benchmarks import latency, serve_report
@@ -144,6 +144,7 @@ SECTIONS: dict[str, Section] = {
     "kernels": Section("Kernels", _rows(run_table.COLUMNS)),
     "kernels_peers": Section("Kernels: comparison with other libraries", peers.table),
     "kernels_products": Section("GEMMs of few rows", _rows(run_products.COLUMNS)),
+    "kernels_experts": Section("Experts of a layer", _rows(run_experts.COLUMNS)),
     "kernels_sweep": Section("Kernels: with and without relay", _rows(sweep.COLUMNS), sweep.draw),
     "kernels_costs": Section("Cost model of the work items", _rows(cost_model.COLUMNS)),
     "machine_code": Section("Machine code", _rows(machine_code.COLUMNS)),

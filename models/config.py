@@ -1,10 +1,64 @@
 """The shape of a model, independent of how any one config.json spells it."""
 
 import dataclasses
+from typing import Literal
 
+from rjax.models.experts_config import ExpertsConfig
 from rjax.models.formats.weight_format import WeightFormat
 from rjax.models.rope import RopeConfig
 from rjax.models.schemes import UNQUANTISED, WeightScheme
+
+type NormPlacement = Literal["pre", "post", "sandwich", "parallel"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NormConfig:
+    """Where the norms of a model are and what they compute.
+
+    Attributes:
+        placement: of the norms of a layer. "pre": on the inputs of attention and feed-forward;
+            "post": on their outputs, before the residual sum; "sandwich": on both; "parallel": one
+            norm whose result is the input of both.
+        bias: LayerNorms have a bias.
+        unit_offset: checkpoints hold the weight minus 1 (Gemma); loading adds it in float32.
+        whole_qk: the norms of queries and keys are over all heads (N H and K H), not over H.
+    """
+
+    placement: NormPlacement = "pre"
+    bias: bool = True
+    unit_offset: bool = False
+    whole_qk: bool = False
+
+    @property
+    def on_inputs(self) -> bool:
+        """Whether attention and feed-forward have a norm before them."""
+        return self.placement != "post"
+
+    @property
+    def on_outputs(self) -> bool:
+        """Whether attention and feed-forward have a norm behind them."""
+        return self.placement in ("post", "sandwich")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScaleConfig:
+    """Factors and soft caps; a soft cap c makes x to c * tanh(x / c).
+
+    Attributes:
+        attention: factor on the attention scores; None for 1 / sqrt(H).
+        attention_soft_cap: of the scaled attention scores.
+        embedding: factor on the token embeddings, rounded to their dtype.
+        residual: factor on the outputs of attention and feed-forward before the residual sum.
+        logits: factor on the logits.
+        logit_soft_cap: of the logits.
+    """
+
+    attention: float | None = None
+    attention_soft_cap: float | None = None
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
+    logit_soft_cap: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -18,12 +72,12 @@ class ModelConfig:
         num_layers, num_heads, num_kv_heads, head_dim: L, N, K, H.
         intermediate_size: F.
         max_position_embeddings: longest sequence the checkpoint declares, in tokens.
-        rope: rotary embedding, or None where positions are learned.
+        rope: rotary embedding; None for a model without.
         norm_eps: epsilon of every norm.
         tie_embeddings: the embedding is also the output projection.
         qkv_bias, output_bias, mlp_bias: which projections have a bias.
-        qk_norm: RMS norm over H of queries and keys, before the rotary embedding.
-        layer_norm: LayerNorm with bias in place of RMSNorm.
+        qk_norm: RMS norm of queries and keys, before the rotary embedding.
+        layer_norm: LayerNorm in place of RMSNorm.
         gated_mlp: act(gate) * up in place of act(up).
         learned_positions: positions come from a table; row of position p is p + position_offset.
         position_offset: unused first rows of that table.
@@ -36,6 +90,12 @@ class ModelConfig:
         schemes: how they are stored on the devices, by parameter path without the last part
             ("layers.0.mlp.up"); UNQUANTISED where a path is missing.
         kv_scales: the checkpoint has scales for KV in fp8.
+        sinks: each query head has one more attention logit, without a value.
+        experts: of feed-forward blocks that are mixtures of experts; None without any.
+        norms: placement and kind of the norms.
+        scales: factors and soft caps.
+        layer_ropes: one entry per layer, its rotary embedding or None; empty where all layers have
+            ``rope``.
     """
 
     architecture: str
@@ -65,15 +125,61 @@ class ModelConfig:
     format: WeightFormat | None = None
     schemes: tuple[tuple[str, WeightScheme], ...] = ()
     kv_scales: bool = False
+    sinks: bool = False
+    experts: ExpertsConfig | None = None
+    norms: NormConfig = NormConfig()
+    scales: ScaleConfig = ScaleConfig()
+    layer_ropes: tuple[RopeConfig | None, ...] = ()
 
     def scheme_of(self, path: str) -> WeightScheme:
         """How the weight of a projection is stored on the devices."""
         return dict(self.schemes).get(path, UNQUANTISED)
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward block of a layer is a mixture of experts."""
+        return self.experts is not None and self.experts.layers[layer]
+
+    def rope_of(self, layer: int) -> RopeConfig | None:
+        """The rotary embedding of a layer."""
+        return self.layer_ropes[layer] if self.layer_ropes else self.rope
+
+    def for_length(self, tokens: int) -> "ModelConfig":
+        """The config for sequences of up to ``tokens``, which some kinds of rope depend on."""
+
+        def of(rope: RopeConfig | None) -> RopeConfig | None:
+            if rope is None or not rope.depends_on_length:
+                return rope
+            return dataclasses.replace(rope, max_length=tokens)
+
+        layer_ropes = tuple(map(of, self.layer_ropes))
+        return dataclasses.replace(self, rope=of(self.rope), layer_ropes=layer_ropes)
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether `for_length` changes the arithmetic."""
+        return any(rope.depends_on_length for rope in self.ropes)
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest sequence; rope "dynamic" stretches the declared context."""
+        stretch = max((r.factor for r in self.ropes if r.kind == "dynamic"), default=1.0)
+        return int(self.max_position_embeddings * max(1.0, stretch))
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The distinct rotary embeddings of all layers."""
+        found = self.layer_ropes or (self.rope,)
+        return tuple(rope for rope in dict.fromkeys(found) if rope is not None)
+
     @property
     def axis_sizes(self) -> dict[str, int]:
-        """Size of each axis letter of the parameters; C counts rows of the position table."""
-        return {
+        """Size of each axis letter of the parameters.
+
+        C counts rows of the position table, J experts; I is the feed-forward width of an expert and
+        U that of the shared ones.
+        """
+        of_experts = {} if self.experts is None else self.experts.axis_sizes
+        return of_experts | {
             "D": self.hidden_size,
             "N": self.num_heads,
             "K": self.num_kv_heads,

@@ -38,6 +38,10 @@ class ConfigFields:
         """Names of all fields, including those that are null."""
         return self._values.keys()
 
+    def values(self) -> dict[str, Any]:
+        """All fields with their parsed JSON values."""
+        return dict(self._values)
+
     def has(self, name: str) -> bool:
         """Whether the field is present and not null."""
         return self.raw(name) is not None
@@ -72,8 +76,7 @@ class ConfigFields:
         value = self._get(name, default)
         if value is default:
             return value
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not _SMALLEST <= value <= _LARGEST:
+        if not _is_number(value):
             self.refuse(name, f"a number from {_SMALLEST:g} to {_LARGEST:g}")
         return float(value)
 
@@ -100,6 +103,20 @@ class ConfigFields:
             self.refuse(name, "a list of texts")
         return tuple(value)
 
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of whole numbers from 0; empty if the field is missing."""
+        value = self._get(name, [])
+        if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
+            self.refuse(name, "a list of whole numbers")
+        return tuple(value)
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of numbers from 1e-18 to 1e18."""
+        value = self._get(name, _REQUIRED)
+        if not isinstance(value, list) or not all(map(_is_number, value)):
+            self.refuse(name, f"a list of numbers from {_SMALLEST:g} to {_LARGEST:g}")
+        return tuple(map(float, value))
+
     def inner(self, name: str) -> "ConfigFields":
         """The fields of a nested object; empty if it is missing."""
         value = self._get(name, {})
@@ -121,3 +138,8 @@ class ConfigFields:
                 )
             return default
         return value
+
+
+def _is_number(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and _SMALLEST <= value <= _LARGEST

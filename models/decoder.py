@@ -9,28 +9,60 @@ from jaxtyping import Array, Float, Int
 from rjax.models.config import ModelConfig
 from rjax.models.layers.attention import Attention
 from rjax.models.layers.embedding import Embedding
+from rjax.models.layers.experts import Experts
 from rjax.models.layers.mlp import Mlp
 from rjax.models.layers.norm import Norm
 from rjax.models.layers.parameter import array_bytes
 from rjax.models.operations import Operations, Residual
 from rjax.models.rope import Rotary, rotary_tables
+from rjax.pallas_kernels.partial import reduced
 
 
 class DecoderLayer(nnx.Module):
-    """Pre-norm attention and feed-forward, each an update of the residual stream."""
+    """Attention and feed-forward, each an update of the residual stream.
+
+    ``config.norms`` places the norms: before each (`attention_norm`, `mlp_norm`), behind each
+    (`attention_post_norm`, `mlp_post_norm`), or both. In parallel layers one norm makes the input
+    of both, and their sum is the update.
+    """
 
     def __init__(self, config: ModelConfig, layer: int, dtype: DTypeLike) -> None:
-        self.attention_norm = Norm(config, dtype)
+        norms = config.norms
+        self.parallel = norms.placement == "parallel"
+        self.scale = config.scales.residual
+        self.attention_norm = Norm(config, dtype) if norms.on_inputs else None
         self.attention = Attention(config, layer, dtype)
-        self.mlp_norm = Norm(config, dtype)
-        self.mlp = Mlp(config, layer, dtype)
+        self.attention_post_norm = Norm(config, dtype) if norms.on_outputs else None
+        has_mlp_norm = norms.on_inputs and not self.parallel
+        self.mlp_norm = Norm(config, dtype) if has_mlp_norm else None
+        self.mlp = (Experts if config.has_experts(layer) else Mlp)(config, layer, dtype)
+        self.mlp_post_norm = Norm(config, dtype) if norms.on_outputs else None
 
     def __call__(
         self, residual: Residual, rotary: Rotary | None, operations: Operations
     ) -> Residual:
         """The stream after this layer; the next norm adds its last update."""
+        if self.parallel:
+            residual, h = operations.norm(residual, self.attention_norm)
+            attended = self.attention(Residual(h), None, rotary, operations).update
+            hidden = self.mlp(Residual(h), None, operations).update
+            assert attended is not None and hidden is not None
+            return self._scaled(residual.plus(reduced(attended) + reduced(hidden)), None)
         residual = self.attention(residual, self.attention_norm, rotary, operations)
-        return self.mlp(residual, self.mlp_norm, operations)
+        residual = self._scaled(residual, self.attention_post_norm)
+        residual = self.mlp(residual, self.mlp_norm, operations)
+        return self._scaled(residual, self.mlp_post_norm)
+
+    def _scaled(self, residual: Residual, norm: Norm | None) -> Residual:
+        """The stream with its update normed and scaled."""
+        update = residual.update
+        assert update is not None
+        if norm is not None:
+            update = norm(reduced(update))
+        if self.scale != 1:
+            update = reduced(update)
+            update = update * jnp.asarray(self.scale, update.dtype)
+        return Residual(residual.x, update)
 
 
 class Decoder(nnx.Module):
@@ -56,12 +88,15 @@ class Decoder(nnx.Module):
         Tokens and positions outside their range (padding rows) are clipped into it.
         """
         x = self.embedding(tokens)
+        if self.config.scales.embedding != 1:
+            x = x * jnp.asarray(self.config.scales.embedding, x.dtype)
         if self.positions is not None:
             x = x + self.positions(jnp.maximum(positions, 0) + self.config.position_offset)
-        rotary = None if self.config.rope is None else rotary_tables(self.config.rope, positions)
+        rotary = {rope: rotary_tables(rope, positions) for rope in self.config.ropes}
         residual = Residual(x)
-        for layer in self.layers:
-            residual = layer(residual, rotary, operations)
+        for i, layer in enumerate(self.layers):
+            rope = self.config.rope_of(i)
+            residual = layer(residual, None if rope is None else rotary[rope], operations)
         return operations.norm(residual, self.norm)[1]
 
     @property
@@ -77,4 +112,9 @@ class Decoder(nnx.Module):
     def logits(self, hidden: Float[Array, "X D"]) -> Float[Array, "X V"]:
         """Scores of every vocabulary entry, float32."""
         head = self.embedding if self.head is None else self.head
-        return head.logits(hidden)
+        logits, scales = head.logits(hidden), self.config.scales
+        if scales.logits != 1:
+            logits = logits * scales.logits
+        if scales.logit_soft_cap is not None:
+            logits = scales.logit_soft_cap * jnp.tanh(logits / scales.logit_soft_cap)
+        return logits

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-RopeKind = Literal["default", "linear", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "dynamic", "longrope"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -21,11 +21,16 @@ class RopeConfig:
         theta: base of the geometric series of wavelengths.
         rotary_dim: how many of the H dims rotate; even.
         factor: stretch of the context (all kinds but "default").
-        original_max_position: context before stretching (llama3, yarn).
+        original_max_position: context before stretching (all kinds but "default" and "linear").
         low_freq_factor, high_freq_factor: ends of llama3's blend, in turns per original context.
         beta_fast, beta_slow: ends of yarn's blend, in turns per original context.
         truncate: yarn rounds the ends of its blend to whole dims.
-        attention_factor: yarn's factor on the rotated queries and keys.
+        attention_factor: factor on the rotated queries and keys (yarn, longrope).
+        interleaved: the rotated pairs are neighbours, x[2i] and x[2i + 1].
+        max_length: tokens of the longest sequence (dynamic, longrope). The angles of these kinds
+            depend on the length of a sequence; cached keys need one choice for all lengths.
+        short_factor, long_factor: longrope's divisor of each frequency, up to the original context
+            and beyond it.
     """
 
     kind: RopeKind
@@ -39,6 +44,15 @@ class RopeConfig:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+    interleaved: bool = False
+    max_length: int = 0
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the angles depend on ``max_length``."""
+        return self.kind in ("dynamic", "longrope")
 
 
 @jax.tree_util.register_dataclass
@@ -81,6 +95,10 @@ def inverse_frequencies(config: RopeConfig) -> Float[np.ndarray, " R"]:
             return _llama3(config, plain)
         case "yarn":
             return _yarn(config, powers)
+        case "dynamic":
+            return _dynamic(config, exponents)
+        case "longrope":
+            return _longrope(config, powers)
 
 
 def _llama3(config: RopeConfig, plain: Float[np.ndarray, " R"]) -> Float[np.ndarray, " R"]:
@@ -94,6 +112,22 @@ def _llama3(config: RopeConfig, plain: Float[np.ndarray, " R"]) -> Float[np.ndar
     result = np.where(wavelength > np.float32(old / low), stretched, plain)
     between = ~(wavelength < np.float32(old / high)) & ~(wavelength > np.float32(old / low))
     return np.where(between, blend, result).astype(np.float32)
+
+
+def _dynamic(config: RopeConfig, exponents: Float[np.ndarray, " R"]) -> Float[np.ndarray, " R"]:
+    """A larger base for sequences beyond the original context (NTK-aware scaling)."""
+    dim, factor = config.rotary_dim, config.factor
+    stretch = max(1.0, config.max_length / config.original_max_position)
+    theta = config.theta * (factor * stretch - (factor - 1)) ** (dim / (dim - 2))
+    powers = (theta ** exponents.astype(np.float64)).astype(np.float32)
+    return np.float32(1) / powers
+
+
+def _longrope(config: RopeConfig, powers: Float[np.ndarray, " R"]) -> Float[np.ndarray, " R"]:
+    """Frequencies with searched divisors (LongRoPE; Ding et al., 2024)."""
+    is_long = config.max_length > config.original_max_position
+    factors = config.long_factor if is_long else config.short_factor
+    return np.float32(1) / (np.asarray(factors, np.float32) * powers)
 
 
 def _yarn(config: RopeConfig, powers: Float[np.ndarray, " R"]) -> Float[np.ndarray, " R"]:

@@ -40,6 +40,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
     folder = resolve_folder(settings.model or BUNDLED_MODEL, settings.revision, settings.hf_token)
     model_config = config_from_folder(folder, settings.quantization)
     max_model_len = _model_length(settings.max_model_len, model_config)
+    model_config = model_config.for_length(max_model_len)
     times = StartupTimes()
     with times.phase("tokenizer"):
         tokenizer = _load_tokenizer(config, folder)
@@ -63,6 +64,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             mesh=mesh,
             seed=settings.seed,
             progress=config.use_tqdm,
+            max_length=max_model_len,
         )
     limits = platform.step_limits(config, model_config, max_model_len=max_model_len)
     with times.phase("pool"):
@@ -84,7 +86,11 @@ def build_engine(config: EngineConfig) -> LLMEngine:
         max_model_len=max_model_len,
         limits=limits,
         identity=root_key(
-            str(folder), str(dtype), str(platform.kv_dtype), str(settings.quantization)
+            str(folder),
+            str(dtype),
+            str(platform.kv_dtype),
+            str(settings.quantization),
+            *([str(max_model_len)] if model_config.depends_on_length else []),
         ),
         backend=backend.name,
         device=platform.description,
@@ -108,9 +114,9 @@ def build_engine(config: EngineConfig) -> LLMEngine:
 
 
 def _model_length(wanted: int | None, config: ModelConfig) -> int:
-    limit = config.max_position_embeddings
+    limit = config.longest_sequence
     if wanted is None:
-        return limit
+        return config.max_position_embeddings
     if wanted > limit:
         raise InvalidConfigError(
             f"max_model_len is {wanted}; the model knows positions up to {limit}: lower it"

@@ -1,13 +1,24 @@
 """The supported model families."""
 
 from rjax.models.families.family import Family
+from rjax.models.families.gemma import GEMMA2, GEMMA3
+from rjax.models.families.glm4_moe import GLM4_MOE
+from rjax.models.families.gpt_oss import GPT_OSS
 from rjax.models.families.llama import LLAMA
 from rjax.models.families.mistral import MINISTRAL, MISTRAL
+from rjax.models.families.mixtral import MIXTRAL
+from rjax.models.families.olmoe import OLMOE
 from rjax.models.families.opt import OPT
 from rjax.models.families.phi3 import PHI3
 from rjax.models.families.qwen2 import QWEN2
+from rjax.models.families.qwen2_moe import QWEN2_MOE
 from rjax.models.families.qwen3 import QWEN3
+from rjax.models.families.qwen3_moe import QWEN3_MOE
 
 FAMILIES: dict[str, Family] = {
-    family.architecture: family for family in (LLAMA, MINISTRAL, MISTRAL, OPT, PHI3, QWEN2, QWEN3)
+    family.architecture: family
+    for family in (
+        *(GEMMA2, GEMMA3, GLM4_MOE, GPT_OSS, LLAMA, MINISTRAL, MISTRAL, MIXTRAL, OLMOE, OPT),
+        *(PHI3, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE),
+    )
 }

@@ -1,7 +1,7 @@
 """Llama 2, 3 and 3.x; Llama-like families build on its mapping."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 from rjax.models.config import ModelConfig
@@ -9,9 +9,8 @@ from rjax.models.config_fields import MAX_LAYERS, ConfigFields
 from rjax.models.errors import CheckpointError
 from rjax.models.families.family import Family
 from rjax.models.families.field_table import NO_WINDOWS, Constraint, field_table
-from rjax.models.families.rope_fields import ROPE_FIELDS, ROPE_KINDS, read_rope
+from rjax.models.families.rope_fields import ROPE_FIELDS, RopeRules, read_rope
 from rjax.models.loading.piece import Piece, Weights
-from rjax.models.rope import RopeKind
 
 ACTIVATION_NAMES = {
     "silu": "silu",
@@ -45,6 +44,8 @@ WHOLE_ROTATION = {
     )
 }
 """Constraint of families whose rotary embedding covers all dims."""
+DEFAULT_ROPE = RopeRules()
+"""Of families that rotate every dim, with Llama's defaults."""
 DTYPES = {name: name for name in ("float32", "float16", "bfloat16")}
 
 
@@ -55,15 +56,22 @@ def read_llama_config(
     head_dim: int | None = None,
     num_kv_heads: int | None = None,
     norm_eps: float = 1e-6,
-    partial_rotary: bool = False,
-    rope_kinds: Collection[RopeKind] = ROPE_KINDS,
+    tie_embeddings: bool = False,
+    activation: str = "silu",
+    names: Mapping[str, str] | None = None,
+    rope: RopeRules | None = DEFAULT_ROPE,
 ) -> ModelConfig:
     """The ModelConfig of a config.json with Llama's field names; families replace what differs.
 
-    ``head_dim``, ``num_kv_heads`` and ``norm_eps`` are the family's defaults in transformers.
-    ``partial_rotary`` allows partial_rotary_factor, and ``rope_kinds`` are the allowed types of
-    scaling.
+    Args:
+        fields: of config.json.
+        architecture: of the family.
+        head_dim, num_kv_heads, norm_eps, tie_embeddings, activation: the family's
+             defaults in transformers.
+        names: the family's name of a field where it differs from Llama's.
+        rope: what the rotary embedding may be; None for a family that reads it itself.
     """
+    names = names or {}
     hidden_size = fields.integer("hidden_size")
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     num_heads = fields.integer("num_attention_heads")
@@ -89,11 +97,13 @@ def read_llama_config(
         head_dim=H,
         intermediate_size=fields.integer("intermediate_size"),
         max_position_embeddings=max_position,
-        rope=read_rope(fields, H, max_position, partial_rotary, rope_kinds),
-        norm_eps=fields.number("rms_norm_eps", norm_eps),
-        tie_embeddings=fields.flag("tie_word_embeddings", False),
+        rope=None if rope is None else read_rope(fields, H, max_position, rope),
+        norm_eps=fields.number(names.get("rms_norm_eps", "rms_norm_eps"), norm_eps),
+        tie_embeddings=fields.flag("tie_word_embeddings", tie_embeddings),
         sliding_windows=(None,) * num_layers,
-        activation=fields.choice("hidden_act", ACTIVATION_NAMES, "silu"),
+        activation=fields.choice(
+            names.get("hidden_act", "hidden_act"), ACTIVATION_NAMES, activation
+        ),
         dtype=read_dtype(fields),
     )
 
@@ -114,12 +124,25 @@ def read_dtype(fields: ConfigFields) -> str:
     return fields.choice(name, DTYPES, "float32")
 
 
-def llama_weights(config: ModelConfig) -> Weights:
-    """The checkpoint pieces of every parameter, with Llama's tensor names."""
+PRE_NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+POST_NORMS = {
+    "attention_post_norm": "post_attention_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+}
+"""The checkpoint's names of a layer's norms."""
+
+
+def llama_weights(config: ModelConfig, norms: Mapping[str, str] | None = None) -> Weights:
+    """The checkpoint pieces of every parameter but experts, with Llama's tensor names.
+
+    ``norms`` has the checkpoint's name of each norm of a layer where they are not Llama's.
+    """
     G = config.axis_sizes["G"]
+    norms = PRE_NORMS if norms is None else norms
+    offset = 1.0 if config.norms.unit_offset else 0.0
     weights: Weights = {
         "embedding.weight": (Piece("model.embed_tokens.weight", "V D"),),
-        "norm.weight": (Piece("model.norm.weight", "D"),),
+        "norm.weight": (Piece("model.norm.weight", "D", offset=offset),),
     }
     if not config.tie_embeddings:
         weights["head.weight"] = (Piece("lm_head.weight", "V D"),)
@@ -127,20 +150,23 @@ def llama_weights(config: ModelConfig) -> Weights:
         ours, theirs = f"layers.{i}.", f"model.layers.{i}."
         attention, mlp = theirs + "self_attn.", theirs + "mlp."
         weights |= {
-            ours + "attention_norm.weight": (Piece(theirs + "input_layernorm.weight", "D"),),
-            ours + "mlp_norm.weight": (Piece(theirs + "post_attention_layernorm.weight", "D"),),
             ours + "attention.qkv.weight": (
                 Piece(attention + "q_proj.weight", "(K A H) D", a=G),
                 Piece(attention + "k_proj.weight", "(K A H) D"),
                 Piece(attention + "v_proj.weight", "(K A H) D"),
             ),
             ours + "attention.output.weight": (Piece(attention + "o_proj.weight", "D (N H)"),),
-            ours + "mlp.up.weight": (
-                Piece(mlp + "gate_proj.weight", "(A F) D"),
-                Piece(mlp + "up_proj.weight", "(A F) D"),
-            ),
-            ours + "mlp.down.weight": (Piece(mlp + "down_proj.weight", "D F"),),
         }
+        if not config.has_experts(i):
+            weights |= {
+                ours + "mlp.up.weight": (
+                    Piece(mlp + "gate_proj.weight", "(A F) D"),
+                    Piece(mlp + "up_proj.weight", "(A F) D"),
+                ),
+                ours + "mlp.down.weight": (Piece(mlp + "down_proj.weight", "D F"),),
+            }
+        for norm, name in norms.items():
+            weights[f"{ours}{norm}.weight"] = (Piece(f"{theirs}{name}.weight", "D", offset=offset),)
         if config.qkv_bias:
             weights[ours + "attention.qkv.bias"] = (
                 Piece(attention + "q_proj.bias", "(K A H)", a=G),
@@ -150,8 +176,15 @@ def llama_weights(config: ModelConfig) -> Weights:
         if config.output_bias:
             weights[ours + "attention.output.bias"] = (Piece(attention + "o_proj.bias", "D"),)
         if config.qk_norm:
-            weights[ours + "attention.q_norm.weight"] = (Piece(attention + "q_norm.weight", "H"),)
-            weights[ours + "attention.k_norm.weight"] = (Piece(attention + "k_norm.weight", "H"),)
+            axes = "(K A H)" if config.norms.whole_qk else "H"
+            weights |= {
+                ours + "attention.q_norm.weight": (
+                    Piece(attention + "q_norm.weight", axes, a=G, offset=offset),
+                ),
+                ours + "attention.k_norm.weight": (
+                    Piece(attention + "k_norm.weight", axes, offset=offset),
+                ),
+            }
         if config.mlp_bias:
             weights[ours + "mlp.up.bias"] = (
                 Piece(mlp + "gate_proj.bias", "(A F)"),

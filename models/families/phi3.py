@@ -1,4 +1,4 @@
-"""Phi-3: Llama with fused projections in the checkpoint, and optional partial rotary embedding."""
+"""Phi-3 and Phi-4: Llama with fused projections in the checkpoint, and perhaps longrope."""
 
 import dataclasses
 from typing import Any
@@ -8,10 +8,16 @@ from rjax.models.config_fields import ConfigFields
 from rjax.models.families.family import Family
 from rjax.models.families.field_table import Constraint, field_table
 from rjax.models.families.llama import LLAMA_FIELDS, llama_weights, read_llama_config
+from rjax.models.families.rope_fields import RopeRules
 from rjax.models.families.windows import uniform_window
 from rjax.models.loading.piece import Piece, Weights
 
-_LONGROPE_FIELDS = {"original_max_position_embeddings"}  # used by longrope only
+_ROPE = RopeRules(
+    kinds=("default", "longrope"),
+    partial=True,
+    aliases=(("su", "longrope"), ("yarn", "longrope")),
+    original=4096,
+)
 
 
 def _read(fields: ConfigFields) -> ModelConfig:
@@ -19,8 +25,7 @@ def _read(fields: ConfigFields) -> ModelConfig:
         fields,
         "Phi3ForCausalLM",
         norm_eps=1e-5,
-        partial_rotary=True,
-        rope_kinds=("default",),  # "su" and "yarn" mean longrope in Phi-3 configs
+        rope=_ROPE,
     )
     return dataclasses.replace(
         config, sliding_windows=uniform_window(fields, config.num_layers, None)
@@ -52,10 +57,10 @@ def _same_layers(kinds: Any, fields: ConfigFields) -> bool:
 
 PHI3 = Family(
     "Phi3ForCausalLM",
-    "Phi-3 with a context of 4k",
+    "Phi-3, Phi-3.5, Phi-4 and Phi-4-mini",
     field_table(
         ["phi3"],
-        reads=(LLAMA_FIELDS | {"partial_rotary_factor", "sliding_window"}) - _LONGROPE_FIELDS,
+        reads=LLAMA_FIELDS | {"partial_rotary_factor", "sliding_window"},
         constraints={
             "layer_types": Constraint(
                 _same_layers,
@@ -63,7 +68,7 @@ PHI3 = Family(
                 "this architecture has one kind of layers",
             )
         },
-        ignores={"embd_pdrop", "initializer_range", "resid_pdrop"} | _LONGROPE_FIELDS,
+        ignores=["embd_pdrop", "initializer_range", "resid_pdrop"],
     ),
     _read,
     _weights,

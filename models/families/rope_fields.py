@@ -1,13 +1,14 @@
 """Rotary embedding settings in config.json, in old and new formats."""
 
+import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from rjax.models.config_fields import ConfigFields
 from rjax.models.errors import CheckpointError
 from rjax.models.rope import RopeConfig, RopeKind
 
-ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
+ROPE_KINDS: tuple[RopeKind, ...] = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
 ROPE_FIELDS = frozenset(
     {"original_max_position_embeddings", "rope_parameters", "rope_scaling", "rope_theta"}
 )
@@ -19,6 +20,7 @@ INNER_ROPE_FIELDS = frozenset(
         "beta_slow",
         "factor",
         "high_freq_factor",
+        "long_factor",
         "low_freq_factor",
         "mscale",
         "mscale_all_dim",
@@ -26,23 +28,43 @@ INNER_ROPE_FIELDS = frozenset(
         "partial_rotary_factor",
         "rope_theta",
         "rope_type",
+        "short_factor",
         "truncate",
         "type",
     }
 )
 """Fields of rope_parameters and rope_scaling that `read_rope` reads.
 
-The other fields of transformers belong to refused kinds (short_factor, long_factor) or to several
-position axes (mrope_section), which are equal for text.
+The other field of transformers, mrope_section, is for several position axes, which are equal for
+text.
 """
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class RopeRules:
+    """What the rotary embedding of a family may be.
+
+    Attributes:
+        kinds: the allowed types of scaling.
+        theta: the family's default in transformers.
+        partial: whether partial_rotary_factor may differ from 1.
+        part: default of partial_rotary_factor.
+        interleaved: the rotated pairs are neighbours, x[2i] and x[2i + 1].
+        aliases: other names of types in checkpoints of the family.
+        original: default of the outer original_max_position_embeddings.
+    """
+
+    kinds: tuple[RopeKind, ...] = ROPE_KINDS
+    theta: float = 10000.0
+    partial: bool = False
+    part: float = 1.0
+    interleaved: bool = False
+    aliases: tuple[tuple[str, RopeKind], ...] = ()
+    original: int | None = None
+
+
 def read_rope(
-    fields: ConfigFields,
-    head_dim: int,
-    max_position: int,
-    partial: bool = False,
-    kinds: Collection[RopeKind] = ROPE_KINDS,
+    fields: ConfigFields, head_dim: int, max_position: int, rules: RopeRules
 ) -> RopeConfig:
     """Read ``rope_parameters`` (transformers 5), or ``rope_theta`` and ``rope_scaling`` (older).
 
@@ -50,10 +72,8 @@ def read_rope(
     ``rope_parameters``, ``rope_theta`` and ``partial_rotary_factor`` from the inner object first,
     ``original_max_position_embeddings`` from the outer one first.
 
-    ``partial`` says whether the family allows partial rotary embedding; ``kinds`` are the allowed
-    types of scaling.
-
-    Raises CheckpointError for scalings that depend on the sequence length or differ between layers.
+    Raises CheckpointError for types of scaling that the family does not have, and for settings that
+    differ between layers.
     """
     name = "rope_scaling" if fields.inner("rope_scaling").names() else "rope_parameters"
     rope = fields.inner(name)
@@ -63,21 +83,80 @@ def read_rope(
                 f"config.json: {name} has a separate object for {key!r:.50}; only one rotary "
                 "embedding for all layers is supported"
             )
+    theta = fields.number("rope_theta", rules.theta)
+    part = fields.number("partial_rotary_factor", rules.part) if rules.partial else 1.0
+    original = fields.integer("original_max_position_embeddings", rules.original)
+    rules = dataclasses.replace(rules, theta=theta, part=part)
+    return parse_rope(rope, name, head_dim, max_position, rules, original)
+
+
+def read_layer_ropes(
+    fields: ConfigFields, head_dim: int, max_position: int, thetas: Mapping[str, float]
+) -> dict[str, RopeConfig]:
+    """The rotary embedding of each type of layer (Gemma 3, OLMo 3).
+
+    ``rope_parameters`` has an object for each type; ``rope_scaling`` of older checkpoints is that
+    of the layers with full attention. ``thetas`` has the default for each type.
+    """
+    by_type = fields.inner("rope_parameters")
+    if by_type.names() - thetas.keys():
+        fields.refuse("rope_parameters", f"objects for {' and '.join(thetas)}")
+    found = {}
+    for kind, theta in thetas.items():
+        name = "rope_parameters"
+        values = by_type.inner(kind).values()
+        if kind == "full_attention" and fields.inner("rope_scaling").names():
+            name, values = "rope_scaling", values | fields.inner("rope_scaling").values()
+        rope = ConfigFields(values, f"config.json: {name}")
+        found[kind] = parse_rope(rope, name, head_dim, max_position, RopeRules(theta=theta), None)
+    return found
+
+
+def parse_rope(
+    rope: ConfigFields,
+    name: str,
+    head_dim: int,
+    max_position: int,
+    rules: RopeRules,
+    original: int | None,
+) -> RopeConfig:
+    """The rotary embedding from one object.
+
+    Args:
+        rope: its fields.
+        name: of the object, for errors.
+        head_dim, max_position: of the model.
+        rules: with the values outside the object as defaults.
+        original: ``original_max_position_embeddings`` outside the object, which comes first.
+    """
+    found = _parse_rope(rope, name, head_dim, max_position, rules, original)
+    return dataclasses.replace(found, interleaved=rules.interleaved)
+
+
+def _parse_rope(
+    rope: ConfigFields,
+    name: str,
+    head_dim: int,
+    max_position: int,
+    rules: RopeRules,
+    original: int | None,
+) -> RopeConfig:
     rope = rope.only(INNER_ROPE_FIELDS)
     kind = next((rope.raw(key) for key in ("rope_type", "type") if rope.has(key)), "default")
-    if kind not in kinds:
+    if isinstance(kind, str):
+        kind = dict(rules.aliases).get(kind, kind)
+    if kind not in rules.kinds:
         raise CheckpointError(
-            f"config.json: {name} has the type {kind!r:.200}; supported are {', '.join(kinds)}. "
-            "Types such as dynamic and longrope change the angles of earlier tokens as a sequence "
-            "grows, which is not possible with cached keys"
+            f"config.json: {name} has the type {kind!r:.200}; supported are "
+            f"{', '.join(rules.kinds)}"
         )
-    theta = rope.number("rope_theta", None) or fields.number("rope_theta", 10000.0)
+    theta = rope.number("rope_theta", None) or rules.theta
     if theta <= 1:
         raise CheckpointError(f"config.json: rope_theta is {theta}; it must be above 1")
     part = rope.number("partial_rotary_factor", None)
     if part is None:
-        part = fields.number("partial_rotary_factor", 1.0) if partial else 1.0
-    if part != 1 and not partial:
+        part = rules.part
+    if part != 1 and not rules.partial:
         raise CheckpointError(
             f"config.json: partial_rotary_factor is {part}; this architecture rotates every dim"
         )
@@ -91,7 +170,18 @@ def read_rope(
         return RopeConfig("default", theta, rotary_dim)
     if kind == "linear":
         return RopeConfig("linear", theta, rotary_dim, factor=rope.number("factor"))
-    original = fields.integer("original_max_position_embeddings", None)
+    if kind == "dynamic":
+        if rotary_dim < 4:
+            raise CheckpointError(f"config.json: {name} of type dynamic needs 4 rotated dims")
+        factor = rope.number("factor")
+        return RopeConfig(
+            "dynamic",
+            theta,
+            rotary_dim,
+            factor=factor,
+            original_max_position=max_position,
+            max_length=max_position,
+        )
     original = original or rope.integer("original_max_position_embeddings", max_position)
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
@@ -110,6 +200,18 @@ def read_rope(
             high_freq_factor=high,
         )
     factor = rope.number("factor", None) or max_position / original
+    if kind == "longrope":
+        return RopeConfig(
+            "longrope",
+            theta,
+            rotary_dim,
+            factor=factor,
+            original_max_position=original,
+            attention_factor=_longrope_attention_factor(rope, factor, original),
+            max_length=max_position,
+            short_factor=_divisors(rope, "short_factor", rotary_dim // 2),
+            long_factor=_divisors(rope, "long_factor", rotary_dim // 2),
+        )
     return RopeConfig(
         "yarn",
         theta,
@@ -134,3 +236,22 @@ def _yarn_attention_factor(rope: ConfigFields, factor: float) -> float:
     if rope.raw("mscale") and rope.raw("mscale_all_dim"):
         return scaled(rope.number("mscale")) / scaled(rope.number("mscale_all_dim"))
     return scaled(1.0)
+
+
+def _longrope_attention_factor(rope: ConfigFields, factor: float, original: int) -> float:
+    """The given factor, or one that follows from ``factor`` (Ding et al., 2024)."""
+    if rope.has("attention_factor"):
+        return rope.number("attention_factor")
+    if factor <= 1:
+        return 1.0
+    if original < 2:
+        rope.refuse("original_max_position_embeddings", "at least 2 with longrope")
+    return math.sqrt(1 + math.log(factor) / math.log(original))
+
+
+def _divisors(rope: ConfigFields, name: str, count: int) -> tuple[float, ...]:
+    """A list of ``count`` positive numbers."""
+    values = rope.numbers(name)
+    if len(values) != count:
+        rope.refuse(name, f"{count} numbers, one for each rotated pair")
+    return values

@@ -43,6 +43,44 @@ def layer_windows(fields: ConfigFields, num_layers: int) -> tuple[int | None, ..
     return _of_kinds(kinds, windows, fix)
 
 
+def alternating_windows(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
+    """Qwen2-MoE's rule: ``layer_types``, else every second layer below ``max_window_layers``.
+
+    Both apply only if ``use_sliding_window`` is true.
+    """
+    used = fields.flag("use_sliding_window", False)
+    windows = uniform_window(fields, num_layers, 4096) if used else (None,) * num_layers
+    kinds = fields.texts("layer_types")
+    if kinds is None:
+        last = fields.integer("max_window_layers", 28, minimum=0)
+        return tuple(w if i < last and i % 2 == 0 else None for i, w in enumerate(windows))
+    fix = "set use_sliding_window to true and sliding_window to its size"
+    return _of_kinds(kinds, windows, fix)
+
+
+def patterned_windows(
+    fields: ConfigFields,
+    num_layers: int,
+    *,
+    window: int | None,
+    pattern: int | None = None,
+) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
+    """(the type of each layer, its window): ``layer_types``, or a rule.
+
+    Args:
+        fields: of config.json.
+        num_layers: L.
+        window: default of ``sliding_window``.
+        pattern: without ``layer_types``, layers with this distance have full attention.
+    """
+    windows = uniform_window(fields, num_layers, window)
+    kinds = fields.texts("layer_types")
+    if kinds is None:
+        assert pattern is not None
+        kinds = tuple(_KINDS[(i + 1) % pattern != 0] for i in range(num_layers))
+    return kinds, _of_kinds(kinds, windows, "set sliding_window to its size")
+
+
 def _of_kinds(
     kinds: tuple[str, ...], windows: tuple[int | None, ...], fix: str
 ) -> tuple[int | None, ...]:

@@ -23,7 +23,7 @@ class Attention(nnx.Module):
 
     def __init__(self, config: ModelConfig, layer: int, dtype: DTypeLike) -> None:
         self.layer = layer
-        self.spec = AttentionSpec(config.head_dim**-0.5, config.sliding_windows[layer])
+        self.spec = _spec(config, layer)
         a = config.axis_sizes["G"] + 2
         path = f"layers.{layer}.attention"
         self.qkv = Linear(
@@ -37,13 +37,19 @@ class Attention(nnx.Module):
             scheme=config.scheme_of(f"{path}.output"),
             bias=config.output_bias,
         )
+        self.sinks = parameter("N", config, jnp.float32, "zeros") if config.sinks else None
         self.k_scale = _scale(config) if config.kv_scales else None
         self.v_scale = _scale(config) if config.kv_scales else None
-        self.q_norm = Norm(config, dtype, "H") if config.qk_norm else None
-        self.k_norm = Norm(config, dtype, "H") if config.qk_norm else None
+        q_axes, k_axes = ("K A H", "K A H") if config.norms.whole_qk else ("H", "H")
+        self.q_norm = Norm(config, dtype, q_axes, a - 2) if config.qk_norm else None
+        self.k_norm = Norm(config, dtype, k_axes) if config.qk_norm else None
 
     def __call__(
-        self, residual: Residual, norm: Norm, rotary: Rotary | None, operations: Operations
+        self,
+        residual: Residual,
+        norm: Norm | None,
+        rotary: Rotary | None,
+        operations: Operations,
     ) -> Residual:
         """The residual stream with the attention output as update."""
         residual, qkv = operations.norm_linear(residual, norm, self.qkv)
@@ -54,8 +60,15 @@ class Attention(nnx.Module):
         scales = None
         if self.k_scale is not None and self.v_scale is not None:
             scales = KvScales(self.k_scale[...], self.v_scale[...])
-        attended = operations.attention(self.layer, qkv, rotary, self.spec, scales)
+        sinks = {} if self.sinks is None else {"sinks": self.sinks[...]}
+        attended = operations.attention(self.layer, qkv, rotary, self.spec, scales, **sinks)
         return residual.plus(operations.linear(self.output, attended))
+
+
+def _spec(config: ModelConfig, layer: int) -> AttentionSpec:
+    scales = config.scales
+    scale = config.head_dim**-0.5 if scales.attention is None else scales.attention
+    return AttentionSpec(scale, config.sliding_windows[layer], scales.attention_soft_cap)
 
 
 def _scale(config: ModelConfig) -> nnx.Param:

@@ -32,7 +32,7 @@ class Mlp(nnx.Module):
             bias=config.mlp_bias,
         )
 
-    def __call__(self, residual: Residual, norm: Norm, operations: Operations) -> Residual:
+    def __call__(self, residual: Residual, norm: Norm | None, operations: Operations) -> Residual:
         """The residual stream with the output of the block as update."""
         residual, hidden = operations.norm_linear_activation(
             residual, norm, self.up, self.activation

@@ -1,4 +1,4 @@
-"""Norms over the last axis, computed in float32."""
+"""Norms over the last axes, computed in float32."""
 
 import jax
 import jax.numpy as jnp
@@ -11,19 +11,37 @@ from rjax.models.layers.parameter import parameter
 
 
 class Norm(nnx.Module):
-    """RMSNorm, or LayerNorm with bias if ``config.layer_norm``; over axis D or H."""
+    """RMSNorm, or LayerNorm if ``config.layer_norm``.
 
-    def __init__(self, config: ModelConfig, dtype: DTypeLike, letter: str = "D") -> None:
+    Args:
+        config: kind and epsilon; size of each axis letter.
+        dtype: of the weight, unless the config has ``norms.unit_offset``.
+        letters: the normed axes, which are the last ones of the input.
+        a: size of axis A.
+    """
+
+    def __init__(
+        self, config: ModelConfig, dtype: DTypeLike, letters: str = "D", a: int = 1
+    ) -> None:
         self.eps = config.norm_eps
-        self.weight = parameter(letter, config, dtype, "ones")
-        self.bias = parameter(letter, config, dtype, "zeros") if config.layer_norm else None
+        self.mean = config.layer_norm
+        self.axes = tuple(range(-len(letters.split()), 0))
+        own = jnp.float32 if config.norms.unit_offset else dtype
+        self.weight = parameter(letters, config, own, "ones", a)
+        biased = config.layer_norm and config.norms.bias
+        self.bias = parameter(letters, config, dtype, "zeros", a) if biased else None
+
+    @property
+    def is_rms(self) -> bool:
+        """Whether it is an RMSNorm, for which there are kernels."""
+        return not self.mean
 
     def __call__(self, x: Float[Array, "*A E"]) -> Float[Array, "*A E"]:
         """The normed input, in its dtype."""
         y = x.astype(jnp.float32)
-        if self.bias is not None:
-            y = y - y.mean(-1, keepdims=True)
-        y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
+        if self.mean:
+            y = y - y.mean(self.axes, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.square(y).mean(self.axes, keepdims=True) + self.eps)
         y = y * self.weight[...].astype(jnp.float32)
         if self.bias is not None:
             y = y + self.bias[...].astype(jnp.float32)

@@ -1,6 +1,7 @@
 """Reading config.json."""
 
 import dataclasses
+import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,6 +75,9 @@ def _family_of(fields: ConfigFields) -> Family:
     for name in found:
         if name in FAMILIES:
             return FAMILIES[name]
+    nearest = difflib.get_close_matches("".join(found[:1]), FAMILIES, 1, 0)[0]
     raise CheckpointError(
-        f"config.json: architectures is {list(found)}; known are {', '.join(sorted(FAMILIES))}"
+        f"config.json: architectures is {list(found)!s:.200}, which is not supported; the "
+        f"nearest that is: {nearest}. `rjax models` lists all; CONTRIBUTING.md says how to add a "
+        "family"
     )

@@ -40,6 +40,7 @@ def load_model(
     mesh: Mesh | None = None,
     seed: int = 0,
     progress: bool = True,
+    max_length: int | None = None,
 ) -> LoadedModel:
     """Load a Hugging Face folder or hub id onto devices.
 
@@ -55,6 +56,8 @@ def load_model(
         mesh: devices, with the axis `tensor`; None for the first device only.
         seed: of dummy weights.
         progress: show a bar while loading.
+        max_length: tokens of the longest sequence, which the rope types dynamic and longrope depend
+            on; None for ``max_position_embeddings``.
 
     Raises:
         CheckpointError: the folder, its config or its weights cannot be used.
@@ -64,6 +67,8 @@ def load_model(
         raise ValueError(f"load_format is {load_format!r}; it must be 'auto' or 'dummy'")
     folder = resolve_folder(model, revision, token, weights=load_format == "auto")
     config = config_from_folder(folder, quantization)
+    if max_length is not None:
+        config = config.for_length(max_length)
     if load_format == "dummy":
         return LoadedModel(init_model(config, dtype=dtype, mesh=mesh, seed=seed), config, folder)
     if config.format is not None:

@@ -82,6 +82,7 @@ class Calibration:
         self._batches: list[tuple[np.ndarray, np.ndarray]] = []
         for tokens, mask in _batches(prompts):
             x = embedding[np.minimum(tokens, len(embedding) - 1)].astype(np.float32)
+            x *= np.float32(config.scales.embedding)
             if config.learned_positions:
                 rows = np.arange(tokens.shape[1]) + config.position_offset
                 table = tensors[weights["positions.weight"][0].tensor]
@@ -105,7 +106,7 @@ class Calibration:
         }
         for i, (x, mask) in enumerate(self._batches):
             out, sums = _run(
-                graph, state, jnp.asarray(x), jnp.asarray(mask), sums, self._config.rope
+                graph, state, jnp.asarray(x), jnp.asarray(mask), sums, self._config.rope_of(layer)
             )
             self._batches[i] = np.asarray(out), mask
         return jax.tree.map(lambda one: one / self.num_tokens, sums)
@@ -158,7 +159,8 @@ def decoder_layer(config: ModelConfig, layer: int, tensors: Tensors) -> DecoderL
         for piece in weights[".".join(map(str, ("layers", layer, *path)))]:
             rows = slice(piece.first_row, piece.first_row + piece_shape(piece, config)[0])
             shape, order = view(piece, letters, config)
-            parts.append(tensors[piece.tensor][rows].reshape(shape).transpose(order))
+            part = tensors[piece.tensor][rows].reshape(shape).transpose(order)
+            parts.append(part + np.float32(piece.offset) if piece.offset else part)
         whole = parts[0]
         if len(parts) > 1:
             whole = np.concatenate(parts, letters.split().index("A"))

@@ -53,6 +53,8 @@ def shared_inputs(config: ModelConfig, layer: int) -> tuple[SharedInput, ...]:
     weights = FAMILIES[config.architecture].weights(config)
 
     def norm(name: str) -> tuple[str, ...]:
+        if config.norms.unit_offset or config.norms.placement == "parallel":
+            return ()  # a factor on the stored weight is none on the input, or reaches both blocks
         paths = (f"layers.{layer}.{name}.{leaf}" for leaf in ("weight", "bias"))
         return tuple(weights[path][0].tensor for path in paths if path in weights)
 

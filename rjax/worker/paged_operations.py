@@ -7,9 +7,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float32
 
-from rjax.models import Activation, KvScales, Linear, Norm, Operations, Residual, Rotary
+from rjax.models import (
+    Activation,
+    GroupedLinear,
+    KvScales,
+    Linear,
+    Norm,
+    Operations,
+    Residual,
+    Rotary,
+    Routing,
+)
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.pallas_kernels.attention.spec import AttentionSpec
@@ -17,6 +27,7 @@ from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.worker.backend import Backend
 from rjax.worker.kernels import Choice, Kernel, Problem
+from rjax.worker.kernels.experts_problem import expert_specs, experts_problem, shares_of_bias
 from rjax.worker.kernels.linear_problem import LinearSharding, linear_problem, linear_sharding
 from rjax.worker.step_input import StepInput
 
@@ -69,6 +80,7 @@ class PagedOperations(Operations):
         rotary: Rotary | None,
         spec: AttentionSpec,
         kv_scales: KvScales | None = None,
+        sinks: Float32[Array, " N"] | None = None,
     ) -> Float[Array, "T N H"] | UnmergedAttention:
         """Rotate q and k, write k and v, attend; see ``rjax.models.Operations``.
 
@@ -91,6 +103,7 @@ class PagedOperations(Operations):
         )
         write = self._choose(problem).kernel
         unmerged = T == 1 and self._backend.attention.unmerged_attention is not None
+        unmerged = unmerged and sinks is None  # they join the merged result
         attend = functools.partial(
             _attend,
             write=write,
@@ -105,12 +118,15 @@ class PagedOperations(Operations):
             attend = jax.shard_map(
                 attend,
                 mesh=self._mesh,
-                in_specs=(_qkv_specs(qkv), _POOL, _POOL, _WHOLE, _WHOLE, _WHOLE, _WHOLE),
+                in_specs=(
+                    *(_qkv_specs(qkv), _POOL, _POOL, _WHOLE, _WHOLE, PartitionSpec(TENSOR_AXIS)),
+                    *(_WHOLE, _WHOLE),
+                ),
                 out_specs=(merged if unmerged else _HEADS, _POOL, _POOL),
                 check_vma=False,
             )
         out, self.k_pages[layer], self.v_pages[layer] = attend(
-            *(qkv, self.k_pages[layer], self.v_pages[layer], rotary, kv_scales),
+            *(qkv, self.k_pages[layer], self.v_pages[layer], rotary, kv_scales, sinks),
             *(self._step, self._plan),
         )
         return out
@@ -160,14 +176,14 @@ class PagedOperations(Operations):
         return self._run(kernel, problem, operands, (_WHOLE,) * 3, lambda _: _WHOLE)
 
     def norm_linear(
-        self, residual: Residual, norm: Norm, linear: Linear
+        self, residual: Residual, norm: Norm | None, linear: Linear
     ) -> tuple[Residual, Float[Array, "T ..."] | Partial]:
         """(the stream with its update added, the projection of its norm)."""
         fused = self._norm_and("norm_linear", residual, norm, linear, None)
         return super().norm_linear(residual, norm, linear) if fused is None else fused
 
     def norm_linear_activation(
-        self, residual: Residual, norm: Norm, linear: Linear, activation: Activation
+        self, residual: Residual, norm: Norm | None, linear: Linear, activation: Activation
     ) -> tuple[Residual, Float[Array, "T F"]]:
         """(the stream with its update added, the activated projection of its norm)."""
         fused = self._norm_and("norm_linear_activation", residual, norm, linear, activation)
@@ -182,6 +198,32 @@ class PagedOperations(Operations):
             of_value = _value_specs(sharding, activated=True)
             return residual, self._run(kernel, problem, (h, linear.leaves), specs, of_value)
         return residual, self._activate(reduced(self.linear(linear, h)), activation, sharding)
+
+    def experts(
+        self,
+        h: Float[Array, "T D"],
+        routing: Routing,
+        up: GroupedLinear,
+        down: GroupedLinear,
+        activation: Activation,
+    ) -> Float[Array, "T D"] | Partial:
+        """The weighted sum of what the experts of each row make of it; padding takes none."""
+        problem = experts_problem(
+            up,
+            self._mesh,
+            rows=len(h),
+            top_k=routing.experts.shape[1],
+            dtype=h.dtype,
+            activation=activation,
+        )
+        kernel = self._choose(problem).kernel
+        assert kernel is not None, "plain JAX takes all experts"
+        padding = jnp.asarray(self._step.positions)[:, None] < 0
+        chosen = jnp.where(padding, problem.num_experts, routing.experts)
+        biases = up.bias_array, shares_of_bias(down.bias_array, self._mesh)
+        operands = (h, chosen, routing.weights, up.weight[...], down.weight[...], *biases)
+        specs = (_WHOLE, _WHOLE, _WHOLE, *expert_specs(up, down, self._mesh))
+        return self._run(kernel, problem, operands, specs, _shares)
 
     def _activate(
         self, h: Float[Array, "T A F"], activation: Activation, sharding: LinearSharding
@@ -203,12 +245,12 @@ class PagedOperations(Operations):
         self,
         operation: Any,
         residual: Residual,
-        norm: Norm,
+        norm: Norm | None,
         linear: Linear,
         activation: Activation | None,
     ) -> tuple[Residual, Any] | None:
         """A norm and what follows it in one kernel, or None where there is no such kernel."""
-        if residual.update is None or norm.bias is not None:
+        if residual.update is None or norm is None or not norm.is_rms:
             return None
         x, update = residual.x, self._addable(residual.update)
         sharding = linear_sharding(linear, self._mesh)
@@ -329,6 +371,11 @@ def _value_specs(sharding: LinearSharding, activated: bool = False) -> Callable[
     return specs
 
 
+def _shares(found: Any) -> Any:
+    """From a result of experts to its specs: the shares of the devices."""
+    return Partial(PartitionSpec(TENSOR_AXIS), None, found.dtype)  # type: ignore[arg-type]
+
+
 def _has_bias(update: Array | Partial) -> bool:
     return isinstance(update, Partial) and update.bias is not None
 
@@ -376,6 +423,7 @@ def _attend(
     v_pages,
     rotary,
     kv_scales,
+    sinks,
     step,
     plan,
     *,
@@ -399,5 +447,6 @@ def _attend(
     if unmerged:
         assert backend.unmerged_attention is not None
         return backend.unmerged_attention(*operands, **scales), *written[1:]
-    out, _ = backend.attention(*operands, **scales)
+    options = scales if sinks is None else scales | {"sinks": sinks}
+    out, _ = backend.attention(*operands, **options)
     return out, *written[1:]

@@ -2,13 +2,19 @@
 
 Usage, in an environment with torch and transformers:
 
-    python tests/golden/make_goldens.py [folder, default: the folder of this file]
+    python tests/golden/make_goldens.py [folder with cases.json] [folder to write] [case ...]
+
+Both folders are that of this file by default; ``families`` beside it is another. Without names, all
+cases are made.
 
 Writes ``models/<case>/`` (a Hugging Face folder, bfloat16 values), ``expected/<case>.safetensors``
 (tokens, positions, float32 logits; a prompt and its greedy continuation) and ``versions.json``.
 
-Beside its config, a case may have ``stride`` (between positions), ``shard`` (size of a weight file)
-and ``rewritten`` (fields put into the written config.json, which is then read again).
+Beside its config, a case may have ``stride`` (between positions), ``shard`` (size of a file), and
+``rewritten`` (fields put into the written config.json, which is then read again; null removes one),
+``greedy`` (false where the angles depend on the length so far), ``seed``, ``fused`` (all experts
+of a layer in one tensor, as transformers 5 has them in memory) and ``gate_up_spread`` (a factor on
+their first projection, so that activations reach a clamp).
 """
 
 import copy
@@ -27,21 +33,28 @@ PROMPT = 9
 NEW_TOKENS = 12
 
 
-def make_model(settings: dict, seed: int) -> transformers.PreTrainedModel:
+def make_model(
+    settings: dict, seed: int, gate_up_spread: float = 1.0
+) -> transformers.PreTrainedModel:
     """A random model whose every parameter matters: biases and norm weights are random too."""
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(**settings)
     config.dtype = torch.float32
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 2:
+        if parameter.dim() >= 2:
             # A tied embedding must be small, or every token predicts itself.
             tied = "embed" in name and config.tie_word_embeddings
-            spread = 0.1 if tied else 1.0 if "embed" in name else 1.2 * parameter.shape[1] ** -0.5
+            spread = 0.1 if tied else 1.0 if "embed" in name else 1.2 * parameter.shape[-1] ** -0.5
             value = spread * torch.randn(parameter.shape)
+            if name.endswith("gate_up_proj"):
+                value *= gate_up_spread
         else:
             value = 0.3 * torch.randn(parameter.shape) + float("norm.weight" in name)
         parameter.data = value.to(torch.bfloat16).float()
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            buffer.copy_((0.3 * torch.randn(buffer.shape)).to(torch.bfloat16))
     return model.eval()
 
 
@@ -51,14 +64,21 @@ def write_case(name: str, settings: dict, seed: int, folder: Path) -> None:
     stride = settings.pop("stride", 1)
     shard = settings.pop("shard", "1GB")
     rewritten = settings.pop("rewritten", {})
-    model = make_model(settings, seed)
+    greedy = settings.pop("greedy", True)
+    seed = settings.pop("seed", seed)
+    fused = settings.pop("fused", False)
+    model = make_model(settings, seed, settings.pop("gate_up_spread", 1.0))
     # A copy is cast: with the model, the rotary frequencies would be.
     rounded = copy.deepcopy(model).to(torch.bfloat16)
-    rounded.save_pretrained(folder / "models" / name, max_shard_size=shard)
+    rounded.save_pretrained(
+        folder / "models" / name, max_shard_size=shard, save_original_format=not fused
+    )
     (folder / "models" / name / "generation_config.json").unlink(missing_ok=True)
     if rewritten:
         file = folder / "models" / name / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | rewritten, indent=2) + "\n")
+        fields = json.loads(file.read_text()) | rewritten
+        fields = {name: value for name, value in fields.items() if value is not None}
+        file.write_text(json.dumps(fields, indent=2) + "\n")
         # Only transformers says what it computes for such a file.
         model = transformers.AutoModelForCausalLM.from_pretrained(
             file.parent, dtype=torch.float32, attn_implementation="eager"
@@ -85,8 +105,9 @@ def write_case(name: str, settings: dict, seed: int, folder: Path) -> None:
         "positions": positions[0].int(),
         "logits": logits[0].float(),
         "prompt": prompt[0].int(),
-        "greedy": output[0, PROMPT:].int(),
     }
+    if greedy:
+        expected["greedy"] = output[0, PROMPT:].int()
     (folder / "expected").mkdir(parents=True, exist_ok=True)
     save_file(
         {key: value.contiguous().clone() for key, value in expected.items()},
@@ -95,10 +116,13 @@ def write_case(name: str, settings: dict, seed: int, folder: Path) -> None:
 
 
 def main() -> None:
-    """Write every case of cases.json."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
-    for seed, (name, settings) in enumerate(json.loads((HERE / "cases.json").read_text()).items()):
-        write_case(name, settings, seed, folder)
+    """Write the cases of a folder's cases.json."""
+    cases = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
+    folder = Path(sys.argv[2]) if len(sys.argv) > 2 else cases
+    found = json.loads((cases / "cases.json").read_text())
+    for seed, (name, settings) in enumerate(found.items()):
+        if name in (sys.argv[3:] or found):
+            write_case(name, settings, seed, folder)
     versions = {
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -4,6 +4,8 @@ The lists of fields come from transformers' source, so a version that adds one f
 family's table says what the field is.
 """
 
+import re
+
 import pytest
 import transformers_fields
 from test_model_config import LLAMA, OPT, of
@@ -15,53 +17,107 @@ from rjax.models.families.rope_fields import INNER_ROPE_FIELDS
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
 LONGROPE_LISTS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+LAYER_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 2.0},
+    "sliding_attention": {"rope_type": "default"},
+}
 
 # A config of each family, from which a change of any field that is read can be seen.
 BASES = {
+    "Gemma2ForCausalLM": of("Gemma2", rope_scaling=YARN),
+    "Gemma3ForCausalLM": of("Gemma3", rope_parameters=LAYER_ROPES),
+    "Glm4MoeForCausalLM": of("Glm4Moe", rope_scaling=YARN, n_routed_experts=12),
+    "GptOssForCausalLM": of("GptOss", rope_scaling=YARN),
     "LlamaForCausalLM": LLAMA | {"head_dim": 16, "rope_scaling": YARN},
     "MinistralForCausalLM": of("Ministral", rope_scaling=YARN),
     "MistralForCausalLM": of("Mistral", rope_scaling=YARN),
+    "MixtralForCausalLM": of("Mixtral", rope_scaling=YARN),
     "OPTForCausalLM": OPT,
+    "OlmoeForCausalLM": of("Olmoe", rope_scaling=YARN),
     "Phi3ForCausalLM": of("Phi3"),
     "Qwen2ForCausalLM": of("Qwen2", rope_scaling=YARN, use_sliding_window=True),
+    "Qwen2MoeForCausalLM": of("Qwen2Moe", rope_scaling=YARN, use_sliding_window=True),
     "Qwen3ForCausalLM": of("Qwen3", rope_scaling=YARN, use_sliding_window=True),
+    "Qwen3MoeForCausalLM": of("Qwen3Moe", rope_scaling=YARN),
 }
 # Another value of every field that some family reads.
 CHANGES = {
     "activation_function": "gelu",
     "attention_bias": True,
+    "decoder_sparse_step": 2,
+    "attn_logit_softcapping": 7.0,
     "dtype": "float16",
     "enable_bias": False,
     "ffn_dim": 80,
+    "final_logit_softcapping": 7.0,
+    "first_k_dense_replace": 2,
     "head_dim": 32,
     "hidden_act": "gelu",
+    "hidden_activation": "gelu",
     "hidden_size": 128,
     "intermediate_size": 80,
     "layer_types": MIXED,
     "max_position_embeddings": 4096,
     "max_window_layers": 1,
     "mlp_bias": True,
+    "mlp_only_layers": [1],
+    "moe_intermediate_size": 24,
+    "n_group": 2,
+    "n_routed_experts": 10,
+    "n_shared_experts": 3,
+    "norm_topk_prob": True,
     "num_attention_heads": 8,
+    "num_experts": 6,
+    "num_experts_per_tok": 1,
     "num_hidden_layers": 5,
     "num_key_value_heads": 1,
+    "num_local_experts": 6,
     "original_max_position_embeddings": 1024,
     "partial_rotary_factor": 0.5,
+    "qkv_bias": False,
+    "query_pre_attn_scalar": 20,
     "rms_norm_eps": 1e-3,
+    "rope_local_base_freq": 5e5,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
     "rope_scaling": {"type": "linear", "factor": 2.0},
     "rope_theta": 5e5,
+    "routed_scaling_factor": 2.5,
+    "shared_expert_intermediate_size": 24,
     "sliding_window": 7,
+    "sliding_window_pattern": 3,
+    "swiglu_alpha": 1.5,
+    "swiglu_limit": 6.0,
     "tie_word_embeddings": True,
+    "topk_group": 2,
     "torch_dtype": "bfloat16",
+    "use_qk_norm": True,
     "use_sliding_window": False,
     "vocab_size": 101,
 }
 # Where a family needs another value, and what must stand beside the field for it to matter.
 CHANGES_OF = {
+    ("Gemma2ForCausalLM", "layer_types"): ["full_attention"] * 3,
+    ("Gemma2ForCausalLM", "tie_word_embeddings"): False,
+    ("Gemma3ForCausalLM", "rope_scaling"): {"rope_type": "linear", "factor": 3.0},
+    ("Gemma3ForCausalLM", "rope_parameters"): {"full_attention": {"rope_theta": 5e5}},
+    ("Gemma3ForCausalLM", "tie_word_embeddings"): False,
+    ("Glm4MoeForCausalLM", "norm_topk_prob"): False,
+    ("Qwen2MoeForCausalLM", "layer_types"): ["full_attention"] * 3,
+    ("Glm4MoeForCausalLM", "partial_rotary_factor"): 1.0,
+    ("GptOssForCausalLM", "attention_bias"): False,
+    ("GptOssForCausalLM", "layer_types"): ["full_attention"] * 3,
     ("OPTForCausalLM", "tie_word_embeddings"): False,
     ("Phi3ForCausalLM", "rope_scaling"): {"rope_theta": 5e5},
+    ("Qwen3MoeForCausalLM", "use_sliding_window"): True,
 }
 BESIDE = {
+    ("Phi3ForCausalLM", "original_max_position_embeddings"): {
+        "rope_scaling": {"type": "longrope", **LONGROPE_LISTS}
+    },
+    ("Glm4MoeForCausalLM", "topk_group"): {"n_group": 4},
+    ("Qwen2MoeForCausalLM", "sliding_window"): {"max_window_layers": 2},
+    ("Qwen2MoeForCausalLM", "use_sliding_window"): {"max_window_layers": 2},
+    ("Qwen3MoeForCausalLM", "sliding_window"): {"use_sliding_window": True},
     "rope_parameters": {"rope_scaling": None},
     "sliding_window": {"max_window_layers": 0},
     "use_sliding_window": {"max_window_layers": 0},
@@ -70,6 +126,7 @@ BESIDE = {
 ALLOWED = {
     "_remove_final_layer_norm": [False],
     "attention_chunk_size": [],
+    "clip_qkv": [],
     "do_layer_norm_before": [True],
     "is_causal": [True],
     "kv_sharing_modes": [],
@@ -80,11 +137,13 @@ ALLOWED = {
     "per_layer_config": [{}],
     "sliding_window": [8192, 10**9],
     "transformers_weights": [],
+    "use_bidirectional_attention": [False],
     "word_embed_proj_dim": [64],
 }
 REFUSED = {
     "_remove_final_layer_norm": [True, 1, "no"],
     "attention_chunk_size": [16],
+    "clip_qkv": [8.0],
     "do_layer_norm_before": [False, 1],
     "is_causal": [False, None, 1],
     "kv_sharing_modes": [["none", "reuse", "none"]],
@@ -95,14 +154,21 @@ REFUSED = {
     "per_layer_config": [{"0": {"rms_norm_eps": 0.5}}, [1]],
     "sliding_window": [16, "no", True, 1e9],
     "transformers_weights": ["other.safetensors"],
+    "use_bidirectional_attention": [True, 0],
     "word_embed_proj_dim": [32, 64.0],
 }
+MODEL_TYPES = {
+    "gemma3": "gemma3_text",
+    "gptoss": "gpt_oss",
+}  # where it does not follow from the architecture
 NOT_OF_A_FAMILY = {"architectures", "quantization_config"}  # which has test_toy_int8.py
 ARCHITECTURES = sorted(FAMILIES)
 
 
 def model_types(architecture):
-    own = architecture.removesuffix("ForCausalLM").lower()
+    own = re.sub(r"(?<=\d)(?=Moe)", "_", architecture.removesuffix("ForCausalLM")).lower()
+    if own in MODEL_TYPES:
+        return [MODEL_TYPES[own]]
     # transformers reads either name of these two as the other's.
     return ["ministral", "mistral"] if own in ("mistral", "ministral") else [own]
 
@@ -123,10 +189,9 @@ def test_every_field_of_transformers_has_its_place(architecture):
 
 
 def test_every_rotary_field_of_transformers_has_its_place():
-    of_refused_kinds = {"short_factor", "long_factor"}
     of_several_axes = {"mrope_section"}
     known = transformers_fields.rope_fields()
-    assert known - INNER_ROPE_FIELDS == of_refused_kinds | of_several_axes
+    assert known - INNER_ROPE_FIELDS == of_several_axes
 
 
 @pytest.mark.parametrize(
@@ -138,7 +203,8 @@ def test_every_rotary_field_of_transformers_has_its_place():
     ],
 )
 def test_a_field_that_is_read_changes_the_model(architecture, field):
-    base = BASES[architecture] | BESIDE.get(field, {})
+    beside = BESIDE.get((architecture, field), BESIDE.get(field, {}))
+    base = BASES[architecture] | beside
     value = CHANGES_OF.get((architecture, field), CHANGES[field])
     assert read(base | {field: value}) != read(base)
 
@@ -185,8 +251,8 @@ def test_other_fields_change_nothing(architecture):
         assert read(base | others) == read(base), value
 
 
-@pytest.mark.parametrize("kind", ["default", "linear", "llama3", "yarn"])
-def test_rotary_fields_of_refused_kinds_change_nothing(kind):
+@pytest.mark.parametrize("kind", ["default", "dynamic", "linear", "llama3", "yarn"])
+def test_rotary_fields_of_other_kinds_change_nothing(kind):
     scaling = {
         "rope_type": kind,
         "factor": 2.0,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rjax import models
 from rjax.models.families import FAMILIES
+from rjax.models.families.rope_fields import ROPE_KINDS
 from rjax.models.rope import RopeConfig, inverse_frequencies
 
 LLAMA = {
@@ -42,6 +43,7 @@ def read(values):
 
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 FULL = ["full_attention"] * 3
+SHORT = {"type": "su", "short_factor": [1.0], "long_factor": [1.0] * 8}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -159,8 +161,9 @@ def test_code_of_a_checkpoint_is_never_looked_at():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, r"architectures is \[\]; known are LlamaForCausalLM, Mini.*Qwen3ForCausalLM"),
-        (of("Gemma"), r"\['GemmaForCausalLM'\]; known are LlamaForCausalLM"),
+        ({}, r"architectures is \[\], which is not supported; the nearest that is: \w+ForCausalLM"),
+        (of("Gemma"), r"\['GemmaForCausalLM'\], .*: Gemma\dForCausalLM. `rjax models` lists all"),
+        (of("Qwen"), r"the nearest that is: Qwen\dForCausalLM.*CONTRIBUTING.md says how to add"),
         ({"architectures": "LlamaForCausalLM"}, "architectures is .* a list of texts"),
         ({"architectures": [{}]}, "a list of texts"),
         (LLAMA | {"vocab_size": None}, "no field 'vocab_size'"),
@@ -196,8 +199,8 @@ def test_code_of_a_checkpoint_is_never_looked_at():
             LLAMA | {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
             "a separate object for 'full_attention'; only one rotary embedding",
         ),
-        (LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic'; supported"),
-        (LLAMA | {"rope_scaling": {"rope_type": "longrope"}}, "'longrope'; supported"),
+        (LLAMA | {"rope_scaling": {"type": "mrope"}}, "'mrope'; supported"),
+        (LLAMA | {"rope_scaling": {"rope_type": "longrope"}}, "no field 'short_factor'"),
         (LLAMA | {"rope_scaling": {"rope_type": ["x"]}}, "supported"),
         (LLAMA | {"rope_scaling": "linear"}, "rope_scaling is 'linear'.*an object"),
         (LLAMA | {"rope_scaling": {"type": "linear"}}, "rope_scaling has no field 'factor'"),
@@ -206,7 +209,9 @@ def test_code_of_a_checkpoint_is_never_looked_at():
             LLAMA | {"rope_scaling": {**LLAMA3, "rope_type": "llama3", "high_freq_factor": 1.0}},
             "must be below",
         ),
-        (of("Phi3", rope_scaling={"type": "su"}), "'su'; supported are default"),
+        (of("Phi3", rope_scaling={"type": "linear"}), "'linear'; supported are default, longrope"),
+        (of("Phi3", rope_scaling={"type": "su"}), "no field 'short_factor'"),
+        (of("Phi3", rope_scaling=SHORT), "short_factor is .*8 numbers, one for each rotated pair"),
         (of("Qwen2", layer_types=["full_attention"]), "layer_types has 1 entries"),
         (of("Qwen2", layer_types=["chunked_attention"] * 3), "chunked_attention"),
         (of("Qwen2", layer_types=["sliding_attention"] * 3), "no window applies"),
@@ -258,7 +263,7 @@ _NUMBERS = st.sampled_from(
 )
 _ODD = _NUMBERS | st.none() | st.booleans() | st.text(max_size=3) | st.lists(st.none(), max_size=2)
 _ROPE = st.fixed_dictionaries(
-    {"rope_type": st.sampled_from(["default", "linear", "llama3", "yarn"])},
+    {"rope_type": st.sampled_from(sorted(ROPE_KINDS))},
     optional=dict.fromkeys(
         [
             "rope_theta",
@@ -272,8 +277,10 @@ _ROPE = st.fixed_dictionaries(
             "attention_factor",
             "mscale",
             "mscale_all_dim",
+            "short_factor",
+            "long_factor",
         ],
-        _NUMBERS | _ODD,
+        _NUMBERS | _ODD | st.lists(_NUMBERS, min_size=8, max_size=8),
     ),
 )
 
@@ -287,19 +294,19 @@ _FIELDS = sorted(
 
 @settings(max_examples=300)
 @given(
-    architecture=st.sampled_from(
-        ["Llama", "Mistral", "Ministral", "Qwen2", "Qwen3", "Phi3", "OPT"]
-    ),
+    architecture=st.sampled_from(sorted(FAMILIES)),
     rope=_ROPE | _ODD,
     changes=st.dictionaries(st.sampled_from(_FIELDS), _ODD),
 )
 def test_any_config_is_read_or_refused(architecture, rope, changes):
-    values = OPT | of(architecture, rope_parameters=rope) | changes
+    values = OPT | LLAMA | {"architectures": [architecture], "rope_parameters": rope} | changes
     try:
         config = read(values)
     except models.CheckpointError:
         return
-    if config.rope is not None and config.rope.rotary_dim < 1000:
-        frequencies = inverse_frequencies(config.rope)
-        assert frequencies.shape == (config.rope.rotary_dim // 2,)
+    for one in config.ropes:
+        if one.rotary_dim >= 1000:
+            continue
+        frequencies = inverse_frequencies(one)
+        assert frequencies.shape == (one.rotary_dim // 2,)
         assert all(math.isfinite(value) and value >= 0 for value in frequencies)

@@ -37,7 +37,7 @@ def test_goldens_are_small_and_say_who_made_them():
 def live_goldens(tmp_path_factory):
     pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("live")
-    subprocess.run([sys.executable, GOLDENS / "make_goldens.py", folder], check=True)
+    subprocess.run([sys.executable, GOLDENS / "make_goldens.py", GOLDENS, folder], check=True)
     return folder
 
 

@@ -29,9 +29,14 @@ def declared(model_type: str) -> set[str]:
 
 def looked_at(model_type: str) -> set[str]:
     """Fields that the model's code reads from its config, declared or not."""
-    files = [f"models/{model_type}/modeling_{model_type}.py", *_SHARED]
-    found = {name for file in files for name in _attributes(_parse(file))}
-    return found - _METHODS
+    folder = model_type.removesuffix("_text")
+    own = _parse(f"models/{folder}/modeling_{folder}.py")
+    if folder != model_type:  # models with vision follow the text model
+        names = [getattr(node, "name", "") for node in own.body]
+        last = next(i for i, name in enumerate(names) if name.endswith("ForCausalLM"))
+        own = ast.Module(own.body[: last + 1], [])
+    trees = [own, *map(_parse, _SHARED)]
+    return {name for tree in trees for name in _attributes(tree)} - _METHODS
 
 
 def taken_from_keywords() -> set[str]:

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
+from rjax.pallas_kernels.grouped_gemm.xla import experts
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.rope_and_cache.xla import rope_and_cache
 from rjax.worker.kernels.kernel import Kernel
@@ -39,6 +40,22 @@ def _rope_and_cache(problem: Problem, *operands: Any) -> Any:
     return rope_and_cache(*arrays, **scales)
 
 
+def _experts(
+    problem: Problem,
+    h: Any,
+    chosen: Any,
+    weights: Any,
+    up: Any,
+    down: Any,
+    up_bias: Any,
+    down_bias: Any,
+) -> Partial:
+    assert problem.activation is not None
+    if problem.needs_partial and down_bias is not None:
+        down_bias = down_bias[0]
+    return experts(h, chosen, weights, up, down, problem.activation, up_bias, down_bias)
+
+
 def _takes_all(problem: Problem) -> None:
     del problem
 
@@ -56,5 +73,6 @@ PLAIN_KERNELS = (
     _kernel("add_rms_norm", _add_rms_norm),
     _kernel("activation", _activation),
     _kernel("rope_and_cache", _rope_and_cache),
+    _kernel("experts", _experts),
 )
 """Used where no other kernel of a backend takes a problem."""

@@ -1,0 +1,78 @@
+"""Every family through the engine: chunks, shared prefixes and preemption change no token."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rjax.models import DenseAttention, load_model
+from rjax.sampling import SamplingParams
+
+from .recorded import TESTS
+from .tiny import make_engine, run
+
+FOLDER = TESTS / "golden" / "families"
+CASES = sorted(json.loads((FOLDER / "cases.json").read_text()))
+LENGTH, NEW_TOKENS = 64, 8
+
+pytestmark = pytest.mark.usefixtures("no_annotations_checked")
+
+
+def prompts() -> list[list[int]]:
+    """Some that share three pages, one that shares none."""
+    draw = np.random.default_rng(3)
+    shared = draw.integers(3, 60, 24).tolist()
+    return [
+        (shared if i < 4 else []) + draw.integers(3, 60, size).tolist()
+        for i, size in enumerate((3, 9, 17, 1, 25))
+    ]
+
+
+def greedy(folder) -> list[list[int]]:
+    """The tokens of each prompt by plain forward passes, one sequence at a time."""
+    loaded = load_model(folder, dtype="float32", progress=False, max_length=LENGTH)
+
+    @jax.jit
+    def logits(ids):
+        return loaded.model.logits(loaded.model(ids, jnp.arange(LENGTH), DenseAttention()))
+
+    found = []
+    for prompt in prompts():
+        tokens = list(prompt)
+        for _ in range(NEW_TOKENS):
+            padded = jnp.asarray(tokens + [0] * (LENGTH - len(tokens)))
+            tokens.append(int(logits(padded)[len(tokens) - 1].argmax()))
+        found.append(tokens[len(prompt) :])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "relay"),
+    [
+        pytest.param(name, relay, marks=[] if relay == "on" else pytest.mark.slow)
+        for name in CASES
+        for relay in ("on", "off", "auto")
+    ],
+)
+def test_tokens_are_those_of_plain_forward_passes(name, relay):
+    engine = make_engine(
+        FOLDER / "models" / name,
+        load_format="auto",
+        dtype="float32",
+        max_model_len=LENGTH,
+        num_pages=10,
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        enable_relay_attention=relay,
+    )
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    done = run(engine, [(str(i), prompt, params) for i, prompt in enumerate(prompts())])
+    stats = engine.stats()
+    assert stats.preemptions > 0
+    assert stats.cached_tokens > 0
+    assert (stats.kv_tokens_read < stats.kv_tokens_unshared) or relay != "on"
+    found = [done[str(i)].outputs[0].token_ids for i in range(len(prompts()))]
+    assert found == greedy(FOLDER / "models" / name)
+    engine.close()
