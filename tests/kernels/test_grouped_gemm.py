@@ -133,3 +133,28 @@ def test_refusals():
         mosaic.experts(*arrays)
     with pytest.raises(ValueError, match="h is float16"):
         mosaic.experts(arrays[0].astype(jnp.float16), *problem(2, 3, 1, 64, 64)[1:])
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("activation", [SWIGLU, CLAMPED], ids=["swiglu", "clamped and biases"])
+@pytest.mark.parametrize("skew", [False, True])
+@pytest.mark.parametrize(
+    ("T", "J", "X", "D", "F"),
+    [(1, 128, 8, 2048, 768), (9, 5, 2, 576, 320), (64, 128, 8, 2048, 768), (700, 8, 2, 1024, 512)],
+)
+def test_on_a_gpu(T, J, X, D, F, skew, activation):
+    h, chosen, weights, up, down = problem(T, J, X, D, F, skew=skew)
+    biased = activation.clamp is not None
+    draw = np.random.default_rng(7)
+    up_bias = jnp.asarray(draw.normal(size=(J, 2, F)), jnp.bfloat16) if biased else None
+    down_bias = jnp.asarray(draw.normal(size=(J, D)), jnp.bfloat16) if biased else None
+    of_kernel = activation.clamped if biased else None
+    run = jax.jit(functools.partial(mosaic.experts, activation=of_kernel))
+    arrays = h, chosen, weights, up, down
+    first, again = (run(*arrays, up_bias, down_bias).summands for _ in range(2))
+    live = np.asarray((chosen < J).all(1))
+    np.testing.assert_array_equal(first[:, live], again[:, live])
+    found = np.asarray(first.sum(0))[live]
+    want = np.asarray(plain.experts(*arrays, activation, up_bias, down_bias).summands[0])[live]
+    assert np.linalg.norm(found - want) / np.linalg.norm(want) < 1e-2
