@@ -144,7 +144,7 @@ def test_refusals():
     [(1, 128, 8, 2048, 768), (9, 5, 2, 576, 320), (64, 128, 8, 2048, 768), (700, 8, 2, 1024, 512)],
 )
 def test_on_a_gpu(T, J, X, D, F, skew, activation):
-    h, chosen, weights, up, down = problem(T, J, X, D, F, skew=skew)
+    h, chosen, weights, up, down = problem(T, J, X, D, F, skew=skew and T > 1)
     biased = activation.clamp is not None
     draw = np.random.default_rng(7)
     up_bias = jnp.asarray(draw.normal(size=(J, 2, F)), jnp.bfloat16) if biased else None
