@@ -139,6 +139,7 @@ SECTIONS: dict[str, Section] = {
     "decode_step_long": Section(
         "One decode step with a long maximum sequence length", _decode_steps
     ),
+    "decode_step_experts": Section("One decode step with experts", _decode_steps),
     "decode_step_growth": Section("A growing prefix", _decode_steps, decode_step.draw),
     "attention": Section("Attention of one layer", _rows(attention.COLUMNS), attention.draw),
     "kernels": Section("Kernels", _rows(run_table.COLUMNS)),

@@ -4,6 +4,7 @@ from rjax.models.families.family import Family
 from rjax.models.families.gemma import GEMMA2, GEMMA3
 from rjax.models.families.glm4_moe import GLM4_MOE
 from rjax.models.families.gpt_oss import GPT_OSS
+from rjax.models.families.granite_moe import GRANITE_MOE
 from rjax.models.families.llama import LLAMA
 from rjax.models.families.mistral import MINISTRAL, MISTRAL
 from rjax.models.families.mixtral import MIXTRAL
@@ -18,7 +19,7 @@ from rjax.models.families.qwen3_moe import QWEN3_MOE
 FAMILIES: dict[str, Family] = {
     family.architecture: family
     for family in (
-        *(GEMMA2, GEMMA3, GLM4_MOE, GPT_OSS, LLAMA, MINISTRAL, MISTRAL, MIXTRAL, OLMOE, OPT),
-        *(PHI3, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE),
+        *(GEMMA2, GEMMA3, GLM4_MOE, GPT_OSS, GRANITE_MOE, LLAMA, MINISTRAL, MISTRAL, MIXTRAL),
+        *(OLMOE, OPT, PHI3, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE),
     )
 }

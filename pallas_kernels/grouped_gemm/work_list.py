@@ -49,9 +49,10 @@ class WorkList:
 
 
 def tile_rows(pairs: int, num_experts: int) -> int:
-    """Rows of a tile for so many pairs: the least that hold an expert's average share."""
+    """Rows of a tile for so many pairs: the least that hold twice an expert's average share, so
+    that the weights of few experts are read for a second tile."""
     share = pairs / num_experts
-    return next((rows for rows in TILE_ROWS if rows >= share), TILE_ROWS[-1])
+    return next((rows for rows in TILE_ROWS if rows >= 2 * share), TILE_ROWS[-1])
 
 
 def max_tiles(pairs: int, num_experts: int, rows: int) -> int:
