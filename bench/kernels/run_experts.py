@@ -144,10 +144,11 @@ def _run(case: ExpertsCase, ceilings: Ceilings) -> dict[str, Any]:
 
             @jax.jit
             def chain(prepared, weights, up, down, call=call):
+                found = []
                 for each in prepared:
-                    out = call(each, weights, up, down)
-                    weights, _ = lax.optimization_barrier((weights, out))  # in order
-                return weights
+                    found.append(call(each, weights, up, down))
+                    weights, found[-1] = lax.optimization_barrier((weights, found[-1]))  # in order
+                return found
 
             seconds = burst_seconds(functools.partial(chain, prepared, weights, up, down))
             row[f"{name}_us"] = 1e6 * seconds / _CALLS
