@@ -63,6 +63,7 @@ def engine_rows(task: dict[str, Any], relay: str, at_once: AutoInt) -> list[dict
         task["folder"],
         dtype=task["dtype"],
         quantization=task["quantization"],
+        dequantize="off",
         backend=task["backend"],
         enable_relay_attention=relay,  # pyright: ignore[reportArgumentType]
         max_model_len=longest,

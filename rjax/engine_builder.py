@@ -8,7 +8,7 @@ from rjax.batch.page_hash import root_key
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.parts import EngineParts
-from rjax.engine_platform import choose_platform
+from rjax.engine_platform import choose_platform, choose_weights
 from rjax.engine_summary import engine_summary
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.models import (
@@ -45,6 +45,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
         tokenizer = _load_tokenizer(config, folder)
     with times.phase("device"):
         jax.devices()
+    model_config = choose_weights(config, model_config)
     platform = choose_platform(config, model_config)
     mesh, dtype, backend = platform.mesh, platform.dtype, platform.backend
     weight_bytes = Decoder(model_config, dtype).weight_bytes
@@ -60,10 +61,12 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             dtype=dtype,
             load_format=settings.load_format,
             quantization=settings.quantization,
+            dequantize=bool(model_config.dequantised),
             mesh=mesh,
             seed=settings.seed,
             progress=config.use_tqdm,
         )
+    quantization = None if model_config.dequantised else settings.quantization
     limits = platform.step_limits(config, model_config, max_model_len=max_model_len)
     with times.phase("pool"):
         worker = Worker(
@@ -83,9 +86,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
         vocab_size=model_config.vocab_size,
         max_model_len=max_model_len,
         limits=limits,
-        identity=root_key(
-            str(folder), str(dtype), str(platform.kv_dtype), str(settings.quantization)
-        ),
+        identity=root_key(str(folder), str(dtype), str(platform.kv_dtype), str(quantization)),
         backend=backend.name,
         device=platform.description,
         tokenizer=tokenizer,
