@@ -13,6 +13,7 @@ from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
 from rjax.models.loading.config_file import config_from_dict, config_from_folder
 from rjax.models.loading.hub import resolve_folder
+from rjax.models.loading.linear_modules import with_dequantised_weights
 from rjax.models.loading.load import LoadedModel, init_model, load_model
 from rjax.models.loading.save import save_model
 from rjax.models.operations import Activation, HeadsOperations, KvScales, Operations, Residual
@@ -55,4 +56,5 @@ __all__ = [
     "resolve_folder",
     "rotary_tables",
     "save_model",
+    "with_dequantised_weights",
 ]

@@ -89,6 +89,8 @@ class ModelConfig:
             they are stored plainly and stay so.
         schemes: how they are stored on the devices, by parameter path without the last part
             ("layers.0.mlp.up"); UNQUANTISED where a path is missing.
+        dequantised: as ``schemes``, those of the projections that are held in the model's dtype
+            instead: a quantised checkpoint's are dequantised while they are loaded.
         kv_scales: the checkpoint has scales for KV in fp8.
         sinks: each query head has one more attention logit, without a value.
         experts: of feed-forward blocks that are mixtures of experts; None without any.
@@ -124,6 +126,7 @@ class ModelConfig:
     quant_method: str | None = None
     format: WeightFormat | None = None
     schemes: tuple[tuple[str, WeightScheme], ...] = ()
+    dequantised: tuple[tuple[str, WeightScheme], ...] = ()
     kv_scales: bool = False
     sinks: bool = False
     experts: ExpertsConfig | None = None

@@ -1,5 +1,6 @@
 """What the commands show of an engine at its start."""
 
+import dataclasses
 from collections.abc import Iterable
 
 from jax.typing import DTypeLike
@@ -41,7 +42,8 @@ def engine_summary(
     size = pool.num_pages * pool.page_bytes / GIB
     return {
         "model": model_name(config, model.config),
-        "weights": f"{weight_types(model.config, platform)}, {model.weight_bytes / GIB:.2f} GiB",
+        "weights": f"{weight_types(model, platform)}, {model.weight_bytes / GIB:.2f} GiB"
+        + (_why_dequantised(config, model) if model.config.dequantised else ""),
         "dtype": dtype_names(platform),
         "context": f"{max_model_len:,} tokens",
         "KV pool": f"{pool.num_pages * page_size:,} tokens "
@@ -67,13 +69,27 @@ def model_name(config: EngineConfig, model: ModelConfig) -> str:
     return f"{config.model.model or 'tables, the bundled model'} ({model.architecture})"
 
 
-def weight_types(model: ModelConfig, platform: EnginePlatform) -> str:
+def weight_types(model: Decoder, platform: EnginePlatform) -> str:
     """How the weights of the projections are stored."""
-    names = sorted({scheme.name for _, scheme in model.schemes})
+    config = model.config
+    names = " and ".join(
+        sorted({scheme.name for _, scheme in config.schemes or config.dequantised})
+    )
+    on_load = config.quant_method is None
+    if config.dequantised:
+        how = f"not quantised to {names}" if on_load else f"dequantised, {names} in the checkpoint"
+        return f"{platform.dtype.name} ({how})"
     if not names:
         return platform.dtype.name
-    how = "quantised at loading" if model.quant_method is None else "as in the checkpoint"
-    return f"{' and '.join(names)} ({how})"
+    return f"{names} ({'quantised at loading' if on_load else 'as in the checkpoint'})"
+
+
+def _why_dequantised(config: EngineConfig, model: Decoder) -> str:
+    """What the weights cost and gain in the model's dtype."""
+    quantised = dataclasses.replace(model.config, schemes=model.config.dequantised, dequantised=())
+    more = (model.weight_bytes - Decoder(quantised, model.dtype).weight_bytes) / GIB
+    faster = "faster on this device; " if config.model.dequantize == "auto" else ""
+    return f": {faster}{more:.2f} GiB more"
 
 
 def dtype_names(platform: EnginePlatform) -> str:

@@ -78,6 +78,21 @@ def with_quantization(config: ModelConfig, quantization: str | None) -> ModelCon
     return with_format(config, OnLoad(ON_LOAD[quantization]))
 
 
+def with_dequantised_weights(config: ModelConfig) -> ModelConfig:
+    """The config with all projections in the model's dtype.
+
+    The weights of a quantised checkpoint are dequantised while they are loaded. Those that would be
+    quantised then stay as they are.
+    """
+    on_load = isinstance(config.format, OnLoad)
+    return dataclasses.replace(
+        config,
+        format=None if on_load else config.format,
+        schemes=(),
+        dequantised=config.schemes,
+    )
+
+
 def _common_scheme(pieces: tuple[Piece, ...], weight_format: WeightFormat) -> WeightScheme:
     first, *others = (module_of(piece) for piece in pieces)
     scheme = weight_format.scheme(first)

@@ -18,8 +18,8 @@ from rjax.models.layers.linear import Linear
 from rjax.models.loading.assembly import Assembly
 from rjax.models.loading.blocks import Block, split_rows
 from rjax.models.loading.checkpoint_folder import read_tensors
+from rjax.models.loading.dequantised_plan import dequantised_plan, head_plan
 from rjax.models.loading.expert_plan import expert_plan, stored_experts
-from rjax.models.loading.head_plan import head_plan
 from rjax.models.loading.host_buffers import HostBuffers, host_buffers
 from rjax.models.loading.kv_scales import kv_scale_tensors
 from rjax.models.loading.layout import piece_shape, piece_sharding, view
@@ -69,11 +69,13 @@ def load_weights(
     weights = family.weights_of(config, tensors)
     kv_scales = kv_scale_tensors(config)
     widened = _stored_experts(model, config, weights)
+    dequantised = dict(config.dequantised) if config.format is not None else {}
     quantised = {
         path: (linear, weights.pop(f"{path}.weight"))
         for path, linear in nnx.iter_modules(model)
-        if isinstance(linear, Linear) and linear.scheme != UNQUANTISED
+        if isinstance(linear, Linear)
         for path in [".".join(map(str, path))]
+        if linear.scheme != UNQUANTISED or path in dequantised
     }
     head = UNQUANTISED
     if config.format is not None and _HEAD in weights:
@@ -103,6 +105,12 @@ def load_weights(
             parameters[path], piece, entries, config, mesh, buffers.block_bytes
         )
     for path, (linear, pieces) in quantised.items():
+        if path in dequantised:
+            plans[(f"{path}.weight",)] = dequantised_plan(
+                *(linear, pieces, dequantised[path], entries, config, model.dtype, mesh),
+                buffers.block_bytes,
+            )
+            continue
         leaves = tuple(f"{path}.{leaf}" for leaf, _ in linear.leaf_letters)
         plans[leaves] = linear_plan(linear, pieces, entries, config, mesh, buffers.block_bytes)
     if head_pieces:

@@ -54,6 +54,7 @@ def logprobs(folder: Path, **options) -> list[float]:
         model=str(folder),
         skip_tokenizer_init=True,
         dtype="bfloat16",
+        dequantize="off",  # which is the default for so small a model
         max_num_seqs=8,
         max_model_len=512,
         num_pages=64,

@@ -7,6 +7,7 @@ from jax.sharding import AbstractMesh
 from jax.typing import DTypeLike
 
 from rjax.models import Activation, DecoderLayer, Linear, ModelConfig
+from rjax.models.layers.experts import Experts
 from rjax.models.schemes import UNQUANTISED
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.worker.kernels.dispatcher import Dispatcher
@@ -68,9 +69,11 @@ def _quantised(model: ModelConfig, dtype: DTypeLike) -> Iterator[_Use]:
         uses: list[_Use] = [
             (attention.qkv, ("norm_linear", "linear"), None),
             (attention.output, ("merge_linear", "linear"), None),
-            (mlp.up, ("norm_linear_activation", "linear_activation", "linear"), mlp.activation),
-            (mlp.down, ("linear",), None),
         ]
+        if not isinstance(mlp, Experts):
+            activated: tuple[Operation, ...] = ("norm_linear_activation", "linear_activation")
+            uses.append((mlp.up, (*activated, "linear"), mlp.activation))
+            uses.append((mlp.down, ("linear",), None))
         yield from (use for use in uses if use[0].scheme != UNQUANTISED)
 
 
