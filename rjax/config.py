@@ -181,7 +181,7 @@ class SchedulerSettings:
             ``max_num_seqs`` others decode; each starts to decode as soon as another sequence
             finishes. Their prompts fill the rows of a step that the others leave free, and they are
             preempted first. The default is 0, except on Hopper for ``max_num_seqs`` below 128
-            (below 64 with quantised weights): there it is ``max_num_seqs``, because a step of up to
+            (below 64 with fp8 weights): there it is ``max_num_seqs``, because a step of up to
             that many rows takes little longer than a step of few.
         num_decode_steps: decode steps that start as one program on the device. More than 1 reduces
             the host's work per step, which helps small models and small batches; tokens then arrive

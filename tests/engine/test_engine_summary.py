@@ -11,7 +11,7 @@ from rjax.models import ModelConfig, config_from_dict
 from rjax.models.formats.on_load import ON_LOAD
 from rjax.models.loading.linear_modules import with_quantization
 from rjax.models.schemes import Scaled
-from rjax.pallas_kernels.quantised_gemm.mosaic import MAX_ROWS
+from rjax.pallas_kernels.quantised_gemm.config import FEW_ROWS
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.kernels.dequantised import dequantised_projections
 
@@ -64,7 +64,7 @@ def test_few_rows_are_read_by_kernels(quantization):
     found = direct_rows(llama(quantization))
     assert set(found) == {"D -> K A H", "N H -> D", "D -> A F", "F -> D"}
     for rows in found.values():
-        assert rows >= {count for count in ROWS if count <= MAX_ROWS}
+        assert rows >= {count for count in ROWS if count <= FEW_ROWS}
     [rows] = {frozenset(rows) for rows in found.values()}
     said = f"up to {max(rows)} rows, XLA dequantises them in larger ones"
     assert kernels(llama(quantization)) == (

@@ -17,7 +17,7 @@ from rjax.models.loading.linear_modules import with_quantization
 from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
 from rjax.pallas_kernels.attention import xla as attention
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.quantised_gemm.mosaic import MAX_ROWS
+from rjax.pallas_kernels.quantised_gemm.config import FEW_ROWS
 from rjax.pallas_kernels.silu_and_mul.xla import silu_and_mul
 from rjax.pallas_kernels.skinny_gemm import ROWS
 from rjax.pallas_kernels.split_k_gemm import xla
@@ -214,10 +214,10 @@ def test_which_models_take_them():
 @pytest.mark.parametrize("model", ["llama-3-8b", "qwen2.5-3b", "qwen2.5-0.5b"])
 def test_quantised_weights_leave_rows_to_prefill_ahead(model, quantization):
     backend = backend_of(model, quantization=quantization)
-    few = {rows for rows in ROWS if 1 < rows <= MAX_ROWS}  # one row is not fused
-    assert few <= set(backend.streamed_rows) and backend.spare_rows >= MAX_ROWS
-    settings = SchedulerSettings(max_num_seqs=MAX_ROWS // 2)
+    few = {rows for rows in ROWS if 1 < rows <= FEW_ROWS}  # one row is not fused
+    assert few <= set(backend.streamed_rows) and backend.spare_rows >= FEW_ROWS
+    settings = SchedulerSettings(max_num_seqs=FEW_ROWS // 2)
     limits = step_limits(settings, most_tokens=2048, spare_rows=backend.spare_rows)
-    assert limits.max_num_prefill_ahead == MAX_ROWS // 2
+    assert limits.max_num_prefill_ahead == FEW_ROWS // 2
     assert limits.prefill_ahead_tokens == backend.spare_rows
     assert backend_of(model, quantization=quantization, name="xla").spare_rows == 0
