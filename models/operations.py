@@ -192,8 +192,16 @@ class Operations(abc.ABC):
         not depend on the experts of the others.
         """
         weights = up.weight[...], down.weight[...]
-        biases = up.bias_array, down.bias_array
-        return experts(h, routing.experts, routing.weights, *weights, activation, *biases)
+        return experts(
+            h,
+            routing.experts,
+            routing.weights,
+            *weights,
+            activation,
+            up.bias_array,
+            down.bias_array,
+            differentiable=True,
+        )
 
 
 class HeadsOperations(Operations):
