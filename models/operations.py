@@ -13,7 +13,7 @@ from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
 from rjax.models.rope import Rotary
-from rjax.models.routing import Routing, route
+from rjax.models.routing import Routing, route, router_logits
 from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.grouped_gemm.xla import experts
@@ -176,10 +176,7 @@ class Operations(abc.ABC):
         correction: Float[Array, " J"] | None = None,
     ) -> Routing:
         """The experts of each row, from the logits h @ weight + bias; see `routing.route`."""
-        logits = jnp.dot(h, weight, preferred_element_type=jnp.float32)
-        if bias is not None:
-            logits = logits + bias.astype(jnp.float32)
-        return route(logits, router, top_k, correction)
+        return route(router_logits(h, weight, bias), router, top_k, correction)
 
     def experts(
         self,
@@ -195,8 +192,16 @@ class Operations(abc.ABC):
         not depend on the experts of the others.
         """
         weights = up.weight[...], down.weight[...]
-        biases = up.bias_array, down.bias_array
-        return experts(h, routing.experts, routing.weights, *weights, activation, *biases)
+        return experts(
+            h,
+            routing.experts,
+            routing.weights,
+            *weights,
+            activation,
+            up.bias_array,
+            down.bias_array,
+            differentiable=True,
+        )
 
 
 class HeadsOperations(Operations):

@@ -21,6 +21,14 @@ class Routing(NamedTuple):
     weights: Float32[Array, "T X"]
 
 
+def router_logits(
+    h: Float[Array, "T D"], weight: Float[Array, "D J"], bias: Float[Array, " J"] | None
+) -> Float32[Array, "T J"]:
+    """h @ weight + bias."""
+    logits = jnp.dot(h, weight, preferred_element_type=jnp.float32)
+    return logits if bias is None else logits + bias.astype(jnp.float32)
+
+
 def route(
     logits: Float32[Array, "T J"],
     router: Router,

@@ -14,7 +14,7 @@ from jaxtyping import Array, Int
 
 TILE_ROWS = (8, 16, 32, 64, 128)
 """Rows of a tile."""
-_MAX_COMPARED = 2048  # pairs
+_MAX_COMPARED = 1024  # pairs
 
 
 @no_type_check  # JAX also builds it with other leaves than arrays
@@ -84,13 +84,21 @@ def make_work_list(
     first_slot = jnp.append((ends - of_expert) * R, tiles * R)
     rank = (_rank_by_sorting if T * X > _MAX_COMPARED else _rank_by_comparing)(expert, counts)
     slot = jnp.where(expert < num_experts, first_slot[expert] + rank, tiles * R).astype(jnp.int32)
-    pairs = jnp.arange(T * X, dtype=jnp.int32)
     return WorkList(
         tile_expert=(ends <= jnp.arange(tiles)[:, None]).sum(1).astype(jnp.int32),
         num_tiles=ends[-1:].astype(jnp.int32),
-        slot_pair=jnp.full(tiles * R, -1, jnp.int32).at[slot].set(pairs, mode="drop"),
+        slot_pair=_pairs(slot, tiles * R),
         pair_slot=slot.reshape(T, X),
     )
+
+
+def _pairs(slot: Int[Array, " pairs"], slots: int) -> Int[Array, " slots"]:
+    """The pair of each slot; -1 where there is none."""
+    pairs = jnp.arange(len(slot), dtype=jnp.int32)
+    if len(slot) > _MAX_COMPARED:
+        return jnp.full(slots, -1, jnp.int32).at[slot].set(pairs, mode="drop")
+    # One reduction, where a scatter takes two kernels.
+    return jnp.where(slot == jnp.arange(slots)[:, None], pairs, -1).max(1)
 
 
 def _one_row(expert: Int[Array, " X"], rows: int) -> WorkList:

@@ -22,6 +22,8 @@ def experts(
     activation: _Activation,
     up_bias: Float[Array, "J A I"] | None = None,
     down_bias: Float[Array, "J D"] | None = None,
+    *,
+    differentiable: bool = False,
 ) -> Partial:
     """The sum over the chosen experts of weight * down(activation(up(h))), as one summand.
 
@@ -35,6 +37,7 @@ def experts(
         up, down: weights of all experts.
         activation: from float32.
         up_bias, down_bias: of all experts, or None.
+        differentiable: compute all tiles, also those without rows, so that gradients can be taken.
     """
     T, D = h.shape
     J, _, A, F = up.shape
@@ -42,9 +45,9 @@ def experts(
     R = work.tile_rows
     rows = h[work.slot_row]
 
-    def tile(i: Array, out: Float32[Array, "S D"]) -> Float32[Array, "S D"]:
-        expert, first = work.tile_expert[i], i * R
-        own = lax.dynamic_slice(rows, (first, 0), (R, D))
+    def tile(i: Array) -> Float32[Array, "R D"]:
+        expert = work.tile_expert[i]
+        own = lax.dynamic_slice(rows, (i * R, 0), (R, D))
         both = _dot(own, lax.dynamic_index_in_dim(up, expert, keepdims=False).reshape(D, A * F))
         both = both.reshape(R, A, F)
         if up_bias is not None:
@@ -53,9 +56,15 @@ def experts(
         result = _dot(hidden, lax.dynamic_index_in_dim(down, expert, keepdims=False))
         if down_bias is not None:
             result = result + lax.dynamic_index_in_dim(down_bias, expert, keepdims=False)
-        return lax.dynamic_update_slice(out, result, (first, 0))
+        return result
 
-    out = lax.fori_loop(0, _trips(work), tile, jnp.zeros((len(rows), D), jnp.float32))
+    def store(i: Array, out: Float32[Array, "S D"]) -> Float32[Array, "S D"]:
+        return lax.dynamic_update_slice(out, tile(i), (i * R, 0))
+
+    if differentiable:
+        out = lax.map(tile, jnp.arange(work.tile_expert.shape[0])).reshape(-1, D)
+    else:
+        out = lax.fori_loop(0, _trips(work), store, jnp.zeros((len(rows), D), jnp.float32))
     # Pairs without an expert add zeros.
     each = jnp.take(out, work.pair_slot, axis=0, mode="fill", fill_value=0)
     total = jnp.zeros((T, D), jnp.float32)

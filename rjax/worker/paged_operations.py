@@ -18,6 +18,7 @@ from rjax.models import (
     Operations,
     Residual,
     Rotary,
+    Router,
     Routing,
 )
 from rjax.models.sharding import TENSOR_AXIS
@@ -29,10 +30,12 @@ from rjax.worker.backend import Backend
 from rjax.worker.kernels import Choice, Kernel, Problem
 from rjax.worker.kernels.experts_problem import expert_specs, experts_problem, shares_of_bias
 from rjax.worker.kernels.linear_problem import LinearSharding, linear_problem, linear_sharding
+from rjax.worker.kernels.run import run_kernel
 from rjax.worker.step_input import StepInput
 
 _WHOLE = PartitionSpec()
 _PROJECTIONS = PartitionSpec(None, TENSOR_AXIS, None, None)
+_ROUTED = Routing(_WHOLE, _WHOLE)  # type: ignore[arg-type]
 _HEADS = PartitionSpec(None, TENSOR_AXIS, None)
 _POOL = PartitionSpec(None, TENSOR_AXIS, None, None)
 
@@ -199,6 +202,32 @@ class PagedOperations(Operations):
             return residual, self._run(kernel, problem, (h, linear.leaves), specs, of_value)
         return residual, self._activate(reduced(self.linear(linear, h)), activation, sharding)
 
+    def route(
+        self,
+        h: Float[Array, "T D"],
+        weight: Float[Array, "D J"],
+        router: Router,
+        top_k: int,
+        *,
+        bias: Float[Array, " J"] | None = None,
+        correction: Float[Array, " J"] | None = None,
+    ) -> Routing:
+        """The experts of each row; every device computes them."""
+        problem = Problem(
+            operation="route",
+            label="D -> J",
+            rows=len(h),
+            dtype=str(h.dtype),
+            depth=h.shape[1],
+            columns=weight.shape[1:],
+            router=router,
+            top_k=top_k,
+        )
+        kernel = self._choose(problem).kernel
+        assert kernel is not None, "plain JAX takes every router"
+        operands = (h, weight, bias, correction)
+        return self._run(kernel, problem, operands, (_WHOLE,) * 4, lambda _: _ROUTED)
+
     def experts(
         self,
         h: Float[Array, "T D"],
@@ -310,45 +339,7 @@ class PagedOperations(Operations):
         specs: tuple[Any, ...],
         of_result: Callable[[Any], Any],
     ) -> Any:
-        """Run a kernel, on a mesh under ``shard_map``.
-
-        Args:
-            kernel, problem: the choice.
-            operands: of the operation.
-            specs: of the operands, or a prefix of that tree.
-            of_result: from the result of one device, as shapes, to its specs.
-        """
-        if self._mesh.size == 1:
-            return _run(operands, kernel=kernel, problem=problem)
-        flat, tree = jax.tree.flatten(operands)
-        whole_specs = jax.tree.broadcast(specs, operands, is_leaf=_is_spec)
-        each = jax.tree.leaves(whole_specs, is_leaf=_is_spec)
-        shapes = [_local(leaf, spec, self._mesh) for leaf, spec in zip(flat, each, strict=True)]
-        found = jax.eval_shape(
-            functools.partial(kernel.run, problem), *jax.tree.unflatten(tree, shapes)
-        )
-        out_specs, out_tree = jax.tree.flatten(of_result(found), is_leaf=_is_spec)
-        return _run_sharded(
-            flat,
-            tree=tree,
-            kernel=kernel,
-            problem=problem,
-            mesh=self._mesh,
-            in_specs=tuple(each),
-            out_specs=tuple(out_specs),
-            out_tree=out_tree,
-        )
-
-
-def _is_spec(value: Any) -> bool:
-    return isinstance(value, PartitionSpec)
-
-
-def _local(leaf: Array, spec: PartitionSpec, mesh: Mesh) -> jax.ShapeDtypeStruct:
-    """The part of one device."""
-    cuts = [*spec, *[None] * (leaf.ndim - len(spec))]
-    shape = (size // (mesh.size if cut else 1) for size, cut in zip(leaf.shape, cuts, strict=True))
-    return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
+        return run_kernel(kernel, problem, operands, specs, of_result, self._mesh)
 
 
 def _qkv_specs(qkv: Array | Partial) -> Any:
@@ -388,32 +379,7 @@ def _with_bias(product: Any, linear: Linear) -> Any:
     return product + linear.bias[...]
 
 
-# Each is jitted by itself, so that it is traced, lowered and (its kernels) compiled once for all
-# layers and not once for each; XLA inlines it into the step.
-
-
-@functools.partial(jax.jit, static_argnames=("kernel", "problem"))
-def _run(operands, *, kernel: Kernel, problem: Problem):
-    return kernel.run(problem, *operands)
-
-
-@functools.partial(
-    jax.jit,
-    static_argnames=("tree", "kernel", "problem", "mesh", "in_specs", "out_specs", "out_tree"),
-)
-def _run_sharded(
-    flat, *, tree, kernel: Kernel, problem: Problem, mesh, in_specs, out_specs, out_tree
-):
-    def run(*parts):
-        return kernel.run(problem, *jax.tree.unflatten(tree, parts))
-
-    return jax.shard_map(
-        run,
-        mesh=mesh,
-        in_specs=in_specs,
-        out_specs=jax.tree.unflatten(out_tree, out_specs),
-        check_vma=False,
-    )(*flat)
+# Jitted by itself, like the other kernels (`run_kernel`).
 
 
 @functools.partial(jax.jit, static_argnames=("write", "problem", "backend", "spec", "unmerged"))

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from rjax import models
 from rjax.models.experts_config import Router
 from rjax.models.operations import Activation
+from rjax.models.quantising.settings import choose_settings
 from rjax.models.routing import route
 from rjax.pallas_kernels.grouped_gemm.work_list import make_work_list, max_tiles, tile_rows
 from rjax.pallas_kernels.grouped_gemm.xla import experts
@@ -77,6 +78,28 @@ def test_skewed_routing_drops_no_row(kind):
     np.testing.assert_allclose(found, reference(h, chosen, weights, up, down), rtol=2e-5, atol=2e-5)
     if kind == "rows without experts":
         assert not np.asarray(found)[10:90].any()
+
+
+def test_gradients_are_those_of_the_reference():
+    h, chosen, weights, up, down = problem(12, 5, 2, 16, 8)
+
+    def loss(h, weights, up, down):
+        found = experts(h, jnp.asarray(chosen), weights, up, down, SWIGLU, differentiable=True)
+        return jnp.sin(found.reduce()).sum()
+
+    def wanted(h, weights, up, down):
+        both = jnp.einsum("TD,TXDAI->TXAI", h, up[chosen])
+        hidden = jax.nn.silu(both[:, :, 0]) * both[:, :, 1]
+        each = jnp.einsum("TXI,TXID->TXD", hidden, down[chosen])
+        return jnp.sin((each * weights[..., None]).sum(1)).sum()
+
+    arrays = tuple(map(jnp.asarray, (h, weights, up, down)))
+    for ours, theirs in zip(
+        jax.grad(loss, (0, 1, 2, 3))(*arrays),
+        jax.grad(wanted, (0, 1, 2, 3))(*arrays),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
 
 
 def test_thousands_of_rows():
@@ -259,3 +282,46 @@ def test_formats_and_experts_that_do_not_go_together():
     mxfp4 = {"quant_method": "mxfp4"}
     with pytest.raises(models.CheckpointError, match="for the experts of gpt-oss"):
         models.config_from_dict(LLAMA | {"quantization_config": mxfp4})
+
+
+GLM4_MOE = LLAMA | {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+}
+
+
+def test_layers_that_predict_further_tokens_are_not_loaded(tmp_path):
+    plain = write_plain(tmp_path / "plain", GLM4_MOE)
+    tensors = load_file(plain / "model.safetensors")
+    more = {"model.layers.2.eh_proj.weight": np.ones((2, 2), np.float32)}
+    folder = write_tensors(tmp_path / "more", GLM4_MOE, tensors | more)
+    wanted = models.load_model(plain, dtype=None, progress=False).model
+    found = models.load_model(folder, dtype=None, progress=False).model
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(a, b)
+    unknown = write_tensors(tmp_path / "unknown", GLM4_MOE, tensors | {"model.x": np.ones(1)})
+    with pytest.raises(models.CheckpointError, match=r"model\.x"):
+        models.load_model(unknown, dtype=None, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok is 5"),
+        ({"n_group": 3}, "n_group is 3 and n_routed_experts 4"),
+        ({"n_group": 4}, "at least 2"),
+        ({"topk_group": 2}, "topk_group is 2"),
+    ],
+)
+def test_experts_that_cannot_be_chosen_are_refused(changes, message):
+    with pytest.raises(models.CheckpointError, match=message):
+        models.config_from_dict(GLM4_MOE | changes)
+
+
+def test_experts_are_not_quantised():
+    config = models.config_from_dict(GLM4_MOE)
+    with pytest.raises(models.CheckpointError, match="mixture of experts"):
+        choose_settings(config, "int8", None, True)

@@ -5,6 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rjax.models import Routing
+from rjax.models.routing import route, router_logits
 from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
 from rjax.pallas_kernels.grouped_gemm.xla import experts
 from rjax.pallas_kernels.partial import Partial
@@ -40,6 +42,11 @@ def _rope_and_cache(problem: Problem, *operands: Any) -> Any:
     return rope_and_cache(*arrays, **scales)
 
 
+def _route(problem: Problem, h: Any, weight: Any, bias: Any, correction: Any) -> Routing:
+    assert problem.router is not None
+    return route(router_logits(h, weight, bias), problem.router, problem.top_k, correction)
+
+
 def _experts(
     problem: Problem,
     h: Any,
@@ -73,6 +80,7 @@ PLAIN_KERNELS = (
     _kernel("add_rms_norm", _add_rms_norm),
     _kernel("activation", _activation),
     _kernel("rope_and_cache", _rope_and_cache),
+    _kernel("route", _route),
     _kernel("experts", _experts),
 )
 """Used where no other kernel of a backend takes a problem."""
