@@ -139,10 +139,15 @@ def stream_gemm(
             own = pl.multiple_of(wg * WGMMA_M, WGMMA_M) if consumers > 1 else 0
             mine = pl.ds(own, WGMMA_M)
             output = pl.multiple_of(first + own, WGMMA_M)
-            rows_scale = None if grouped else x_scale
-            of_products = ((WGMMA_M, R), row)
             scales = Scales(
-                scale, zero_points, rows_scale, scale_smem, weight.block, output, *of_products
+                weight=scale,
+                zero_points=zero_points,
+                rows=None if grouped else x_scale,
+                group_rows=scale_smem,
+                block=weight.block,
+                first=output,
+                shape=(WGMMA_M, R),
+                row=row,
             )
 
             def load_scales(i):
