@@ -28,6 +28,7 @@ from bench.kernels.run_table import reason
 from bench.kernels.timing import burst_seconds
 from rjax.models import Activation
 from rjax.pallas_kernels.grouped_gemm import mosaic, xla
+from rjax.pallas_kernels.grouped_gemm.config import choose_tile_rows
 from rjax.pallas_kernels.grouped_gemm.work_list import WorkList, make_work_list
 
 COLUMNS = {
@@ -171,11 +172,11 @@ def _plain(h: Any, chosen: Any, weights: Any, up: Any, down: Any) -> jax.Array:
 
 def _ways(case: ExpertsCase) -> Iterator[tuple[str, Callable[..., Any], Callable[..., Any]]]:
     """(name, (prepared, weights, up, down) to the result, (h, routing) to what is prepared)."""
-    J, X, D, _ = case.shape
+    J, X, D, width = case.shape
     both = lambda h, chosen: (h, chosen)  # noqa: E731
     if jax.default_backend() == "gpu":
         yield "whole", lambda p, *arrays: mosaic.experts(*p, *arrays).reduce(), both
-        yield "products", _products, _listed(J)
+        yield "products", _products, _listed(J, width)
     yield "plain", lambda p, *arrays: _plain(*p, *arrays), both
     if 2 * case.rows * X * J * D > _MOST_BYTES:
         print(f"{case.name}: ragged_dot: it expands each row to every expert")
@@ -183,9 +184,10 @@ def _ways(case: ExpertsCase) -> Iterator[tuple[str, Callable[..., Any], Callable
     yield "ragged_dot", _ragged, _sorted(J)
 
 
-def _listed(num_experts: int) -> Callable[..., Any]:
+def _listed(num_experts: int, width: int) -> Callable[..., Any]:
     def prepare(h: Any, chosen: Any) -> Any:
-        work = make_work_list(chosen, num_experts)
+        rows = choose_tile_rows(chosen.size, num_experts, width)
+        work = make_work_list(chosen, num_experts, rows)
         return (h if len(h) == 1 else h[work.slot_row]), work
 
     return prepare

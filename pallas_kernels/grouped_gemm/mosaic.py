@@ -16,7 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int
 
-from rjax.pallas_kernels.grouped_gemm.config import BLOCK_K, choose_config
+from rjax.pallas_kernels.grouped_gemm.config import BLOCK_K, choose_config, choose_tile_rows
 from rjax.pallas_kernels.grouped_gemm.stores import store_pairs, store_slots
 from rjax.pallas_kernels.grouped_gemm.stream import WGMMA_M, GroupedConfig, grouped_gemm
 from rjax.pallas_kernels.grouped_gemm.work_list import WorkList, make_work_list
@@ -69,9 +69,9 @@ def experts(
         raise ValueError(why)
     if not h.dtype == up.dtype == down.dtype:
         raise ValueError(f"h is {h.dtype} and the weights {up.dtype} and {down.dtype}")
-    work = make_work_list(chosen, J)
-    rows = h if len(h) == 1 else h[work.slot_row]
-    hidden = gate_up(rows, up, work, bias=up_bias, activation=activation)
+    work = make_work_list(chosen, J, choose_tile_rows(chosen.size, J, width))
+    gathered = h if len(h) == 1 else h[work.slot_row]
+    hidden = gate_up(gathered, up, work, bias=up_bias, activation=activation)
     return Partial(weighted_down(hidden, down, weights, work, bias=down_bias), dtype=h.dtype)
 
 
