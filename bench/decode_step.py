@@ -3,6 +3,7 @@
     python -m bench.decode_step                       # the table: H200, about three minutes
     python -m bench.decode_step --only qwen2.5-0.5b   # the rows of one model
     python -m bench.decode_step --growth              # 64 rows, a prefix growing to 32768 tokens
+    python -m bench.decode_step --experts             # mixtures of experts, about five minutes
     python -m bench.decode_step --max-model-len 131072   # steps for a long maximum sequence length
     python -m bench.decode_step --model tiny --batch 4 --shared 64 --own 16   # any shape, any CPU
 
@@ -90,6 +91,13 @@ TABLE = (
     Row("llama-3-8b", DecodeCase(256, 8192, 256), 1.35),
     Row("qwen2.5-3b", DecodeCase(64, 1656, 128), 1.30),
     Row("qwen2.5-0.5b", DecodeCase(16, 512, 128), None, 0.55),
+)
+EXPERTS = (
+    Row("qwen3-30b-a3b", DecodeCase(1, 0, 1024), None, 2.1),
+    Row("qwen3-30b-a3b", DecodeCase(16, 2048, 256), None, 11.0),
+    Row("qwen3-30b-a3b", DecodeCase(64, 2048, 256), None, 16.0),
+    Row("gpt-oss-20b", DecodeCase(1, 0, 1024)),
+    Row("gpt-oss-20b", DecodeCase(64, 2048, 256)),
 )
 GROWTH = tuple(
     Row("llama-3-8b", DecodeCase(64, shared, 256)) for shared in (0, 2048, 8192, 16384, 32768)
@@ -318,6 +326,7 @@ def parser() -> argparse.ArgumentParser:
     p = command_parser("bench.decode_step", __doc__)
     p.add_argument("--only", default="", help="rows of the table whose model name contains this")
     p.add_argument("--growth", action="store_true", help="the growing prefix in place of the table")
+    p.add_argument("--experts", action="store_true", help="mixtures of experts in its place")
     p.add_argument("--model", choices=sorted(SHAPES), help="one row of your own, with the next 3")
     p.add_argument("--batch", type=whole(1), default=4, help="rows")
     p.add_argument("--shared", type=whole(0), default=64, help="tokens that all rows share")
@@ -341,7 +350,8 @@ def main(arguments: list[str] | None = None) -> None:
         case = DecodeCase(options.batch, options.shared, options.own)
         rows: tuple[Row, ...] = (Row(options.model, case),)
     else:
-        rows = tuple(r for r in (GROWTH if options.growth else TABLE) if options.only in r.model)
+        table = GROWTH if options.growth else EXPERTS if options.experts else TABLE
+        rows = tuple(row for row in table if options.only in row.model)
     longest = max((row.case.context for row in rows), default=0)
     if options.max_model_len is not None and options.max_model_len < longest:
         raise SystemExit(
@@ -357,7 +367,8 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"{row['model']}, {row['batch']} rows: {row['busy_ms']:.3f} ms busy")
         for kernel in row["longest"]:
             print(f"{1e6 * kernel['seconds']:9.1f} us {kernel['count']:6.1f} x {kernel['name']}")
-    name = "decode_step_growth" if options.growth else "decode_step"
+    kind = "_growth" if options.growth else "_experts" if options.experts else ""
+    name = f"decode_step{kind}"
     name += "" if options.quantization is None else f"_{options.quantization}"
     long = "" if options.max_model_len is None else "_long"
     keep(found, COLUMNS, options.json, name + long)

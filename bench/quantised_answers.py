@@ -60,7 +60,7 @@ def calibration_prompts(count: int) -> list[list[int]]:
 
 def measure(model: Path, sheets: Sequence[Sheet]) -> dict[str, Any]:
     """The exact answers of a model folder, and its perplexities."""
-    llm = LLM(str(model), enable_relay_attention="auto")
+    llm = LLM(str(model), dequantize="off", enable_relay_attention="auto")
     tables: list[ScoreOutput] = []
     answers: list[ScoreOutput] = []
     start = prefix_text("").removesuffix("<|end|>")

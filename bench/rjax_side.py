@@ -36,7 +36,9 @@ def prompts(task: dict[str, Any], batch: int, prefix: int) -> list[list[int]]:
 
 def check_logits(task: dict[str, Any]) -> None:
     """Logits of the check prompts with paged KV, for the parent to compare."""
-    loaded = load_model(task["folder"], dtype=task["dtype"], progress=False)
+    loaded = load_model(
+        task["folder"], dtype=task["dtype"], quantization=task["quantization"], progress=False
+    )
     rows = jnp.asarray(prompts(task, 4, task["check_tokens"]), jnp.int32)
     setup, weights = functional.prepare(
         loaded.model, max_context=rows.shape[1], page_size=16, backend=task["backend"]
@@ -60,6 +62,8 @@ def engine_rows(task: dict[str, Any], relay: str, at_once: AutoInt) -> list[dict
     llm = LLM(
         task["folder"],
         dtype=task["dtype"],
+        quantization=task["quantization"],
+        dequantize="off",
         backend=task["backend"],
         enable_relay_attention=relay,  # pyright: ignore[reportArgumentType]
         max_model_len=longest,
@@ -106,6 +110,7 @@ def step_rows(task: dict[str, Any]) -> list[dict[str, Any]]:
         relay="auto",
         mode="greedy",
         dtype=task["dtype"],
+        quantization=task["quantization"],
     )
     rows = []
     for batch, prefix in task["points"]:

@@ -6,7 +6,8 @@ import math
 import numpy as np
 
 from bench.ceilings import Ceilings
-from rjax.models import DecoderLayer, Linear, ModelConfig
+from rjax.models import DecoderLayer, GroupedLinear, Linear, ModelConfig
+from rjax.models.layers.experts import Experts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,10 +42,10 @@ class Stage:
 def stages(config: ModelConfig, case: DecodeCase, dtype: np.dtype) -> list[Stage]:
     """The GEMMs and the attention of one step; everything else counts as free.
 
-    Weights are read once, as they are stored, and so is the KV of the shared tokens. Attention to
+    Weights are read once, as they are stored; of experts, those that uniform routing is expected to
+    take, and of rows each for each of its experts. So is the KV of the shared tokens. Attention to
     shared and to unique tokens are two stages, because they differ in arithmetic intensity.
     """
-    layer = DecoderLayer(config, 0, dtype)
     itemsize = dtype.itemsize
     D, V, L = config.hidden_size, config.vocab_size, config.num_layers
     N, K, H, B = config.num_heads, config.num_kv_heads, config.head_dim, case.batch
@@ -53,21 +54,44 @@ def stages(config: ModelConfig, case: DecodeCase, dtype: np.dtype) -> list[Stage
         moved = weights + itemsize * B * (inner + outer)
         return Stage(name, layers * moved, layers * 2 * B * inner * outer)
 
-    def projection(name: str, linear: Linear) -> Stage:
+    def projection(name: str, linear: Linear, layers: int = L) -> Stage:
         outer = math.prod(linear.output_shape)
-        return gemm(name, linear.depth, outer, linear.weight_bytes)
+        return gemm(name, linear.depth, outer, linear.weight_bytes, layers)
+
+    def grouped(name: str, linear: GroupedLinear, layers: int) -> Stage:
+        experts = config.experts
+        assert experts is not None
+        share = 1 - (1 - experts.top_k / experts.num_experts) ** B
+        inner, outer = linear.shape[1], math.prod(linear.shape[2:])
+        weights = share * linear.weight_bytes
+        moved = weights + itemsize * B * experts.top_k * (inner + outer)
+        return Stage(name, layers * moved, layers * 2 * B * experts.top_k * inner * outer)
 
     def attention(name: str, tokens: int, seen: int) -> Stage:
         moved = itemsize * 2 * tokens * K * H
         return Stage(name, L * moved, L * 4 * B * N * H * seen)
 
+    feed_forward = []
+    kinds = [config.has_experts(i) for i in range(L)]
+    for kind in dict.fromkeys(kinds):
+        mlp, count = DecoderLayer(config, kinds.index(kind), dtype).mlp, kinds.count(kind)
+        if isinstance(mlp, Experts):
+            feed_forward += [
+                grouped("experts, gate and up", mlp.up, count),
+                grouped("experts, down", mlp.down, count),
+            ]
+        else:
+            feed_forward += [
+                projection("gate and up" if config.gated_mlp else "up", mlp.up, count),
+                projection("down", mlp.down, count),
+            ]
+    layer = DecoderLayer(config, 0, dtype)
     return [
         projection("qkv", layer.attention.qkv),
         attention("attention to shared tokens", case.shared, case.shared),
         attention("attention to unique tokens", B * case.own, case.own),
         projection("output", layer.attention.output),
-        projection("gate and up" if config.gated_mlp else "up", layer.mlp.up),
-        projection("down", layer.mlp.down),
+        *feed_forward,
         gemm("logits", D, V, itemsize * D * V, layers=1),
     ]
 

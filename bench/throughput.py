@@ -44,6 +44,17 @@ COLUMNS = {
 }
 
 
+def _widths(config: ModelConfig) -> list[int]:
+    """Feed-forward columns that a row goes through, of each layer."""
+    experts = config.experts
+    return [
+        experts.top_k * experts.width + (experts.shared_width or 0)
+        if experts is not None and experts.layers[i]
+        else config.intermediate_size
+        for i in range(config.num_layers)
+    ]
+
+
 def useful_flops(config: ModelConfig, outputs: list[Any]) -> float:
     """FLOP of the GEMMs and the attention of all computed tokens.
 
@@ -52,7 +63,8 @@ def useful_flops(config: ModelConfig, outputs: list[Any]) -> float:
     """
     D, H, L = config.hidden_size, config.head_dim, config.num_layers
     heads = 2 * config.num_heads + 2 * config.num_kv_heads
-    layer = D * heads * H + (2 + config.gated_mlp) * D * config.intermediate_size
+    attention = L * D * heads * H
+    feed_forward = sum(_widths(config)) * (2 + config.gated_mlp) * D
     computed = seen = sampled = 0
     for output in outputs:
         start = output.num_cached_tokens
@@ -61,7 +73,7 @@ def useful_flops(config: ModelConfig, outputs: list[Any]) -> float:
         computed += stop - start
         seen += (stop * (stop + 1) - start * (start + 1)) // 2
         sampled += written
-    products = 2.0 * computed * L * layer + 2.0 * sampled * D * config.vocab_size
+    products = 2.0 * computed * (attention + feed_forward) + 2.0 * sampled * D * config.vocab_size
     return products + 4.0 * seen * L * config.num_heads * H
 
 

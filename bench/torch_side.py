@@ -7,7 +7,8 @@ Methods: "generate" is transformers' generate with a static cache, "compiled" th
 forward compiled, "continuous" transformers' continuous batching. "hand" is a decode step written
 here: fused projections, in-place KV, SDPA, on a GPU replayed as one CUDA graph; "flex" is that with
 FlexAttention, and with the operations between the GEMMs compiled; "shared" also stores the shared
-prefix once and reads it once for all rows.
+prefix once and reads it once for all rows. Only these three run with quantised
+weights: transformers has no quantisation of its own.
 """
 
 import json
@@ -21,11 +22,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+from torch_weights import fused_layer, linear, quantised_layers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
-MOST_ERROR = 0.05  # of logits against the model's own forward
 
 
 def prompts(task: dict, batch: int, prefix: int) -> list[list[int]]:
@@ -121,7 +122,7 @@ def rotated_qkv(x, weight, bias, norm, eps, cos, sin, heads: tuple[int, int, int
     """Queries, keys and values; queries and keys are rotated."""
     N, K, H = heads
     h = F.rms_norm(x, (x.shape[-1],), norm, eps)
-    qkv = F.linear(h, weight, bias).view(x.shape[0], -1, H)
+    qkv = linear(h, weight, bias).view(x.shape[0], -1, H)
     q, k, v = qkv.split([N, K, K], dim=1)
     q, k = (t * cos + _halves(t) * sin for t in (q, k))
     return q, k.unsqueeze(2).contiguous(), v.unsqueeze(2).contiguous()
@@ -129,10 +130,10 @@ def rotated_qkv(x, weight, bias, norm, eps, cos, sin, heads: tuple[int, int, int
 
 def rest_of_layer(x, a, out, norm, eps, up, down):
     """Residual after output projection and feed-forward."""
-    x = x + F.linear(a.reshape(x.shape[0], -1), out)
+    x = x + linear(a.reshape(x.shape[0], -1), out)
     h = F.rms_norm(x, (x.shape[-1],), norm, eps)
-    gate, up = F.linear(h, up).chunk(2, dim=-1)
-    return x + F.linear(F.silu(gate) * up, down)
+    gate, up = linear(h, up).chunk(2, dim=-1)
+    return x + linear(F.silu(gate) * up, down)
 
 
 def sdpa(q, shared, own):
@@ -164,15 +165,22 @@ def _halves(x):
 
 
 class Hand:
-    """A fast decode step for Llama-like models, made of torch operations."""
+    """A fast decode step for Llama-like models, made of torch operations.
 
-    def __init__(self, model, task: dict, attend=sdpa) -> None:
+    Args:
+        model: the model.
+        task: of the benchmark.
+        attend: the attention.
+        layers: fused weights, if they are not the model's own.
+    """
+
+    def __init__(self, model, task: dict, attend=sdpa, layers: list[dict] | None = None) -> None:
         config = model.config
         self.model, self.steps = model, task["steps"]
         self.N, self.K = config.num_attention_heads, config.num_key_value_heads
         self.H = getattr(config, "head_dim", None) or config.hidden_size // self.N
         self.eps = config.rms_norm_eps
-        self.layers = [self._layer(layer) for layer in model.model.layers]
+        self.layers = layers or [fused_layer(layer) for layer in model.model.layers]
         self.shares = attend is flex_shared
         self.before, self.attend, self.after = rotated_qkv, attend, rest_of_layer
         if ON_GPU and attend is not sdpa:
@@ -181,21 +189,6 @@ class Hand:
             self.before, self.attend, self.after = (
                 torch.compile(f, dynamic=False) for f in (rotated_qkv, attend, rest_of_layer)
             )
-
-    @staticmethod
-    def _layer(layer) -> dict:
-        attention, mlp = layer.self_attn, layer.mlp
-        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-        biased = parts[0].bias is not None
-        return {
-            "norm": layer.input_layernorm.weight,
-            "qkv": torch.cat([p.weight for p in parts]),
-            "bias": torch.cat([p.bias for p in parts]) if biased else None,
-            "out": attention.o_proj.weight,
-            "mlp_norm": layer.post_attention_layernorm.weight,
-            "up": torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
-            "down": mlp.down_proj.weight,
-        }
 
     def step(self, tokens, position, slot, pools):
         """Logits of one token for each row at ``position``, its KV written at ``slot`` (both are
@@ -285,12 +278,12 @@ class Hand:
 
 
 METHODS = {
-    "generate": lambda model, task: Generate(model, task, False),
-    "compiled": lambda model, task: Generate(model, task, True),
-    "continuous": Continuous,
-    "hand": Hand,
-    "flex": lambda model, task: Hand(model, task, flex),
-    "shared": lambda model, task: Hand(model, task, flex_shared),
+    "generate": lambda model, task, layers: Generate(model, task, False),
+    "compiled": lambda model, task, layers: Generate(model, task, True),
+    "continuous": lambda model, task, layers: Continuous(model, task),
+    "hand": lambda model, task, layers: Hand(model, task, sdpa, layers),
+    "flex": lambda model, task, layers: Hand(model, task, flex, layers),
+    "shared": lambda model, task, layers: Hand(model, task, flex_shared, layers),
 }
 
 
@@ -302,15 +295,27 @@ def measure(task: dict) -> None:
     model = model.to(DEVICE).eval()
     # A random model may generate EOS; ignore it, so that every answer has full length.
     model.generation_config = GenerationConfig(pad_token_id=0)
+    layers, missing, scheme = None, None, task["quantization"]
+    if scheme is not None:
+        try:
+            layers = quantised_layers(model, scheme)
+        except RuntimeError as error:
+            missing = f"not available: {_told(error)}"
     check = prompts(task, 4, task["check_tokens"])
     ids = torch.tensor(check, device=DEVICE)
     right = model(ids).logits[:, -1].float()
     np.save(task["logits"], right.cpu().numpy())
-    hand = Hand(model, task).logits(check, task["check_tokens"])
-    np.save(task["hand_logits"], hand.float().cpu().numpy())
+    if missing is None:
+        try:
+            hand = Hand(model, task, sdpa, layers).logits(check, task["check_tokens"])
+            np.save(task["hand_logits"], hand.float().cpu().numpy())
+        except RuntimeError as error:
+            if scheme is None:
+                raise
+            missing = f"not available: {_told(error)}"
     rows = []
     for name in task["methods"]:
-        wrong = wrong_logits(model, task, name, check, right)
+        wrong = missing or wrong_logits(model, layers, task, name, check, right)
         for batch, prefix in task["points"]:
             row = {"system": f"torch, {name}", "batch": batch, "prefix": prefix, "own": task["own"]}
             if wrong is not None:
@@ -318,37 +323,40 @@ def measure(task: dict) -> None:
             elif time.time() > task["until"]:
                 row["failed"] = "left out: no time"
             else:
-                row |= point(model, task, name, batch, prefix)
+                row |= point(model, layers, task, name, batch, prefix)
             rows.append(row)
             print(f"torch {name}: {row}", file=sys.stderr, flush=True)
             found = {"rows": rows, "torch": torch.__version__}
             Path(task["torch_out"]).write_text(json.dumps(found))
 
 
-def wrong_logits(model, task: dict, name: str, rows: list[list[int]], right) -> str | None:
+def wrong_logits(
+    model, layers: list[dict] | None, task: dict, name: str, rows: list[list[int]], right
+) -> str | None:
     """Error of a method's logits, or None; only for the decode steps of this file."""
     try:
-        method = METHODS[name](model, task)
+        method = METHODS[name](model, task, layers)
         if not isinstance(method, Hand) or time.time() > task["until"]:
             return None
         found = method.logits(rows, task["check_tokens"]).float()
         error = float((found - right).norm() / right.norm())
     except Exception as error:
         return _told(error)
-    return None if error <= MOST_ERROR else f"its logits are wrong by {error:.1e}"
+    return None if error <= task["most_error"] else f"its logits are wrong by {error:.1e}"
 
 
-def point(model, task: dict, name: str, batch: int, prefix: int) -> dict:
+def point(model, layers: list[dict] | None, task: dict, name: str, batch: int, prefix: int) -> dict:
     """Time one method at one point; the row has an error if it does not run."""
     if ON_GPU:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     try:
-        seconds = METHODS[name](model, task).seconds(prompts(task, batch, prefix), prefix)
+        method = METHODS[name](model, task, layers)
+        seconds = method.seconds(prompts(task, batch, prefix), prefix)
     except Exception as error:  # a failure of a peer is recorded, and the run continues
         return {"failed": _told(error)}
     row = {"step_ms": 1e3 * seconds, "tokens_per_s": batch / seconds}
-    if ON_GPU:
+    if ON_GPU and layers is None:  # else the dequantised model is there too
         row["memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
     return row
 

@@ -6,15 +6,19 @@ from rjax.models.config import ModelConfig
 from rjax.models.decoder import Decoder, DecoderLayer
 from rjax.models.dense import DenseAttention
 from rjax.models.errors import CheckpointError
+from rjax.models.experts_config import ExpertsConfig, Router
 from rjax.models.formats import StoredTensor, WeightFormat, register_format
+from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
 from rjax.models.loading.config_file import config_from_dict, config_from_folder
 from rjax.models.loading.hub import resolve_folder
+from rjax.models.loading.linear_modules import with_dequantised_weights
 from rjax.models.loading.load import LoadedModel, init_model, load_model
 from rjax.models.loading.save import save_model
 from rjax.models.operations import Activation, HeadsOperations, KvScales, Operations, Residual
 from rjax.models.rope import Rotary, rotary_tables
+from rjax.models.routing import Routing
 from rjax.models.schemes import Leaf, WeightScheme
 
 BUNDLED_MODEL: Path = Path(__file__).parent / "tables" / "checkpoint"
@@ -27,6 +31,8 @@ __all__ = [
     "Decoder",
     "DecoderLayer",
     "DenseAttention",
+    "ExpertsConfig",
+    "GroupedLinear",
     "HeadsOperations",
     "KvScales",
     "Leaf",
@@ -37,6 +43,8 @@ __all__ = [
     "Operations",
     "Residual",
     "Rotary",
+    "Router",
+    "Routing",
     "StoredTensor",
     "WeightFormat",
     "WeightScheme",
@@ -48,4 +56,5 @@ __all__ = [
     "resolve_folder",
     "rotary_tables",
     "save_model",
+    "with_dequantised_weights",
 ]

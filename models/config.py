@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from rjax.models.experts_config import ExpertsConfig
 from rjax.models.formats.weight_format import WeightFormat
 from rjax.models.rope import RopeConfig
 from rjax.models.schemes import UNQUANTISED, WeightScheme
@@ -88,7 +89,11 @@ class ModelConfig:
             they are stored plainly and stay so.
         schemes: how they are stored on the devices, by parameter path without the last part
             ("layers.0.mlp.up"); UNQUANTISED where a path is missing.
+        dequantised: as ``schemes``, those of the projections that are held in the model's dtype
+            instead: a quantised checkpoint's are dequantised while they are loaded.
         kv_scales: the checkpoint has scales for KV in fp8.
+        sinks: each query head has one more attention logit, without a value.
+        experts: of feed-forward blocks that are mixtures of experts; None without any.
         norms: placement and kind of the norms.
         scales: factors and soft caps.
         layer_ropes: one entry per layer, its rotary embedding or None; empty where all layers have
@@ -121,7 +126,10 @@ class ModelConfig:
     quant_method: str | None = None
     format: WeightFormat | None = None
     schemes: tuple[tuple[str, WeightScheme], ...] = ()
+    dequantised: tuple[tuple[str, WeightScheme], ...] = ()
     kv_scales: bool = False
+    sinks: bool = False
+    experts: ExpertsConfig | None = None
     norms: NormConfig = NormConfig()
     scales: ScaleConfig = ScaleConfig()
     layer_ropes: tuple[RopeConfig | None, ...] = ()
@@ -129,6 +137,10 @@ class ModelConfig:
     def scheme_of(self, path: str) -> WeightScheme:
         """How the weight of a projection is stored on the devices."""
         return dict(self.schemes).get(path, UNQUANTISED)
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward block of a layer is a mixture of experts."""
+        return self.experts is not None and self.experts.layers[layer]
 
     def rope_of(self, layer: int) -> RopeConfig | None:
         """The rotary embedding of a layer."""
@@ -164,8 +176,13 @@ class ModelConfig:
 
     @property
     def axis_sizes(self) -> dict[str, int]:
-        """Size of each axis letter of the parameters; C counts rows of the position table."""
-        return {
+        """Size of each axis letter of the parameters.
+
+        C counts rows of the position table, J experts; I is the feed-forward width of an expert and
+        U that of the shared ones.
+        """
+        of_experts = {} if self.experts is None else self.experts.axis_sizes
+        return of_experts | {
             "D": self.hidden_size,
             "N": self.num_heads,
             "K": self.num_kv_heads,

@@ -108,21 +108,19 @@ class ConfigFields:
             self.refuse(name, "a list of texts")
         return tuple(value)
 
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of whole numbers from 0; empty if the field is missing."""
+        value = self._get(name, [])
+        if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
+            self.refuse(name, "a list of whole numbers")
+        return tuple(value)
+
     def numbers(self, name: str) -> tuple[float, ...]:
         """A list of numbers from 1e-18 to 1e18."""
         value = self._get(name, _REQUIRED)
         if not isinstance(value, list) or not all(map(_is_number, value)):
             self.refuse(name, f"a list of numbers from {_SMALLEST:g} to {_LARGEST:g}")
         return tuple(map(float, value))
-
-    def integers(self, name: str) -> tuple[int, ...] | None:
-        """A list of whole numbers, or None if the field is missing."""
-        value = self._get(name, None)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
-            self.refuse(name, "a list of whole numbers")
-        return tuple(value)
 
     def inner(self, name: str) -> "ConfigFields":
         """The fields of a nested object; empty if it is missing."""

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 from rjax.models.config import ModelConfig
 from rjax.models.layers.attention import Attention
 from rjax.models.layers.embedding import Embedding
+from rjax.models.layers.experts import Experts
 from rjax.models.layers.mlp import Mlp
 from rjax.models.layers.norm import Norm
 from rjax.models.layers.parameter import array_bytes
@@ -34,7 +35,7 @@ class DecoderLayer(nnx.Module):
         self.attention_post_norm = Norm(config, dtype) if norms.on_outputs else None
         has_mlp_norm = norms.on_inputs and not self.parallel
         self.mlp_norm = Norm(config, dtype) if has_mlp_norm else None
-        self.mlp = Mlp(config, layer, dtype)
+        self.mlp = (Experts if config.has_experts(layer) else Mlp)(config, layer, dtype)
         self.mlp_post_norm = Norm(config, dtype) if norms.on_outputs else None
 
     def __call__(

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float32
 
 from rjax.models.operations import HeadsOperations
 from rjax.models.rope import Rotary
@@ -26,6 +26,19 @@ class DenseAttention(HeadsOperations):
         spec: AttentionSpec,
     ) -> Float[Array, "T N H"]:
         """Causal attention, with the window and soft cap of the spec; the softmax is float32."""
+        return self.attend_with_sinks(layer, q, k, v, rotary, spec, None)
+
+    def attend_with_sinks(
+        self,
+        layer: int,
+        q: Float[Array, "T N H"],
+        k: Float[Array, "T K H"],
+        v: Float[Array, "T K H"],
+        rotary: Rotary | None,
+        spec: AttentionSpec,
+        sinks: Float32[Array, " N"] | None,
+    ) -> Float[Array, "T N H"]:
+        """The same, with one more logit of each head unless ``sinks`` is None."""
         del layer
         if rotary is not None:
             q = rotate(q, rotary.cos, rotary.sin)
@@ -41,7 +54,11 @@ class DenseAttention(HeadsOperations):
         visible = distance >= 0
         if spec.sliding_window is not None:
             visible &= distance < spec.sliding_window
-        weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+        scores = jnp.where(visible, scores, -jnp.inf)
+        if sinks is not None:
+            sink = jnp.broadcast_to(sinks.reshape(K, N // K, 1, 1), (*scores.shape[:3], 1))
+            scores = jnp.concatenate([scores, sink], axis=-1)
+        weights = jax.nn.softmax(scores, axis=-1)[..., :T]
         out = jnp.einsum(
             "KGTS,SKH->TKGH", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
         )

@@ -6,13 +6,17 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float32
 
+from rjax.models.experts_config import Router
+from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
 from rjax.models.rope import Rotary
+from rjax.models.routing import Routing, route, router_logits
 from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
 from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.grouped_gemm.xla import experts
 from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.rope_and_cache.xla import split_qkv
 from rjax.pallas_kernels.silu_and_mul.xla import silu_and_mul
@@ -43,22 +47,36 @@ class Activation:
     Attributes:
         name: "silu", "relu", "gelu" or "gelu_tanh".
         gated: the first entry of axis A goes through it and multiplies the second.
+        clamp: of gpt-oss's SwiGLU, min(gate, clamp) * sigmoid(alpha * gate) * (up + 1), with up
+            clipped to the same limit on both sides; None for the plain one.
+        alpha: see above.
     """
 
     name: str
     gated: bool
+    clamp: float | None = None
+    alpha: float = 1.0
 
     @property
     def is_swiglu(self) -> bool:
         """Whether it is silu(gate) * up, for which there are kernels."""
-        return self.gated and self.name == "silu"
+        return self.gated and self.name == "silu" and self.clamp is None
 
     def __call__(self, h: Float[Array, "T A F"]) -> Float[Array, "T F"]:
         """The activated product, in plain JAX."""
         if self.is_swiglu:
             return silu_and_mul(h)
+        if self.clamp is not None:
+            return self.clamped(h[:, 0], h[:, 1])
         hidden = _ACTIVATIONS[self.name](h[:, 0])
         return hidden * h[:, 1] if self.gated else hidden
+
+    def clamped(self, gate: Array, up: Array) -> Array:
+        """The clamped SwiGLU of gpt-oss; also traced in kernels."""
+        assert self.clamp is not None
+        gate = jnp.minimum(gate, self.clamp)
+        up = jnp.minimum(jnp.maximum(up, -self.clamp), self.clamp)
+        return gate / (1.0 + jnp.exp(-self.alpha * gate)) * (up + 1.0)
 
 
 _ACTIVATIONS = {
@@ -93,6 +111,7 @@ class Operations(abc.ABC):
         rotary: Rotary | None,
         spec: AttentionSpec,
         kv_scales: KvScales | None = None,
+        sinks: Float32[Array, " N"] | None = None,
     ) -> Float[Array, "T N H"] | UnmergedAttention:
         """Attention of T tokens at one layer, in the dtype of the projections.
 
@@ -102,6 +121,7 @@ class Operations(abc.ABC):
             rotary: None where the model has no rotary embedding.
             spec: scale, window and soft cap.
             kv_scales: of KV that is stored in fp8; None for scales of 1.
+            sinks: one more logit of each head, without a value (gpt-oss); None without.
 
         Returns:
             Attention output; along N the query heads of KV head 0 come first, then those of head 1.
@@ -145,6 +165,44 @@ class Operations(abc.ABC):
         residual, h = self.norm(residual, norm)
         return residual, activation(reduced(self.linear(linear, h)))
 
+    def route(
+        self,
+        h: Float[Array, "T D"],
+        weight: Float[Array, "D J"],
+        router: Router,
+        top_k: int,
+        *,
+        bias: Float[Array, " J"] | None = None,
+        correction: Float[Array, " J"] | None = None,
+    ) -> Routing:
+        """The experts of each row, from the logits h @ weight + bias; see `routing.route`."""
+        return route(router_logits(h, weight, bias), router, top_k, correction)
+
+    def experts(
+        self,
+        h: Float[Array, "T D"],
+        routing: Routing,
+        up: GroupedLinear,
+        down: GroupedLinear,
+        activation: Activation,
+    ) -> Float[Array, "T D"] | Partial:
+        """The weighted sum of what the experts of each row make of it.
+
+        Sums are float32, that over a row's experts in the order of the routing, so that a row does
+        not depend on the experts of the others.
+        """
+        weights = up.weight[...], down.weight[...]
+        return experts(
+            h,
+            routing.experts,
+            routing.weights,
+            *weights,
+            activation,
+            up.bias_array,
+            down.bias_array,
+            differentiable=True,
+        )
+
 
 class HeadsOperations(Operations):
     """Operations whose attention takes queries, keys and values as separate arrays."""
@@ -161,6 +219,24 @@ class HeadsOperations(Operations):
     ) -> Float[Array, "T N H"]:
         """Attention of T tokens at one layer, in q's dtype; q and k are not rotated yet."""
 
+    def attend_with_sinks(
+        self,
+        layer: int,
+        q: Float[Array, "T N H"],
+        k: Float[Array, "T K H"],
+        v: Float[Array, "T K H"],
+        rotary: Rotary | None,
+        spec: AttentionSpec,
+        sinks: Float32[Array, " N"],
+    ) -> Float[Array, "T N H"]:
+        """``attend`` of models with sinks.
+
+        Raises:
+            NotImplementedError: a subclass does not have it.
+        """
+        del layer, q, k, v, rotary, spec, sinks
+        raise NotImplementedError(f"{type(self).__name__} has no attention sinks")
+
     def attention(
         self,
         layer: int,
@@ -168,7 +244,11 @@ class HeadsOperations(Operations):
         rotary: Rotary | None,
         spec: AttentionSpec,
         kv_scales: KvScales | None = None,
+        sinks: Float32[Array, " N"] | None = None,
     ) -> Float[Array, "T N H"]:
         """``attend`` from the projections, with KV as it is."""
         del kv_scales
-        return self.attend(layer, *split_qkv(reduced(qkv)), rotary, spec)
+        heads = split_qkv(reduced(qkv))
+        if sinks is None:
+            return self.attend(layer, *heads, rotary, spec)
+        return self.attend_with_sinks(layer, *heads, rotary, spec, sinks)

@@ -5,7 +5,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 TENSOR_AXIS = "tensor"
-_SHARDED_LETTERS = frozenset("NKF")
+_SHARDED_LETTERS = frozenset("NKFIU")
 
 
 def single_device_mesh() -> Mesh:
@@ -29,10 +29,10 @@ def check_mesh(mesh: Mesh) -> None:
 def partition_spec(
     letters: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
 ) -> PartitionSpec:
-    """Shard the first of N, K or F over the mesh axis `tensor`, and V if it is divisible.
+    """Shard the first of N, K, F, I or U over the mesh axis `tensor`, and V if it is divisible.
 
-    All other axes are replicated. Raises ValueError if N, K or F is not divisible by the number of
-    devices on that axis.
+    All other axes are replicated. Raises ValueError if one of these but V is not divisible by the
+    number of devices on that axis.
     """
     devices = mesh.shape[TENSOR_AXIS]
     spec: list[str | None] = []

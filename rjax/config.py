@@ -67,6 +67,11 @@ class ModelSettings:
         quantization: "fp8", "int8" and "int4" (groups of 128) quantise the weights of an
             unquantised model while it is loaded, rounding to nearest. Quantised checkpoints (awq,
             gptq, fp8, compressed-tensors) are recognised without it.
+        dequantize: hold quantised weights in ``dtype``: those of a quantised checkpoint are
+            dequantised while they are loaded, and ``quantization`` leaves others as they are. "on"
+            does so always, "off" never. "auto" does so on Hopper where kernels gain nothing from
+            few bits and the memory is small: if the largest projection has fewer than 16 million
+            weights, and all weights take less than 5 % of the device's memory.
         revision: branch, tag or commit on the hub, for every file of the model.
         hf_token: hub token; by default the one that the hub client finds.
         max_model_len: maximum tokens of one sequence, prompt and output together; by default
@@ -82,6 +87,7 @@ class ModelSettings:
     dtype: DType = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
     quantization: Quantization | None = None
+    dequantize: Literal["auto", "on", "off"] = "auto"
     revision: str | None = None
     hf_token: str | None = None
     max_model_len: int | None = None
@@ -94,6 +100,7 @@ class ModelSettings:
         _choice("load_format", self.load_format, ("auto", "dummy"))
         if self.quantization is not None:
             _choice("quantization", self.quantization, Quantization.__value__.__args__)
+        _choice("dequantize", self.dequantize, ("auto", "on", "off"))
         _positive("max_model_len", self.max_model_len)
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise InvalidConfigError(
@@ -171,10 +178,11 @@ class SchedulerSettings:
         max_num_batched_tokens: token budget of a step: decodes first, prompt chunks use the rest.
             The default is 2048 on a GPU and 512 on a CPU.
         max_num_prefill_ahead: maximum waiting sequences whose prompts are computed while
-            ``max_num_seqs`` others run, so that one of them decodes as soon as another finishes.
-            They use the rows that the others leave free in a step, and are preempted first. On
-            Hopper the default is ``max_num_seqs`` if that is below 128, because a step of up to 128
-            rows takes little longer than a step of few; otherwise it is 0.
+            ``max_num_seqs`` others decode; each starts to decode as soon as another sequence
+            finishes. Their prompts fill the rows of a step that the others leave free, and they are
+            preempted first. The default is 0, except on Hopper for ``max_num_seqs`` below 128
+            (below 64 with fp8 weights): there it is ``max_num_seqs``, because a step of up to
+            that many rows takes little longer than a step of few.
         num_decode_steps: decode steps that start as one program on the device. More than 1 reduces
             the host's work per step, which helps small models and small batches; tokens then arrive
             in groups, and new requests wait for the group. The tokens are the same. "auto" is 4 for

@@ -8,7 +8,7 @@ from rjax.batch.page_hash import root_key
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.parts import EngineParts
-from rjax.engine_platform import choose_platform
+from rjax.engine_platform import choose_platform, choose_weights
 from rjax.engine_summary import engine_summary
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.models import (
@@ -46,6 +46,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
         tokenizer = _load_tokenizer(config, folder)
     with times.phase("device"):
         jax.devices()
+    model_config = choose_weights(config, model_config)
     platform = choose_platform(config, model_config)
     mesh, dtype, backend = platform.mesh, platform.dtype, platform.backend
     weight_bytes = Decoder(model_config, dtype).weight_bytes
@@ -61,11 +62,13 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             dtype=dtype,
             load_format=settings.load_format,
             quantization=settings.quantization,
+            dequantize=bool(model_config.dequantised),
             mesh=mesh,
             seed=settings.seed,
             progress=config.use_tqdm,
             max_length=max_model_len,
         )
+    quantization = None if model_config.dequantised else settings.quantization
     limits = platform.step_limits(config, model_config, max_model_len=max_model_len)
     with times.phase("pool"):
         worker = Worker(
@@ -89,7 +92,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             str(folder),
             str(dtype),
             str(platform.kv_dtype),
-            str(settings.quantization),
+            str(quantization),
             *([str(max_model_len)] if model_config.depends_on_length else []),
         ),
         backend=backend.name,
@@ -105,6 +108,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             limits=limits,
             pool=worker.pool,
             num_decode_steps=worker.num_decode_steps,
+            step_rows=[shape.rows for shape in worker.shapes.all],
         ),
     )
     with times.phase("warm-up"):

@@ -1,11 +1,18 @@
 """What the commands show of an engine at its start."""
 
+import dataclasses
+from collections.abc import Iterable
+
+from jax.typing import DTypeLike
+
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_worker import PoolSize
 from rjax.config import EngineConfig
 from rjax.engine_platform import EnginePlatform
 from rjax.memory_sizes import GIB
 from rjax.models import Decoder, ModelConfig
+from rjax.worker.backend import Backend
+from rjax.worker.kernels.dequantised import dequantised_projections
 
 
 def engine_summary(
@@ -17,6 +24,7 @@ def engine_summary(
     limits: StepLimits,
     pool: PoolSize,
     num_decode_steps: int,
+    step_rows: Iterable[int],
 ) -> dict[str, str]:
     """The facts of a start, by name, in the order in which to show them.
 
@@ -28,12 +36,14 @@ def engine_summary(
         limits: of the steps.
         pool: size of the KV pool.
         num_decode_steps: decode steps of one program at most.
+        step_rows: rows of the compiled steps.
     """
     page_size = config.cache.page_size
     size = pool.num_pages * pool.page_bytes / GIB
     return {
         "model": model_name(config, model.config),
-        "weights": f"{weight_types(model.config, platform)}, {model.weight_bytes / GIB:.2f} GiB",
+        "weights": f"{weight_types(model, platform)}, {model.weight_bytes / GIB:.2f} GiB"
+        + (_why_dequantised(config, model) if model.config.dequantised else ""),
         "dtype": dtype_names(platform),
         "context": f"{max_model_len:,} tokens",
         "KV pool": f"{pool.num_pages * page_size:,} tokens "
@@ -42,7 +52,15 @@ def engine_summary(
         "step",
         "decode steps": _decode_steps(num_decode_steps),
         "backend": f"{platform.backend.name} on {platform.description}",
-        "kernels": _kernels(platform, model.config),
+        "kernels": "XLA's own; the others need a GPU"
+        if platform.is_cpu
+        else gpu_kernels(
+            platform.backend,
+            model.config,
+            platform.dtype,
+            devices=platform.mesh.size,
+            step_rows=step_rows,
+        ),
     }
 
 
@@ -51,13 +69,27 @@ def model_name(config: EngineConfig, model: ModelConfig) -> str:
     return f"{config.model.model or 'tables, the bundled model'} ({model.architecture})"
 
 
-def weight_types(model: ModelConfig, platform: EnginePlatform) -> str:
+def weight_types(model: Decoder, platform: EnginePlatform) -> str:
     """How the weights of the projections are stored."""
-    names = sorted({scheme.name for _, scheme in model.schemes})
+    config = model.config
+    names = " and ".join(
+        sorted({scheme.name for _, scheme in config.schemes or config.dequantised})
+    )
+    on_load = config.quant_method is None
+    if config.dequantised:
+        how = f"not quantised to {names}" if on_load else f"dequantised, {names} in the checkpoint"
+        return f"{platform.dtype.name} ({how})"
     if not names:
         return platform.dtype.name
-    how = "quantised at loading" if model.quant_method is None else "as in the checkpoint"
-    return f"{' and '.join(names)} ({how})"
+    return f"{names} ({'quantised at loading' if on_load else 'as in the checkpoint'})"
+
+
+def _why_dequantised(config: EngineConfig, model: Decoder) -> str:
+    """What the weights cost and gain in the model's dtype."""
+    quantised = dataclasses.replace(model.config, schemes=model.config.dequantised, dequantised=())
+    more = (model.weight_bytes - Decoder(quantised, model.dtype).weight_bytes) / GIB
+    faster = "faster on this device; " if config.model.dequantize == "auto" else ""
+    return f": {faster}{more:.2f} GiB more"
 
 
 def dtype_names(platform: EnginePlatform) -> str:
@@ -76,18 +108,65 @@ def _decode_steps(number: int) -> str:
     return "each starts as one program" if number == 1 else f"up to {number} start as one program"
 
 
-def _kernels(platform: EnginePlatform, model: ModelConfig) -> str:
-    """Which kernels run, and why not the faster ones."""
-    backend = platform.backend
-    if platform.is_cpu:
-        return "XLA's own; the others need a GPU"
-    if backend.streamed_rows:
+def gpu_kernels(
+    backend: Backend,
+    model: ModelConfig,
+    dtype: DTypeLike,
+    *,
+    devices: int,
+    step_rows: Iterable[int],
+) -> str:
+    """Which kernels run on GPUs, and why not the faster ones.
+
+    Args:
+        backend: its kernels.
+        model: its shapes and schemes.
+        dtype: of the activations.
+        devices: that the projections are sharded over.
+        step_rows: rows of the compiled steps.
+    """
+    if model.schemes:
+        rest = _quantised_weights(backend, model, dtype, devices, step_rows)
+    elif backend.streamed_rows:
         rest = f"weights are streamed in steps of up to {backend.spare_rows} rows"
-    elif model.schemes and backend.name == "mosaic":
-        rest = "quantised weights are streamed in steps of up to 64 rows"
-    elif model.schemes:
-        rest = "XLA's own for the rest, which dequantise the weights before each product"
     else:
         rest = "XLA's own for the rest"
     refused = "".join(f"; {name}: {reason}" for name, reason in backend.refused)
     return f"{backend.name} attention; {rest}{refused}"
+
+
+def _quantised_weights(
+    backend: Backend,
+    model: ModelConfig,
+    dtype: DTypeLike,
+    devices: int,
+    step_rows: Iterable[int],
+) -> str:
+    """In which steps kernels read quantised weights, and in which XLA dequantises them."""
+    found = dequantised_projections(
+        backend.dispatcher, model, dtype, devices=devices, rows=sorted(set(step_rows))
+    )
+    parts = []
+    by_steps: dict[tuple[int, ...], list[str]] = {}
+    for projection, reasons in found.items():
+        direct = tuple(rows for rows, reason in reasons.items() if reason is None)
+        by_steps.setdefault(direct, []).append(projection)
+    for direct, projections in by_steps.items():
+        which = "quantised weights" if len(by_steps) == 1 else f"those of {', '.join(projections)}"
+        reasons = found[projections[0]]
+        if len(direct) == len(reasons):
+            parts.append(f"kernels read {which} as they are in all steps")
+        elif direct:
+            parts.append(f"kernels read {which} as they are in {_some_steps(direct, reasons)}")
+        else:
+            why = next(iter(reasons.values()))
+            parts.append(f"XLA dequantises {which} in all steps" + (f" ({why})" if why else ""))
+    return "; ".join(parts)
+
+
+def _some_steps(direct: tuple[int, ...], sizes: Iterable[int]) -> str:
+    """Some step sizes in words, and what happens in the others."""
+    most = max(direct)
+    if all(size in direct for size in sizes if size < most):
+        return f"steps of up to {most} rows, XLA dequantises them in larger ones"
+    return f"steps of {', '.join(map(str, direct))} rows, XLA dequantises them in others"

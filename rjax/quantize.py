@@ -34,8 +34,8 @@ schemes:
   int4  4-bit integers, a scale for each group of inputs (W4A16)
   awq   as int4 with zero points, and scales of the inputs that give the least error on your prompts
         (W4A16_ASYM, or W4A16 with --symmetric)
-embeddings and the output projection stay as they are; rjax itself keeps activations in the model's
-dtype for all schemes
+Embeddings and the output projection stay as they are. rjax quantises activations for fp8 on Hopper;
+otherwise it keeps them in the model's dtype.
 
 examples:
   rjax quantize Qwen/Qwen3-0.6B ./qwen3-fp8 --scheme fp8

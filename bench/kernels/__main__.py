@@ -4,6 +4,7 @@
     python -m bench.kernels --sweep            # with and without relay over batch and prefix length
     python -m bench.kernels --peers            # compared with JAX and torch
     python -m bench.kernels --products         # GEMMs of few rows, by weight scheme
+    python -m bench.kernels --experts          # experts of a layer, compared with JAX and torch
     python -m bench.kernels --small --backend xla
 
 A run on a GPU saves each row in bench/results/; with ``--only`` or ``--small`` only if ``--json``
@@ -21,6 +22,7 @@ from bench.command_line import command_parser, run
 from bench.kernels.backends import NAMES
 from bench.kernels.peers import run_peers, run_torch
 from bench.kernels.result_file import ResultFile
+from bench.kernels.run_experts import run_experts
 from bench.kernels.run_products import run_products
 from bench.kernels.run_table import run_table
 from bench.kernels.sweep import draw, run_sweep
@@ -36,6 +38,11 @@ def parser() -> argparse.ArgumentParser:
     which.add_argument("--peers", action="store_true", help="compare with kernels of JAX and torch")
     which.add_argument(
         "--products", action="store_true", help="GEMMs of few rows beside the copy rate"
+    )
+    which.add_argument(
+        "--experts",
+        action="store_true",
+        help="grouped GEMMs of experts, and peers of JAX and torch",
     )
     p.add_argument(
         "--tune",
@@ -65,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser().error("--png is the map of --sweep")
     # Before this process allocates device memory.
     torch_half = run_torch(options) if options.peers else (None, [])
-    modes = ("sweep", "peers", "products")
+    modes = ("sweep", "peers", "products", "experts")
     stem = "_".join(["kernels", *(mode for mode in modes if getattr(options, mode))])
     if options.backend not in ("auto", "mosaic"):
         stem += f"_{options.backend}"
@@ -80,6 +87,8 @@ def main(arguments: list[str] | None = None) -> int:
         bad = run_peers(options, results, *torch_half)
     elif options.products:
         bad = run_products(options, results)
+    elif options.experts:
+        bad = run_experts(options, results)
     else:
         bad = run_table(options, results)
     return 1 if bad else 0

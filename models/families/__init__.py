@@ -5,38 +5,31 @@ from rjax.models.families.exaone4 import EXAONE4
 from rjax.models.families.family import Family
 from rjax.models.families.gemma import GEMMA2, GEMMA3
 from rjax.models.families.glm4 import GLM4
+from rjax.models.families.glm4_moe import GLM4_MOE
+from rjax.models.families.gpt_oss import GPT_OSS
 from rjax.models.families.granite import GRANITE
+from rjax.models.families.granite_moe import GRANITE_MOE
 from rjax.models.families.llama import LLAMA
 from rjax.models.families.ministral3 import MINISTRAL3
 from rjax.models.families.mistral import MINISTRAL, MISTRAL
+from rjax.models.families.mixtral import MIXTRAL
 from rjax.models.families.olmo import OLMO2, OLMO3
+from rjax.models.families.olmoe import OLMOE
 from rjax.models.families.opt import OPT
 from rjax.models.families.phi3 import PHI3
 from rjax.models.families.qwen2 import QWEN2
+from rjax.models.families.qwen2_moe import QWEN2_MOE
 from rjax.models.families.qwen3 import QWEN3
+from rjax.models.families.qwen3_moe import QWEN3_MOE
 from rjax.models.families.seed_oss import SEED_OSS
 from rjax.models.families.smollm3 import SMOLLM3
 
 FAMILIES: dict[str, Family] = {
     family.architecture: family
     for family in (
-        COHERE2,
-        EXAONE4,
-        GEMMA2,
-        GEMMA3,
-        GLM4,
-        GRANITE,
-        LLAMA,
-        MINISTRAL,
-        MINISTRAL3,
-        MISTRAL,
-        OLMO2,
-        OLMO3,
-        OPT,
-        PHI3,
-        QWEN2,
-        QWEN3,
-        SEED_OSS,
-        SMOLLM3,
+        *(COHERE2, EXAONE4, GEMMA2, GEMMA3, GLM4, GLM4_MOE, GPT_OSS),
+        *(GRANITE, GRANITE_MOE, LLAMA, MINISTRAL3, MINISTRAL, MISTRAL, MIXTRAL),
+        *(OLMO2, OLMO3, OLMOE, OPT, PHI3, QWEN2, QWEN2_MOE),
+        *(QWEN3, QWEN3_MOE, SEED_OSS, SMOLLM3),
     )
 }

@@ -135,7 +135,7 @@ POST_NORMS = {
 
 
 def llama_weights(config: ModelConfig, norms: Mapping[str, str] | None = None) -> Weights:
-    """The checkpoint pieces of every parameter, with Llama's tensor names.
+    """The checkpoint pieces of every parameter but experts, with Llama's tensor names.
 
     ``norms`` has the checkpoint's name of each norm of a layer where they are not Llama's.
     """
@@ -158,12 +158,15 @@ def llama_weights(config: ModelConfig, norms: Mapping[str, str] | None = None) -
                 Piece(attention + "v_proj.weight", "(K A H) D"),
             ),
             ours + "attention.output.weight": (Piece(attention + "o_proj.weight", "D (N H)"),),
-            ours + "mlp.up.weight": (
-                Piece(mlp + "gate_proj.weight", "(A F) D"),
-                Piece(mlp + "up_proj.weight", "(A F) D"),
-            ),
-            ours + "mlp.down.weight": (Piece(mlp + "down_proj.weight", "D F"),),
         }
+        if not config.has_experts(i):
+            weights |= {
+                ours + "mlp.up.weight": (
+                    Piece(mlp + "gate_proj.weight", "(A F) D"),
+                    Piece(mlp + "up_proj.weight", "(A F) D"),
+                ),
+                ours + "mlp.down.weight": (Piece(mlp + "down_proj.weight", "D F"),),
+            }
         for norm, name in norms.items():
             weights[f"{ours}{norm}.weight"] = (Piece(f"{theirs}{name}.weight", "D", offset=offset),)
         if config.qkv_bias:

@@ -39,7 +39,7 @@ def _read(fields: ConfigFields) -> ModelConfig:
 def _rotated(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
     """Whether each layer has a rotary embedding."""
     flags = fields.integers("no_rope_layers")
-    if flags is None:
+    if not fields.has("no_rope_layers"):
         interval = fields.integer("no_rope_layer_interval", 4)
         return tuple((i + 1) % interval != 0 for i in range(num_layers))
     if len(flags) < num_layers:

@@ -43,6 +43,21 @@ def layer_windows(fields: ConfigFields, num_layers: int) -> tuple[int | None, ..
     return _of_kinds(kinds, windows, fix)
 
 
+def alternating_windows(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
+    """Qwen2-MoE's rule: ``layer_types``, else every second layer below ``max_window_layers``.
+
+    Both apply only if ``use_sliding_window`` is true.
+    """
+    used = fields.flag("use_sliding_window", False)
+    windows = uniform_window(fields, num_layers, 4096) if used else (None,) * num_layers
+    kinds = fields.texts("layer_types")
+    if kinds is None:
+        last = fields.integer("max_window_layers", 28, minimum=0)
+        return tuple(w if i < last and i % 2 == 0 else None for i, w in enumerate(windows))
+    fix = "set use_sliding_window to true and sliding_window to its size"
+    return _of_kinds(kinds, windows, fix)
+
+
 def patterned_windows(
     fields: ConfigFields,
     num_layers: int,

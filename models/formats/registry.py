@@ -8,6 +8,7 @@ from rjax.models.formats.awq import read_awq
 from rjax.models.formats.compressed_tensors_config import read_compressed_tensors
 from rjax.models.formats.fp8 import read_fp8
 from rjax.models.formats.gptq import read_gptq
+from rjax.models.formats.mxfp4 import read_mxfp4
 from rjax.models.formats.weight_format import WeightFormat
 
 type FormatReader = Callable[[dict[str, Any]], WeightFormat]
@@ -17,6 +18,7 @@ _READERS: dict[str, FormatReader] = {
     "compressed-tensors": read_compressed_tensors,
     "fp8": read_fp8,
     "gptq": read_gptq,
+    "mxfp4": read_mxfp4,
 }
 
 

@@ -7,6 +7,8 @@ from typing import Literal
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
 
 from rjax.models.schemes import WeightScheme
 
@@ -79,6 +81,20 @@ class WeightFormat(abc.ABC):
         Each has the outputs first: (outputs, inputs), or (outputs,) where the inputs share all
         entries, both divided by its block.
         """
+
+    def expert_tensors(
+        self, tensor: str, shape: tuple[int, int, int]
+    ) -> Mapping[str, StoredTensor] | None:
+        """The tensors by role of a layer's experts, given the (experts, outputs, inputs) of their
+        weight; None if the format cannot store experts."""
+        del tensor, shape
+        return None
+
+    def decode_experts(
+        self, stored: Mapping[str, jax.Array], dtype: DTypeLike
+    ) -> Float[Array, "J X E"]:
+        """The weight of a layer's experts from the stored tensors, by role; traced."""
+        raise NotImplementedError
 
     def with_scale_types(self, types: Mapping[str, str]) -> "WeightFormat":
         """The format with scales as the checkpoint has them, given its tensors' types by name."""

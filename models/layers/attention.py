@@ -41,6 +41,7 @@ class Attention(nnx.Module):
             scheme=config.scheme_of(f"{path}.output"),
             bias=config.output_bias,
         )
+        self.sinks = parameter("N", config, jnp.float32, "zeros") if config.sinks else None
         self.k_scale = _scale(config) if config.kv_scales else None
         self.v_scale = _scale(config) if config.kv_scales else None
         q_axes, k_axes = ("K A H", "K A H") if config.norms.whole_qk else ("H", "H")
@@ -72,7 +73,8 @@ class Attention(nnx.Module):
         scales = None
         if self.k_scale is not None and self.v_scale is not None:
             scales = KvScales(self.k_scale[...], self.v_scale[...])
-        attended = operations.attention(self.layer, qkv, rotary, self.spec, scales)
+        sinks = {} if self.sinks is None else {"sinks": self.sinks[...]}
+        attended = operations.attention(self.layer, qkv, rotary, self.spec, scales, **sinks)
         return residual.plus(operations.linear(self.output, attended))
 
 

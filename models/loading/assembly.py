@@ -18,14 +18,16 @@ from rjax.models.loading.layout import View
 class Assembly(ArrayProgram):
     """Makes a parameter: pieces unmerged, transposed, cast and concatenated along the fused axis.
 
-    Parameters with equal assemblies, such as those of different layers, share a program.
+    Parameters with equal assemblies, such as those of different layers, share a program. If each
+    expert has its own pieces, they are stacked along the first axis.
 
     Attributes:
         blocks: shape, dtype and sharding of the blocks of each piece. A piece is one block, or
             several of the shape (shards, rows, ...) to be joined along ``rows``.
         piece_shardings: of each whole piece.
-        views: of each piece.
-        axis: the fused axis of the parameter; None with a single piece.
+        views: of each piece, or of each piece of one expert.
+        axis: the fused axis of the parameter; None with a single piece of it or of an expert.
+        stacked: whether each expert has its own pieces.
         dtype: of the parameter.
         sharding: of the parameter.
         offset: added to the values, in the parameter's dtype.
@@ -35,6 +37,7 @@ class Assembly(ArrayProgram):
     piece_shardings: tuple[NamedSharding, ...]
     views: tuple[View, ...]
     axis: int | None
+    stacked: bool
     dtype: np.dtype
     sharding: NamedSharding
     offset: float = 0.0
@@ -52,11 +55,16 @@ class Assembly(ArrayProgram):
 
 @functools.partial(jax.jit, static_argnames=("assembly",))
 def _assemble(pieces: tuple[tuple[jax.Array, ...], ...], assembly: Assembly) -> jax.Array:
+    joined = [
+        join_blocks(blocks, sharding)
+        for blocks, sharding in zip(pieces, assembly.piece_shardings, strict=True)
+    ]
+    if assembly.stacked:
+        each = len(assembly.views)
+        joined = [jnp.stack(joined[i::each]) for i in range(each)]
     parts = [
-        join_blocks(blocks, sharding).reshape(shape).transpose(order).astype(assembly.dtype)
-        for blocks, sharding, (shape, order) in zip(
-            pieces, assembly.piece_shardings, assembly.views, strict=True
-        )
+        part.reshape(shape).transpose(order).astype(assembly.dtype)
+        for part, (shape, order) in zip(joined, assembly.views, strict=True)
     ]
     whole = parts[0] if assembly.axis is None else jnp.concatenate(parts, assembly.axis)
     whole = whole + assembly.offset if assembly.offset else whole

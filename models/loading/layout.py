@@ -43,9 +43,14 @@ def tensor_shape(piece: Piece, config: ModelConfig) -> tuple[int, ...]:
 
 
 def view(piece: Piece, letters: str, config: ModelConfig) -> View:
-    """Sizes of the unmerged axes, and the permutation to the parameter's axes ``letters``."""
+    """Sizes of the unmerged axes, and the permutation to the parameter's axes ``letters``.
+
+    Pieces of single experts are stacked before.
+    """
     sizes = config.axis_sizes | {"A": piece.a}
     flat = [letter for group in groups(piece) for letter in group]
+    if piece.of_expert:
+        flat = ["J", *flat]
     order = tuple(flat.index(letter) for letter in letters.split())
     return tuple(sizes[letter] for letter in flat), order
 

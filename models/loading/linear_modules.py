@@ -22,8 +22,20 @@ def with_format(config: ModelConfig, weight_format: WeightFormat) -> ModelConfig
     """The config of a checkpoint whose projections are stored in a format.
 
     Raises:
-        CheckpointError: modules that are fused here have different schemes.
+        CheckpointError: modules that are fused here have different schemes, or the format and the
+            model's experts do not go together.
     """
+    of_experts = weight_format.expert_tensors("", (1, 32, 32)) is not None
+    if config.experts is not None and not of_experts:
+        raise CheckpointError(
+            f"{config.architecture} has a mixture of experts, whose weights cannot be quantised "
+            "yet; use the unquantised checkpoint, without quantization"
+        )
+    if of_experts and (config.experts is None or not config.experts.bias):
+        raise CheckpointError(
+            f"config.json: the weights of {config.architecture} cannot be stored in this format, "
+            "which is for the experts of gpt-oss"
+        )
     schemes = []
     for path, pieces in FAMILIES[config.architecture].weights(config).items():
         if path.endswith(tuple(part + _WEIGHT for part in _LINEAR_PARTS)):
@@ -64,6 +76,21 @@ def with_quantization(config: ModelConfig, quantization: str | None) -> ModelCon
             f"it while it is loaded, choose one of {', '.join(ON_LOAD)}"
         )
     return with_format(config, OnLoad(ON_LOAD[quantization]))
+
+
+def with_dequantised_weights(config: ModelConfig) -> ModelConfig:
+    """The config with all projections in the model's dtype.
+
+    The weights of a quantised checkpoint are dequantised while they are loaded. Those that would be
+    quantised then stay as they are.
+    """
+    on_load = isinstance(config.format, OnLoad)
+    return dataclasses.replace(
+        config,
+        format=None if on_load else config.format,
+        schemes=(),
+        dequantised=config.schemes,
+    )
 
 
 def _common_scheme(pieces: tuple[Piece, ...], weight_format: WeightFormat) -> WeightScheme:

@@ -13,7 +13,7 @@ from rjax.models.loading.checkpoint_folder import read_tensors
 from rjax.models.loading.config_file import config_from_folder
 from rjax.models.loading.dummy import fill_randomly
 from rjax.models.loading.hub import resolve_folder
-from rjax.models.loading.linear_modules import with_format
+from rjax.models.loading.linear_modules import with_dequantised_weights, with_format
 from rjax.models.loading.weights import load_weights
 from rjax.models.sharding import check_mesh, single_device_mesh
 
@@ -35,6 +35,7 @@ def load_model(
     dtype: DTypeLike | None,
     load_format: str = "auto",
     quantization: str | None = None,
+    dequantize: bool = False,
     revision: str | None = None,
     token: str | None = None,
     mesh: Mesh | None = None,
@@ -52,6 +53,8 @@ def load_model(
         quantization: "fp8", "int8" or "int4" quantises an unquantised checkpoint while it is
             loaded, rounding to nearest. None, or the ``quant_method`` of a quantised checkpoint,
             takes the weights as they are stored.
+        dequantize: hold the weights in ``dtype``: those of a quantised checkpoint are dequantised
+            while they are loaded, others are not quantised.
         revision, token: for the hub.
         mesh: devices, with the axis `tensor`; None for the first device only.
         seed: of dummy weights.
@@ -70,10 +73,13 @@ def load_model(
     if max_length is not None:
         config = config.for_length(max_length)
     if load_format == "dummy":
+        config = with_dequantised_weights(config) if dequantize else config
         return LoadedModel(init_model(config, dtype=dtype, mesh=mesh, seed=seed), config, folder)
     if config.format is not None:
         types = {name: entry.dtype for name, entry in read_tensors(folder).items()}
         config = with_format(config, config.format.with_scale_types(types))
+    if dequantize:
+        config = with_dequantised_weights(config)
     mesh = _checked(mesh)
     abstract = Decoder(config, _dtype(dtype, config))
     return LoadedModel(load_weights(abstract, config, folder, mesh, progress), config, folder)

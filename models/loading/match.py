@@ -27,10 +27,12 @@ class Expected:
     Attributes:
         weights: the pieces of parameters that are stored plainly.
         stored: tensors of quantised weights, and scales of KV.
+        unused: starts of the names of tensors that may be there and are not loaded.
     """
 
     weights: Weights
     stored: tuple[StoredTensor, ...]
+    unused: tuple[str, ...] = ()
 
     def shapes(self, config: ModelConfig) -> dict[str, tuple[tuple[int, ...], ...]]:
         """The allowed shapes of each tensor by name."""
@@ -68,7 +70,9 @@ def match(
         )
         raise CheckpointError(f"{folder} lacks {_listed(missing)}{hint}")
     extra = {
-        name for name in tensors.keys() - shapes.keys() if not name.endswith(_IGNORED_SUFFIXES)
+        name
+        for name in tensors.keys() - shapes.keys()
+        if not name.endswith(_IGNORED_SUFFIXES) and not name.startswith(expected.unused)
     } - ({_HEAD} if config.tie_embeddings else set())
     if extra:
         raise CheckpointError(

@@ -14,6 +14,8 @@ class Piece:
         a: number of entries of the fused axis A that the piece fills; pieces fill it in order.
         first_row: start of the piece in the first axis of the tensor.
         rows: size of the tensor's first axis; None if the piece is the whole tensor.
+        of_expert: the piece fills one entry of axis J, the parameter's first, which the pattern
+            lacks. Pieces fill the entries in order, all pieces of an entry after each other.
         offset: added to the values, in the parameter's dtype.
     """
 
@@ -22,6 +24,7 @@ class Piece:
     a: int = 1
     first_row: int = 0
     rows: int | None = None
+    of_expert: bool = False
     offset: float = 0.0
 
 

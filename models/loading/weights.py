@@ -13,18 +13,20 @@ from tqdm import tqdm
 from rjax.models.config import ModelConfig
 from rjax.models.decoder import Decoder
 from rjax.models.families import FAMILIES
+from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.layers.linear import Linear
 from rjax.models.loading.assembly import Assembly
 from rjax.models.loading.blocks import Block, split_rows
 from rjax.models.loading.checkpoint_folder import read_tensors
-from rjax.models.loading.head_plan import head_plan
+from rjax.models.loading.dequantised_plan import dequantised_plan, head_plan
+from rjax.models.loading.expert_plan import expert_plan, stored_experts
 from rjax.models.loading.host_buffers import HostBuffers, host_buffers
 from rjax.models.loading.kv_scales import kv_scale_tensors
 from rjax.models.loading.layout import piece_shape, piece_sharding, view
 from rjax.models.loading.linear_modules import module_of
 from rjax.models.loading.linear_plan import linear_plan, stored_tensors
 from rjax.models.loading.match import Expected, match
-from rjax.models.loading.piece import Piece
+from rjax.models.loading.piece import Piece, Weights
 from rjax.models.loading.pipeline import ParameterPlan, Pipeline
 from rjax.models.loading.safetensors_header import TensorEntry
 from rjax.models.schemes import UNQUANTISED
@@ -62,27 +64,35 @@ def load_weights(
         CheckpointError: a tensor is missing, unknown, or has the wrong shape or type, or a file is
             malformed or cannot be read; scales are zero or not finite, or scales of KV negative.
     """
-    weights = FAMILIES[config.architecture].weights(config)
+    tensors = read_tensors(folder)
+    family = FAMILIES[config.architecture]
+    weights = family.weights_of(config, tensors)
     kv_scales = kv_scale_tensors(config)
+    widened = _stored_experts(model, config, weights)
+    dequantised = dict(config.dequantised) if config.format is not None else {}
     quantised = {
         path: (linear, weights.pop(f"{path}.weight"))
         for path, linear in nnx.iter_modules(model)
-        if isinstance(linear, Linear) and linear.scheme != UNQUANTISED
+        if isinstance(linear, Linear)
         for path in [".".join(map(str, path))]
+        if linear.scheme != UNQUANTISED or path in dequantised
     }
     head = UNQUANTISED
     if config.format is not None and _HEAD in weights:
         head = config.format.scheme(module_of(weights[_HEAD][0]))
     head_pieces = weights.pop(_HEAD) if head != UNQUANTISED else ()
     stored = tuple(
+        tensor for piece in widened.values() for tensor in stored_experts(config, piece).values()
+    )
+    stored += tuple(
         tensor
         for pieces in (head_pieces, *(pieces for _, pieces in quantised.values()))
         if pieces
         for tensors in stored_tensors(config, pieces).values()
         for tensor in tensors.values()
     )
-    expected = Expected(weights, (*stored, *kv_scales.values()))
-    entries = match(expected, read_tensors(folder), config, folder)
+    expected = Expected(weights, (*stored, *kv_scales.values()), family.unused(config))
+    entries = match(expected, tensors, config, folder)
     graph, state = nnx.split(model)
     parameters = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}
     buffers = buffers or host_buffers(mesh)
@@ -90,7 +100,17 @@ def load_weights(
     scales = {path: (Piece(tensor.name, "A"),) for path, tensor in kv_scales.items()}
     for path, pieces in (weights | scales).items():
         plans[(path,)] = _plan(parameters[path], pieces, entries, config, mesh, buffers.block_bytes)
+    for path, piece in widened.items():
+        plans[(path,)] = expert_plan(
+            parameters[path], piece, entries, config, mesh, buffers.block_bytes
+        )
     for path, (linear, pieces) in quantised.items():
+        if path in dequantised:
+            plans[(f"{path}.weight",)] = dequantised_plan(
+                *(linear, pieces, dequantised[path], entries, config, model.dtype, mesh),
+                buffers.block_bytes,
+            )
+            continue
         leaves = tuple(f"{path}.{leaf}" for leaf, _ in linear.leaf_letters)
         plans[leaves] = linear_plan(linear, pieces, entries, config, mesh, buffers.block_bytes)
     if head_pieces:
@@ -118,6 +138,18 @@ def load_weights(
     return nnx.merge(graph, nnx.FlatState(filled, sort=True))
 
 
+def _stored_experts(model: Decoder, config: ModelConfig, weights: Weights) -> dict[str, Piece]:
+    """The pieces of weights of experts that are stored quantised, taken out of ``weights``."""
+    if config.format is None or config.experts is None:
+        return {}
+    paths = [
+        ".".join(map(str, (*path, "weight")))
+        for path, module in nnx.iter_modules(model)
+        if isinstance(module, GroupedLinear)
+    ]
+    return {path: weights.pop(path)[0] for path in paths}
+
+
 def _position(block: Block) -> tuple[str, int]:
     return block.entry.file.name, block.entry.offset
 
@@ -134,7 +166,9 @@ def _plan(
     abstract = parameter.get_value()
     dtype = np.dtype(abstract.dtype)
     sharding = parameter_sharding(letters, abstract.shape, mesh)
-    views = tuple(view(piece, letters, config) for piece in pieces)
+    stacked = pieces[0].of_expert
+    each = pieces[: len(pieces) // config.axis_sizes["J"]] if stacked else pieces
+    views = tuple(view(piece, letters, config) for piece in each)
     piece_shardings = tuple(piece_sharding(piece, config, mesh) for piece in pieces)
     split = [
         split_rows(
@@ -151,14 +185,15 @@ def _plan(
     _, order = views[0]
     offset = pieces[0].offset
     same = blocks[0].dtype == dtype and order == tuple(range(len(order))) and not offset
-    if len(blocks) == 1 and same:
+    if not stacked and len(blocks) == 1 and same:
         whole = dataclasses.replace(blocks[0], shape=abstract.shape, sharding=sharding)
         return ParameterPlan((whole,))
     assembly = Assembly(
         blocks=tuple(tuple(block.abstract for block in part) for part in split),
         piece_shardings=piece_shardings,
         views=views,
-        axis=letters.split().index("A") if len(pieces) > 1 else None,
+        axis=letters.split().index("A") if len(each) > 1 else None,
+        stacked=stacked,
         dtype=dtype,
         sharding=sharding,
         offset=offset,

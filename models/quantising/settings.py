@@ -114,7 +114,8 @@ def choose_settings(
         symmetric: no zero points for "awq"; the other schemes have none.
 
     Raises:
-        CheckpointError: the model is quantised already, or groups do not divide its projections.
+        CheckpointError: the model is quantised already or has experts, or groups do not divide its
+            projections.
         ValueError: the scheme or the group size does not exist.
     """
     if scheme not in SCHEMES:
@@ -123,6 +124,10 @@ def choose_settings(
         raise CheckpointError(
             f"the model is quantised already, as {config.quant_method!r}; give the unquantised "
             "checkpoint"
+        )
+    if config.experts is not None:
+        raise CheckpointError(
+            f"{config.architecture} has a mixture of experts, whose weights cannot be quantised yet"
         )
     if scheme in _FORMATS:
         if group_size is not None:

@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from rjax.pallas_kernels.mosaic_emit import num_sms
 
 WGMMA_M = 64  # outputs of a warpgroup
+MAX_TILE_ROWS = 128
+FEW_ROWS = 64
+"""With more, rows are cut into tiles, and a warpgroup multiplies each for two matrices."""
+_MAX_PROMOTED = 96  # rows times matrices: registers for sums and for products beside them
 PRODUCER_REGISTERS = 40  # per thread
 _REGISTERS = 65536  # of an SM
 _REGISTERS_OF_TWO = 120  # by the estimate: ptxas keeps to 128 then, and two CTAs share an SM
@@ -13,6 +17,7 @@ _SMEM_BYTES = 220 << 10  # of an SM
 _PIPELINE_BYTES = 128 << 10  # of an SM: more in flight are not faster
 _MAX_SPLIT_K = 8
 _MAX_CONSUMERS = 4
+_MIN_STAGES = 3  # with fewer, shorter ones are faster
 
 # Rates of the estimate, bytes per microsecond.
 _MEMORY_RATE = 4.3e6
@@ -20,6 +25,7 @@ _L2_RATE = 6.0e6  # into shared memory, all SMs
 _SM_RATE = 60e3  # into shared memory, one SM
 _UPCAST_RATE = 30e3  # int4 weights that one SM converts
 _INTERLEAVED_UPCAST_RATE = 45e3
+_TENSOR_RATE = 3.0e6  # 16-bit products of one SM per microsecond; twice as many in fp8
 _START_US = 1.0  # until the first weights arrive, where no other CTA of the SM is at work
 
 
@@ -28,7 +34,8 @@ class GemmShape:
     """What a config is chosen for.
 
     Attributes:
-        rows: of the other operand, rounded up to 8.
+        rows: of a tile of the other operand, a multiple of 8.
+        row_tiles: that cover the operand.
         matrices: W.
         outputs, depth: X and E.
         bits, row_bits: of a weight and of an element of the rows.
@@ -42,6 +49,12 @@ class GemmShape:
     bits: int
     row_bits: int
     interleaved: bool = False
+    row_tiles: int = 1
+
+    @property
+    def sums_in_place(self) -> bool:
+        """Whether tensor cores add up the products of the whole depth (``products``)."""
+        return self.row_bits == 16 and self.rows * self.matrices > _MAX_PROMOTED
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,6 +94,8 @@ def _fitting(shape: GemmShape, may_split: bool) -> Iterator[GemmConfig]:
     # A swizzle atom has at most 128 bytes of a row.
     widest = 128 * 8 // shape.bits
     block_k = widest if shape.depth % widest == 0 else widest // 2
+    if _MIN_STAGES * _stage_bytes(shape, 1, block_k) > _SMEM_BYTES:
+        block_k //= 2
     blocks = shape.depth // block_k
     for consumers in range(1, _MAX_CONSUMERS + 1):
         if shape.outputs % (consumers * WGMMA_M):
@@ -91,7 +106,7 @@ def _fitting(shape: GemmShape, may_split: bool) -> Iterator[GemmConfig]:
         most_per_sm = _most_ctas_per_sm(shape, consumers)
         stage = _stage_bytes(shape, consumers, block_k)
         for split_k in range(1, min(_MAX_SPLIT_K, blocks) + 1 if may_split else 2):
-            ctas = tiles * split_k
+            ctas = tiles * split_k * shape.row_tiles
             if split_k > 1 and ctas > most_per_sm * num_sms():
                 break
             ctas_per_sm = min(most_per_sm, -(-ctas // num_sms()))
@@ -109,8 +124,11 @@ def _most_ctas_per_sm(shape: GemmShape, consumers: int) -> int:
 def _registers(shape: GemmShape) -> int:
     """Registers per consumer thread, about; with fewer, ptxas serialises the wgmma."""
     sums = shape.rows // 2  # of one matrix
+    if shape.sums_in_place:
+        return shape.matrices * sums + 80
     if shape.row_bits == 8:
-        return 2 * shape.matrices * sums + 32
+        at_once = shape.matrices if shape.rows <= FEW_ROWS else 1
+        return (shape.matrices + at_once) * sums + 32
     return (shape.matrices + 1) * sums + 32 * shape.matrices + 40
 
 
@@ -121,21 +139,26 @@ def _stage_bytes(shape: GemmShape, consumers: int, block_k: int) -> int:
 
 def _estimate_us(shape: GemmShape, config: GemmConfig) -> float:
     tiles = shape.outputs // (config.consumers * WGMMA_M)
-    ctas = tiles * config.split_k
+    ctas = tiles * config.split_k * shape.row_tiles
     depth = -(-shape.depth // config.block_k // config.split_k) * config.block_k
     loaded = _stage_bytes(shape, config.consumers, config.block_k) * depth // config.block_k
     weights = shape.matrices * shape.outputs * shape.depth * shape.bits // 8
     ctas_of_an_sm = -(-ctas // num_sms())
-    streamed = max(
-        weights / _MEMORY_RATE, ctas * loaded / _L2_RATE, ctas_of_an_sm * loaded / _SM_RATE
-    )
+    products = shape.rows * shape.matrices * config.consumers * WGMMA_M * depth
     resident = min(ctas_of_an_sm, _most_ctas_per_sm(shape, config.consumers))
+    # One warpgroup alone waits for its own results.
+    busy = 1.0 if resident * config.consumers > 1 else 0.6
+    streamed = max(
+        weights / _MEMORY_RATE,
+        ctas * loaded / _L2_RATE,
+        ctas_of_an_sm * loaded / _SM_RATE,
+        ctas_of_an_sm * products / (busy * _TENSOR_RATE * 16 / shape.row_bits),
+    )
     if shape.bits == 4:
         upcast = shape.matrices * config.consumers * WGMMA_M * depth // 2
         rate = _INTERLEAVED_UPCAST_RATE if shape.interleaved else _UPCAST_RATE
-        # One warpgroup alone waits for its own results.
-        rate *= 1.0 if resident * config.consumers > 1 else 0.6
-        streamed = max(streamed, ctas_of_an_sm * upcast / rate)
+        streamed = max(streamed, ctas_of_an_sm * upcast / (busy * rate))
     streamed += _START_US * (-(-ctas_of_an_sm // resident) - 1)
-    partials = 4 * config.split_k * shape.rows * shape.outputs
+    outputs = shape.matrices * shape.outputs * shape.rows * shape.row_tiles
+    partials = 4 * config.split_k * outputs
     return streamed + 2 * partials / _MEMORY_RATE  # written, then read

@@ -1,4 +1,4 @@
-"""Quantised GEMM of few rows on Hopper: split-K partials, or SwiGLU of two products.
+"""Quantised GEMM on Hopper: split-K partials, or SwiGLU of two products.
 
 The weights are the left operand of wgmma (swap-AB) and are streamed once (``stream``). fp8 weights
 multiply fp8 rows; int4 and int8 weights become 16-bit in registers. There is no reduction kernel:
@@ -16,15 +16,13 @@ from rjax.pallas_kernels.quantised_gemm import quantise_rows, quantised_rows
 from rjax.pallas_kernels.quantised_gemm.config import (
     WGMMA_M,
     GemmConfig,
-    GemmShape,
     configs,
 )
-from rjax.pallas_kernels.quantised_gemm.quantised_rows import GROUP, QuantisedRows, padded_rows
+from rjax.pallas_kernels.quantised_gemm.quantised_rows import GROUP, QuantisedRows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.quantised_gemm.scales import PROMOTION
-from rjax.pallas_kernels.quantised_gemm.stream import store_transposed, stream_gemm
+from rjax.pallas_kernels.quantised_gemm.stream import gemm_shape, store_transposed, stream_gemm
 
-MAX_ROWS = 64
 _DEPTH_MULTIPLE = 128
 _INTEGERS = ("int8", "int4")
 
@@ -52,8 +50,8 @@ def refusal(
         return f"weights of {values}; the kernel takes float8_e4m3fn, int8 and int4"
     if dtype.name != "bfloat16" and (values.name in _INTEGERS or dtype.itemsize != 2):
         return f"rows of {dtype} with weights of {values}; the kernel takes bfloat16"
-    if not 0 < rows <= MAX_ROWS or (rows > 8 and rows % 8):
-        return f"{rows} rows; the kernel takes at most {MAX_ROWS}, multiples of 8 from 8 on"
+    if rows < 1 or (rows > 8 and rows % 8):
+        return f"{rows} rows; the kernel takes multiples of 8 from 8 on"
     if depth % _DEPTH_MULTIPLE or outputs % WGMMA_M:
         return (
             f"weights of {outputs} x {depth}; the kernel takes multiples of {WGMMA_M} x "
@@ -98,8 +96,9 @@ def quantised_gemm(
     (T, _), (_, X, _) = h.shape, weight.values.shape
     config = config or gemm_configs(h, weight)[0]
 
-    def epilogue(out, sums, split, output):
-        store_transposed(out.at[split], sums[0], output)
+    def epilogue(out, sums, split, output, row):
+        for which, each in enumerate(sums):
+            store_transposed(out.at[split], each, which * (X // len(sums)) + output, row)
 
     shape = jax.ShapeDtypeStruct((config.split_k, T, X), jnp.float32)
     name = f"quantised_gemm_{weight.values.dtype.name}"
@@ -122,11 +121,11 @@ def quantised_gate_up_gemm(
     h = _prepared(h, weight)
     (T, _), (_, X, _) = h.shape, weight.values.shape
 
-    def epilogue(out, sums, split, output):
+    def epilogue(out, sums, split, output, row):
         del split
         gate, up = sums
         hidden = gate / (1.0 + jnp.exp(-gate)) * up
-        store_transposed(out, hidden.astype(out.dtype), output)
+        store_transposed(out, hidden.astype(out.dtype), output, row)
 
     shape = jax.ShapeDtypeStruct((T, X), h.dtype)
     config = config or gemm_configs(h, weight)[0]
@@ -163,14 +162,5 @@ def gemm_configs(h: Float[Array, "T E"] | QuantisedRows, weight: ScaledWeight) -
         h: bfloat16, or QuantisedRows with fp8 weights. Shapes and dtypes are enough.
         weight: as in ``quantised_gemm``.
     """
-    W, X, E = weight.values.shape
-    shape = GemmShape(
-        rows=padded_rows(h.shape[0]),
-        matrices=W,
-        outputs=X,
-        depth=E,
-        bits=weight.bits,
-        row_bits=8 if isinstance(h, QuantisedRows) else 16,
-        interleaved=weight.interleaved,
-    )
-    return configs(shape, may_split=W == 1)
+    may_split = weight.values.shape[0] == 1
+    return configs(gemm_shape(h, weight), may_split=may_split)

@@ -48,6 +48,21 @@ class ScaledWeight:
         """Whether the values are float8_e4m3fn."""
         return self.values.dtype == jnp.float8_e4m3fn
 
+    def can_split(self, parts: int, multiple: int) -> bool:
+        """Whether a single matrix has ``parts`` of a multiple of outputs and whole scales."""
+        W, X, _ = self.values.shape
+        return W == 1 and X % (parts * multiple) == 0 and self.scale.shape[1] % parts == 0
+
+    def split(self, matrices: int) -> "ScaledWeight":
+        """A single matrix as several, one for each part of its outputs; several as they are."""
+
+        def parts(leaf: Array) -> Array:
+            return leaf.reshape(matrices, -1, *leaf.shape[2:])
+
+        leaves = (self.values, self.scale, self.zero_points)
+        values, scale, zero_points = jax.tree.map(parts, leaves)
+        return dataclasses.replace(self, values=values, scale=scale, zero_points=zero_points)
+
     def dequantise(self) -> Float[Array, "W X E"]:
         """The weight in float32."""
 

@@ -1,7 +1,8 @@
 """The scales and zero points that a consumer warpgroup applies to its products.
 
-Those that change along the depth are loaded from GMEM one pipeline stage ahead and stay in
-registers until they are used: a few numbers per thread, whose latency is hidden by a stage's work.
+Those of weights that change along the depth are loaded from GMEM one pipeline stage ahead and stay
+in registers until they are used: a few numbers per thread, whose latency is hidden by a stage's
+work. Those of groups of the rows come with the rows, through shared memory.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false
@@ -22,24 +23,43 @@ PROMOTION = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class StageScales:
+    """What changes along the depth, at one pipeline stage, in registers.
+
+    Attributes:
+        factors: of the weights, for each (inputs of a step, matrix); None where constant.
+        zero_points: in the same order; None without.
+        rows: float32 [R], or None where constant.
+    """
+
+    factors: list[Any]
+    zero_points: list[Any]
+    rows: Any = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Scales:
     """Scales of the products of one warpgroup.
 
     Attributes:
         weight: float [W, X] or [W, X / rows, E / inputs] GMEM.
         zero_points: int8 GMEM of the same shape, or None.
-        rows: float32 [groups, R] GMEM, or None for rows that are not quantised.
+        rows: float32 [1, T rounded up] GMEM, a scale for each row, or None.
+        group_rows: float32 [stages, at least R] SMEM, those of a stage's group, or None.
         block: (outputs, inputs) that share a weight's scale.
         first: int32, first output of the warpgroup, a multiple of 64.
         shape: [64, R] of the products.
+        row: int32, first row of the tile.
     """
 
     weight: Any
     zero_points: Any
     rows: Any
+    group_rows: Any
     block: tuple[int, int]
     first: Any
     shape: tuple[int, int]
+    row: Any
 
     @property
     def matrices(self) -> int:
@@ -48,56 +68,53 @@ class Scales:
 
     @property
     def per_stage(self) -> bool:
-        """Whether the scales of the products change along the depth."""
-        return len(self.weight.shape) == 3 or (self.rows is not None and self.rows.shape[0] > 1)
+        """Whether the weights' scales change along the depth."""
+        return len(self.weight.shape) == 3
 
     def step(self, block_k: int) -> int:
         """Inputs of a stage that are multiplied before their products are scaled."""
         return min(PROMOTION, block_k, self.block[1])
 
     def load(self, depth, block_k: int):
-        """(factors, zero points) of the stage that starts at input ``depth`` (int32).
-
-        Lists over (inputs of a step, matrix); see ``apply``. Entries are None where nothing changes
-        along the depth.
-        """
+        """``StageScales`` without the rows', as a tuple; the stage starts at input ``depth``."""
         jobs = [
             (at, w) for at in range(0, block_k, self.step(block_k)) for w in range(self.matrices)
         ]
         factors, zero_points = [None] * len(jobs), [None] * len(jobs)
         if self.per_stage:
-            factors = [self._factors(w, depth + at) for at, w in jobs]
+            factors = [self._of_weight(self.weight, w, depth + at) for at, w in jobs]
         if self.zero_points is not None:
             zero_points = [self._of_weight(self.zero_points, w, depth + at) for at, w in jobs]
         return factors, zero_points
 
-    def apply(self, products, factors):
-        """float32 products [64, R] times what ``load`` found for them."""
-        if factors is None:
-            return products
-        of_weight, of_rows = factors
-        if len(of_weight.shape):
-            of_weight = lax.broadcast_in_dim(of_weight.astype(jnp.float32), self.shape, [0])
-        products = products * of_weight
-        if of_rows is None:
-            return products
-        return products * lax.broadcast_in_dim(of_rows, self.shape, [1])
+    def of_stage(self, loaded, stage) -> StageScales:
+        """With the rows' scales of a stage that has arrived in shared memory."""
+        if self.group_rows is None:
+            return StageScales(*loaded)
+        rows = self.group_rows.at[stage, pl.ds(0, self.shape[1])]
+        return StageScales(*loaded, plgpu.load(rows, layout=_PER_ROW, optimized=False))
+
+    def apply(self, products, factor, rows):
+        """float32 products [64, R] times the weight's factor and the rows'; each may be None."""
+        if factor is not None and not len(factor.shape) and rows is not None:
+            factor, rows = None, rows * factor  # fewer multiplications
+        if factor is not None:
+            if len(factor.shape):
+                factor = lax.broadcast_in_dim(factor.astype(jnp.float32), self.shape, [0])
+            products = products * factor
+        if rows is not None:
+            products = products * lax.broadcast_in_dim(rows, self.shape, [1])
+        return products
 
     def apply_last(self, totals):
         """The sums over the depth times the scales that do not change along it."""
-        if self.per_stage:
-            return totals
-        factors = [self._factors(which, jnp.int32(0)) for which in range(self.matrices)]
-        return tuple(self.apply(total, f) for total, f in zip(totals, factors, strict=True))
-
-    def _factors(self, which: int, depth):
-        return self._of_weight(self.weight, which, depth), self._of_rows(depth)
-
-    def _of_rows(self, depth):
-        if self.rows is None:
-            return None
-        group = lax.div(depth, jnp.int32(PROMOTION)) if self.rows.shape[0] > 1 else 0
-        return plgpu.load(self.rows.at[group], layout=_PER_ROW, optimized=False)
+        factors, rows = [None] * len(totals), None
+        if not self.per_stage:
+            factors = [self._of_weight(self.weight, which, 0) for which in range(len(totals))]
+        if self.rows is not None:
+            of_tile = self.rows.at[0, pl.ds(self.row, self.shape[1])]
+            rows = plgpu.load(of_tile, layout=_PER_ROW, optimized=False)
+        return tuple(self.apply(*each, rows) for each in zip(totals, factors, strict=True))
 
     def _of_weight(self, ref, which: int, depth):
         outputs, inputs = self.block

@@ -1,11 +1,13 @@
 """Streams the weights of a quantised GEMM on Hopper (Mosaic GPU), out^T = W h^T.
 
-One CTA computes 64 outputs of W matrices for each consumer warpgroup, for all rows, over one split
-of the depth. A producer warpgroup copies blocks of weights and rows (TMA) through a pipeline in
-shared memory; the consumers multiply them (``products``) and pass float32 sums to the epilogue.
+One CTA computes 64 outputs of W matrices for each consumer warpgroup, for one tile of rows, over
+one split of the depth. A producer warpgroup copies blocks of weights and rows (TMA) through a
+pipeline in shared memory; the consumers multiply them (``products``) and pass float32 sums to the
+epilogue.
 
-Bytes moved: the weights once from device memory, with the L2 policy evict_first; their scales once;
-the rows once per CTA, from the L2 cache; the output of the epilogue.
+Bytes moved: the weights once from device memory, with the L2 policy evict_first if there is one
+tile of rows; their scales once; weights and rows once per CTA, from the L2 cache; the output of the
+epilogue.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -26,15 +28,25 @@ from jaxtyping import Array, Float
 
 from rjax.pallas_kernels.mosaic_emit import SCALAR, evict_first
 from rjax.pallas_kernels.quantised_gemm.config import (
+    FEW_ROWS,
+    MAX_TILE_ROWS,
     PRODUCER_REGISTERS,
     WGMMA_M,
     GemmConfig,
+    GemmShape,
     consumer_registers,
 )
-from rjax.pallas_kernels.quantised_gemm.products import multiply_fp8, multiply_upcast, zeros
-from rjax.pallas_kernels.quantised_gemm.quantised_rows import QuantisedRows, padded_rows
+from rjax.pallas_kernels.quantised_gemm.products import (
+    multiply_fp8,
+    multiply_scaled,
+    multiply_upcast,
+    zeros,
+)
+from rjax.pallas_kernels.quantised_gemm.quantised_rows import GROUP, QuantisedRows, padded_rows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.quantised_gemm.scales import Scales
+
+_ACC = plgpu.WGMMAAccumulatorRef
 
 
 def stream_gemm(
@@ -52,32 +64,41 @@ def stream_gemm(
         h: 16-bit, or QuantisedRows for fp8 weights.
         weight, config: see ``mosaic.refusal``.
         out: shape and dtype of the output.
-        epilogue: called with (output in GMEM, W sums, each float32 [64, R] in WGMMA layout: outputs
-            by rows, index of the split, first output); stores the existing rows
-            (``store_transposed``).
+        epilogue: called with (output in GMEM, sums, index of the split, first output, first row);
+            stores the existing rows (``store_transposed``). The sums are float32 [64, R] in WGMMA
+            layout, outputs by rows: of each matrix, or of each half of one matrix's outputs.
     """
     rows = h.values if isinstance(h, QuantisedRows) else h
-    (T, E), (W, _, _) = rows.shape, weight.values.shape
-    R, consumers, stages = padded_rows(T), config.consumers, config.num_stages
+    shape, (T, E) = gemm_shape(h, weight), rows.shape
+    weight = weight.split(shape.matrices)
+    W, R, consumers, stages = shape.matrices, shape.rows, config.consumers, config.num_stages
     block_k, tile_x = config.block_k, consumers * WGMMA_M
     multiply = multiply_fp8
     if not weight.is_fp8:
-        multiply = functools.partial(multiply_upcast, interleaved=weight.interleaved)
+        multiply = multiply_scaled if shape.sums_in_place else multiply_upcast
+        multiply = functools.partial(multiply, interleaved=weight.interleaved)
     operands = [rows, weight.values, weight.scale]
     if weight.zero_points is not None:
         operands.append(weight.zero_points)
     if isinstance(h, QuantisedRows):
         operands.append(h.scale)
+    grouped = isinstance(h, QuantisedRows) and h.scale.shape[0] > 1
+    assert not grouped or block_k == GROUP
+    scale_rows = -(-R // 32) * 32  # a copy has a multiple of 128 bytes
 
-    def kernel(x, w, scale, *refs, x_smem, w_smem, full, empty):
+    def kernel(x, w, scale, *refs, x_smem, w_smem, full, empty, scale_smem=None):
         """GMEM: x [T, E], w [W, X, E], scale, zero points if there are any, scale of the rows if
         they are quantised, out. SMEM: x_smem [stages, R, block_k], w_smem
-        [stages, W, 64 * consumers, block_k]. Barriers, one per stage: full, empty."""
+        [stages, W, 64 * consumers, block_k], scale_smem [stages, at least R] of grouped rows.
+        Barriers, one per stage: full, empty."""
         *refs, out_ref = refs
         zero_points = refs.pop(0) if weight.zero_points is not None else None
         x_scale = refs.pop() if refs else None
         first = pl.multiple_of(lax.axis_index("tile") * tile_x, tile_x)
         split = lax.axis_index("split")
+        # The last tile overlaps the one before, where rows are not a multiple of R.
+        last_row = jnp.int32(padded_rows(T) - R)
+        row = pl.multiple_of(jnp.minimum(lax.axis_index("rows") * R, last_row), 8)
         all_blocks = jnp.int32(E // block_k)
         start = lax.div(split * all_blocks, jnp.int32(config.split_k))
         count = lax.div((split + 1) * all_blocks, jnp.int32(config.split_k)) - start
@@ -93,10 +114,14 @@ def stream_gemm(
                 for which in range(W):
                     tile = w.at[which, pl.ds(first, tile_x), depth]
                     plgpu.copy_gmem_to_smem(tile, w_smem.at[stage, which], full.at[stage])
-                    evict_first()
+                    if shape.row_tiles == 1:
+                        evict_first()
                 # Rows beyond T are out of bounds: the copy fills them with zeros.
-                x_tile = x.at[pl.ds(pl.multiple_of(split * 0, R), R), depth]
+                x_tile = x.at[pl.ds(row, R), depth]
                 plgpu.copy_gmem_to_smem(x_tile, x_smem.at[stage], full.at[stage])
+                if grouped:
+                    of_tile = x_scale.at[start + i, pl.ds(row, scale_rows)]
+                    plgpu.copy_gmem_to_smem(of_tile, scale_smem.at[stage], full.at[stage])
 
             def refill(i, _):
                 stage = lax.rem(i, jnp.int32(stages))
@@ -111,41 +136,60 @@ def stream_gemm(
         def _consumer():
             if consumers > 1:
                 plgpu.set_max_registers(consumer_registers(consumers), action="increase")
-            row = pl.multiple_of(wg * WGMMA_M, WGMMA_M) if consumers > 1 else 0
-            mine = pl.ds(row, WGMMA_M)
-            output = pl.multiple_of(first + row, WGMMA_M)
-            shape = (WGMMA_M, R)
-            scales = Scales(scale, zero_points, x_scale, weight.block, output, shape)
+            own = pl.multiple_of(wg * WGMMA_M, WGMMA_M) if consumers > 1 else 0
+            mine = pl.ds(own, WGMMA_M)
+            output = pl.multiple_of(first + own, WGMMA_M)
+            scales = Scales(
+                weight=scale,
+                zero_points=zero_points,
+                rows=None if grouped else x_scale,
+                group_rows=scale_smem,
+                block=weight.block,
+                first=output,
+                shape=(WGMMA_M, R),
+                row=row,
+            )
 
             def load_scales(i):
                 return scales.load((start + i) * block_k, block_k)
 
-            def step(i, carry):
-                totals, loaded = carry
+            def step(i, totals, loaded):
                 ahead = load_scales(jnp.minimum(i + 1, count - 1))
                 stage = lax.rem(i, jnp.int32(stages))
                 plgpu.barrier_wait(full.at[stage])
                 tiles = [w_smem.at[stage, which, mine] for which in range(W)]
-                totals = multiply(totals, tiles, x_smem.at[stage], scales, loaded)
+                now = scales.of_stage(loaded, stage)
+                totals = multiply(totals, tiles, x_smem.at[stage], scales, now)
                 plgpu.barrier_arrive(empty.at[stage])
                 return totals, ahead
 
-            carry = (zeros(shape),) * W, load_scales(jnp.int32(0))
-            totals, _ = lax.fori_loop(0, count, step, carry)
-            epilogue(out_ref, scales.apply_last(totals), split, output)
+            def summed_in_place(*accs):
+                lax.fori_loop(0, count, lambda i, loaded: step(i, accs, loaded)[1], first_scales)
+                return tuple(acc[...] for acc in accs)
+
+            first_scales = load_scales(jnp.int32(0))
+            if shape.sums_in_place:
+                totals = pl.run_scoped(summed_in_place, *[_ACC(scales.shape, jnp.float32)] * W)
+            else:
+                carry = (zeros(scales.shape),) * W, first_scales
+                totals, _ = lax.fori_loop(0, count, lambda i, carry: step(i, *carry), carry)
+            epilogue(out_ref, scales.apply_last(totals), split, output, row)
 
     kernel.__name__ = name
+    of_rows = {"scale_smem": plgpu.SMEM((stages, scale_rows), jnp.float32)}
     return plgpu.kernel(
         kernel,
         out_type=out,
         scratch_types=dict(
             x_smem=_stage_memory((stages, R, block_k), rows.dtype),
             w_smem=_stage_memory((stages, W, tile_x, block_k), weight.values.dtype),
-            full=plgpu.Barrier(num_barriers=stages, num_arrivals=W + 1),
+            full=plgpu.Barrier(num_barriers=stages, num_arrivals=W + 1 + grouped),
             empty=plgpu.Barrier(num_barriers=stages, num_arrivals=consumers),
-        ),
-        grid=(weight.values.shape[1] // tile_x, config.split_k),
-        grid_names=("tile", "split"),
+        )
+        | (of_rows if grouped else {}),
+        # The tiles of rows that read the same weights run side by side.
+        grid=(shape.outputs // tile_x, config.split_k, shape.row_tiles),
+        grid_names=("tile", "split", "rows"),
         num_threads=consumers + 1,
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(
@@ -166,26 +210,48 @@ def _stage_memory(shape: tuple[int, ...], dtype):
     return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 
-def store_transposed(ref, value, first) -> None:
-    """``ref[row, first + output] = value[output, row]`` for rows below T.
+def gemm_shape(h: Float[Array, "T E"] | QuantisedRows, weight: ScaledWeight) -> GemmShape:
+    """What a config is chosen for. Shapes and dtypes of the arguments are enough."""
+    W, X, E = weight.values.shape
+    # A warpgroup reads each tile of many rows for 128 outputs: two matrices, or halves of one.
+    if h.shape[0] > FEW_ROWS and weight.can_split(2, WGMMA_M):
+        W, X = 2, X // 2
+    rows = padded_rows(h.shape[0])
+    row_tiles = -(-rows // MAX_TILE_ROWS)
+    return GemmShape(
+        rows=padded_rows(-(-rows // row_tiles)),
+        row_tiles=row_tiles,
+        matrices=W,
+        outputs=X,
+        depth=E,
+        bits=weight.bits,
+        row_bits=8 if isinstance(h, QuantisedRows) else 16,
+        interleaved=weight.interleaved,
+    )
 
-    ref: [T, X] in GMEM; value: [64, R] in WGMMA layout, of ref's dtype; first: int32. Eight threads
-    store eight consecutive outputs.
+
+def store_transposed(ref, value, first, first_row) -> None:
+    """``ref[first_row + row, first + output] = value[output, row]`` for rows below T.
+
+    ref: [T, X] in GMEM; value: [64, R] in WGMMA layout, of ref's dtype; first, first_row: int32.
+    Eight threads store eight consecutive outputs.
     """
     T = ref.shape[0]
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WGMMA, SCALAR))
-    def store(_, ref_, value_, first_):
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WGMMA, SCALAR, SCALAR))
+    def store(_, ref_, value_, first_, first_row_):
         index = ir.IndexType.get()
-        start = arith.index_cast(index, first_.registers.flat[0])
+        start, start_row = (
+            arith.index_cast(index, each.registers.flat[0]) for each in (first_, first_row_)
+        )
         indices = value_.layout.thread_idxs(value_.shape)
         for (output, row), register in zip(indices, value_.registers.flat, strict=True):
             [vector_size] = register.type.shape
             for i in range(vector_size):
-                at = arith.addi(row, mgpu.c(i, index))
+                at = arith.addi(arith.addi(start_row, row), mgpu.c(i, index))
                 element = vector.extract(register, [], [i])
                 exists = arith.cmpi(arith.CmpIPredicate.ult, at, mgpu.c(T, index))
                 with mgpu.when(exists):
                     memref.store(element, ref_, [at, arith.addi(start, output)])
 
-    store(ref, value, first)
+    store(ref, value, first, first_row)

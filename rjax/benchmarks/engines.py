@@ -11,6 +11,7 @@ from typing import Any
 from rjax.benchmarks.model_shapes import SHAPES, write_folder
 from rjax.benchmarks.options import whole, whole_or_auto
 from rjax.cli.arguments import StoreModel
+from rjax.config import Quantization
 
 
 def add_engine_options(p: argparse.ArgumentParser) -> None:
@@ -19,6 +20,11 @@ def add_engine_options(p: argparse.ArgumentParser) -> None:
         "--model", action=StoreModel, help="model folder or hub id; default: the bundled model"
     )
     p.add_argument("--shapes", choices=sorted(SHAPES), help="a model's shapes, random weights")
+    p.add_argument(
+        *("--quantization", "-q"),
+        choices=Quantization.__value__.__args__,
+        help="quantise the weights at loading",
+    )
     p.add_argument("--max-num-seqs", type=whole(1), default=64, help="sequences running at once")
     p.add_argument(
         "--max-num-prefill-ahead",
@@ -41,8 +47,9 @@ def add_engine_options(p: argparse.ArgumentParser) -> None:
 
 
 def model_name(options: argparse.Namespace) -> str:
-    """Name of the model in tables; of a path, the last component."""
-    return options.shapes or (Path(options.model).name if options.model else "bundled")
+    """Name of the model in tables; of a path, the last component; with its quantisation."""
+    name = options.shapes or (Path(options.model).name if options.model else "bundled")
+    return name if options.quantization is None else f"{name}, {options.quantization}"
 
 
 def model_length(options: argparse.Namespace) -> int:
@@ -75,6 +82,7 @@ def running_llm(
     from rjax import LLM
 
     given: dict[str, Any] = {
+        "quantization": options.quantization,
         "max_num_seqs": options.max_num_seqs,
         "max_num_prefill_ahead": options.max_num_prefill_ahead,
         "max_num_batched_tokens": options.max_num_batched_tokens,

@@ -102,7 +102,7 @@ def kernels(config: Any) -> dict[str, Any]:
     Args:
         config: `rjax.config.EngineConfig`.
     """
-    from rjax.engine_platform import choose_platform
+    from rjax.engine_platform import choose_platform, choose_weights
     from rjax.engine_summary import dtype_names, model_name
     from rjax.models import BUNDLED_MODEL, config_from_folder, resolve_folder
     from rjax.pallas_kernels.attention.registry import BACKENDS
@@ -111,7 +111,7 @@ def kernels(config: Any) -> dict[str, Any]:
     folder = resolve_folder(
         settings.model or BUNDLED_MODEL, settings.revision, settings.hf_token, weights=False
     )
-    model = config_from_folder(folder, settings.quantization)
+    model = choose_weights(config, config_from_folder(folder, settings.quantization))
     chosen = choose_platform(config, model)
     refused = dict(chosen.backend.refused)
     backends = {

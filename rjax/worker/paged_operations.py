@@ -7,9 +7,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float32
 
-from rjax.models import Activation, KvScales, Linear, Norm, Operations, Residual, Rotary
+from rjax.models import (
+    Activation,
+    GroupedLinear,
+    KvScales,
+    Linear,
+    Norm,
+    Operations,
+    Residual,
+    Rotary,
+    Router,
+    Routing,
+)
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.pallas_kernels.attention.spec import AttentionSpec
@@ -17,11 +28,14 @@ from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.worker.backend import Backend
 from rjax.worker.kernels import Choice, Kernel, Problem
+from rjax.worker.kernels.experts_problem import expert_specs, experts_problem, shares_of_bias
 from rjax.worker.kernels.linear_problem import LinearSharding, linear_problem, linear_sharding
+from rjax.worker.kernels.run import run_kernel
 from rjax.worker.step_input import StepInput
 
 _WHOLE = PartitionSpec()
 _PROJECTIONS = PartitionSpec(None, TENSOR_AXIS, None, None)
+_ROUTED = Routing(_WHOLE, _WHOLE)  # type: ignore[arg-type]
 _HEADS = PartitionSpec(None, TENSOR_AXIS, None)
 _POOL = PartitionSpec(None, TENSOR_AXIS, None, None)
 
@@ -69,6 +83,7 @@ class PagedOperations(Operations):
         rotary: Rotary | None,
         spec: AttentionSpec,
         kv_scales: KvScales | None = None,
+        sinks: Float32[Array, " N"] | None = None,
     ) -> Float[Array, "T N H"] | UnmergedAttention:
         """Rotate q and k, write k and v, attend; see ``rjax.models.Operations``.
 
@@ -91,6 +106,7 @@ class PagedOperations(Operations):
         )
         write = self._choose(problem).kernel
         unmerged = T == 1 and self._backend.attention.unmerged_attention is not None
+        unmerged = unmerged and sinks is None  # they join the merged result
         attend = functools.partial(
             _attend,
             write=write,
@@ -105,12 +121,15 @@ class PagedOperations(Operations):
             attend = jax.shard_map(
                 attend,
                 mesh=self._mesh,
-                in_specs=(_qkv_specs(qkv), _POOL, _POOL, _WHOLE, _WHOLE, _WHOLE, _WHOLE),
+                in_specs=(
+                    *(_qkv_specs(qkv), _POOL, _POOL, _WHOLE, _WHOLE, PartitionSpec(TENSOR_AXIS)),
+                    *(_WHOLE, _WHOLE),
+                ),
                 out_specs=(merged if unmerged else _HEADS, _POOL, _POOL),
                 check_vma=False,
             )
         out, self.k_pages[layer], self.v_pages[layer] = attend(
-            *(qkv, self.k_pages[layer], self.v_pages[layer], rotary, kv_scales),
+            *(qkv, self.k_pages[layer], self.v_pages[layer], rotary, kv_scales, sinks),
             *(self._step, self._plan),
         )
         return out
@@ -182,6 +201,58 @@ class PagedOperations(Operations):
             of_value = _value_specs(sharding, activated=True)
             return residual, self._run(kernel, problem, (h, linear.leaves), specs, of_value)
         return residual, self._activate(reduced(self.linear(linear, h)), activation, sharding)
+
+    def route(
+        self,
+        h: Float[Array, "T D"],
+        weight: Float[Array, "D J"],
+        router: Router,
+        top_k: int,
+        *,
+        bias: Float[Array, " J"] | None = None,
+        correction: Float[Array, " J"] | None = None,
+    ) -> Routing:
+        """The experts of each row; every device computes them."""
+        problem = Problem(
+            operation="route",
+            label="D -> J",
+            rows=len(h),
+            dtype=str(h.dtype),
+            depth=h.shape[1],
+            columns=weight.shape[1:],
+            router=router,
+            top_k=top_k,
+        )
+        kernel = self._choose(problem).kernel
+        assert kernel is not None, "plain JAX takes every router"
+        operands = (h, weight, bias, correction)
+        return self._run(kernel, problem, operands, (_WHOLE,) * 4, lambda _: _ROUTED)
+
+    def experts(
+        self,
+        h: Float[Array, "T D"],
+        routing: Routing,
+        up: GroupedLinear,
+        down: GroupedLinear,
+        activation: Activation,
+    ) -> Float[Array, "T D"] | Partial:
+        """The weighted sum of what the experts of each row make of it; padding takes none."""
+        problem = experts_problem(
+            up,
+            self._mesh,
+            rows=len(h),
+            top_k=routing.experts.shape[1],
+            dtype=h.dtype,
+            activation=activation,
+        )
+        kernel = self._choose(problem).kernel
+        assert kernel is not None, "plain JAX takes all experts"
+        padding = jnp.asarray(self._step.positions)[:, None] < 0
+        chosen = jnp.where(padding, problem.num_experts, routing.experts)
+        biases = up.bias_array, shares_of_bias(down.bias_array, self._mesh)
+        operands = (h, chosen, routing.weights, up.weight[...], down.weight[...], *biases)
+        specs = (_WHOLE, _WHOLE, _WHOLE, *expert_specs(up, down, self._mesh))
+        return self._run(kernel, problem, operands, specs, _shares)
 
     def _activate(
         self, h: Float[Array, "T A F"], activation: Activation, sharding: LinearSharding
@@ -268,45 +339,7 @@ class PagedOperations(Operations):
         specs: tuple[Any, ...],
         of_result: Callable[[Any], Any],
     ) -> Any:
-        """Run a kernel, on a mesh under ``shard_map``.
-
-        Args:
-            kernel, problem: the choice.
-            operands: of the operation.
-            specs: of the operands, or a prefix of that tree.
-            of_result: from the result of one device, as shapes, to its specs.
-        """
-        if self._mesh.size == 1:
-            return _run(operands, kernel=kernel, problem=problem)
-        flat, tree = jax.tree.flatten(operands)
-        whole_specs = jax.tree.broadcast(specs, operands, is_leaf=_is_spec)
-        each = jax.tree.leaves(whole_specs, is_leaf=_is_spec)
-        shapes = [_local(leaf, spec, self._mesh) for leaf, spec in zip(flat, each, strict=True)]
-        found = jax.eval_shape(
-            functools.partial(kernel.run, problem), *jax.tree.unflatten(tree, shapes)
-        )
-        out_specs, out_tree = jax.tree.flatten(of_result(found), is_leaf=_is_spec)
-        return _run_sharded(
-            flat,
-            tree=tree,
-            kernel=kernel,
-            problem=problem,
-            mesh=self._mesh,
-            in_specs=tuple(each),
-            out_specs=tuple(out_specs),
-            out_tree=out_tree,
-        )
-
-
-def _is_spec(value: Any) -> bool:
-    return isinstance(value, PartitionSpec)
-
-
-def _local(leaf: Array, spec: PartitionSpec, mesh: Mesh) -> jax.ShapeDtypeStruct:
-    """The part of one device."""
-    cuts = [*spec, *[None] * (leaf.ndim - len(spec))]
-    shape = (size // (mesh.size if cut else 1) for size, cut in zip(leaf.shape, cuts, strict=True))
-    return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
+        return run_kernel(kernel, problem, operands, specs, of_result, self._mesh)
 
 
 def _qkv_specs(qkv: Array | Partial) -> Any:
@@ -329,6 +362,11 @@ def _value_specs(sharding: LinearSharding, activated: bool = False) -> Callable[
     return specs
 
 
+def _shares(found: Any) -> Any:
+    """From a result of experts to its specs: the shares of the devices."""
+    return Partial(PartitionSpec(TENSOR_AXIS), None, found.dtype)  # type: ignore[arg-type]
+
+
 def _has_bias(update: Array | Partial) -> bool:
     return isinstance(update, Partial) and update.bias is not None
 
@@ -341,32 +379,7 @@ def _with_bias(product: Any, linear: Linear) -> Any:
     return product + linear.bias[...]
 
 
-# Each is jitted by itself, so that it is traced, lowered and (its kernels) compiled once for all
-# layers and not once for each; XLA inlines it into the step.
-
-
-@functools.partial(jax.jit, static_argnames=("kernel", "problem"))
-def _run(operands, *, kernel: Kernel, problem: Problem):
-    return kernel.run(problem, *operands)
-
-
-@functools.partial(
-    jax.jit,
-    static_argnames=("tree", "kernel", "problem", "mesh", "in_specs", "out_specs", "out_tree"),
-)
-def _run_sharded(
-    flat, *, tree, kernel: Kernel, problem: Problem, mesh, in_specs, out_specs, out_tree
-):
-    def run(*parts):
-        return kernel.run(problem, *jax.tree.unflatten(tree, parts))
-
-    return jax.shard_map(
-        run,
-        mesh=mesh,
-        in_specs=in_specs,
-        out_specs=jax.tree.unflatten(out_tree, out_specs),
-        check_vma=False,
-    )(*flat)
+# Jitted by itself, like the other kernels (`run_kernel`).
 
 
 @functools.partial(jax.jit, static_argnames=("write", "problem", "backend", "spec", "unmerged"))
@@ -376,6 +389,7 @@ def _attend(
     v_pages,
     rotary,
     kv_scales,
+    sinks,
     step,
     plan,
     *,
@@ -399,5 +413,6 @@ def _attend(
     if unmerged:
         assert backend.unmerged_attention is not None
         return backend.unmerged_attention(*operands, **scales), *written[1:]
-    out, _ = backend.attention(*operands, **scales)
+    options = scales if sinks is None else scales | {"sinks": sinks}
+    out, _ = backend.attention(*operands, **options)
     return out, *written[1:]

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from rjax.models import ModelConfig
+from rjax.models import ExpertsConfig, ModelConfig
+from rjax.pallas_kernels.grouped_gemm.work_list import max_tiles, tile_rows
 from rjax.worker.step_shape import StepShape
 
 _FLOAT32 = np.dtype(np.float32).itemsize
@@ -17,9 +18,9 @@ def workspace_bytes(
     """An upper bound for the bytes of one device that a step uses at once.
 
     It adds up what a layer holds as if nothing were reused: the residual stream, the projections
-    with float32 summands, the partial results of attention; then the logits, as often as sampling
-    holds them. XLA reuses much of it, so a step takes less: of Llama-3-8B, 64 rows of 4,096 tokens
-    take 33 MB.
+    with float32 summands, the rows of experts, the partial results of attention; then the logits,
+    as often as sampling holds them. XLA reuses much of it, so a step takes less: of Llama-3-8B, 64
+    rows of 4,096 tokens take 33 MB.
 
     Args:
         model: whose layers run.
@@ -38,9 +39,29 @@ def workspace_bytes(
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     both = itemsize + _FLOAT32
     stream = 3 * T * D * both
-    sharded = T * (heads + 3 * F) * both
+    dense = model.experts is None or not all(model.experts.layers)
+    sharded = T * (heads + 3 * F * dense) * both
+    if model.experts is not None:
+        stream += _experts_bytes(model.experts, T, D, itemsize)
+        sharded += _pair_slots(model.experts, T) * 3 * model.experts.width * both
+        sharded += T * 3 * (model.experts.shared_width or 0) * both
     partials = shape.plan.merge_capacity * model.num_heads * (model.head_dim + 1) * _FLOAT32
-    # XLA may dequantise a whole projection before its product.
+    # XLA may dequantise a whole projection before its product. The float32 sums of an fp8 product
+    # are summands as any other.
     dequantised = 2 * D * F * both if model.schemes else 0
     logits = (_LOGITS_COPIES * B + _PROMPT_ROWS + num_slots) * V * _FLOAT32
     return stream + (sharded + partials + dequantised) // num_devices + logits + _PROGRAM_BYTES
+
+
+def _pair_slots(experts: ExpertsConfig, rows: int) -> int:
+    """Rows of the tiles of a grouped GEMM."""
+    pairs = rows * experts.top_k
+    of_tile = tile_rows(pairs, experts.num_experts)
+    return max_tiles(pairs, experts.num_experts, of_tile) * of_tile
+
+
+def _experts_bytes(experts: ExpertsConfig, rows: int, width: int, itemsize: int) -> int:
+    """Bytes that are not sharded: gathered rows, and the results of every pair in float32."""
+    slots, pairs = _pair_slots(experts, rows), rows * experts.top_k
+    scores = 4 * rows * experts.num_experts * _FLOAT32
+    return slots * width * (itemsize + _FLOAT32) + pairs * width * _FLOAT32 + scores

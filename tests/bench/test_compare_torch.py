@@ -31,8 +31,46 @@ def test_pictures_show_every_system(tmp_path):
     assert (tmp_path / "compare.png").exists()
 
 
+def test_transformers_loops_are_not_quantised():
+    with pytest.raises(SystemExit, match="runs with the methods hand, flex, shared"):
+        compare_torch.main(["--shapes=tiny", "--quantization=fp8", "--methods=hand,generate"])
+
+
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch is missing"
+)
+
+
 @pytest.mark.torch
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is missing")
+@needs_torch
+@pytest.mark.parametrize(("quantization", "torch_error"), [("fp8", 0.05), ("int4", 1e-5)])
+def test_both_round_weights_to_the_same_values(tmp_path, quantization, torch_error):
+    path = tmp_path / "compare.json"
+    compare_torch.main(
+        [
+            "--shapes=tiny",
+            "--dtype=float32",
+            f"--quantization={quantization}",
+            "--batch=2",
+            "--prefix=64",
+            "--own=8",
+            "--steps=2",
+            "--relay=auto",
+            "--decode-steps=1",
+            "--methods=hand",
+            f"--json={path}",
+        ]
+    )
+    found = json.loads(path.read_text())
+    assert found["settings"]["quantization"] == quantization
+    # Activations stay float32 here in rjax; torch rounds them to fp8 for fp8 weights.
+    assert found["logits"]["relative_error"]["rjax_logits"] < 1e-5
+    assert found["logits"]["relative_error"]["hand_logits"] < torch_error
+    assert not [row for row in found["rows"] if "failed" in row]
+
+
+@pytest.mark.torch
+@needs_torch
 def test_torch_and_rjax_agree(tmp_path):
     path = tmp_path / "compare.json"
     compare_torch.main(

@@ -13,7 +13,7 @@ import pytest
 from bench import report
 from bench.ceilings import Ceilings
 from bench.kernels import __main__ as kernels
-from bench.kernels import cost_model, peers, run_products, run_table, sanitize, sweep
+from bench.kernels import cost_model, peers, run_experts, run_products, run_table, sanitize, sweep
 from bench.kernels.backends import Kernel, choose_kernel
 from bench.kernels.cases import Case, Target, make_inputs
 from bench.kernels.compile_cases import compile_cases
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("quickly_compiled_random_numbers")
 @pytest.fixture(autouse=True)
 def _ceilings(monkeypatch):
     """Measuring them takes seconds."""
-    for module in (run_products, run_table, sweep, peers):
+    for module in (run_experts, run_products, run_table, sweep, peers):
         monkeypatch.setattr(module, "measure_ceilings", lambda: Ceilings(copy=4e9, matmul=1e12))
 
 
@@ -55,6 +55,15 @@ def test_products_are_checked_and_shown(tmp_path):
     ]
     assert all(row["relative_error"] < 1e-5 and math.isfinite(row["of_copy"]) for row in rows)
     assert "| small gate-up, int8, 8 rows |" in report.render(tmp_path)
+
+
+def test_experts_are_checked_and_shown(tmp_path):
+    path = tmp_path / "kernels_experts.json"
+    assert kernels.main(["--experts", "--small", f"--json={path}"]) == 0
+    rows = load(path)["rows"]
+    assert [row["case"] for row in rows] == ["small, 1 rows", "small, 24 rows"]
+    assert all(math.isfinite(row["plain_us"] + row["ragged_dot_us"]) for row in rows)
+    assert "| small, 24 rows |" in report.render(tmp_path)
 
 
 def test_wrong_and_failing_cases_are_said_in_order_and_cost_no_other(monkeypatch, capsys):

@@ -67,7 +67,7 @@ def models() -> str:
 def _goldens() -> dict[str, Counter[str]]:
     """Per architecture, the goldens made by each version of transformers."""
     found: dict[str, Counter[str]] = {}
-    for folder in (GOLDENS, GOLDENS / "families"):
+    for folder in (GOLDENS, GOLDENS / "families", GOLDENS / "experts"):
         version = json.loads((folder / "versions.json").read_text(encoding="utf-8"))["transformers"]
         for config in sorted((folder / "models").glob("*/config.json")):
             [name] = json.loads(config.read_text(encoding="utf-8"))["architectures"]

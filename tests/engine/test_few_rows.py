@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 
 from rjax import engine_platform, functional
+from rjax.batch.step_limits import step_limits
 from rjax.benchmarks.model_shapes import SHAPES
+from rjax.config import SchedulerSettings
 from rjax.models import config_from_dict
+from rjax.models.formats.on_load import ON_LOAD
+from rjax.models.loading.linear_modules import with_quantization
 from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
 from rjax.pallas_kernels.attention import xla as attention
 from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.quantised_gemm.config import FEW_ROWS
 from rjax.pallas_kernels.silu_and_mul.xla import silu_and_mul
 from rjax.pallas_kernels.skinny_gemm import ROWS
 from rjax.pallas_kernels.split_k_gemm import xla
@@ -176,12 +181,12 @@ def test_functional_programs_take_them():
     np.testing.assert_allclose(logits[0], logits[1], rtol=1e-4, atol=1e-4)
 
 
-def backend_of(model="llama-3-8b", *, dtype="bfloat16", name="mosaic", **change):
+def backend_of(model="llama-3-8b", *, dtype="bfloat16", name="mosaic", quantization=None, **change):
     return choose_backend(
         name,
         platform="gpu",
         compute_capability=9.0,
-        model=config_from_dict(SHAPES[model] | change),
+        model=with_quantization(config_from_dict(SHAPES[model] | change), quantization),
         dtype=dtype,
         page_size=64,
     )
@@ -203,3 +208,16 @@ def test_which_models_take_them():
     assert wide.streamed_rows == ROWS[1:] and wide.padded_rows(1) == 8
     for other in (backend_of(intermediate_size=14344), backend_of(name="xla")):
         assert other.streamed_rows == () and other.padded_rows(1) == 1
+
+
+@pytest.mark.parametrize("quantization", ON_LOAD)
+@pytest.mark.parametrize("model", ["llama-3-8b", "qwen2.5-3b", "qwen2.5-0.5b"])
+def test_quantised_weights_leave_rows_to_prefill_ahead(model, quantization):
+    backend = backend_of(model, quantization=quantization)
+    few = {rows for rows in ROWS if 1 < rows <= FEW_ROWS}  # one row is not fused
+    assert few <= set(backend.streamed_rows) and backend.spare_rows >= FEW_ROWS
+    settings = SchedulerSettings(max_num_seqs=FEW_ROWS // 2)
+    limits = step_limits(settings, most_tokens=2048, spare_rows=backend.spare_rows)
+    assert limits.max_num_prefill_ahead == FEW_ROWS // 2
+    assert limits.prefill_ahead_tokens == backend.spare_rows
+    assert backend_of(model, quantization=quantization, name="xla").spare_rows == 0

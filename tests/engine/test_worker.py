@@ -14,6 +14,8 @@ from rjax.batch.step_worker import PoolSize
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.errors import OutOfMemoryError
 from rjax.models import config_from_dict
+from rjax.models.formats.on_load import ON_LOAD
+from rjax.models.loading.linear_modules import with_quantization
 from rjax.pallas_kernels.attention.planner import PlanShape
 from rjax.sampling import SamplingParams
 from rjax.worker import memory_sizing
@@ -73,16 +75,21 @@ def test_pages_come_back_as_they_went(tiny):
 def test_the_estimated_workspace_covers_what_steps_took_on_a_gpu():
     """The kept results hold the temporary bytes that XLA gave each decode step."""
     checked = 0
-    for name in ("decode_step", "decode_step_long", "decode_step_growth"):
+    names = "decode_step", "decode_step_long", "decode_step_growth"
+    for name in (*names, "decode_step_fp8", "decode_step_int4"):
         found = json.loads((RESULTS / f"{name}.json").read_text())
         for row in found["rows"]:
+            weights = row.get("weights")
             model = config_from_dict(SHAPES[row["model"]])
+            model = with_quantization(model, weights if weights in ON_LOAD else None)
             plan = PlanShape(row["batch"], row["batch"], 4096, 64, 1024)
             shape = StepShape(row["batch"], row["batch"], 64, 64, plan)
             estimate = workspace_bytes(model, shape, itemsize=2, num_slots=0, num_devices=1)
-            assert row["temporary_bytes"] < estimate < row["temporary_bytes"] + 2 * 2**30
+            # A dequantised copy is counted even where kernels read the weights as they are.
+            most = 2.5 if model.schemes else 2
+            assert row["temporary_bytes"] < estimate < row["temporary_bytes"] + most * 2**30
             checked += 1
-    assert checked > 10
+    assert checked > 18
 
 
 def fit(**changes):

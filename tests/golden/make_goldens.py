@@ -10,9 +10,11 @@ cases are made.
 Writes ``models/<case>/`` (a Hugging Face folder, bfloat16 values), ``expected/<case>.safetensors``
 (tokens, positions, float32 logits; a prompt and its greedy continuation) and ``versions.json``.
 
-Beside its config, a case may have ``stride`` (between positions), ``shard`` (size of a weight
-file), ``rewritten`` (fields put into the written config.json, which is then read again; null
-removes one), ``greedy`` (false where the angles depend on the length so far) and ``seed``.
+Beside its config, a case may have ``stride`` (between positions), ``shard`` (size of a file), and
+``rewritten`` (fields put into the written config.json, which is then read again; null removes one),
+``greedy`` (false where the angles depend on the length so far), ``seed``, ``fused`` (all experts
+of a layer in one tensor, as transformers 5 has them in memory) and ``gate_up_spread`` (a factor on
+their first projection, so that activations reach a clamp).
 """
 
 import copy
@@ -31,21 +33,28 @@ PROMPT = 9
 NEW_TOKENS = 12
 
 
-def make_model(settings: dict, seed: int) -> transformers.PreTrainedModel:
+def make_model(
+    settings: dict, seed: int, gate_up_spread: float = 1.0
+) -> transformers.PreTrainedModel:
     """A random model whose every parameter matters: biases and norm weights are random too."""
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(**settings)
     config.dtype = torch.float32
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 2:
+        if parameter.dim() >= 2:
             # A tied embedding must be small, or every token predicts itself.
             tied = "embed" in name and config.tie_word_embeddings
-            spread = 0.1 if tied else 1.0 if "embed" in name else 1.2 * parameter.shape[1] ** -0.5
+            spread = 0.1 if tied else 1.0 if "embed" in name else 1.2 * parameter.shape[-1] ** -0.5
             value = spread * torch.randn(parameter.shape)
+            if name.endswith("gate_up_proj"):
+                value *= gate_up_spread
         else:
             value = 0.3 * torch.randn(parameter.shape) + float("norm.weight" in name)
         parameter.data = value.to(torch.bfloat16).float()
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            buffer.copy_((0.3 * torch.randn(buffer.shape)).to(torch.bfloat16))
     return model.eval()
 
 
@@ -57,10 +66,13 @@ def write_case(name: str, settings: dict, seed: int, folder: Path) -> None:
     rewritten = settings.pop("rewritten", {})
     greedy = settings.pop("greedy", True)
     seed = settings.pop("seed", seed)
-    model = make_model(settings, seed)
+    fused = settings.pop("fused", False)
+    model = make_model(settings, seed, settings.pop("gate_up_spread", 1.0))
     # A copy is cast: with the model, the rotary frequencies would be.
     rounded = copy.deepcopy(model).to(torch.bfloat16)
-    rounded.save_pretrained(folder / "models" / name, max_shard_size=shard)
+    rounded.save_pretrained(
+        folder / "models" / name, max_shard_size=shard, save_original_format=not fused
+    )
     (folder / "models" / name / "generation_config.json").unlink(missing_ok=True)
     if rewritten:
         file = folder / "models" / name / "config.json"

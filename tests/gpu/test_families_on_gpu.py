@@ -31,9 +31,17 @@ FAMILIES = {
     "qwen3": {"hidden_size": 1024, "intermediate_size": 2048} | _HEADS | {"head_dim": 128},
     "phi3": {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 8}
     | {"num_key_value_heads": 2, "pad_token_id": 0},
+    "qwen3_moe": {"hidden_size": 1024, "intermediate_size": 2048}
+    | _HEADS
+    | {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 256}
+    | {"mlp_only_layers": [0], "head_dim": 128, "norm_topk_prob": True},
+    "gpt_oss": {"hidden_size": 640, "intermediate_size": 384, "swiglu_limit": 7.0}
+    | _HEADS
+    | {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 64}
+    | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False}},
     "opt": {"hidden_size": 1024, "ffn_dim": 2048, "num_attention_heads": 16},
 }
-NAMES = {"opt": "OPT"}
+NAMES = {"gpt_oss": "GptOss", "opt": "OPT", "qwen3_moe": "Qwen3Moe"}
 TOLERANCE = 0.06  # of a logprob; bfloat16 keeps 8 bits, and these models have two layers
 
 

@@ -19,9 +19,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from rjax.pallas_kernels.quantised_gemm.interleaving import natural
 
 
-def store_transposed(ref, value, first) -> None:
+def store_transposed(ref, value, first, first_row) -> None:
     """As the kernel's function of this name."""
-    ref[:, pl.ds(first, value.shape[0])] = value.T[: ref.shape[0]]
+    existing = min(value.shape[1], ref.shape[0])  # a tile ends where the rows do, rounded up to 8
+    ref[pl.ds(first_row, existing), pl.ds(first, value.shape[0])] = value.T[:existing]
 
 
 def store_all(ref, value, layout) -> None:
@@ -49,7 +50,11 @@ def interpreting(monkeypatch: Any):
 
 
 def _deallocate(barrier) -> None:
-    """Without the rule that every phase is waited for: nobody refills the last stages."""
+    """Free a barrier with phases that were never waited for.
+
+    The interpreter takes them for an error. In a pipeline they are right: the producer does not
+    wait for the consumers to free the last stages, because it does not fill these again.
+    """
     with barrier.cv:
         barrier.ref_count -= 1
 

@@ -35,6 +35,7 @@ LAYERS = [
     (1, 320, 640),
 ]
 ROWS = (1, 8, 16, 32, 64)
+MANY_ROWS = (72, 128, 136, 520)  # one tile and several, the last one overlapping
 
 
 def values_dtype(kind: str):
@@ -119,12 +120,16 @@ def error(found, want) -> float:
     return float(np.linalg.norm(found - want) / np.linalg.norm(want))
 
 
-def limit_of(W: int) -> float:
+def limit_of(W: int, T: int = 1, kind: str = "") -> float:
+    if T * W > 64 and kind.startswith("int4"):
+        return 4e-3  # the weights are rounded to bfloat16
     return 1e-5 if W == 1 else 2.5e-3  # of a result that is rounded to bfloat16
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("layer", "T"), [((1, 6144, 4096), 1), ((2, 4864, 896), 64)])
+@pytest.mark.parametrize(
+    ("layer", "T"), [((1, 6144, 4096), 1), ((2, 4864, 896), 64), ((2, 14336, 4096), 256)]
+)
 def test_lowers(kind, layer, T):
     h = jax.ShapeDtypeStruct((T, layer[2]), jnp.bfloat16)
     run = mosaic.quantised_gemm if layer[0] == 1 else mosaic.quantised_gate_up_gemm
@@ -135,13 +140,17 @@ def test_lowers(kind, layer, T):
     assert out.dtype == (jnp.float32 if layer[0] == 1 else jnp.bfloat16)
 
 
+_MANY = [(kind, (1, 256, 384), 136) for kind in KINDS] + [
+    *[(kind, (2, 64, 256), 72) for kind in ("fp8", "fp8 blocks", "int8", "int4 interleaved zeros")],
+    ("int4", (1, 64, 256), 72),  # outputs that cannot be halved
+]
 _SMALL = [(kind, *case) for kind in KINDS for case in (((1, 192, 640), 1), ((2, 128, 512), 64))]
 
 
 @pytest.mark.parametrize(
     ("kind", "layer", "T"),
     # The last two refill their pipeline stages.
-    [*_SMALL, ("fp8", (1, 256, 3328), 16), ("int4 zeros", (1, 256, 2304), 16)],
+    [*_SMALL, *_MANY, ("fp8", (1, 256, 3328), 16), ("int4 zeros", (1, 256, 2304), 16)],
 )
 def test_arithmetic(kind, layer, T, monkeypatch):
     monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
@@ -150,7 +159,7 @@ def test_arithmetic(kind, layer, T, monkeypatch):
     h = quantised_if_fp8(rows_of(T, layer[2]), weight)
     with interpreting(monkeypatch):
         found = computed(h, weight)
-    assert error(found, wanted(h, weight)) < limit_of(layer[0])
+    assert error(found, wanted(h, weight)) < limit_of(layer[0], T, kind)
 
 
 @pytest.mark.parametrize("config", [GemmConfig(1, 128, 3, 2), GemmConfig(3, 128, 1, 4)])
@@ -237,7 +246,6 @@ def test_configs_fill_the_gpu(bits, rows):
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"rows": 65}, "65 rows"),
         ({"rows": 12}, "12 rows"),
         ({"depth": 192}, "64 x 192"),
         ({"outputs": 96}, "96 x 256"),
@@ -285,13 +293,14 @@ def test_quantising_lowers(D):
 def test_against_float32(kind, number):
     layer = LAYERS[number]
     weight = weight_of(kind, *layer)
-    # Two numbers of rows each; over all layers every one occurs.
-    for T in (ROWS[number % len(ROWS)], ROWS[(number + 2) % len(ROWS)]):
+    # Three numbers of rows each; over all layers every one occurs.
+    few = (ROWS[number % len(ROWS)], ROWS[(number + 2) % len(ROWS)])
+    for T in (*few, MANY_ROWS[number % len(MANY_ROWS)]):
         h = quantised_if_fp8(rows_of(T, layer[2]), weight)
         first, again = computed(h, weight), computed(h, weight)
         np.testing.assert_array_equal(first, again)
         # fp8 wgmma keeps about 14 bits of 128 products.
-        limit = limit_of(layer[0]) if not weight.is_fp8 else max(limit_of(layer[0]), 1e-3)
+        limit = max(limit_of(layer[0], T, kind), 1e-3 if weight.is_fp8 else 0)
         assert error(first, wanted(h, weight)) < limit, T
 
 

@@ -108,19 +108,21 @@ def test_streamed(name, axes, rows, monkeypatch):
     assert error < (0.06 if name.startswith("fp8") else 5e-3)  # fp8 rows have 4 bits
 
 
+@pytest.mark.parametrize("rows", [8, 72])
 @pytest.mark.parametrize("axes", ["D -> K A H", "D -> A F"])
-def test_norm_before_fp8(axes, monkeypatch):
+def test_norm_before_fp8(axes, rows, monkeypatch):
     monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
     monkeypatch.setattr(upcast, "load_interleaved", load_interleaved)
     monkeypatch.setattr(quantise_rows, "store_strided", store_all)
     layer = linear(axes, SCHEMES["fp8"])
-    problem = problem_of(axes, layer, 8)
+    problem = problem_of(axes, layer, rows)
     operation = "norm_linear_activation" if problem.activation else "norm_linear"
     problem = dataclasses.replace(problem, operation=operation, eps=1e-5)
     choice = DISPATCHER.choose(problem)
-    assert choice.kernel is not None and choice.kernel.name.startswith("mosaic.norm_quantised")
-    x, weight = rows_of(8, 256), rows_of(1, 256)[0]
-    update = Partial(rows_of(16, 256).reshape(2, 8, 256).astype(jnp.float32))
+    assert choice.kernel is not None
+    assert choice.kernel.name.startswith("mosaic.norm_quantised" if rows == 8 else "xla.norm_fp8")
+    x, weight = rows_of(rows, 256), rows_of(1, 256)[0]
+    update = Partial(rows_of(2 * rows, 256).reshape(2, rows, 256).astype(jnp.float32))
     with interpreting(monkeypatch):
         residual, found = choice.kernel.run(problem, x, update, weight, dict(layer.leaves))
         found = reduced(found)
@@ -134,19 +136,40 @@ def test_norm_before_fp8(axes, monkeypatch):
 
 
 @pytest.mark.parametrize("needs_partial", [False, True])
-def test_many_rows_of_fp8_stay_fp8(needs_partial):
+def test_many_rows_of_fp8_stay_fp8(needs_partial, monkeypatch):
+    monkeypatch.setattr(quantise_rows, "store_strided", store_all)
     layer = linear("D -> K A H", SCHEMES["fp8"])
     problem = dataclasses.replace(problem_of("D -> K A H", layer, 80), needs_partial=needs_partial)
     choice = DISPATCHER.choose(problem)
     assert choice.kernel is not None and choice.kernel.name == "xla.fp8_dot"
     h, leaves = rows_of(80, problem.depth), dict(layer.leaves)
     run = choice.kernel.run
-    lowered = jax.jit(lambda h, leaves: run(problem, h, leaves)).lower(h, leaves).as_text()
+    traced = jax.jit(lambda h, leaves: run(problem, h, leaves)).trace(h, leaves)
+    lowered = traced.lower(lowering_platforms=("cuda",)).as_text()
     [dot] = [line for line in lowered.splitlines() if "dot_general" in line]
-    assert dot.count("f8E4M3FN") == 2 and dot.count("xf32>") == 1
-    found = np.asarray(reduced(run(problem, h, leaves)), np.float32)
+    assert dot.count("f8E4M3FN") == 2
+    assert dot.count("xf32>" if needs_partial else "xbf16>") == 1
+    with interpreting(monkeypatch):
+        found = np.asarray(reduced(run(problem, h, leaves)), np.float32)
     want = plain(problem, h, leaves)
     assert np.linalg.norm(found - want) / np.linalg.norm(want) < 0.06
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "kernel"),
+    [
+        ("int4", 1024, "mosaic.quantised_gemm"),
+        ("int4", 1032, "xla.linear"),
+        ("int8", 512, "mosaic.quantised_gemm"),
+        ("int8", 520, "xla.linear"),
+        ("fp8 blocks", 8192, "mosaic.quantised_gemm"),
+        ("fp8", 8192, "xla.fp8_dot"),
+    ],
+)
+def test_choice_by_rows(name, rows, kernel):
+    layer = linear("F -> D", SCHEMES[name])
+    chosen = DISPATCHER.choose(problem_of("F -> D", layer, rows)).kernel
+    assert chosen is not None and chosen.name == kernel
 
 
 @pytest.mark.parametrize(

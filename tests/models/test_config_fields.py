@@ -4,6 +4,8 @@ The lists of fields come from transformers' source, so a version that adds one f
 family's table says what the field is.
 """
 
+import re
+
 import pytest
 import transformers_fields
 from test_model_config import LLAMA, OPT, of
@@ -29,18 +31,25 @@ BASES = {
     "Gemma3ForCausalLM": of("Gemma3", rope_parameters=LAYER_ROPES),
     "Glm4ForCausalLM": of("Glm4", rope_scaling=YARN),
     "GraniteForCausalLM": of("Granite", rope_scaling=YARN),
+    "Glm4MoeForCausalLM": of("Glm4Moe", rope_scaling=YARN, n_routed_experts=12),
+    "GptOssForCausalLM": of("GptOss", rope_scaling=YARN),
+    "GraniteMoeForCausalLM": of("GraniteMoe", rope_scaling=YARN),
     "LlamaForCausalLM": LLAMA | {"head_dim": 16, "rope_scaling": YARN},
     "Ministral3ForCausalLM": of("Ministral3", rope_scaling=YARN),
     "MinistralForCausalLM": of("Ministral", rope_scaling=YARN),
     "MistralForCausalLM": of("Mistral", rope_scaling=YARN),
+    "MixtralForCausalLM": of("Mixtral", rope_scaling=YARN),
     "OPTForCausalLM": OPT,
     "Olmo2ForCausalLM": of("Olmo2", rope_scaling=YARN),
     "Olmo3ForCausalLM": of("Olmo3", rope_parameters=LAYER_ROPES),
+    "OlmoeForCausalLM": of("Olmoe", rope_scaling=YARN),
     "Phi3ForCausalLM": of("Phi3"),
     "Qwen2ForCausalLM": of("Qwen2", rope_scaling=YARN, use_sliding_window=True),
+    "Qwen2MoeForCausalLM": of("Qwen2Moe", rope_scaling=YARN, use_sliding_window=True),
     "Qwen3ForCausalLM": of("Qwen3", rope_scaling=YARN, use_sliding_window=True),
     "SeedOssForCausalLM": of("SeedOss", rope_scaling=YARN),
     "SmolLM3ForCausalLM": of("SmolLM3", rope_scaling=YARN, use_sliding_window=True),
+    "Qwen3MoeForCausalLM": of("Qwen3Moe", rope_scaling=YARN),
 }
 # Another value of every field that some family reads.
 CHANGES = {
@@ -51,9 +60,11 @@ CHANGES = {
     "attn_logit_softcapping": 7.0,
     "dtype": "float16",
     "embedding_multiplier": 3.0,
+    "decoder_sparse_step": 2,
     "enable_bias": False,
     "ffn_dim": 80,
     "final_logit_softcapping": 7.0,
+    "first_k_dense_replace": 2,
     "head_dim": 32,
     "hidden_act": "gelu",
     "hidden_activation": "gelu",
@@ -68,11 +79,21 @@ CHANGES = {
     "mlp_bias": True,
     "no_rope_layer_interval": 2,
     "no_rope_layers": [1, 0, 0],
+    "mlp_only_layers": [1],
+    "moe_intermediate_size": 24,
+    "n_group": 2,
+    "n_routed_experts": 10,
+    "n_shared_experts": 3,
+    "norm_topk_prob": True,
     "num_attention_heads": 8,
+    "num_experts": 6,
+    "num_experts_per_tok": 1,
     "num_hidden_layers": 5,
     "num_key_value_heads": 1,
+    "num_local_experts": 6,
     "original_max_position_embeddings": 1024,
     "partial_rotary_factor": 0.5,
+    "qkv_bias": False,
     "query_pre_attn_scalar": 20,
     "residual_multiplier": 0.3,
     "rms_norm_eps": 1e-3,
@@ -80,10 +101,16 @@ CHANGES = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
     "rope_scaling": {"type": "linear", "factor": 2.0},
     "rope_theta": 5e5,
+    "routed_scaling_factor": 2.5,
+    "shared_expert_intermediate_size": 24,
     "sliding_window": 7,
     "sliding_window_pattern": 3,
+    "swiglu_alpha": 1.5,
+    "swiglu_limit": 6.0,
     "tie_word_embeddings": True,
+    "topk_group": 2,
     "torch_dtype": "bfloat16",
+    "use_qk_norm": True,
     "use_sliding_window": False,
     "vocab_size": 101,
 }
@@ -108,6 +135,12 @@ CHANGES_OF = {
             ("rope_scaling", {"rope_type": "linear", "factor": 3.0}),
         )
     },
+    ("Glm4MoeForCausalLM", "norm_topk_prob"): False,
+    ("Qwen2MoeForCausalLM", "layer_types"): ["full_attention"] * 3,
+    ("Glm4MoeForCausalLM", "partial_rotary_factor"): 1.0,
+    ("GptOssForCausalLM", "attention_bias"): False,
+    ("GptOssForCausalLM", "layer_types"): ["full_attention"] * 3,
+    ("Qwen3MoeForCausalLM", "use_sliding_window"): True,
 }
 BESIDE = {
     ("Phi3ForCausalLM", "original_max_position_embeddings"): {
@@ -119,6 +152,10 @@ BESIDE = {
         "sliding_window": 9,
     },
     ("SmolLM3ForCausalLM", "layer_types"): {"sliding_window": 9},
+    ("Glm4MoeForCausalLM", "topk_group"): {"n_group": 4},
+    ("Qwen2MoeForCausalLM", "sliding_window"): {"max_window_layers": 2},
+    ("Qwen2MoeForCausalLM", "use_sliding_window"): {"max_window_layers": 2},
+    ("Qwen3MoeForCausalLM", "sliding_window"): {"use_sliding_window": True},
     "rope_parameters": {"rope_scaling": None},
     "sliding_window": {"max_window_layers": 0},
     "use_sliding_window": {"max_window_layers": 0},
@@ -127,6 +164,7 @@ BESIDE = {
 ALLOWED = {
     "_remove_final_layer_norm": [False],
     "attention_chunk_size": [],
+    "clip_qkv": [],
     "do_layer_norm_before": [True],
     "is_causal": [True],
     "kv_sharing_modes": [],
@@ -143,6 +181,7 @@ ALLOWED = {
 REFUSED = {
     "_remove_final_layer_norm": [True, 1, "no"],
     "attention_chunk_size": [16],
+    "clip_qkv": [8.0],
     "do_layer_norm_before": [False, 1],
     "is_causal": [False, None, 1],
     "kv_sharing_modes": [["none", "reuse", "none"]],
@@ -159,13 +198,14 @@ REFUSED = {
 MODEL_TYPES = {
     "gemma3": "gemma3_text",
     "seedoss": "seed_oss",
+    "gptoss": "gpt_oss",
 }  # where it does not follow from the architecture
 NOT_OF_A_FAMILY = {"architectures", "quantization_config"}  # which has test_toy_int8.py
 ARCHITECTURES = sorted(FAMILIES)
 
 
 def model_types(architecture):
-    own = architecture.removesuffix("ForCausalLM").lower()
+    own = re.sub(r"(?<=\d)(?=Moe)", "_", architecture.removesuffix("ForCausalLM")).lower()
     if own in MODEL_TYPES:
         return [MODEL_TYPES[own]]
     # transformers reads either name of these two as the other's.

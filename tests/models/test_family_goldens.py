@@ -96,5 +96,6 @@ def test_goldens_are_small_and_say_who_made_them():
 
 
 def test_every_family_has_goldens():
-    folders = [*(GOLDENS / "models").iterdir(), *(GOLDENS / "families" / "models").iterdir()]
+    places = (GOLDENS, GOLDENS / "families", GOLDENS / "experts")
+    folders = [folder for place in places for folder in (place / "models").iterdir()]
     assert {models.config_from_folder(folder).architecture for folder in folders} == set(FAMILIES)

@@ -27,10 +27,14 @@ def test_equals_goldens(name):
 
 def test_goldens_are_small_and_say_who_made_them():
     sizes = {path: path.stat().st_size for path in GOLDENS.rglob("*") if path.is_file()}
-    quantised = sum(size for path, size in sizes.items() if GOLDENS / "quantised" in path.parents)
-    families = sum(size for path, size in sizes.items() if GOLDENS / "families" in path.parents)
-    assert quantised <= 3_000_000
-    assert sum(sizes.values()) - quantised - families <= 5_000_000
+
+    def size_of(folder):
+        return sum(size for path, size in sizes.items() if GOLDENS / folder in path.parents)
+
+    assert size_of("quantised") <= 3_000_000
+    assert size_of("experts") <= 3_000_000
+    others = sum(map(size_of, ("quantised", "experts", "families")))
+    assert sum(sizes.values()) - others <= 5_000_000
     assert {"torch", "transformers"} <= json.loads((GOLDENS / "versions.json").read_text()).keys()
 
 

@@ -97,8 +97,14 @@ tiny = models.config_from_dict(dict(
 ))
 saved = Path(sys.argv[2])
 models.save_model(models.init_model(tiny), tiny, saved, dtype="float32")
+experts = goldens / "experts" / "models"
 for folder, config in ((saved, tiny), *(
     (goldens / "models" / name, None) for name in ("phi3_g1_h96", "opt_h64_tied")
+), *(
+    (experts / name, None) for name in (
+        "qwen3_moe_j7_k3_some_layers", "olmoe_j9_k4_fused", "gpt_oss_j6_k2_yarn",
+        "glm4_moe_j8_k3_groups",
+    )
 )):
     config = config or models.config_from_folder(folder)
     for n in (2, 4) if config is tiny else (2,):

@@ -18,6 +18,7 @@ class Kernel:
         refusal: why it cannot take a problem, or None.
         run: computes it: (problem, *operands) to the result.
         pads_rows: whether steps of few rows are worth padding to a number of rows that it takes.
+        dequantises: whether it widens quantised weights before it multiplies them.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Kernel:
     refusal: Callable[[Problem], str | None]
     run: Callable[..., Any]
     pads_rows: bool = False
+    dequantises: bool = False
 
 
 _REGISTERED: list[Kernel] = []

@@ -6,6 +6,7 @@ from jaxtyping import Array
 
 from rjax.pallas_kernels.add_rms_norm import mosaic as add_rms_norm
 from rjax.pallas_kernels.gate_up_gemm import mosaic as gate_up_gemm
+from rjax.pallas_kernels.grouped_gemm import mosaic as grouped_gemm
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.rope_and_cache import mosaic as rope_and_cache
 from rjax.pallas_kernels.silu_and_mul import mosaic as silu_and_mul
@@ -77,6 +78,13 @@ def _rope_and_cache_refusal(problem: Problem) -> str | None:
     )
 
 
+def _experts_refusal(problem: Problem) -> str | None:
+    activation = problem.activation
+    if activation is None or not (activation.is_swiglu or activation.clamp is not None):
+        return "it takes silu with a gate"
+    return grouped_gemm.refusal(problem.depth, problem.columns[-1], problem.dtype)
+
+
 def _flat(problem: Problem, leaves: dict[str, Array]) -> Array:
     return leaves["weight"].reshape(problem.depth, -1)
 
@@ -131,6 +139,24 @@ def _rope_and_cache(problem: Problem, *operands: Any) -> Any:
     return rope_and_cache.rope_and_cache(qkv, *arrays, **scales)
 
 
+def _experts(
+    problem: Problem,
+    h: Array,
+    chosen: Array,
+    weights: Array,
+    up: Array,
+    down: Array,
+    up_bias: Array | None,
+    down_bias: Array | None,
+) -> Partial:
+    activation = problem.activation
+    assert activation is not None
+    if problem.needs_partial and down_bias is not None:
+        down_bias = down_bias[0]
+    clamped = activation.clamped if activation.clamp is not None else None
+    return grouped_gemm.experts(h, chosen, weights, up, down, up_bias, down_bias, clamped)
+
+
 def _kernel(name: str, operation: Operation, refusal: Any, run: Any) -> Kernel:
     streams = operation not in ("add_rms_norm", "activation", "rope_and_cache")
     return Kernel(f"mosaic.{name}", operation, frozenset({"mosaic"}), refusal, run, streams)
@@ -145,4 +171,5 @@ MOSAIC_KERNELS = (
     _kernel("add_rms_norm", "add_rms_norm", _add_rms_norm_refusal, _add_rms_norm),
     _kernel("silu_and_mul", "activation", _activation_refusal, _activation),
     _kernel("rope_and_cache", "rope_and_cache", _rope_and_cache_refusal, _rope_and_cache),
+    _kernel("grouped_gemm", "experts", _experts_refusal, _experts),
 )

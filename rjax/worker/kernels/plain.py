@@ -5,7 +5,10 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rjax.models import Routing
+from rjax.models.routing import route, router_logits
 from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
+from rjax.pallas_kernels.grouped_gemm.xla import experts
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.rope_and_cache.xla import rope_and_cache
 from rjax.worker.kernels.kernel import Kernel
@@ -39,13 +42,37 @@ def _rope_and_cache(problem: Problem, *operands: Any) -> Any:
     return rope_and_cache(*arrays, **scales)
 
 
+def _route(problem: Problem, h: Any, weight: Any, bias: Any, correction: Any) -> Routing:
+    assert problem.router is not None
+    return route(router_logits(h, weight, bias), problem.router, problem.top_k, correction)
+
+
+def _experts(
+    problem: Problem,
+    h: Any,
+    chosen: Any,
+    weights: Any,
+    up: Any,
+    down: Any,
+    up_bias: Any,
+    down_bias: Any,
+) -> Partial:
+    assert problem.activation is not None
+    if problem.needs_partial and down_bias is not None:
+        down_bias = down_bias[0]
+    return experts(h, chosen, weights, up, down, problem.activation, up_bias, down_bias)
+
+
 def _takes_all(problem: Problem) -> None:
     del problem
 
 
 def _kernel(operation: Any, run: Any) -> Kernel:
     everywhere = frozenset({"mosaic", "triton", "xla"})
-    return Kernel(f"xla.{operation}", operation, everywhere, _takes_all, run)
+    dequantises = operation == "linear"
+    return Kernel(
+        f"xla.{operation}", operation, everywhere, _takes_all, run, dequantises=dequantises
+    )
 
 
 PLAIN_KERNELS = (
@@ -53,5 +80,7 @@ PLAIN_KERNELS = (
     _kernel("add_rms_norm", _add_rms_norm),
     _kernel("activation", _activation),
     _kernel("rope_and_cache", _rope_and_cache),
+    _kernel("route", _route),
+    _kernel("experts", _experts),
 )
 """Used where no other kernel of a backend takes a problem."""

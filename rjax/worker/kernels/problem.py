@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from rjax.models import Activation, WeightScheme
+from rjax.models import Activation, Router, WeightScheme
 
 type Operation = Literal[
     "linear",
@@ -15,6 +15,8 @@ type Operation = Literal[
     "add_rms_norm",
     "activation",
     "rope_and_cache",
+    "route",
+    "experts",
 ]
 
 
@@ -33,7 +35,12 @@ class Problem:
             - add_rms_norm: (x, update, norm weight) to (x + update, its norm);
             - activation: h [T, A, F] to [T, F];
             - rope_and_cache: (qkv, cos, sin, K pages, V pages, slots, scales) to (q, K pages,
-              V pages).
+              V pages);
+            - route: (h [T, D], weight [D, J], bias [J] or None, correction [J] or None) to Routing;
+            - experts: (h [T, D], experts of each row, their weights, the weights [J, D, A, I] and
+              [J, I, D] of all experts, their biases or None, the second's with an axis of one
+              device before it if ``needs_partial``) to [T, D] or a Partial; see
+              `Operations.experts`.
 
         label: the axes of a projection, such as "D -> K A H", for reports.
         rows: T.
@@ -47,6 +54,8 @@ class Problem:
         pending_bias: the update of a norm is a Partial with a bias.
         needs_partial: the depth is sharded over devices, so that the result must be a Partial.
         eps: of the norm.
+        router: of route.
+        num_experts, top_k: J, and the experts of a row.
         head_dim, rotary_dim, kv_dtype: of rope_and_cache; rotary_dim is None without rotation.
     """
 
@@ -63,6 +72,9 @@ class Problem:
     pending_bias: bool = False
     needs_partial: bool = False
     eps: float = 0.0
+    router: Router | None = None
+    num_experts: int = 0
+    top_k: int = 0
     head_dim: int = 0
     rotary_dim: int | None = None
     kv_dtype: str = ""

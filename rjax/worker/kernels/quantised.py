@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from rjax.models.schemes import Scaled
 from rjax.models.schemes.scaled import VALUE_DTYPES
-from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.quantised_gemm import mosaic, quantise_rows, quantised_rows
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import QuantisedRows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
@@ -17,10 +17,27 @@ from rjax.worker.kernels.kernel import Kernel
 from rjax.worker.kernels.problem import Operation, Problem
 
 
+def max_rows(scheme: Scaled) -> int | None:
+    """Most rows for which the streaming kernel is the fastest on an H200; None for any number.
+
+    With more, cuBLAS is: with fp8 operands, or with a dequantised copy of the weights.
+    """
+    if scheme.values == "fp8":
+        return _MAX_ROWS_OF_CHANNELS if scheme.block[1] is None else None
+    return _MAX_ROWS_OF_INTEGERS[scheme.values]
+
+
+_MAX_ROWS_OF_CHANNELS = 64
+_MAX_ROWS_OF_INTEGERS = {"int8": 512, "int4": 1024}
+
+
 def _gemm_refusal(problem: Problem) -> str | None:
     if not isinstance(problem.scheme, Scaled):
         return "unquantised weights"
     assert problem.scale_block is not None
+    most = max_rows(problem.scheme)
+    if most is not None and problem.rows > most:
+        return f"{problem.rows} rows; with more than {most}, cuBLAS is faster"
     activated = problem.activation is not None
     return mosaic.refusal(
         problem.rows,
@@ -63,8 +80,8 @@ def _fp8_dot_refusal(problem: Problem) -> str | None:
         return "weights that are not fp8"
     if problem.scale_block != (1, problem.depth):
         return f"scales of blocks {problem.scale_block}; it takes channels"
-    if problem.rows <= mosaic.MAX_ROWS:
-        return f"{problem.rows} rows; it takes more than {mosaic.MAX_ROWS}"
+    if problem.rows <= _MAX_ROWS_OF_CHANNELS:
+        return f"{problem.rows} rows; it takes more than {_MAX_ROWS_OF_CHANNELS}"
     return None
 
 
@@ -108,21 +125,57 @@ def _norm_gate_up(
     return x, _gate_up(problem, rows, leaves)
 
 
+def _norm_fp8_dot_refusal(problem: Problem) -> str | None:
+    return _norm_refusal(problem) or _fp8_dot_refusal(problem)
+
+
 def _fp8_dot(
-    problem: Problem, h: Float[Array, "T D"], leaves: dict[str, Array]
+    problem: Problem, h: Float[Array, "T D"] | QuantisedRows, leaves: dict[str, Array]
 ) -> Float[Array, "T ..."] | Partial:
-    """Both operands K-major in fp8, which cuBLASLt takes on Hopper; the scales come after it."""
-    rows = quantised_rows.quantise_rows(h)
+    """Both operands K-major in fp8, which cuBLASLt takes on Hopper; the scales come after it.
+
+    The result is rounded to bfloat16 before and after it is scaled: in float32, its bytes cost as
+    much as the products. float16 could not hold it.
+    """
+    if not isinstance(h, QuantisedRows):
+        with_kernel = quantise_rows.refusal(problem.depth, h.dtype) is None
+        quantise = quantise_rows.quantise_rows if with_kernel else quantised_rows.quantise_rows
+        h = quantise(h)
     weight = leaves["weight"].reshape(problem.width, problem.depth)
+    rounded = h.dtype == jnp.bfloat16 and not problem.needs_partial
     product = lax.dot_general(
-        rows.values, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+        h.values,
+        weight,
+        (((1,), (1,)), ((), ())),
+        preferred_element_type=jnp.bfloat16 if rounded else jnp.float32,
     )
     scale = leaves["weight_scale"].reshape(-1).astype(jnp.float32)
-    product = product * rows.scale[0, : problem.rows, None] * scale
+    product = product.astype(jnp.float32) * h.scale[0, : problem.rows, None] * scale
     product = product.reshape(problem.rows, *problem.columns)
     if problem.needs_partial:
         return Partial(product[None], dtype=h.dtype)
     return product.astype(h.dtype)
+
+
+def _norm_fp8_activation_refusal(problem: Problem) -> str | None:
+    if problem.bias:
+        return "a bias before the activation"
+    return _norm_fp8_dot_refusal(problem)
+
+
+def _norm_fp8_dot(
+    problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
+) -> tuple[Array, Array | Partial]:
+    x, rows = quantise_rows.add_rms_norm_quantise(x, update, weight, problem.eps)
+    return x, _fp8_dot(problem, rows, leaves)
+
+
+def _norm_fp8_activation(
+    problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
+) -> tuple[Array, Array]:
+    assert problem.activation is not None and not problem.needs_partial
+    x, product = _norm_fp8_dot(problem, x, update, weight, leaves)
+    return x, problem.activation(reduced(product))
 
 
 _MOSAIC = frozenset({"mosaic"})
@@ -138,6 +191,14 @@ QUANTISED_KERNELS = (
     _kernel("quantised_gate_up", "linear_activation", _gate_up_refusal, _gate_up),
     _kernel(
         "norm_quantised_gate_up", "norm_linear_activation", _norm_gate_up_refusal, _norm_gate_up
+    ),
+    Kernel("xla.norm_fp8_dot", "norm_linear", _MOSAIC, _norm_fp8_dot_refusal, _norm_fp8_dot),
+    Kernel(
+        "xla.norm_fp8_activation",
+        "norm_linear_activation",
+        _MOSAIC,
+        _norm_fp8_activation_refusal,
+        _norm_fp8_activation,
     ),
     Kernel("xla.fp8_dot", "linear", _MOSAIC, _fp8_dot_refusal, _fp8_dot),
 )

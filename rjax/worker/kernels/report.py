@@ -1,5 +1,6 @@
-"""The kernels of a step, found by tracing one layer of it."""
+"""The kernels of a step, found by tracing one layer of each kind."""
 
+import functools
 from typing import Any
 
 import jax
@@ -30,11 +31,12 @@ def step_kernels(
 ) -> list[KernelUse]:
     """The kernel of each operation in a step of this shape; nothing is computed or compiled."""
     choices: list[Choice] = []
-    graph, state = nnx.split(DecoderLayer(model, 0, jnp.dtype(dtype)))
+    kinds = {model.has_experts(i): i for i in reversed(range(model.num_layers))}
 
-    def layer(state: Any, x: jax.Array, page: jax.Array, packed: jax.Array) -> Any:
+    def run(graph: Any, state: Any, x: jax.Array, page: jax.Array, packed: jax.Array) -> Any:
         step = layout.unpack(packed)
-        operations = PagedOperations([page], [page], step, backend, mesh, choices.append)
+        pages = [page] * model.num_layers
+        operations = PagedOperations(pages, pages, step, backend, mesh, choices.append)
         rope = model.rope_of(0)
         rotary = None if rope is None else rotary_tables(rope, jnp.asarray(step.positions))
         # With an update, as in every layer but the first.
@@ -43,5 +45,7 @@ def step_kernels(
     x = jax.ShapeDtypeStruct((shape.rows, model.hidden_size), dtype)
     page = jax.ShapeDtypeStruct((1, model.num_kv_heads, shape.page_size, model.head_dim), kv_dtype)
     packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
-    jax.eval_shape(layer, state, x, page, packed)
+    for first in sorted(kinds.values()):
+        graph, state = nnx.split(DecoderLayer(model, first, jnp.dtype(dtype)))
+        jax.eval_shape(functools.partial(run, graph), state, x, page, packed)
     return kernel_uses(shape.rows, choices, backend)

@@ -5,11 +5,13 @@ from jax.sharding import AbstractMesh
 from jax.typing import DTypeLike
 
 from rjax.models import DecoderLayer, Linear, ModelConfig
+from rjax.models.layers.experts import Experts
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.skinny_gemm import ROWS
 from rjax.worker.kernels.dispatcher import Dispatcher
+from rjax.worker.kernels.experts_problem import experts_problem
 from rjax.worker.kernels.linear_problem import linear_problem, linear_sharding
-from rjax.worker.kernels.problem import Operation
+from rjax.worker.kernels.problem import Operation, Problem
 
 
 def streamed_rows(
@@ -19,31 +21,52 @@ def streamed_rows(
 
     One row counts where the norms and the merge of attention are part of the products too.
     """
-    layer = DecoderLayer(model, 0, jnp.dtype(dtype))
     mesh = AbstractMesh((devices,), (TENSOR_AXIS,))
-    attention, mlp = layer.attention, layer.mlp
+    kinds = {model.has_experts(i): i for i in reversed(range(model.num_layers))}
+    layers = [DecoderLayer(model, i, jnp.dtype(dtype)) for i in kinds.values()]
 
     def streams(rows: int) -> bool:
-        one = rows == 1 and layer.attention_norm is not None and layer.mlp_norm is not None
-        activated: Operation = "norm_linear_activation" if one else "linear_activation"
-        operations: list[tuple[Operation, Linear]] = [
-            ("norm_linear" if one else "linear", attention.qkv),
-            ("merge_linear" if rows == 1 else "linear", attention.output),
-            (activated if mlp.activation.is_swiglu else "linear", mlp.up),
-            ("linear", mlp.down),
-        ]
-        problems = [
-            linear_problem(
-                operation,
-                linear,
-                linear_sharding(linear, mesh),
-                rows=rows,
-                dtype=dtype,
-                activation=mlp.activation if linear is mlp.up else None,
-            )
-            for operation, linear in operations
-        ]
+        problems = [problem for layer in layers for problem in _problems(layer, rows, dtype, mesh)]
         chosen = [dispatcher.choose(problem).kernel for problem in problems]
         return all(kernel is not None and kernel.pads_rows for kernel in chosen)
 
     return tuple(rows for rows in ROWS if streams(rows))
+
+
+def _problems(
+    layer: DecoderLayer, rows: int, dtype: DTypeLike, mesh: AbstractMesh
+) -> list[Problem]:
+    attention, mlp = layer.attention, layer.mlp
+    one = rows == 1 and layer.attention_norm is not None and layer.mlp_norm is not None
+    activated: Operation = "norm_linear_activation" if one else "linear_activation"
+    up: Operation = activated if mlp.activation.is_swiglu else "linear"
+    operations: list[tuple[Operation, Linear]] = [
+        ("norm_linear" if one else "linear", attention.qkv),
+        ("merge_linear" if rows == 1 else "linear", attention.output),
+    ]
+    if not isinstance(mlp, Experts):
+        operations.append((up, mlp.up))
+        operations.append(("linear", mlp.down))
+    problems = [
+        linear_problem(
+            operation,
+            linear,
+            linear_sharding(linear, mesh),
+            rows=rows,
+            dtype=dtype,
+            activation=None if isinstance(mlp, Experts) or linear is not mlp.up else mlp.activation,
+        )
+        for operation, linear in operations
+    ]
+    if isinstance(mlp, Experts):
+        problems.append(
+            experts_problem(
+                mlp.up,
+                mesh,
+                rows=rows,
+                top_k=mlp.top_k,
+                dtype=dtype,
+                activation=mlp.activation,
+            )
+        )
+    return problems

@@ -1,0 +1,248 @@
+"""The experts of a layer: our grouped GEMM beside those of JAX and torch, checked, then timed.
+
+Each time is of both products and the activation between them. "whole" is what a step runs: with the
+work list, the gathered rows and the sum. Routing is uniform, a different one for each call.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import math
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from bench.ceilings import Ceilings, measure_ceilings
+from bench.kernels.result_file import ResultFile
+from bench.kernels.run_table import reason
+from bench.kernels.timing import burst_seconds
+from rjax.models import Activation
+from rjax.pallas_kernels.grouped_gemm import mosaic, xla
+from rjax.pallas_kernels.grouped_gemm.config import choose_tile_rows
+from rjax.pallas_kernels.grouped_gemm.work_list import WorkList, make_work_list
+
+COLUMNS = {
+    "case": "case",
+    "floor_us": "roofline, us",
+    "whole_us": "rjax, whole, us",
+    "products_us": "rjax, products, us",
+    "of_copy": "products, part of the copy rate",
+    "of_matmul": "products, part of the matmul rate",
+    "plain_us": "rjax in plain JAX, whole",
+    "ragged_dot_us": "jax.lax.ragged_dot",
+    "torch_us": "torch._grouped_mm",
+    "relative_error": "relative error",
+}
+_CALLS = 8  # with different routings, in one program
+_LARGEST_ERROR = 1e-2  # of a result in bfloat16
+_MOST_BYTES = 32 << 30  # that ragged_dot may need for its expanded rows
+_SCRIPT = Path(__file__).parent / "torch_experts.py"
+_SWIGLU = Activation("silu", gated=True)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExpertsCase:
+    """One layer's experts at one number of rows.
+
+    Attributes:
+        layer: name of the shapes.
+        shape: (J, X, D, I): experts, experts of a row, model width, width of an expert.
+        rows: T.
+    """
+
+    layer: str
+    shape: tuple[int, int, int, int]
+    rows: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.layer}, {self.rows} rows"
+
+    def routings(self, count: int) -> np.ndarray:
+        """int32 [count, T, X]."""
+        J, X, _, _ = self.shape
+        draw = np.random.default_rng(self.rows)
+        order = draw.random((count, self.rows, J)).argsort(-1)
+        return order[..., :X].astype(np.int32)
+
+    def moved(self, routing: np.ndarray) -> int:
+        """Bytes of the weights of the experts that a routing takes."""
+        _, _, D, width = self.shape
+        return len(np.unique(routing)) * 3 * D * width * 2
+
+    @property
+    def flops(self) -> int:
+        """Of all products."""
+        _, X, D, width = self.shape
+        return 6 * self.rows * X * D * width
+
+
+def expert_cases(*, small: bool) -> list[ExpertsCase]:
+    """Qwen3-30B-A3B and gpt-oss-20b, or a layer for a CPU."""
+    if small:
+        return [ExpertsCase("small", (4, 2, 64, 64), rows) for rows in (1, 24)]
+    layers = {"qwen3-30b-a3b": (128, 8, 2048, 768), "gpt-oss-20b": (32, 4, 2880, 2880)}
+    return [
+        ExpertsCase(layer, shape, rows)
+        for layer, shape in layers.items()
+        for rows in (1, 16, 64, 8192)
+    ]
+
+
+def run_experts(options: argparse.Namespace, results: ResultFile) -> int:
+    """Run the cases whose name contains ``options.only``; return how many of ours failed."""
+    cases = [case for case in expert_cases(small=options.small) if options.only in case.name]
+    torch_us = _torch(cases, options.torch_python, options.seconds / 2)
+    start, ceilings = time.monotonic(), measure_ceilings()
+    results.more |= {"copy_bytes_per_s": ceilings.copy, "matmul_flop_per_s": ceilings.matmul}
+    bad = 0
+    for case in cases:
+        row: dict[str, Any] = {"case": case.name, "torch_us": torch_us.get(case.name)}
+        if time.monotonic() - start > options.seconds / 2:
+            print(f"{case.name}: not run, {options.seconds:g} s were over (--seconds)")
+            bad += 1
+            continue
+        try:
+            row |= _run(case, ceilings)
+        except Exception as error:
+            row["failed"] = reason(error)
+        bad += "failed" in row
+        results.add(row)
+        shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()}
+        print(shown, flush=True)
+    return bad
+
+
+def _run(case: ExpertsCase, ceilings: Ceilings) -> dict[str, Any]:
+    J, X, D, width = case.shape
+    keys = jax.random.split(jax.random.key(0), 4)
+    h = jax.random.normal(keys[0], (case.rows, D), jnp.bfloat16)
+    up = D**-0.5 * jax.random.normal(keys[1], (J, D, 2, width), jnp.bfloat16)
+    down = width**-0.5 * jax.random.normal(keys[2], (J, width, D), jnp.bfloat16)
+    weights = jax.random.uniform(keys[3], (case.rows, X))
+    routings = case.routings(_CALLS)
+    want = np.asarray(jax.jit(_plain)(h, jnp.asarray(routings[0]), weights, up, down), np.float32)
+    floor = ceilings.seconds(sum(map(case.moved, routings)) / _CALLS, case.flops)
+    row: dict[str, Any] = {"floor_us": 1e6 * floor}
+    for name, call, prepare in _ways(case):
+        prepared = [jax.jit(prepare)(h, jnp.asarray(each)) for each in routings]
+        try:
+            out = jax.jit(call)(prepared[0], weights, up, down)
+            error = float(np.linalg.norm(np.asarray(out, np.float32) - want))
+            error /= float(np.linalg.norm(want))
+            if not error < _LARGEST_ERROR:
+                raise ValueError(f"wrong result, relative error {error:.1e}")
+
+            @jax.jit
+            def chain(prepared, weights, up, down, call=call):
+                found = []
+                for each in prepared:
+                    found.append(call(each, weights, up, down))
+                    weights, found[-1] = lax.optimization_barrier((weights, found[-1]))  # in order
+                return found
+
+            seconds = burst_seconds(functools.partial(chain, prepared, weights, up, down))
+            row[f"{name}_us"] = 1e6 * seconds / _CALLS
+        except Exception as failure:
+            if name in ("whole", "products"):
+                raise
+            print(f"{case.name}: {name}: {reason(failure)}", flush=True)
+            continue
+        if name == "whole":
+            row["relative_error"] = error
+    taken = 1e-6 * row.get("products_us", math.inf)
+    row["of_copy"] = sum(map(case.moved, routings)) / _CALLS / taken / ceilings.copy
+    row["of_matmul"] = case.flops / taken / ceilings.matmul
+    return row
+
+
+def _plain(h: Any, chosen: Any, weights: Any, up: Any, down: Any) -> jax.Array:
+    return xla.experts(h, chosen, weights, up, down, _SWIGLU).reduce()
+
+
+def _ways(case: ExpertsCase) -> Iterator[tuple[str, Callable[..., Any], Callable[..., Any]]]:
+    """(name, (prepared, weights, up, down) to the result, (h, routing) to what is prepared)."""
+    J, X, D, width = case.shape
+    both = lambda h, chosen: (h, chosen)  # noqa: E731
+    if jax.default_backend() == "gpu":
+        yield "whole", lambda p, *arrays: mosaic.experts(*p, *arrays).reduce(), both
+        yield "products", _products, _listed(J, width)
+    yield "plain", lambda p, *arrays: _plain(*p, *arrays), both
+    if 2 * case.rows * X * J * D > _MOST_BYTES:
+        print(f"{case.name}: ragged_dot: it expands each row to every expert")
+        return
+    yield "ragged_dot", _ragged, _sorted(J)
+
+
+def _listed(num_experts: int, width: int) -> Callable[..., Any]:
+    def prepare(h: Any, chosen: Any) -> Any:
+        rows = choose_tile_rows(chosen.size, num_experts, width)
+        work = make_work_list(chosen, num_experts, rows)
+        return (h if len(h) == 1 else h[work.slot_row]), work
+
+    return prepare
+
+
+def _products(prepared: tuple[Any, WorkList], weights: Any, up: Any, down: Any) -> Any:
+    rows, work = prepared
+    hidden = mosaic.gate_up(rows, up, work)
+    return mosaic.weighted_down(hidden, down, weights, work).sum(0)
+
+
+def _sorted(num_experts: int) -> Callable[..., Any]:
+    def prepare(h: Any, chosen: Any) -> Any:
+        flat = chosen.reshape(-1)
+        order = jnp.argsort(flat, stable=True)
+        sizes = jnp.bincount(flat, length=num_experts)
+        return h[order // chosen.shape[1]], sizes, jnp.argsort(order)
+
+    return prepare
+
+
+def _ragged(prepared: Any, weights: Any, up: Any, down: Any) -> Any:
+    rows, sizes, back = prepared
+    J, D, _, width = up.shape
+    both = lax.ragged_dot(rows, up.reshape(J, D, 2 * width), sizes)
+    hidden = jax.nn.silu(both[:, :width]) * both[:, width:]
+    out = lax.ragged_dot(hidden, down, sizes)[back].reshape(*weights.shape, D)
+    return (out.astype(jnp.float32) * weights[..., None]).sum(1)
+
+
+def _torch(cases: list[ExpertsCase], python: str, seconds: float) -> dict[str, float]:
+    """Times of torch in a process of its own, before this one allocates device memory."""
+    with tempfile.TemporaryDirectory() as scratch:
+        task = Path(scratch) / "task.json"
+        task.write_text(json.dumps([[c.name, *c.shape, c.rows] for c in cases]))
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        try:
+            done = subprocess.run(
+                [python, str(_SCRIPT), str(task)],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=seconds,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            print(f"torch's process: {type(error).__name__}")
+            return {}
+    found = {}
+    for line in done.stdout.splitlines():
+        name, us, failed = json.loads(line)
+        if failed:
+            print(f"{name}: torch: {failed}")
+        else:
+            found[name] = us
+    if done.returncode:
+        print(f"torch's process ended with {done.returncode}")
+    return found

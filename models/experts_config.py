@@ -1,0 +1,64 @@
+"""The experts of a model: how many, how wide, and how their router chooses."""
+
+import dataclasses
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Router:
+    """How a router scores the experts of a row and weighs the chosen ones.
+
+    The k best experts are chosen; of equal scores the expert with the lower index wins.
+
+    Attributes:
+        score: "softmax" over all experts, "sigmoid" of each, or "softmax_of_topk": the logits
+            choose, and the softmax is over the chosen ones.
+        renormalise: divide the weights of a row by their sum.
+        scale: factor of the weights, after that.
+        bias: whether the router's projection has a bias.
+        correction_bias: whether a bias is added to the scores for the choice only.
+        num_groups: groups of neighbouring experts; a row chooses in its ``top_groups`` best.
+        top_groups: a group counts as much as its two best experts together.
+    """
+
+    score: Literal["softmax", "sigmoid", "softmax_of_topk"] = "softmax"
+    renormalise: bool = False
+    scale: float = 1.0
+    bias: bool = False
+    correction_bias: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """The mixture-of-experts blocks of a model; hashable.
+
+    Attributes:
+        num_experts: J.
+        top_k: experts of a row.
+        width: I, the feed-forward width of an expert.
+        layers: for each layer, whether its feed-forward block has experts; others are dense.
+        router: how they are chosen.
+        shared_width: U, the width of an expert that every row takes; None without one.
+        bias: whether the projections of the experts have biases.
+        clamp, alpha: of gpt-oss's SwiGLU, see `Activation`; None and 1 for the model's activation.
+        shared_gate: the shared expert's output is multiplied by the sigmoid of a projection.
+    """
+
+    num_experts: int
+    top_k: int
+    width: int
+    layers: tuple[bool, ...]
+    router: Router = Router()
+    shared_width: int | None = None
+    shared_gate: bool = False
+    bias: bool = False
+    clamp: float | None = None
+    alpha: float = 1.0
+
+    @property
+    def axis_sizes(self) -> dict[str, int]:
+        """Size of each axis letter that only experts have."""
+        sizes = {"J": self.num_experts, "I": self.width}
+        return sizes if self.shared_width is None else sizes | {"U": self.shared_width}

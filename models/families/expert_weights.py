@@ -1,0 +1,86 @@
+"""The checkpoint pieces of experts."""
+
+import dataclasses
+
+from rjax.models.config import ModelConfig
+from rjax.models.loading.piece import Piece, Weights
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Names of the tensors of a layer's experts, after "model.layers.N.".
+
+    Attributes:
+        block: the module that holds the router and the experts.
+        gate, up, down: the projections of an expert, where each has its own tensors.
+        shared: the shared expert; its projections have Llama's names.
+    """
+
+    block: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    shared: str = "shared_expert"
+
+
+QWEN_NAMES = ExpertNames()
+
+
+def expert_weights(config: ModelConfig, names: ExpertNames = QWEN_NAMES) -> Weights:
+    """The pieces of routers and experts, where each expert has its own tensors."""
+    assert config.experts is not None
+    weights: Weights = {}
+    for i in expert_layers(config):
+        block = f"model.layers.{i}.{names.block}"
+        each = [f"{block}.experts.{j}" for j in range(config.experts.num_experts)]
+        weights |= _beside(config, i, block, names) | {
+            f"layers.{i}.mlp.up.weight": tuple(
+                Piece(f"{expert}.{name}.weight", "(A I) D", of_expert=True)
+                for expert in each
+                for name in (names.gate, names.up)
+            ),
+            f"layers.{i}.mlp.down.weight": tuple(
+                Piece(f"{expert}.{names.down}.weight", "D I", of_expert=True) for expert in each
+            ),
+        }
+    return weights
+
+
+def fused_expert_weights(config: ModelConfig, names: ExpertNames = QWEN_NAMES) -> Weights:
+    """The pieces of routers and experts, where one tensor has all experts, as in transformers 5."""
+    weights: Weights = {}
+    for i in expert_layers(config):
+        block = f"model.layers.{i}.mlp"
+        up = Piece(f"{block}.experts.gate_up_proj", "J (A I) D", a=2)
+        weights |= _beside(config, i, block, names) | {
+            f"layers.{i}.mlp.up.weight": (up,),
+            f"layers.{i}.mlp.down.weight": (Piece(f"{block}.experts.down_proj", "J D I"),),
+        }
+    return weights
+
+
+def expert_layers(config: ModelConfig) -> list[int]:
+    """The layers that have experts."""
+    return [i for i in range(config.num_layers) if config.has_experts(i)]
+
+
+def _beside(config: ModelConfig, layer: int, block: str, names: ExpertNames) -> Weights:
+    """The router and the shared expert."""
+    experts, ours = config.experts, f"layers.{layer}.mlp."
+    assert experts is not None
+    weights: Weights = {ours + "router": (Piece(f"{block}.gate.weight", "J D"),)}
+    if experts.router.correction_bias:
+        bias = Piece(f"{block}.gate.e_score_correction_bias", "J")
+        weights[ours + "correction"] = (bias,)
+    if experts.shared_width is not None:
+        shared = f"{block}.{names.shared}"
+        weights |= {
+            ours + "shared.up.weight": (
+                Piece(f"{shared}.gate_proj.weight", "(A U) D"),
+                Piece(f"{shared}.up_proj.weight", "(A U) D"),
+            ),
+            ours + "shared.down.weight": (Piece(f"{shared}.down_proj.weight", "D U"),),
+        }
+    if experts.shared_gate:
+        weights[ours + "shared.gate"] = (Piece(f"{block}.{names.shared}_gate.weight", "A D"),)
+    return weights

@@ -1,0 +1,1 @@
+"""Grouped GEMM: rows multiplied by the weights of their experts."""

@@ -1,0 +1,153 @@
+"""Experts on Hopper: two grouped GEMMs (``stream``) over one work list.
+
+The first has the activation in its epilogue. The second multiplies by the weights of the routing
+and stores the result of every pair where the consumer adds it: the experts of a row are the
+summands of a Partial, so there is no reduction kernel. Bytes moved besides the weights of the
+experts that have rows: 2 * slots * (D + I) written and read, and 4 * X * T * D of summands.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Float32, Int
+
+from rjax.pallas_kernels.grouped_gemm.config import BLOCK_K, choose_config, choose_tile_rows
+from rjax.pallas_kernels.grouped_gemm.stores import store_pairs, store_slots
+from rjax.pallas_kernels.grouped_gemm.stream import WGMMA_M, GroupedConfig, grouped_gemm
+from rjax.pallas_kernels.grouped_gemm.work_list import WorkList, make_work_list
+from rjax.pallas_kernels.partial import Partial
+
+type Activation = Callable[[Array, Array], Array]
+_PER_COLUMN = plgpu.Layout.WGMMA.reduce(1)
+
+
+def refusal(depth: int, width: int, dtype: DTypeLike) -> str | None:
+    """Why `experts` cannot take rows of ``depth`` and experts of ``width``, or None."""
+    if jnp.dtype(dtype).itemsize != 2:
+        return f"rows of {jnp.dtype(dtype)}; the kernel takes one 16-bit dtype"
+    multiple = max(BLOCK_K, WGMMA_M)
+    if depth % multiple or width % multiple:
+        return f"experts of {depth} x {width}; the kernel takes multiples of {multiple}"
+    return None
+
+
+def experts(
+    h: Float[Array, "T D"],
+    chosen: Int[Array, "T X"],
+    weights: Float32[Array, "T X"],
+    up: Float[Array, "J D 2 I"],
+    down: Float[Array, "J I D"],
+    up_bias: Float[Array, "J 2 I"] | None = None,
+    down_bias: Float[Array, "J D"] | None = None,
+    activation: Activation | None = None,
+) -> Partial:
+    """The sum over the chosen experts of weight * down(activation(gate, up)), as X summands.
+
+    Sums and activation are float32, and only the activated rows are rounded. Deterministic; a row
+    does not depend on the experts of the others. Summands of pairs without an expert are
+    unspecified.
+
+    Args:
+        h: bfloat16 or float16, as the weights; see ``refusal``.
+        chosen: the experts of each row; J for none.
+        weights: of their results.
+        up, down: weights of all experts; entry 0 of the third axis of ``up`` is the gate.
+        up_bias, down_bias: of all experts, any float dtype; or None.
+        activation: (gate, up), both float32, to the activated rows; None for SwiGLU.
+
+    Raises:
+        ValueError: a shape or dtype the kernel does not take.
+    """
+    J, D, _, width = up.shape
+    why = refusal(D, width, h.dtype)
+    if why is not None:
+        raise ValueError(why)
+    if not h.dtype == up.dtype == down.dtype:
+        raise ValueError(f"h is {h.dtype} and the weights {up.dtype} and {down.dtype}")
+    work = make_work_list(chosen, J, choose_tile_rows(chosen.size, J, width))
+    gathered = h if len(h) == 1 else h[work.slot_row]
+    hidden = gate_up(gathered, up, work, bias=up_bias, activation=activation)
+    return Partial(weighted_down(hidden, down, weights, work, bias=down_bias), dtype=h.dtype)
+
+
+def gate_up(
+    rows: Float[Array, "Z D"],
+    up: Float[Array, "J D 2 I"],
+    work: WorkList,
+    config: GroupedConfig | None = None,
+    *,
+    bias: Float[Array, "J 2 I"] | None = None,
+    activation: Activation | None = None,
+) -> Float[Array, "slots I"]:
+    """activation(rows @ up[expert, :, 0], rows @ up[expert, :, 1]) in the dtype of the rows.
+
+    The rows are those of all slots, or one that is in the first slot of every tile.
+    """
+
+    def epilogue(operands, out, sums, expert, slot, column):
+        biases = [operands[0].at[expert, which] if operands else None for which in range(2)]
+        gate, up = (_biased(sum_, of, column) for sum_, of in zip(sums, biases, strict=True))
+        hidden = (activation or _swiglu)(gate, up)
+        store_slots(out, hidden.astype(out.dtype), slot, column)
+
+    config = config or _config(up, work)
+    shape = jax.ShapeDtypeStruct((len(work.slot_pair), up.shape[3]), rows.dtype)
+    operands = () if bias is None else (bias.astype(jnp.float32),)
+    return grouped_gemm("grouped_gate_up", rows, up, work, config, shape, epilogue, operands)
+
+
+def weighted_down(
+    hidden: Float[Array, "slots I"],
+    down: Float[Array, "J I D"],
+    weights: Float32[Array, "T X"],
+    work: WorkList,
+    config: GroupedConfig | None = None,
+    *,
+    bias: Float[Array, "J D"] | None = None,
+) -> Float32[Array, "X T D"]:
+    """weights * (hidden @ down[expert] + bias[expert]) of every pair, as a summand of its row."""
+    (J, width, D), (T, X) = down.shape, weights.shape
+    # A CTA computes columns of both halves, as many as of gate and up.
+    halves = 2 if D % (2 * WGMMA_M) == 0 else 1
+    matrices = down.reshape(J, width, halves, D // halves)
+
+    def epilogue(operands, out, sums, expert, slot, column):
+        pairs, weights, *biases = operands
+        for half, value in enumerate(sums):
+            first = pl.multiple_of(column + half * (D // halves), WGMMA_M)
+            value = _biased(value, biases[0].at[expert] if biases else None, first)
+            store_pairs(out, value, pairs, weights, slot, first)
+
+    config = config or _config(matrices, work)
+    shape = jax.ShapeDtypeStruct((X, T, D), jnp.float32)
+    biases = () if bias is None else (bias.astype(jnp.float32),)
+    operands = work.slot_pair, weights.reshape(-1), *biases
+    return grouped_gemm("grouped_down", hidden, matrices, work, config, shape, epilogue, operands)
+
+
+def _swiglu(gate, up):
+    return gate / (1.0 + jnp.exp(-gate)) * up
+
+
+def _biased(value, bias, column):
+    """float32 [64, R] plus the bias [E] (GMEM) of columns from ``column`` on, or as it is."""
+    if bias is None:
+        return value
+    found = plgpu.load(bias.at[pl.ds(column, WGMMA_M)], layout=_PER_COLUMN, optimized=False)
+    return value + lax.broadcast_in_dim(found, value.shape, [0])
+
+
+def _config(matrices: Float[Array, "J D W E"], work: WorkList) -> GroupedConfig:
+    J, _, W, E = matrices.shape
+    return choose_config(
+        tile_rows=work.tile_rows,
+        tiles=work.tile_expert.shape[0],
+        num_experts=J,
+        matrices=W,
+        columns=E,
+    )

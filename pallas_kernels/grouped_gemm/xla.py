@@ -1,0 +1,85 @@
+"""Experts in plain JAX: one product for each tile of the work list."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Float32, Int
+
+from rjax.pallas_kernels.grouped_gemm.work_list import WorkList, make_work_list
+from rjax.pallas_kernels.partial import Partial
+
+type _Activation = Callable[[Float[Array, "R A I"]], Float[Array, "R I"]]
+
+
+def experts(
+    h: Float[Array, "T D"],
+    chosen: Int[Array, "T X"],
+    weights: Float32[Array, "T X"],
+    up: Float[Array, "J D A I"],
+    down: Float[Array, "J I D"],
+    activation: _Activation,
+    up_bias: Float[Array, "J A I"] | None = None,
+    down_bias: Float[Array, "J D"] | None = None,
+    *,
+    differentiable: bool = False,
+) -> Partial:
+    """The sum over the chosen experts of weight * down(activation(up(h))), as one summand.
+
+    Products and the sum are float32, the sum in the order of ``chosen``; the activated row is
+    rounded to h's dtype. The result of a row does not depend on other rows.
+
+    Args:
+        h: rows.
+        chosen: the experts of each row; J for none.
+        weights: of their results.
+        up, down: weights of all experts.
+        activation: from float32.
+        up_bias, down_bias: of all experts, or None.
+        differentiable: compute all tiles, also those without rows, so that gradients can be taken.
+    """
+    T, D = h.shape
+    J, _, A, F = up.shape
+    work = make_work_list(chosen, J)
+    R = work.tile_rows
+    rows = h[work.slot_row]
+
+    def tile(i: Array) -> Float32[Array, "R D"]:
+        expert = work.tile_expert[i]
+        own = lax.dynamic_slice(rows, (i * R, 0), (R, D))
+        both = _dot(own, lax.dynamic_index_in_dim(up, expert, keepdims=False).reshape(D, A * F))
+        both = both.reshape(R, A, F)
+        if up_bias is not None:
+            both = both + lax.dynamic_index_in_dim(up_bias, expert, keepdims=False)
+        hidden = activation(both).astype(h.dtype)
+        result = _dot(hidden, lax.dynamic_index_in_dim(down, expert, keepdims=False))
+        if down_bias is not None:
+            result = result + lax.dynamic_index_in_dim(down_bias, expert, keepdims=False)
+        return result
+
+    def store(i: Array, out: Float32[Array, "S D"]) -> Float32[Array, "S D"]:
+        return lax.dynamic_update_slice(out, tile(i), (i * R, 0))
+
+    if differentiable:
+        out = lax.map(tile, jnp.arange(work.tile_expert.shape[0])).reshape(-1, D)
+    else:
+        out = lax.fori_loop(0, _trips(work), store, jnp.zeros((len(rows), D), jnp.float32))
+    # Pairs without an expert add zeros.
+    each = jnp.take(out, work.pair_slot, axis=0, mode="fill", fill_value=0)
+    total = jnp.zeros((T, D), jnp.float32)
+    for i in range(chosen.shape[1]):
+        total = total + weights[:, i, None] * each[:, i]
+    return Partial(total[None], dtype=h.dtype)
+
+
+def _dot(a: Float[Array, "R D"], b: Float[Array, "D F"]) -> Float32[Array, "R F"]:
+    return jnp.dot(a, b, preferred_element_type=jnp.float32)
+
+
+def _trips(work: WorkList) -> Int[Array, ""]:
+    """Tiles to compute: those with rows on the CPU; elsewhere all, so that no host waits."""
+    most = work.tile_expert.shape[0]
+    return jax.lax.platform_dependent(
+        work.num_tiles[0], cpu=lambda n: n, default=lambda n: jnp.full_like(n, most)
+    )

@@ -1,0 +1,160 @@
+"""The grouped GEMM: arithmetic in the interpreter, lowering for CUDA, refusals."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from interpreted_mosaic import interpreting
+from jax.experimental import pallas as pl
+
+from rjax.models.operations import Activation
+from rjax.pallas_kernels.grouped_gemm import mosaic
+from rjax.pallas_kernels.grouped_gemm import xla as plain
+from rjax.pallas_kernels.grouped_gemm.stream import GroupedConfig
+from rjax.pallas_kernels.grouped_gemm.work_list import make_work_list
+
+SWIGLU = Activation("silu", gated=True)
+CLAMPED = Activation("silu", gated=True, clamp=1.0, alpha=1.702)
+
+
+def store_slots(ref, value, slot, column) -> None:
+    """As the kernel's function of this name."""
+    columns, rows = value.shape
+    ref[pl.ds(slot, rows), pl.ds(column, columns)] = value.T
+
+
+def store_pairs(ref, value, pairs, weights, slot, column) -> None:
+    """As the kernel's function of this name."""
+    columns, rows = value.shape
+    for row in range(rows):
+        pair = pairs[slot + row]
+
+        @pl.when(pair >= 0)
+        def _(row=row, pair=pair):
+            target = ref.at[pair % ref.shape[0], pair // ref.shape[0]]
+            target[pl.ds(column, columns)] = value[:, row] * weights[pair]
+
+
+def problem(T, J, X, D, F, seed=0, skew=False):
+    draw = np.random.default_rng(seed)
+    h = jnp.asarray(draw.normal(size=(T, D)), jnp.bfloat16)
+    up = jnp.asarray(draw.normal(size=(J, D, 2, F)) / D**0.5, jnp.bfloat16)
+    down = jnp.asarray(draw.normal(size=(J, F, D)) / F**0.5, jnp.bfloat16)
+    chosen = np.stack([draw.permutation(J)[:X] for _ in range(T)]).astype(np.int32)
+    if skew:
+        chosen = np.tile(np.arange(X, dtype=np.int32), (T, 1))
+        chosen[-1] = J
+    return h, jnp.asarray(chosen), jnp.asarray(draw.random((T, X)), jnp.float32), up, down
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    monkeypatch.setattr(mosaic, "store_slots", store_slots)
+    monkeypatch.setattr(mosaic, "store_pairs", store_pairs)
+    with interpreting(monkeypatch):
+        yield
+
+
+@pytest.mark.parametrize("activation", [SWIGLU, CLAMPED], ids=["swiglu", "clamped and biases"])
+@pytest.mark.parametrize(
+    ("T", "J", "X", "D", "F", "consumers", "ctas", "skew"),
+    [
+        (1, 4, 2, 128, 64, 1, 3, False),
+        (9, 3, 2, 64, 128, 2, 2, False),
+        (20, 5, 2, 128, 128, 1, 1, True),
+    ],
+)
+def test_the_arithmetic_is_that_of_plain_jax(
+    interpreted, T, J, X, D, F, consumers, ctas, skew, activation
+):
+    h, chosen, weights, up, down = problem(T, J, X, D, F, skew=skew)
+    biased = activation.clamp is not None
+    draw = np.random.default_rng(7)
+    up_bias = jnp.asarray(draw.normal(size=(J, 2, F)), jnp.bfloat16) if biased else None
+    down_bias = jnp.asarray(draw.normal(size=(J, D)), jnp.bfloat16) if biased else None
+    of_kernel = activation.clamped if biased else None
+    work = make_work_list(chosen, J)
+    config = GroupedConfig(consumers, 64, 2, ctas, reuse=True)
+    rows = h if T == 1 else h[work.slot_row]
+    hidden = mosaic.gate_up(rows, up, work, config, bias=up_bias, activation=of_kernel)
+    halves = GroupedConfig(1, 64, 3, ctas, reuse=True)
+    found = mosaic.weighted_down(hidden, down, weights, work, halves, bias=down_bias).sum(0)
+    arrays = h, chosen, weights, up, down
+    wanted = plain.experts(*arrays, activation, up_bias, down_bias).summands[0]
+    live = np.asarray((chosen < J).all(1))
+    np.testing.assert_allclose(found[live], wanted[live], rtol=2e-2, atol=2e-2)
+
+
+SHAPES = [(2048, 768, 128, 8), (4096, 1536, 128, 8), (4096, 14336, 8, 2), (2880, 2880, 32, 4)]
+
+
+@pytest.mark.parametrize(("D", "F", "J", "X"), SHAPES)
+@pytest.mark.parametrize("T", [1, 7, 64, 300, 8192])
+def test_lowers_for_cuda(D, F, J, X, T):
+    struct = jax.ShapeDtypeStruct
+    operands = (
+        struct((T, D), jnp.bfloat16),
+        struct((T, X), jnp.int32),
+        struct((T, X), jnp.float32),
+        struct((J, D, 2, F), jnp.bfloat16),
+        struct((J, F, D), jnp.bfloat16),
+    )
+    traced = jax.jit(mosaic.experts).trace(*operands)
+    assert traced.out_info.summands.shape == (X, T, D)
+    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("mosaic_gpu_v2") == 2
+
+
+@pytest.mark.parametrize("T", [1, 64, 512])
+def test_biases_and_the_clamped_activation_lower(T):
+    J, X, D, F = 32, 4, 2880, 2880
+    struct = jax.ShapeDtypeStruct
+    operands = (
+        struct((T, D), jnp.bfloat16),
+        struct((T, X), jnp.int32),
+        struct((T, X), jnp.float32),
+        struct((J, D, 2, F), jnp.bfloat16),
+        struct((J, F, D), jnp.bfloat16),
+        struct((J, 2, F), jnp.bfloat16),
+        struct((J, D), jnp.bfloat16),
+    )
+    run = functools.partial(mosaic.experts, activation=CLAMPED.clamped)
+    text = jax.jit(run).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("mosaic_gpu_v2") == 2
+
+
+def test_refusals():
+    assert mosaic.refusal(2048, 768, jnp.bfloat16) is None
+    assert "16-bit" in mosaic.refusal(2048, 768, jnp.float32)
+    assert "multiples of 64" in mosaic.refusal(2048, 760, jnp.bfloat16)
+    arrays = problem(2, 3, 1, 64, 96)
+    with pytest.raises(ValueError, match="multiples of 64"):
+        mosaic.experts(*arrays)
+    with pytest.raises(ValueError, match="h is float16"):
+        mosaic.experts(arrays[0].astype(jnp.float16), *problem(2, 3, 1, 64, 64)[1:])
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("activation", [SWIGLU, CLAMPED], ids=["swiglu", "clamped and biases"])
+@pytest.mark.parametrize("skew", [False, True])
+@pytest.mark.parametrize(
+    ("T", "J", "X", "D", "F"),
+    [(1, 128, 8, 2048, 768), (9, 5, 2, 576, 320), (64, 128, 8, 2048, 768), (700, 8, 2, 1024, 512)],
+)
+def test_on_a_gpu(T, J, X, D, F, skew, activation):
+    h, chosen, weights, up, down = problem(T, J, X, D, F, skew=skew and T > 1)
+    biased = activation.clamp is not None
+    draw = np.random.default_rng(7)
+    up_bias = jnp.asarray(draw.normal(size=(J, 2, F)), jnp.bfloat16) if biased else None
+    down_bias = jnp.asarray(draw.normal(size=(J, D)), jnp.bfloat16) if biased else None
+    of_kernel = activation.clamped if biased else None
+    run = jax.jit(functools.partial(mosaic.experts, activation=of_kernel))
+    arrays = h, chosen, weights, up, down
+    first, again = (run(*arrays, up_bias, down_bias).summands for _ in range(2))
+    live = np.asarray((chosen < J).all(1))
+    np.testing.assert_array_equal(first[:, live], again[:, live])
+    found = np.asarray(first.sum(0))[live]
+    want = np.asarray(plain.experts(*arrays, activation, up_bias, down_bias).summands[0])[live]
+    assert np.linalg.norm(found - want) / np.linalg.norm(want) < 1e-2
