@@ -85,6 +85,14 @@ for name, n in [("phi3_g1_h96", 2), ("opt_h64_tied", 2)]:
         down = model.layers[0].mlp.down.weight[...]
         assert down.addressable_shards[0].data.shape[0] * n == model.config.intermediate_size
 
+# Norms of outputs, of all heads at once, with an offset; windows and ropes a layer.
+for name in ("gemma2_g3_h16_caps_windows", "olmo3_g1_h24_yarn_windows"):
+    expected = load_file(goldens / "families" / "expected" / f"{name}.safetensors")
+    batch = jnp.asarray(expected["tokens"]), jnp.asarray(expected["positions"])
+    folder = goldens / "families" / "models" / name
+    one, many = (run(mesh_of(n), folder, *batch)[0] for n in (1, 2))
+    np.testing.assert_allclose(many, one, rtol=1e-4, atol=1e-5 * np.abs(one).max())
+
 # Large tensors in blocks of rows: every device gets its shard of each block.
 class SmallBlocks(ReusedBuffers):
     def copy(self, host, block):
