@@ -173,7 +173,10 @@ def _plain(h: Any, chosen: Any, weights: Any, up: Any, down: Any) -> jax.Array:
 def _ways(case: ExpertsCase) -> Iterator[tuple[str, Callable[..., Any], Callable[..., Any]]]:
     """(name, (prepared, weights, up, down) to the result, (h, routing) to what is prepared)."""
     J, X, D, width = case.shape
-    both = lambda h, chosen: (h, chosen)  # noqa: E731
+
+    def both(h: Any, chosen: Any) -> Any:
+        return h, chosen
+
     if jax.default_backend() == "gpu":
         yield "whole", lambda p, *arrays: mosaic.experts(*p, *arrays).reduce(), both
         yield "products", _products, _listed(J, width)

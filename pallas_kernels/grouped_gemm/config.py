@@ -40,8 +40,10 @@ def choose_config(
 
 
 def choose_tile_rows(pairs: int, num_experts: int, width: int) -> int:
-    """Rows of a tile for so many pairs: `tile_rows`, at most as many as three consumers have
-    registers for where two cannot share the columns of gate and up."""
+    """Rows of a tile: `tile_rows`, but fewer where two consumers cannot share an expert's width.
+
+    Three consumers have registers for ``_SUMS_OF_THREE`` rows of gate and up together.
+    """
     most = TILE_ROWS[-1] if width % (2 * WGMMA_M) == 0 else _SUMS_OF_THREE // 2
     return min(tile_rows(pairs, num_experts), most)
 

@@ -1,7 +1,7 @@
 """The work list of a grouped GEMM: tiles of rows with the same expert, made on the device.
 
 A pair is a row and one of its experts. Pairs are laid out by expert, in the order of the rows, and
-every expert starts a new tile; what is left of its last tile stays empty. The shapes follow from
+every expert starts a new tile; the rest of its last tile stays empty. The shapes follow from
 the numbers of rows and experts alone, so a new routing never recompiles.
 """
 
@@ -49,8 +49,10 @@ class WorkList:
 
 
 def tile_rows(pairs: int, num_experts: int) -> int:
-    """Rows of a tile for so many pairs: the least that hold twice an expert's average share, so
-    that the weights of few experts are read for a second tile."""
+    """Rows of a tile: the least that hold twice an expert's average share of the pairs.
+
+    Then few experts have a second tile, for which their weights are read again.
+    """
     share = pairs / num_experts
     return next((rows for rows in TILE_ROWS if rows >= 2 * share), TILE_ROWS[-1])
 
@@ -102,7 +104,7 @@ def _pairs(slot: Int[Array, " pairs"], slots: int) -> Int[Array, " slots"]:
 
 
 def _one_row(expert: Int[Array, " X"], rows: int) -> WorkList:
-    """The work list of one row; if it is padding, it computes what nobody reads."""
+    """The work list of one row. A padding row is computed too; its result is not read."""
     X = len(expert)
     pairs = jnp.arange(X, dtype=jnp.int32)
     return WorkList(

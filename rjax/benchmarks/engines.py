@@ -83,6 +83,8 @@ def running_llm(
 
     given: dict[str, Any] = {
         "quantization": options.quantization,
+        # The weights that --quantization names are measured, also where wide ones are faster.
+        "dequantize": "auto" if options.quantization is None else "off",
         "max_num_seqs": options.max_num_seqs,
         "max_num_prefill_ahead": options.max_num_prefill_ahead,
         "max_num_batched_tokens": options.max_num_batched_tokens,

@@ -41,7 +41,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def requests(count: int):
-    """Prompts that partly share beginnings."""
+    """Prompts, some of which share a prefix."""
     rng = np.random.default_rng(3)
     stems = [rng.integers(0, VOCAB, size).tolist() for size in (40, 24, 0)]
     return [
