@@ -16,7 +16,14 @@ from rjax.models.loading.hub import resolve_folder
 from rjax.models.loading.linear_modules import with_dequantised_weights
 from rjax.models.loading.load import LoadedModel, init_model, load_model
 from rjax.models.loading.save import save_model
-from rjax.models.operations import Activation, HeadsOperations, KvScales, Operations, Residual
+from rjax.models.operations import (
+    Activation,
+    HeadOptions,
+    HeadsOperations,
+    KvScales,
+    Operations,
+    Residual,
+)
 from rjax.models.rope import Rotary, rotary_tables
 from rjax.models.routing import Routing
 from rjax.models.schemes import Leaf, WeightScheme
@@ -33,6 +40,7 @@ __all__ = [
     "DenseAttention",
     "ExpertsConfig",
     "GroupedLinear",
+    "HeadOptions",
     "HeadsOperations",
     "KvScales",
     "Leaf",

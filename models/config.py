@@ -22,12 +22,14 @@ class NormConfig:
         bias: LayerNorms have a bias.
         unit_offset: checkpoints hold the weight minus 1 (Gemma); loading adds it in float32.
         whole_qk: the norms of queries and keys are over all heads (N H and K H), not over H.
+        on_embedding: a norm of the token embeddings (BLOOM).
     """
 
     placement: NormPlacement = "pre"
     bias: bool = True
     unit_offset: bool = False
     whole_qk: bool = False
+    on_embedding: bool = False
 
     @property
     def on_inputs(self) -> bool:
@@ -93,6 +95,7 @@ class ModelConfig:
             instead: a quantised checkpoint's are dequantised while they are loaded.
         kv_scales: the checkpoint has scales for KV in fp8.
         sinks: each query head has one more attention logit, without a value.
+        alibi: attention scores have linear biases (`alibi_slopes`).
         experts: of feed-forward blocks that are mixtures of experts; None without any.
         norms: placement and kind of the norms.
         scales: factors and soft caps.
@@ -129,6 +132,7 @@ class ModelConfig:
     dequantised: tuple[tuple[str, WeightScheme], ...] = ()
     kv_scales: bool = False
     sinks: bool = False
+    alibi: bool = False
     experts: ExpertsConfig | None = None
     norms: NormConfig = NormConfig()
     scales: ScaleConfig = ScaleConfig()

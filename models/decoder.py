@@ -75,6 +75,7 @@ class Decoder(nnx.Module):
     def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
         self.config = config
         self.embedding = Embedding("V", config, dtype)
+        self.embedding_norm = Norm(config, dtype) if config.norms.on_embedding else None
         self.positions = Embedding("C", config, dtype) if config.learned_positions else None
         self.layers = nnx.List(DecoderLayer(config, i, dtype) for i in range(config.num_layers))
         self.norm = Norm(config, dtype)
@@ -90,6 +91,8 @@ class Decoder(nnx.Module):
         x = self.embedding(tokens)
         if self.config.scales.embedding != 1:
             x = x * jnp.asarray(self.config.scales.embedding, x.dtype)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
         if self.positions is not None:
             x = x + self.positions(jnp.maximum(positions, 0) + self.config.position_offset)
         rotary = {rope: rotary_tables(rope, positions) for rope in self.config.ropes}

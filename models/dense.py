@@ -2,9 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float
 
-from rjax.models.operations import HeadsOperations
+from rjax.models.operations import HeadOptions, HeadsOperations
 from rjax.models.rope import Rotary
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.rope_and_cache.xla import rotate
@@ -26,9 +26,9 @@ class DenseAttention(HeadsOperations):
         spec: AttentionSpec,
     ) -> Float[Array, "T N H"]:
         """Causal attention, with the window and soft cap of the spec; the softmax is float32."""
-        return self.attend_with_sinks(layer, q, k, v, rotary, spec, None)
+        return self.attend_with_options(layer, q, k, v, rotary, spec, HeadOptions())
 
-    def attend_with_sinks(
+    def attend_with_options(
         self,
         layer: int,
         q: Float[Array, "T N H"],
@@ -36,9 +36,9 @@ class DenseAttention(HeadsOperations):
         v: Float[Array, "T K H"],
         rotary: Rotary | None,
         spec: AttentionSpec,
-        sinks: Float32[Array, " N"] | None,
+        heads: HeadOptions,
     ) -> Float[Array, "T N H"]:
-        """The same, with one more logit of each head unless ``sinks`` is None."""
+        """The same, with sinks and ALiBi."""
         del layer
         if rotary is not None:
             q = rotate(q, rotary.cos, rotary.sin)
@@ -50,13 +50,17 @@ class DenseAttention(HeadsOperations):
         scores *= spec.scale
         if spec.soft_cap is not None:
             scores = spec.soft_cap * jnp.tanh(scores / spec.soft_cap)
+        if heads.alibi_slopes is not None:
+            offsets = (jnp.arange(T) - jnp.arange(T)[:, None]).astype(jnp.float32)
+            scores += heads.alibi_slopes.reshape(K, N // K, 1, 1) * offsets
         distance = jnp.arange(T)[:, None] - jnp.arange(T)
         visible = distance >= 0
         if spec.sliding_window is not None:
             visible &= distance < spec.sliding_window
         scores = jnp.where(visible, scores, -jnp.inf)
-        if sinks is not None:
-            sink = jnp.broadcast_to(sinks.reshape(K, N // K, 1, 1), (*scores.shape[:3], 1))
+        if heads.sinks is not None:
+            sink = heads.sinks.reshape(K, N // K, 1, 1)
+            sink = jnp.broadcast_to(sink, (*scores.shape[:3], 1))
             scores = jnp.concatenate([scores, sink], axis=-1)
         weights = jax.nn.softmax(scores, axis=-1)[..., :T]
         out = jnp.einsum(

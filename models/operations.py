@@ -96,6 +96,21 @@ class KvScales:
     v: Float[Array, "1"]
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, slots=True)
+class HeadOptions:
+    """Numbers of each query head that change its attention; None for the options that are unused.
+
+    Attributes:
+        sinks: one more logit, without a value (gpt-oss).
+        alibi_slopes: factor on (key position - query position), which is added to the scores
+            (Press et al., 2022).
+    """
+
+    sinks: Float32[Array, " N"] | None = None
+    alibi_slopes: Float32[Array, " N"] | None = None
+
+
 class Operations(abc.ABC):
     """Operations that layers call; subclasses choose the kernels.
 
@@ -111,7 +126,7 @@ class Operations(abc.ABC):
         rotary: Rotary | None,
         spec: AttentionSpec,
         kv_scales: KvScales | None = None,
-        sinks: Float32[Array, " N"] | None = None,
+        heads: HeadOptions | None = None,
     ) -> Float[Array, "T N H"] | UnmergedAttention:
         """Attention of T tokens at one layer, in the dtype of the projections.
 
@@ -121,7 +136,7 @@ class Operations(abc.ABC):
             rotary: None where the model has no rotary embedding.
             spec: scale, window and soft cap.
             kv_scales: of KV that is stored in fp8; None for scales of 1.
-            sinks: one more logit of each head, without a value (gpt-oss); None without.
+            heads: sinks and ALiBi slopes; None without.
 
         Returns:
             Attention output; along N the query heads of KV head 0 come first, then those of head 1.
@@ -219,7 +234,7 @@ class HeadsOperations(Operations):
     ) -> Float[Array, "T N H"]:
         """Attention of T tokens at one layer, in q's dtype; q and k are not rotated yet."""
 
-    def attend_with_sinks(
+    def attend_with_options(
         self,
         layer: int,
         q: Float[Array, "T N H"],
@@ -227,15 +242,15 @@ class HeadsOperations(Operations):
         v: Float[Array, "T K H"],
         rotary: Rotary | None,
         spec: AttentionSpec,
-        sinks: Float32[Array, " N"],
+        heads: HeadOptions,
     ) -> Float[Array, "T N H"]:
-        """``attend`` of models with sinks.
+        """``attend`` of models with sinks or ALiBi.
 
         Raises:
             NotImplementedError: a subclass does not have it.
         """
-        del layer, q, k, v, rotary, spec, sinks
-        raise NotImplementedError(f"{type(self).__name__} has no attention sinks")
+        del layer, q, k, v, rotary, spec, heads
+        raise NotImplementedError(f"{type(self).__name__} has no attention sinks and no ALiBi")
 
     def attention(
         self,
@@ -244,11 +259,11 @@ class HeadsOperations(Operations):
         rotary: Rotary | None,
         spec: AttentionSpec,
         kv_scales: KvScales | None = None,
-        sinks: Float32[Array, " N"] | None = None,
+        heads: HeadOptions | None = None,
     ) -> Float[Array, "T N H"]:
         """``attend`` from the projections, with KV as it is."""
         del kv_scales
-        heads = split_qkv(reduced(qkv))
-        if sinks is None:
-            return self.attend(layer, *heads, rotary, spec)
-        return self.attend_with_sinks(layer, *heads, rotary, spec, sinks)
+        split = split_qkv(reduced(qkv))
+        if heads is None:
+            return self.attend(layer, *split, rotary, spec)
+        return self.attend_with_options(layer, *split, rotary, spec, heads)

@@ -1,5 +1,6 @@
 """The supported model families."""
 
+from rjax.models.families.bloom import BLOOM
 from rjax.models.families.cohere2 import COHERE2
 from rjax.models.families.exaone4 import EXAONE4
 from rjax.models.families.family import Family
@@ -27,7 +28,7 @@ from rjax.models.families.smollm3 import SMOLLM3
 FAMILIES: dict[str, Family] = {
     family.architecture: family
     for family in (
-        *(COHERE2, EXAONE4, GEMMA2, GEMMA3, GLM4, GLM4_MOE, GPT_OSS),
+        *(BLOOM, COHERE2, EXAONE4, GEMMA2, GEMMA3, GLM4, GLM4_MOE, GPT_OSS),
         *(GRANITE, GRANITE_MOE, LLAMA, MINISTRAL3, MINISTRAL, MISTRAL, MIXTRAL),
         *(OLMO2, OLMO3, OLMOE, OPT, PHI3, QWEN2, QWEN2_MOE),
         *(QWEN3, QWEN3_MOE, SEED_OSS, SMOLLM3),

@@ -41,7 +41,8 @@ def _read(fields: ConfigFields) -> ModelConfig:
     )
 
 
-def _norm(ours: str, theirs: str) -> Weights:
+def norm_weights(ours: str, theirs: str) -> Weights:
+    """The pieces of a LayerNorm with bias."""
     return {
         f"{ours}.weight": (Piece(f"{theirs}.weight", "D"),),
         f"{ours}.bias": (Piece(f"{theirs}.bias", "D"),),
@@ -53,15 +54,15 @@ def _weights(config: ModelConfig) -> Weights:
     weights: Weights = {
         "embedding.weight": (Piece(root + "embed_tokens.weight", "V D"),),
         "positions.weight": (Piece(root + "embed_positions.weight", "C D"),),
-        **_norm("norm", root + "final_layer_norm"),
+        **norm_weights("norm", root + "final_layer_norm"),
     }
     if not config.tie_embeddings:
         weights["head.weight"] = (Piece("lm_head.weight", "V D"),)
     for i in range(config.num_layers):
         ours, theirs = f"layers.{i}.", f"{root}layers.{i}."
         attention = theirs + "self_attn."
-        weights |= _norm(ours + "attention_norm", theirs + "self_attn_layer_norm")
-        weights |= _norm(ours + "mlp_norm", theirs + "final_layer_norm")
+        weights |= norm_weights(ours + "attention_norm", theirs + "self_attn_layer_norm")
+        weights |= norm_weights(ours + "mlp_norm", theirs + "final_layer_norm")
         weights |= {
             ours + "attention.qkv.weight": tuple(
                 Piece(f"{attention}{x}_proj.weight", "(K A H) D") for x in "qkv"
@@ -82,13 +83,14 @@ def _weights(config: ModelConfig) -> Weights:
     return weights
 
 
-_ROTARY_FIELDS = (
+UNUSED_ROTARY_FIELDS = (
     "head_dim",
     "partial_rotary_factor",
     "rope_parameters",
     "rope_scaling",
     "rope_theta",
 )
+"""Fields without effect in families without rotary embedding."""
 _FIELDS = field_table(
     ["opt"],
     reads=[
@@ -112,7 +114,7 @@ _FIELDS = field_table(
             "equal to hidden_size: projected embeddings are not supported",
         ),
     },
-    ignores=["dropout", "init_std", "layerdrop", *_ROTARY_FIELDS],
+    ignores=["dropout", "init_std", "layerdrop", *UNUSED_ROTARY_FIELDS],
 )
 
 OPT = Family("OPTForCausalLM", "OPT", _FIELDS, _read, _weights)

@@ -6,11 +6,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from rjax.models.alibi import alibi_slopes
 from rjax.models.config import ModelConfig
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
 from rjax.models.layers.parameter import parameter
-from rjax.models.operations import KvScales, Operations, Residual
+from rjax.models.operations import HeadOptions, KvScales, Operations, Residual
 from rjax.models.rope import Rotary, halves_of_pairs
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.partial import reduced
@@ -42,6 +43,7 @@ class Attention(nnx.Module):
             bias=config.output_bias,
         )
         self.sinks = parameter("N", config, jnp.float32, "zeros") if config.sinks else None
+        self.alibi = config.num_heads if config.alibi else None
         self.k_scale = _scale(config) if config.kv_scales else None
         self.v_scale = _scale(config) if config.kv_scales else None
         q_axes, k_axes = ("K A H", "K A H") if config.norms.whole_qk else ("H", "H")
@@ -73,9 +75,14 @@ class Attention(nnx.Module):
         scales = None
         if self.k_scale is not None and self.v_scale is not None:
             scales = KvScales(self.k_scale[...], self.v_scale[...])
-        sinks = {} if self.sinks is None else {"sinks": self.sinks[...]}
-        attended = operations.attention(self.layer, qkv, rotary, self.spec, scales, **sinks)
+        heads = {} if self.sinks is None and self.alibi is None else {"heads": self._head_options()}
+        attended = operations.attention(self.layer, qkv, rotary, self.spec, scales, **heads)
         return residual.plus(operations.linear(self.output, attended))
+
+    def _head_options(self) -> HeadOptions:
+        sinks = None if self.sinks is None else self.sinks[...]
+        slopes = None if self.alibi is None else jnp.asarray(alibi_slopes(self.alibi))
+        return HeadOptions(sinks, slopes)
 
 
 def _spec(config: ModelConfig, layer: int) -> AttentionSpec:

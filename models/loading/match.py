@@ -56,10 +56,11 @@ def match(
     """
     shapes = expected.shapes(config)
     optional = {tensor.name for tensor in expected.stored if not tensor.required}
-    # A checkpoint of the decoder without a head lacks the prefix "model." in its names.
-    if not any(name.startswith("model.") for name in tensors):
+    # A checkpoint of the decoder without a head lacks the prefix ("model.") in its names.
+    prefix = expected.weights["embedding.weight"][0].tensor.partition(".")[0] + "."
+    if not any(name.startswith(prefix) for name in tensors):
         tensors = {
-            name if name == _HEAD else f"model.{name}": entry for name, entry in tensors.items()
+            name if name == _HEAD else prefix + name: entry for name, entry in tensors.items()
         }
     missing = shapes.keys() - tensors.keys() - optional
     if missing:

@@ -83,6 +83,14 @@ class Calibration:
         for tokens, mask in _batches(prompts):
             x = embedding[np.minimum(tokens, len(embedding) - 1)].astype(np.float32)
             x *= np.float32(config.scales.embedding)
+            if config.norms.on_embedding:
+                scale, bias = (
+                    tensors[weights[f"embedding_norm.{leaf}"][0].tensor].astype(np.float32)
+                    for leaf in ("weight", "bias")
+                )
+                x -= x.mean(-1, keepdims=True)
+                x *= scale / np.sqrt(np.square(x).mean(-1, keepdims=True) + config.norm_eps)
+                x += bias
             if config.learned_positions:
                 rows = np.arange(tokens.shape[1]) + config.position_offset
                 table = tensors[weights["positions.weight"][0].tensor]

@@ -60,6 +60,9 @@ def shared_inputs(config: ModelConfig, layer: int) -> tuple[SharedInput, ...]:
 
     def last_rows(linear: str) -> tuple[Rows, ...]:
         paths = (f"layers.{layer}.{linear}.{leaf}" for leaf in ("weight", "bias"))
+        last = weights[f"layers.{layer}.{linear}.weight"][-1]
+        if last.a > 1 and not last.pattern.startswith("(A"):
+            return ()  # the rows of its last entry are not neighbours
         return tuple(_last_entry(weights[path][-1], config) for path in paths if path in weights)
 
     def tensors(linear: str) -> tuple[str, ...]:

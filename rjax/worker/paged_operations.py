@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float
 
 from rjax.models import (
     Activation,
     GroupedLinear,
+    HeadOptions,
     KvScales,
     Linear,
     Norm,
@@ -83,7 +84,7 @@ class PagedOperations(Operations):
         rotary: Rotary | None,
         spec: AttentionSpec,
         kv_scales: KvScales | None = None,
-        sinks: Float32[Array, " N"] | None = None,
+        heads: HeadOptions | None = None,
     ) -> Float[Array, "T N H"] | UnmergedAttention:
         """Rotate q and k, write k and v, attend; see ``rjax.models.Operations``.
 
@@ -91,9 +92,9 @@ class PagedOperations(Operations):
         """
         T, K, A, H = qkv.shape
         if self._plan is None:  # every layer has the same heads
-            heads = (K * (A - 2) // self._mesh.size, K // self._mesh.size)
+            counts = (K * (A - 2) // self._mesh.size, K // self._mesh.size)
             self._plan = self._backend.attention.prepare(
-                self._step.plan, self._step.positions, heads
+                self._step.plan, self._step.positions, counts
             )
         kv_dtype = self.k_pages[layer].dtype
         problem = Problem(
@@ -106,7 +107,7 @@ class PagedOperations(Operations):
         )
         write = self._choose(problem).kernel
         unmerged = T == 1 and self._backend.attention.unmerged_attention is not None
-        unmerged = unmerged and sinks is None  # they join the merged result
+        unmerged = unmerged and heads is None  # sinks join the merged result
         attend = functools.partial(
             _attend,
             write=write,
@@ -129,7 +130,7 @@ class PagedOperations(Operations):
                 check_vma=False,
             )
         out, self.k_pages[layer], self.v_pages[layer] = attend(
-            *(qkv, self.k_pages[layer], self.v_pages[layer], rotary, kv_scales, sinks),
+            *(qkv, self.k_pages[layer], self.v_pages[layer], rotary, kv_scales, heads),
             *(self._step, self._plan),
         )
         return out
@@ -389,7 +390,7 @@ def _attend(
     v_pages,
     rotary,
     kv_scales,
-    sinks,
+    heads,
     step,
     plan,
     *,
@@ -413,6 +414,8 @@ def _attend(
     if unmerged:
         assert backend.unmerged_attention is not None
         return backend.unmerged_attention(*operands, **scales), *written[1:]
-    options = scales if sinks is None else scales | {"sinks": sinks}
+    options = scales
+    if heads is not None:
+        options = options | {"sinks": heads.sinks, "alibi_slopes": heads.alibi_slopes}
     out, _ = backend.attention(*operands, **options)
     return out, *written[1:]

@@ -40,8 +40,19 @@ FAMILIES = {
     | {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 64}
     | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False}},
     "opt": {"hidden_size": 1024, "ffn_dim": 2048, "num_attention_heads": 16},
+    # Norms of outputs, soft caps, windows and ropes a layer; interleaved pairs; parallel; ALiBi.
+    "gemma2": {"hidden_size": 1024, "intermediate_size": 2048, "sliding_window": 64} | _HEADS,
+    "gemma3_text": {"hidden_size": 1024, "intermediate_size": 2048, "sliding_window": 64}
+    | _HEADS
+    | {"sliding_window_pattern": 2},
+    "olmo2": {"hidden_size": 1024, "intermediate_size": 2048} | _HEADS,
+    "glm4": {"hidden_size": 1024, "intermediate_size": 2048} | _HEADS,
+    "cohere2": {"hidden_size": 1024, "intermediate_size": 2048, "sliding_window": 64}
+    | _HEADS
+    | {"sliding_window_pattern": 2},
+    "bloom": {"hidden_size": 1024, "n_layer": 2, "n_head": 16},
 }
-NAMES = {"gpt_oss": "GptOss", "opt": "OPT", "qwen3_moe": "Qwen3Moe"}
+NAMES = {"gemma3_text": "Gemma3", "gpt_oss": "GptOss", "opt": "OPT", "qwen3_moe": "Qwen3Moe"}
 TOLERANCE = 0.06  # of a logprob; bfloat16 keeps 8 bits, and these models have two layers
 
 

@@ -25,6 +25,14 @@ LAYER_ROPES = {
 
 # A config of each family, from which a change of any field that is read can be seen.
 BASES = {
+    "BloomForCausalLM": {
+        "architectures": ["BloomForCausalLM"],
+        "vocab_size": 100,
+        "hidden_size": 64,
+        "n_layer": 3,
+        "n_head": 4,
+        "max_position_embeddings": 8192,
+    },
     "Cohere2ForCausalLM": of("Cohere2", rope_scaling=YARN),
     "Exaone4ForCausalLM": of("Exaone4", rope_scaling=YARN),
     "Gemma2ForCausalLM": of("Gemma2", rope_scaling=YARN),
@@ -71,12 +79,16 @@ CHANGES = {
     "hidden_size": 128,
     "intermediate_size": 80,
     "layer_norm_eps": 1e-3,
+    "layer_norm_epsilon": 1e-3,
     "layer_types": MIXED,
     "logit_scale": 0.3,
     "logits_scaling": 3.0,
     "max_position_embeddings": 4096,
     "max_window_layers": 1,
     "mlp_bias": True,
+    "n_embed": 96,
+    "n_head": 8,
+    "n_layer": 5,
     "no_rope_layer_interval": 2,
     "no_rope_layers": [1, 0, 0],
     "mlp_only_layers": [1],
@@ -103,6 +115,7 @@ CHANGES = {
     "rope_theta": 5e5,
     "routed_scaling_factor": 2.5,
     "shared_expert_intermediate_size": 24,
+    "seq_length": 1024,
     "sliding_window": 7,
     "sliding_window_pattern": 3,
     "swiglu_alpha": 1.5,
@@ -125,7 +138,7 @@ CHANGES_OF = {
     ("SeedOssForCausalLM", "attention_bias"): False,
     **{
         (f"{name}ForCausalLM", "tie_word_embeddings"): False
-        for name in ("Cohere2", "Gemma2", "Gemma3", "SmolLM3")
+        for name in ("Bloom", "Cohere2", "Gemma2", "Gemma3", "SmolLM3")
     },
     **{
         (f"{name}ForCausalLM", field): value
@@ -163,6 +176,7 @@ BESIDE = {
 # Values of constrained fields: those that mean the model as it is, and those that must be refused.
 ALLOWED = {
     "_remove_final_layer_norm": [False],
+    "apply_residual_connection_post_layernorm": [False],
     "attention_chunk_size": [],
     "clip_qkv": [],
     "do_layer_norm_before": [True],
@@ -180,6 +194,7 @@ ALLOWED = {
 }
 REFUSED = {
     "_remove_final_layer_norm": [True, 1, "no"],
+    "apply_residual_connection_post_layernorm": [True, 0],
     "attention_chunk_size": [16],
     "clip_qkv": [8.0],
     "do_layer_norm_before": [False, 1],
