@@ -4,6 +4,8 @@ from typing import Any
 
 from jaxtyping import Array
 
+from rjax.models import Routing
+from rjax.models.routing import router_logits
 from rjax.pallas_kernels.add_rms_norm import mosaic as add_rms_norm
 from rjax.pallas_kernels.gate_up_gemm import mosaic as gate_up_gemm
 from rjax.pallas_kernels.grouped_gemm import mosaic as grouped_gemm
@@ -11,6 +13,7 @@ from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.rope_and_cache import mosaic as rope_and_cache
 from rjax.pallas_kernels.silu_and_mul import mosaic as silu_and_mul
 from rjax.pallas_kernels.split_k_gemm import mosaic as split_k_gemm
+from rjax.pallas_kernels.top_k_routing import mosaic as top_k_routing
 from rjax.worker.kernels.kernel import Kernel
 from rjax.worker.kernels.problem import Operation, Problem
 
@@ -78,6 +81,14 @@ def _rope_and_cache_refusal(problem: Problem) -> str | None:
     )
 
 
+def _route_refusal(problem: Problem) -> str | None:
+    router = problem.router
+    assert router is not None
+    if router.score != "softmax" or router.correction_bias or router.bias or router.num_groups > 1:
+        return "it takes the softmax over all experts, without biases and groups"
+    return top_k_routing.refusal(problem.width, problem.top_k)
+
+
 def _experts_refusal(problem: Problem) -> str | None:
     activation = problem.activation
     if activation is None or not (activation.is_swiglu or activation.clamp is not None):
@@ -139,6 +150,20 @@ def _rope_and_cache(problem: Problem, *operands: Any) -> Any:
     return rope_and_cache.rope_and_cache(qkv, *arrays, **scales)
 
 
+def _route(problem: Problem, h: Array, weight: Array, bias: None, correction: None) -> Routing:
+    del bias, correction
+    router, shape = problem.router, (problem.rows, problem.depth, problem.width)
+    assert router is not None
+    if split_k_gemm.refusal(*shape, problem.dtype) is None:
+        logits = split_k_gemm.split_k_gemm(h, weight).summands
+    else:
+        logits = router_logits(h, weight, None)[None]
+    found = top_k_routing.top_k_routing(
+        logits, problem.top_k, renormalise=router.renormalise, scale=router.scale
+    )
+    return Routing(*found)
+
+
 def _experts(
     problem: Problem,
     h: Array,
@@ -171,5 +196,6 @@ MOSAIC_KERNELS = (
     _kernel("add_rms_norm", "add_rms_norm", _add_rms_norm_refusal, _add_rms_norm),
     _kernel("silu_and_mul", "activation", _activation_refusal, _activation),
     _kernel("rope_and_cache", "rope_and_cache", _rope_and_cache_refusal, _rope_and_cache),
+    _kernel("top_k_routing", "route", _route_refusal, _route),
     _kernel("grouped_gemm", "experts", _experts_refusal, _experts),
 )
