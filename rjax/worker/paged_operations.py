@@ -404,10 +404,10 @@ def _attend(
     scales = {}
     if k_pages.dtype == jnp.float8_e4m3fn:
         found = kv_scales or KvScales(jnp.ones(1, jnp.float32), jnp.ones(1, jnp.float32))
-        heads = k_pages.shape[1:2]
+        kv_heads = k_pages.shape[1:2]
         scales = {
-            "k_scales": jnp.broadcast_to(found.k, heads),
-            "v_scales": jnp.broadcast_to(found.v, heads),
+            "k_scales": jnp.broadcast_to(found.k, kv_heads),
+            "v_scales": jnp.broadcast_to(found.v, kv_heads),
         }
     written = write.run(problem, qkv, cos, sin, k_pages, v_pages, step.kv_slots, scales)
     operands = *written, step.page_table, step.positions, plan, spec
