@@ -34,6 +34,16 @@ def test_lowers_for_cuda(Z, T, J, X):
     assert "mosaic_gpu" in jax.jit(run).trace(logits).lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("Z", "T", "J", "X"), [(8, 1, 128, 8), (1, 64, 256, 4), (4, 300, 128, 16)])
+def test_on_a_gpu(Z, T, J, X):
+    logits = np.random.default_rng(0).normal(size=(Z, T, J)).astype(np.float32)
+    experts, weights = top_k_routing(jnp.asarray(logits), X, renormalise=True, scale=1.5)
+    wanted = route(jnp.asarray(logits.sum(0)), Router(renormalise=True, scale=1.5), X)
+    np.testing.assert_array_equal(experts, wanted.experts)
+    np.testing.assert_allclose(weights, wanted.weights, rtol=1e-5)
+
+
 def test_refusals():
     assert refusal(128, 8) is None
     assert "multiples of 128" in refusal(60, 4)
