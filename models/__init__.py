@@ -18,6 +18,7 @@ from rjax.models.loading.load import LoadedModel, init_model, load_model
 from rjax.models.loading.save import save_model
 from rjax.models.operations import (
     Activation,
+    HeadNorms,
     HeadOptions,
     HeadsOperations,
     KvScales,
@@ -40,6 +41,7 @@ __all__ = [
     "DenseAttention",
     "ExpertsConfig",
     "GroupedLinear",
+    "HeadNorms",
     "HeadOptions",
     "HeadsOperations",
     "KvScales",

@@ -96,6 +96,20 @@ class KvScales:
     v: Float[Array, "1"]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS norms over each query head and each key head, before the rotary embedding (Qwen3)."""
+
+    q: Norm
+    k: Norm
+
+    def __call__(self, qkv: Float[Array, "T K A H"] | Partial) -> Float[Array, "T K A H"]:
+        """The projections with normed queries and keys, in plain JAX."""
+        heads = reduced(qkv)
+        q, k = self.q(heads[:, :, :-2]), self.k(heads[:, :, -2:-1])
+        return jnp.concatenate([q, k, heads[:, :, -1:]], axis=2)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
 class HeadOptions:
@@ -127,6 +141,7 @@ class Operations(abc.ABC):
         spec: AttentionSpec,
         kv_scales: KvScales | None = None,
         heads: HeadOptions | None = None,
+        norms: HeadNorms | None = None,
     ) -> Float[Array, "T N H"] | UnmergedAttention:
         """Attention of T tokens at one layer, in the dtype of the projections.
 
@@ -137,6 +152,7 @@ class Operations(abc.ABC):
             spec: scale, window and soft cap.
             kv_scales: of KV that is stored in fp8; None for scales of 1.
             heads: sinks and ALiBi slopes; None without.
+            norms: of queries and keys, before the rotary embedding; None without.
 
         Returns:
             Attention output; along N the query heads of KV head 0 come first, then those of head 1.
@@ -260,10 +276,11 @@ class HeadsOperations(Operations):
         spec: AttentionSpec,
         kv_scales: KvScales | None = None,
         heads: HeadOptions | None = None,
+        norms: HeadNorms | None = None,
     ) -> Float[Array, "T N H"]:
         """``attend`` from the projections, with KV as it is."""
         del kv_scales
-        split = split_qkv(reduced(qkv))
+        split = split_qkv(reduced(qkv) if norms is None else norms(qkv))
         if heads is None:
             return self.attend(layer, *split, rotary, spec)
         return self.attend_with_options(layer, *split, rotary, spec, heads)

@@ -11,7 +11,7 @@ from rjax.models.config import ModelConfig
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
 from rjax.models.layers.parameter import parameter
-from rjax.models.operations import HeadOptions, KvScales, Operations, Residual
+from rjax.models.operations import HeadNorms, HeadOptions, KvScales, Operations, Residual
 from rjax.models.rope import Rotary, halves_of_pairs
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.partial import reduced
@@ -29,6 +29,8 @@ class Attention(nnx.Module):
         self.spec = _spec(config, layer)
         rope = config.rope_of(layer)
         self.interleaved = rope is not None and rope.interleaved
+        of_heads = not config.layer_norm and not config.norms.whole_qk
+        self.norm_joins_rope = of_heads and not self.interleaved
         a = config.axis_sizes["G"] + 2
         path = f"layers.{layer}.attention"
         self.qkv = Linear(
@@ -59,10 +61,11 @@ class Attention(nnx.Module):
     ) -> Residual:
         """The residual stream with the attention output as update."""
         residual, qkv = operations.norm_linear(residual, norm, self.qkv)
+        norms = None
         if self.q_norm is not None and self.k_norm is not None:
-            heads = reduced(qkv)
-            q, k = self.q_norm(heads[:, :, :-2]), self.k_norm(heads[:, :, -2:-1])
-            qkv = jnp.concatenate([q, k, heads[:, :, -1:]], axis=2)
+            norms = HeadNorms(self.q_norm, self.k_norm)
+            if not self.norm_joins_rope or (rotary is not None and rotary.query_scale is not None):
+                qkv, norms = norms(qkv), None
         if rotary is not None and self.interleaved:
             heads = reduced(qkv)
             rotated = halves_of_pairs(heads[:, :, :-1], 2 * rotary.cos.shape[-1])
@@ -75,8 +78,12 @@ class Attention(nnx.Module):
         scales = None
         if self.k_scale is not None and self.v_scale is not None:
             scales = KvScales(self.k_scale[...], self.v_scale[...])
-        heads = {} if self.sinks is None and self.alibi is None else {"heads": self._head_options()}
-        attended = operations.attention(self.layer, qkv, rotary, self.spec, scales, **heads)
+        options = {}
+        if self.sinks is not None or self.alibi is not None:
+            options["heads"] = self._head_options()
+        if norms is not None:
+            options["norms"] = norms
+        attended = operations.attention(self.layer, qkv, rotary, self.spec, scales, **options)
         return residual.plus(operations.linear(self.output, attended))
 
     def _head_options(self) -> HeadOptions:

@@ -10,6 +10,7 @@ from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int
 
 TILE_ROWS = (8, 16, 32, 64, 128)
@@ -76,9 +77,9 @@ def make_work_list(
     T, X = experts.shape
     R = rows or tile_rows(T * X, num_experts)
     tiles = max_tiles(T * X, num_experts, R)
-    expert = jnp.minimum(experts.reshape(-1), num_experts)
     if T == 1:  # the experts of a row differ, so each pair is a tile
-        return _one_row(expert, R)
+        return _one_row(experts.reshape(-1), R)
+    expert = jnp.minimum(experts.reshape(-1), num_experts)
     each = jnp.arange(num_experts)
     counts = (expert == each[:, None]).sum(1)
     of_expert = -(-counts // R)
@@ -104,14 +105,16 @@ def _pairs(slot: Int[Array, " pairs"], slots: int) -> Int[Array, " slots"]:
 
 
 def _one_row(expert: Int[Array, " X"], rows: int) -> WorkList:
-    """The work list of one row. A padding row is computed too; its result is not read."""
+    """The work list of one row, whose experts are all below J."""
     X = len(expert)
-    pairs = jnp.arange(X, dtype=jnp.int32)
+    pairs = np.arange(X, dtype=np.int32)
+    slot_pair = np.where(np.arange(rows) == 0, pairs[:, None], np.int32(-1)).reshape(-1)
     return WorkList(
         tile_expert=expert.astype(jnp.int32),
-        num_tiles=jnp.full(1, X, jnp.int32),
-        slot_pair=jnp.where(jnp.arange(rows) == 0, pairs[:, None], -1).reshape(-1),
-        pair_slot=pairs[None] * rows,
+        # Literals: XLA computes what `jnp` makes of these in kernels of their own.
+        num_tiles=jnp.asarray(np.full(1, X, np.int32)),
+        slot_pair=jnp.asarray(slot_pair),
+        pair_slot=jnp.asarray(pairs[None] * np.int32(rows)),
     )
 
 

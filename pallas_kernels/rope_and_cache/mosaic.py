@@ -9,6 +9,7 @@ values directly into their page. Every element is read once and written once. By
 # Pallas passes a leading context to inlined functions, which its types do not say.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
+import dataclasses
 import math
 
 import jax
@@ -18,12 +19,15 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, memref, vector
+from jaxlib.mlir.dialects import arith, llvm, memref, nvvm, vector
+from jaxlib.mlir.dialects import math as mlir_math
 from jaxtyping import Array, Float, Int
 
 from rjax.pallas_kernels.fp8 import Scales, check_scales
-from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS, thread_index
+from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS, i32, i32_type, thread_index
 from rjax.pallas_kernels.partial import Partial
+
+_WARP = 32
 
 
 def refusal(
@@ -55,6 +59,30 @@ def refusal(
     return None
 
 
+def norm_refusal(head_dim: int, rotary_dim: int | None) -> str | None:
+    """Why the kernel cannot norm queries and keys of ``head_dim``, or None."""
+    if rotary_dim != head_dim:
+        return f"{rotary_dim} rotated dims of {head_dim}; it norms heads that rotate as a whole"
+    threads = head_dim // 2 // _vector(head_dim, head_dim // 2)
+    if threads > _WARP or _WARP % threads:
+        return f"heads of {head_dim} dims take {threads} threads; it takes divisors of {_WARP}"
+    return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS norms of each query head and each key head.
+
+    Attributes:
+        q_weight, k_weight: any float dtype.
+        eps: added to the mean square.
+    """
+
+    q_weight: Float[Array, " H"]
+    k_weight: Float[Array, " H"]
+    eps: float
+
+
 def rope_and_cache(
     qkv: Float[Array, "T K A H"] | Partial,
     cos: Float[Array, "T R"],
@@ -63,6 +91,7 @@ def rope_and_cache(
     v_pages: Float[Array, "P K S H"],
     slots: Int[Array, " T"],
     *,
+    norms: HeadNorms | None = None,
     k_scales: Scales | None = None,
     v_scales: Scales | None = None,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "P K S H"], Float[Array, "P K S H"]]:
@@ -74,6 +103,7 @@ def rope_and_cache(
         cos, sin: float32; the first 2R of H dims are rotated, x[i] paired with x[i + R].
         k_pages, v_pages: updated in place when donated.
         slots: int32.
+        norms: of q and k before they rotate; see ``norm_refusal``.
         k_scales, v_scales: float32 [K] or [P, K], with float8_e4m3fn pages only: those hold
             value / scale (``fp8``), rounded to nearest and clipped to +-448.
 
@@ -90,6 +120,7 @@ def rope_and_cache(
     dtype = jnp.dtype(qkv.dtype)
     check_scales(k_pages, v_pages, k_scales, v_scales)
     why = refusal(H, 2 * R, dtype, k_pages.dtype, isinstance(qkv, Partial))
+    why = why or (norms and norm_refusal(H, 2 * R))
     if why is not None:
         raise ValueError(why)
     bias = qkv.bias if isinstance(qkv, Partial) else None
@@ -106,24 +137,28 @@ def rope_and_cache(
     sizes = _Sizes(K, A - 2, H, R, S)
 
     def rope_and_cache_kernel(*refs):
-        """GMEM: qkv [T, K, A, H] or its summands [X, T, K, A, H], bias [K, A, H] if any, cos, sin
-        [T, R], slots [T], k_scales and v_scales [K] or [P, K] if any, k_pages and v_pages
-        [P, K, S, H], out [T, N, H].
+        """GMEM: qkv [T, K, A, H] or its summands [X, T, K, A, H], bias [K, A, H] if any, weights of
+        the norms [H] if any, cos, sin [T, R], slots [T], k_scales and v_scales [K] or [P, K] if
+        any, k_pages and v_pages [P, K, S, H], out [T, N, H].
         """
         token, block = lax.axis_index("token"), lax.axis_index("block")
 
         @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType() for _ in refs), SCALAR, SCALAR))
         def run(_, *rest):
             [qkv_, *bias_], rest = rest[: len(given)], rest[len(given) :]
+            weights, rest = rest[: len(weights_of)], rest[len(weights_of) :]
             cos_, sin_, slots_, *scales_, k_pool, v_pool, q_out, token_, block_ = rest
             [row], [block_index] = token_.registers.flat, block_.registers.flat
             rounded = q_out.type.element_type
-            reader = _Reader(row, qkv_, bias_[0] if bias_ else None, cos_, sin_, sizes, rounded)
+            bias = bias_[0] if bias_ else None
+            reader = _Reader(row, qkv_, bias, cos_, sin_, sizes, rounded, norms and norms.eps)
             k_scale, v_scale = scales_ or (None, None)
-            _write(reader, block_index, slots_, (k_pool, k_scale), (v_pool, v_scale), q_out)
+            keys, values = (k_pool, k_scale), (v_pool, v_scale)
+            _write(reader, block_index, slots_, keys, values, q_out, weights or (None, None))
 
         run(*refs, token, block)
 
+    weights_of = () if norms is None else (norms.q_weight, norms.k_weight)
     k_ref, v_ref = jax.new_ref(k_pages), jax.new_ref(v_pages)
     rotated = plgpu.kernel(
         rope_and_cache_kernel,
@@ -133,7 +168,7 @@ def rope_and_cache(
         compiler_params=plgpu.CompilerParams(
             unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
-    )(*given, cos, sin, slots, *scales, k_ref, v_ref)
+    )(*given, *weights_of, cos, sin, slots, *scales, k_ref, v_ref)
     return rotated, jax.freeze(k_ref), jax.freeze(v_ref)
 
 
@@ -159,9 +194,12 @@ class _Sizes:
 class _Reader:
     """Emits the reads of one token's row."""
 
-    def __init__(self, row, qkv, bias, cos, sin, sizes: _Sizes, rounded: ir.Type):
+    def __init__(
+        self, row, qkv, bias, cos, sin, sizes: _Sizes, rounded: ir.Type, eps: float | None
+    ):
         self.row, self.sizes, self._rounded = _index(row), sizes, rounded
         self.qkv, self.bias, self.cos, self.sin = qkv, bias, cos, sin
+        self._eps = eps
 
     def values(self, group, entry, dim):
         """float32 [vector] of qkv: summands reduced, then bias added, each rounded to its dtype."""
@@ -184,8 +222,31 @@ class _Reader:
         kind = ir.VectorType.get(value.type.shape, self._rounded)
         return arith.extf(value.type, arith.truncf(kind, value))
 
-    def rotated(self, group, entry, which, store) -> None:
-        """Call ``store(dim, values)`` for the ``which``-th task of a head."""
+    def _normed(self, a, b, weight, low, high):
+        """a and b times the RMS norm's factors, rounded; they are all of a head's threads' dims."""
+        f32, threads = ir.F32Type.get(), self.sizes.per_head
+        squares = arith.addf(arith.mulf(a, a), arith.mulf(b, b))
+        total = vector.reduction(f32, vector.CombiningKind.ADD, squares)
+        distance = 1
+        while distance < threads:
+            total = arith.addf(total, _from_thread_across(total, distance, threads))
+            distance *= 2
+        assert self._eps is not None
+        mean = arith.mulf(total, mgpu.c(1 / self.sizes.H, f32))
+        factor = mlir_math.rsqrt(arith.addf(mean, mgpu.c(self._eps, f32)))
+        factor = vector.broadcast(a.type, factor)
+
+        def scaled(value, dim):
+            of_dims = _load(weight, [dim], self.sizes.vector)
+            return self._round(arith.mulf(arith.mulf(value, factor), of_dims))
+
+        return scaled(a, low), scaled(b, high)
+
+    def rotated(self, group, entry, which, weight, store) -> None:
+        """Call ``store(dim, values)`` for the ``which``-th task of a head.
+
+        weight: [H] of the norm before the rotation, or None.
+        """
         z = self.sizes
         pairs = z.R // z.vector
         low = _times(which, z.vector)
@@ -193,6 +254,8 @@ class _Reader:
         def pair():
             high = arith.addi(low, _const(z.R))
             a, b = self.values(group, entry, low), self.values(group, entry, high)
+            if weight is not None:
+                a, b = self._normed(a, b, weight, low, high)
             cos = _load(self.cos, [self.row, low], z.vector)
             sin = _load(self.sin, [self.row, low], z.vector)
             store(low, arith.subf(arith.mulf(a, cos), arith.mulf(b, sin)))
@@ -211,11 +274,13 @@ class _Reader:
             store(dim, self.values(group, entry, dim))
 
 
-def _write(reader: _Reader, block, slots, keys, values, q_out) -> None:
-    """Emit the thread's task. keys, values: (pool, its scales or None)."""
+def _write(reader: _Reader, block, slots, keys, values, q_out, norms) -> None:
+    """Emit the thread's task.
+
+    keys, values: (pool, its scales or None); norms: weights for a query and a key, or None.
+    """
     z = reader.sizes
-    i32 = ir.IntegerType.get_signless(32)
-    task = _index(arith.addi(arith.muli(block, mgpu.c(THREADS, i32)), thread_index()))
+    task = _index(arith.addi(arith.muli(block, i32(THREADS)), thread_index()))
     slot = memref.load(slots, [reader.row])
 
     def between(first: int, end: int):
@@ -231,19 +296,37 @@ def _write(reader: _Reader, block, slots, keys, values, q_out) -> None:
         head, which = head_task(0, z.per_head)
         group, entry = arith.divui(head, _const(z.G)), arith.remui(head, _const(z.G))
         to = lambda dim, value: _store(value, q_out, [reader.row, head, dim])  # noqa: E731
-        reader.rotated(group, entry, which, to)
-    with mgpu.when(arith.cmpi(arith.CmpIPredicate.sge, slot, mgpu.c(0, i32))):
-        page = _index(arith.divui(slot, mgpu.c(z.S, i32)))
-        offset = _index(arith.remui(slot, mgpu.c(z.S, i32)))
+        reader.rotated(group, entry, which, norms[0], to)
+    with mgpu.when(arith.cmpi(arith.CmpIPredicate.sge, slot, i32(0))):
+        page = _index(arith.divui(slot, i32(z.S)))
+        offset = _index(arith.remui(slot, i32(z.S)))
         with mgpu.when(between(z.queries, z.keys)):
             key, which = head_task(z.queries, z.per_head)
             to = lambda dim, value: _store_kv(value, keys, [page, key, offset, dim])  # noqa: E731
-            reader.rotated(key, _const(z.G), which, to)
+            reader.rotated(key, _const(z.G), which, norms[1], to)
         with mgpu.when(between(z.keys, z.tasks)):
             head, which = head_task(z.keys, z.per_value)
             dim = _times(which, z.vector)
             value = reader.values(head, _const(z.G + 1), dim)
             _store_kv(value, values, [page, head, offset, dim])
+
+
+def _from_thread_across(value, distance: int, threads: int):
+    """float32 of the thread whose index differs in one bit, in aligned groups of ``threads``.
+
+    Only the threads of a group have to be here.
+    """
+    lane = arith.remui(mgpu.utils.thread_idx(), i32(_WARP))
+    first = arith.andi(lane, i32(-threads))
+    mask = arith.shli(i32((1 << threads) - 1 if threads < _WARP else -1), first)
+    found = nvvm.shfl_sync(
+        mask,
+        arith.bitcast(i32_type(), value),
+        i32(distance),
+        i32(_WARP - 1),
+        nvvm.ShflKind.bfly,
+    )
+    return arith.bitcast(ir.F32Type.get(), found)
 
 
 def _index(value):

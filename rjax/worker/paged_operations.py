@@ -1,5 +1,6 @@
 """The engine's operations: KV in pages, attention by work list, kernels by the dispatcher."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from jaxtyping import Array, Float
 from rjax.models import (
     Activation,
     GroupedLinear,
+    HeadNorms,
     HeadOptions,
     KvScales,
     Linear,
@@ -85,8 +87,9 @@ class PagedOperations(Operations):
         spec: AttentionSpec,
         kv_scales: KvScales | None = None,
         heads: HeadOptions | None = None,
+        norms: HeadNorms | None = None,
     ) -> Float[Array, "T N H"] | UnmergedAttention:
-        """Rotate q and k, write k and v, attend; see ``rjax.models.Operations``.
+        """Norm and rotate q and k, write k and v, attend; see ``rjax.models.Operations``.
 
         One row stays unmerged where the backend can leave it so: the output projection merges it.
         """
@@ -105,7 +108,15 @@ class PagedOperations(Operations):
             rotary_dim=None if rotary is None else 2 * rotary.cos.shape[-1],
             kv_dtype=str(kv_dtype),
         )
-        write = self._choose(problem).kernel
+        weights, write = (), None
+        if norms is not None:
+            normed = dataclasses.replace(problem, operation="norm_rope_and_cache", eps=norms.q.eps)
+            write = self._choose(normed).kernel
+            if write is None:
+                qkv = norms(qkv)
+            else:
+                problem, weights = normed, (norms.q.weight[...], norms.k.weight[...])
+        write = write or self._choose(problem).kernel
         unmerged = T == 1 and self._backend.attention.unmerged_attention is not None
         unmerged = unmerged and heads is None  # sinks join the merged result
         attend = functools.partial(
@@ -124,14 +135,14 @@ class PagedOperations(Operations):
                 mesh=self._mesh,
                 in_specs=(
                     *(_qkv_specs(qkv), _POOL, _POOL, _WHOLE, _WHOLE, PartitionSpec(TENSOR_AXIS)),
-                    *(_WHOLE, _WHOLE),
+                    *(_WHOLE, _WHOLE, _WHOLE),
                 ),
                 out_specs=(merged if unmerged else _HEADS, _POOL, _POOL),
                 check_vma=False,
             )
         out, self.k_pages[layer], self.v_pages[layer] = attend(
             *(qkv, self.k_pages[layer], self.v_pages[layer], rotary, kv_scales, heads),
-            *(self._step, self._plan),
+            *(weights, self._step, self._plan),
         )
         return out
 
@@ -248,8 +259,10 @@ class PagedOperations(Operations):
         )
         kernel = self._choose(problem).kernel
         assert kernel is not None, "plain JAX takes all experts"
-        padding = jnp.asarray(self._step.positions)[:, None] < 0
-        chosen = jnp.where(padding, problem.num_experts, routing.experts)
+        chosen = routing.experts
+        if len(h) > 1:  # nobody reads what a single row of padding gives
+            padding = jnp.asarray(self._step.positions)[:, None] < 0
+            chosen = jnp.where(padding, problem.num_experts, chosen)
         biases = up.bias_array, shares_of_bias(down.bias_array, self._mesh)
         operands = (h, chosen, routing.weights, up.weight[...], down.weight[...], *biases)
         specs = (_WHOLE, _WHOLE, _WHOLE, *expert_specs(up, down, self._mesh))
@@ -391,6 +404,7 @@ def _attend(
     rotary,
     kv_scales,
     heads,
+    norm_weights,
     step,
     plan,
     *,
@@ -409,7 +423,8 @@ def _attend(
             "k_scales": jnp.broadcast_to(found.k, kv_heads),
             "v_scales": jnp.broadcast_to(found.v, kv_heads),
         }
-    written = write.run(problem, qkv, cos, sin, k_pages, v_pages, step.kv_slots, scales)
+    operands = *norm_weights, cos, sin, k_pages, v_pages, step.kv_slots, scales
+    written = write.run(problem, qkv, *operands)
     operands = *written, step.page_table, step.positions, plan, spec
     if unmerged:
         assert backend.unmerged_attention is not None

@@ -17,6 +17,7 @@ SHAPES = [
     (4, 8, 1, 80, 16, 32, True),
     (1, 1, 6, 64, 32, 64, False),
 ]
+NORMED = [SHAPES[0], SHAPES[1], SHAPES[3], (9, 2, 3, 256, 128, 64, True)]
 
 
 def make(shape, dtype=jnp.bfloat16) -> tuple[Any, ...]:
@@ -57,6 +58,50 @@ def test_against_plain(shape):
     for got, before in ((got_k, k_pages), (got_v, v_pages)):
         got, before = (np.asarray(x, np.float32).swapaxes(1, 2) for x in (got, before))
         np.testing.assert_array_equal(got[untouched], before[untouched])
+
+
+def norms_of(H: int) -> mosaic.HeadNorms:
+    weights = np.random.default_rng(5).uniform(0.5, 1.5, (2, H)).astype(np.float32)
+    return mosaic.HeadNorms(jnp.asarray(weights[0], jnp.bfloat16), jnp.asarray(weights[1]), 1e-6)
+
+
+def normed(qkv, norms: mosaic.HeadNorms):
+    """The queries and keys of the projections normed, in plain JAX."""
+    heads = reduced(qkv)
+    x = heads.astype(jnp.float32)
+    x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + norms.eps)
+    q = x[:, :, :-2] * norms.q_weight.astype(jnp.float32)
+    k = x[:, :, -2:-1] * norms.k_weight.astype(jnp.float32)
+    return jnp.concatenate([q.astype(heads.dtype), k.astype(heads.dtype), heads[:, :, -1:]], 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("shape", NORMED)
+def test_norms_against_plain(shape):
+    qkv, *rest = make(shape)
+    norms = norms_of(shape[3])
+    want = xla.rope_and_cache(normed(qkv, norms), *rest)
+    got = jax.jit(lambda *args: mosaic.rope_and_cache(*args, norms=norms))(qkv, *rest)
+    for found, expected in zip(got, want, strict=True):
+        np.testing.assert_allclose(
+            np.asarray(found, np.float32), np.asarray(expected, np.float32), rtol=2e-2, atol=2e-2
+        )
+
+
+@pytest.mark.parametrize("shape", NORMED)
+def test_norms_lower_for_cuda(shape):
+    run = lambda *args: mosaic.rope_and_cache(*args, norms=norms_of(shape[3]))  # noqa: E731
+    traced = jax.jit(run).trace(*make(shape))
+    assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_norms_that_are_refused():
+    assert mosaic.norm_refusal(128, 128) is None
+    assert "64 rotated dims of 128" in mosaic.norm_refusal(128, 64)
+    assert "heads of 80 dims take 5 threads" in mosaic.norm_refusal(80, 80)
+    with pytest.raises(ValueError, match="32 rotated dims of 80"):
+        mosaic.rope_and_cache(*make(SHAPES[2]), norms=norms_of(80))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -81,6 +81,11 @@ def _rope_and_cache_refusal(problem: Problem) -> str | None:
     )
 
 
+def _norm_rope_and_cache_refusal(problem: Problem) -> str | None:
+    why = rope_and_cache.norm_refusal(problem.head_dim, problem.rotary_dim)
+    return why or _rope_and_cache_refusal(problem)
+
+
 def _route_refusal(problem: Problem) -> str | None:
     router = problem.router
     assert router is not None
@@ -150,6 +155,16 @@ def _rope_and_cache(problem: Problem, *operands: Any) -> Any:
     return rope_and_cache.rope_and_cache(qkv, *arrays, **scales)
 
 
+def _norm_rope_and_cache(
+    problem: Problem, qkv: Any, q_weight: Array, k_weight: Array, *operands: Any
+) -> Any:
+    *arrays, scales = operands
+    if scales and isinstance(qkv, Partial):
+        qkv = qkv.reduce()
+    norms = rope_and_cache.HeadNorms(q_weight, k_weight, problem.eps)
+    return rope_and_cache.rope_and_cache(qkv, *arrays, norms=norms, **scales)
+
+
 def _route(problem: Problem, h: Array, weight: Array, bias: None, correction: None) -> Routing:
     del bias, correction
     router, shape = problem.router, (problem.rows, problem.depth, problem.width)
@@ -183,7 +198,7 @@ def _experts(
 
 
 def _kernel(name: str, operation: Operation, refusal: Any, run: Any) -> Kernel:
-    streams = operation not in ("add_rms_norm", "activation", "rope_and_cache")
+    streams = operation not in ("add_rms_norm", "activation") and "cache" not in operation
     return Kernel(f"mosaic.{name}", operation, frozenset({"mosaic"}), refusal, run, streams)
 
 
@@ -196,6 +211,12 @@ MOSAIC_KERNELS = (
     _kernel("add_rms_norm", "add_rms_norm", _add_rms_norm_refusal, _add_rms_norm),
     _kernel("silu_and_mul", "activation", _activation_refusal, _activation),
     _kernel("rope_and_cache", "rope_and_cache", _rope_and_cache_refusal, _rope_and_cache),
+    _kernel(
+        "norm_rope_and_cache",
+        "norm_rope_and_cache",
+        _norm_rope_and_cache_refusal,
+        _norm_rope_and_cache,
+    ),
     _kernel("top_k_routing", "route", _route_refusal, _route),
     _kernel("grouped_gemm", "experts", _experts_refusal, _experts),
 )

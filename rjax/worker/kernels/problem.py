@@ -14,6 +14,7 @@ type Operation = Literal[
     "merge_linear",
     "add_rms_norm",
     "activation",
+    "norm_rope_and_cache",
     "rope_and_cache",
     "route",
     "experts",
@@ -34,6 +35,7 @@ class Problem:
             - merge_linear: (UnmergedAttention, leaves) to [T, ...] or a Partial;
             - add_rms_norm: (x, update, norm weight) to (x + update, its norm);
             - activation: h [T, A, F] to [T, F];
+            - norm_rope_and_cache: (qkv, weights of the norms of a query and a key, and as next);
             - rope_and_cache: (qkv, cos, sin, K pages, V pages, slots, scales) to (q, K pages,
               V pages);
             - route: (h [T, D], weight [D, J], bias [J] or None, correction [J] or None) to Routing;
@@ -56,7 +58,7 @@ class Problem:
         eps: of the norm.
         router: of route.
         num_experts, top_k: J, and the experts of a row.
-        head_dim, rotary_dim, kv_dtype: of rope_and_cache; rotary_dim is None without rotation.
+        head_dim, rotary_dim, kv_dtype: of both rope_and_cache; rotary_dim is None without rotation.
     """
 
     operation: Operation
