@@ -1,16 +1,13 @@
 """The programs that make parameters of the blocks on the devices."""
 
 import dataclasses
-import functools
-import itertools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from rjax.models.loading.array_program import ArrayProgram
+from rjax.models.loading.array_program import ArrayProgram, BlockArrays, Blocks
 from rjax.models.loading.layout import View
 
 
@@ -33,7 +30,7 @@ class Assembly(ArrayProgram):
         offset: added to the values, in the parameter's dtype.
     """
 
-    blocks: tuple[tuple[jax.ShapeDtypeStruct, ...], ...]
+    blocks: Blocks
     piece_shardings: tuple[NamedSharding, ...]
     views: tuple[View, ...]
     axis: int | None
@@ -42,33 +39,27 @@ class Assembly(ArrayProgram):
     sharding: NamedSharding
     offset: float = 0.0
 
-    def compile(self) -> None:
-        """See the base class."""
-        _assemble.lower(self.blocks, self).compile()
-
-    def __call__(self, arrays: Sequence[jax.Array]) -> tuple[jax.Array]:
+    @property
+    def shardings(self) -> tuple[NamedSharding]:
         """See the base class; one parameter."""
-        remaining = iter(arrays)
-        pieces = [tuple(itertools.islice(remaining, len(blocks))) for blocks in self.blocks]
-        return (_assemble(tuple(pieces), self),)
+        return (self.sharding,)
 
-
-@functools.partial(jax.jit, static_argnames=("assembly",))
-def _assemble(pieces: tuple[tuple[jax.Array, ...], ...], assembly: Assembly) -> jax.Array:
-    joined = [
-        join_blocks(blocks, sharding)
-        for blocks, sharding in zip(pieces, assembly.piece_shardings, strict=True)
-    ]
-    if assembly.stacked:
-        each = len(assembly.views)
-        joined = [jnp.stack(joined[i::each]) for i in range(each)]
-    parts = [
-        part.reshape(shape).transpose(order).astype(assembly.dtype)
-        for part, (shape, order) in zip(joined, assembly.views, strict=True)
-    ]
-    whole = parts[0] if assembly.axis is None else jnp.concatenate(parts, assembly.axis)
-    whole = whole + assembly.offset if assembly.offset else whole
-    return jax.lax.with_sharding_constraint(whole, assembly.sharding)
+    def trace(self, tensors: BlockArrays) -> tuple[jax.Array]:
+        """See the base class; one parameter."""
+        joined = [
+            join_blocks(blocks, sharding)
+            for blocks, sharding in zip(tensors, self.piece_shardings, strict=True)
+        ]
+        if self.stacked:
+            each = len(self.views)
+            joined = [jnp.stack(joined[i::each]) for i in range(each)]
+        parts = [
+            part.reshape(shape).transpose(order).astype(self.dtype)
+            for part, (shape, order) in zip(joined, self.views, strict=True)
+        ]
+        whole = parts[0] if self.axis is None else jnp.concatenate(parts, self.axis)
+        whole = whole + self.offset if self.offset else whole
+        return (jax.lax.with_sharding_constraint(whole, self.sharding),)
 
 
 def join_blocks(blocks: tuple[jax.Array, ...], sharding: NamedSharding) -> jax.Array:

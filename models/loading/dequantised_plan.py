@@ -1,8 +1,7 @@
 """Loading quantised weights that are dequantised on the way."""
 
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -11,7 +10,7 @@ from jax.typing import DTypeLike
 
 from rjax.models.config import ModelConfig
 from rjax.models.layers.linear import Linear
-from rjax.models.loading.array_program import ArrayProgram
+from rjax.models.loading.array_program import ArrayProgram, BlockArrays, Blocks
 from rjax.models.loading.linear_plan import linear_plan
 from rjax.models.loading.piece import Piece
 from rjax.models.loading.pipeline import ParameterPlan
@@ -42,21 +41,22 @@ class DequantisedWeight(ArrayProgram):
     sharding: NamedSharding
     outputs_first: bool
 
-    def compile(self) -> None:
-        """See the base class; what dequantises is compiled at its call."""
-        self.arrays.compile()
+    @property
+    def blocks(self) -> Blocks:  # type: ignore[override]
+        """See the base class."""
+        return self.arrays.blocks
 
-    def __call__(self, arrays: Sequence[jax.Array]) -> tuple[jax.Array]:
+    @property
+    def shardings(self) -> tuple[NamedSharding]:
         """See the base class; one parameter."""
-        return (_dequantise(self.arrays(arrays), self),)
+        return (self.sharding,)
 
-
-@functools.partial(jax.jit, static_argnames=("weight",))
-def _dequantise(arrays: tuple[jax.Array, ...], weight: DequantisedWeight) -> jax.Array:
-    leaves = dict(zip(weight.names, arrays, strict=True))
-    value = weight.scheme.dequantise(leaves, weight.depth, weight.dtype)
-    value = (value.T if weight.outputs_first else value).reshape(weight.shape)
-    return jax.lax.with_sharding_constraint(value, weight.sharding)
+    def trace(self, tensors: BlockArrays) -> tuple[jax.Array]:
+        """See the base class; one parameter."""
+        leaves = dict(zip(self.names, self.arrays.trace(tensors), strict=True))
+        value = self.scheme.dequantise(leaves, self.depth, self.dtype)
+        value = (value.T if self.outputs_first else value).reshape(self.shape)
+        return (jax.lax.with_sharding_constraint(value, self.sharding),)
 
 
 def head_plan(

@@ -1,9 +1,8 @@
 """Loading the experts of a layer that a checkpoint stores quantised, widened on the devices."""
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -13,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rjax.models.config import ModelConfig
 from rjax.models.errors import CheckpointError
 from rjax.models.formats.weight_format import StoredTensor, WeightFormat
-from rjax.models.loading.array_program import ArrayProgram
+from rjax.models.loading.array_program import ArrayProgram, BlockArrays, Blocks
 from rjax.models.loading.assembly import join_blocks
 from rjax.models.loading.blocks import split_rows
 from rjax.models.loading.layout import View, groups, tensor_shape, view
@@ -40,30 +39,24 @@ class WidenedExperts(ArrayProgram):
 
     format: WeightFormat
     roles: tuple[str, ...]
-    blocks: tuple[tuple[jax.ShapeDtypeStruct, ...], ...]
+    blocks: Blocks
     tensor_sharding: NamedSharding
     view: View
     dtype: np.dtype
     sharding: NamedSharding
 
-    def compile(self) -> None:
-        """See the base class."""
-        _widen.lower(self.blocks, self).compile()
-
-    def __call__(self, arrays: Sequence[jax.Array]) -> tuple[jax.Array]:
+    @property
+    def shardings(self) -> tuple[NamedSharding]:
         """See the base class; one parameter."""
-        remaining = iter(arrays)
-        tensors = [tuple(itertools.islice(remaining, len(blocks))) for blocks in self.blocks]
-        return (_widen(tuple(tensors), self),)
+        return (self.sharding,)
 
-
-@functools.partial(jax.jit, static_argnames=("program",))
-def _widen(tensors: tuple[tuple[jax.Array, ...], ...], program: WidenedExperts) -> jax.Array:
-    joined = [join_blocks(blocks, program.tensor_sharding) for blocks in tensors]
-    stored = dict(zip(program.roles, joined, strict=True))
-    shape, order = program.view
-    weight = program.format.decode_experts(stored, program.dtype).reshape(shape).transpose(order)
-    return jax.lax.with_sharding_constraint(weight, program.sharding)
+    def trace(self, tensors: BlockArrays) -> tuple[jax.Array]:
+        """See the base class; one parameter."""
+        joined = [join_blocks(blocks, self.tensor_sharding) for blocks in tensors]
+        stored = dict(zip(self.roles, joined, strict=True))
+        shape, order = self.view
+        weight = self.format.decode_experts(stored, self.dtype).reshape(shape).transpose(order)
+        return (jax.lax.with_sharding_constraint(weight, self.sharding),)
 
 
 def stored_experts(config: ModelConfig, piece: Piece) -> Mapping[str, StoredTensor]:

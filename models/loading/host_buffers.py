@@ -20,11 +20,12 @@ class HostBuffers(abc.ABC):
 
     Attributes:
         block_bytes: larger pieces are split into blocks of about this size; None to split none.
-        ahead_bytes: bytes to be loaded before they are needed; see `Pipeline`.
+        ahead_bytes, reserves: see `Pipeline`.
     """
 
     block_bytes: int | None
     ahead_bytes: int
+    reserves: bool
 
     @abc.abstractmethod
     def load(self, block: Block, check: Callable[[], None]) -> jax.Array:
@@ -40,6 +41,7 @@ class ReusedBuffers(HostBuffers):
     """
 
     ahead_bytes = 512 << 20  # of device memory; two blocks for each thread
+    reserves = True
 
     def __init__(self, block_bytes: int = _BLOCK_BYTES) -> None:
         self.block_bytes = block_bytes
@@ -71,6 +73,7 @@ class AdoptedBuffers(HostBuffers):
 
     block_bytes = None
     ahead_bytes = 0
+    reserves = False
 
     def load(self, block: Block, check: Callable[[], None]) -> jax.Array:
         """Read the block into new memory and make it an array."""

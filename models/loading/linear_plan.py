@@ -1,10 +1,9 @@
 """Loading the arrays of a quantised `Linear`."""
 
 import dataclasses
-import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rjax.models.config import ModelConfig
 from rjax.models.formats.weight_format import StoredTensor, Target, WeightFormat
 from rjax.models.layers.linear import Linear
-from rjax.models.loading.array_program import ArrayProgram
+from rjax.models.loading.array_program import ArrayProgram, BlockArrays, Blocks
 from rjax.models.loading.assembly import join_blocks
 from rjax.models.loading.blocks import split_rows
 from rjax.models.loading.layout import View, groups, piece_shape, piece_sharding, tensor_shape
@@ -77,46 +76,38 @@ class LinearAssembly(ArrayProgram):
 
     format: WeightFormat
     scheme: WeightScheme
-    blocks: tuple[tuple[jax.ShapeDtypeStruct, ...], ...]
+    blocks: Blocks
     tensor_shardings: tuple[NamedSharding, ...]
     pieces: tuple[StoredPiece, ...]
     leaves: tuple[PlannedLeaf, ...]
 
-    def compile(self) -> None:
+    @property
+    def shardings(self) -> tuple[NamedSharding, ...]:
         """See the base class."""
-        _assemble.lower(self.blocks, self).compile()
+        return tuple(leaf.sharding for leaf in self.leaves)
 
-    def __call__(self, arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    def trace(self, tensors: BlockArrays) -> tuple[jax.Array, ...]:
         """See the base class; the leaves in order."""
-        remaining = iter(arrays)
-        tensors = [tuple(itertools.islice(remaining, len(blocks))) for blocks in self.blocks]
-        return _assemble(tuple(tensors), self)
-
-
-@functools.partial(jax.jit, static_argnames=("assembly",))
-def _assemble(
-    tensors: tuple[tuple[jax.Array, ...], ...], assembly: LinearAssembly
-) -> tuple[jax.Array, ...]:
-    joined = map(join_blocks, tensors, assembly.tensor_shardings)
-    blocks = {leaf.name: leaf.block for leaf in assembly.leaves}
-    parts: dict[str, list[jax.Array]] = {leaf.name: [] for leaf in assembly.leaves}
-    for piece in assembly.pieces:
-        stored = dict(zip(piece.roles, joined, strict=False))
-        decoded = assembly.format.decode(stored, Target(assembly.scheme, piece.shape, blocks))
-        for leaf, (shape, order) in zip(assembly.leaves, piece.views, strict=True):
-            rows = leaf.block[0]
-            start, stop = piece.first_row // rows, (piece.first_row + piece.rows) // rows
-            part = jax.lax.slice_in_dim(decoded[leaf.name], start, stop)
-            parts[leaf.name].append(part.reshape(shape).transpose(order))
-    fused = {
-        leaf.name: found[0] if leaf.axis is None else jnp.concatenate(found, leaf.axis)
-        for leaf, found in ((leaf, parts[leaf.name]) for leaf in assembly.leaves)
-    }
-    stored = assembly.scheme.arrange(fused)
-    return tuple(
-        jax.lax.with_sharding_constraint(stored[leaf.name], leaf.sharding)
-        for leaf in assembly.leaves
-    )
+        joined = map(join_blocks, tensors, self.tensor_shardings)
+        blocks = {leaf.name: leaf.block for leaf in self.leaves}
+        parts: dict[str, list[jax.Array]] = {leaf.name: [] for leaf in self.leaves}
+        for piece in self.pieces:
+            stored = dict(zip(piece.roles, joined, strict=False))
+            decoded = self.format.decode(stored, Target(self.scheme, piece.shape, blocks))
+            for leaf, (shape, order) in zip(self.leaves, piece.views, strict=True):
+                rows = leaf.block[0]
+                start, stop = piece.first_row // rows, (piece.first_row + piece.rows) // rows
+                part = jax.lax.slice_in_dim(decoded[leaf.name], start, stop)
+                parts[leaf.name].append(part.reshape(shape).transpose(order))
+        fused = {
+            leaf.name: found[0] if leaf.axis is None else jnp.concatenate(found, leaf.axis)
+            for leaf, found in ((leaf, parts[leaf.name]) for leaf in self.leaves)
+        }
+        stored = self.scheme.arrange(fused)
+        return tuple(
+            jax.lax.with_sharding_constraint(stored[leaf.name], leaf.sharding)
+            for leaf in self.leaves
+        )
 
 
 def stored_tensors(

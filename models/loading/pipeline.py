@@ -9,7 +9,7 @@ from types import TracebackType
 
 import jax
 
-from rjax.models.loading.array_program import ArrayProgram
+from rjax.models.loading.array_program import ArrayProgram, reserve
 from rjax.models.loading.blocks import Block
 
 _READ_THREADS = 8
@@ -40,8 +40,9 @@ class ParameterPlan:
 class _Loading:
     """A parameter of which some blocks are loaded, until it is assembled."""
 
-    def __init__(self, plan: ParameterPlan) -> None:
+    def __init__(self, plan: ParameterPlan, memory: tuple[jax.Array, ...]) -> None:
         self.plan = plan
+        self.memory = memory
         self.arrays: dict[int, jax.Array] = {}
         self.value: tuple[jax.Array, ...] | None = None
 
@@ -68,14 +69,28 @@ class Pipeline:
         load: reads a block and returns its array, ready. It calls the function that it is given
             now and then, which raises when the pipeline is stopped.
         ahead_bytes: see above; with 0, only the next two parameters are loaded.
+        reserves: take the device memory of all assembled parameters first. Otherwise they fill the
+            gaps that blocks left, which an allocator rounds up: a parameter that takes a gap of
+            less than twice its size wastes the rest.
 
     Raises (while iterating):
         Exception: the first exception of a thread.
     """
 
-    def __init__(self, plans: Sequence[ParameterPlan], load: Load, ahead_bytes: int) -> None:
+    def __init__(
+        self,
+        plans: Sequence[ParameterPlan],
+        load: Load,
+        ahead_bytes: int,
+        *,
+        reserves: bool = False,
+    ) -> None:
         self._load, self._ahead_bytes = load, ahead_bytes
-        self._parameters = collections.deque(_Loading(plan) for plan in plans)
+        assembled = [plan.assembly for plan in plans if plan.assembly is not None]
+        memory = iter(reserve(assembled) if reserves else [()] * len(assembled))
+        self._parameters = collections.deque(
+            _Loading(plan, () if plan.assembly is None else next(memory)) for plan in plans
+        )
         self._blocks = collections.deque(
             (parameter, i)
             for parameter in self._parameters
@@ -85,8 +100,8 @@ class Pipeline:
         self._error: BaseException | None = None
         self._stopped = False
         self._changed = threading.Condition()
-        programs = dict.fromkeys(plan.assembly for plan in plans if plan.assembly)
-        self._programs = collections.deque(programs)
+        programs = {p.plan.assembly: p.memory for p in self._parameters if p.plan.assembly}
+        self._programs = collections.deque(programs.items())
         self._threads = [
             *(self._thread(self._compile) for _ in range(min(_COMPILE_THREADS, len(programs)))),
             *(self._thread(self._read) for _ in range(min(_READ_THREADS, len(self._blocks)))),
@@ -152,10 +167,10 @@ class Pipeline:
     def _compile(self) -> None:
         while not self._stopped and not self._error:
             try:
-                program = self._programs.popleft()
+                program, memory = self._programs.popleft()
             except IndexError:
                 return
-            program.compile()
+            program.compile(memory)
 
     def _read(self) -> None:
         while (block := self._take()) is not None:
@@ -191,7 +206,8 @@ class Pipeline:
         arrays, parameter.arrays = parameter.arrays, {}
         in_order = [arrays.pop(i) for i in range(len(arrays))]
         assembly = parameter.plan.assembly
-        value = (in_order[0],) if assembly is None else assembly(in_order)
+        memory, parameter.memory = parameter.memory, ()
+        value = (in_order[0],) if assembly is None else assembly(in_order, memory)
         in_order.clear()
         with self._changed:
             parameter.value = value

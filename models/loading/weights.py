@@ -125,7 +125,9 @@ def load_weights(
         tqdm(
             total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress
         ) as bar,
-        Pipeline(list(plans.values()), buffers.load, buffers.ahead_bytes) as loaded,
+        Pipeline(
+            *(list(plans.values()), buffers.load, buffers.ahead_bytes), reserves=buffers.reserves
+        ) as loaded,
     ):
         for (paths, plan), arrays in zip(plans.items(), loaded, strict=True):
             values |= zip(paths, arrays, strict=True)

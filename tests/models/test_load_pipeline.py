@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from rjax import models
 from rjax.models.decoder import Decoder
-from rjax.models.loading import assembly
+from rjax.models.loading import array_program, pipeline
 from rjax.models.loading.blocks import Block, split_rows
 from rjax.models.loading.host_buffers import AdoptedBuffers, ReusedBuffers
 from rjax.models.loading.pipeline import ParameterPlan, Pipeline
@@ -135,15 +135,30 @@ def test_blocks_have_each_row_once(tmp_path, block_bytes, first, rows):
 
 
 def test_a_program_for_each_distinct_case_alone(folder):
-    assembly._assemble.clear_cache()
+    array_program._run.clear_cache()
     load(folder)
     # qkv and its bias, output, up, down: the same in every layer. The rest needs none.
-    assert assembly._assemble._cache_size() == 5
+    assert array_program._run._cache_size() == 5
     load(folder)
-    assert assembly._assemble._cache_size() == 5
+    assert array_program._run._cache_size() == 5
 
 
 # Memory.
+
+
+def test_assembled_parameters_take_memory_that_was_reserved(folder, monkeypatch):
+    reserved = set()
+
+    def reserve(programs):
+        found = array_program.reserve(programs)
+        reserved.update(array.unsafe_buffer_pointer() for arrays in found for array in arrays)
+        return found
+
+    monkeypatch.setattr(pipeline, "reserve", reserve)
+    model = load(folder, SmallBlocks())
+    taken = {array.unsafe_buffer_pointer() for array in jax.tree.leaves(model)}
+    assert len(reserved) >= 6 * 4  # qkv, output, up and down of each layer
+    assert reserved <= taken
 
 
 def test_buffers_are_reused(folder):
