@@ -37,7 +37,8 @@ FAMILIES = {
     | {"mlp_only_layers": [0], "head_dim": 128, "norm_topk_prob": True},
     "gpt_oss": {"hidden_size": 640, "intermediate_size": 384, "swiglu_limit": 7.0}
     | _HEADS
-    | {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 64}
+    # All experts of each row: rounding cannot choose others, whose weights would be as large.
+    | {"num_local_experts": 8, "num_experts_per_tok": 8, "sliding_window": 64}
     | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False}},
     "opt": {"hidden_size": 1024, "ffn_dim": 2048, "num_attention_heads": 16},
     # Norms of outputs, soft caps, windows and ropes a layer; interleaved pairs; parallel; ALiBi.
