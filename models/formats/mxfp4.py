@@ -54,7 +54,7 @@ class Mxfp4(WeightFormat):
     def decode_experts(
         self, stored: Mapping[str, jax.Array], target: Target
     ) -> dict[str, jax.Array]:
-        """The bits of the values, of which the low half of a byte comes first, and the exponents."""
+        """The bits of the values, the low half of each byte first, and the exponents."""
         blocks, scales = stored["blocks"], stored["scales"]
         halves = jnp.stack([blocks & 15, blocks >> 4], axis=-1).astype(jnp.int8)
         signed = jnp.where(halves > 7, halves - 16, halves)
