@@ -37,7 +37,8 @@ from rjax.pallas_kernels.grouped_gemm.config import choose_tile_rows
 from rjax.pallas_kernels.grouped_gemm.work_list import WorkList, make_work_list
 from rjax.worker.kernels.quantised_experts import grouped_weight
 
-SCHEMES = ON_LOAD | {
+SCHEMES: dict[str, Scaled] = {
+    **ON_LOAD,
     "fp8-block": Scaled("fp8", (128, 128)),
     "mxfp4": Scaled("mxfp4", (1, 32), scale_dtype="uint8"),
 }
@@ -228,11 +229,11 @@ def _random_leaves(key: jax.Array, shapes: dict[str, jax.ShapeDtypeStruct]) -> d
 
 
 def _plain(case: ExpertsCase, h: Any, chosen: Any, weights: Any, up: Any, down: Any) -> jax.Array:
-    arrays = h, chosen, weights, up, down, _SWIGLU
+    run = functools.partial(xla.experts, h, chosen, weights, up, down, _SWIGLU)
     if case.quantization is None:
-        return xla.experts(*arrays).reduce()
+        return run().reduce()
     widen = functools.partial(dequantise_expert, SCHEMES[case.quantization], dtype=h.dtype)
-    return xla.experts(*arrays, widen_up=widen, widen_down=widen).reduce()
+    return run(widen_up=widen, widen_down=widen).reduce()
 
 
 def _operands(case: ExpertsCase, up: Any, down: Any) -> tuple[Any, Any]:

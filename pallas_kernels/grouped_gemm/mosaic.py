@@ -68,7 +68,7 @@ def refusal(
 
 
 def _takes_block(outputs: int, inputs: int) -> bool:
-    whole = inputs <= _MOST_INPUTS and _MOST_INPUTS % inputs == 0 or inputs % _MOST_INPUTS == 0
+    whole = _MOST_INPUTS % inputs == 0 or inputs % _MOST_INPUTS == 0
     if outputs == 1:
         return inputs % INTERLEAVED == 0 and whole
     return outputs % WGMMA_M == 0 and inputs in (64, 128)
@@ -103,8 +103,8 @@ def experts(
         h: bfloat16, or float16 as the weights; see ``refusal``.
         chosen: the experts of each row; J for none.
         weights: of their results.
-        up, down: weights of all experts; entry 0 of the third axis of ``up`` is the gate. W is 2 and
-            1 of those in few bits.
+        up, down: weights of all experts; entry 0 of the third axis of ``up`` is the gate. Of those
+            in few bits, W is 2 and 1.
         up_bias, down_bias: of all experts, any float dtype; or None.
         activation: (gate, up), both float32, to the activated rows; None for SwiGLU.
 

@@ -1,4 +1,4 @@
-"""Weights of few bits, which a consumer widens to bfloat16 in registers, from where wgmma reads them.
+"""Weights of few bits, which consumers widen to bfloat16 in registers, where wgmma reads them.
 
 While wgmma multiplies the weights of 64 inputs, the next ones are widened. Scales of channels
 multiply the sums. Scales of groups multiply the weights: exactly for mxfp4; int4 is rounded once

@@ -26,12 +26,14 @@ def _refusal(problem: Problem) -> str | None:
             return f"{scheme.name} with zero points; it takes symmetric values"
         if scheme.values != "int8" and not is_interleaved(scheme, (depth,)):
             return f"{depth} inputs of {scheme.name} in plain order"
-        grouped = scheme.block[1] is not None
-        if grouped and (scheme.values == "int8" or (scheme.values == "fp8" and block[0] == 1)):
-            return f"scales of groups of {scheme.name}; it takes channels"
-        if grouped and scheme.values in ("int4", "mxfp4") and block[0] > 1:
-            return f"scales of blocks of {scheme.name}; it takes channels and groups"
-        blocks.append(block if grouped else None)
+        if scheme.block[1] is None:
+            blocks.append(None)
+            continue
+        assert block is not None
+        of_outputs = block[0] > 1
+        if scheme.values == "int8" or of_outputs != (scheme.values == "fp8"):
+            return f"scales of {block[0]} x {block[1]} {scheme.name}"
+        blocks.append(block)
     return mosaic.refusal(problem.depth, problem.columns[-1], problem.dtype, tuple(blocks))
 
 
