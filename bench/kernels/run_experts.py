@@ -252,10 +252,13 @@ def _ways(case: ExpertsCase) -> Iterator[tuple[str, Callable[..., Any], Callable
         return h, chosen
 
     def whole(prepared: Any, weights: Any, up: Any, down: Any) -> Any:
-        return mosaic.experts(*prepared, weights, *_operands(case, up, down)).reduce()
+        h, chosen = prepared
+        of_up, of_down = _operands(case, up, down)
+        return mosaic.experts(h, chosen, weights, of_up, of_down).reduce()
 
     def products(prepared: Any, weights: Any, up: Any, down: Any) -> Any:
-        return _products(prepared, weights, *_operands(case, up, down))
+        of_up, of_down = _operands(case, up, down)
+        return _products(prepared, weights, of_up, of_down)
 
     if jax.default_backend() == "gpu":
         promoted = case.quantization == "fp8-block"

@@ -1,5 +1,6 @@
 """The grouped GEMM of weights in few bits: arithmetic in the interpreter, lowering, refusals."""
 
+import dataclasses
 import functools
 
 import jax
@@ -91,6 +92,11 @@ def interpreted(monkeypatch):
         yield
 
 
+def few_ctas(**shape):
+    """A config of two CTAs with two stages."""
+    return dataclasses.replace(choose_config(**shape), num_ctas=2, num_stages=2)
+
+
 def operands(scheme, T, J, X, D, F, skew=False):
     h, chosen, weights, up, down = problem(T, J, X, D, F, skew=skew)
     up = leaves_of(up.reshape(J, D, 2 * F), scheme, 2)
@@ -114,7 +120,7 @@ def wanted(scheme, h, chosen, weights, up, down, activation=SWIGLU, *biases):
     ],
 )
 def test_the_arithmetic_is_that_of_dequantised_weights(
-    interpreted, name, T, J, X, D, F, skew, activation
+    interpreted, monkeypatch, name, T, J, X, D, F, skew, activation
 ):
     scheme = SCHEMES[name]
     h, chosen, weights, up, down = operands(scheme, T, J, X, D, F, skew)
@@ -126,6 +132,7 @@ def test_the_arithmetic_is_that_of_dequantised_weights(
         clamped = activation.clamped
     want = wanted(scheme, h, chosen, weights, up, down, activation, *biases)
     both = grouped_weight(scheme, up, 2), grouped_weight(scheme, down, 1)
+    monkeypatch.setattr(mosaic, "choose_config", few_ctas)  # the interpreter takes long for each
     found = mosaic.experts(h, chosen, weights, *both, *(biases or (None, None)), clamped)
     live = np.asarray((chosen < J).all(1))
     found, want = np.asarray(found.summands.sum(0))[live], np.asarray(want)[live]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from plain_checkpoints import write_plain, write_tensors
+from plain_checkpoints import decoded, write_plain, write_tensors
 from quantised_files import FORMATS, write_quantised
 from safetensors.numpy import load_file
 from test_model_experts import FP4, GPT_OSS, problem, reference
@@ -19,7 +20,7 @@ from test_model_experts import FP4, GPT_OSS, problem, reference
 from rjax import models
 from rjax.models.formats import ON_LOAD
 from rjax.models.operations import Activation
-from rjax.models.quantising.settings import choose_settings
+from rjax.models.quantising import choose_settings, quantise_checkpoint
 from rjax.models.schemes import UNQUANTISED, Scaled
 from rjax.models.schemes.grouped import (
     arrange_grouped,
@@ -328,6 +329,28 @@ def test_dummy_weights_of_every_scheme():
             assert 0.01 < whole(linear).std() < 0.04
 
 
-def test_awq_has_no_search_for_experts():
-    with pytest.raises(models.CheckpointError, match="mixture of experts"):
+@pytest.mark.parametrize("scheme", ["fp8", "int8", "int4"])
+def test_a_quantised_checkpoint_means_what_the_folder_says(tmp_path, scheme):
+    folder = write_plain(tmp_path / "plain", QWEN2_MOE)
+    settings = choose_settings(models.config_from_dict(QWEN2_MOE), scheme)
+    out = tmp_path / "out"
+    quantise_checkpoint(folder, out, settings, progress=False)
+    ignored = json.loads((out / "config.json").read_text())["quantization_config"]["ignore"]
+    assert ignored == [
+        "lm_head",
+        *(f"model.layers.{i}.mlp.{n}" for i in range(2) for n in ("gate", "shared_expert_gate")),
+    ]
+    meant = write_tensors(tmp_path / "meant", QWEN2_MOE, decoded(out))
+    found, expected = load(out), load(meant)
+    for path, linear in grouped(found.model).items():
+        assert linear.scheme.name == scheme
+        np.testing.assert_array_equal(whole(linear), whole(grouped(expected.model)[path]))
+    shared = found.model.layers[1].mlp.shared
+    assert shared.down.scheme.name == scheme
+
+
+def test_experts_that_cannot_be_quantised_are_named():
+    with pytest.raises(models.CheckpointError, match="mixture of experts, for which awq"):
         choose_settings(models.config_from_dict(QWEN2_MOE), "awq", None, True)
+    with pytest.raises(models.CheckpointError, match="all experts of a layer in one tensor"):
+        choose_settings(models.config_from_dict(GPT_OSS), "fp8")
