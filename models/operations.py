@@ -222,15 +222,17 @@ class Operations(abc.ABC):
         Sums are float32, that over a row's experts in the order of the routing, so that a row does
         not depend on the experts of the others.
         """
-        weights = up.weight[...], down.weight[...]
         return experts(
             h,
             routing.experts,
             routing.weights,
-            *weights,
+            up.leaves,
+            down.leaves,
             activation,
             up.bias_array,
             down.bias_array,
+            widen_up=lambda leaves: up.expert_weight(leaves, h.dtype),
+            widen_down=lambda leaves: down.expert_weight(leaves, h.dtype),
             differentiable=True,
         )
 

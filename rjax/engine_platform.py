@@ -145,6 +145,8 @@ def dequantised_is_faster(
     """
     if compute_capability is None or not 9 <= compute_capability < 10:
         return False
+    if model.experts is not None:
+        return False  # a step of many rows reads nearly all of them
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     outputs = max(heads, model.intermediate_size * (2 if model.gated_mlp else 1))
     if model.hidden_size * outputs // devices >= _SMALL_PROJECTION:

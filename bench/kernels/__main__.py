@@ -5,6 +5,7 @@
     python -m bench.kernels --peers            # compared with JAX and torch
     python -m bench.kernels --products         # GEMMs of few rows, by weight scheme
     python -m bench.kernels --experts          # experts of a layer, compared with JAX and torch
+    python -m bench.kernels --experts --quantization fp8
     python -m bench.kernels --small --backend xla
 
 A run on a GPU saves each row in bench/results/; with ``--only`` or ``--small`` only if ``--json``
@@ -22,7 +23,7 @@ from bench.command_line import command_parser, run
 from bench.kernels.backends import NAMES
 from bench.kernels.peers import run_peers, run_torch
 from bench.kernels.result_file import ResultFile
-from bench.kernels.run_experts import run_experts
+from bench.kernels.run_experts import SCHEMES, run_experts
 from bench.kernels.run_products import run_products
 from bench.kernels.run_table import run_table
 from bench.kernels.sweep import draw, run_sweep
@@ -50,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
         default=0,
         help="tile sizes per case of --products, best estimates first",
     )
+    p.add_argument("--quantization", choices=sorted(SCHEMES), help="of the weights of --experts")
     p.add_argument("--small", action="store_true", help="few and small cases, for a CPU")
     p.add_argument("--only", default="", help="cases whose name contains this")
     p.add_argument("--backend", default="auto", choices=("auto", *NAMES), help="of the kernels")
@@ -68,12 +70,15 @@ def main(arguments: list[str] | None = None) -> int:
         parser().error("--only picks cases of the table and of --peers, which --sweep has none of")
     if options.tune and not options.products:
         parser().error("--tune is for --products")
+    if options.quantization and not options.experts:
+        parser().error("--quantization is for --experts")
     if options.png and not options.sweep:
         parser().error("--png is the map of --sweep")
     # Before this process allocates device memory.
     torch_half = run_torch(options) if options.peers else (None, [])
     modes = ("sweep", "peers", "products", "experts")
     stem = "_".join(["kernels", *(mode for mode in modes if getattr(options, mode))])
+    stem += f"_{options.quantization}" if options.quantization else ""
     if options.backend not in ("auto", "mosaic"):
         stem += f"_{options.backend}"
     path = options.json

@@ -1,7 +1,8 @@
 """The experts of a layer: our grouped GEMM beside those of JAX and torch, checked, then timed.
 
 Each time is of both products and the activation between them. "whole" is what a step runs: with the
-work list, the gathered rows and the sum. Routing is uniform, a different one for each call.
+work list, the gathered rows and the sum. Routing is uniform, a different one for each call. Weights
+in few bits have no peers here; the reference is their dequantised weight.
 """
 
 import argparse
@@ -27,9 +28,21 @@ from bench.kernels.result_file import ResultFile
 from bench.kernels.run_table import reason
 from bench.kernels.timing import burst_seconds
 from rjax.models import Activation
+from rjax.models.formats import ON_LOAD
+from rjax.models.layers.parameter import array_bytes
+from rjax.models.schemes import Scaled
+from rjax.models.schemes.grouped import dequantise_expert, grouped_leaves
 from rjax.pallas_kernels.grouped_gemm import mosaic, xla
 from rjax.pallas_kernels.grouped_gemm.config import choose_tile_rows
 from rjax.pallas_kernels.grouped_gemm.work_list import WorkList, make_work_list
+from rjax.worker.kernels.quantised_experts import grouped_weight
+
+SCHEMES: dict[str, Scaled] = {
+    **ON_LOAD,
+    "fp8-block": Scaled("fp8", (128, 128)),
+    "mxfp4": Scaled("mxfp4", (1, 32), scale_dtype="uint8"),
+}
+"""Of weights in few bits, by the name of an option."""
 
 COLUMNS = {
     "case": "case",
@@ -45,6 +58,7 @@ COLUMNS = {
 }
 _CALLS = 8  # with different routings, in one program
 _LARGEST_ERROR = 1e-2  # of a result in bfloat16
+_MOST_PLAIN_ROWS = 64  # for which plain JAX dequantises weights once for each tile
 _MOST_BYTES = 32 << 30  # that ragged_dot may need for its expanded rows
 _SCRIPT = Path(__file__).parent / "torch_experts.py"
 _SWIGLU = Activation("silu", gated=True)
@@ -58,15 +72,18 @@ class ExpertsCase:
         layer: name of the shapes.
         shape: (J, X, D, I): experts, experts of a row, model width, width of an expert.
         rows: T.
+        quantization: of `SCHEMES`; None for bfloat16.
     """
 
     layer: str
     shape: tuple[int, int, int, int]
     rows: int
+    quantization: str | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.layer}, {self.rows} rows"
+        kind = "" if self.quantization is None else f", {self.quantization}"
+        return f"{self.layer}{kind}, {self.rows} rows"
 
     def routings(self, count: int) -> np.ndarray:
         """int32 [count, T, X]."""
@@ -75,10 +92,28 @@ class ExpertsCase:
         order = draw.random((count, self.rows, J)).argsort(-1)
         return order[..., :X].astype(np.int32)
 
-    def moved(self, routing: np.ndarray) -> int:
+    def moved(self, routing: np.ndarray) -> float:
         """Bytes of the weights of the experts that a routing takes."""
-        _, _, D, width = self.shape
-        return len(np.unique(routing)) * 3 * D * width * 2
+        J, _, D, width = self.shape
+        taken = len(np.unique(routing))
+        if self.quantization is None:
+            return taken * 3 * D * width * 2
+        return taken * sum(array_bytes(leaves) for leaves in self.leaves()) / J
+
+    def leaves(self) -> list[dict[str, jax.ShapeDtypeStruct]]:
+        """What is stored of both weights in few bits."""
+        J, _, D, width = self.shape
+        assert self.quantization is not None
+        scheme, sizes = SCHEMES[self.quantization], {"J": J, "D": D, "A": 2, "I": width}
+        found = []
+        for inputs, outputs in (("D", "A I"), ("I", "D")):
+            shapes = {}
+            for name, leaf in grouped_leaves(scheme, inputs, outputs, sizes).items():
+                shared = dict(leaf.blocks)
+                shape = [sizes[k] // shared.get(k, 1) for k in leaf.letters.split()]
+                shapes[name] = jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
+            found.append(shapes)
+        return found
 
     @property
     def flops(self) -> int:
@@ -87,13 +122,14 @@ class ExpertsCase:
         return 6 * self.rows * X * D * width
 
 
-def expert_cases(*, small: bool) -> list[ExpertsCase]:
+def expert_cases(*, small: bool, quantization: str | None = None) -> list[ExpertsCase]:
     """Qwen3-30B-A3B and gpt-oss-20b, or a layer for a CPU."""
     if small:
-        return [ExpertsCase("small", (4, 2, 64, 64), rows) for rows in (1, 24)]
+        shape = (4, 2, 64, 64)
+        return [ExpertsCase("small", shape, rows, quantization) for rows in (1, 24)]
     layers = {"qwen3-30b-a3b": (128, 8, 2048, 768), "gpt-oss-20b": (32, 4, 2880, 2880)}
     return [
-        ExpertsCase(layer, shape, rows)
+        ExpertsCase(layer, shape, rows, quantization)
         for layer, shape in layers.items()
         for rows in (1, 16, 64, 8192)
     ]
@@ -101,8 +137,11 @@ def expert_cases(*, small: bool) -> list[ExpertsCase]:
 
 def run_experts(options: argparse.Namespace, results: ResultFile) -> int:
     """Run the cases whose name contains ``options.only``; return how many of ours failed."""
-    cases = [case for case in expert_cases(small=options.small) if options.only in case.name]
-    torch_us = _torch(cases, options.torch_python, options.seconds / 2)
+    quantization = options.quantization
+    cases = expert_cases(small=options.small, quantization=quantization)
+    cases = [case for case in cases if options.only in case.name]
+    plain = quantization is None
+    torch_us = _torch(cases, options.torch_python, options.seconds / 2) if plain else {}
     start, ceilings = time.monotonic(), measure_ceilings()
     results.more |= {"copy_bytes_per_s": ceilings.copy, "matmul_flop_per_s": ceilings.matmul}
     bad = 0
@@ -127,11 +166,17 @@ def _run(case: ExpertsCase, ceilings: Ceilings) -> dict[str, Any]:
     J, X, D, width = case.shape
     keys = jax.random.split(jax.random.key(0), 4)
     h = jax.random.normal(keys[0], (case.rows, D), jnp.bfloat16)
-    up = D**-0.5 * jax.random.normal(keys[1], (J, D, 2, width), jnp.bfloat16)
-    down = width**-0.5 * jax.random.normal(keys[2], (J, width, D), jnp.bfloat16)
+    up: Any
+    down: Any
+    if case.quantization is None:
+        up = D**-0.5 * jax.random.normal(keys[1], (J, D, 2, width), jnp.bfloat16)
+        down = width**-0.5 * jax.random.normal(keys[2], (J, width, D), jnp.bfloat16)
+    else:
+        up, down = map(_random_leaves, keys[1:3], case.leaves())
     weights = jax.random.uniform(keys[3], (case.rows, X))
     routings = case.routings(_CALLS)
-    want = np.asarray(jax.jit(_plain)(h, jnp.asarray(routings[0]), weights, up, down), np.float32)
+    reference = jax.jit(functools.partial(_plain, case))
+    want = np.asarray(reference(h, jnp.asarray(routings[0]), weights, up, down), np.float32)
     floor = ceilings.seconds(sum(map(case.moved, routings)) / _CALLS, case.flops)
     row: dict[str, Any] = {"floor_us": 1e6 * floor}
     for name, call, prepare in _ways(case):
@@ -166,8 +211,37 @@ def _run(case: ExpertsCase, ceilings: Ceilings) -> dict[str, Any]:
     return row
 
 
-def _plain(h: Any, chosen: Any, weights: Any, up: Any, down: Any) -> jax.Array:
-    return xla.experts(h, chosen, weights, up, down, _SWIGLU).reduce()
+def _random_leaves(key: jax.Array, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
+    """Random values, and scales for results of about the size of the rows."""
+    weight, scale = shapes["weight"], shapes["weight_scale"]
+    size = weight.shape[-1] ** -0.5
+    if weight.dtype == jnp.float8_e4m3fn:
+        values = jax.random.normal(key, weight.shape, jnp.bfloat16).astype(weight.dtype)
+    else:
+        limits = jnp.iinfo(weight.dtype)
+        values = jax.random.randint(key, weight.shape, limits.min, limits.max + 1, jnp.int8)
+        values = values.astype(weight.dtype)
+        size /= limits.max / 2
+    draw = jax.random.uniform(key, scale.shape, minval=0.5 * size, maxval=1.5 * size)
+    if scale.dtype == jnp.uint8:
+        draw = jnp.round(127 + jnp.log2(draw))
+    return {"weight": values, "weight_scale": draw.astype(scale.dtype)}
+
+
+def _plain(case: ExpertsCase, h: Any, chosen: Any, weights: Any, up: Any, down: Any) -> jax.Array:
+    run = functools.partial(xla.experts, h, chosen, weights, up, down, _SWIGLU)
+    if case.quantization is None:
+        return run().reduce()
+    widen = functools.partial(dequantise_expert, SCHEMES[case.quantization], dtype=h.dtype)
+    return run(widen_up=widen, widen_down=widen).reduce()
+
+
+def _operands(case: ExpertsCase, up: Any, down: Any) -> tuple[Any, Any]:
+    """The weights as the kernels take them."""
+    if case.quantization is None:
+        return up, down
+    scheme = SCHEMES[case.quantization]
+    return grouped_weight(scheme, up, 2), grouped_weight(scheme, down, 1)
 
 
 def _ways(case: ExpertsCase) -> Iterator[tuple[str, Callable[..., Any], Callable[..., Any]]]:
@@ -177,19 +251,32 @@ def _ways(case: ExpertsCase) -> Iterator[tuple[str, Callable[..., Any], Callable
     def both(h: Any, chosen: Any) -> Any:
         return h, chosen
 
+    def whole(prepared: Any, weights: Any, up: Any, down: Any) -> Any:
+        h, chosen = prepared
+        of_up, of_down = _operands(case, up, down)
+        return mosaic.experts(h, chosen, weights, of_up, of_down).reduce()
+
+    def products(prepared: Any, weights: Any, up: Any, down: Any) -> Any:
+        of_up, of_down = _operands(case, up, down)
+        return _products(prepared, weights, of_up, of_down)
+
     if jax.default_backend() == "gpu":
-        yield "whole", lambda p, *arrays: mosaic.experts(*p, *arrays).reduce(), both
-        yield "products", _products, _listed(J, width)
-    yield "plain", lambda p, *arrays: _plain(*p, *arrays), both
+        promoted = case.quantization == "fp8-block"
+        yield "whole", whole, both
+        yield "products", products, _listed(J, width, promoted)
+    if case.quantization is None or case.rows <= _MOST_PLAIN_ROWS:
+        yield "plain", lambda p, *arrays: _plain(case, *p, *arrays), both
+    if case.quantization is not None:
+        return
     if 2 * case.rows * X * J * D > _MOST_BYTES:
         print(f"{case.name}: ragged_dot: it expands each row to every expert")
         return
     yield "ragged_dot", _ragged, _sorted(J)
 
 
-def _listed(num_experts: int, width: int) -> Callable[..., Any]:
+def _listed(num_experts: int, width: int, promoted: bool) -> Callable[..., Any]:
     def prepare(h: Any, chosen: Any) -> Any:
-        rows = choose_tile_rows(chosen.size, num_experts, width)
+        rows = choose_tile_rows(chosen.size, num_experts, width, promoted=promoted)
         work = make_work_list(chosen, num_experts, rows)
         return (h if len(h) == 1 else h[work.slot_row]), work
 

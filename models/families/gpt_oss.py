@@ -1,6 +1,6 @@
 """gpt-oss: experts with biases and a clamped SwiGLU, attention sinks, windows on half the layers.
 
-Published checkpoints store the experts in MXFP4; they are widened while they are loaded.
+Published checkpoints store the experts in MXFP4.
 """
 
 import dataclasses

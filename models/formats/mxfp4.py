@@ -6,27 +6,27 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+import numpy as np
 
 from rjax.models.formats.weight_format import StoredTensor, Target, WeightFormat
-from rjax.models.schemes import UNQUANTISED, WeightScheme
+from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
 
 _BLOCK = 32  # inputs that share a scale
-_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of float4_e2m1fn without its sign
+_SCHEME = Scaled("mxfp4", (1, _BLOCK), scale_dtype="uint8")
+_EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
+_LARGEST_SCALE = 128  # the exponent of a scale of 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mxfp4(WeightFormat):
-    """float4_e2m1fn weights of experts with a power of two for each 32 inputs; widened at load.
+    """float4_e2m1fn weights of experts with a power of two for each 32 inputs.
 
     The projections outside of experts are stored plainly.
     """
 
     def scheme(self, module: str) -> WeightScheme:
-        """Plain."""
-        del module
-        return UNQUANTISED
+        """Plain but for experts."""
+        return _SCHEME if module.endswith(_EXPERTS) else UNQUANTISED
 
     def tensors(self, module: str, shape: tuple[int, int]) -> Mapping[str, StoredTensor]:
         """No projection is stored so."""
@@ -46,19 +46,30 @@ class Mxfp4(WeightFormat):
             "blocks": StoredTensor(
                 f"{tensor}_blocks", ((*groups, _BLOCK // 2),), ("U8",), (None,) * 4
             ),
-            "scales": StoredTensor(f"{tensor}_scales", (groups,), ("U8",), (None,) * 3),
+            "scales": StoredTensor(
+                f"{tensor}_scales", (groups,), ("U8",), (None,) * 3, check=_check_scales
+            ),
         }
 
     def decode_experts(
-        self, stored: Mapping[str, jax.Array], dtype: DTypeLike
-    ) -> Float[Array, "J X E"]:
-        """The values times 2 ** (scale - 127); the low half of a byte comes first."""
+        self, stored: Mapping[str, jax.Array], target: Target
+    ) -> dict[str, jax.Array]:
+        """The bits of the values, the low half of each byte first, and the exponents."""
         blocks, scales = stored["blocks"], stored["scales"]
-        halves = jnp.stack([blocks & 15, blocks >> 4], axis=-1).astype(jnp.int32)
-        table = jnp.asarray([*_VALUES, *(-value for value in _VALUES)], jnp.float32)
-        values = table[halves].reshape(*scales.shape, _BLOCK)
-        values = jnp.ldexp(values, scales.astype(jnp.int32)[..., None] - 127)
-        return values.reshape(*scales.shape[:2], -1).astype(dtype)
+        halves = jnp.stack([blocks & 15, blocks >> 4], axis=-1).astype(jnp.int8)
+        signed = jnp.where(halves > 7, halves - 16, halves)
+        values = signed.reshape(*scales.shape[:2], -1).astype(jnp.int4)
+        return {"weight": values, "weight_scale": scales}
+
+
+def _check_scales(exponents: np.ndarray) -> str | None:
+    """A problem of scales: those of NaN, and those too large for the kernels."""
+    largest = int(exponents.max(initial=0))
+    if largest == 255:
+        return "has scales that are not numbers"
+    if largest > _LARGEST_SCALE:
+        return f"has the scale 2**{largest - 127}; the largest supported is 2"
+    return None
 
 
 def read_mxfp4(quantization: dict[str, Any]) -> Mxfp4:

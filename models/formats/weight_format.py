@@ -7,8 +7,6 @@ from typing import Literal
 
 import jax
 import numpy as np
-from jax.typing import DTypeLike
-from jaxtyping import Array, Float
 
 from rjax.models.schemes import WeightScheme
 
@@ -85,15 +83,15 @@ class WeightFormat(abc.ABC):
     def expert_tensors(
         self, tensor: str, shape: tuple[int, int, int]
     ) -> Mapping[str, StoredTensor] | None:
-        """The tensors by role of a layer's experts, given the (experts, outputs, inputs) of their
-        weight; None if the format cannot store experts."""
+        """The tensors by role that hold a weight of all experts of a layer, given its (experts,
+        outputs, inputs); None if the format stores each expert as a module of its own."""
         del tensor, shape
         return None
 
     def decode_experts(
-        self, stored: Mapping[str, jax.Array], dtype: DTypeLike
-    ) -> Float[Array, "J X E"]:
-        """The weight of a layer's experts from the stored tensors, by role; traced."""
+        self, stored: Mapping[str, jax.Array], target: Target
+    ) -> dict[str, jax.Array]:
+        """As ``decode``, of those tensors: the arrays have the experts before the outputs."""
         raise NotImplementedError
 
     def with_scale_types(self, types: Mapping[str, str]) -> "WeightFormat":

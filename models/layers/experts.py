@@ -55,8 +55,10 @@ class Experts(nnx.Module):
         self.router_bias = parameter("J", config, dtype, "zeros") if biased else None
         corrected = experts.router.correction_bias
         self.correction = parameter("J", config, jnp.float32, "zeros") if corrected else None
-        self.up = GroupedLinear("D", "A I", config, dtype, a=2, bias=experts.bias)
-        self.down = GroupedLinear("I", "D", config, dtype, bias=experts.bias)
+        path, bias = f"layers.{layer}.mlp", experts.bias
+        up, down = (config.scheme_of(f"{path}.{name}") for name in ("up", "down"))
+        self.up = GroupedLinear("D", "A I", config, dtype, scheme=up, a=2, bias=bias)
+        self.down = GroupedLinear("I", "D", config, dtype, scheme=down, bias=bias)
         shared = experts.shared_width is not None
         self.shared = SharedExpert(config, layer, dtype) if shared else None
 

@@ -1,23 +1,29 @@
 """The projections of all experts of a layer, as one array."""
 
+from collections.abc import Mapping
+
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from rjax.models.config import ModelConfig
-from rjax.models.layers.parameter import array_bytes, parameter
+from rjax.models.layers.parameter import array_bytes, leaf_parameter, parameter
+from rjax.models.schemes import WeightScheme
+from rjax.models.schemes.grouped import dequantise_expert, grouped_leaves
 
 
 class GroupedLinear(nnx.Module):
-    """A projection for each expert, from some axes to others.
+    """A projection for each expert, from one axis to others.
 
-    The weight has the axis J of the experts before the axes of a `Linear`. It is not quantised.
+    The weight scheme defines the arrays (leaves) that store the weights of all experts, as those of
+    a `Linear` with an axis J (`schemes.grouped`).
 
     Args:
-        inputs: contracted axes.
+        inputs: contracted axis.
         outputs: axes of the result after T.
         config: size of each axis letter.
-        dtype: of the result and the weight.
+        dtype: of the result, the bias and the leaves that do not set their own.
+        scheme: how the weights are stored.
         a: size of axis A, along which projections are fused.
         bias: whether there are biases, of shape [J, outputs].
     """
@@ -29,12 +35,19 @@ class GroupedLinear(nnx.Module):
         config: ModelConfig,
         dtype: DTypeLike,
         *,
+        scheme: WeightScheme,
         a: int = 1,
         bias: bool,
     ) -> None:
-        self.letters = f"J {inputs} {outputs}"
-        self.weight = parameter(self.letters, config, dtype, a=a)
+        self.inputs, self.outputs, self.scheme = inputs, outputs, scheme
+        sizes = config.axis_sizes | {"A": a}
+        leaves = grouped_leaves(scheme, inputs, outputs, sizes)
+        self.leaf_letters = tuple((name, leaf.letters) for name, leaf in leaves.items())
+        for name, leaf in leaves.items():
+            setattr(self, name, leaf_parameter(leaf, sizes, dtype))
         self.bias = parameter(f"J {outputs}", config, dtype, "zeros", a) if bias else None
+        self.letters = f"J {inputs} {outputs}"
+        self.shape = tuple(sizes[letter] for letter in self.letters.split())
 
     @property
     def bias_array(self) -> Array | None:
@@ -42,11 +55,19 @@ class GroupedLinear(nnx.Module):
         return None if self.bias is None else self.bias[...]
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the weight, [J, ...]."""
-        return self.weight.get_value().shape
+    def leaves(self) -> Mapping[str, Array]:
+        """The arrays of the weights by name, without the biases."""
+        return {name: getattr(self, name)[...] for name, _ in self.leaf_letters}
+
+    def leaf_shape(self, name: str) -> tuple[int, ...]:
+        """Of a leaf, abstract or not."""
+        return getattr(self, name).get_value().shape
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weight."""
-        return array_bytes([self.weight.get_value()])
+        """Bytes of the weights as they are stored, without the biases."""
+        return array_bytes([getattr(self, name).get_value() for name, _ in self.leaf_letters])
+
+    def expert_weight(self, leaves: Mapping[str, Array], dtype: DTypeLike) -> Float[Array, "E ..."]:
+        """The dequantised weight of one expert, given its leaves."""
+        return dequantise_expert(self.scheme, leaves, dtype)

@@ -1,107 +1,283 @@
-"""Loading the experts of a layer that a checkpoint stores quantised, widened on the devices."""
+"""Loading the quantised weights of all experts of a layer."""
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from rjax.models.config import ModelConfig
 from rjax.models.errors import CheckpointError
-from rjax.models.formats.weight_format import StoredTensor, WeightFormat
+from rjax.models.formats import OnLoad
+from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, WeightFormat
+from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.loading.array_program import ArrayProgram, BlockArrays, Blocks
 from rjax.models.loading.assembly import join_blocks
 from rjax.models.loading.blocks import split_rows
 from rjax.models.loading.layout import View, groups, tensor_shape, view
+from rjax.models.loading.linear_modules import module_of
+from rjax.models.loading.linear_plan import leaf_view, tensor_sharding
 from rjax.models.loading.piece import Piece
 from rjax.models.loading.pipeline import ParameterPlan
 from rjax.models.loading.safetensors_header import TensorEntry
+from rjax.models.schemes import Leaf, Scaled, WeightScheme
+from rjax.models.schemes.grouped import arrange_grouped, plain_leaves
 from rjax.models.sharding import parameter_sharding
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class WidenedExperts(ArrayProgram):
-    """Makes the weight of all experts of stored tensors.
+class StoredProjection:
+    """A projection of all experts, as it is stored.
 
-    Layers with equal programs share one.
+    Attributes:
+        roles: of its tensors.
+        shape: (outputs, inputs) of the weight of an expert.
+        view: to (experts, outputs, inputs) from a plain weight of all experts; None for others.
+        views: sizes of the unmerged axes, and the permutation, of each leaf.
+    """
+
+    roles: tuple[str, ...]
+    shape: tuple[int, int]
+    view: View | None
+    views: tuple[View, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlannedArray:
+    """An array of a `GroupedLinear`.
+
+    Attributes:
+        name: of the leaf.
+        block: (outputs, inputs) that share an entry.
+        axis: the fused axis, before the leaf is arranged; None with a single projection.
+        sharding: of the array.
+    """
+
+    name: str
+    block: tuple[int, int]
+    axis: int | None
+    sharding: NamedSharding
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExpertAssembly(ArrayProgram):
+    """Makes all arrays of a `GroupedLinear` from stored tensors, one expert after another.
+
+    Layers with equal assemblies share a program.
 
     Attributes:
         format: of the tensors.
-        roles: of the tensors, in order.
+        scheme: of the arrays.
         blocks: shape, dtype and sharding of the blocks of each tensor.
-        tensor_sharding: of each whole tensor.
-        view: from [J, outputs, inputs] to the parameter.
-        dtype, sharding: of the parameter.
+        tensor_shardings: of each whole tensor.
+        projections: whose tensors these are, in order; of each expert, if it has its own.
+        of_experts: whether each expert has its own tensors.
+        arrays: what is made.
+        dequantised: the dtype and the sharding of the weight, if it is dequantised.
     """
 
     format: WeightFormat
-    roles: tuple[str, ...]
+    scheme: Scaled
     blocks: Blocks
-    tensor_sharding: NamedSharding
-    view: View
-    dtype: np.dtype
-    sharding: NamedSharding
+    tensor_shardings: tuple[NamedSharding, ...]
+    projections: tuple[StoredProjection, ...]
+    of_experts: bool
+    arrays: tuple[PlannedArray, ...]
+    dequantised: tuple[np.dtype, NamedSharding] | None
 
     @property
-    def shardings(self) -> tuple[NamedSharding]:
-        """See the base class; one parameter."""
-        return (self.sharding,)
+    def shardings(self) -> tuple[NamedSharding, ...]:
+        """See the base class."""
+        if self.dequantised is not None:
+            return (self.dequantised[1],)
+        return tuple(array.sharding for array in self.arrays)
 
-    def trace(self, tensors: BlockArrays) -> tuple[jax.Array]:
-        """See the base class; one parameter."""
-        joined = [join_blocks(blocks, self.tensor_sharding) for blocks in tensors]
-        stored = dict(zip(self.roles, joined, strict=True))
-        shape, order = self.view
-        weight = self.format.decode_experts(stored, self.dtype).reshape(shape).transpose(order)
-        return (jax.lax.with_sharding_constraint(weight, self.sharding),)
+    def trace(self, tensors: BlockArrays) -> tuple[jax.Array, ...]:
+        """See the base class; the leaves in order, or the weight."""
+        joined = list(map(join_blocks, tensors, self.tensor_shardings))
+        if self.of_experts:
+            each = sum(len(projection.roles) for projection in self.projections)
+            joined = [jnp.stack(joined[i::each]) for i in range(each)]
+        remaining = iter(joined)
+        blocks = {array.name: array.block for array in self.arrays}
+        parts: dict[str, list[jax.Array]] = {array.name: [] for array in self.arrays}
+        for projection in self.projections:
+            stored = {role: next(remaining) for role in projection.roles}
+            target = Target(self.scheme, projection.shape, blocks)
+            decoded = _decoded(stored, projection, target, self)
+            for array, (shape, order) in zip(self.arrays, projection.views, strict=True):
+                parts[array.name].append(decoded[array.name].reshape(shape).transpose(order))
+        plain = {
+            array.name: parts[array.name][0]
+            if array.axis is None
+            else jnp.concatenate(parts[array.name], array.axis)
+            for array in self.arrays
+        }
+        if self.dequantised is not None:
+            dtype, sharding = self.dequantised
+            weight = jnp.moveaxis(self.scheme.widened(plain).astype(dtype), -1, 1)
+            return (jax.lax.with_sharding_constraint(weight, sharding),)
+        arranged = arrange_grouped(self.scheme, plain)
+        return tuple(
+            jax.lax.with_sharding_constraint(arranged[array.name], array.sharding)
+            for array in self.arrays
+        )
 
 
-def stored_experts(config: ModelConfig, piece: Piece) -> Mapping[str, StoredTensor]:
-    """The tensors by role of a weight that is stored quantised.
+def _decoded(
+    stored: Mapping[str, jax.Array],
+    projection: StoredProjection,
+    target: Target,
+    assembly: ExpertAssembly,
+) -> dict[str, jax.Array]:
+    """The arrays of the scheme with the experts first."""
+    weight_format = assembly.format
+    if not assembly.of_experts and projection.view is None:
+        return weight_format.decode_experts(stored, target)
+    if projection.view is not None:
+        shape, order = projection.view
+        plain = stored["weight"].reshape(shape).transpose(order)
+        stored = {"weight": plain.reshape(len(plain), *target.shape)}
+
+    def expert(own: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        decoded = weight_format.decode(own, target)
+        # A loop stores bytes, not half bytes.
+        return {
+            name: leaf.astype(jnp.int8) if leaf.dtype == jnp.int4 else leaf
+            for name, leaf in decoded.items()
+        }
+
+    found = jax.lax.map(expert, stored)
+    half_bytes = assembly.scheme.values == "int4"
+    return found | ({"weight": found["weight"].astype(jnp.int4)} if half_bytes else {})
+
+
+def stored_experts(
+    config: ModelConfig, pieces: tuple[Piece, ...]
+) -> list[Mapping[str, StoredTensor]]:
+    """The tensors by role of each piece of a weight of experts.
 
     Raises:
-        CheckpointError: the format has blocks that do not divide the weight.
+        CheckpointError: the format cannot store all experts in one tensor.
     """
     assert config.format is not None
-    shape = tensor_shape(_outputs_first(piece), config)
-    J, outputs, inputs = shape
-    tensors = config.format.expert_tensors(piece.tensor, (J, outputs, inputs))
+    return [_stored(config, config.format, piece) for piece in pieces]
+
+
+def _stored(
+    config: ModelConfig, weight_format: WeightFormat, piece: Piece
+) -> Mapping[str, StoredTensor]:
+    if piece.of_expert:
+        outputs, inputs = tensor_shape(piece, config)
+        return weight_format.tensors(module_of(piece), (outputs, inputs))
+    if isinstance(weight_format, OnLoad):
+        shape = tensor_shape(piece, config)
+        return {"weight": StoredTensor(piece.tensor, (shape,), FLOATS, (None,) * len(shape))}
+    J, outputs, inputs = tensor_shape(_outputs_first(piece), config)
+    tensors = weight_format.expert_tensors(piece.tensor, (J, outputs, inputs))
     if tensors is None:
-        raise CheckpointError(f"{piece.tensor}: the format cannot store experts of shape {shape}")
+        raise CheckpointError(
+            f"{piece.tensor} holds all experts of a layer, which checkpoints of the quant_method "
+            f"{config.quant_method!r} cannot store in one tensor"
+        )
     return tensors
 
 
 def expert_plan(
-    parameter: nnx.Variable,
-    piece: Piece,
+    grouped: GroupedLinear,
+    pieces: tuple[Piece, ...],
+    scheme: WeightScheme,
     entries: Mapping[str, TensorEntry],
     config: ModelConfig,
+    dtype: DTypeLike,
     mesh: Mesh,
     block_bytes: int | None,
 ) -> ParameterPlan:
-    """How the weight of all experts of a layer is loaded."""
-    assert config.format is not None
-    letters: str = parameter.get_metadata("letters")
-    abstract = parameter.get_value()
-    stored = stored_experts(config, piece)
-    whole = NamedSharding(mesh, PartitionSpec())
-    split = [
-        split_rows(entry, entry.file_dtype(), 0, entry.shape, whole, block_bytes)
-        for entry in (entries[tensor.name] for tensor in stored.values())
-    ]
-    program = WidenedExperts(
-        format=config.format,
-        roles=tuple(stored),
-        blocks=tuple(tuple(block.abstract for block in part) for part in split),
-        tensor_sharding=whole,
-        view=view(_outputs_first(piece), letters, config),
-        dtype=np.dtype(abstract.dtype),
-        sharding=parameter_sharding(letters, abstract.shape, mesh),
+    """How the weights of all experts of a layer are loaded that are stored in a scheme.
+
+    They are dequantised to ``dtype`` if the module's own scheme is another; else the plan makes the
+    leaves of the module in order.
+    """
+    weight_format = config.format
+    assert weight_format is not None and isinstance(scheme, Scaled)
+    of_experts = pieces[0].of_expert
+    each = pieces[: len(pieces) // config.axis_sizes["J"]] if of_experts else pieces
+    leaves = plain_leaves(scheme, grouped.inputs, grouped.outputs, config.axis_sizes)
+    shardings, split = [], []
+    for piece, stored in zip(pieces, stored_experts(config, pieces), strict=True):
+        for tensor in (tensor for tensor in stored.values() if tensor.used):
+            entry = entries[tensor.name]
+            shape = entry.shape or (1,)
+            sharding = NamedSharding(mesh, PartitionSpec())
+            if of_experts:
+                sharding = tensor_sharding(tensor, shape, piece, config, mesh)
+            shardings.append(sharding)
+            split.append(split_rows(entry, entry.file_dtype(), 0, shape, sharding, block_bytes))
+    dequantised = None
+    if grouped.scheme != scheme:
+        whole = parameter_sharding(grouped.letters, grouped.shape, mesh)
+        dequantised = np.dtype(dtype), whole
+    stored_as = GroupedLinear(
+        *(grouped.inputs, grouped.outputs, config, dtype),
+        scheme=scheme,
+        a=dict(zip(grouped.letters.split(), grouped.shape, strict=True)).get("A", 1),
+        bias=False,
     )
-    return ParameterPlan(tuple(itertools.chain(*split)), program)
+    assembly = ExpertAssembly(
+        format=weight_format,
+        scheme=scheme,
+        blocks=tuple(tuple(block.abstract for block in part) for part in split),
+        tensor_shardings=tuple(shardings),
+        projections=tuple(_projection(piece, leaves, config) for piece in each),
+        of_experts=of_experts,
+        arrays=tuple(
+            PlannedArray(
+                name=name,
+                block=_block(grouped, dict(leaf.blocks)),
+                axis=leaf.letters.split().index("A") if len(each) > 1 else None,
+                sharding=parameter_sharding(letters, stored_as.leaf_shape(name), mesh),
+            )
+            for (name, leaf), (_, letters) in zip(
+                leaves.items(), stored_as.leaf_letters, strict=True
+            )
+        ),
+        dequantised=dequantised,
+    )
+    return ParameterPlan(tuple(itertools.chain(*split)), assembly)
+
+
+def _projection(piece: Piece, leaves: Mapping[str, Leaf], config: ModelConfig) -> StoredProjection:
+    decoded, from_plain = piece, None
+    if not piece.of_expert:
+        decoded = _outputs_first(piece)
+        if isinstance(config.format, OnLoad):
+            letters = leaves["weight"].letters
+            from_plain = view(piece, letters, config)
+            experts, *outputs, inputs = letters.split()
+            pattern = f"{experts} ({' '.join(outputs)}) {inputs}"
+            decoded = dataclasses.replace(piece, pattern=pattern)
+    used = [role for role, tensor in stored_experts(config, (piece,))[0].items() if tensor.used]
+    outputs, inputs = tensor_shape(decoded, config)[-2:]
+    return StoredProjection(
+        roles=tuple(used),
+        shape=(outputs, inputs),
+        view=from_plain,
+        views=tuple(leaf_view(decoded, leaf, config) for leaf in leaves.values()),
+    )
+
+
+def _block(grouped: GroupedLinear, shared: Mapping[str, int]) -> tuple[int, int]:
+    """(outputs, inputs) that share an entry of a leaf, of all axes."""
+    outputs, inputs = (
+        math.prod(shared.get(letter, 1) for letter in letters.split())
+        for letters in (grouped.outputs, grouped.inputs)
+    )
+    return outputs, inputs
 
 
 def _outputs_first(piece: Piece) -> Piece:

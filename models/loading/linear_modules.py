@@ -6,11 +6,18 @@ from rjax.models.config import ModelConfig
 from rjax.models.errors import CheckpointError
 from rjax.models.families import FAMILIES
 from rjax.models.formats import ON_LOAD, OnLoad, WeightFormat
-from rjax.models.loading.piece import Piece
+from rjax.models.loading.piece import Piece, Weights
 from rjax.models.schemes import UNQUANTISED, WeightScheme
 
 _WEIGHT = ".weight"
-_LINEAR_PARTS = (".attention.qkv", ".attention.output", ".mlp.up", ".mlp.down")
+_LINEAR_PARTS = (
+    ".attention.qkv",
+    ".attention.output",
+    ".mlp.up",
+    ".mlp.down",
+    ".mlp.shared.up",
+    ".mlp.shared.down",
+)
 
 
 def module_of(piece: Piece) -> str:
@@ -25,19 +32,10 @@ def with_format(config: ModelConfig, weight_format: WeightFormat) -> ModelConfig
         CheckpointError: modules that are fused here have different schemes, or the format and the
             model's experts do not go together.
     """
-    of_experts = weight_format.expert_tensors("", (1, 32, 32)) is not None
-    if config.experts is not None and not of_experts:
-        raise CheckpointError(
-            f"{config.architecture} has a mixture of experts, whose weights cannot be quantised "
-            "yet; use the unquantised checkpoint, without quantization"
-        )
-    if of_experts and (config.experts is None or not config.experts.bias):
-        raise CheckpointError(
-            f"config.json: the weights of {config.architecture} cannot be stored in this format, "
-            "which is for the experts of gpt-oss"
-        )
+    weights = FAMILIES[config.architecture].weights(config)
+    _check_experts(config, weights, weight_format)
     schemes = []
-    for path, pieces in FAMILIES[config.architecture].weights(config).items():
+    for path, pieces in weights.items():
         if path.endswith(tuple(part + _WEIGHT for part in _LINEAR_PARTS)):
             scheme = _common_scheme(pieces, weight_format)
             if scheme != UNQUANTISED:
@@ -48,6 +46,27 @@ def with_format(config: ModelConfig, weight_format: WeightFormat) -> ModelConfig
         schemes=tuple(schemes),
         kv_scales=weight_format.kv_scales,
     )
+
+
+def _check_experts(config: ModelConfig, weights: Weights, weight_format: WeightFormat) -> None:
+    """Raise CheckpointError unless the format can store the model's experts."""
+    in_one = weight_format.expert_tensors("", (1, 32, 32)) is not None
+    biased = config.experts is not None and config.experts.bias
+    if in_one and not biased:
+        raise CheckpointError(
+            f"config.json: the weights of {config.architecture} cannot be stored in this format, "
+            "which is for the experts of gpt-oss"
+        )
+    names = [name for name in weights if name.endswith((".mlp.up.weight", ".mlp.down.weight"))]
+    fused = config.experts is not None and any(
+        config.has_experts(int(name.split(".")[1])) and not weights[name][0].of_expert
+        for name in names
+    )
+    if fused and not in_one and not isinstance(weight_format, OnLoad):
+        raise CheckpointError(
+            f"{config.architecture} has all experts of a layer in one tensor, which checkpoints of "
+            f"the quant_method {config.quant_method!r} cannot store"
+        )
 
 
 def with_quantization(config: ModelConfig, quantization: str | None) -> ModelConfig:

@@ -145,13 +145,13 @@ def linear_plan(
                 shape=(outputs, inputs),
                 first_row=piece.first_row,
                 rows=piece_shape(piece, config)[0],
-                views=tuple(_view(piece, leaf, config) for leaf in leaves.values()),
+                views=tuple(leaf_view(piece, leaf, config) for leaf in leaves.values()),
             )
         )
         for tensor in used.values():
             entry = entries[tensor.name]
             shape = entry.shape or (1,)
-            sharding = _sharding(tensor, shape, piece, config, mesh)
+            sharding = tensor_sharding(tensor, shape, piece, config, mesh)
             dtype = entry.file_dtype()
             shardings.append(sharding)
             split.append(split_rows(entry, dtype, 0, shape, sharding, block_bytes))
@@ -183,16 +183,21 @@ def _planned_leaf(linear: Linear, name: str, leaf: Leaf, pieces: int, mesh: Mesh
     )
 
 
-def _view(piece: Piece, leaf: Leaf, config: ModelConfig) -> View:
+def leaf_view(piece: Piece, leaf: Leaf, config: ModelConfig) -> View:
+    """Sizes of the unmerged axes of a piece's part of a leaf, and the permutation to its axes.
+
+    Pieces of single experts are stacked before.
+    """
     sizes = config.axis_sizes | {"A": piece.a}
     shared = dict(leaf.blocks)
     letters = leaf.letters.split()
     flat = [letter for group in groups(piece) for letter in group if letter in letters]
+    flat = ["J", *flat] if piece.of_expert else flat
     order = tuple(flat.index(letter) for letter in letters)
     return tuple(sizes[letter] // shared.get(letter, 1) for letter in flat), order
 
 
-def _sharding(
+def tensor_sharding(
     tensor: StoredTensor,
     shape: tuple[int, ...],
     piece: Piece,

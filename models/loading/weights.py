@@ -26,7 +26,7 @@ from rjax.models.loading.layout import piece_shape, piece_sharding, view
 from rjax.models.loading.linear_modules import module_of
 from rjax.models.loading.linear_plan import linear_plan, stored_tensors
 from rjax.models.loading.match import Expected, match
-from rjax.models.loading.piece import Piece, Weights
+from rjax.models.loading.piece import Piece
 from rjax.models.loading.pipeline import ParameterPlan, Pipeline
 from rjax.models.loading.safetensors_header import TensorEntry
 from rjax.models.schemes import UNQUANTISED
@@ -68,7 +68,6 @@ def load_weights(
     family = FAMILIES[config.architecture]
     weights = family.weights_of(config, tensors)
     kv_scales = kv_scale_tensors(config)
-    widened = _stored_experts(model, config, weights)
     dequantised = dict(config.dequantised) if config.format is not None else {}
     quantised = {
         path: (linear, weights.pop(f"{path}.weight"))
@@ -77,12 +76,22 @@ def load_weights(
         for path in [".".join(map(str, path))]
         if linear.scheme != UNQUANTISED or path in dequantised
     }
+    grouped = {
+        path: (module, weights.pop(f"{path}.weight"))
+        for path, module in nnx.iter_modules(model)
+        if isinstance(module, GroupedLinear)
+        for path in [".".join(map(str, path))]
+        if module.scheme != UNQUANTISED or path in dequantised
+    }
     head = UNQUANTISED
     if config.format is not None and _HEAD in weights:
         head = config.format.scheme(module_of(weights[_HEAD][0]))
     head_pieces = weights.pop(_HEAD) if head != UNQUANTISED else ()
     stored = tuple(
-        tensor for piece in widened.values() for tensor in stored_experts(config, piece).values()
+        tensor
+        for _, pieces in grouped.values()
+        for tensors in stored_experts(config, pieces)
+        for tensor in tensors.values()
     )
     stored += tuple(
         tensor
@@ -100,9 +109,11 @@ def load_weights(
     scales = {path: (Piece(tensor.name, "A"),) for path, tensor in kv_scales.items()}
     for path, pieces in (weights | scales).items():
         plans[(path,)] = _plan(parameters[path], pieces, entries, config, mesh, buffers.block_bytes)
-    for path, piece in widened.items():
-        plans[(path,)] = expert_plan(
-            parameters[path], piece, entries, config, mesh, buffers.block_bytes
+    for path, (experts, pieces) in grouped.items():
+        names = [name for name, _ in experts.leaf_letters]
+        scheme = dequantised.get(path, experts.scheme)
+        plans[tuple(f"{path}.{name}" for name in names)] = expert_plan(
+            *(experts, pieces, scheme, entries, config, model.dtype, mesh), buffers.block_bytes
         )
     for path, (linear, pieces) in quantised.items():
         if path in dequantised:
@@ -138,18 +149,6 @@ def load_weights(
     ]
     # A nested state would leave a reference cycle in flax that keeps the weights alive.
     return nnx.merge(graph, nnx.FlatState(filled, sort=True))
-
-
-def _stored_experts(model: Decoder, config: ModelConfig, weights: Weights) -> dict[str, Piece]:
-    """The pieces of weights of experts that are stored quantised, taken out of ``weights``."""
-    if config.format is None or config.experts is None:
-        return {}
-    paths = [
-        ".".join(map(str, (*path, "weight")))
-        for path, module in nnx.iter_modules(model)
-        if isinstance(module, GroupedLinear)
-    ]
-    return {path: weights.pop(path)[0] for path in paths}
 
 
 def _position(block: Block) -> tuple[str, int]:

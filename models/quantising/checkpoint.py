@@ -21,7 +21,7 @@ from rjax.models.loading.match import Expected, match
 from rjax.models.loading.shards import ShardWriter
 from rjax.models.quantising.awq import scale_inputs, squared_outputs
 from rjax.models.quantising.calibration import Calibration, InputStatistics
-from rjax.models.quantising.projections import SharedInput, shared_inputs
+from rjax.models.quantising.projections import SharedInput, shared_inputs, unquantised_modules
 from rjax.models.quantising.rounding import quantise_weight, scale_type
 from rjax.models.quantising.settings import QuantisingSettings
 
@@ -91,7 +91,7 @@ def quantise_checkpoint(
 ) -> QuantisedCheckpoint:
     """Write a model folder with quantised projections, in the format of compressed-tensors.
 
-    Embeddings, norms, biases and the output projection stay as they are. The files of the tokenizer
+    Embeddings, norms, biases, routers and the output projection stay as they are. The files of the tokenizer
     and the generation settings are copied. config.json is written last, so that a folder that is
     not complete is not taken for a model.
 
@@ -158,7 +158,7 @@ def _quantise(
     total = writer.finish()
     _copy_files(folder, out)
     values = read_json(folder / "config.json", _MAX_CONFIG_BYTES)
-    values["quantization_config"] = settings.quantization_config()
+    values["quantization_config"] = settings.quantization_config(unquantised_modules(config))
     (out / "config.json").write_text(json.dumps(values, indent=2) + "\n")
     return QuantisedCheckpoint(
         settings=settings,

@@ -10,6 +10,9 @@ from rjax.models.loading.piece import Piece, Weights
 LINEARS = ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
 """The projections of a decoder layer, in the order in which they are applied."""
 
+_SHARED_EXPERT = ("mlp.shared.up", "mlp.shared.down")
+_BESIDE_EXPERTS = ("mlp.router", "mlp.shared.gate")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rows:
@@ -44,12 +47,26 @@ def linear_pieces(config: ModelConfig) -> Weights:
     return {
         path.removesuffix(".weight"): pieces
         for path, pieces in weights.items()
-        if path.startswith("layers.") and path.removesuffix(".weight").endswith(LINEARS)
+        if path.startswith("layers.")
+        and path.removesuffix(".weight").endswith((*LINEARS, *_SHARED_EXPERT))
     }
 
 
+def unquantised_modules(config: ModelConfig) -> tuple[str, ...]:
+    """The linear modules in the layers that are not quantised: what chooses among experts."""
+    weights = FAMILIES[config.architecture].weights(config)
+    return tuple(
+        pieces[0].tensor.removesuffix(".weight")
+        for path, pieces in weights.items()
+        if path.endswith(_BESIDE_EXPERTS)
+    )
+
+
 def shared_inputs(config: ModelConfig, layer: int) -> tuple[SharedInput, ...]:
-    """The projections of a layer in the order of `LINEARS`."""
+    """The projections of a layer in the order of `LINEARS`, then those of a shared expert.
+
+    The projections of experts are not scaled.
+    """
     weights = FAMILIES[config.architecture].weights(config)
 
     def norm(name: str) -> tuple[str, ...]:
@@ -69,6 +86,9 @@ def shared_inputs(config: ModelConfig, layer: int) -> tuple[SharedInput, ...]:
         pieces = weights[f"layers.{layer}.{linear}.weight"]
         return tuple(dict.fromkeys(piece.tensor for piece in pieces))
 
+    if config.has_experts(layer):
+        own = [name for name in _SHARED_EXPERT if f"layers.{layer}.{name}.weight" in weights]
+        return tuple(SharedInput(name, tensors(name)) for name in (*LINEARS, *own))
     same_heads = config.num_heads == config.num_kv_heads
     # relu(x / s) * s is relu(x) for s > 0.
     linear_in_up = config.gated_mlp or config.activation == "relu"

@@ -1,11 +1,13 @@
 """How a checkpoint is to be quantised, and the ``quantization_config`` that says so."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from rjax.models.config import ModelConfig
 from rjax.models.errors import CheckpointError
 from rjax.models.loading.layout import tensor_shape
+from rjax.models.loading.piece import Piece
 from rjax.models.quantising.projections import linear_pieces
 
 QuantisingScheme = Literal["fp8", "int8", "int4", "awq"]
@@ -44,8 +46,12 @@ class QuantisingSettings:
         """As compressed-tensors names it."""
         return _FORMATS.get(self.scheme, "pack-quantized")
 
-    def quantization_config(self) -> dict[str, Any]:
-        """The object for config.json, with the fields that compressed-tensors writes."""
+    def quantization_config(self, ignored: Sequence[str] = ()) -> dict[str, Any]:
+        """The object for config.json, with the fields that compressed-tensors writes.
+
+        Args:
+            ignored: modules that are not quantised, beside the output projection.
+        """
         kind = "float" if self.scheme == "fp8" else "int"
         grouped = self.group_size is not None
         weights = _arguments(
@@ -70,7 +76,7 @@ class QuantisingSettings:
             "config_groups": {"group_0": group},
             "format": self.format,
             "global_compression_ratio": None,
-            "ignore": ["lm_head"],
+            "ignore": ["lm_head", *ignored],
             "kv_cache_scheme": None,
             "quant_method": "compressed-tensors",
             "quantization_status": "compressed",
@@ -114,8 +120,8 @@ def choose_settings(
         symmetric: no zero points for "awq"; the other schemes have none.
 
     Raises:
-        CheckpointError: the model is quantised already or has experts, or groups do not divide its
-            projections.
+        CheckpointError: the model is quantised already, its experts cannot be quantised so, or
+            groups do not divide its projections.
         ValueError: the scheme or the group size does not exist.
     """
     if scheme not in SCHEMES:
@@ -125,10 +131,9 @@ def choose_settings(
             f"the model is quantised already, as {config.quant_method!r}; give the unquantised "
             "checkpoint"
         )
+    pieces = [piece for of_linear in linear_pieces(config).values() for piece in of_linear]
     if config.experts is not None:
-        raise CheckpointError(
-            f"{config.architecture} has a mixture of experts, whose weights cannot be quantised yet"
-        )
+        _check_experts(config, scheme, pieces)
     if scheme in _FORMATS:
         if group_size is not None:
             raise ValueError(f"group_size is {group_size}; {scheme} has no groups")
@@ -137,13 +142,7 @@ def choose_settings(
         raise ValueError(
             f"group_size is {group_size}; it must be one of {', '.join(map(str, GROUP_SIZES))}"
         )
-    inputs = sorted(
-        {
-            tensor_shape(piece, config)[1]
-            for pieces in linear_pieces(config).values()
-            for piece in pieces
-        }
-    )
+    inputs = sorted({tensor_shape(piece, config)[1] for piece in pieces})
     sizes = GROUP_SIZES if group_size is None else (group_size,)
     for size in sizes:
         if not any(count % size for count in inputs):
@@ -153,3 +152,17 @@ def choose_settings(
         f"the projections have {', '.join(map(str, inputs))} inputs, which groups of {shown} do "
         "not divide; choose another group size, or fp8 or int8"
     )
+
+
+def _check_experts(config: ModelConfig, scheme: QuantisingScheme, pieces: list[Piece]) -> None:
+    """Raise CheckpointError unless the experts of a model can be quantised by a scheme."""
+    if scheme == "awq":
+        raise CheckpointError(
+            f"{config.architecture} has a mixture of experts, for which awq has no search; choose "
+            "fp8, int8 or int4"
+        )
+    if any("J" in piece.pattern for piece in pieces):
+        raise CheckpointError(
+            f"{config.architecture} has all experts of a layer in one tensor, which the format "
+            "cannot store; quantise it on load with quantization"
+        )

@@ -9,21 +9,29 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Num
 
 from rjax.models.schemes.scheme import Leaf, WeightScheme
 from rjax.pallas_kernels.quantised_gemm.interleaving import INTERLEAVED, interleave, natural
 
-ScaledDType = Literal["fp8", "int8", "int4"]
-ScaleDType = Literal["float32", "bfloat16", "float16"]
+ScaledDType = Literal["fp8", "int8", "int4", "mxfp4"]
+ScaleDType = Literal["float32", "bfloat16", "float16", "uint8"]
 
 VALUE_DTYPES: Mapping[ScaledDType, np.dtype] = {
     "fp8": np.dtype(ml_dtypes.float8_e4m3fn),
     "int8": np.dtype(np.int8),
     "int4": np.dtype(ml_dtypes.int4),
+    "mxfp4": np.dtype(ml_dtypes.int4),
 }
 # Scales of random weights, for a standard deviation of 0.02 together with the random values.
-_RANDOM_SCALE: Mapping[ScaledDType, float] = {"fp8": 1.0, "int8": 2.7e-4, "int4": 4.3e-3}
+_RANDOM_SCALE: Mapping[ScaledDType, float] = {
+    "fp8": 1.0,
+    "int8": 2.7e-4,
+    "int4": 4.3e-3,
+    "mxfp4": 120.0,
+}
+EXPONENT_BIAS = 127
+"""Of a scale of mxfp4: the number e means 2 ** (e - 127)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,7 +43,9 @@ class Scaled(WeightScheme):
     (`interleaving`), if it is a multiple of 32.
 
     Attributes:
-        values: "fp8" is float8_e4m3fn, "int8" and "int4" are signed.
+        values: "fp8" is float8_e4m3fn, "int8" and "int4" are signed. "mxfp4" is float4_e2m1fn with
+            powers of two as scales; the bits of a value are stored as an int4, and the exponent of
+            a scale as uint8 (float8_e8m0fnu).
         block: (outputs, inputs) that share a scale: (1, None) is a scale for each channel, (1, 128)
             for each group of 128 inputs, (128, 128) for each square. Blocks that do not divide an
             axis are stored as smaller ones that do.
@@ -75,7 +85,7 @@ class Scaled(WeightScheme):
 
     def is_interleaved(self, shape: tuple[int, ...]) -> bool:
         """Whether values of a shape are stored interleaved."""
-        return self.values == "int4" and shape[-1] % INTERLEAVED == 0
+        return VALUE_DTYPES[self.values] == jnp.int4 and shape[-1] % INTERLEAVED == 0
 
     def arrange(self, leaves: Mapping[str, Array]) -> Mapping[str, Array]:
         """With interleaved int4 values."""
@@ -90,11 +100,26 @@ class Scaled(WeightScheme):
         """Computed in float32 and rounded once."""
         weight = leaves["weight"]
         value = natural(weight) if self.is_interleaved(weight.shape) else weight
-        value = value.astype(jnp.float32)
+        return self.widened({**leaves, "weight": value}).astype(dtype).reshape(-1, depth).T
+
+    def widened(self, leaves: Mapping[str, Array]) -> Float[Array, "..."]:
+        """The weight in float32, with its axes, of leaves in plain order."""
+        value, scale = leaves["weight"], leaves["weight_scale"]
+        shape = value.shape
+        value = _e2m1(value) if self.values == "mxfp4" else value.astype(jnp.float32)
         if self.zero_points:
-            value = value - _repeated(leaves["weight_zero_point"], weight.shape)
-        value = value * _repeated(leaves["weight_scale"], weight.shape)
-        return value.astype(dtype).reshape(-1, depth).T
+            value = value - _repeated(leaves["weight_zero_point"], shape)
+        if self.values == "mxfp4":
+            scale = jnp.ldexp(jnp.float32(1), scale.astype(jnp.int32) - EXPONENT_BIAS)
+        return value * _repeated(scale, shape)
+
+
+def _e2m1(bits: Num[Array, "..."]) -> Float[Array, "..."]:
+    """float4_e2m1fn in float32, from its bits as int4: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign."""
+    bits = bits.astype(jnp.int8)
+    size = (bits & 7).astype(jnp.float32)
+    size = jnp.where(size < 4, size / 2, jnp.where(size < 6, size - 2, 2 * size - 8))
+    return jnp.where(bits < 0, -size, size)
 
 
 def _shared(

@@ -16,32 +16,79 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int
 
-from rjax.pallas_kernels.grouped_gemm.config import BLOCK_K, choose_config, choose_tile_rows
+from rjax.pallas_kernels.grouped_gemm.config import (
+    BLOCK_K,
+    WGMMA_M,
+    GroupedConfig,
+    choose_config,
+    choose_tile_rows,
+)
+from rjax.pallas_kernels.grouped_gemm.grouped_weight import GroupedWeight
+from rjax.pallas_kernels.grouped_gemm.left_operand import LeftOperand
+from rjax.pallas_kernels.grouped_gemm.plain_operand import PlainWeights
 from rjax.pallas_kernels.grouped_gemm.stores import store_pairs, store_slots
-from rjax.pallas_kernels.grouped_gemm.stream import WGMMA_M, GroupedConfig, grouped_gemm
+from rjax.pallas_kernels.grouped_gemm.stream import grouped_gemm
+from rjax.pallas_kernels.grouped_gemm.widened_operand import WidenedWeights
 from rjax.pallas_kernels.grouped_gemm.work_list import WorkList, make_work_list
 from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.quantised_gemm.interleaving import INTERLEAVED
 
+_MOST_INPUTS = 256  # of a pipeline stage
 type Activation = Callable[[Array, Array], Array]
 _PER_COLUMN = plgpu.Layout.WGMMA.reduce(1)
 
 
-def refusal(depth: int, width: int, dtype: DTypeLike) -> str | None:
-    """Why `experts` cannot take rows of ``depth`` and experts of ``width``, or None."""
+def refusal(
+    depth: int,
+    width: int,
+    dtype: DTypeLike,
+    blocks: tuple[tuple[int, int] | None, ...] = (),
+) -> str | None:
+    """Why `experts` cannot take rows of ``depth`` and experts of ``width``, or None.
+
+    Args:
+        depth, width: D and I.
+        dtype: of the rows.
+        blocks: (outputs, inputs) that share a scale, of each weight in few bits; None for channels.
+    """
     if jnp.dtype(dtype).itemsize != 2:
         return f"rows of {jnp.dtype(dtype)}; the kernel takes one 16-bit dtype"
     multiple = max(BLOCK_K, WGMMA_M)
     if depth % multiple or width % multiple:
         return f"experts of {depth} x {width}; the kernel takes multiples of {multiple}"
+    if blocks and jnp.dtype(dtype) != jnp.bfloat16:
+        return f"rows of {jnp.dtype(dtype)} with weights of few bits; the kernel takes bfloat16"
+    for block in blocks:
+        if block is not None and not _takes_block(*block):
+            return (
+                f"scales of {block[0]} x {block[1]}; the kernel takes channels, groups of 1 x 32 n "
+                "and blocks of 64 m x 64 n"
+            )
     return None
+
+
+def _takes_block(outputs: int, inputs: int) -> bool:
+    whole = _MOST_INPUTS % inputs == 0 or inputs % _MOST_INPUTS == 0
+    if outputs == 1:
+        return inputs % INTERLEAVED == 0 and whole
+    return outputs % WGMMA_M == 0 and inputs in (64, 128)
+
+
+def _weight_refusal(
+    dtype: DTypeLike, weight: Float[Array, "J D ..."] | GroupedWeight
+) -> str | None:
+    if not isinstance(weight, GroupedWeight):
+        return None if weight.dtype == dtype else f"h is {dtype} and a weight {weight.dtype}"
+    _, D, _, E = weight.shape
+    return refusal(D, E, dtype, (weight.block,))
 
 
 def experts(
     h: Float[Array, "T D"],
     chosen: Int[Array, "T X"],
     weights: Float32[Array, "T X"],
-    up: Float[Array, "J D 2 I"],
-    down: Float[Array, "J I D"],
+    up: Float[Array, "J D 2 I"] | GroupedWeight,
+    down: Float[Array, "J I D"] | GroupedWeight,
     up_bias: Float[Array, "J 2 I"] | None = None,
     down_bias: Float[Array, "J D"] | None = None,
     activation: Activation | None = None,
@@ -53,10 +100,11 @@ def experts(
     unspecified.
 
     Args:
-        h: bfloat16 or float16, as the weights; see ``refusal``.
+        h: bfloat16, or float16 as the weights; see ``refusal``.
         chosen: the experts of each row; J for none.
         weights: of their results.
-        up, down: weights of all experts; entry 0 of the third axis of ``up`` is the gate.
+        up, down: weights of all experts; entry 0 of the third axis of ``up`` is the gate. Of those
+            in few bits, W is 2 and 1.
         up_bias, down_bias: of all experts, any float dtype; or None.
         activation: (gate, up), both float32, to the activated rows; None for SwiGLU.
 
@@ -67,9 +115,13 @@ def experts(
     why = refusal(D, width, h.dtype)
     if why is not None:
         raise ValueError(why)
-    if not h.dtype == up.dtype == down.dtype:
-        raise ValueError(f"h is {h.dtype} and the weights {up.dtype} and {down.dtype}")
-    work = make_work_list(chosen, J, choose_tile_rows(chosen.size, J, width))
+    for weight in (up, down):
+        why = _weight_refusal(h.dtype, weight)
+        if why is not None:
+            raise ValueError(why)
+    promoted = any(isinstance(each, GroupedWeight) and each.promoted for each in (up, down))
+    rows = choose_tile_rows(chosen.size, J, width, promoted=promoted)
+    work = make_work_list(chosen, J, rows)
     gathered = h if len(h) == 1 else h[work.slot_row]
     hidden = gate_up(gathered, up, work, bias=up_bias, activation=activation)
     return Partial(weighted_down(hidden, down, weights, work, bias=down_bias), dtype=h.dtype)
@@ -77,7 +129,7 @@ def experts(
 
 def gate_up(
     rows: Float[Array, "Z D"],
-    up: Float[Array, "J D 2 I"],
+    up: Float[Array, "J D 2 I"] | GroupedWeight,
     work: WorkList,
     config: GroupedConfig | None = None,
     *,
@@ -95,15 +147,17 @@ def gate_up(
         hidden = (activation or _swiglu)(gate, up)
         store_slots(out, hidden.astype(out.dtype), slot, column)
 
-    config = config or _config(up, work)
+    weights = _left_operand(up)
+    config = config or _config(weights, work)
     shape = jax.ShapeDtypeStruct((len(work.slot_pair), up.shape[3]), rows.dtype)
     operands = () if bias is None else (bias.astype(jnp.float32),)
-    return grouped_gemm("grouped_gate_up", rows, up, work, config, shape, epilogue, operands)
+    name = f"grouped_gate_up{_suffix(up)}"
+    return grouped_gemm(name, rows, weights, work, config, shape, epilogue, operands)
 
 
 def weighted_down(
     hidden: Float[Array, "slots I"],
-    down: Float[Array, "J I D"],
+    down: Float[Array, "J I D"] | GroupedWeight,
     weights: Float32[Array, "T X"],
     work: WorkList,
     config: GroupedConfig | None = None,
@@ -111,10 +165,9 @@ def weighted_down(
     bias: Float[Array, "J D"] | None = None,
 ) -> Float32[Array, "X T D"]:
     """weights * (hidden @ down[expert] + bias[expert]) of every pair, as a summand of its row."""
-    (J, width, D), (T, X) = down.shape, weights.shape
-    # A CTA computes columns of both halves, as many as of gate and up.
-    halves = 2 if D % (2 * WGMMA_M) == 0 else 1
-    matrices = down.reshape(J, width, halves, D // halves)
+    (T, X), D = weights.shape, down.shape[-1]
+    left = _left_operand(down)
+    halves = left.shape[2]
 
     def epilogue(operands, out, sums, expert, slot, column):
         pairs, weights, *biases = operands
@@ -123,11 +176,26 @@ def weighted_down(
             value = _biased(value, biases[0].at[expert] if biases else None, first)
             store_pairs(out, value, pairs, weights, slot, first)
 
-    config = config or _config(matrices, work)
+    config = config or _config(left, work)
     shape = jax.ShapeDtypeStruct((X, T, D), jnp.float32)
     biases = () if bias is None else (bias.astype(jnp.float32),)
     operands = work.slot_pair, weights.reshape(-1), *biases
-    return grouped_gemm("grouped_down", hidden, matrices, work, config, shape, epilogue, operands)
+    name = f"grouped_down{_suffix(down)}"
+    return grouped_gemm(name, hidden, left, work, config, shape, epilogue, operands)
+
+
+def _left_operand(weight: Float[Array, "J D ..."] | GroupedWeight) -> LeftOperand:
+    """[J, D, W, E]; a single matrix as two halves of its columns, which a CTA computes both."""
+    if isinstance(weight, GroupedWeight):
+        return WidenedWeights(weight.split(2) if weight.can_split(2, WGMMA_M) else weight)
+    if weight.ndim == 3:
+        J, D, E = weight.shape
+        weight = weight.reshape(J, D, 2 if E % (2 * WGMMA_M) == 0 else 1, -1)
+    return PlainWeights(weight)
+
+
+def _suffix(weight: Float[Array, "J D ..."] | GroupedWeight) -> str:
+    return f"_{weight.kind}" if isinstance(weight, GroupedWeight) else ""
 
 
 def _swiglu(gate, up):
@@ -142,12 +210,17 @@ def _biased(value, bias, column):
     return value + lax.broadcast_in_dim(found, value.shape, [0])
 
 
-def _config(matrices: Float[Array, "J D W E"], work: WorkList) -> GroupedConfig:
-    J, _, W, E = matrices.shape
+def _config(weights: LeftOperand, work: WorkList) -> GroupedConfig:
+    J, D, W, E = weights.shape
+    of_bits = {}
+    if isinstance(weights, WidenedWeights):
+        of_bits = {"bits": weights.weight.bits, "scale_bytes": weights.scale_bytes}
     return choose_config(
         tile_rows=work.tile_rows,
         tiles=work.tile_expert.shape[0],
         num_experts=J,
         matrices=W,
         columns=E,
+        depth=D,
+        **of_bits,
     )

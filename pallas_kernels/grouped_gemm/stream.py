@@ -4,8 +4,8 @@ An item is a tile of R rows of one expert and a tile of columns of that expert's
 of C takes the items c, c + C, ...: the list is as long as the routing makes it, the launch is not.
 A producer warpgroup copies blocks of weights and rows (TMA) through a pipeline in shared memory,
 which runs on from one item to the next: while the consumers finish an item, the weights of the
-next one arrive. Consumer warpgroups multiply them (wgmma), each 64 columns of every matrix, and
-pass the accumulators to the epilogue.
+next one arrive. Consumer warpgroups multiply them (``left_operand``), each 64 columns of every
+matrix, and pass the sums to the epilogue.
 
 The weights are the left operand (64 columns) and the rows the right one, so that few rows are few
 columns of the instruction (swap-AB). Items of an expert follow each other, its columns first, so
@@ -15,7 +15,6 @@ that weights that several tiles of rows need are in the L2 cache.
 # Pallas passes a leading context to inlined functions, which its types do not say.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAbstractUsage=false
 
-import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -25,37 +24,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+from rjax.pallas_kernels.grouped_gemm.config import WGMMA_M, GroupedConfig
+from rjax.pallas_kernels.grouped_gemm.left_operand import Item, LeftOperand, Stages
 from rjax.pallas_kernels.grouped_gemm.work_list import WorkList
-from rjax.pallas_kernels.mosaic_emit import evict_first
 
-WGMMA_M = 64  # columns of a consumer, of each matrix
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, {2: 232, 3: 152}
-_ACC = plgpu.WGMMAAccumulatorRef
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GroupedConfig:
-    """Tile sizes of a CTA.
-
-    Attributes:
-        consumers: consumer warpgroups, each with 64 columns of every matrix.
-        block_k: depth of a pipeline stage.
-        num_stages: pipeline stages.
-        num_ctas: C, all resident at once.
-        reuse: whether weights are read more than once; they then stay in the L2 cache.
-    """
-
-    consumers: int
-    block_k: int
-    num_stages: int
-    num_ctas: int
-    reuse: bool
 
 
 def grouped_gemm(
     name: str,
     x: Float[Array, "X D"],
-    w: Float[Array, "J D W E"],
+    w: LeftOperand,
     work: WorkList,
     config: GroupedConfig,
     out: jax.ShapeDtypeStruct,
@@ -68,7 +47,7 @@ def grouped_gemm(
         name: kernel name in profiles.
         x: the rows of all slots, bfloat16 or float16; those of empty slots may be any numbers. A
             single row is that of the first slot of every tile.
-        w: of the same dtype; D is a multiple of ``block_k``, E of 64 * ``consumers``.
+        w: for rows of this dtype; D is a multiple of ``block_k``, E of 64 * ``consumers``.
         work: the tiles.
         config: tile sizes.
         out: shape and dtype of the output.
@@ -76,17 +55,18 @@ def grouped_gemm(
             WGMMA layout: columns by rows; expert, first slot, first column); stores the sums.
         operands: of the epilogue.
     """
-    R, (_, D, W, E) = work.tile_rows, w.shape
+    R, (_, D, _, E) = work.tile_rows, w.shape
     consumers, block_k, stages = config.consumers, config.block_k, config.num_stages
-    tile_e, blocks = consumers * WGMMA_M, D // config.block_k
-    columns = E // tile_e
+    tile_e, blocks = config.tile_columns, D // block_k
+    columns, num_arrays = E // tile_e, len(w.arrays)
+    scratch = w.scratch(config)
     assert D % block_k == 0 and E % tile_e == 0, (w.shape, config)
 
-    def kernel(x, w, tile_expert, num_tiles, *refs, x_smem, w_smem, full, empty):
-        """GMEM: x [slots, D], w [J, D, W, E], tile_expert [tiles], num_tiles [1], operands of the
-        epilogue, out. SMEM: x_smem [stages, R, block_k], w_smem
-        [stages, W, block_k, 64 * consumers]. Barriers, one per stage: full, empty."""
-        *others, out_ref = refs
+    def kernel(x, tile_expert, num_tiles, *refs, x_smem, full, empty, **smem):
+        """GMEM: x [slots, D], tile_expert [tiles], num_tiles [1], arrays of the left operand,
+        operands of the epilogue, out. SMEM: x_smem [stages, R, block_k], scratch of the left
+        operand. Barriers, one per stage: full, empty."""
+        weights, (*others, out_ref) = refs[:num_arrays], refs[num_arrays:]
         cta, ctas = lax.axis_index("cta"), jnp.int32(config.num_ctas)
         items = num_tiles[0] * columns
         count = jnp.maximum(lax.div(items - cta + ctas - 1, ctas), 0)
@@ -108,18 +88,14 @@ def grouped_gemm(
 
             def item(i, _):
                 tile, slot, column = place(i)
-                expert = tile_expert[tile]
+                own = Item(tile_expert[tile], column, 0, R)
 
                 def load(k, _):
                     done = i * blocks + k
                     stage = lax.rem(done, jnp.int32(stages))
                     pl.when(done >= stages)(lambda: plgpu.barrier_wait(empty.at[stage]))
                     depth = pl.ds(pl.multiple_of(k * block_k, block_k), block_k)
-                    for which in range(W):
-                        tile_w = w.at[expert, depth, which, pl.ds(column, tile_e)]
-                        plgpu.copy_gmem_to_smem(tile_w, w_smem.at[stage, which], full.at[stage])
-                        if not config.reuse:
-                            evict_first()
+                    w.copy(weights, smem, own, k, stage, full.at[stage], config)
                     # Rows beyond a single one are out of bounds: the copy fills them with zeros.
                     start = slot if one is None else one
                     tile_x = x.at[pl.ds(start, R), depth]
@@ -134,33 +110,13 @@ def grouped_gemm(
             if consumers > 1:
                 plgpu.set_max_registers(_CONSUMER_REGISTERS[consumers], action="increase")
             first = pl.multiple_of(wg * WGMMA_M, WGMMA_M) if consumers > 1 else 0
-            mine = pl.ds(first, WGMMA_M)
 
             def item(i, _):
                 tile, slot, column = place(i)
-
-                def accumulate(*accs):
-                    def step(k, _):
-                        done = i * blocks + k
-                        stage = lax.rem(done, jnp.int32(stages))
-                        plgpu.barrier_wait(full.at[stage])
-                        rows = x_smem.at[stage].transpose((1, 0))
-                        for which, acc in enumerate(accs):
-                            weights = w_smem.at[stage, which, :, mine].transpose((1, 0))
-                            plgpu.wgmma(acc, weights, rows)
-                        plgpu.wgmma_wait(W)  # the wgmma of the previous stage are done
-                        previous = lax.rem(done + stages - 1, jnp.int32(stages))
-                        pl.when(k > 0)(lambda: plgpu.barrier_arrive(empty.at[previous]))
-
-                    lax.fori_loop(0, blocks, step, None)
-                    plgpu.wgmma_wait(0)
-                    last = lax.rem((i + 1) * blocks - 1, jnp.int32(stages))
-                    plgpu.barrier_arrive(empty.at[last])
-                    return tuple(acc[...] for acc in accs)
-
-                sums = pl.run_scoped(accumulate, *[_ACC((WGMMA_M, R), jnp.float32)] * W)
-                column = pl.multiple_of(column + first, WGMMA_M)
-                epilogue(others, out_ref, sums, tile_expert[tile], slot, column)
+                own = Item(tile_expert[tile], column, first, R)
+                ready = Stages(i * blocks, blocks, stages, full, empty)
+                sums = w.sums(weights, smem, x_smem, own, ready)
+                epilogue(others, out_ref, sums, own.expert, slot, own.first)
 
             lax.fori_loop(0, count, item, None)
 
@@ -171,10 +127,10 @@ def grouped_gemm(
         out_type=out,
         scratch_types=dict(
             x_smem=plgpu.SMEM((stages, R, block_k), x.dtype, transforms=swizzled),
-            w_smem=plgpu.SMEM((stages, W, block_k, tile_e), w.dtype, transforms=swizzled),
-            full=plgpu.Barrier(num_barriers=stages, num_arrivals=W + 1),
+            full=plgpu.Barrier(num_barriers=stages, num_arrivals=w.copies + 1),
             empty=plgpu.Barrier(num_barriers=stages, num_arrivals=consumers),
-        ),
+        )
+        | scratch,
         grid=(config.num_ctas,),
         grid_names=("cta",),
         num_threads=consumers + 1,
@@ -184,4 +140,4 @@ def grouped_gemm(
             unsafe_no_auto_barriers=True,
             lowering_semantics=plgpu.LoweringSemantics.Lane,
         ),
-    )(x, w, work.tile_expert, work.num_tiles, *operands)
+    )(x, work.tile_expert, work.num_tiles, *w.arrays, *operands)

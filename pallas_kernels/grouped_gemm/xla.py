@@ -1,6 +1,7 @@
 """Experts in plain JAX: one product for each tile of the work list."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +12,21 @@ from rjax.pallas_kernels.grouped_gemm.work_list import WorkList, make_work_list
 from rjax.pallas_kernels.partial import Partial
 
 type _Activation = Callable[[Float[Array, "R A I"]], Float[Array, "R I"]]
+type _Widen = Callable[[Any], Float[Array, "E ..."]]
 
 
 def experts(
     h: Float[Array, "T D"],
     chosen: Int[Array, "T X"],
     weights: Float32[Array, "T X"],
-    up: Float[Array, "J D A I"],
-    down: Float[Array, "J I D"],
+    up: Any,
+    down: Any,
     activation: _Activation,
     up_bias: Float[Array, "J A I"] | None = None,
     down_bias: Float[Array, "J D"] | None = None,
     *,
+    widen_up: _Widen = lambda up: up,
+    widen_down: _Widen = lambda down: down,
     differentiable: bool = False,
 ) -> Partial:
     """The sum over the chosen experts of weight * down(activation(up(h))), as one summand.
@@ -34,26 +38,27 @@ def experts(
         h: rows.
         chosen: the experts of each row; J for none.
         weights: of their results.
-        up, down: weights of all experts.
+        up, down: weights of all experts, [J, D, A, I] and [J, I, D]; or what is stored of them,
+            arrays with J first.
         activation: from float32.
         up_bias, down_bias: of all experts, or None.
+        widen_up, widen_down: from what is stored of one expert to its weight [D, A, I] or [I, D].
         differentiable: compute all tiles, also those without rows, so that gradients can be taken.
     """
     T, D = h.shape
-    J, _, A, F = up.shape
-    work = make_work_list(chosen, J)
+    work = make_work_list(chosen, jax.tree.leaves(up)[0].shape[0])
     R = work.tile_rows
     rows = h[work.slot_row]
 
     def tile(i: Array) -> Float32[Array, "R D"]:
         expert = work.tile_expert[i]
         own = lax.dynamic_slice(rows, (i * R, 0), (R, D))
-        both = _dot(own, lax.dynamic_index_in_dim(up, expert, keepdims=False).reshape(D, A * F))
-        both = both.reshape(R, A, F)
+        of_up = widen_up(_of_expert(up, expert))
+        both = _dot(own, of_up.reshape(D, -1)).reshape(R, *of_up.shape[1:])
         if up_bias is not None:
             both = both + lax.dynamic_index_in_dim(up_bias, expert, keepdims=False)
         hidden = activation(both).astype(h.dtype)
-        result = _dot(hidden, lax.dynamic_index_in_dim(down, expert, keepdims=False))
+        result = _dot(hidden, widen_down(_of_expert(down, expert)))
         if down_bias is not None:
             result = result + lax.dynamic_index_in_dim(down_bias, expert, keepdims=False)
         return result
@@ -71,6 +76,12 @@ def experts(
     for i in range(chosen.shape[1]):
         total = total + weights[:, i, None] * each[:, i]
     return Partial(total[None], dtype=h.dtype)
+
+
+def _of_expert(arrays: Any, expert: Array) -> Any:
+    return jax.tree.map(
+        lambda array: lax.dynamic_index_in_dim(array, expert, keepdims=False), arrays
+    )
 
 
 def _dot(a: Float[Array, "R D"], b: Float[Array, "D F"]) -> Float32[Array, "R F"]:

@@ -251,6 +251,7 @@ class PagedOperations(Operations):
         """The weighted sum of what the experts of each row make of it; padding takes none."""
         problem = experts_problem(
             up,
+            down,
             self._mesh,
             rows=len(h),
             top_k=routing.experts.shape[1],
@@ -264,7 +265,7 @@ class PagedOperations(Operations):
             padding = jnp.asarray(self._step.positions)[:, None] < 0
             chosen = jnp.where(padding, problem.num_experts, chosen)
         biases = up.bias_array, shares_of_bias(down.bias_array, self._mesh)
-        operands = (h, chosen, routing.weights, up.weight[...], down.weight[...], *biases)
+        operands = (h, chosen, routing.weights, dict(up.leaves), dict(down.leaves), *biases)
         specs = (_WHOLE, _WHOLE, _WHOLE, *expert_specs(up, down, self._mesh))
         return self._run(kernel, problem, operands, specs, _shares)
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from rjax.errors import InvalidConfigError
-from rjax.models import CheckpointError, config_from_dict
+from rjax.models import config_from_dict
 from rjax.sampling import SamplingParams
 from rjax.worker.workspace import workspace_bytes
 
@@ -95,9 +94,15 @@ def test_kernels_name_the_experts(folder):
     assert {"linear", "activation"} <= uses.keys()  # of the dense layer
 
 
-def test_quantised_experts_are_refused_by_name(folder):
-    with pytest.raises((InvalidConfigError, CheckpointError), match="mixture of experts"):
-        make_engine(folder, quantization="fp8")
+@pytest.mark.parametrize("quantization", ["fp8", "int8", "int4"])
+def test_quantised_experts_answer_as_their_dequantised_weights(folder, quantization):
+    engine = make_engine(folder, quantization=quantization)
+    uses = {use.label: use for use in engine.kernels() if use.operation == "experts"}
+    assert uses["D -> I -> D"].kernel == "xla.experts"
+    found = tokens(run(engine, requests(12)))
+    options = {"max_num_batched_tokens": 16, "enable_relay_attention": "on"}
+    chunked = make_engine(folder, quantization=quantization, **options)
+    assert tokens(run(chunked, requests(12))) == found
 
 
 def test_the_workspace_counts_the_rows_of_experts(folder):

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from rjax.models.operations import Activation
 from rjax.pallas_kernels.grouped_gemm import mosaic
 from rjax.pallas_kernels.grouped_gemm import xla as plain
-from rjax.pallas_kernels.grouped_gemm.stream import GroupedConfig
+from rjax.pallas_kernels.grouped_gemm.config import GroupedConfig
 from rjax.pallas_kernels.grouped_gemm.work_list import make_work_list
 
 SWIGLU = Activation("silu", gated=True)

@@ -1,6 +1,7 @@
 """The quantised projections whose weights are dequantised before each product."""
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
@@ -11,10 +12,11 @@ from rjax.models.layers.experts import Experts
 from rjax.models.schemes import UNQUANTISED
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.worker.kernels.dispatcher import Dispatcher
+from rjax.worker.kernels.experts_problem import experts_problem
 from rjax.worker.kernels.linear_problem import linear_problem, linear_sharding
-from rjax.worker.kernels.problem import Operation
+from rjax.worker.kernels.problem import Operation, Problem
 
-type _Use = tuple[Linear, tuple[Operation, ...], Activation | None]
+type _Use = Callable[[int], list[Problem]]
 
 
 def dequantised_projections(
@@ -42,31 +44,24 @@ def dequantised_projections(
     mesh = AbstractMesh((devices,), (TENSOR_AXIS,))
     found: dict[str, dict[int, str | None]] = {}
     rows = list(rows)
-    for linear, operations, activation in _quantised(model, dtype):
-        sharding = linear_sharding(linear, mesh)
-        of_rows = found.setdefault(f"{linear.inputs} -> {linear.outputs}", dict.fromkeys(rows))
+    for problems in _quantised(model, dtype, mesh):
+        label = problems(1)[0].label
+        of_rows = found.setdefault(label, dict.fromkeys(rows))
         for count in rows:
-            choices = [
-                dispatcher.choose(
-                    linear_problem(
-                        operation, linear, sharding, rows=count, dtype=dtype, activation=activation
-                    )
-                )
-                for operation in operations
-            ]
+            choices = [dispatcher.choose(problem) for problem in problems(count)]
             choice = next((choice for choice in choices if choice.kernel is not None), choices[-1])
             if choice.kernel is not None and choice.kernel.dequantises:
                 of_rows[count] = next((reason for _, reason in choice.refused), "")
     return found
 
 
-def _quantised(model: ModelConfig, dtype: DTypeLike) -> Iterator[_Use]:
-    """The quantised projections of layers that differ, each with its operations, fused ones first,
-    and the activation that follows."""
+def _quantised(model: ModelConfig, dtype: DTypeLike, mesh: AbstractMesh) -> Iterator[_Use]:
+    """The quantised projections of layers that differ: from a number of rows to the problems of
+    each, fused operations first."""
     for number in _different_layers(model):
         layer = DecoderLayer(model, number, jnp.dtype(dtype))
         attention, mlp = layer.attention, layer.mlp
-        uses: list[_Use] = [
+        uses: list[tuple[Linear, tuple[Operation, ...], Activation | None]] = [
             (attention.qkv, ("norm_linear", "linear"), None),
             (attention.output, ("merge_linear", "linear"), None),
         ]
@@ -74,7 +69,42 @@ def _quantised(model: ModelConfig, dtype: DTypeLike) -> Iterator[_Use]:
             activated: tuple[Operation, ...] = ("norm_linear_activation", "linear_activation")
             uses.append((mlp.up, (*activated, "linear"), mlp.activation))
             uses.append((mlp.down, ("linear",), None))
-        yield from (use for use in uses if use[0].scheme != UNQUANTISED)
+        elif mlp.shared is not None:
+            uses.append((mlp.shared.up, ("linear",), None))
+            uses.append((mlp.shared.down, ("linear",), None))
+        for use in uses:
+            if use[0].scheme != UNQUANTISED:
+                yield functools.partial(_linear_problems, *use, mesh, dtype)
+        if isinstance(mlp, Experts) and UNQUANTISED not in (mlp.up.scheme, mlp.down.scheme):
+            yield functools.partial(_experts_problems, mlp, mesh, dtype)
+
+
+def _linear_problems(
+    linear: Linear,
+    operations: tuple[Operation, ...],
+    activation: Activation | None,
+    mesh: AbstractMesh,
+    dtype: DTypeLike,
+    rows: int,
+) -> list[Problem]:
+    sharding = linear_sharding(linear, mesh)
+    return [
+        linear_problem(operation, linear, sharding, rows=rows, dtype=dtype, activation=activation)
+        for operation in operations
+    ]
+
+
+def _experts_problems(
+    experts: Experts, mesh: AbstractMesh, dtype: DTypeLike, rows: int
+) -> list[Problem]:
+    problem = experts_problem(
+        *(experts.up, experts.down, mesh),
+        rows=rows,
+        top_k=experts.top_k,
+        dtype=dtype,
+        activation=experts.activation,
+    )
+    return [problem]
 
 
 def _different_layers(model: ModelConfig) -> list[int]:

@@ -7,6 +7,7 @@ from rjax.worker.kernels.mosaic import MOSAIC_KERNELS
 from rjax.worker.kernels.plain import PLAIN_KERNELS
 from rjax.worker.kernels.problem import Problem
 from rjax.worker.kernels.quantised import QUANTISED_KERNELS
+from rjax.worker.kernels.quantised_experts import QUANTISED_EXPERTS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class Dispatcher:
     @classmethod
     def of(cls, backend: str) -> "Dispatcher":
         """With all kernels of a backend, those from `register_kernel` first, plain JAX last."""
-        kernels = (*registered_kernels(), *QUANTISED_KERNELS, *MOSAIC_KERNELS, *PLAIN_KERNELS)
+        quantised = (*QUANTISED_KERNELS, QUANTISED_EXPERTS)
+        kernels = (*registered_kernels(), *quantised, *MOSAIC_KERNELS, *PLAIN_KERNELS)
         return cls(backend, tuple(kernel for kernel in kernels if backend in kernel.backends))
 
     def choose(self, problem: Problem) -> Choice:

@@ -1,23 +1,47 @@
 """The problem that a layer's experts pose to each device of a mesh."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from rjax.models import Activation, GroupedLinear
+from rjax.models.schemes import Scaled
+from rjax.models.schemes.grouped import is_interleaved
 from rjax.models.sharding import TENSOR_AXIS, partition_spec
 from rjax.worker.kernels.problem import Problem
 
 
 def expert_specs(
     up: GroupedLinear, down: GroupedLinear, mesh: Mesh | AbstractMesh
-) -> tuple[PartitionSpec | None, ...]:
-    """How this mesh shards both weights and both biases: the width I of every expert."""
-    specs = [partition_spec(linear.letters, linear.shape, mesh) for linear in (up, down)]
+) -> tuple[Any, ...]:
+    """How this mesh shards the leaves of both weights and both biases: the width I of every expert.
+
+    Raises:
+        ValueError: devices would share values that are reordered among themselves.
+    """
+    leaves = [_leaf_specs(linear, mesh) for linear in (up, down)]
+    weight = partition_spec(up.letters, up.shape, mesh)
     shares = PartitionSpec(TENSOR_AXIS) if mesh.size > 1 else PartitionSpec()
-    biases = [PartitionSpec(None, *specs[0][2:]), shares]
-    return *specs, *(None if up.bias is None else spec for spec in biases)
+    biases = [PartitionSpec(None, *weight[2:]), shares]
+    return *leaves, *(None if up.bias is None else spec for spec in biases)
+
+
+def _leaf_specs(linear: GroupedLinear, mesh: Mesh | AbstractMesh) -> dict[str, PartitionSpec]:
+    specs = {
+        name: partition_spec(letters, linear.leaf_shape(name), mesh)
+        for name, letters in linear.leaf_letters
+    }
+    shape = linear.leaf_shape("weight")
+    local = shape[-1] // (mesh.shape[TENSOR_AXIS] if specs["weight"][-1] else 1)
+    if is_interleaved(linear.scheme, shape) and not is_interleaved(linear.scheme, (local,)):
+        raise ValueError(
+            f"experts of width {shape[-1]} stored as {linear.scheme.name} cannot be divided among "
+            f"{mesh.shape[TENSOR_AXIS]} devices; use fewer"
+        )
+    return specs
 
 
 def shares_of_bias(bias: Array | None, mesh: Mesh) -> Array | None:
@@ -30,6 +54,7 @@ def shares_of_bias(bias: Array | None, mesh: Mesh) -> Array | None:
 
 def experts_problem(
     up: GroupedLinear,
+    down: GroupedLinear,
     mesh: Mesh | AbstractMesh,
     *,
     rows: int,
@@ -40,7 +65,7 @@ def experts_problem(
     """What a kernel is chosen by.
 
     Args:
-        up: [J, D, A, I].
+        up, down: [J, D, A, I] and [J, I, D].
         mesh: the devices.
         rows: T.
         top_k: experts of a row.
@@ -56,9 +81,25 @@ def experts_problem(
         label="D -> I -> D",
         depth=D,
         columns=(A, width // devices),
+        scheme=up.scheme,
+        scale_block=_scale_block(up, D),
+        down_scheme=down.scheme,
+        down_scale_block=_scale_block(down, width // devices),
         activation=activation,
         bias=up.bias is not None,
         needs_partial=devices > 1,
         num_experts=J,
         top_k=top_k,
     )
+
+
+def _scale_block(linear: GroupedLinear, depth: int) -> tuple[int, int] | None:
+    """(outputs, inputs) that share a scale; ``depth`` is that of one device."""
+    scheme = linear.scheme
+    if not isinstance(scheme, Scaled):
+        return None
+    if scheme.block[1] is None:
+        return 1, depth
+    # The scales have the axes J, inputs, outputs; of the outputs, blocks share the last.
+    scale = linear.leaf_shape("weight_scale")
+    return linear.shape[-1] // scale[-1], linear.shape[1] // scale[1]

@@ -6,6 +6,7 @@ from jaxtyping import Array
 
 from rjax.models import Routing
 from rjax.models.routing import router_logits
+from rjax.models.schemes import UNQUANTISED
 from rjax.pallas_kernels.add_rms_norm import mosaic as add_rms_norm
 from rjax.pallas_kernels.gate_up_gemm import mosaic as gate_up_gemm
 from rjax.pallas_kernels.grouped_gemm import mosaic as grouped_gemm
@@ -98,6 +99,9 @@ def _experts_refusal(problem: Problem) -> str | None:
     activation = problem.activation
     if activation is None or not (activation.is_swiglu or activation.clamp is not None):
         return "it takes silu with a gate"
+    for scheme in (problem.scheme, problem.down_scheme):
+        if scheme is not None and scheme != UNQUANTISED:
+            return f"weights stored as {scheme.name}; it takes unquantised ones"
     return grouped_gemm.refusal(problem.depth, problem.columns[-1], problem.dtype)
 
 
@@ -184,8 +188,8 @@ def _experts(
     h: Array,
     chosen: Array,
     weights: Array,
-    up: Array,
-    down: Array,
+    up: dict[str, Array],
+    down: dict[str, Array],
     up_bias: Array | None,
     down_bias: Array | None,
 ) -> Partial:
@@ -194,7 +198,8 @@ def _experts(
     if problem.needs_partial and down_bias is not None:
         down_bias = down_bias[0]
     clamped = activation.clamped if activation.clamp is not None else None
-    return grouped_gemm.experts(h, chosen, weights, up, down, up_bias, down_bias, clamped)
+    both = up["weight"], down["weight"]
+    return grouped_gemm.experts(h, chosen, weights, *both, up_bias, down_bias, clamped)
 
 
 def _kernel(name: str, operation: Operation, refusal: Any, run: Any) -> Kernel:

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float
 
 from rjax.models import Routing
 from rjax.models.routing import route, router_logits
+from rjax.models.schemes.grouped import dequantise_expert
 from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
 from rjax.pallas_kernels.grouped_gemm.xla import experts
 from rjax.pallas_kernels.partial import Partial
@@ -52,15 +53,20 @@ def _experts(
     h: Any,
     chosen: Any,
     weights: Any,
-    up: Any,
-    down: Any,
+    up: dict[str, Array],
+    down: dict[str, Array],
     up_bias: Any,
     down_bias: Any,
 ) -> Partial:
-    assert problem.activation is not None
+    of_up, of_down = problem.scheme, problem.down_scheme
+    assert problem.activation is not None and of_up is not None and of_down is not None
     if problem.needs_partial and down_bias is not None:
         down_bias = down_bias[0]
-    return experts(h, chosen, weights, up, down, problem.activation, up_bias, down_bias)
+    return experts(
+        *(h, chosen, weights, up, down, problem.activation, up_bias, down_bias),
+        widen_up=lambda leaves: dequantise_expert(of_up, leaves, h.dtype),
+        widen_down=lambda leaves: dequantise_expert(of_down, leaves, h.dtype),
+    )
 
 
 def _takes_all(problem: Problem) -> None:
@@ -69,7 +75,7 @@ def _takes_all(problem: Problem) -> None:
 
 def _kernel(operation: Any, run: Any) -> Kernel:
     everywhere = frozenset({"mosaic", "triton", "xla"})
-    dequantises = operation == "linear"
+    dequantises = operation in ("linear", "experts")
     return Kernel(
         f"xla.{operation}", operation, everywhere, _takes_all, run, dequantises=dequantises
     )

@@ -39,9 +39,9 @@ class Problem:
             - rope_and_cache: (qkv, cos, sin, K pages, V pages, slots, scales) to (q, K pages,
               V pages);
             - route: (h [T, D], weight [D, J], bias [J] or None, correction [J] or None) to Routing;
-            - experts: (h [T, D], experts of each row, their weights, the weights [J, D, A, I] and
-              [J, I, D] of all experts, their biases or None, the second's with an axis of one
-              device before it if ``needs_partial``) to [T, D] or a Partial; see
+            - experts: (h [T, D], experts of each row, their weights, the leaves of the weights
+              [J, D, A, I] and [J, I, D] of all experts, their biases or None, the second's with an
+              axis of one device before it if ``needs_partial``) to [T, D] or a Partial; see
               `Operations.experts`.
 
         label: the axes of a projection, such as "D -> K A H", for reports.
@@ -51,6 +51,7 @@ class Problem:
         columns: shape of the result after T.
         scheme: how the weight is stored; None where there is none.
         scale_block: (outputs, inputs) that share a scale of the weight; None without scales.
+        down_scheme, down_scale_block: the same of the second weight of experts.
         activation: of the operations that end with one.
         bias: whether a bias is added to the result.
         pending_bias: the update of a norm is a Partial with a bias.
@@ -69,6 +70,8 @@ class Problem:
     columns: tuple[int, ...] = ()
     scheme: WeightScheme | None = None
     scale_block: tuple[int, int] | None = None
+    down_scheme: WeightScheme | None = None
+    down_scale_block: tuple[int, int] | None = None
     activation: Activation | None = None
     bias: bool = False
     pending_bias: bool = False

@@ -62,6 +62,7 @@ def _problems(
         problems.append(
             experts_problem(
                 mlp.up,
+                mlp.down,
                 mesh,
                 rows=rows,
                 top_k=mlp.top_k,

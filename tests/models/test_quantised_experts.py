@@ -1,0 +1,356 @@
+"""Quantised experts: every format against the weights that the file means, schemes, sharding."""
+
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from plain_checkpoints import decoded, write_plain, write_tensors
+from quantised_files import FORMATS, write_quantised
+from safetensors.numpy import load_file
+from test_model_experts import FP4, GPT_OSS, problem, reference
+
+from rjax import models
+from rjax.models.formats import ON_LOAD
+from rjax.models.operations import Activation
+from rjax.models.quantising import choose_settings, quantise_checkpoint
+from rjax.models.schemes import UNQUANTISED, Scaled
+from rjax.models.schemes.grouped import (
+    arrange_grouped,
+    dequantise_expert,
+    grouped_leaves,
+    is_interleaved,
+)
+from rjax.models.schemes.rounding import quantise
+from rjax.pallas_kernels.grouped_gemm.xla import experts
+
+QWEN2_MOE = {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "model_type": "qwen2_moe",
+    "vocab_size": 40,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "dtype": "float32",
+}
+MXFP4 = Scaled("mxfp4", (1, 32), scale_dtype="uint8")
+
+
+def load(folder, **options):
+    return models.load_model(folder, **{"dtype": "float32", "progress": False} | options)
+
+
+def grouped(model):
+    found = nnx.iter_modules(model)
+    return {path: each for path, each in found if isinstance(each, models.GroupedLinear)}
+
+
+def whole(linear):
+    """[J, inputs, outputs] in float32."""
+    count = linear.shape[0]
+    each = [{name: leaf[j] for name, leaf in linear.leaves.items()} for j in range(count)]
+    return np.stack([linear.expert_weight(leaves, jnp.float32) for leaves in each])
+
+
+@pytest.mark.parametrize("dequantize", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+def test_weights_are_those_that_the_file_means(tmp_path, name, dequantize):
+    quantised, plain = write_quantised(tmp_path, QWEN2_MOE, name)
+    found, expected = load(quantised, dequantize=dequantize), load(plain)
+    theirs = grouped(expected.model)
+    assert len(theirs) == 4
+    for path, linear in grouped(found.model).items():
+        assert (linear.scheme == UNQUANTISED) == dequantize
+        np.testing.assert_array_equal(whole(linear), whole(theirs[path]), str(path))
+    shared = found.model.layers[0].mlp.shared
+    assert (shared.up.scheme == UNQUANTISED) == dequantize
+    for name in ("router", "shared.gate"):
+        for model in (found.model, expected.model):
+            mlp = model.layers[1].mlp
+            value = mlp.router if name == "router" else mlp.shared.gate
+            if model is found.model:
+                kept = value[...]
+        np.testing.assert_array_equal(kept, value[...])
+
+
+@pytest.mark.parametrize("name", ["fp8-dynamic", "w4a16", "deepseek-fp8"])
+def test_the_modules_that_the_file_ignores_stay_as_they_are(tmp_path, name):
+    quantised, plain = write_quantised(tmp_path, QWEN2_MOE, name)
+    config = models.config_from_dict(
+        QWEN2_MOE
+        | {
+            "quantization_config": FORMATS[name][0]
+            | {
+                "ignore": ["lm_head", "re:.*mlp.experts.*"],
+                "modules_to_not_convert": ["re:.*mlp.experts.*"],
+            }
+        }
+    )
+    schemes = dict(config.schemes)
+    assert "layers.0.mlp.up" not in schemes and "layers.0.mlp.shared.up" in schemes
+
+
+@pytest.mark.parametrize("values", [QWEN2_MOE, GPT_OSS | {"dtype": "float32"}], ids=["each", "one"])
+@pytest.mark.parametrize("name", ON_LOAD)
+def test_experts_are_quantised_on_load(tmp_path, values, name):
+    folder = write_plain(tmp_path / "plain", values)
+    found, expected = load(folder, quantization=name), load(folder)
+    theirs = grouped(expected.model)
+    tolerance = {"fp8": 2**-4, "int8": 2**-7, "int4": 2**-3}[name]
+    for path, linear in grouped(found.model).items():
+        ours, wanted = whole(linear), whole(theirs[path])
+        assert linear.scheme == ON_LOAD[name]
+        assert linear.weight_bytes < 0.4 * theirs[path].weight_bytes
+        # Of each channel, or group of inputs, the largest value sets the step.
+        axes = (1,)
+        limit = tolerance * np.abs(wanted).max(axes, keepdims=True)
+        assert (np.abs(ours - wanted) <= limit).all()
+        assert np.abs(ours - wanted).max() > 0
+
+
+def test_a_fused_checkpoint_is_quantised_on_load(tmp_path):
+    from test_model_experts import GOLDENS
+
+    folder = GOLDENS / "models" / "qwen3_moe_j16_k8_fused"
+    found, expected = load(folder, quantization="int8"), load(folder)
+    for path, linear in grouped(found.model).items():
+        wanted = whole(grouped(expected.model)[path])
+        limit = np.abs(wanted).max(1, keepdims=True) / 127
+        assert (np.abs(whole(linear) - wanted) <= limit).all()
+
+
+def packed(weight):
+    """(blocks, scales, what they mean) of [J, outputs, inputs] in MXFP4."""
+    J, outputs, inputs = weight.shape
+    groups = weight.reshape(J, outputs, inputs // 32, 32)
+    exponent = np.floor(np.log2(np.maximum(np.abs(groups).max(-1), 2.0**-20))) - 2
+    codes = np.array([*FP4, *(-v for v in FP4)])
+    index = np.abs((groups / 2.0 ** exponent[..., None])[..., None] - codes).argmin(-1)
+    exact = codes[index] * 2.0 ** exponent[..., None]
+    index = index.astype(np.uint8)
+    blocks = np.ascontiguousarray(index[..., 0::2] | (index[..., 1::2] << 4))
+    return blocks, (exponent + 127).astype(np.uint8), exact.reshape(weight.shape)
+
+
+def write_mxfp4(root, change=lambda tensors: None, values=GPT_OSS):
+    """(the folder of gpt-oss in MXFP4, the plain one of the same weights)."""
+    tensors = load_file(write_plain(root / "random", values) / "model.safetensors")
+    stored = {}
+    for name, value in tensors.items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            stored[name] = value
+            continue
+        blocks, scales, exact = packed(value.swapaxes(1, 2))
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": np.ascontiguousarray(scales)}
+        tensors[name] = np.ascontiguousarray(exact.swapaxes(1, 2)).astype(np.float32)
+    change(stored)
+    quantised = values | {"quantization_config": {"quant_method": "mxfp4"}}
+    return (
+        write_tensors(root / "packed", quantised, stored),
+        write_tensors(root / "exact", values, tensors),
+    )
+
+
+@pytest.mark.parametrize("dequantize", [False, True])
+def test_mxfp4_stays_as_it_is_stored(tmp_path, dequantize):
+    folder, exact = write_mxfp4(tmp_path)
+    found, wanted = load(folder, dequantize=dequantize), load(exact)
+    for path, linear in grouped(found.model).items():
+        theirs = grouped(wanted.model)[path]
+        assert linear.scheme == (UNQUANTISED if dequantize else MXFP4)
+        np.testing.assert_array_equal(whole(linear), whole(theirs))
+        if not dequantize:
+            assert linear.weight_bytes * 32 == theirs.weight_bytes / 4 * 17
+    qkv = found.model.layers[0].attention.qkv
+    assert qkv.scheme == UNQUANTISED
+
+
+@pytest.mark.parametrize(
+    ("exponent", "message"), [(255, "not numbers"), (129, r"the scale 2\*\*2")]
+)
+def test_scales_of_mxfp4_that_no_kernel_takes_are_refused(tmp_path, exponent, message):
+    def change(tensors):
+        tensors["model.layers.1.mlp.experts.down_proj_scales"][0, 3, 0] = exponent
+
+    folder, _ = write_mxfp4(tmp_path, change)
+    with pytest.raises(models.CheckpointError, match=message):
+        load(folder)
+
+
+@pytest.mark.parametrize("lost", ["down_proj_scales", "gate_up_proj_blocks"])
+def test_a_tensor_that_mxfp4_lacks_is_named(tmp_path, lost):
+    name = f"model.layers.1.mlp.experts.{lost}"
+    folder, _ = write_mxfp4(tmp_path, lambda tensors: tensors.pop(name))
+    with pytest.raises(models.CheckpointError, match=lost):
+        load(folder)
+
+
+def test_a_wrong_shape_is_named(tmp_path):
+    def change(tensors):
+        name = "model.layers.0.mlp.experts.down_proj_scales"
+        tensors[name] = np.ascontiguousarray(tensors[name][:, :-1])
+
+    folder, _ = write_mxfp4(tmp_path, change)
+    with pytest.raises(models.CheckpointError, match=r"down_proj_scales.*has the shape"):
+        load(folder)
+
+
+_PROGRAM = """
+import sys
+import jax, numpy as np
+from flax import nnx
+from rjax import models
+
+folder, quantization = sys.argv[1], sys.argv[2] or None
+
+def leaves(devices):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("tensor",))
+    options = {"quantization": quantization, "dtype": "float32", "progress": False}
+    model = models.load_model(folder, mesh=mesh, **options).model
+    found = [m for _, m in nnx.iter_modules(model) if isinstance(m, models.GroupedLinear)]
+    return [(m, dict(m.leaves)) for m in found]
+
+for (_, one), (module, two) in zip(leaves(1), leaves(2), strict=True):
+    assert not module.weight[...].sharding.is_fully_replicated
+    for name, leaf in two.items():
+        np.testing.assert_array_equal(np.asarray(leaf), np.asarray(one[name]), name)
+"""
+
+
+@pytest.mark.parametrize("name", ["fp8-dynamic", "w4a16", "int8 on load", "mxfp4"])
+def test_a_mesh_has_the_same_weights(tmp_path, name):
+    wide, on_load = QWEN2_MOE | {"moe_intermediate_size": 64}, ""
+    if name == "mxfp4":
+        sizes = {"intermediate_size": 64, "num_key_value_heads": 2}
+        folder, _ = write_mxfp4(tmp_path, values=GPT_OSS | sizes)
+    elif name == "int8 on load":
+        folder, on_load = write_plain(tmp_path / "plain", wide), "int8"
+    else:
+        folder, _ = write_quantised(tmp_path, wide, name)
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(folder), on_load],
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+SCHEMES = {
+    "fp8 of channels": Scaled("fp8"),
+    "fp8 of blocks": Scaled("fp8", (16, 32)),
+    "int8": Scaled("int8"),
+    "int4": Scaled("int4", (1, 32), scale_dtype="bfloat16"),
+    "mxfp4": MXFP4,
+}
+
+
+def stored(weight, scheme, a):
+    """The leaves [J, ...] of random values, and the weight [J, inputs, ...] that they mean.
+
+    weight: [J, inputs, outputs] gives the shape; a: entries of the axis A.
+    """
+    J, inputs, outputs = weight.shape
+    leaves, meant = [], []
+    for j in range(J):
+        if scheme.values == "mxfp4":
+            blocks, exponents, exact = packed(weight[j].T[None])
+            codes = np.stack([blocks & 15, blocks >> 4], -1).reshape(1, outputs, inputs)[0]
+            signed = np.where(codes > 7, codes.astype(np.int8) - 16, codes)
+            own = {"weight": jnp.asarray(signed, jnp.int4), "weight_scale": exponents[0]}
+        else:
+            rows, columns = scheme.block
+            own = quantise(jnp.asarray(weight[j].T), scheme, (rows, columns or inputs))
+            value = np.asarray(own["weight"], np.float32)
+            scale = np.asarray(own["weight_scale"], np.float32)
+            scale = scale[:, None] if scale.ndim == 1 else scale
+            for axis in range(2):
+                scale = scale.repeat(value.shape[axis] // scale.shape[axis], axis)
+            exact = (value * scale)[None]
+        leaves.append(own)
+        meant.append(exact[0].T)
+    plain = {name: jnp.stack([own[name] for own in leaves]) for name in leaves[0]}
+    if a > 1:
+        plain = {n: v.reshape(J, a, -1, *v.shape[2:]) for n, v in plain.items()}
+    return arrange_grouped(scheme, plain), np.stack(meant).reshape(J, inputs, *[a] * (a > 1), -1)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_products_are_those_of_the_dequantised_weights(name):
+    scheme, T, J, X, D, F = SCHEMES[name], 9, 5, 2, 64, 32
+    h, chosen, weights, up, down = problem(T, J, X, D, F)
+    up_leaves, up = stored(up.reshape(J, D, 2 * F), scheme, 2)
+    down_leaves, down = stored(down, scheme, 1)
+    assert is_interleaved(scheme, (D,)) == (name != "int8")
+    widen = functools.partial(dequantise_expert, scheme, dtype=jnp.float32)
+    run = functools.partial(
+        experts, activation=Activation("silu", gated=True), widen_up=widen, widen_down=widen
+    )
+    found = jax.jit(run)(h, chosen, weights, up_leaves, down_leaves)
+    wanted = reference(h, chosen, weights, up, down)
+    np.testing.assert_allclose(found.reduce(), wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_scales_of_blocks_have_the_inputs_first():
+    sizes = {"J": 4, "D": 256, "A": 2, "I": 128}
+    leaves = grouped_leaves(Scaled("fp8", (128, 128)), "D", "A I", sizes)
+    assert leaves["weight"].letters == "J A I D"
+    assert leaves["weight_scale"].letters == "J D A I"
+    assert grouped_leaves(Scaled("fp8"), "D", "A I", sizes)["weight_scale"].letters == "J A I"
+
+
+def test_dummy_weights_of_every_scheme():
+    config = models.config_from_dict(GPT_OSS | {"quantization_config": {"quant_method": "mxfp4"}})
+    model = models.init_model(config, dtype=jnp.bfloat16)
+    for linear in grouped(model).values():
+        assert linear.scheme == MXFP4
+        assert 0.01 < whole(linear).std() < 0.04
+    for scheme in SCHEMES.values():
+        schemes = tuple((f"layers.{i}.mlp.{n}", scheme) for i in range(2) for n in ("up", "down"))
+        plain = models.config_from_dict(QWEN2_MOE)
+        model = models.init_model(dataclasses.replace(plain, schemes=schemes))
+        for linear in grouped(model).values():
+            assert 0.01 < whole(linear).std() < 0.04
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "int8", "int4"])
+def test_a_quantised_checkpoint_means_what_the_folder_says(tmp_path, scheme):
+    folder = write_plain(tmp_path / "plain", QWEN2_MOE)
+    settings = choose_settings(models.config_from_dict(QWEN2_MOE), scheme)
+    out = tmp_path / "out"
+    quantise_checkpoint(folder, out, settings, progress=False)
+    ignored = json.loads((out / "config.json").read_text())["quantization_config"]["ignore"]
+    assert ignored == [
+        "lm_head",
+        *(f"model.layers.{i}.mlp.{n}" for i in range(2) for n in ("gate", "shared_expert_gate")),
+    ]
+    meant = write_tensors(tmp_path / "meant", QWEN2_MOE, decoded(out))
+    found, expected = load(out), load(meant)
+    for path, linear in grouped(found.model).items():
+        assert linear.scheme.name == scheme
+        np.testing.assert_array_equal(whole(linear), whole(grouped(expected.model)[path]))
+    shared = found.model.layers[1].mlp.shared
+    assert shared.down.scheme.name == scheme
+
+
+def test_experts_that_cannot_be_quantised_are_named():
+    with pytest.raises(models.CheckpointError, match="mixture of experts, for which awq"):
+        choose_settings(models.config_from_dict(QWEN2_MOE), "awq", None, True)
+    with pytest.raises(models.CheckpointError, match="all experts of a layer in one tensor"):
+        choose_settings(models.config_from_dict(GPT_OSS), "fp8")
