@@ -91,9 +91,9 @@ def quantise_checkpoint(
 ) -> QuantisedCheckpoint:
     """Write a model folder with quantised projections, in the format of compressed-tensors.
 
-    Embeddings, norms, biases, routers and the output projection stay as they are. The files of the tokenizer
-    and the generation settings are copied. config.json is written last, so that a folder that is
-    not complete is not taken for a model.
+    Embeddings, norms, biases, routers and the output projection stay as they are. The files of the
+    tokenizer and the generation settings are copied. config.json is written last, so that a folder
+    that is not complete is not taken for a model.
 
     Memory: one layer in float32 and one shard; with prompts also their residual streams and, for
     each projection of a layer, the products of its inputs.

@@ -40,6 +40,10 @@ FAMILIES = {
     # All experts of each row: rounding cannot choose others, whose weights would be as large.
     | {"num_local_experts": 8, "num_experts_per_tok": 8, "sliding_window": 64}
     | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False}},
+    "gpt_oss_mxfp4": {"hidden_size": 640, "intermediate_size": 384, "swiglu_limit": 7.0}
+    | _HEADS
+    | {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 64}
+    | {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}},
     "opt": {"hidden_size": 1024, "ffn_dim": 2048, "num_attention_heads": 16},
     # Norms of outputs, soft caps, windows and ropes a layer; interleaved pairs; parallel; ALiBi.
     "gemma2": {"hidden_size": 1024, "intermediate_size": 2048, "sliding_window": 64} | _HEADS,
@@ -119,3 +123,20 @@ def test_the_kernels_compute_what_plain_jax_does(family, devices, tmp_path):
         assert "mosaic" in used
         for use in llm.kernels():
             print(family, devices, use.rows, use)
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_kernels_read_quantised_experts(quantization, devices, tmp_path):
+    if jax.device_count() < devices:
+        pytest.skip("one GPU")
+    path = folder(tmp_path, "qwen3_moe")
+    options = {"quantization": quantization}
+    for count in (12, 1):
+        plain, _ = answers(path, count, backend="xla", **options)
+        options_of_mosaic = options | {"tensor_parallel_size": devices}
+        fast, llm = answers(path, count, backend="mosaic", **options_of_mosaic)
+        if quantization != "fp8":  # whose other projections have fp8 activations on Hopper
+            same_up_to_rounding(fast, plain)
+        used = {use.kernel for use in llm.kernels() if use.operation == "experts"}
+        assert used == {"mosaic.quantised_experts"}
