@@ -16,8 +16,6 @@ from .test_quantised_engine import SHAPES as SMALL
 from .test_quantised_engine import answers
 from .tiny import make_engine, run
 
-pytestmark = pytest.mark.usefixtures("kept")
-
 H200 = {"compute_capability": 9.0, "memory_bytes": 140 * 10**9, "devices": 1}
 
 
