@@ -45,7 +45,7 @@ PRINTS = {
 """Texts that the output holds, by example."""
 
 BY_DEFAULT = {"first_steps", "graph_embeddings", "shared_system_prompt"}
-"""The others take 10 to 40 seconds each, of which tests of what they show need a few."""
+"""The others take 10 to 40 seconds each; other tests show the same in less."""
 
 ARGUMENTS = {"grpo": ["--steps", "1", "--held-out", "1"]}
 
