@@ -60,7 +60,7 @@ def cases():
         families.add(family)
 
 
-@pytest.mark.parametrize(("name", "relay"), cases())
+@pytest.mark.parametrize(("name", "relay"), [*cases()])
 def test_tokens_are_those_of_plain_forward_passes(name, relay):
     engine = make_engine(
         FOLDER / "models" / name,
