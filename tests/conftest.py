@@ -53,6 +53,14 @@ def _torch_may_be_looked_for():
         del sys.modules["torch"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _garbage_of_the_module():
+    """Later collections, of which some tests ask for several, pass over what it leaves alive."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _compilation_cache(request: pytest.FixtureRequest):
     """Engines of one test run share compiled steps; most of a CPU test's time is compiling."""

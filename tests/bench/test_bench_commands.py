@@ -23,6 +23,7 @@ from bench.ceilings import Ceilings, measure_ceilings
 from bench.longbench import __main__ as longbench
 from bench.random_checkpoint import write_checkpoint
 from bench.step_roofline import DecodeCase, roofline_seconds, stages
+from rjax import LLM
 from rjax.benchmarks import latency
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.benchmarks.options import in_time
@@ -31,6 +32,7 @@ from rjax.benchmarks.text_tables import markdown, text
 from rjax.benchmarks.workload import from_file, synthetic
 from rjax.errors import InvalidConfigError
 from rjax.models import config_from_dict, load_model
+from tests.bundled import BUNDLED_SIZES
 from tests.serve.live_server import write_model
 
 BFLOAT16 = jnp.dtype(jnp.bfloat16)
@@ -143,7 +145,8 @@ def test_startup_of_an_engine(tmp_path, capsys):
     assert startup.TITLES["engine"] in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["generate", "serve"])
+# Each starts processes that compile; tests of `rjax generate` start it, too.
+@pytest.mark.parametrize("kind", [pytest.param("generate", marks=pytest.mark.slow), "serve"])
 def test_startup_of_a_command(kind, tmp_path, capsys):
     path = tmp_path / "startup.json"
     options = f"--model={write_model(tmp_path / 'model')} --load-format=dummy --num-pages=8"
@@ -262,7 +265,9 @@ def test_tables_show_numbers_in_few_digits():
     assert text(rows, columns).splitlines()[0].split() == ["first", "second", "third"]
 
 
-def test_quantised_answers(tmp_path, capsys):
+@pytest.mark.usefixtures("optimised", "kept")
+def test_quantised_answers(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(quantised_answers, "LLM", functools.partial(LLM, **BUNDLED_SIZES))
     path = tmp_path / "answers.json"
     quantised_answers.main(
         ["--tables=1", "--questions=1", "--rows=3", "--schemes=int8", f"--json={path}", "--quiet"]

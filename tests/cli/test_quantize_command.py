@@ -41,8 +41,9 @@ def test_the_flags_are_those_of_the_library():
     assert sorted(quantize._GROUP_SIZES) == sorted(GROUP_SIZES)
 
 
+@pytest.mark.slow  # the other tests take a tiny model the same way
 @pytest.mark.usefixtures("optimised", "kept")
-@pytest.mark.parametrize("scheme", [pytest.param("fp8", marks=pytest.mark.slow), "int4"])
+@pytest.mark.parametrize("scheme", ["fp8", "int4"])
 def test_the_bundled_model_answers_quantised(scheme, tmp_path, capsys):
     out = tmp_path / scheme
     assert command.run(["quantize", str(BUNDLED_MODEL), str(out), "--scheme", scheme]) == 0

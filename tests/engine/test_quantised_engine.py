@@ -26,6 +26,8 @@ SHAPES = CONFIG | {
     "num_attention_heads": 8,
     "head_dim": 32,
 }
+pytestmark = pytest.mark.usefixtures("kept")
+
 PREFIX = list(range(3, 40))
 REQUESTS = [
     (str(i), prompt, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
@@ -44,7 +46,15 @@ def answers(folder, **options) -> dict[str, list[int]]:
     return {name: output.outputs[0].token_ids for name, output in done.items()}
 
 
-@pytest.fixture(scope="module", params=["awq", "w4a16", "deepseek-fp8", "w8a8"])
+AS_IN_CHECKPOINTS = [
+    "awq",
+    pytest.param("w4a16", marks=pytest.mark.slow),  # int4, as awq
+    "deepseek-fp8",
+    "w8a8",
+]
+
+
+@pytest.fixture(scope="module", params=AS_IN_CHECKPOINTS)
 def folders(request, tmp_path_factory):
     root = tmp_path_factory.mktemp("quantised")
     return write_quantised(root, SHAPES, request.param, seed=4)

@@ -10,18 +10,9 @@ import pytest
 from rjax.pallas_kernels.attention import mosaic
 from rjax.pallas_kernels.attention.mosaic import config
 from rjax.pallas_kernels.attention.spec import AttentionSpec
+from tests.crossed import crossed
 
 FP8 = jnp.float8_e4m3fn
-
-
-def crossed(rows, columns, every):
-    """Each row with each column; every so-many-th of them by default, so that each row and each
-    column has its turn, and the rest among the slow tests."""
-    return [
-        pytest.param(row, column, marks=[pytest.mark.slow] if (i + j) % every else [])
-        for i, row in enumerate(rows)
-        for j, column in enumerate(columns)
-    ]
 
 
 def lower(
@@ -74,7 +65,7 @@ def test_group_sizes(group, H):
 ODD_GROUPS = [(4, 4, 1), (8, 8, 128), (9, 3, 42), (8, 2, 16), (14, 2, 18)]
 
 
-@pytest.mark.parametrize(("group", "H"), crossed(ODD_GROUPS, [80, 96, 112, 192, 256], 3))
+@pytest.mark.parametrize(("group", "H"), crossed(ODD_GROUPS, [80, 96, 112, 192, 256], 5))
 def test_other_head_dims(group, H):
     """With groups of 1, 3 and 7 the queries of an item are no multiple of 128 bytes."""
     N, K, tile_rows = group
@@ -124,7 +115,7 @@ FP8_FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("form", "H"), crossed(FP8_FORMS, [64, 96, 128, 192, 256], 2))
+@pytest.mark.parametrize(("form", "H"), crossed(FP8_FORMS, [64, 96, 128, 192, 256], 3))
 def test_fp8_pages(form, H):
     assert "mosaic_gpu" in lower(H=H, kv_dtype=FP8, **form)
 

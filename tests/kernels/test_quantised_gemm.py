@@ -17,6 +17,7 @@ from rjax.pallas_kernels.quantised_gemm import (
 )
 from rjax.pallas_kernels.quantised_gemm.config import GemmConfig, GemmShape, configs
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
+from tests.crossed import crossed
 
 KINDS = (
     *("fp8", "fp8 blocks", "int8"),
@@ -140,19 +141,23 @@ def test_lowers(kind, layer, T):
     assert out.dtype == (jnp.float32 if layer[0] == 1 else jnp.bfloat16)
 
 
-_MANY = [(kind, (1, 256, 384), 136) for kind in KINDS] + [
-    *[(kind, (2, 64, 256), 72) for kind in ("fp8", "fp8 blocks", "int8", "int4 interleaved zeros")],
-    ("int4", (1, 64, 256), 72),  # outputs that cannot be halved
+_MANY = [(kind, ((1, 256, 384), 136)) for kind in KINDS] + [
+    *[
+        (kind, ((2, 64, 256), 72))
+        for kind in ("fp8", "fp8 blocks", "int8", "int4 interleaved zeros")
+    ],
+    ("int4", ((1, 64, 256), 72)),  # outputs that cannot be halved
 ]
-_SMALL = [(kind, *case) for kind in KINDS for case in (((1, 192, 640), 1), ((2, 128, 512), 64))]
+_SMALL = crossed(KINDS, [((1, 192, 640), 1), ((2, 128, 512), 64)], 2)
 
 
 @pytest.mark.parametrize(
-    ("kind", "layer", "T"),
+    ("kind", "case"),
     # The last two refill their pipeline stages.
-    [*_SMALL, *_MANY, ("fp8", (1, 256, 3328), 16), ("int4 zeros", (1, 256, 2304), 16)],
+    [*_SMALL, *_MANY, ("fp8", ((1, 256, 3328), 16)), ("int4 zeros", ((1, 256, 2304), 16))],
 )
-def test_arithmetic(kind, layer, T, monkeypatch):
+def test_arithmetic(kind, case, monkeypatch):
+    layer, T = case
     monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
     monkeypatch.setattr(upcast, "load_interleaved", load_interleaved)
     weight = weight_of(kind, *layer)

@@ -20,6 +20,7 @@ from rjax.worker.kernels import Dispatcher, Problem
 from rjax.worker.kernels.linear_problem import linear_problem, linear_sharding
 from rjax.worker.kernels.plain import PLAIN_KERNELS
 from rjax.worker.kernels.quantised import QUANTISED_KERNELS
+from tests.crossed import crossed
 
 SCHEMES = {
     "fp8": Scaled("fp8"),
@@ -87,11 +88,12 @@ def plain(problem: Problem, h: jax.Array, leaves: Any) -> np.ndarray:
     return np.asarray(product)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize(
-    ("axes", "rows"), [("D -> K A H", 8), ("N H -> D", 16), ("D -> A F", 8), ("F -> D", 1)]
-)
-def test_streamed(name, axes, rows, monkeypatch):
+LAYERS = [("D -> K A H", 8), ("N H -> D", 16), ("D -> A F", 8), ("F -> D", 1)]
+
+
+@pytest.mark.parametrize(("name", "case"), crossed(list(SCHEMES), LAYERS, 2))
+def test_streamed(name, case, monkeypatch):
+    axes, rows = case
     monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
     monkeypatch.setattr(upcast, "load_interleaved", load_interleaved)
     monkeypatch.setattr(quantise_rows, "store_strided", store_all)

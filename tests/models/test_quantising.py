@@ -26,6 +26,7 @@ from rjax.models.quantising import SCHEMES, choose_settings, quantise_checkpoint
 from rjax.models.quantising.rounding import quantise_weight
 from rjax.models.quantising.settings import QuantisingSettings
 from rjax.models.quantising.weight import QuantisedWeight
+from tests.crossed import crossed
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "quantised"
 KINDS = [*SCHEMES, "awq symmetric"]
@@ -46,8 +47,7 @@ def linears(model):
     return {path: linear for path, linear in found if isinstance(linear, models.Linear)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", FAMILY_CONFIGS)
+@pytest.mark.parametrize(("family", "kind"), crossed(list(FAMILY_CONFIGS), KINDS, 5))
 def test_the_folder_loads_as_the_weights_that_it_means(tmp_path, family, kind):
     values = FAMILY_CONFIGS[family]
     source = write_plain(tmp_path / "source", values)

@@ -42,6 +42,7 @@ def test_its_files_agree_on_the_special_tokens(tokenizer):
     assert config_from_folder(BUNDLED_MODEL).vocab_size == tokenizer.get_vocab_size()
 
 
+@pytest.mark.slow  # tests/engine/test_bundled_model.py asks it by default
 def test_it_answers_about_a_small_held_out_table(loaded, tokenizer):
     sheets = held_out_sheets(1, 4, rows=(5, 5), weights=(1.0, 0.0, 0.0, 0.0, 0.0))
     answers = answer_questions(
