@@ -42,7 +42,7 @@ FAMILIES = {
     | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False}},
     "gpt_oss_mxfp4": {"hidden_size": 640, "intermediate_size": 384, "swiglu_limit": 7.0}
     | _HEADS
-    | {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 64}
+    | {"num_local_experts": 8, "num_experts_per_tok": 8, "sliding_window": 64}
     | {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}},
     "opt": {"hidden_size": 1024, "ffn_dim": 2048, "num_attention_heads": 16},
     # Norms of outputs, soft caps, windows and ropes a layer; interleaved pairs; parallel; ALiBi.

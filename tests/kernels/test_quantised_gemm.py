@@ -177,17 +177,22 @@ def test_any_config_computes_the_same(config, monkeypatch):
     assert error(np.asarray(partial.summands).sum(0), wanted(h, weight)) < 1e-5
 
 
-def test_interleaved_values_are_where_the_threads_need_them():
-    """The registers of ``load_interleaved``, thread by thread, beside those that wgmma reads."""
-    inputs = jnp.arange(64)
-    np.testing.assert_array_equal(interleaving.natural(interleaving.interleave(inputs)), inputs)
-    stored = np.asarray(interleaving.interleave(inputs)).reshape(2, 4, 8)  # block, thread, nibble
-    for block in range(2):
+@pytest.mark.parametrize(("dtype", "pairs"), [(jnp.int4, 4), (jnp.int8, 2)])
+def test_interleaved_values_are_where_the_threads_need_them(dtype, pairs):
+    """The registers of the loads of ``upcast``, thread by thread, beside those that wgmma reads."""
+    size = 8 * pairs  # inputs of a block, of which each of 4 threads has 2 * pairs in a word
+    digits = [jnp.arange(64) // 8, jnp.arange(64) % 8]  # of each input's number
+    moved = [interleaving.interleave(digit.astype(dtype)) for digit in digits]
+    for before, after in zip(digits, moved, strict=True):
+        np.testing.assert_array_equal(interleaving.natural(after).astype(int), before)
+    high, low = (np.asarray(digit, int) for digit in moved)
+    stored = (8 * high + low).reshape(64 // size, 4, 2 * pairs)  # block, thread, value of the word
+    for block in range(64 // size):
         for thread in range(4):
-            for pair in range(4):
+            for pair in range(pairs):
                 # wgmma k16 number pair // 2, columns 2 * thread and next, upper half if pair is odd
-                first = 32 * block + 16 * (pair // 2) + 8 * (pair % 2) + 2 * thread
-                found = stored[block, thread, [pair, pair + 4]]
+                first = size * block + 8 * pair + 2 * thread
+                found = stored[block, thread, [pair, pair + pairs]]
                 np.testing.assert_array_equal(found, [first, first + 1])
 
 
