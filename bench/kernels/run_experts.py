@@ -2,12 +2,14 @@
 
 Each time is of both products and the activation between them. "whole" is what a step runs: with the
 work list, the gathered rows and the sum. Routing is uniform, a different one for each call. Weights
-in few bits have no peers here; the reference is their dequantised weight.
+in few bits have no peers here; the reference is their dequantised weight. tokamax's product is a
+peer where tokamax can be imported.
 """
 
 import argparse
 import dataclasses
 import functools
+import importlib.util
 import json
 import math
 import os
@@ -53,12 +55,12 @@ COLUMNS = {
     "of_matmul": "products, part of the matmul rate",
     "plain_us": "rjax in plain JAX, whole",
     "ragged_dot_us": "jax.lax.ragged_dot",
+    "tokamax_us": "tokamax.ragged_dot, mosaic",
     "torch_us": "torch._grouped_mm",
     "relative_error": "relative error",
 }
 _CALLS = 8  # with different routings, in one program
 _LARGEST_ERROR = 1e-2  # of a result in bfloat16
-_MOST_PLAIN_ROWS = 64  # for which plain JAX dequantises weights once for each tile
 _MOST_BYTES = 32 << 30  # that ragged_dot may need for its expanded rows
 _SCRIPT = Path(__file__).parent / "torch_experts.py"
 _SWIGLU = Activation("silu", gated=True)
@@ -260,18 +262,24 @@ def _ways(case: ExpertsCase) -> Iterator[tuple[str, Callable[..., Any], Callable
         of_up, of_down = _operands(case, up, down)
         return _products(prepared, weights, of_up, of_down)
 
-    if jax.default_backend() == "gpu":
+    on_gpu = jax.default_backend() == "gpu"
+    if on_gpu:
         promoted = case.quantization == "fp8-block"
         yield "whole", whole, both
         yield "products", products, _listed(J, width, promoted)
-    if case.quantization is None or case.rows <= _MOST_PLAIN_ROWS:
+    if case.quantization is None or not on_gpu:
         yield "plain", lambda p, *arrays: _plain(case, *p, *arrays), both
     if case.quantization is not None:
         return
     if 2 * case.rows * X * J * D > _MOST_BYTES:
         print(f"{case.name}: ragged_dot: it expands each row to every expert")
-        return
-    yield "ragged_dot", _ragged, _sorted(J)
+    else:
+        yield "ragged_dot", _ragged, _sorted(J)
+    if importlib.util.find_spec("tokamax") is not None:
+        dot = functools.partial(
+            importlib.import_module("tokamax").ragged_dot, implementation="mosaic"
+        )
+        yield "tokamax", functools.partial(_ragged, dot=dot), _sorted(J)
 
 
 def _listed(num_experts: int, width: int, promoted: bool) -> Callable[..., Any]:
@@ -299,12 +307,14 @@ def _sorted(num_experts: int) -> Callable[..., Any]:
     return prepare
 
 
-def _ragged(prepared: Any, weights: Any, up: Any, down: Any) -> Any:
+def _ragged(
+    prepared: Any, weights: Any, up: Any, down: Any, dot: Callable[..., Any] = lax.ragged_dot
+) -> Any:
     rows, sizes, back = prepared
     J, D, _, width = up.shape
-    both = lax.ragged_dot(rows, up.reshape(J, D, 2 * width), sizes)
+    both = dot(rows, up.reshape(J, D, 2 * width), sizes)
     hidden = jax.nn.silu(both[:, :width]) * both[:, width:]
-    out = lax.ragged_dot(hidden, down, sizes)[back].reshape(*weights.shape, D)
+    out = dot(hidden, down, sizes)[back].reshape(*weights.shape, D)
     return (out.astype(jnp.float32) * weights[..., None]).sum(1)
 
 
