@@ -88,9 +88,12 @@ def bytes_of_device(model: Decoder, mesh: Mesh | AbstractMesh) -> int:
         if isinstance(module, Linear | GroupedLinear):
             _check_interleaved(".".join(map(str, path)), module, mesh)
     total = 0
-    for _, leaf in nnx.to_flat_state(nnx.state(model)):
+    for path, leaf in nnx.to_flat_state(nnx.state(model)):
         array = leaf.get_value()
-        spec = variable_spec(leaf, mesh)
+        try:
+            spec = variable_spec(leaf, mesh)
+        except ValueError as error:
+            raise ValueError(f"{'.'.join(map(str, path))}: {error}") from None
         size = array.size // (devices if any(spec) else 1)
         total += math.ceil(size * bits(array.dtype) / 8)
     return total

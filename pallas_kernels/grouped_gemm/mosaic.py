@@ -92,12 +92,13 @@ def experts(
     up_bias: Float[Array, "J 2 I"] | None = None,
     down_bias: Float[Array, "J D"] | None = None,
     activation: Activation | None = None,
+    num_elsewhere: int = 0,
 ) -> Partial:
     """The sum over the chosen experts of weight * down(activation(gate, up)), as X summands.
 
     Sums and activation are float32, and only the activated rows are rounded. Deterministic; a row
     does not depend on the experts of the others. Summands of pairs without an expert are
-    unspecified.
+    unspecified. With experts elsewhere they are left out, and the result is one summand.
 
     Args:
         h: bfloat16, or float16 as the weights; see ``refusal``.
@@ -107,6 +108,7 @@ def experts(
             in few bits, W is 2 and 1.
         up_bias, down_bias: of all experts, any float dtype; or None.
         activation: (gate, up), both float32, to the activated rows; None for SwiGLU.
+        num_elsewhere: experts of other devices, which compute the rest of the sum.
 
     Raises:
         ValueError: a shape or dtype the kernel does not take.
@@ -120,11 +122,17 @@ def experts(
         if why is not None:
             raise ValueError(why)
     promoted = any(isinstance(each, GroupedWeight) and each.promoted for each in (up, down))
-    rows = choose_tile_rows(chosen.size, J, width, promoted=promoted)
-    work = make_work_list(chosen, J, rows)
-    gathered = h if len(h) == 1 else h[work.slot_row]
+    rows = choose_tile_rows(chosen.size, J + num_elsewhere, width, promoted=promoted)
+    work = make_work_list(chosen, J, rows, num_elsewhere=num_elsewhere)
+    one_row = len(h) == 1 and not num_elsewhere
+    gathered = h if one_row else h[work.slot_row]
     hidden = gate_up(gathered, up, work, bias=up_bias, activation=activation)
-    return Partial(weighted_down(hidden, down, weights, work, bias=down_bias), dtype=h.dtype)
+    summands = weighted_down(hidden, down, weights, work, bias=down_bias)
+    if num_elsewhere:
+        # The other devices read the sum, so it is added up first; the same pass skips their pairs.
+        has_slot = work.pair_slot.T[:, :, None] < len(work.slot_pair)
+        summands = jnp.where(has_slot, summands, 0).sum(0, keepdims=True)
+    return Partial(summands, dtype=h.dtype)
 
 
 def gate_up(

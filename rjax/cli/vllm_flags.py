@@ -33,7 +33,7 @@ _INSTEAD: tuple[tuple[str, str], ...] = (
         "start one server for each replica, with its own CUDA_VISIBLE_DEVICES",
     ),
     (
-        "--enable-expert-parallel --enable-eplb --decode-context-parallel-size -dcp "
+        "--enable-eplb --decode-context-parallel-size -dcp "
         "--prefill-context-parallel-size -pcp --enable-dbo",
         "use --tensor-parallel-size",
     ),
