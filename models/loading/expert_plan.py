@@ -20,7 +20,14 @@ from rjax.models.loading.array_program import ArrayProgram, BlockArrays, Blocks
 from rjax.models.loading.assembly import join_blocks
 from rjax.models.loading.blocks import split_rows, stack_tensors
 from rjax.models.loading.expert_groups import common_dtype, experts_of_devices
-from rjax.models.loading.layout import View, groups, tensor_shape, view
+from rjax.models.loading.layout import (
+    View,
+    groups,
+    piece_sharding,
+    read_shape,
+    tensor_shape,
+    view,
+)
 from rjax.models.loading.linear_modules import module_of
 from rjax.models.loading.linear_plan import leaf_view, tensor_sharding
 from rjax.models.loading.piece import Piece
@@ -246,10 +253,12 @@ def expert_plan(
         stored = stored_experts(config, (piece,))[0]
         for tensor in (tensor for tensor in stored.values() if tensor.used):
             entry = entries[tensor.name]
-            shape = entry.shape or (1,)
-            sharding = by_device
-            if of_experts:
-                sharding = tensor_sharding(tensor, shape, piece, config, mesh)
+            shape, sharding = entry.shape or (1,), by_device
+            if not parallel and not of_experts and isinstance(weight_format, OnLoad):
+                shape = read_shape(piece, config)
+                sharding = piece_sharding(piece, config, mesh)
+            elif not parallel:
+                sharding = tensor_sharding(tensor, shape, _one_expert(piece), config, mesh)
             shardings.append(sharding)
             split.append(split_rows(entry, entry.file_dtype(), 0, shape, sharding, block_bytes))
     dequantised = None
@@ -316,6 +325,14 @@ def _block(grouped: GroupedLinear, shared: Mapping[str, int]) -> tuple[int, int]
         for letters in (grouped.outputs, grouped.inputs)
     )
     return outputs, inputs
+
+
+def _one_expert(piece: Piece) -> Piece:
+    """The piece of one expert, with the outputs first."""
+    if piece.of_expert:
+        return piece
+    pattern = _outputs_first(piece).pattern.removeprefix("J ")
+    return dataclasses.replace(piece, pattern=pattern, of_expert=True)
 
 
 def _outputs_first(piece: Piece) -> Piece:
