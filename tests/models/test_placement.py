@@ -1,6 +1,5 @@
 """How a model is divided among devices: the rule, bytes of each device, and refusals."""
 
-import dataclasses
 import math
 
 import jax.numpy as jnp
