@@ -234,3 +234,34 @@ def test_on_a_gpu(T, J, X, D, F, skew, activation):
     found = np.asarray(first.sum(0))[live]
     want = np.asarray(plain.experts(*arrays, activation, up_bias, down_bias).summands[0])[live]
     assert np.linalg.norm(found - want) / np.linalg.norm(want) < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("routing", ["any", "one device", "none"])
+@pytest.mark.parametrize(
+    ("T", "J", "X", "D", "F"),
+    [(1, 128, 8, 2048, 768), (64, 128, 8, 2048, 768), (700, 8, 2, 1024, 512)],
+)
+def test_whole_experts_of_devices_on_a_gpu(T, J, X, D, F, routing):
+    h, chosen, weights, up, down = problem(T, J, X, D, F)
+    half = J // 2
+    if routing == "one device":
+        chosen = jnp.tile(jnp.arange(X, dtype=jnp.int32), (T, 1))
+    if routing == "none":
+        chosen = jnp.full((T, X), J, jnp.int32)
+    run = jax.jit(functools.partial(mosaic.experts, num_elsewhere=half))
+    # A slot that no pair fills has what was in memory before.
+    jax.block_until_ready(jnp.full((64, 1 << 20), jnp.nan, jnp.float32))
+    shares = []
+    for first in (0, half):
+        own = jnp.where((chosen >= first) & (chosen < first + half), chosen - first, half)
+        both = up[first : first + half], down[first : first + half]
+        shares.append(np.asarray(run(h, own, weights, *both).summands[0]))
+    want = np.asarray(plain.experts(h, chosen, weights, up, down, SWIGLU).summands[0])
+    if routing != "any":
+        assert not shares[1].any()
+    if routing == "none":
+        assert not shares[0].any()
+        return
+    assert np.linalg.norm(sum(shares) - want) / np.linalg.norm(want) < 1e-2
