@@ -1,6 +1,7 @@
 """Devices, dtypes and kernels of an engine, chosen before its weights are loaded."""
 
 import dataclasses
+import logging
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from rjax.models import (
 )
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.dtype import choose_dtype, choose_kv_dtype
+from rjax.worker.kernels.expert_advice import advise_whole_experts
 from rjax.worker.step_sizing import gpu_pool_tokens, shape_table
 
 _SMALL_PROJECTION = 2**24
@@ -26,6 +28,7 @@ _SMALL_PROJECTION = 2**24
 
 The limit lies between Qwen2.5-0.5B (8.7 million), which is not faster in fp8 or int4, and
 Qwen2.5-3B (45 million)."""
+_log = logging.getLogger("rjax")
 _SMALL_SHARE = 0.05  # of a device's memory, for the weights in the model's dtype
 
 
@@ -201,6 +204,9 @@ def choose_platform(config: EngineConfig, model: ModelConfig) -> EnginePlatform:
         kv_dtype=kv_dtype,
         devices=mesh.size,
     )
+    advice = advise_whole_experts(backend.dispatcher, model, dtype, mesh.size)
+    if advice is not None:
+        _log.warning("%s", advice)
     return EnginePlatform(mesh, model, weight_bytes, dtype, kv_dtype, backend)
 
 

@@ -10,8 +10,11 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh
 
+from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import Activation, GroupedLinear, config_from_dict, place
 from rjax.models.schemes import UNQUANTISED
+from rjax.worker.kernels.dispatcher import Dispatcher
+from rjax.worker.kernels.expert_advice import advise_whole_experts
 from rjax.worker.kernels.experts_problem import expert_specs, experts_problem
 
 from .test_experts_engine import MOE
@@ -173,3 +176,29 @@ def test_the_problem_of_a_device(parallel):
     else:
         cut = (None, None, None, "tensor")
         assert found == [cut, (None, "tensor", None), cut[1:], ("tensor",)]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "devices", "said"),
+    [
+        ("qwen3-30b-a3b", 4, None),
+        ("qwen3-30b-a3b", 8, "experts of 2048 x 96; the kernel takes multiples of 64"),
+        ("gpt-oss-20b", 2, "experts of 2880 x 1440; the kernel takes multiples of 64"),
+        ("gpt-oss-20b", 1, None),
+        ("llama-3-8b", 2, None),
+    ],
+)
+def test_an_engine_says_where_whole_experts_would_have_a_kernel(shapes, devices, said):
+    config = place(config_from_dict(SHAPES[shapes]), devices)
+    arguments = config, jnp.bfloat16, devices
+    found = advise_whole_experts(Dispatcher.of("mosaic"), *arguments)
+    assert advise_whole_experts(Dispatcher.of("xla"), *arguments) is None
+    if said is None:
+        assert found is None
+        return
+    assert found == (
+        f"experts that are cut over {devices} devices run as xla.experts ({said}); "
+        "enable_expert_parallel keeps them whole, for mosaic.grouped_gemm"
+    )
+    whole = place(config, devices, expert_parallel=True)
+    assert advise_whole_experts(Dispatcher.of("mosaic"), whole, jnp.bfloat16, devices) is None
