@@ -40,7 +40,8 @@ _INSTEAD: tuple[tuple[str, str], ...] = (
     ("--distributed-executor-backend", "leave it out; one process drives all devices of a host"),
     (
         "--nnodes --node-rank -r --master-addr --master-port --headless",
-        "a server runs on one host; use --tensor-parallel-size",
+        "a server runs on one host; use --tensor-parallel-size, and --quantization if the model "
+        "does not fit",
     ),
     ("--disable-custom-all-reduce", "leave it out; XLA makes the collectives"),
     (
