@@ -171,10 +171,16 @@ def choose_platform(config: EngineConfig, model: ModelConfig) -> EnginePlatform:
     """The devices, dtypes and kernels for a model.
 
     Raises:
-        InvalidConfigError: there are too few devices, they cannot share the model, or the backend
-            cannot run it.
+        InvalidConfigError: JAX has several processes, there are too few devices, they cannot share
+            the model, or the backend cannot run it.
     """
     devices = jax.devices()
+    if jax.process_count() > 1:
+        raise InvalidConfigError(
+            f"jax.distributed has started {jax.process_count()} processes; an engine runs in one "
+            "process with the devices of its host. Do not call jax.distributed.initialize, and "
+            "start one server for each host"
+        )
     if config.tensor_parallel_size > len(devices):
         raise InvalidConfigError(
             f"tensor_parallel_size is {config.tensor_parallel_size}; there are {len(devices)} "

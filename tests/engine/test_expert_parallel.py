@@ -13,9 +13,12 @@ from jax.sharding import AbstractMesh
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import Activation, GroupedLinear, config_from_dict, place
 from rjax.models.schemes import UNQUANTISED
+from rjax.pallas_kernels.attention.planner import PlanShape
 from rjax.worker.kernels.dispatcher import Dispatcher
 from rjax.worker.kernels.expert_advice import advise_whole_experts
 from rjax.worker.kernels.experts_problem import expert_specs, experts_problem
+from rjax.worker.step_shape import StepShape
+from rjax.worker.workspace import workspace_bytes
 
 from .test_experts_engine import MOE
 
@@ -176,6 +179,24 @@ def test_the_problem_of_a_device(parallel):
     else:
         cut = (None, None, None, "tensor")
         assert found == [cut, (None, "tensor", None), cut[1:], ("tensor",)]
+
+
+def test_the_workspace_has_room_for_all_rows_on_one_device():
+    config = config_from_dict(MOE | {"num_experts": 8, "num_attention_heads": 8})
+    plan = PlanShape(64, 8, 128, 8, 16)
+    shape = StepShape(64, 8, 16, 8, plan)
+    cut, whole = (
+        workspace_bytes(
+            place(config, 4, expert_parallel=parallel),
+            shape,
+            itemsize=2,
+            num_slots=8,
+            num_devices=4,
+        )
+        for parallel in (False, True)
+    )
+    slots = 64 * 2  # pairs, if every tile is full
+    assert whole - cut >= slots * 3 * 24 * (2 + 4) * 3 // 4
 
 
 @pytest.mark.parametrize(

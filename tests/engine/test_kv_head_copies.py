@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from rjax.errors import InvalidConfigError
@@ -128,3 +129,11 @@ def test_expert_parallelism_of_one_device_needs_experts_too(tmp_path):
     folder = write(tmp_path / "dense")
     with pytest.raises(InvalidConfigError, match="LlamaForCausalLM has no experts"):
         make_engine(folder, enable_expert_parallel=True)
+
+
+def test_an_engine_of_several_processes_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(
+        InvalidConfigError, match=r"has started 2 processes; .* one server for each"
+    ):
+        make_engine(write(tmp_path / "dense"))
