@@ -25,6 +25,7 @@ from rjax.models.operations import (
     Operations,
     Residual,
 )
+from rjax.models.placement import bytes_of_device, place
 from rjax.models.rope import Rotary, rotary_tables
 from rjax.models.routing import Routing
 from rjax.models.schemes import Leaf, WeightScheme
@@ -58,10 +59,12 @@ __all__ = [
     "StoredTensor",
     "WeightFormat",
     "WeightScheme",
+    "bytes_of_device",
     "config_from_dict",
     "config_from_folder",
     "init_model",
     "load_model",
+    "place",
     "register_format",
     "resolve_folder",
     "rotary_tables",

@@ -296,7 +296,11 @@ class EngineConfig:
         model, cache, scheduler, relay: groups of options.
         backend: attention backend: "mosaic", "triton" or "xla"; "auto" takes the best one for the
             device.
-        tensor_parallel_size: devices on the mesh axis ``tensor``.
+        tensor_parallel_size: devices on the mesh axis ``tensor``, which share the query heads, the
+            feed-forward width and the vocabulary. They must divide the first two. KV heads that
+            they do not divide are copied.
+        enable_expert_parallel: each of these devices holds whole experts of a mixture of experts,
+            not a share of the width of every expert. They must divide the number of experts.
         use_tqdm: show progress bars while loading and compiling.
         warmup: when the step sizes are compiled: "on" before the first request, "background" while
             requests run (a larger size serves until the right one is compiled), "off" each at its
@@ -313,6 +317,7 @@ class EngineConfig:
     relay: RelaySettings = RelaySettings()
     backend: str = "auto"
     tensor_parallel_size: int = 1
+    enable_expert_parallel: bool = False
     use_tqdm: bool = True
     warmup: Warmup = "off"
     check_values: bool = False

@@ -40,14 +40,19 @@ def engine_summary(
     """
     page_size = config.cache.page_size
     size = pool.num_pages * pool.page_bytes / GIB
+    devices = platform.mesh.size
     return {
         "model": model_name(config, model.config),
         "weights": f"{weight_types(model, platform)}, {model.weight_bytes / GIB:.2f} GiB"
+        + _on_each(platform.weight_bytes, devices)
         + (_why_dequantised(config, model) if model.config.dequantised else ""),
         "dtype": dtype_names(platform),
         "context": f"{max_model_len:,} tokens",
         "KV pool": f"{pool.num_pages * page_size:,} tokens "
-        f"({pool.num_pages:,} pages of {page_size}, {size:.2f} GiB)",
+        f"({pool.num_pages:,} pages of {page_size}, {size:.2f} GiB"
+        + _on_each(pool.num_pages * pool.page_bytes // devices, devices)
+        + _copies(model.config)
+        + ")",
         "batch": f"{limits.max_num_seqs:,} sequences, {limits.max_num_batched_tokens:,} tokens a "
         "step",
         "decode steps": _decode_steps(num_decode_steps),
@@ -62,6 +67,17 @@ def engine_summary(
             step_rows=step_rows,
         ),
     }
+
+
+def _on_each(size: int, devices: int) -> str:
+    """Bytes of one of several devices."""
+    return f", {size / GIB:.2f} GiB on each of {devices} devices" if devices > 1 else ""
+
+
+def _copies(model: ModelConfig) -> str:
+    """How often KV heads are held."""
+    copies = model.kv_head_copies
+    return f", with {copies} copies of each KV head" if copies > 1 else ""
 
 
 def model_name(config: EngineConfig, model: ModelConfig) -> str:

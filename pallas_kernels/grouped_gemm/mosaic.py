@@ -93,12 +93,13 @@ def experts(
     up_bias: Float[Array, "J 2 I"] | None = None,
     down_bias: Float[Array, "J D"] | None = None,
     activation: Activation | None = None,
+    num_elsewhere: int = 0,
 ) -> Partial:
     """The sum over the chosen experts of weight * down(activation(gate, up)), as X summands.
 
     Sums and activation are float32, and only the activated rows are rounded. Deterministic; a row
     does not depend on the experts of the others. Summands of pairs without an expert are
-    unspecified.
+    unspecified. With experts elsewhere they are left out, and the result is one summand.
 
     Args:
         h: bfloat16, or float16 as the weights; see ``refusal``.
@@ -108,6 +109,7 @@ def experts(
             in few bits, W is 2 and 1.
         up_bias, down_bias: of all experts, any float dtype; or None.
         activation: (gate, up), both float32, to the activated rows; None for SwiGLU.
+        num_elsewhere: experts of other devices, which compute the rest of the sum.
 
     Raises:
         ValueError: a shape or dtype the kernel does not take.
@@ -121,18 +123,27 @@ def experts(
         if why is not None:
             raise ValueError(why)
     promoted = any(isinstance(each, GroupedWeight) and each.promoted for each in (up, down))
-    rows = choose_tile_rows(chosen.size, J, width, promoted=promoted)
-    work = _work_list(chosen, J, rows)
-    gathered = h if len(h) == 1 else h[work.slot_row]
+    rows = choose_tile_rows(chosen.size, J + num_elsewhere, width, promoted=promoted)
+    work = _work_list(chosen, J, rows, num_elsewhere)
+    # The first slot of every tile has the row, if it has all its experts here.
+    gathered = h if len(h) == 1 and not num_elsewhere else h[work.slot_row]
     hidden = gate_up(gathered, up, work, bias=up_bias, activation=activation)
-    return Partial(weighted_down(hidden, down, weights, work, bias=down_bias), dtype=h.dtype)
+    summands = weighted_down(hidden, down, weights, work, bias=down_bias)
+    if num_elsewhere:
+        # The other devices read the sum, so it is added up first; the same pass skips their pairs.
+        has_slot = work.pair_slot.T[:, :, None] < len(work.slot_pair)
+        summands = jnp.where(has_slot, summands, 0).sum(0, keepdims=True)
+    return Partial(summands, dtype=h.dtype)
 
 
-def _work_list(chosen: Int[Array, "T X"], num_experts: int, rows: int) -> WorkList:
-    """By one kernel where there are few pairs; that of a single row takes none."""
-    few = len(chosen) > 1 and work_list_mosaic.refusal(chosen.size, num_experts) is None
-    make = work_list_mosaic.make_work_list_mosaic if few else make_work_list
-    return make(chosen, num_experts, rows)
+def _work_list(
+    chosen: Int[Array, "T X"], num_experts: int, rows: int, num_elsewhere: int
+) -> WorkList:
+    """By one kernel where there are few pairs; a single row that has all its experts takes none."""
+    several = len(chosen) > 1 or num_elsewhere > 0
+    if several and work_list_mosaic.refusal(chosen.size, num_experts) is None:
+        return work_list_mosaic.make_work_list_mosaic(chosen, num_experts, rows)
+    return make_work_list(chosen, num_experts, rows, num_elsewhere=num_elsewhere)
 
 
 def gate_up(

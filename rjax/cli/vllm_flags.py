@@ -33,14 +33,15 @@ _INSTEAD: tuple[tuple[str, str], ...] = (
         "start one server for each replica, with its own CUDA_VISIBLE_DEVICES",
     ),
     (
-        "--enable-expert-parallel --enable-eplb --decode-context-parallel-size -dcp "
+        "--enable-eplb --decode-context-parallel-size -dcp "
         "--prefill-context-parallel-size -pcp --enable-dbo",
         "use --tensor-parallel-size",
     ),
     ("--distributed-executor-backend", "leave it out; one process drives all devices of a host"),
     (
         "--nnodes --node-rank -r --master-addr --master-port --headless",
-        "a server runs on one host; use --tensor-parallel-size",
+        "a server runs on one host; use --tensor-parallel-size, and --quantization if the model "
+        "does not fit",
     ),
     ("--disable-custom-all-reduce", "leave it out; XLA makes the collectives"),
     (

@@ -113,6 +113,7 @@ def kernels(config: Any) -> dict[str, Any]:
     )
     model = choose_weights(config, config_from_folder(folder, settings.quantization))
     chosen = choose_platform(config, model)
+    model = chosen.model
     refused = dict(chosen.backend.refused)
     backends = {
         name: refused.get(name) or ("in use" if name == chosen.backend.name else "not needed")

@@ -31,7 +31,12 @@ from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.worker.backend import Backend
 from rjax.worker.kernels import Choice, Kernel, Problem
-from rjax.worker.kernels.experts_problem import expert_specs, experts_problem, shares_of_bias
+from rjax.worker.kernels.experts_problem import (
+    expert_specs,
+    experts_problem,
+    own_experts,
+    shares_of_bias,
+)
 from rjax.worker.kernels.linear_problem import LinearSharding, linear_problem, linear_sharding
 from rjax.worker.kernels.run import run_kernel
 from rjax.worker.step_input import StepInput
@@ -263,10 +268,11 @@ class PagedOperations(Operations):
         chosen = routing.experts
         if len(h) > 1:  # nobody reads what a single row of padding gives
             padding = jnp.asarray(self._step.positions)[:, None] < 0
-            chosen = jnp.where(padding, problem.num_experts, chosen)
-        biases = up.bias_array, shares_of_bias(down.bias_array, self._mesh)
+            chosen = jnp.where(padding, up.shape[0], chosen)
+        chosen, of_chosen = own_experts(chosen, up, self._mesh)
+        biases = up.bias_array, shares_of_bias(down, self._mesh)
         operands = (h, chosen, routing.weights, dict(up.leaves), dict(down.leaves), *biases)
-        specs = (_WHOLE, _WHOLE, _WHOLE, *expert_specs(up, down, self._mesh))
+        specs = (_WHOLE, of_chosen, _WHOLE, *expert_specs(up, down, self._mesh))
         return self._run(kernel, problem, operands, specs, _shares)
 
     def _activate(

@@ -87,6 +87,46 @@ def test_the_arithmetic_is_that_of_plain_jax(
     np.testing.assert_allclose(found[live], wanted[live], rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("T", [1, 9])
+@pytest.mark.parametrize("skew", [False, True])
+def test_devices_with_whole_experts_add_up(interpreted, monkeypatch, T, skew):
+    J, X = 4, 2
+    plain_list = functools.partial(make_work_list, num_elsewhere=2)
+    monkeypatch.setattr(work_list_mosaic, "make_work_list_mosaic", plain_list)
+    h, chosen, weights, up, down = problem(T, J, X, 64, 128)
+    if skew:  # all rows to the first device's experts, none to the second's
+        chosen = jnp.tile(jnp.asarray([[1, 0]], jnp.int32), (T, 1))
+    wanted = plain.experts(h, chosen, weights, up, down, SWIGLU).summands[0]
+    shares = []
+    for first in (0, 2):
+        own = jnp.where((chosen >= first) & (chosen < first + 2), chosen - first, 2)
+        both = up[first : first + 2], down[first : first + 2]
+        found = mosaic.experts(h, own, weights, *both, num_elsewhere=2).summands
+        assert found.shape == (1, T, 64)
+        shares.append(found[0])
+    np.testing.assert_allclose(sum(shares), wanted, rtol=2e-2, atol=2e-2)
+    assert jnp.abs(wanted).max() > 0.1
+    if skew:
+        assert not np.asarray(shares[1]).any()
+
+
+@pytest.mark.parametrize("T", [1, 64, 2048])
+def test_whole_experts_of_a_device_lower_for_cuda(T):
+    D, F, J, X, elsewhere = 2048, 768, 32, 8, 96
+    struct = jax.ShapeDtypeStruct
+    operands = (
+        struct((T, D), jnp.bfloat16),
+        struct((T, X), jnp.int32),
+        struct((T, X), jnp.float32),
+        struct((J, D, 2, F), jnp.bfloat16),
+        struct((J, F, D), jnp.bfloat16),
+    )
+    traced = jax.jit(functools.partial(mosaic.experts, num_elsewhere=elsewhere)).trace(*operands)
+    assert traced.out_info.summands.shape == (1, T, D)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("mosaic_gpu_v2") == (3 if T * X <= 1024 else 2)  # with the work list's
+
+
 SHAPES = [(2048, 768, 128, 8), (4096, 1536, 128, 8), (4096, 14336, 8, 2), (2880, 2880, 32, 4)]
 
 
@@ -195,3 +235,34 @@ def test_on_a_gpu(T, J, X, D, F, skew, activation):
     found = np.asarray(first.sum(0))[live]
     want = np.asarray(plain.experts(*arrays, activation, up_bias, down_bias).summands[0])[live]
     assert np.linalg.norm(found - want) / np.linalg.norm(want) < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("routing", ["any", "one device", "none"])
+@pytest.mark.parametrize(
+    ("T", "J", "X", "D", "F"),
+    [(1, 128, 8, 2048, 768), (64, 128, 8, 2048, 768), (700, 8, 2, 1024, 512)],
+)
+def test_whole_experts_of_devices_on_a_gpu(T, J, X, D, F, routing):
+    h, chosen, weights, up, down = problem(T, J, X, D, F)
+    half = J // 2
+    if routing == "one device":
+        chosen = jnp.tile(jnp.arange(X, dtype=jnp.int32), (T, 1))
+    if routing == "none":
+        chosen = jnp.full((T, X), J, jnp.int32)
+    run = jax.jit(functools.partial(mosaic.experts, num_elsewhere=half))
+    # A slot that no pair fills has what was in memory before.
+    jax.block_until_ready(jnp.full((64, 1 << 20), jnp.nan, jnp.float32))
+    shares = []
+    for first in (0, half):
+        own = jnp.where((chosen >= first) & (chosen < first + half), chosen - first, half)
+        both = up[first : first + half], down[first : first + half]
+        shares.append(np.asarray(run(h, own, weights, *both).summands[0]))
+    want = np.asarray(plain.experts(h, chosen, weights, up, down, SWIGLU).summands[0])
+    if routing != "any":
+        assert not shares[1].any()
+    if routing == "none":
+        assert not shares[0].any()
+        return
+    assert np.linalg.norm(sum(shares) - want) / np.linalg.norm(want) < 1e-2

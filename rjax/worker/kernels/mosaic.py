@@ -207,8 +207,10 @@ def _experts(
     if problem.needs_partial and down_bias is not None:
         down_bias = down_bias[0]
     clamped = activation.clamped if activation.clamp is not None else None
-    both = up["weight"], down["weight"]
-    return grouped_gemm.experts(h, chosen, weights, *both, up_bias, down_bias, clamped)
+    return grouped_gemm.experts(
+        *(h, chosen, weights, up["weight"], down["weight"], up_bias, down_bias, clamped),
+        num_elsewhere=problem.experts_elsewhere,
+    )
 
 
 def _kernel(name: str, operation: Operation, refusal: Any, run: Any) -> Kernel:

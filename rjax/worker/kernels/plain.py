@@ -66,6 +66,7 @@ def _experts(
         *(h, chosen, weights, up, down, problem.activation, up_bias, down_bias),
         widen_up=lambda leaves: dequantise_expert(of_up, leaves, h.dtype),
         widen_down=lambda leaves: dequantise_expert(of_down, leaves, h.dtype),
+        num_elsewhere=problem.experts_elsewhere,
     )
 
 

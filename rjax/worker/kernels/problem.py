@@ -58,7 +58,9 @@ class Problem:
         needs_partial: the depth is sharded over devices, so that the result must be a Partial.
         eps: of the norm.
         router: of route.
-        num_experts, top_k: J, and the experts of a row.
+        num_experts, top_k: J of one device, and the experts of a row.
+        experts_elsewhere: experts of the other devices, where devices hold whole experts. Rows may
+            then have any number of the device's own, also none.
         head_dim, rotary_dim, kv_dtype: of both rope_and_cache; rotary_dim is None without rotation.
     """
 
@@ -80,6 +82,7 @@ class Problem:
     router: Router | None = None
     num_experts: int = 0
     top_k: int = 0
+    experts_elsewhere: int = 0
     head_dim: int = 0
     rotary_dim: int | None = None
     kv_dtype: str = ""
