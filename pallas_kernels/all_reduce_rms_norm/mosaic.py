@@ -5,9 +5,9 @@ adds the shares of devices 0, 1, 2, ... in float32 as they arrive (`peers` has t
 it is correct), and goes on as ``add_rms_norm``. Every device adds the same numbers in the same
 order, so all have the same bits.
 
-A CTA handles rows ``cta``, ``cta + CTAs``, ...; it pushes all of them before it waits for one. There
-is at most one CTA an SM, so that all run at once and no device waits for rows that another has not
-begun. Bytes over NVLink: 4 * T * D to each other device.
+A CTA handles rows ``cta``, ``cta + CTAs``, ...; it pushes all of them before it waits for one.
+There is at most one CTA an SM, so that all run at once and no device waits for rows that another
+has not begun. Bytes over NVLink: 4 * T * D to each other device.
 """
 
 import functools
@@ -135,6 +135,8 @@ def _launch(name: str, shapes, update: Partial, peers: Peers, x, weight, eps: fl
             exchange.push(share, region, row * D + first)
 
         def finish(row, i):
+            if normed:  # loaded before the shares arrive
+                addend, scale = read(x_ref.at[row]), read(weight_ref)
             total = exchange.take(region, row * D + first).astype(dtype)
             if bias_ref is not None:
                 total = (total.astype(jnp.float32) + read(bias_ref)).astype(dtype)
@@ -143,11 +145,11 @@ def _launch(name: str, shapes, update: Partial, peers: Peers, x, weight, eps: fl
                 store_strided(total_ref.at[row, pl.ds(first, columns)], total, layout)
                 return
             residual_ref, normed_ref, _ = results
-            residual = (read(x_ref.at[row]) + total.astype(jnp.float32)).astype(dtype)
+            residual = (addend + total.astype(jnp.float32)).astype(dtype)
             store_strided(residual_ref.at[row, pl.ds(first, columns)], residual, layout)
             y = residual.astype(jnp.float32)
             mean = cta_sum(y * y, scratch.at[lax.rem(i, 2)], layout, warpgroups) * (1.0 / D)
-            value = (y * lax.rsqrt(mean + eps) * read(weight_ref)).astype(dtype)
+            value = (y * lax.rsqrt(mean + eps) * scale).astype(dtype)
             store_strided(normed_ref.at[row, pl.ds(first, columns)], value, layout)
 
         _for_rows(push, cta, ctas, T)
@@ -178,7 +180,7 @@ def _launch(name: str, shapes, update: Partial, peers: Peers, x, weight, eps: fl
 
 def _for_rows(body, cta, ctas: int, T: int) -> None:
     """``body(row, i)`` for the rows of a CTA."""
-    if T == ctas:
+    if ctas == T:
         body(cta, jnp.int32(0))
         return
 

@@ -2,16 +2,18 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float32, Int
 
 from rjax.models import (
     Activation,
+    Embedding,
     GroupedLinear,
     HeadNorms,
     HeadOptions,
@@ -24,7 +26,8 @@ from rjax.models import (
     Router,
     Routing,
 )
-from rjax.models.sharding import TENSOR_AXIS
+from rjax.models.sharding import TENSOR_AXIS, partition_spec
+from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
 from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.partial import Partial, reduced
@@ -41,6 +44,7 @@ _PROJECTIONS = PartitionSpec(None, TENSOR_AXIS, None, None)
 _ROUTED = Routing(_WHOLE, _WHOLE)  # type: ignore[arg-type]
 _HEADS = PartitionSpec(None, TENSOR_AXIS, None)
 _POOL = PartitionSpec(None, TENSOR_AXIS, None, None)
+_SHARES = PartitionSpec(TENSOR_AXIS)
 
 
 class PagedOperations(Operations):
@@ -49,7 +53,8 @@ class PagedOperations(Operations):
     Holds the pools of all layers, [P, K, S, H] each, and replaces them as layers write; lives for
     one trace of the step. On a mesh every kernel runs under ``shard_map``: attention and the
     projections over K, N and F. A projection whose inputs are sharded gives a Partial whose
-    summands are the devices' shares; the consumer adds them up.
+    summands are the devices' shares. The operations all_reduce and all_reduce_rms_norm add them:
+    through ``peers`` or by XLA's collectives, in the same order.
 
     Pools in float8_e4m3fn have the scales of the checkpoint, or 1: KV is divided by them, rounded
     to that type and clipped at 448.
@@ -60,6 +65,7 @@ class PagedOperations(Operations):
         backend: attention and the dispatcher of the other kernels.
         mesh: with an axis ``tensor``.
         record: called with every choice of a kernel.
+        peers: exchange buffers of the mesh; None without. Replaced by each sum over the devices.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class PagedOperations(Operations):
         backend: Backend,
         mesh: Mesh,
         record: Callable[[Choice], None] | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self.k_pages = list(k_pages)
         self.v_pages = list(v_pages)
@@ -78,6 +85,7 @@ class PagedOperations(Operations):
         self._backend = backend
         self._mesh = mesh
         self._record = record
+        self.peers = peers
 
     def attention(
         self,
@@ -146,6 +154,21 @@ class PagedOperations(Operations):
         )
         return out
 
+    def embed(self, embedding: Embedding, tokens: Int[Array, " T"]) -> Float[Array, "T D"]:
+        """The embeddings of tokens; each device looks up those of its part of the vocabulary."""
+        table = embedding.weight[...]
+        spec = partition_spec("V D", table.shape, self._mesh)
+        if spec[0] is None:
+            return embedding(tokens)
+        lookup = jax.shard_map(
+            _lookup,
+            mesh=self._mesh,
+            in_specs=(spec, _WHOLE),
+            out_specs=_SHARES,
+            check_vma=False,
+        )
+        return self.summed(Partial(lookup(table, tokens), dtype=table.dtype))
+
     def linear(
         self, linear: Linear, h: Float[Array, "T ..."] | UnmergedAttention
     ) -> Float[Array, "T ..."] | Partial:
@@ -175,7 +198,12 @@ class PagedOperations(Operations):
         self, x: Float[Array, "T D"], update: Float[Array, "T D"] | Partial, norm: Norm
     ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
         """(x + update, the RMSNorm of it)."""
-        update = self._addable(update)
+        if self._is_shared(update):
+            assert isinstance(update, Partial)
+            problem = self._sum_problem("all_reduce_rms_norm", update, norm.eps)
+            operands = (x, update, norm.weight[...])
+            x, h = self._sum(problem, operands, (_WHOLE, _share_specs(update), _WHOLE))
+            return x, h
         problem = Problem(
             operation="add_rms_norm",
             rows=len(x),
@@ -189,6 +217,15 @@ class PagedOperations(Operations):
         assert kernel is not None, "plain JAX takes every norm"
         operands = (x, update, norm.weight[...])
         return self._run(kernel, problem, operands, (_WHOLE,) * 3, lambda _: _WHOLE)
+
+    def summed(self, value: Float[Array, "T ..."] | Partial) -> Float[Array, "T ..."]:
+        """The value as an array; shares of several devices are summed."""
+        if not self._is_shared(value):
+            return reduced(value)
+        assert isinstance(value, Partial)
+        problem = self._sum_problem("all_reduce", value)
+        [total] = self._sum(problem, (value,), (_share_specs(value),))
+        return total
 
     def norm_linear(
         self, residual: Residual, norm: Norm | None, linear: Linear
@@ -296,7 +333,9 @@ class PagedOperations(Operations):
         """A norm and what follows it in one kernel, or None where there is no such kernel."""
         if residual.update is None or norm is None or not norm.is_rms:
             return None
-        x, update = residual.x, self._addable(residual.update)
+        if self._is_shared(residual.update):
+            return None  # the kernel that sums the shares computes the norm too
+        x, update = residual.x, residual.update
         sharding = linear_sharding(linear, self._mesh)
         problem = self._linear_problem(
             operation, linear, sharding, x, activation, norm.eps, _has_bias(update)
@@ -342,9 +381,37 @@ class PagedOperations(Operations):
             self._record(choice)
         return choice
 
-    def _addable(self, update: Float[Array, "T D"] | Partial) -> Float[Array, "T D"] | Partial:
-        """An update as the norm's kernel takes it: on a mesh, the devices' shares are summed."""
-        return update if self._mesh.size == 1 else reduced(update)
+    def _is_shared(self, value: Array | Partial) -> bool:
+        """Whether the summands of an update are on several devices."""
+        return self._mesh.size > 1 and isinstance(value, Partial)
+
+    def _sum_problem(self, operation: Any, update: Partial, eps: float = 0.0) -> Problem:
+        return Problem(
+            operation=operation,
+            rows=len(update),
+            dtype=jnp.dtype(update.dtype).name,
+            depth=math.prod(update.shape[1:]),
+            columns=update.shape[1:],
+            pending_bias=update.bias is not None,
+            peer_capacity=0 if self.peers is None else self.peers.capacity,
+            eps=eps,
+        )
+
+    def _sum(
+        self, problem: Problem, operands: tuple[Any, ...], specs: tuple[Any, ...]
+    ) -> tuple[Array, ...]:
+        """Run a sum over the devices; ``peers`` goes through all of them, so they stay in order."""
+        kernel = self._choose(problem).kernel
+        assert kernel is not None, "plain JAX takes every sum"
+        peers = None if self.peers is None else _SHARES
+        *found, self.peers = self._run(
+            kernel,
+            problem,
+            (*operands, self.peers),
+            (*specs, peers),
+            lambda found: (*(_WHOLE for _ in found[:-1]), _peer_specs(found[-1])),
+        )
+        return tuple(found)
 
     def _run(
         self,
@@ -355,6 +422,15 @@ class PagedOperations(Operations):
         of_result: Callable[[Any], Any],
     ) -> Any:
         return run_kernel(kernel, problem, operands, specs, of_result, self._mesh)
+
+
+def _lookup(table: Float[Array, "V D"], tokens: Int[Array, " T"]) -> Float32[Array, "1 T D"]:
+    """The embeddings of the tokens in this device's part of the table, zeros for the others."""
+    rows, devices = len(table), jax.lax.axis_size(TENSOR_AXIS)
+    local = jnp.clip(tokens, 0, rows * devices - 1) - jax.lax.axis_index(TENSOR_AXIS) * rows
+    inside = (local >= 0) & (local < rows)
+    found = jnp.take(table, jnp.where(inside, local, 0), axis=0)
+    return jnp.where(inside[:, None], found, 0).astype(jnp.float32)[None]
 
 
 def _qkv_specs(qkv: Array | Partial) -> Any:
@@ -379,7 +455,17 @@ def _value_specs(sharding: LinearSharding, activated: bool = False) -> Callable[
 
 def _shares(found: Any) -> Any:
     """From a result of experts to its specs: the shares of the devices."""
-    return Partial(PartitionSpec(TENSOR_AXIS), None, found.dtype)  # type: ignore[arg-type]
+    return Partial(_SHARES, None, found.dtype)  # type: ignore[arg-type]
+
+
+def _share_specs(update: Partial) -> Any:
+    """Specs of a Partial whose summands are the devices' shares."""
+    bias = None if update.bias is None else _WHOLE
+    return Partial(_SHARES, bias, update.dtype)  # type: ignore[arg-type]
+
+
+def _peer_specs(peers: Peers | None) -> Any:
+    return None if peers is None else Peers(_SHARES, _SHARES, peers.capacity)  # type: ignore[arg-type]
 
 
 def _has_bias(update: Array | Partial) -> bool:

@@ -1,0 +1,145 @@
+"""The sum over devices, residual sum and RMSNorm: checked against float32, then timed.
+
+Each row has the kernel beside XLA's collectives: one all-gather of the shares, whose order is that of
+the kernel, and ``psum``; both followed by the kernel that adds and norms.
+"""
+
+import argparse
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bench.kernels.result_file import ResultFile
+from bench.kernels.timing import burst_seconds
+from rjax.models.sharding import TENSOR_AXIS
+from rjax.pallas_kernels.add_rms_norm import mosaic as add_rms_norm
+from rjax.pallas_kernels.all_reduce_rms_norm import mosaic, xla
+from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
+from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.split_k_gemm.mosaic import refusal, split_k_gemm
+from rjax.worker.peer_memory import PeerMemory
+
+CASES = ((1, 4096, 14336), (16, 4096, 14336), (64, 4096, 14336), (256, 4096, 14336))
+CASES += ((1, 8192, 28672), (64, 8192, 28672))
+"""Rows, columns, and the depth of the down-projection whose split-K partials are summed."""
+
+_CALLS = 64  # of one dispatched run, as in a step of Llama-3-8B
+_EPS = 1e-5
+_SHARES, _WHOLE = PartitionSpec(TENSOR_AXIS), PartitionSpec()
+
+
+def run_sums(options: argparse.Namespace, results: ResultFile) -> int:
+    """Run the cases on all devices; return how many failed or were wrong."""
+    devices = jax.device_count()
+    if devices < 2 or jax.default_backend() != "gpu":
+        print("--sums needs several GPUs")
+        return 1
+    mesh = Mesh(np.array(jax.devices()), (TENSOR_AXIS,))
+    memory = PeerMemory(mesh, max(T * D for T, D, _ in CASES))
+    peers, bad = memory.peers, 0
+    for T, D, depth in CASES:
+        name = f"{T} x {D}"
+        if options.only and options.only not in name:
+            continue
+        X = _summands(T, depth // devices, D)
+        row: dict[str, Any] = {"case": name, "devices": devices, "summands": X}
+        given = _draw(mesh, X, T, D)
+        for kernel in ("mosaic", "gathered", "psum"):
+            try:
+                single = _program(mesh, kernel, calls=1)
+                *found, peers = single(*given, peers)
+                row[f"{kernel}_error"] = _error(found, *given)
+                chain = _program(mesh, kernel, calls=_CALLS)
+                box = [peers]
+
+                def run(chain=chain, box=box, given=given) -> Any:
+                    *found, box[0] = chain(*given, box[0])
+                    return found
+
+                row[f"{kernel}_us"] = 1e6 * burst_seconds(run, 4) / _CALLS
+                peers = box[0]
+            except Exception as error:
+                row["failed"] = f"{kernel}: {type(error).__name__}: {error}"
+                print(row["failed"][:2000], flush=True)
+        wrong = row.get("mosaic_error", 1.0) > 1e-2
+        bad += wrong or "failed" in row
+        results.add(row)
+        print(_line(row), flush=True)
+    return bad
+
+
+def _summands(T: int, depth: int, D: int) -> int:
+    """Split-K partials of a device's projection."""
+    if refusal(T, depth, D, jnp.bfloat16) is not None:
+        return 1
+    h, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((T, depth), (depth, D)))
+    return len(jax.eval_shape(split_k_gemm, h, w).summands)
+
+
+def _draw(mesh: Mesh, X: int, T: int, D: int) -> tuple[Any, ...]:
+    keys = jax.random.split(jax.random.key(T), 3)
+    arrays = (
+        (jax.random.normal(keys[0], (T, D)).astype(jnp.bfloat16), _WHOLE),
+        (jax.random.normal(keys[1], (mesh.size * X, T, D)), _SHARES),
+        (jax.random.normal(keys[2], (D,)).astype(jnp.bfloat16), _WHOLE),
+    )
+    return tuple(jax.device_put(array, NamedSharding(mesh, spec)) for array, spec in arrays)
+
+
+def _program(mesh: Mesh, kernel: str, calls: int) -> Any:
+    """(x, summands, weight, peers) to (x, norm, peers), repeated over the residual stream."""
+
+    def once(x: Any, summands: Any, weight: Any, peers: Peers) -> Any:
+        update = Partial(summands, dtype=x.dtype)
+        if kernel == "mosaic":
+            return mosaic.all_reduce_rms_norm(x, update, weight, _EPS, peers)
+        if kernel == "gathered":
+            total = xla.all_reduce(update, TENSOR_AXIS)
+        else:
+            total = lax.psum(summands.sum(0), TENSOR_AXIS).astype(x.dtype)
+        return *add_rms_norm.add_rms_norm(x, total, weight, _EPS), peers
+
+    def local(x: Any, summands: Any, weight: Any, peers: Peers) -> Any:
+        h = x
+        for _ in range(calls):
+            x, h, peers = once(x, summands, weight, peers)
+        return x[None], h[None], peers
+
+    @functools.partial(jax.jit, donate_argnums=3)
+    def run(x: Any, summands: Any, weight: Any, peers: Peers) -> Any:
+        specs = Peers(_SHARES, _SHARES, peers.capacity)  # type: ignore[arg-type]
+        return jax.shard_map(
+            local,
+            mesh=mesh,
+            in_specs=(_WHOLE, _SHARES, _WHOLE, specs),
+            out_specs=(_SHARES, _SHARES, specs),
+            check_vma=False,
+        )(x, summands, weight, peers)
+
+    return run
+
+
+def _error(found: Any, x: Any, summands: Any, weight: Any) -> float:
+    """Largest relative error of a device's results against float64; infinite if devices differ."""
+    residual, normed = (np.asarray(array, np.float64) for array in found)
+    if any((array != array[:1]).any() for array in (residual, normed)):
+        return float("inf")
+    want = np.asarray(x, np.float64) + np.asarray(summands, np.float64).sum(0)
+    norm = want / np.sqrt((want**2).mean(-1, keepdims=True) + _EPS) * np.asarray(weight, np.float64)
+    pairs = ((residual[0], want), (normed[0], norm))
+    return max(float(np.abs(got - right).max() / np.abs(right).max()) for got, right in pairs)
+
+
+def _line(row: dict[str, Any]) -> str:
+    parts = [f"{row['case']:>10s} X={row['summands']}"]
+    for kernel in ("mosaic", "gathered", "psum"):
+        us, error = row.get(f"{kernel}_us"), row.get(f"{kernel}_error")
+        parts.append(
+            f"{kernel} " + ("failed" if us is None else f"{us:7.2f} us, error {error:.1e}")
+        )
+    return "; ".join(parts)
