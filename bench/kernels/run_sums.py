@@ -1,7 +1,7 @@
 """The sum over devices, residual sum and RMSNorm: checked against float32, then timed.
 
-Each row has the kernel beside XLA's collectives: one all-gather of the shares, whose order is that of
-the kernel, and ``psum``; both followed by the kernel that adds and norms.
+Each row has the kernel beside XLA's collectives: one all-gather of the shares, added in the order
+of the kernel, and ``psum``; both followed by the kernel that adds and norms.
 """
 
 import argparse
@@ -94,6 +94,7 @@ def _draw(mesh: Mesh, X: int, T: int, D: int) -> tuple[Any, ...]:
 def _program(mesh: Mesh, kernel: str, calls: int) -> Any:
     """(x, summands, weight, peers) to (x, norm, peers), repeated over the residual stream."""
 
+    @jax.jit  # lowered once
     def once(x: Any, summands: Any, weight: Any, peers: Peers) -> Any:
         update = Partial(summands, dtype=x.dtype)
         if kernel == "mosaic":

@@ -111,7 +111,7 @@ def main() -> None:
             run = sums(mesh, "xla")
             check(run(*given, None)[:3], expected(*given, devices))
             text = run.lower(*given, None).compile().as_text()
-            assert ("all-to-all" in text) == (T == many), (devices, T)
+            assert ("all-to-all" in text) == (many == T), (devices, T)
     print("equal")
 
 
