@@ -135,12 +135,12 @@ def _launch(name: str, shapes, update: Partial, peers: Peers, x, weight, eps: fl
             exchange.push(share, region, row * D + first)
 
         def finish(row, i):
-            if normed:  # loaded before the shares arrive
-                addend, scale = read(x_ref.at[row]), read(weight_ref)
+            # Loaded before the shares arrive.
+            addend, scale = (read(x_ref.at[row]), read(weight_ref)) if normed else (None, None)
             total = exchange.take(region, row * D + first).astype(dtype)
             if bias_ref is not None:
                 total = (total.astype(jnp.float32) + read(bias_ref)).astype(dtype)
-            if not normed:
+            if addend is None:
                 [total_ref] = results[:-1]
                 store_strided(total_ref.at[row, pl.ds(first, columns)], total, layout)
                 return

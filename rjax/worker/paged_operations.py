@@ -2,14 +2,13 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, Float32, Int
+from jaxtyping import Array, Float, Int
 
 from rjax.models import (
     Activation,
@@ -26,13 +25,14 @@ from rjax.models import (
     Router,
     Routing,
 )
-from rjax.models.sharding import TENSOR_AXIS, partition_spec
+from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
 from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.worker.backend import Backend
+from rjax.worker.device_sums import DeviceSums
 from rjax.worker.kernels import Choice, Kernel, Problem
 from rjax.worker.kernels.experts_problem import expert_specs, experts_problem, shares_of_bias
 from rjax.worker.kernels.linear_problem import LinearSharding, linear_problem, linear_sharding
@@ -53,8 +53,7 @@ class PagedOperations(Operations):
     Holds the pools of all layers, [P, K, S, H] each, and replaces them as layers write; lives for
     one trace of the step. On a mesh every kernel runs under ``shard_map``: attention and the
     projections over K, N and F. A projection whose inputs are sharded gives a Partial whose
-    summands are the devices' shares. The operations all_reduce and all_reduce_rms_norm add them:
-    through ``peers`` or by XLA's collectives, in the same order.
+    summands are the devices' shares; `DeviceSums` adds those of an update of the residual stream.
 
     Pools in float8_e4m3fn have the scales of the checkpoint, or 1: KV is divided by them, rounded
     to that type and clipped at 448.
@@ -65,7 +64,7 @@ class PagedOperations(Operations):
         backend: attention and the dispatcher of the other kernels.
         mesh: with an axis ``tensor``.
         record: called with every choice of a kernel.
-        peers: exchange buffers of the mesh; None without. Replaced by each sum over the devices.
+        peers: exchange buffers of the mesh; None without.
     """
 
     def __init__(
@@ -85,7 +84,12 @@ class PagedOperations(Operations):
         self._backend = backend
         self._mesh = mesh
         self._record = record
-        self.peers = peers
+        self._sums = DeviceSums(mesh, self._choose, peers) if mesh.size > 1 else None
+
+    @property
+    def peers(self) -> Peers | None:
+        """Exchange buffers as the last sum over the devices leaves them; None without."""
+        return None if self._sums is None else self._sums.peers
 
     def attention(
         self,
@@ -155,19 +159,8 @@ class PagedOperations(Operations):
         return out
 
     def embed(self, embedding: Embedding, tokens: Int[Array, " T"]) -> Float[Array, "T D"]:
-        """The embeddings of tokens; each device looks up those of its part of the vocabulary."""
-        table = embedding.weight[...]
-        spec = partition_spec("V D", table.shape, self._mesh)
-        if spec[0] is None:
-            return embedding(tokens)
-        lookup = jax.shard_map(
-            _lookup,
-            mesh=self._mesh,
-            in_specs=(spec, _WHOLE),
-            out_specs=_SHARES,
-            check_vma=False,
-        )
-        return self.summed(Partial(lookup(table, tokens), dtype=table.dtype))
+        """The embeddings of tokens."""
+        return embedding(tokens) if self._sums is None else self._sums.embed(embedding, tokens)
 
     def linear(
         self, linear: Linear, h: Float[Array, "T ..."] | UnmergedAttention
@@ -198,12 +191,8 @@ class PagedOperations(Operations):
         self, x: Float[Array, "T D"], update: Float[Array, "T D"] | Partial, norm: Norm
     ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
         """(x + update, the RMSNorm of it)."""
-        if self._is_shared(update):
-            assert isinstance(update, Partial)
-            problem = self._sum_problem("all_reduce_rms_norm", update, norm.eps)
-            operands = (x, update, norm.weight[...])
-            x, h = self._sum(problem, operands, (_WHOLE, _share_specs(update), _WHOLE))
-            return x, h
+        if self._sums is not None and isinstance(update, Partial):
+            return self._sums.all_reduce_rms_norm(x, update, norm)
         problem = Problem(
             operation="add_rms_norm",
             rows=len(x),
@@ -219,13 +208,10 @@ class PagedOperations(Operations):
         return self._run(kernel, problem, operands, (_WHOLE,) * 3, lambda _: _WHOLE)
 
     def summed(self, value: Float[Array, "T ..."] | Partial) -> Float[Array, "T ..."]:
-        """The value as an array; shares of several devices are summed."""
-        if not self._is_shared(value):
+        """An update of the residual stream as an array; shares of several devices are summed."""
+        if self._sums is None or not isinstance(value, Partial):
             return reduced(value)
-        assert isinstance(value, Partial)
-        problem = self._sum_problem("all_reduce", value)
-        [total] = self._sum(problem, (value,), (_share_specs(value),))
-        return total
+        return self._sums.all_reduce(value)
 
     def norm_linear(
         self, residual: Residual, norm: Norm | None, linear: Linear
@@ -333,7 +319,7 @@ class PagedOperations(Operations):
         """A norm and what follows it in one kernel, or None where there is no such kernel."""
         if residual.update is None or norm is None or not norm.is_rms:
             return None
-        if self._is_shared(residual.update):
+        if self._sums is not None and isinstance(residual.update, Partial):
             return None  # the kernel that sums the shares computes the norm too
         x, update = residual.x, residual.update
         sharding = linear_sharding(linear, self._mesh)
@@ -381,38 +367,6 @@ class PagedOperations(Operations):
             self._record(choice)
         return choice
 
-    def _is_shared(self, value: Array | Partial) -> bool:
-        """Whether the summands of an update are on several devices."""
-        return self._mesh.size > 1 and isinstance(value, Partial)
-
-    def _sum_problem(self, operation: Any, update: Partial, eps: float = 0.0) -> Problem:
-        return Problem(
-            operation=operation,
-            rows=len(update),
-            dtype=jnp.dtype(update.dtype).name,
-            depth=math.prod(update.shape[1:]),
-            columns=update.shape[1:],
-            pending_bias=update.bias is not None,
-            peer_capacity=0 if self.peers is None else self.peers.capacity,
-            eps=eps,
-        )
-
-    def _sum(
-        self, problem: Problem, operands: tuple[Any, ...], specs: tuple[Any, ...]
-    ) -> tuple[Array, ...]:
-        """Run a sum over the devices; ``peers`` goes through all of them, so they stay in order."""
-        kernel = self._choose(problem).kernel
-        assert kernel is not None, "plain JAX takes every sum"
-        peers = None if self.peers is None else _SHARES
-        *found, self.peers = self._run(
-            kernel,
-            problem,
-            (*operands, self.peers),
-            (*specs, peers),
-            lambda found: (*(_WHOLE for _ in found[:-1]), _peer_specs(found[-1])),
-        )
-        return tuple(found)
-
     def _run(
         self,
         kernel: Kernel,
@@ -422,15 +376,6 @@ class PagedOperations(Operations):
         of_result: Callable[[Any], Any],
     ) -> Any:
         return run_kernel(kernel, problem, operands, specs, of_result, self._mesh)
-
-
-def _lookup(table: Float[Array, "V D"], tokens: Int[Array, " T"]) -> Float32[Array, "1 T D"]:
-    """The embeddings of the tokens in this device's part of the table, zeros for the others."""
-    rows, devices = len(table), jax.lax.axis_size(TENSOR_AXIS)
-    local = jnp.clip(tokens, 0, rows * devices - 1) - jax.lax.axis_index(TENSOR_AXIS) * rows
-    inside = (local >= 0) & (local < rows)
-    found = jnp.take(table, jnp.where(inside, local, 0), axis=0)
-    return jnp.where(inside[:, None], found, 0).astype(jnp.float32)[None]
 
 
 def _qkv_specs(qkv: Array | Partial) -> Any:
@@ -456,16 +401,6 @@ def _value_specs(sharding: LinearSharding, activated: bool = False) -> Callable[
 def _shares(found: Any) -> Any:
     """From a result of experts to its specs: the shares of the devices."""
     return Partial(_SHARES, None, found.dtype)  # type: ignore[arg-type]
-
-
-def _share_specs(update: Partial) -> Any:
-    """Specs of a Partial whose summands are the devices' shares."""
-    bias = None if update.bias is None else _WHOLE
-    return Partial(_SHARES, bias, update.dtype)  # type: ignore[arg-type]
-
-
-def _peer_specs(peers: Peers | None) -> Any:
-    return None if peers is None else Peers(_SHARES, _SHARES, peers.capacity)  # type: ignore[arg-type]
 
 
 def _has_bias(update: Array | Partial) -> bool:

@@ -38,7 +38,8 @@ class PeerMemory:
         words = np.array(addresses, np.uint64)[:, None].view(np.int32)  # low word first
         rows = [np.concatenate([words, [[i, 0]]]) for i in range(n)]
         table, state = np.stack(rows).astype(np.int32), np.zeros((n, 2), np.int32)
-        self.peers = Peers(*jax.device_put((table, state), sharding), self._capacity)
+        table, state = jax.device_put((table, state), sharding)
+        self.peers = Peers(table, state, self._capacity)
 
     @property
     def bytes_per_device(self) -> int:

@@ -12,10 +12,19 @@ from jaxtyping import Array, Float, Float32, Int, UInt32
 
 from rjax.models.sharding import partition_spec
 from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
-from rjax.sampling import SampleResult, SamplingState, TokenLogprobs, sample, token_logprobs
+from rjax.sampling import (
+    Argmax,
+    SampleResult,
+    SamplingState,
+    TokenLogprobs,
+    first_largest,
+    sample,
+    token_logprobs,
+)
 from rjax.worker.backend import Backend
 from rjax.worker.kernels import Choice
 from rjax.worker.paged_operations import PagedOperations
+from rjax.worker.sharded_argmax import sharded_argmax
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepFeatures
 
@@ -104,6 +113,7 @@ def compile_step(
             logits,
             None,
             features,
+            sharded_argmax(mesh),
         )
         prompt = _prompt_logprobs(model, hidden, jnp.asarray(batch.targets), features)
         if traced is not None:
@@ -156,6 +166,7 @@ def _sampled(
     logits: Float32[Array, "B V"],
     bitmask: UInt32[Array, "B W"] | None,
     features: StepFeatures,
+    argmax: Argmax = first_largest,
 ) -> tuple[SamplingState, Int[Array, " slots"], StepResult]:
     """Logits to tokens."""
     drawn, sampling = sample(
@@ -166,6 +177,7 @@ def _sampled(
         mode=features.sampling,
         num_logprobs=features.num_logprobs,
         bitmask=bitmask,
+        argmax=argmax,
     )
     written = _written(rows, last_tokens.shape[0])
     sampled = _sampled_logprobs(drawn) if features.num_logprobs else None

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -44,19 +43,18 @@ def expected(x: Any, summands: Any, bias: Any, weight: Any, devices: int) -> tup
     """(the sum, x + the sum: their very bits; the norm in float64) in the order of the kernels."""
     x, weight = np.asarray(x), np.asarray(weight, np.float64)
     each = np.asarray(summands).reshape(devices, -1, *x.shape)
-    total = np.float32(0)
     shares = [functools.reduce(np.add, list(share)) for share in each]
     total = functools.reduce(np.add, shares).astype(x.dtype)
     if bias is not None:
-        total = _rounded(np.float32(total) + np.float32(np.asarray(bias)), x.dtype)
-    residual = _rounded(np.float32(x) + np.float32(total), x.dtype)
+        total = _added(total, np.asarray(bias))
+    residual = _added(x, total)
     y = residual.astype(np.float64)
     normed = y / np.sqrt((y**2).mean(-1, keepdims=True) + EPS) * weight
     return total, residual, normed
 
 
-def _rounded(value: np.ndarray, dtype: Any) -> np.ndarray:
-    return value.astype(ml_dtypes.bfloat16 if dtype == jnp.bfloat16 else dtype)
+def _added(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return (one.astype(np.float32) + other.astype(np.float32)).astype(one.dtype)
 
 
 def sums(mesh: Mesh, kernel: str) -> Any:
@@ -97,8 +95,8 @@ def check(found: Any, want: Any) -> None:
         np.testing.assert_array_equal(np.asarray(found[0][device]), residual)
         np.testing.assert_array_equal(np.asarray(found[2][device]), total)
         np.testing.assert_array_equal(np.asarray(found[1][device]), np.asarray(found[1][0]))
-    close = {"rtol": 1e-2, "atol": 1e-2} if residual.dtype.itemsize == 2 else {"rtol": 2e-5}
-    np.testing.assert_allclose(np.asarray(found[1][0], np.float64), normed, **close)
+    near = 1e-2 if residual.dtype.itemsize == 2 else 2e-5
+    np.testing.assert_allclose(np.asarray(found[1][0], np.float64), normed, rtol=near, atol=near)
 
 
 def main() -> None:
