@@ -32,14 +32,14 @@ class Exchange:
     Attributes:
         table: GMEM, of `Peers`, that of this device: [1, devices + 1, 2].
         devices: that exchange.
-        capacity: of `Peers`.
+        slot: words of one sender's slot.
         layout: of the values of one warpgroup, WG_STRIDED with vectors of 1, 2 or 4.
         columns: values of one warpgroup.
     """
 
     table: Any
     devices: int
-    capacity: int
+    slot: int
     layout: Any
     columns: int
 
@@ -48,15 +48,21 @@ class Exchange:
         """Index of this device, int32."""
         return self.table[0, self.devices, 0]
 
-    def push(self, value, region, first) -> None:
-        """Write float32 ``value`` to words ``first`` (int32) on of this device's slots."""
+    def push(self, value, region, first, receiver=None) -> None:
+        """Write float32 ``value`` to words ``first`` (int32) on of this device's slot.
 
-        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR, SCALAR, SCALAR, self.layout))
-        def emit(_, table, region_, rank_, first_, value_):
-            region, rank, first = _scalars(region_, rank_, first_)
+        In the buffers of all devices, or in that of ``receiver`` (int32).
+        """
+        to_all = receiver is None
+        scalars = (SCALAR,) * 4
+
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), *scalars, self.layout))
+        def emit(_, table, region_, rank_, first_, receiver_, value_):
+            region, rank, first, to = _scalars(region_, rank_, first_, receiver_)
             slot = add(mul(region, self.devices), rank)
-            word = add(mul(slot, self.capacity), first)
-            bases = [_address(table, device) for device in range(self.devices)]
+            word = add(mul(slot, self.slot), first)
+            receivers = range(self.devices) if to_all else [to]
+            bases = [_address(table, device) for device in receivers]
             for i, register in enumerate(value_.registers.flat):
                 words = _words(register)
                 byte = _byte(add(word, _element(i, len(words))))
@@ -64,45 +70,51 @@ class Exchange:
                     _store(arith.addi(base, byte), words, "relaxed.sys.")
 
         # -0.0 is equal to 0.0, and EMPTY.
-        emit(self.table, region, self.rank, first, jnp.where(value == 0.0, 0.0, value))
+        sent = jnp.where(value == 0.0, 0.0, value)
+        emit(self.table, region, self.rank, first, jnp.int32(0) if to_all else receiver, sent)
 
-    def take(self, region, first):
-        """The sum over the devices, 0 first, of their words ``first`` (int32) on; waits for them.
+    def take(self, region, first, sender=None):
+        """Words ``first`` (int32) on of every device, added from device 0 on; waits for them.
+
+        Or the words of the device ``sender`` (int32) alone.
 
         Returns:
             float32 [columns] in ``layout``.
         """
+        senders = self.devices if sender is None else 1
 
         @plgpu.inline_mgpu(
-            arg_types=(plgpu.RefType(), SCALAR, SCALAR, SCALAR),
+            arg_types=(plgpu.RefType(), *(SCALAR,) * 4),
             return_type=plgpu.ShapeDtypeStruct((self.columns,), jnp.float32, layout=self.layout),
         )
-        def emit(_, table, region_, rank_, first_):
-            region, rank, first = _scalars(region_, rank_, first_)
+        def emit(_, table, region_, rank_, first_, sender_):
+            region, rank, first, start = _scalars(region_, rank_, first_, sender_)
             layout = self.layout.to_mgpu()
             shape = layout.registers_shape((self.columns,))
             size = layout.vec_size
-            base = _dynamic_address(table, rank)
-            word = add(mul(region, self.devices * self.capacity), first)
+            base = _address(table, rank)
+            slot = add(mul(region, self.devices), start)
+            word = add(mul(slot, self.slot), first)
             count = int(np.prod(shape))
-            batch = max(1, _BATCH_WORDS // (self.devices * size))
+            batch = max(1, _BATCH_WORDS // (senders * size))
             registers = []
-            for start in range(0, count, batch):
+            for begin in range(0, count, batch):
                 places = [
-                    _byte(add(word, add(_element(i, size), device * self.capacity)))
-                    for i in range(start, min(count, start + batch))
-                    for device in range(self.devices)
+                    _byte(add(word, add(_element(i, size), other * self.slot)))
+                    for i in range(begin, min(count, begin + batch))
+                    for other in range(senders)
                 ]
                 words = _poll([arith.addi(base, place) for place in places], size)
-                for i in range(0, len(words), self.devices * size):
-                    registers.append(_sum(words[i : i + self.devices * size], size))
+                for i in range(0, len(words), senders * size):
+                    registers.append(_sum(words[i : i + senders * size], size))
             flat = np.empty(count, object)
             flat[:] = registers
             return mgpu.FragmentedArray(
                 _registers=flat.reshape(shape), _layout=layout, _is_signed=None
             )
 
-        return emit(self.table, region, self.rank, first)
+        start = jnp.int32(0) if sender is None else sender
+        return emit(self.table, region, self.rank, first, start)
 
     def restore(self, region, words, thread, threads: int) -> None:
         """Make the first ``words`` (int32) words of every slot of a region ``EMPTY``.
@@ -114,15 +126,15 @@ class Exchange:
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), *scalars))
         def emit(_, table, region_, rank_, words_, thread_):
             region, rank, words, thread = _scalars(region_, rank_, words_, thread_)
-            base = _dynamic_address(table, rank)
-            start = mul(region, self.devices * self.capacity)
+            base = _address(table, rank)
+            start = mul(region, self.devices * self.slot)
             first = mul(add(thread, thread_index()), 4)
             empty = [i32(EMPTY)] * 4
             loop = scf.ForOp(first, words, i32(4 * threads), [])
             with ir.InsertionPoint(loop.body):
                 word = add(start, loop.induction_variable)
                 for device in range(self.devices):
-                    byte = _byte(add(word, device * self.capacity))
+                    byte = _byte(add(word, device * self.slot))
                     _store(arith.addi(base, byte), empty, "")
                 scf.yield_([])
 
@@ -179,15 +191,10 @@ def _byte(word):
     return arith.muli(arith.extsi(i64, word), mgpu.c(_WORD_BYTES, i64))
 
 
-def _address(table, device: int):
-    """int64 address of a device's buffer."""
-    return _dynamic_address(table, mgpu.c(device, ir.IndexType.get()))
-
-
-def _dynamic_address(table, device):
+def _address(table, device):
+    """int64 address of the buffer of a device (int32 or a number)."""
     index, i64 = ir.IndexType.get(), ir.IntegerType.get_signless(64)
-    if device.type != index:
-        device = arith.index_cast(index, device)
+    device = arith.index_cast(index, i32(device))
     zero, one = mgpu.c(0, index), mgpu.c(1, index)
     low, high = (memref.load(table, [zero, device, half]) for half in (zero, one))
     high = arith.shli(arith.extui(i64, high), mgpu.c(32, i64))

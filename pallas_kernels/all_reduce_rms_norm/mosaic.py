@@ -1,13 +1,17 @@
 """Sum of the devices' shares, residual sum and RMSNorm on Hopper, one launch (Mosaic GPU).
 
-One-shot: each device adds its own summands in float32, pushes the sum to all others over NVLink,
-adds the shares of devices 0, 1, 2, ... in float32 as they arrive (`peers` has the protocol and why
-it is correct), and goes on as ``add_rms_norm``. Every device adds the same numbers in the same
-order, so all have the same bits.
+Each device adds its own summands in float32, pushes the sum to others over NVLink, and shares are
+added from device 0 on in float32 as they arrive (`peers` has the protocol and why it is correct).
+Then it goes on as ``add_rms_norm``. Every device has the sum of the same numbers in the same order,
+so all have the same bits.
 
-A CTA handles rows ``cta``, ``cta + CTAs``, ...; it pushes all of them before it waits for one.
-There is at most one CTA an SM, so that all run at once and no device waits for rows that another
-has not begun. Bytes over NVLink: 4 * T * D to each other device.
+- One-shot: shares go to all devices, and each adds all of them. 4 * T * D bytes to each other one.
+- Two-shot, of many rows on more than two devices: the share of row t goes to device t % devices,
+  which adds it and pushes the sum to all. 8 * T * D / devices bytes to each other one.
+
+A CTA handles rows ``cta``, ``cta + CTAs``, ...; it pushes all of its shares before it waits. There
+is at most one CTA an SM, so that all run at once and no device waits for rows that another has not
+begun.
 """
 
 import functools
@@ -21,11 +25,17 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from rjax.pallas_kernels.all_reduce_rms_norm.exchange import Exchange, cta_sum
-from rjax.pallas_kernels.all_reduce_rms_norm.peers import REGIONS, Peers
+from rjax.pallas_kernels.all_reduce_rms_norm.peers import (
+    MAX_COLUMNS,
+    REGIONS,
+    Peers,
+    is_two_shot,
+    slot_words,
+    used_words,
+)
 from rjax.pallas_kernels.mosaic_emit import THREADS, num_sms, store_strided
 from rjax.pallas_kernels.partial import Partial
 
-_MAX_COLUMNS = 16384  # of a row; more would not fit the registers
 _WORDS = 4  # of a load or store: 16 bytes
 
 
@@ -36,17 +46,17 @@ def refusal(rows: int, D: int, dtype: DTypeLike, capacity: int) -> str | None:
     """
     if jnp.dtype(dtype).itemsize != 2:
         return f"x is {jnp.dtype(dtype)}; the mosaic backend needs one 16-bit dtype"
-    if D % THREADS or D > _MAX_COLUMNS:
+    if D % THREADS or D > MAX_COLUMNS:
         return (
             f"rows of {D} elements; the mosaic backend takes multiples of {THREADS} up to "
-            f"{_MAX_COLUMNS}"
+            f"{MAX_COLUMNS}"
         )
     if not capacity:
         return "there are no exchange buffers on these devices"
     if rows * D > capacity:
         return (
-            f"{rows} rows of {D} elements; with more than {capacity} numbers, a reduce-scatter "
-            "and an all-gather move fewer bytes"
+            f"{rows} rows of {D} elements; with more than {capacity} numbers, XLA's collectives "
+            "are as fast"
         )
     return None
 
@@ -109,6 +119,9 @@ def _launch(name: str, shapes, update: Partial, peers: Peers, x, weight, eps: fl
     ctas = min(T, num_sms())
     layout = plgpu.Layout.WG_STRIDED((columns,), vec_size=vector)
     dtype, normed = update.dtype, weight is not None
+    devices, slot = peers.devices, slot_words(peers.devices, peers.capacity)
+    two_shot, owned = is_two_shot(devices, T, D), -(-T // devices)
+    totals = owned * D  # first word of the sums in a slot, behind the shares
     optional = [array for array in (x, weight, update.bias) if array is not None]
 
     def kernel(summands_ref, table_ref, state_ref, *refs):
@@ -120,7 +133,7 @@ def _launch(name: str, shapes, update: Partial, peers: Peers, x, weight, eps: fl
         x_ref, weight_ref = operands[:2] if normed else (None, None)
         bias_ref = operands[-1] if update.bias is not None else None
         cta, wg = lax.axis_index("cta"), lax.axis_index("wg")
-        exchange = Exchange(table_ref, peers.devices, peers.capacity, layout, columns)
+        exchange = Exchange(table_ref, devices, slot, layout, columns)
         region, last_words = state_ref[0, 0], state_ref[0, 1]
         first = pl.multiple_of(wg * columns, vector)
 
@@ -132,12 +145,27 @@ def _launch(name: str, shapes, update: Partial, peers: Peers, x, weight, eps: fl
             share = read(summands_ref.at[0, row])
             for i in range(1, X):
                 share = share + read(summands_ref.at[i, row])
-            exchange.push(share, region, row * D + first)
+            if two_shot:
+                place, owner = row // devices * D + first, lax.rem(row, devices)
+                exchange.push(share, region, place, owner)
+            else:
+                exchange.push(share, region, row * D + first)
+
+        def add_owned(turn, _):
+            place = turn * D + first
+
+            @pl.when(turn * devices + exchange.rank < T)
+            def _():
+                exchange.push(exchange.take(region, place), region, totals + place)
 
         def finish(row, i):
             # Loaded before the shares arrive.
             addend, scale = (read(x_ref.at[row]), read(weight_ref)) if normed else (None, None)
-            total = exchange.take(region, row * D + first).astype(dtype)
+            if two_shot:
+                place, owner = totals + row // devices * D + first, lax.rem(row, devices)
+                total = exchange.take(region, place, owner).astype(dtype)
+            else:
+                total = exchange.take(region, row * D + first).astype(dtype)
             if bias_ref is not None:
                 total = (total.astype(jnp.float32) + read(bias_ref)).astype(dtype)
             if addend is None:
@@ -156,12 +184,14 @@ def _launch(name: str, shapes, update: Partial, peers: Peers, x, weight, eps: fl
         thread = (cta * warpgroups + wg) * THREADS
         before = lax.rem(region + REGIONS - 1, REGIONS)
         exchange.restore(before, last_words, thread, ctas * warpgroups * THREADS)
+        if two_shot:
+            _for_rows(add_owned, cta, ctas, owned)
         _for_rows(finish, cta, ctas, T)
 
         @pl.when((cta == 0) & (wg == 0))
         def _():
             results[-1][0, 0] = lax.rem(region + 1, REGIONS)
-            results[-1][0, 1] = jnp.int32(T * D)
+            results[-1][0, 1] = jnp.int32(used_words(devices, T, D))
 
     *found, state = plgpu.kernel(
         _named(kernel, name),

@@ -12,8 +12,8 @@ restores ``EMPTY`` in the words that call ``c - 1`` used. Why three regions are 
 nothing is overwritten before it is read:
 
 1. Calls on one device do not overlap: each takes ``Peers`` from the one before it.
-2. Device j writes call c + 1 only after its call c, which read the share that device i pushed in
-   its call c. Device i started that call after its call c - 1 had ended.
+2. Device j writes call c + 1 only after its call c, which read words that device i pushed in its
+   call c. Device i started that call after its call c - 1 had ended.
 3. So the words that j writes in call c + 1 on i, those of region (c + 1) % 3 = (c - 2) % 3, were
    read by i in call c - 2 and restored by i in call c - 1, which ended before j could write.
 4. The words that i restores in call c, of region (c - 1) % 3, have all arrived: i has read each in
@@ -33,9 +33,16 @@ REGIONS = 3
 EMPTY = -(2**31)
 """An unwritten word, as int32: the bits of -0.0."""
 
+MAX_COLUMNS = 16384
+"""Of a row; more would not fit the registers of a CTA."""
+
 MAX_PUSHED_BYTES = 8 << 20
-"""Most bytes that a device pushes in one call, to all its peers together. Each receives the whole
-share of every other device; with more bytes, a reduce-scatter and an all-gather move fewer."""
+"""Most bytes that a device pushes in one call, to all its peers together; with more, XLA's
+collectives are as fast."""
+
+_ONE_SHOT_BYTES = (
+    1 << 20
+)  # pushed one-shot; with more, two shots of more than two devices are faster
 
 
 @no_type_check  # JAX also builds it with other leaves than arrays
@@ -49,8 +56,8 @@ class Peers:
     Attributes:
         table: of each device, the addresses of the buffers of devices 0 to X - 1 as (low, high)
             words, then (its index, 0).
-        state: of each device, (number of the next call, words of a share in the last call).
-        capacity: most words of a share.
+        state: of each device, (region of the next call, words of a slot that the last call used).
+        capacity: most numbers of an update.
     """
 
     table: Int32[Array, "X Z 2"]
@@ -63,11 +70,38 @@ class Peers:
         return self.table.shape[1] - 1
 
 
-def share_capacity(devices: int) -> int:
-    """Most words of a share for which the exchange is worth it."""
-    return MAX_PUSHED_BYTES // 4 // max(1, devices - 1) // 128 * 128
+def is_two_shot(devices: int, rows: int, columns: int) -> bool:
+    """Whether each device adds up 1 / devices of the rows and pushes the sums to the others.
+
+    One-shot, each device gets the shares of all rows from all others. On two devices both move as
+    many bytes. Two-shot needs a row for each device, so that each hears from all others in a call.
+    """
+    pushed = 4 * rows * columns * (devices - 1)
+    return devices > 2 and rows >= devices and pushed > _ONE_SHOT_BYTES
+
+
+def update_capacity(devices: int) -> int:
+    """Most numbers of an update for which the exchange is worth it."""
+    sent = devices - 1 if devices == 2 else 2 * (devices - 1) / devices
+    return int(MAX_PUSHED_BYTES / 4 / max(1, sent)) // 128 * 128
+
+
+def used_words(devices: int, rows: int, columns: int) -> int:
+    """Words of a slot that a call uses."""
+    if is_two_shot(devices, rows, columns):
+        return 2 * -(-rows // devices) * columns
+    return rows * columns
+
+
+def slot_words(devices: int, capacity: int) -> int:
+    """Words of a slot in which every update of at most ``capacity`` numbers has room."""
+    if devices <= 2:
+        return capacity
+    one_shot = max(devices * MAX_COLUMNS, _ONE_SHOT_BYTES // 4 // (devices - 1))
+    two_shot = 2 * (capacity // devices + MAX_COLUMNS)
+    return max(min(capacity, one_shot), two_shot)
 
 
 def buffer_words(devices: int, capacity: int) -> int:
     """int32 words of one device's buffer, all ``EMPTY`` before the first call."""
-    return REGIONS * devices * capacity
+    return REGIONS * devices * slot_words(devices, capacity)

@@ -10,7 +10,7 @@ from rjax.pallas_kernels.all_reduce_rms_norm.peers import (
     EMPTY,
     Peers,
     buffer_words,
-    share_capacity,
+    update_capacity,
 )
 
 
@@ -23,12 +23,12 @@ class PeerMemory:
 
     Args:
         mesh: the devices, with the axis ``tensor`` alone.
-        max_words: most numbers of a share, such as rows times hidden size.
+        max_numbers: of an update, such as rows times hidden size.
     """
 
-    def __init__(self, mesh: Mesh, max_words: int) -> None:
+    def __init__(self, mesh: Mesh, max_numbers: int) -> None:
         n = mesh.size
-        self._capacity = min(share_capacity(n), -(-max_words // 128) * 128)
+        self._capacity = min(update_capacity(n), -(-max_numbers // 128) * 128)
         sharding = NamedSharding(mesh, PartitionSpec(TENSOR_AXIS))
         shape = (n, buffer_words(n, self._capacity))
         fill = jax.jit(lambda: jnp.full(shape, EMPTY, jnp.int32), out_shardings=sharding)
@@ -47,8 +47,8 @@ class PeerMemory:
         return self._buffers.nbytes // len(self._buffers.addressable_shards)
 
 
-def make_peer_memory(mesh: Mesh, max_words: int) -> PeerMemory | None:
+def make_peer_memory(mesh: Mesh, max_numbers: int) -> PeerMemory | None:
     """The exchange buffers of a mesh of several GPUs of this process; None for other meshes."""
     local = all(device.process_index == jax.process_index() for device in mesh.devices.flat)
     on_gpus = mesh.devices.flat[0].platform == "gpu"
-    return PeerMemory(mesh, max_words) if mesh.size > 1 and local and on_gpus else None
+    return PeerMemory(mesh, max_numbers) if mesh.size > 1 and local and on_gpus else None

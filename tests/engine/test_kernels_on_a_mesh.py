@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import config_from_dict
 from rjax.models.decoder import Decoder
-from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers, share_capacity
+from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers, update_capacity
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.step import StepState, compile_step
@@ -47,7 +47,7 @@ for rows in (1, 8):
         if devices > 1:
             shapes = (devices, devices + 1, 2), (devices, 2)
             arrays = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes]
-            peers = Peers(*arrays, share_capacity(devices))
+            peers = Peers(*arrays, update_capacity(devices))
         state = StepState(pools, pools, sampling, last_tokens, peers)
         packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
         lowered = step.trace(leaves, state, packed).lower(lowering_platforms=("cuda",))

@@ -15,6 +15,7 @@ import sum_cases
 from jax import lax
 
 from rjax.pallas_kernels.all_reduce_rms_norm import mosaic
+from rjax.pallas_kernels.all_reduce_rms_norm import peers as peers_module
 from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
 from rjax.pallas_kernels.partial import Partial
 from rjax.worker.peer_memory import PeerMemory
@@ -65,6 +66,21 @@ def test_every_device_has_the_expected_bits(memory):
             given = sum_cases.draw(mesh, X, T, D, 10 * round_ + T, bias=T % 2 == 1)
             *found, peers = sum_cases.sums(mesh, "mosaic")(*given, peers)
             sum_cases.check(found, sum_cases.expected(*given, mesh.size))
+
+
+@pytest.mark.gpu
+def test_two_shots_have_the_bits_of_one(memory, monkeypatch):
+    """On two devices, for which one shot is the choice elsewhere."""
+    del memory  # which skips where there is one GPU
+    mesh = sum_cases.mesh_of(jax.device_count())
+    calls = [(2, 64, 4096, True), (1, 131, 896, True), (3, 5, 384, False), (1, 301, 2048, True)]
+    peers = PeerMemory(mesh, 1 << 20).peers
+    for X, T, D, two_shot in calls:
+        for module in (peers_module, mosaic):
+            monkeypatch.setattr(module, "is_two_shot", lambda *_, found=two_shot: found)
+        given = sum_cases.draw(mesh, X, T, D, T, bias=T % 2 == 1)
+        *found, peers = sum_cases.sums(mesh, "mosaic")(*given, peers)
+        sum_cases.check(found, sum_cases.expected(*given, mesh.size))
 
 
 @pytest.mark.gpu
