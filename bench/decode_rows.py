@@ -20,11 +20,6 @@ class Row:
     layers: int | None = None
     targets: tuple[tuple[str, float], ...] = ()
 
-    @property
-    def name(self) -> str:
-        """The model and, if it was changed, its number of layers."""
-        return self.model if self.layers is None else f"{self.model}, {self.layers} layers"
-
     def target(self, quantization: str | None) -> float | None:
         """Milliseconds, of weights as they are stored."""
         return self.target_ms if quantization is None else dict(self.targets).get(quantization)

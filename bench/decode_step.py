@@ -13,9 +13,10 @@
 The step is the one the engine runs: embedding, layers, attention over pages, logits, sampling, KV
 written in place. Weights are random. The roofline is the sum over the stages of the larger of bytes
 at the copy rate and FLOP at the matmul rate, both measured in the same run. Weights and distinct KV
-are counted once; everything but GEMMs and attention counts as free. Steps and rates are measured in
-short bursts. "Sustained" is the time of a step in a continuous run, where a GPU at its power limit
-lowers its clock.
+are counted once; everything but GEMMs and attention counts as free. On several GPUs it is that of
+one's share, and sums over the devices count as free. Steps and rates are measured in short bursts.
+"Sustained" is the time of a step in a continuous run, where a GPU at its power limit lowers its
+clock.
 """
 
 import argparse
@@ -61,6 +62,8 @@ from rjax.worker.step_shape import StepFeatures, StepShape
 
 COLUMNS = {
     "model": "model shapes",
+    "layers": "layers",
+    "devices": "GPUs",
     "batch": "rows",
     "shared": "shared tokens",
     "own": "unique tokens",
@@ -237,7 +240,9 @@ class Bench:
         times, busy = kernel_times(run) if profile else ([], None)
         self.peers = box[0].peers  # the steps donated what there was
         return {
-            "model": row.name,
+            "model": row.model,
+            "layers": row.layers,
+            "devices": None if self.mesh.size == 1 else self.mesh.size,
             "batch": case.batch,
             "shared": case.shared,
             "own": case.own,

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Float32
 
-from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
 from rjax.pallas_kernels.all_reduce_rms_norm.peers import MAX_PUSHED_BYTES
 from rjax.pallas_kernels.partial import Partial
 
@@ -34,13 +33,6 @@ def all_reduce(update: Partial, axis: str) -> Float[Array, "T ..."]:
         part = _ordered_sum(received).astype(update.dtype)
         total = lax.all_gather(part, axis, axis=part.ndim - 1, tiled=True)
     return total if update.bias is None else total + update.bias
-
-
-def all_reduce_rms_norm(
-    x: Float[Array, "T D"], update: Partial, weight: Float[Array, " D"], eps: float, axis: str
-) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
-    """(x + update, its RMSNorm) as ``add_rms_norm``, with the sum over the devices."""
-    return add_rms_norm(x, all_reduce(update, axis), weight, eps)
 
 
 def _ordered_sum(shares: Float32[Array, "X ..."]) -> Float32[Array, "..."]:

@@ -22,8 +22,8 @@ _SHARES, _WHOLE = PartitionSpec(TENSOR_AXIS), PartitionSpec()
 class DeviceSums:
     """The operations all_reduce and all_reduce_rms_norm of one trace of the step.
 
-    The kernels exchange shares through ``peers``; where they refuse or there are none, XLA's
-    collectives do, in the same order of additions.
+    The Mosaic kernels exchange shares through ``peers``. Where they refuse, XLA's collectives do,
+    and shares are added in the same order.
 
     Args:
         mesh: of several devices.
@@ -44,17 +44,22 @@ class DeviceSums:
 
     def all_reduce(self, update: Partial) -> Float[Array, "T ..."]:
         """The sum over the devices."""
-        problem = self._problem("all_reduce", update)
-        [total] = self._sum(problem, (update,), (_share_specs(update),))
+        choice = self._choose(self._problem("all_reduce", update))
+        [total] = self._sum(choice, (update,), (_share_specs(update),))
         return total
 
     def all_reduce_rms_norm(
         self, x: Float[Array, "T D"], update: Partial, norm: Norm
-    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
-        """(x + the sum of the update over the devices, the RMSNorm of it)."""
-        problem = self._problem("all_reduce_rms_norm", update, norm.eps)
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]] | None:
+        """(x + the sum of the update over the devices, the RMSNorm of it).
+
+        None where no kernel does both: the sum and the norm are then operations of their own.
+        """
+        choice = self._choose(self._problem("all_reduce_rms_norm", update, norm.eps))
+        if choice.kernel is None:
+            return None
         operands = (x, update, norm.weight[...])
-        x, h = self._sum(problem, operands, (_WHOLE, _share_specs(update), _WHOLE))
+        x, h = self._sum(choice, operands, (_WHOLE, _share_specs(update), _WHOLE))
         return x, h
 
     def embed(self, embedding: Embedding, tokens: Int[Array, " T"]) -> Float[Array, "T D"]:
@@ -85,13 +90,12 @@ class DeviceSums:
         )
 
     def _sum(
-        self, problem: Problem, operands: tuple[Any, ...], specs: tuple[Any, ...]
+        self, choice: Choice, operands: tuple[Any, ...], specs: tuple[Any, ...]
     ) -> tuple[Array, ...]:
-        kernel = self._choose(problem).kernel
-        assert kernel is not None, "plain JAX takes every sum"
+        assert choice.kernel is not None, "plain JAX takes every all_reduce"
         *found, self.peers = run_kernel(
-            kernel,
-            problem,
+            choice.kernel,
+            choice.problem,
             (*operands, self.peers),
             (*specs, None if self.peers is None else _SHARES),
             lambda found: (*(_WHOLE for _ in found[:-1]), _peer_specs(found[-1])),

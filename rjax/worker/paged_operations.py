@@ -192,7 +192,10 @@ class PagedOperations(Operations):
     ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
         """(x + update, the RMSNorm of it)."""
         if self._sums is not None and isinstance(update, Partial):
-            return self._sums.all_reduce_rms_norm(x, update, norm)
+            found = self._sums.all_reduce_rms_norm(x, update, norm)
+            if found is not None:
+                return found
+            update = self._sums.all_reduce(update)
         problem = Problem(
             operation="add_rms_norm",
             rows=len(x),

@@ -32,12 +32,12 @@ def test_tokens_are_those_of_one_gpu_and_runs_are_equal(tmp_path):
     assert logprobs(again) == logprobs(pair)
 
 
-def test_plain_sums_have_the_same_bits(tmp_path, monkeypatch):
-    """XLA's collectives in place of the exchange: the same numbers in the same order."""
+def test_collectives_of_xla_take_the_place_of_the_exchange(tmp_path, monkeypatch):
+    """They add the same numbers in the same order; the norm is another kernel's."""
     path = folder(tmp_path, "llama")
     pair, _ = answers(path, 5, backend="mosaic", tensor_parallel_size=2)
     monkeypatch.setattr("rjax.worker.worker.make_peer_memory", lambda mesh, numbers: None)
     plain, llm = answers(path, 5, backend="mosaic", tensor_parallel_size=2)
     sums = {use.kernel for use in llm.kernels() if use.operation.startswith("all_reduce")}
-    assert sums == {"xla.all_reduce_rms_norm"}
-    assert [output.token_ids for output in plain] == [output.token_ids for output in pair]
+    assert sums == {"xla.all_reduce"}
+    same_up_to_rounding(plain, pair)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
 from rjax.pallas_kernels.all_reduce_rms_norm import mosaic, xla
 from rjax.pallas_kernels.all_reduce_rms_norm.peers import MAX_PUSHED_BYTES, Peers
 from rjax.pallas_kernels.partial import Partial
@@ -66,8 +67,8 @@ def sums(mesh: Mesh, kernel: str) -> Any:
     def local(x, summands, bias, weight, peers):
         update = Partial(summands, bias, x.dtype)
         if kernel == "xla":
-            residual, normed = xla.all_reduce_rms_norm(x, update, weight, EPS, "tensor")
             total = xla.all_reduce(update, "tensor")
+            residual, normed = add_rms_norm(x, total, weight, EPS)
         else:
             residual, normed, peers = mosaic.all_reduce_rms_norm(x, update, weight, EPS, peers)
             total, peers = mosaic.all_reduce(update, peers)

@@ -84,7 +84,7 @@ def test_two_shots_have_the_bits_of_one(memory, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("T", "D"), [(1, 4096), (64, 4096), (150, 1024)])
+@pytest.mark.parametrize(("T", "D"), [(1, 4096), (150, 1024)])
 def test_thousands_of_calls_with_uneven_devices(memory, T, D):
     """Each call has other shares, and each device starts it at another time."""
     mesh, calls = sum_cases.mesh_of(jax.device_count()), 1000

@@ -10,7 +10,7 @@ from rjax.models.routing import route, router_logits
 from rjax.models.schemes.grouped import dequantise_expert
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
-from rjax.pallas_kernels.all_reduce_rms_norm import xla as all_reduce_rms_norm
+from rjax.pallas_kernels.all_reduce_rms_norm.xla import all_reduce
 from rjax.pallas_kernels.grouped_gemm.xla import experts
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.rope_and_cache.xla import rope_and_cache
@@ -36,12 +36,7 @@ def _add_rms_norm(problem: Problem, x: Any, update: Any, weight: Any) -> Any:
 
 def _all_reduce(problem: Problem, update: Partial, peers: Any) -> Any:
     del problem
-    return all_reduce_rms_norm.all_reduce(update, TENSOR_AXIS), peers
-
-
-def _all_reduce_rms_norm(problem: Problem, x: Any, update: Partial, weight: Any, peers: Any) -> Any:
-    operands = x, update, weight, problem.eps, TENSOR_AXIS
-    return *all_reduce_rms_norm.all_reduce_rms_norm(*operands), peers
+    return all_reduce(update, TENSOR_AXIS), peers
 
 
 def _activation(problem: Problem, h: Float[Array, "T A F"]) -> Float[Array, "T F"]:
@@ -97,7 +92,6 @@ PLAIN_KERNELS = (
     _kernel("linear", _linear),
     _kernel("add_rms_norm", _add_rms_norm),
     _kernel("all_reduce", _all_reduce),
-    _kernel("all_reduce_rms_norm", _all_reduce_rms_norm),
     _kernel("activation", _activation),
     _kernel("rope_and_cache", _rope_and_cache),
     _kernel("route", _route),
