@@ -29,7 +29,15 @@ from bench import (
     swap,
     throughput,
 )
-from bench.kernels import cost_model, peers, run_experts, run_products, run_table, sweep
+from bench.kernels import (
+    cost_model,
+    peers,
+    run_experts,
+    run_products,
+    run_sums,
+    run_table,
+    sweep,
+)
 from bench.kernels import readme as kernels_readme
 from bench.longbench import __main__ as longbench
 from rjax.benchmarks import latency, serve_report
@@ -113,7 +121,9 @@ def _decode_steps(found: Record) -> str:
     if not kinds:
         return table
     title = "Time by kind of kernel, from the profiler:"
-    return f"{table}\n\n{title}\n\n{markdown(kinds, step_breakdown.COLUMNS)}"
+    columns = step_breakdown.COLUMNS
+    used = {key: name for key, name in columns.items() if any(row[key] for row in kinds)}
+    return f"{table}\n\n{title}\n\n{markdown(kinds, used)}"
 
 
 def _table_answers(found: Record) -> str:
@@ -139,12 +149,14 @@ SECTIONS: dict[str, Section] = {
     "decode_step_long": Section(
         "One decode step with a long maximum sequence length", _decode_steps
     ),
+    "decode_step_tp2": Section("One decode step on two GPUs", _decode_steps),
     "decode_step_experts": Section("One decode step with experts", _decode_steps),
     "decode_step_growth": Section("A growing prefix", _decode_steps, decode_step.draw),
     "attention": Section("Attention of one layer", _rows(attention.COLUMNS), attention.draw),
     "kernels": Section("Kernels", _rows(run_table.COLUMNS)),
     "kernels_peers": Section("Kernels: comparison with other libraries", peers.table),
     "kernels_products": Section("GEMMs of few rows", _rows(run_products.COLUMNS)),
+    "kernels_sums": Section("Sums over GPUs", _rows(run_sums.COLUMNS)),
     "kernels_experts": Section("Experts of a layer", _rows(run_experts.COLUMNS)),
     "kernels_sweep": Section("Kernels: with and without relay", _rows(sweep.COLUMNS), sweep.draw),
     "kernels_costs": Section("Cost model of the work items", _rows(cost_model.COLUMNS)),

@@ -8,6 +8,7 @@ from rjax.models.dense import DenseAttention
 from rjax.models.errors import CheckpointError
 from rjax.models.experts_config import ExpertsConfig, Router
 from rjax.models.formats import StoredTensor, WeightFormat, register_format
+from rjax.models.layers.embedding import Embedding
 from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
@@ -40,6 +41,7 @@ __all__ = [
     "Decoder",
     "DecoderLayer",
     "DenseAttention",
+    "Embedding",
     "ExpertsConfig",
     "GroupedLinear",
     "HeadNorms",

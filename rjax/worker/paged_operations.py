@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from rjax.models import (
     Activation,
+    Embedding,
     GroupedLinear,
     HeadNorms,
     HeadOptions,
@@ -25,11 +26,13 @@ from rjax.models import (
     Routing,
 )
 from rjax.models.sharding import TENSOR_AXIS
+from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
 from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.worker.backend import Backend
+from rjax.worker.device_sums import DeviceSums
 from rjax.worker.kernels import Choice, Kernel, Problem
 from rjax.worker.kernels.experts_problem import (
     expert_specs,
@@ -46,6 +49,7 @@ _PROJECTIONS = PartitionSpec(None, TENSOR_AXIS, None, None)
 _ROUTED = Routing(_WHOLE, _WHOLE)  # type: ignore[arg-type]
 _HEADS = PartitionSpec(None, TENSOR_AXIS, None)
 _POOL = PartitionSpec(None, TENSOR_AXIS, None, None)
+_SHARES = PartitionSpec(TENSOR_AXIS)
 
 
 class PagedOperations(Operations):
@@ -54,7 +58,7 @@ class PagedOperations(Operations):
     Holds the pools of all layers, [P, K, S, H] each, and replaces them as layers write; lives for
     one trace of the step. On a mesh every kernel runs under ``shard_map``: attention and the
     projections over K, N and F. A projection whose inputs are sharded gives a Partial whose
-    summands are the devices' shares; the consumer adds them up.
+    summands are the devices' shares; `DeviceSums` adds those of an update of the residual stream.
 
     Pools in float8_e4m3fn have the scales of the checkpoint, or 1: KV is divided by them, rounded
     to that type and clipped at 448.
@@ -65,6 +69,7 @@ class PagedOperations(Operations):
         backend: attention and the dispatcher of the other kernels.
         mesh: with an axis ``tensor``.
         record: called with every choice of a kernel.
+        peers: exchange buffers of the mesh; None without.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class PagedOperations(Operations):
         backend: Backend,
         mesh: Mesh,
         record: Callable[[Choice], None] | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self.k_pages = list(k_pages)
         self.v_pages = list(v_pages)
@@ -83,6 +89,12 @@ class PagedOperations(Operations):
         self._backend = backend
         self._mesh = mesh
         self._record = record
+        self._sums = DeviceSums(mesh, self._choose, peers) if mesh.size > 1 else None
+
+    @property
+    def peers(self) -> Peers | None:
+        """Exchange buffers as the last sum over the devices leaves them; None without."""
+        return None if self._sums is None else self._sums.peers
 
     def attention(
         self,
@@ -151,6 +163,10 @@ class PagedOperations(Operations):
         )
         return out
 
+    def embed(self, embedding: Embedding, tokens: Int[Array, " T"]) -> Float[Array, "T D"]:
+        """The embeddings of tokens."""
+        return embedding(tokens) if self._sums is None else self._sums.embed(embedding, tokens)
+
     def linear(
         self, linear: Linear, h: Float[Array, "T ..."] | UnmergedAttention
     ) -> Float[Array, "T ..."] | Partial:
@@ -180,7 +196,11 @@ class PagedOperations(Operations):
         self, x: Float[Array, "T D"], update: Float[Array, "T D"] | Partial, norm: Norm
     ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
         """(x + update, the RMSNorm of it)."""
-        update = self._addable(update)
+        if self._sums is not None and isinstance(update, Partial):
+            found = self._sums.all_reduce_rms_norm(x, update, norm)
+            if found is not None:
+                return found
+            update = self._sums.all_reduce(update)
         problem = Problem(
             operation="add_rms_norm",
             rows=len(x),
@@ -194,6 +214,12 @@ class PagedOperations(Operations):
         assert kernel is not None, "plain JAX takes every norm"
         operands = (x, update, norm.weight[...])
         return self._run(kernel, problem, operands, (_WHOLE,) * 3, lambda _: _WHOLE)
+
+    def summed(self, value: Float[Array, "T ..."] | Partial) -> Float[Array, "T ..."]:
+        """An update of the residual stream as an array; shares of several devices are summed."""
+        if self._sums is None or not isinstance(value, Partial):
+            return reduced(value)
+        return self._sums.all_reduce(value)
 
     def norm_linear(
         self, residual: Residual, norm: Norm | None, linear: Linear
@@ -302,7 +328,9 @@ class PagedOperations(Operations):
         """A norm and what follows it in one kernel, or None where there is no such kernel."""
         if residual.update is None or norm is None or not norm.is_rms:
             return None
-        x, update = residual.x, self._addable(residual.update)
+        if self._sums is not None and isinstance(residual.update, Partial):
+            return None  # the kernel that sums the shares computes the norm too
+        x, update = residual.x, residual.update
         sharding = linear_sharding(linear, self._mesh)
         problem = self._linear_problem(
             operation, linear, sharding, x, activation, norm.eps, _has_bias(update)
@@ -348,10 +376,6 @@ class PagedOperations(Operations):
             self._record(choice)
         return choice
 
-    def _addable(self, update: Float[Array, "T D"] | Partial) -> Float[Array, "T D"] | Partial:
-        """An update as the norm's kernel takes it: on a mesh, the devices' shares are summed."""
-        return update if self._mesh.size == 1 else reduced(update)
-
     def _run(
         self,
         kernel: Kernel,
@@ -385,7 +409,7 @@ def _value_specs(sharding: LinearSharding, activated: bool = False) -> Callable[
 
 def _shares(found: Any) -> Any:
     """From a result of experts to its specs: the shares of the devices."""
-    return Partial(PartitionSpec(TENSOR_AXIS), None, found.dtype)  # type: ignore[arg-type]
+    return Partial(_SHARES, None, found.dtype)  # type: ignore[arg-type]
 
 
 def _has_bias(update: Array | Partial) -> bool:

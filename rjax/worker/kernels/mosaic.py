@@ -9,6 +9,8 @@ from rjax.models import Routing
 from rjax.models.routing import router_logits
 from rjax.models.schemes import UNQUANTISED
 from rjax.pallas_kernels.add_rms_norm import mosaic as add_rms_norm
+from rjax.pallas_kernels.all_reduce_rms_norm import mosaic as all_reduce_rms_norm
+from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
 from rjax.pallas_kernels.gate_up_gemm import mosaic as gate_up_gemm
 from rjax.pallas_kernels.grouped_gemm import mosaic as grouped_gemm
 from rjax.pallas_kernels.partial import Partial
@@ -71,6 +73,12 @@ def _norm_gated_refusal(problem: Problem) -> str | None:
 
 def _add_rms_norm_refusal(problem: Problem) -> str | None:
     return add_rms_norm.refusal(problem.depth, problem.dtype, problem.pending_bias)
+
+
+def _all_reduce_refusal(problem: Problem) -> str | None:
+    return all_reduce_rms_norm.refusal(
+        problem.rows, problem.depth, problem.dtype, problem.peer_capacity
+    )
 
 
 def _activation_refusal(problem: Problem) -> str | None:
@@ -147,6 +155,17 @@ def _add_rms_norm(problem: Problem, x: Array, update: Any, weight: Array) -> Any
     return add_rms_norm.add_rms_norm(x, update, weight, problem.eps)
 
 
+def _all_reduce(problem: Problem, update: Partial, peers: Peers) -> tuple[Array, Peers]:
+    del problem
+    return all_reduce_rms_norm.all_reduce(update, peers)
+
+
+def _all_reduce_rms_norm(
+    problem: Problem, x: Array, update: Partial, weight: Array, peers: Peers
+) -> tuple[Array, Array, Peers]:
+    return all_reduce_rms_norm.all_reduce_rms_norm(x, update, weight, problem.eps, peers)
+
+
 def _activation(problem: Problem, h: Array) -> Array:
     del problem
     return silu_and_mul.silu_and_mul(h)
@@ -213,8 +232,11 @@ def _experts(
     )
 
 
+_WITHOUT_WEIGHTS = ("add_rms_norm", "all_reduce", "all_reduce_rms_norm", "activation")
+
+
 def _kernel(name: str, operation: Operation, refusal: Any, run: Any) -> Kernel:
-    streams = operation not in ("add_rms_norm", "activation") and "cache" not in operation
+    streams = operation not in _WITHOUT_WEIGHTS and "cache" not in operation
     return Kernel(f"mosaic.{name}", operation, frozenset({"mosaic"}), refusal, run, streams)
 
 
@@ -225,6 +247,10 @@ MOSAIC_KERNELS = (
     _kernel("gate_up", "linear_activation", _gated_refusal, _gated),
     _kernel("norm_gate_up", "norm_linear_activation", _norm_gated_refusal, _norm_gated),
     _kernel("add_rms_norm", "add_rms_norm", _add_rms_norm_refusal, _add_rms_norm),
+    _kernel("all_reduce", "all_reduce", _all_reduce_refusal, _all_reduce),
+    _kernel(
+        "all_reduce_rms_norm", "all_reduce_rms_norm", _all_reduce_refusal, _all_reduce_rms_norm
+    ),
     _kernel("silu_and_mul", "activation", _activation_refusal, _activation),
     _kernel("rope_and_cache", "rope_and_cache", _rope_and_cache_refusal, _rope_and_cache),
     _kernel(

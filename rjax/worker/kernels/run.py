@@ -35,9 +35,13 @@ def run_kernel(
     whole_specs = jax.tree.broadcast(specs, operands, is_leaf=_is_spec)
     each = jax.tree.leaves(whole_specs, is_leaf=_is_spec)
     shapes = [_local(leaf, spec, mesh) for leaf, spec in zip(flat, each, strict=True)]
-    found = jax.eval_shape(
-        functools.partial(kernel.run, problem), *jax.tree.unflatten(tree, shapes)
+    # Like jax.eval_shape, with the axes that a sum over the devices names.
+    local = jax.make_jaxpr(
+        functools.partial(kernel.run, problem),
+        axis_env=list(mesh.shape.items()),
+        return_shape=True,
     )
+    _, found = local(*jax.tree.unflatten(tree, shapes))
     out_specs, out_tree = jax.tree.flatten(of_result(found), is_leaf=_is_spec)
     return _run_sharded(
         flat,
