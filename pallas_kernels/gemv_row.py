@@ -49,8 +49,8 @@ class SmemRow:
     """The CTA's slice of the row in shared memory.
 
     Attributes:
-        ref: SMEM, [SWIZZLE_ATOM_ROWS for each 64 columns plus padding, 64], tiled and swizzled for
-            wgmma.
+        ref: SMEM, tiled and swizzled for wgmma: [SWIZZLE_ATOM_ROWS, columns], or for a row that is
+            the left operand [SWIZZLE_ATOM_ROWS for each 64 columns plus padding, 64].
         transforms: of ref.
         start, columns: first column and number of columns of the slice, int32, multiples of 64.
         max_columns: most columns of any CTA's slice.
@@ -107,7 +107,9 @@ class SmemRow:
                         arith.index_cast(index, divide(column, mgpu.c(_CHUNK, i32)))
                         for divide in (arith.divui, arith.remui)
                     )
-                    target = [atom, zero, zero, offset_in_it]
+                    in_line = self.ref.shape[0] == SWIZZLE_ATOM_ROWS
+                    place = [zero, atom] if in_line else [atom, zero]
+                    target = [*place, zero, offset_in_it]
                     vector.store(register, row_, target, alignment=2 * vector_size)
 
         emit(self.ref, value, first, self.start, self.columns)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from rjax.pallas_kernels.gemv_row import RowSource
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.quantised_gemm import quantise_rows, quantised_rows
 from rjax.pallas_kernels.quantised_gemm.config import (
@@ -92,7 +93,15 @@ def quantised_gemm(
     Raises:
         ValueError: a shape or dtype the kernel does not take.
     """
-    h = _prepared(h, weight)
+    return Partial(split_k_products(_prepared(h, weight), weight, config)[0], dtype=h.dtype)
+
+
+def split_k_products(
+    h: Float[Array, "T E"] | QuantisedRows | RowSource,
+    weight: ScaledWeight,
+    config: GemmConfig | None = None,
+) -> tuple[Array, ...]:
+    """The partials of ``quantised_gemm``, and the results of a RowSource; without checks."""
     (T, _), (_, X, _) = h.shape, weight.values.shape
     config = config or gemm_configs(h, weight)[0]
 
@@ -102,7 +111,7 @@ def quantised_gemm(
 
     shape = jax.ShapeDtypeStruct((config.split_k, T, X), jnp.float32)
     name = f"quantised_gemm_{weight.values.dtype.name}"
-    return Partial(stream_gemm(name, h, weight, config, shape, epilogue), dtype=h.dtype)
+    return stream_gemm(name, h, weight, config, shape, epilogue)
 
 
 def quantised_gate_up_gemm(
@@ -118,7 +127,15 @@ def quantised_gate_up_gemm(
     Raises:
         ValueError: a shape or dtype the kernel does not take.
     """
-    h = _prepared(h, weight)
+    return gated_products(_prepared(h, weight), weight, config)[0]
+
+
+def gated_products(
+    h: Float[Array, "T E"] | QuantisedRows | RowSource,
+    weight: ScaledWeight,
+    config: GemmConfig | None = None,
+) -> tuple[Array, ...]:
+    """``quantised_gate_up_gemm``, and the results of a RowSource; without checks."""
     (T, _), (_, X, _) = h.shape, weight.values.shape
 
     def epilogue(out, sums, split, output, row):
@@ -155,7 +172,9 @@ def _prepared(
     return quantise_rows.quantise_rows(h)
 
 
-def gemm_configs(h: Float[Array, "T E"] | QuantisedRows, weight: ScaledWeight) -> list[GemmConfig]:
+def gemm_configs(
+    h: Float[Array, "T E"] | QuantisedRows | RowSource, weight: ScaledWeight
+) -> list[GemmConfig]:
     """The configs that fit, the fastest by an estimate first. Two matrices are not split.
 
     Args:

@@ -26,6 +26,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, vector
 from jaxtyping import Array, Float
 
+from rjax.pallas_kernels.gemv_row import RowSource, SmemRow
 from rjax.pallas_kernels.mosaic_emit import SCALAR, evict_first
 from rjax.pallas_kernels.quantised_gemm.config import (
     FEW_ROWS,
@@ -51,25 +52,26 @@ _ACC = plgpu.WGMMAAccumulatorRef
 
 def stream_gemm(
     name: str,
-    h: Float[Array, "T E"] | QuantisedRows,
+    h: Float[Array, "T E"] | QuantisedRows | RowSource,
     weight: ScaledWeight,
     config: GemmConfig,
     out: jax.ShapeDtypeStruct,
     epilogue: Callable[..., None],
-) -> Array:
-    """Compute the W products h @ weight[i].T; return the output of the epilogue.
+) -> tuple[Array, ...]:
+    """Compute the W products h @ weight[i].T; return the output of the epilogue and of a RowSource.
 
     Args:
         name: kernel name in profiles.
-        h: 16-bit, or QuantisedRows for fp8 weights.
+        h: 16-bit, or QuantisedRows for fp8 weights. A RowSource computes one row in the kernel.
         weight, config: see ``mosaic.refusal``.
         out: shape and dtype of the output.
         epilogue: called with (output in GMEM, sums, index of the split, first output, first row);
             stores the existing rows (``store_transposed``). The sums are float32 [64, R] in WGMMA
             layout, outputs by rows: of each matrix, or of each half of one matrix's outputs.
     """
+    source = h if isinstance(h, RowSource) else None
     rows = h.values if isinstance(h, QuantisedRows) else h
-    shape, (T, E) = gemm_shape(h, weight), rows.shape
+    shape, (T, E) = gemm_shape(h, weight), h.shape
     weight = weight.split(shape.matrices)
     W, R, consumers, stages = shape.matrices, shape.rows, config.consumers, config.num_stages
     block_k, tile_x = config.block_k, consumers * WGMMA_M
@@ -77,7 +79,8 @@ def stream_gemm(
     if not weight.is_fp8:
         multiply = multiply_scaled if shape.sums_in_place else multiply_upcast
         multiply = functools.partial(multiply, interleaved=weight.interleaved)
-    operands = [rows, weight.values, weight.scale]
+    inputs = [rows] if source is None else list(source.operands)
+    operands = [*inputs, weight.values, weight.scale]
     if weight.zero_points is not None:
         operands.append(weight.zero_points)
     if isinstance(h, QuantisedRows):
@@ -85,13 +88,18 @@ def stream_gemm(
     grouped = isinstance(h, QuantisedRows) and h.scale.shape[0] > 1
     assert not grouped or block_k == GROUP
     scale_rows = -(-R // 32) * 32  # a copy has a multiple of 128 bytes
+    others = () if source is None else source.results
+    most_columns = -(-(E // block_k) // config.split_k) * block_k
 
-    def kernel(x, w, scale, *refs, x_smem, w_smem, full, empty, scale_smem=None):
-        """GMEM: x [T, E], w [W, X, E], scale, zero points if there are any, scale of the rows if
-        they are quantised, out. SMEM: x_smem [stages, R, block_k], w_smem
-        [stages, W, 64 * consumers, block_k], scale_smem [stages, at least R] of grouped rows.
-        Barriers, one per stage: full, empty."""
-        *refs, out_ref = refs
+    def kernel(*refs, x_smem, w_smem, full, empty, scale_smem=None, filled=None, scratch=None):
+        """GMEM: x [T, E] or the operands of the row source, w [W, X, E], scale, zero points if
+        there are any, scale of the rows if they are quantised, out, other results. SMEM: x_smem
+        [stages, R, block_k] or the row [R, columns], w_smem [stages, W, 64 * consumers, block_k],
+        scale_smem [stages, at least R] of grouped rows, scratch [4]. Barriers, one per stage: full,
+        empty; filled: the row is there."""
+        given, [w, scale, *refs] = refs[: len(inputs)], refs[len(inputs) :]
+        out_ref, *results = refs[len(refs) - 1 - len(others) :]
+        refs = refs[: len(refs) - 1 - len(others)]
         zero_points = refs.pop(0) if weight.zero_points is not None else None
         x_scale = refs.pop() if refs else None
         first = pl.multiple_of(lax.axis_index("tile") * tile_x, tile_x)
@@ -116,8 +124,10 @@ def stream_gemm(
                     plgpu.copy_gmem_to_smem(tile, w_smem.at[stage, which], full.at[stage])
                     if shape.row_tiles == 1:
                         evict_first()
+                if source is not None:
+                    return
                 # Rows beyond T are out of bounds: the copy fills them with zeros.
-                x_tile = x.at[pl.ds(row, R), depth]
+                x_tile = given[0].at[pl.ds(row, R), depth]
                 plgpu.copy_gmem_to_smem(x_tile, x_smem.at[stage], full.at[stage])
                 if grouped:
                     of_tile = x_scale.at[start + i, pl.ds(row, scale_rows)]
@@ -150,6 +160,24 @@ def stream_gemm(
                 row=row,
             )
 
+            if source is not None:
+                columns = (start * block_k, count * block_k, most_columns, E)
+                smem_row = SmemRow(x_smem, _transforms(rows.dtype, 64), *columns)
+                is_first = (first == 0) & (split == 0)
+
+                @pl.when(wg == 0)
+                def _fill():
+                    source.fill(given, results, smem_row, scratch, is_first)
+                    plgpu.commit_smem()
+                    plgpu.barrier_arrive(filled)
+
+                plgpu.barrier_wait(filled)
+
+            def x_tile_of(i, stage):
+                if source is None:
+                    return x_smem.at[stage]
+                return x_smem.at[:, pl.ds(pl.multiple_of(i * block_k, block_k), block_k)]
+
             def load_scales(i):
                 return scales.load((start + i) * block_k, block_k)
 
@@ -159,7 +187,7 @@ def stream_gemm(
                 plgpu.barrier_wait(full.at[stage])
                 tiles = [w_smem.at[stage, which, mine] for which in range(W)]
                 now = scales.of_stage(loaded, stage)
-                totals = multiply(totals, tiles, x_smem.at[stage], scales, now)
+                totals = multiply(totals, tiles, x_tile_of(i, stage), scales, now)
                 plgpu.barrier_arrive(empty.at[stage])
                 return totals, ahead
 
@@ -176,17 +204,26 @@ def stream_gemm(
             epilogue(out_ref, scales.apply_last(totals), split, output, row)
 
     kernel.__name__ = name
-    of_rows = {"scale_smem": plgpu.SMEM((stages, scale_rows), jnp.float32)}
+    scratch = {
+        "x_smem": _stage_memory((stages, R, block_k), rows.dtype),
+        "w_smem": _stage_memory((stages, W, tile_x, block_k), weight.values.dtype),
+        "full": plgpu.Barrier(
+            num_barriers=stages, num_arrivals=W + (source is None) + bool(grouped)
+        ),
+        "empty": plgpu.Barrier(num_barriers=stages, num_arrivals=consumers),
+    }
+    if grouped:
+        scratch["scale_smem"] = plgpu.SMEM((stages, scale_rows), jnp.float32)
+    if source is not None:
+        scratch["x_smem"] = plgpu.SMEM(
+            (R, most_columns), rows.dtype, transforms=_transforms(rows.dtype, 64)
+        )
+        scratch["filled"] = plgpu.Barrier()
+        scratch["scratch"] = plgpu.SMEM((4,), jnp.float32)
     return plgpu.kernel(
         kernel,
-        out_type=out,
-        scratch_types=dict(
-            x_smem=_stage_memory((stages, R, block_k), rows.dtype),
-            w_smem=_stage_memory((stages, W, tile_x, block_k), weight.values.dtype),
-            full=plgpu.Barrier(num_barriers=stages, num_arrivals=W + 1 + grouped),
-            empty=plgpu.Barrier(num_barriers=stages, num_arrivals=consumers),
-        )
-        | (of_rows if grouped else {}),
+        out_type=(out, *others),
+        scratch_types=scratch,
         # The tiles of rows that read the same weights run side by side.
         grid=(shape.outputs // tile_x, config.split_k, shape.row_tiles),
         grid_names=("tile", "split", "rows"),
@@ -201,16 +238,19 @@ def stream_gemm(
 
 
 def _stage_memory(shape: tuple[int, ...], dtype):
+    return plgpu.SMEM(shape, dtype, transforms=_transforms(dtype, shape[-1]))
+
+
+def _transforms(dtype, columns: int):
+    """The widest swizzle for so many columns."""
     bits = 4 if dtype == jnp.int4 else jnp.dtype(dtype).itemsize * 8
-    swizzle = min(128, shape[-1] * bits // 8)
-    transforms = (
-        plgpu.TilingTransform((8, swizzle * 8 // bits)),
-        plgpu.SwizzleTransform(swizzle),
-    )
-    return plgpu.SMEM(shape, dtype, transforms=transforms)
+    swizzle = min(128, columns * bits // 8)
+    return plgpu.TilingTransform((8, swizzle * 8 // bits)), plgpu.SwizzleTransform(swizzle)
 
 
-def gemm_shape(h: Float[Array, "T E"] | QuantisedRows, weight: ScaledWeight) -> GemmShape:
+def gemm_shape(
+    h: Float[Array, "T E"] | QuantisedRows | RowSource, weight: ScaledWeight
+) -> GemmShape:
     """What a config is chosen for. Shapes and dtypes of the arguments are enough."""
     W, X, E = weight.values.shape
     # A warpgroup reads each tile of many rows for 128 outputs: two matrices, or halves of one.
@@ -227,6 +267,7 @@ def gemm_shape(h: Float[Array, "T E"] | QuantisedRows, weight: ScaledWeight) -> 
         bits=weight.bits,
         row_bits=8 if isinstance(h, QuantisedRows) else 16,
         interleaved=weight.interleaved,
+        resident_row=isinstance(h, RowSource),
     )
 
 
