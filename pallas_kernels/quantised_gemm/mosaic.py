@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.gemv_row import RowSource
+from rjax.pallas_kernels.gemv_row import RowSource, StoredRow
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.quantised_gemm import quantise_rows, quantised_rows
 from rjax.pallas_kernels.quantised_gemm.config import (
@@ -19,6 +19,7 @@ from rjax.pallas_kernels.quantised_gemm.config import (
     GemmConfig,
     configs,
 )
+from rjax.pallas_kernels.quantised_gemm.quantised_row import QuantisedRow
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import GROUP, QuantisedRows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.quantised_gemm.scales import PROMOTION
@@ -152,7 +153,7 @@ def gated_products(
 
 def _prepared(
     h: Float[Array, "T E"] | QuantisedRows, weight: ScaledWeight
-) -> Float[Array, "T E"] | QuantisedRows:
+) -> Float[Array, "T E"] | QuantisedRows | RowSource:
     """The rows that multiply the weight; a ValueError if they cannot."""
     _, X, E = weight.values.shape
     zero_points = weight.zero_points is not None
@@ -169,6 +170,8 @@ def _prepared(
     grouped = weight.scale.ndim == 3 and weight.block[1] == GROUP
     if grouped or quantise_rows.refusal(E, h.dtype) is not None:
         return quantised_rows.quantise_rows(h, grouped=grouped)
+    if T == 1:
+        return QuantisedRow(StoredRow(h))
     return quantise_rows.quantise_rows(h)
 
 

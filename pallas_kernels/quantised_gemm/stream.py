@@ -71,6 +71,7 @@ def stream_gemm(
     """
     source = h if isinstance(h, RowSource) else None
     rows = h.values if isinstance(h, QuantisedRows) else h
+    row_dtype = _row_dtype(h)
     shape, (T, E) = gemm_shape(h, weight), h.shape
     weight = weight.split(shape.matrices)
     W, R, consumers, stages = shape.matrices, shape.rows, config.consumers, config.num_stages
@@ -90,18 +91,29 @@ def stream_gemm(
     scale_rows = -(-R // 32) * 32  # a copy has a multiple of 128 bytes
     others = () if source is None else source.results
     most_columns = -(-(E // block_k) // config.split_k) * block_k
+    row_transforms = _transforms(row_dtype, 128 // row_dtype.itemsize)
 
-    def kernel(*refs, x_smem, w_smem, full, empty, scale_smem=None, filled=None, scratch=None):
+    def kernel(
+        *refs,
+        x_smem,
+        w_smem,
+        full,
+        empty,
+        scale_smem=None,
+        filled=None,
+        scratch=None,
+        row_scale=None,
+    ):
         """GMEM: x [T, E] or the operands of the row source, w [W, X, E], scale, zero points if
         there are any, scale of the rows if they are quantised, out, other results. SMEM: x_smem
         [stages, R, block_k] or the row [R, columns], w_smem [stages, W, 64 * consumers, block_k],
-        scale_smem [stages, at least R] of grouped rows, scratch [4]. Barriers, one per stage: full,
-        empty; filled: the row is there."""
+        scale_smem [stages, at least R] of grouped rows, scratch [4], row_scale [1, R] of a
+        quantised row source. Barriers, one per stage: full, empty; filled: the row is there."""
         given, [w, scale, *refs] = refs[: len(inputs)], refs[len(inputs) :]
         out_ref, *results = refs[len(refs) - 1 - len(others) :]
         refs = refs[: len(refs) - 1 - len(others)]
         zero_points = refs.pop(0) if weight.zero_points is not None else None
-        x_scale = refs.pop() if refs else None
+        x_scale = refs.pop() if refs else row_scale
         first = pl.multiple_of(lax.axis_index("tile") * tile_x, tile_x)
         split = lax.axis_index("split")
         # The last tile overlaps the one before, where rows are not a multiple of R.
@@ -162,7 +174,7 @@ def stream_gemm(
 
             if source is not None:
                 columns = (start * block_k, count * block_k, most_columns, E)
-                smem_row = SmemRow(x_smem, _transforms(rows.dtype, 64), *columns)
+                smem_row = SmemRow(x_smem, row_transforms, *columns, scale=row_scale)
                 is_first = (first == 0) & (split == 0)
 
                 @pl.when(wg == 0)
@@ -205,7 +217,7 @@ def stream_gemm(
 
     kernel.__name__ = name
     scratch = {
-        "x_smem": _stage_memory((stages, R, block_k), rows.dtype),
+        "x_smem": _stage_memory((stages, R, block_k), row_dtype),
         "w_smem": _stage_memory((stages, W, tile_x, block_k), weight.values.dtype),
         "full": plgpu.Barrier(
             num_barriers=stages, num_arrivals=W + (source is None) + bool(grouped)
@@ -215,11 +227,11 @@ def stream_gemm(
     if grouped:
         scratch["scale_smem"] = plgpu.SMEM((stages, scale_rows), jnp.float32)
     if source is not None:
-        scratch["x_smem"] = plgpu.SMEM(
-            (R, most_columns), rows.dtype, transforms=_transforms(rows.dtype, 64)
-        )
+        scratch["x_smem"] = plgpu.SMEM((R, most_columns), row_dtype, transforms=row_transforms)
         scratch["filled"] = plgpu.Barrier()
         scratch["scratch"] = plgpu.SMEM((4,), jnp.float32)
+        if row_dtype != source.dtype:
+            scratch["row_scale"] = plgpu.SMEM((1, R), jnp.float32)
     return plgpu.kernel(
         kernel,
         out_type=(out, *others),
@@ -265,10 +277,17 @@ def gemm_shape(
         outputs=X,
         depth=E,
         bits=weight.bits,
-        row_bits=8 if isinstance(h, QuantisedRows) else 16,
+        row_bits=8 * _row_dtype(h).itemsize,
         interleaved=weight.interleaved,
         resident_row=isinstance(h, RowSource),
     )
+
+
+def _row_dtype(h: Float[Array, "T E"] | QuantisedRows | RowSource) -> jnp.dtype:
+    """Of the rows in shared memory."""
+    if isinstance(h, RowSource):
+        return h.smem_dtype
+    return jnp.dtype(h.values.dtype if isinstance(h, QuantisedRows) else h.dtype)
 
 
 def store_transposed(ref, value, first, first_row) -> None:

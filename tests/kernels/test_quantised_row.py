@@ -22,7 +22,7 @@ MODELS = [
     (896, 4864, 14, 64, 1152),
     (1280, 3456, 16, 80, 1920),
 ]
-KINDS = ("int8", "int4 zeros", "int4 interleaved")
+KINDS = ("fp8", "int8", "int4 zeros", "int4 interleaved")
 EPS = 1e-5
 
 
@@ -53,10 +53,13 @@ def test_kernels_lower(model, kind):
 
     calls = [
         (one_row.merge_quantised_gemm, (attention, weight_spec(kind, 1, D, N * H))),
+        (mosaic.quantised_gemm, (spec(1, F), weight_spec(kind, 1, D, F))),
         (normed, (row, update, weight, weight_spec(kind, 1, E, D))),
         (normed_gated, (row, row, weight, weight_spec(kind, 2, F, D))),
     ]
-    for (function, arguments), width in zip(calls, (D, E, F), strict=True):
+    for (function, arguments), width in zip(calls, (D, D, E, F), strict=True):
+        if kind == "fp8" and function is one_row.merge_quantised_gemm:
+            continue
         traced = jax.jit(function).trace(*arguments)
         traced.lower(lowering_platforms=("cuda",))
         assert jax.tree.leaves(traced.out_info)[-1].shape[-2:] == (1, width)
@@ -88,14 +91,17 @@ def test_arithmetic(kind, shape, monkeypatch):
     [
         ({"rows": 8}, "8 rows"),
         ({"depth": 8192}, "8192 columns"),
-        ({"values": jnp.float8_e4m3fn}, "float8_e4m3fn"),
+        ({"block": (128, 128), "values": jnp.float8_e4m3fn}, "128 x 128"),
         ({"pending_bias": True}, "bias"),
     ],
 )
 def test_what_the_kernels_do_not_take(change, found):
-    given = dict(rows=1, depth=4096, values=jnp.int4, pending_bias=False)
+    given = dict(rows=1, depth=4096, values=jnp.int4, block=(1, 128), pending_bias=False)
     assert one_row.normed_refusal(**given) is None
     assert found in (one_row.normed_refusal(**given | change) or "")
+    fp8 = dict(rows=1, depth=4096, values=jnp.float8_e4m3fn)
+    assert one_row.normed_refusal(**fp8, block=(1, 4096)) is None
+    assert "float8_e4m3fn" in (one_row.merged_refusal(**fp8) or "")
 
 
 @pytest.mark.gpu

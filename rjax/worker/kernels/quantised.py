@@ -79,10 +79,12 @@ def _one_row_refusal(problem: Problem) -> str | None:
     """Of a norm that the GEMM computes itself."""
     if not isinstance(problem.scheme, Scaled):
         return "unquantised weights"
+    assert problem.scale_block is not None
     return one_row.normed_refusal(
         problem.rows,
         problem.depth,
         VALUE_DTYPES[problem.scheme.values],
+        problem.scale_block,
         problem.pending_bias,
     )
 
@@ -238,18 +240,18 @@ def _kernel(name: str, operation: Operation, refusal: Any, run: Any) -> Kernel:
 
 QUANTISED_KERNELS = (
     _kernel("quantised_gemm", "linear", _gemm_refusal, _gemm),
-    _kernel("norm_quantised_gemm", "norm_linear", _norm_gemm_refusal, _norm_gemm),
     _kernel("norm_row_quantised_gemm", "norm_linear", _norm_row_gemm_refusal, _norm_row_gemm),
+    _kernel("norm_quantised_gemm", "norm_linear", _norm_gemm_refusal, _norm_gemm),
     _kernel("merge_row_quantised_gemm", "merge_linear", _merge_row_gemm_refusal, _merge_row_gemm),
     _kernel("quantised_gate_up", "linear_activation", _gate_up_refusal, _gate_up),
-    _kernel(
-        "norm_quantised_gate_up", "norm_linear_activation", _norm_gate_up_refusal, _norm_gate_up
-    ),
     _kernel(
         "norm_row_quantised_gate_up",
         "norm_linear_activation",
         _norm_row_gate_up_refusal,
         _norm_row_gate_up,
+    ),
+    _kernel(
+        "norm_quantised_gate_up", "norm_linear_activation", _norm_gate_up_refusal, _norm_gate_up
     ),
     Kernel("xla.norm_fp8_dot", "norm_linear", _MOSAIC, _norm_fp8_dot_refusal, _norm_fp8_dot),
     Kernel(
