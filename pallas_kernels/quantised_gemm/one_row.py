@@ -1,7 +1,8 @@
 """Quantised GEMM on Hopper of one row that the kernel computes itself: a norm, or merged attention.
 
-``gemv_row`` says why one row only. fp8 weights multiply quantised rows: their scale needs the whole
-row, and merging all of it in every CTA would read too much.
+``gemv_row`` says why one row only. fp8 weights multiply quantised rows, whose scale needs the whole
+row: relay fusion merges it in a launch of its own then, since merging all of it in every CTA would
+read too much, and the GEMM quantises it.
 """
 
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.quantised_gemm import mosaic
 from rjax.pallas_kernels.quantised_gemm.quantised_row import QuantisedRow
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
+from rjax.pallas_kernels.relay_fusion.mosaic import merge_rows
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 
 
@@ -38,11 +40,11 @@ def normed_refusal(
     return _row_refusal(rows, depth)
 
 
-def merged_refusal(rows: int, depth: int, values: DTypeLike) -> str | None:
-    """Why `merge_quantised_gemm` cannot merge a row itself, or None; as ``normed_refusal``."""
-    if not _is_integer(values):
-        return f"weights of {jnp.dtype(values)}; the kernel takes int8 and int4"
-    return _row_refusal(rows, depth)
+def merged_refusal(
+    rows: int, depth: int, values: DTypeLike, block: tuple[int, int]
+) -> str | None:
+    """Why `merge_quantised_gemm` cannot merge a row, or None; as ``normed_refusal``."""
+    return normed_refusal(rows, depth, values, block)
 
 
 def _row_refusal(rows: int, depth: int) -> str | None:
@@ -87,10 +89,12 @@ def norm_quantised_gate_up_gemm(
 
 
 def merge_quantised_gemm(attention: UnmergedAttention, weight: ScaledWeight) -> Partial:
-    """``quantised_gemm`` of one row of attention, merged in the same kernel; E is N * H.
+    """``quantised_gemm`` of one row of attention; E is N * H.
 
     The problem is one that ``mosaic.refusal`` and ``merged_refusal`` take.
     """
+    if weight.is_fp8:
+        return mosaic.quantised_gemm(merge_rows(attention).reshape(1, -1), weight)
     [summands] = mosaic.split_k_products(MergedRow(attention), weight)
     return Partial(summands, dtype=attention.out.dtype)
 

@@ -100,8 +100,9 @@ def _norm_row_gate_up_refusal(problem: Problem) -> str | None:
 def _merge_row_gemm_refusal(problem: Problem) -> str | None:
     if not isinstance(problem.scheme, Scaled):
         return "unquantised weights"
+    assert problem.scale_block is not None
     values = VALUE_DTYPES[problem.scheme.values]
-    why = one_row.merged_refusal(problem.rows, problem.depth, values)
+    why = one_row.merged_refusal(problem.rows, problem.depth, values, problem.scale_block)
     return why or _gemm_refusal(problem)
 
 
