@@ -121,8 +121,6 @@ def _fitting(shape: GemmShape, may_split: bool) -> Iterator[GemmConfig]:
 
 
 def _most_ctas_per_sm(shape: GemmShape, consumers: int) -> int:
-    if shape.resident_row:  # a norm of its own takes the registers of a second CTA
-        return 1
     return 2 if consumers == 1 and _registers(shape) <= _REGISTERS_OF_TWO else 1
 
 

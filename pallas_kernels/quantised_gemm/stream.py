@@ -172,6 +172,8 @@ def stream_gemm(
                 row=row,
             )
 
+            scales.prefetch(start * block_k, most_columns)
+            last_scales = scales.load_last()
             if source is not None:
                 columns = (start * block_k, count * block_k, most_columns, E)
                 smem_row = SmemRow(x_smem, row_transforms, *columns, scale=row_scale)
@@ -213,7 +215,8 @@ def stream_gemm(
             else:
                 carry = (zeros(scales.shape),) * W, first_scales
                 totals, _ = lax.fori_loop(0, count, lambda i, carry: step(i, *carry), carry)
-            epilogue(out_ref, scales.apply_last(totals), split, output, row)
+            totals = scales.apply_last(totals, last_scales)
+            epilogue(out_ref, totals, split, output, row)
 
     kernel.__name__ = name
     scratch = {
