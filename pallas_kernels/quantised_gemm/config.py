@@ -68,12 +68,15 @@ class GemmConfig:
         block_k: depth of a pipeline stage.
         split_k: splits of the depth, each computed by its own CTAs.
         num_stages: pipeline stages.
+        stage_groups: groups of ``consumers`` warpgroups that take stages in turn, so that one
+            converts and multiplies while another waits; their sums are added at the end.
     """
 
     consumers: int
     block_k: int
     split_k: int
     num_stages: int
+    stage_groups: int = 1
 
 
 def consumer_registers(consumers: int) -> int:

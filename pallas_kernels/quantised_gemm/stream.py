@@ -74,8 +74,11 @@ def stream_gemm(
     row_dtype = _row_dtype(h)
     shape, (T, E) = gemm_shape(h, weight), h.shape
     weight = weight.split(shape.matrices)
-    W, R, consumers, stages = shape.matrices, shape.rows, config.consumers, config.num_stages
-    block_k, tile_x = config.block_k, consumers * WGMMA_M
+    W, R, stages = shape.matrices, shape.rows, config.num_stages
+    consumers, groups = config.consumers, config.stage_groups
+    block_k, tile_x, warpgroups = config.block_k, consumers * WGMMA_M, consumers * groups
+    # A warpgroup counts the phases of the barriers that it waits for, so it needs stages of its own.
+    assert stages % groups == 0
     multiply = multiply_fp8
     if not weight.is_fp8:
         multiply = multiply_scaled if shape.sums_in_place else multiply_upcast
@@ -103,12 +106,15 @@ def stream_gemm(
         filled=None,
         scratch=None,
         row_scale=None,
+        sums_smem=None,
+        summed=None,
     ):
         """GMEM: x [T, E] or the operands of the row source, w [W, X, E], scale, zero points if
         there are any, scale of the rows if they are quantised, out, other results. SMEM: x_smem
         [stages, R, block_k] or the row [R, columns], w_smem [stages, W, 64 * consumers, block_k],
         scale_smem [stages, at least R] of grouped rows, scratch [4], row_scale [1, R] of a
-        quantised row source. Barriers, one per stage: full, empty; filled: the row is there."""
+        quantised row source, sums_smem [groups - 1, consumers, W, 64, R]. Barriers, one per stage:
+        full, empty; filled: the row is there; summed: all sums but those of the first group."""
         given, [w, scale, *refs] = refs[: len(inputs)], refs[len(inputs) :]
         out_ref, *results = refs[len(refs) - 1 - len(others) :]
         refs = refs[: len(refs) - 1 - len(others)]
@@ -124,9 +130,9 @@ def stream_gemm(
         count = lax.div((split + 1) * all_blocks, jnp.int32(config.split_k)) - start
         wg = lax.axis_index("wg")
 
-        @pl.when(wg == consumers)
+        @pl.when(wg == warpgroups)
         def _producer():
-            if consumers > 1:
+            if warpgroups > 1:
                 plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
 
             def load(i, stage):
@@ -154,11 +160,13 @@ def stream_gemm(
             lax.fori_loop(0, filled, lambda i, _: load(i, i), None)
             lax.fori_loop(filled, count, refill, None)
 
-        @pl.when(wg < consumers)
+        @pl.when(wg < warpgroups)
         def _consumer():
-            if consumers > 1:
-                plgpu.set_max_registers(consumer_registers(consumers), action="increase")
-            own = pl.multiple_of(wg * WGMMA_M, WGMMA_M) if consumers > 1 else 0
+            if warpgroups > 1:
+                plgpu.set_max_registers(consumer_registers(warpgroups), action="increase")
+            consumer = lax.rem(wg, jnp.int32(consumers))
+            group = lax.div(wg, jnp.int32(consumers))
+            own = pl.multiple_of(consumer * WGMMA_M, WGMMA_M) if consumers > 1 else 0
             mine = pl.ds(own, WGMMA_M)
             output = pl.multiple_of(first + own, WGMMA_M)
             scales = Scales(
@@ -195,8 +203,9 @@ def stream_gemm(
             def load_scales(i):
                 return scales.load((start + i) * block_k, block_k)
 
-            def step(i, totals, loaded):
-                ahead = load_scales(jnp.minimum(i + 1, count - 1))
+            def step(j, totals, loaded):
+                i = j * groups + group
+                ahead = load_scales(jnp.minimum(i + groups, count - 1))
                 stage = lax.rem(i, jnp.int32(stages))
                 plgpu.barrier_wait(full.at[stage])
                 tiles = [w_smem.at[stage, which, mine] for which in range(W)]
@@ -205,18 +214,44 @@ def stream_gemm(
                 plgpu.barrier_arrive(empty.at[stage])
                 return totals, ahead
 
+            # Group g takes every stage whose number is g modulo their number.
+            steps = lax.div(count - group + (groups - 1), jnp.int32(groups))
+
             def summed_in_place(*accs):
-                lax.fori_loop(0, count, lambda i, loaded: step(i, accs, loaded)[1], first_scales)
+                lax.fori_loop(0, steps, lambda j, loaded: step(j, accs, loaded)[1], first_scales)
                 return tuple(acc[...] for acc in accs)
 
-            first_scales = load_scales(jnp.int32(0))
+            first_scales = load_scales(jnp.minimum(group, count - 1))
             if shape.sums_in_place:
                 totals = pl.run_scoped(summed_in_place, *[_ACC(scales.shape, jnp.float32)] * W)
             else:
                 carry = (zeros(scales.shape),) * W, first_scales
-                totals, _ = lax.fori_loop(0, count, lambda i, carry: step(i, *carry), carry)
-            totals = scales.apply_last(totals, last_scales)
-            epilogue(out_ref, totals, split, output, row)
+                totals, _ = lax.fori_loop(0, steps, lambda j, carry: step(j, *carry), carry)
+
+            def finish(totals):
+                totals = scales.apply_last(totals, last_scales)
+                epilogue(out_ref, totals, split, output, row)
+
+            if groups == 1:
+                finish(totals)
+                return
+
+            @pl.when(group > 0)
+            def _():
+                for which, total in enumerate(totals):
+                    sums_smem[group - 1, consumer, which] = total
+                plgpu.barrier_arrive(summed)
+
+            @pl.when(group == 0)
+            def _():
+                plgpu.barrier_wait(summed)
+                found = list(totals)
+                for other in range(groups - 1):
+                    for which in range(W):
+                        ref = sums_smem.at[other, consumer, which]
+                        added = plgpu.load(ref, layout=plgpu.Layout.WGMMA, optimized=False)
+                        found[which] = found[which] + added
+                finish(tuple(found))
 
     kernel.__name__ = name
     scratch = {
@@ -229,6 +264,10 @@ def stream_gemm(
     }
     if grouped:
         scratch["scale_smem"] = plgpu.SMEM((stages, scale_rows), jnp.float32)
+    if groups > 1:
+        sums = (groups - 1, consumers, W, WGMMA_M, R)
+        scratch["sums_smem"] = plgpu.SMEM(sums, jnp.float32)
+        scratch["summed"] = plgpu.Barrier(num_arrivals=(groups - 1) * consumers)
     if source is not None:
         scratch["x_smem"] = plgpu.SMEM((R, most_columns), row_dtype, transforms=row_transforms)
         scratch["filled"] = plgpu.Barrier()
@@ -242,7 +281,7 @@ def stream_gemm(
         # The tiles of rows that read the same weights run side by side.
         grid=(shape.outputs // tile_x, config.split_k, shape.row_tiles),
         grid_names=("tile", "split", "rows"),
-        num_threads=consumers + 1,
+        num_threads=warpgroups + 1,
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(
             approx_math=True,

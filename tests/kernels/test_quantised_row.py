@@ -19,6 +19,7 @@ from rjax.pallas_kernels.quantised_gemm import (
     quantised_rows,
     upcast,
 )
+from rjax.pallas_kernels.quantised_gemm.config import GemmConfig
 from rjax.pallas_kernels.quantised_gemm.quantised_row import QuantisedRow
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 
@@ -78,14 +79,23 @@ class PlainRow(StoredRow):
         smem_row.ref[0] = h[0, pl.ds(smem_row.start, smem_row.max_columns)]
 
 
-@pytest.mark.parametrize(("kind", "shape"), [("int4", (1, 128, 1024)), ("int8", (2, 64, 640))])
-def test_arithmetic(kind, shape, monkeypatch):
+# The last has more groups of warpgroups than the second split has stages.
+@pytest.mark.parametrize(
+    ("kind", "shape", "config"),
+    [
+        ("int4", (1, 128, 1024), None),
+        ("int8", (2, 64, 640), None),
+        ("int4", (1, 128, 1280), GemmConfig(2, 256, 1, 2, stage_groups=2)),
+        ("int8", (1, 64, 640), GemmConfig(1, 128, 2, 3, stage_groups=3)),
+    ],
+)
+def test_arithmetic(kind, shape, config, monkeypatch):
     monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
     monkeypatch.setattr(upcast, "load_interleaved", load_interleaved)
     weight, h = weight_of(kind, *shape), normal(1, shape[2])
     multiply = mosaic.split_k_products if shape[0] == 1 else mosaic.gated_products
     with interpreting(monkeypatch):
-        [found] = multiply(PlainRow(h), weight)
+        [found] = multiply(PlainRow(h), weight, config)
     found = np.asarray(found, np.float32)
     found = found.sum(0)[0] if shape[0] == 1 else found[0]
     assert error(found, wanted(h[0], weight)) < (1e-5 if shape[0] == 1 else 4e-3)
