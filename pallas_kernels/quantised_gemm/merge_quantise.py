@@ -34,15 +34,15 @@ from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 _MAX_WARPGROUPS = 4  # of a CTA: with more, a thread has too few registers for its loads
 
 
-def refusal(width: int, head_dim: int, dtype: DTypeLike) -> str | None:
-    """Why the kernel cannot take rows of N * H = ``width`` elements of ``dtype``, or None."""
+def refusal(width: int, dtype: DTypeLike) -> str | None:
+    """Why the kernel cannot take rows of N * H = ``width`` elements of ``dtype``, or None.
+
+    H is a multiple of 8, as in all attention of this backend.
+    """
     if jnp.dtype(dtype).itemsize != 2:
         return f"rows of {jnp.dtype(dtype)}; relay fusion on mosaic needs a 16-bit dtype"
-    if head_dim % 8 or width % THREADS:
-        return (
-            f"{width // head_dim} heads of {head_dim} dims; the kernel takes head dims that are "
-            f"multiples of 8 and rows of multiples of {THREADS}"
-        )
+    if width % THREADS:
+        return f"rows of {width} elements; the kernel takes multiples of {THREADS}"
     if _warpgroups(width) > _MAX_WARPGROUPS:
         return f"rows of {width} elements; the kernel takes at most {_MAX_WARPGROUPS * 1024}"
     return None
@@ -57,7 +57,7 @@ def merge_quantise(attention: UnmergedAttention) -> QuantisedRows:
     out, partial_out = attention.out, attention.partial_out
     T, N, H = out.shape
     width, dtype = N * H, out.dtype
-    why = refusal(width, H, dtype)
+    why = refusal(width, dtype)
     if why is not None:
         raise ValueError(why)
     step, warpgroups = merge_vector(width), _warpgroups(width)

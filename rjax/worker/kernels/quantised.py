@@ -10,7 +10,13 @@ from jaxtyping import Array, Float
 from rjax.models.schemes import Scaled
 from rjax.models.schemes.scaled import VALUE_DTYPES
 from rjax.pallas_kernels.partial import Partial, reduced
-from rjax.pallas_kernels.quantised_gemm import mosaic, one_row, quantise_rows, quantised_rows
+from rjax.pallas_kernels.quantised_gemm import (
+    merge_quantise,
+    mosaic,
+    one_row,
+    quantise_rows,
+    quantised_rows,
+)
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import QuantisedRows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.worker.kernels.kernel import Kernel
@@ -95,6 +101,16 @@ def _norm_row_gemm_refusal(problem: Problem) -> str | None:
 
 def _norm_row_gate_up_refusal(problem: Problem) -> str | None:
     return _one_row_refusal(problem) or _gate_up_refusal(problem)
+
+
+def _merge_gemm_refusal(problem: Problem) -> str | None:
+    """Of relay fusion that quantises rows; other rows gain nothing."""
+    if not isinstance(problem.scheme, Scaled) or problem.scheme.values != "fp8":
+        return "weights that are not fp8"
+    if problem.scale_block != (1, problem.depth):
+        return f"scales of blocks {problem.scale_block}; it takes channels"
+    why = merge_quantise.refusal(problem.depth, problem.dtype)
+    return why or _gemm_refusal(problem)
 
 
 def _merge_row_gemm_refusal(problem: Problem) -> str | None:
@@ -211,6 +227,10 @@ def _merge_row_gemm(problem: Problem, attention: Any, leaves: dict[str, Array]) 
     return _shaped(problem, one_row.merge_quantised_gemm(attention, scaled))
 
 
+def _merge_gemm(problem: Problem, attention: Any, leaves: dict[str, Array]) -> Partial:
+    return _gemm(problem, merge_quantise.merge_quantise(attention), leaves)
+
+
 def _norm_fp8_activation_refusal(problem: Problem) -> str | None:
     if problem.bias:
         return "a bias before the activation"
@@ -244,6 +264,7 @@ QUANTISED_KERNELS = (
     _kernel("norm_row_quantised_gemm", "norm_linear", _norm_row_gemm_refusal, _norm_row_gemm),
     _kernel("norm_quantised_gemm", "norm_linear", _norm_gemm_refusal, _norm_gemm),
     _kernel("merge_row_quantised_gemm", "merge_linear", _merge_row_gemm_refusal, _merge_row_gemm),
+    _kernel("merge_quantised_gemm", "merge_linear", _merge_gemm_refusal, _merge_gemm),
     _kernel("quantised_gate_up", "linear_activation", _gate_up_refusal, _gate_up),
     _kernel(
         "norm_row_quantised_gate_up",
