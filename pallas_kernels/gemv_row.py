@@ -109,7 +109,9 @@ class SmemRow:
                 inside = arith.cmpi(arith.CmpIPredicate.ult, column, columns)
                 with mgpu.when(inside):
                     atom, offset_in_it = (
-                        arith.index_cast(index, divide(column, mgpu.c(_ATOM_BYTES // itemsize, i32)))
+                        arith.index_cast(
+                            index, divide(column, mgpu.c(_ATOM_BYTES // itemsize, i32))
+                        )
                         for divide in (arith.divui, arith.remui)
                     )
                     in_line = self.ref.shape[0] == SWIZZLE_ATOM_ROWS

@@ -40,9 +40,7 @@ def normed_refusal(
     return _row_refusal(rows, depth)
 
 
-def merged_refusal(
-    rows: int, depth: int, values: DTypeLike, block: tuple[int, int]
-) -> str | None:
+def merged_refusal(rows: int, depth: int, values: DTypeLike, block: tuple[int, int]) -> str | None:
     """Why `merge_quantised_gemm` cannot merge a row, or None; as ``normed_refusal``."""
     return normed_refusal(rows, depth, values, block)
 

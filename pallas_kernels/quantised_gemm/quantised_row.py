@@ -12,7 +12,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
@@ -28,7 +27,7 @@ from rjax.pallas_kernels.gemv_row import (
     reduce_warpgroup,
     strided,
 )
-from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS, widest_vector
+from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import LARGEST, MIN_ABS_MAX
 
 

@@ -119,7 +119,7 @@ class PagedOperations(Operations):
             else:
                 problem, weights = normed, (norms.q.weight[...], norms.k.weight[...])
         write = write or self._choose(problem).kernel
-        few = T <= (_MAX_UNMERGED_ROWS if self._mesh.size == 1 else 1)
+        few = (_MAX_UNMERGED_ROWS if self._mesh.size == 1 else 1) >= T
         unmerged = few and self._backend.attention.unmerged_attention is not None
         unmerged = unmerged and heads is None  # sinks join the merged result
         attend = functools.partial(

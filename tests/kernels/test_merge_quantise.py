@@ -73,5 +73,7 @@ def test_it_has_the_bits_of_separate_kernels(N, H):
     assert error < 0.02  # rounded to bfloat16
     want = jax.jit(quantise_rows.quantise_rows)(merged.reshape(len(ENTRIES), -1))
     found = jax.jit(merge_quantise)(attention)
-    for a, b in zip((found.values, found.scale[:, :5]), (want.values, want.scale[:, :5]), strict=True):
+    for a, b in zip(
+        (found.values, found.scale[:, :5]), (want.values, want.scale[:, :5]), strict=True
+    ):
         np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
