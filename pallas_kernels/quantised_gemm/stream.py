@@ -15,6 +15,7 @@ epilogue.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +78,7 @@ def stream_gemm(
     W, R, stages = shape.matrices, shape.rows, config.num_stages
     consumers, groups = config.consumers, config.stage_groups
     block_k, tile_x, warpgroups = config.block_k, consumers * WGMMA_M, consumers * groups
-    # A warpgroup counts the phases of the barriers that it waits for, so it needs stages of its own.
+    # A warpgroup counts phases of the barriers that it waits for: each needs stages of its own.
     assert stages % groups == 0
     multiply = multiply_fp8
     if not weight.is_fp8:
@@ -102,12 +103,12 @@ def stream_gemm(
         w_smem,
         full,
         empty,
-        scale_smem=None,
-        filled=None,
-        scratch=None,
-        row_scale=None,
-        sums_smem=None,
-        summed=None,
+        scale_smem: Any = None,
+        filled: Any = None,
+        scratch: Any = None,
+        row_scale: Any = None,
+        sums_smem: Any = None,
+        summed: Any = None,
     ):
         """GMEM: x [T, E] or the operands of the row source, w [W, X, E], scale, zero points if
         there are any, scale of the rows if they are quantised, out, other results. SMEM: x_smem
@@ -187,9 +188,11 @@ def stream_gemm(
                 smem_row = SmemRow(x_smem, row_transforms, *columns, scale=row_scale)
                 is_first = (first == 0) & (split == 0)
 
+                fill = source.fill
+
                 @pl.when(wg == 0)
                 def _fill():
-                    source.fill(given, results, smem_row, scratch, is_first)
+                    fill(given, results, smem_row, scratch, is_first)
                     plgpu.commit_smem()
                     plgpu.barrier_arrive(filled)
 

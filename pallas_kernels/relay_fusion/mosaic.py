@@ -56,9 +56,9 @@ def merge_in_place(
 
     Method: RelayAttention (Zhu et al., ACL 2024), generalised to any number of segments.
     """
-    merged, lse = _merge(out, lse, partial_out, partial_lse, merge_indptr)
-    assert lse is not None
-    return merged, lse
+    merged, merged_lse = _merge(out, lse, partial_out, partial_lse, merge_indptr)
+    assert merged_lse is not None
+    return merged, merged_lse
 
 
 def merge_rows(attention: UnmergedAttention) -> Float[Array, "T N H"]:

@@ -1,5 +1,7 @@
 """GEMVs of few bits that compute their input row: its norm, or the merge of its partial results."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +36,7 @@ KINDS = ("fp8", "int8", "int4 zeros", "int4 interleaved")
 EPS = 1e-5
 
 
-def spec(*shape, dtype=jnp.bfloat16):
+def spec(*shape, dtype=jnp.bfloat16) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
@@ -54,10 +56,12 @@ def test_kernels_lower(model, kind):
     attention = UnmergedAttention(spec(1, N, H), *entries, spec(2, dtype=jnp.int32))
 
     def normed(*a):
-        return one_row.norm_quantised_gemm(*a[:3], EPS, a[3])
+        x, update, norm_weight, weight = a
+        return one_row.norm_quantised_gemm(x, update, norm_weight, EPS, weight)
 
     def normed_gated(*a):
-        return one_row.norm_quantised_gate_up_gemm(*a[:3], EPS, a[3])
+        x, update, norm_weight, weight = a
+        return one_row.norm_quantised_gate_up_gemm(x, update, norm_weight, EPS, weight)
 
     calls = [
         (one_row.merge_quantised_gemm, (attention, weight_spec(kind, 1, D, N * H))),
@@ -111,7 +115,7 @@ def test_arithmetic(kind, shape, config, monkeypatch):
     ],
 )
 def test_what_the_kernels_do_not_take(change, found):
-    given = dict(rows=1, depth=4096, values=jnp.int4, block=(1, 128), pending_bias=False)
+    given: Any = dict(rows=1, depth=4096, values=jnp.int4, block=(1, 128), pending_bias=False)
     assert one_row.normed_refusal(**given) is None
     assert found in (one_row.normed_refusal(**given | change) or "")
     assert one_row.normed_refusal(1, 4096, jnp.float8_e4m3fn, (1, 4096)) is None
