@@ -40,6 +40,7 @@ class GemmShape:
         outputs, depth: X and E.
         bits, row_bits: of a weight and of an element of the rows.
         interleaved: whether int4 weights are stored so.
+        resident_row: whether a CTA computes its one row first and keeps it (``gemv_row``).
     """
 
     rows: int
@@ -50,6 +51,7 @@ class GemmShape:
     row_bits: int
     interleaved: bool = False
     row_tiles: int = 1
+    resident_row: bool = False
 
     @property
     def sums_in_place(self) -> bool:
@@ -66,12 +68,15 @@ class GemmConfig:
         block_k: depth of a pipeline stage.
         split_k: splits of the depth, each computed by its own CTAs.
         num_stages: pipeline stages.
+        stage_groups: groups of ``consumers`` warpgroups that take stages in turn, so that one
+            converts and multiplies while another waits; their sums are added at the end.
     """
 
     consumers: int
     block_k: int
     split_k: int
     num_stages: int
+    stage_groups: int = 1
 
 
 def consumer_registers(consumers: int) -> int:
@@ -110,7 +115,8 @@ def _fitting(shape: GemmShape, may_split: bool) -> Iterator[GemmConfig]:
             if split_k > 1 and ctas > most_per_sm * num_sms():
                 break
             ctas_per_sm = min(most_per_sm, -(-ctas // num_sms()))
-            fitting = _SMEM_BYTES // ctas_per_sm // stage
+            row = _row_bytes(shape, -(-blocks // split_k) * block_k)
+            fitting = (_SMEM_BYTES // ctas_per_sm - row) // stage
             useful = max(4, _PIPELINE_BYTES // ctas_per_sm // stage)
             if fitting >= 2:
                 stages = min(fitting, useful, -(-blocks // split_k))
@@ -133,8 +139,13 @@ def _registers(shape: GemmShape) -> int:
 
 
 def _stage_bytes(shape: GemmShape, consumers: int, block_k: int) -> int:
-    weights = shape.matrices * consumers * WGMMA_M * shape.bits
-    return (weights + shape.rows * shape.row_bits) * block_k // 8
+    weights = shape.matrices * consumers * WGMMA_M * shape.bits * block_k // 8
+    return weights + (0 if shape.resident_row else shape.rows * shape.row_bits * block_k // 8)
+
+
+def _row_bytes(shape: GemmShape, columns: int) -> int:
+    """Of the resident row in shared memory, if there is one."""
+    return shape.rows * shape.row_bits * columns // 8 if shape.resident_row else 0
 
 
 def _estimate_us(shape: GemmShape, config: GemmConfig) -> float:

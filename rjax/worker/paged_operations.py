@@ -50,6 +50,7 @@ _ROUTED = Routing(_WHOLE, _WHOLE)  # type: ignore[arg-type]
 _HEADS = PartitionSpec(None, TENSOR_AXIS, None)
 _POOL = PartitionSpec(None, TENSOR_AXIS, None, None)
 _SHARES = PartitionSpec(TENSOR_AXIS)
+_MAX_UNMERGED_ROWS = 64  # for more rows, no projection merges attention
 
 
 class PagedOperations(Operations):
@@ -108,7 +109,8 @@ class PagedOperations(Operations):
     ) -> Float[Array, "T N H"] | UnmergedAttention:
         """Norm and rotate q and k, write k and v, attend; see ``rjax.models.Operations``.
 
-        One row stays unmerged where the backend can leave it so: the output projection merges it.
+        Few rows stay unmerged where the backend can leave them so: the output projection merges
+        them. Over several devices that is one row only.
         """
         T, K, A, H = qkv.shape
         if self._plan is None:  # every layer has the same heads
@@ -134,7 +136,8 @@ class PagedOperations(Operations):
             else:
                 problem, weights = normed, (norms.q.weight[...], norms.k.weight[...])
         write = write or self._choose(problem).kernel
-        unmerged = T == 1 and self._backend.attention.unmerged_attention is not None
+        few = (_MAX_UNMERGED_ROWS if self._mesh.size == 1 else 1) >= T
+        unmerged = few and self._backend.attention.unmerged_attention is not None
         unmerged = unmerged and heads is None  # sinks join the merged result
         attend = functools.partial(
             _attend,
