@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -85,6 +86,8 @@ class Fleet:
                 "'rjax[ray]'"
             ) from error
         self._settings = settings
+        # Linux ends Ray's processes with the thread that started them, so that thread must stay.
+        self._ray_thread = ThreadPoolExecutor(1, "rjax-ray")
         self._generation = 0
         self._handle: Any = None
         self._streams: Any = None
@@ -104,7 +107,7 @@ class Fleet:
         Raises:
             InvalidConfigError: the cluster has too few GPUs, or a replica cannot start.
         """
-        self._join_cluster()
+        self._ray_thread.submit(self._join_cluster).result()
         self._run()
         settings = self._settings
         self._gateway = Gateway(
@@ -298,6 +301,8 @@ class Fleet:
         """Follow the state of the replicas, and update them on SIGHUP."""
         self._polling = asyncio.ensure_future(self._poll())
         if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):  # Ray has replaced the handlers in C
+                signal.signal(number, signal.getsignal(number))
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.update)
 
     async def log_throughput(self, interval: float) -> None:
@@ -353,7 +358,8 @@ class Fleet:
         await asyncio.to_thread(leave_cluster)
 
     def close(self) -> None:
-        """Nothing is left after `stop`."""
+        """End the thread that started Ray."""
+        self._ray_thread.shutdown(wait=False)
 
 
 def leave_cluster() -> None:
