@@ -162,15 +162,15 @@ class Fleet:
         settings, options = self._settings, self._settings.options
         # Without proxies: the server's own port is the only one for clients.
         serve.start(proxy_location="Disabled")
-        prefix = options.request_router == "prefix"
+        router: Any = options.request_router
         deployment: Any = serve.deployment(
             Replica,
             name="Replica",
             max_ongoing_requests=settings.limits.connections,
             ray_actor_options={"num_cpus": 0, "num_gpus": self._gpus},
             request_router_config=RequestRouterConfig(
-                request_router_class=_ROUTER_CLASSES[options.request_router],
-                request_router_kwargs={"tolerance": self._tolerance} if prefix else {},
+                request_router_class=_ROUTER_CLASSES.get(router, router),
+                request_router_kwargs={"tolerance": self._tolerance} if router == "prefix" else {},
             ),
             health_check_period_s=5,
             health_check_timeout_s=30,

@@ -2,12 +2,11 @@
 
 import argparse
 import dataclasses
-from typing import Any, Literal, get_args
+from typing import Any
 
 from rjax.errors import InvalidConfigError
 
-type RouterName = Literal["prefix", "round-robin", "power-of-two"]
-ROUTERS: tuple[RouterName, ...] = get_args(RouterName.__value__)
+ROUTERS = ("prefix", "round-robin", "power-of-two")
 """Names of the request routers."""
 
 _MOST = 1024  # replicas
@@ -25,7 +24,8 @@ class ReplicaOptions:
             at; None aims at its ``max_num_seqs``.
         target_kv_usage: share of a replica's KV pool in use that autoscaling aims at, 0 to 1.
         upscale_delay_s, downscale_delay_s: seconds that a decision must hold.
-        request_router: how requests are routed.
+        request_router: a name of `ROUTERS`, or the import path of a ``RequestRouter`` class of Ray
+            Serve, whose requests are `rjax.serve.replicas.replica_request.ReplicaRequest`.
         ray_address: of a running Ray cluster, or "auto"; None starts one on this machine.
 
     Raises:
@@ -39,7 +39,7 @@ class ReplicaOptions:
     target_kv_usage: float = 0.8
     upscale_delay_s: float = 10.0
     downscale_delay_s: float = 300.0
-    request_router: RouterName = "prefix"
+    request_router: str = "prefix"
     ray_address: str | None = None
 
     def __post_init__(self) -> None:
@@ -55,6 +55,11 @@ class ReplicaOptions:
             raise InvalidConfigError(
                 f"--min-replicas is {self.lowest}, --replicas {self.replicas} and --max-replicas "
                 f"{self.max_replicas}; give them in this order, 1 to {_MOST}"
+            )
+        if self.request_router not in ROUTERS and "." not in self.request_router:
+            raise InvalidConfigError(
+                f"--request-router is {self.request_router!r}; give {', '.join(ROUTERS)}, or the "
+                "import path of a class, such as package.module.Router"
             )
         target = self.target_ongoing_requests
         if target is not None and not target > 0:
@@ -125,9 +130,10 @@ def add_replica_arguments(group: "argparse._ArgumentGroup") -> None:
         group.add_argument(flag(name), dest=name, type=kind, metavar=letter, help=text)
     group.add_argument(
         "--request-router",
-        choices=ROUTERS,
+        metavar="NAME",
         help="how requests are routed: prefix sends equal prefixes to the same replica unless it "
-        "is overloaded (default: prefix)",
+        "is overloaded; round-robin; power-of-two; or the import path of a RequestRouter class of "
+        "Ray Serve (default: prefix)",
     )
     group.add_argument(
         "--ray-address",

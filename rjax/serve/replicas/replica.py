@@ -93,7 +93,8 @@ class Replica:
             raise EngineDeadError(f"the engine of replica {self._tag} is {health}")
 
     async def serve(self, request: ReplicaRequest) -> AsyncGenerator[Messages]:
-        """Answer a request; yields its ASGI messages. Cancelling it is a disconnect.
+        """Answer a request; yields its ASGI messages. Cancelling it is a disconnect. The header
+        ``X-Replica`` of the response has the replica's tag.
 
         Raises:
             EngineDeadError: the engine is dead, so another replica should answer.
@@ -103,6 +104,8 @@ class Replica:
         messages = call_app(self._app, request.scope, request.body)
         try:
             async for ready in messages:
+                if ready[0]["type"] == "http.response.start":
+                    ready[0]["headers"] = [*ready[0]["headers"], (b"x-replica", self._tag.encode())]
                 yield ready
         finally:
             await messages.aclose()
