@@ -229,7 +229,10 @@ class Fleet:
 
     @property
     def _tolerance(self) -> float:
-        """Requests by which a replica may exceed another: the size of a batch."""
+        """See ``imbalanced_threshold`` of `ReplicaOptions`."""
+        given = self._settings.options.imbalanced_threshold
+        if given is not None:
+            return given
         found = self._settings.replica.config.scheduler.max_num_seqs
         return float(found) if isinstance(found, int) else 64.0
 

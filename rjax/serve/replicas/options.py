@@ -24,6 +24,9 @@ class ReplicaOptions:
             at; None aims at its ``max_num_seqs``.
         target_kv_usage: share of a replica's KV pool in use that autoscaling aims at, 0 to 1.
         upscale_delay_s, downscale_delay_s: seconds that a decision must hold.
+        imbalanced_threshold: requests that a replica may have more than the least loaded one before
+            a prompt whose prefix it holds goes elsewhere; None takes ``max_num_seqs`` (64 if that
+            is "auto").
         request_router: a name of `ROUTERS`, or the import path of a ``RequestRouter`` class of Ray
             Serve, whose requests are `rjax.serve.replicas.replica_request.ReplicaRequest`.
         ray_address: of a running Ray cluster, or "auto"; None starts one on this machine.
@@ -40,6 +43,7 @@ class ReplicaOptions:
     upscale_delay_s: float = 10.0
     downscale_delay_s: float = 300.0
     request_router: str = "prefix"
+    imbalanced_threshold: float | None = None
     ray_address: str | None = None
 
     def __post_init__(self) -> None:
@@ -61,6 +65,16 @@ class ReplicaOptions:
                 f"--request-router is {self.request_router!r}; give {', '.join(ROUTERS)}, or the "
                 "import path of a class, such as package.module.Router"
             )
+        if self.imbalanced_threshold is not None:
+            if not self.imbalanced_threshold > 0:
+                raise InvalidConfigError(
+                    f"--imbalanced-threshold is {self.imbalanced_threshold}; give more than 0"
+                )
+            if self.request_router != "prefix":
+                raise InvalidConfigError(
+                    "--imbalanced-threshold does nothing with --request-router "
+                    f"{self.request_router}; leave it out"
+                )
         target = self.target_ongoing_requests
         if target is not None and not target > 0:
             raise InvalidConfigError(f"--target-ongoing-requests is {target}; give more than 0")
@@ -134,6 +148,13 @@ def add_replica_arguments(group: "argparse._ArgumentGroup") -> None:
         help="how requests are routed: prefix sends equal prefixes to the same replica unless it "
         "is overloaded; round-robin; power-of-two; or the import path of a RequestRouter class of "
         "Ray Serve (default: prefix)",
+    )
+    group.add_argument(
+        "--imbalanced-threshold",
+        type=float,
+        metavar="N",
+        help="with the router prefix: requests that a replica may have more than the least loaded "
+        "one before requests with its prefixes go elsewhere (default: --max-num-seqs)",
     )
     group.add_argument(
         "--ray-address",

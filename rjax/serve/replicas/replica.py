@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from rjax.config import EngineConfig
 from rjax.engine.stats import EngineStats
 from rjax.errors import EngineDeadError
+from rjax.kv_events_config import kv_events_config
 from rjax.serve.auth import KeyRing
 from rjax.serve.logs import set_up_logs
 from rjax.serve.replicas.asgi_call import call_app
@@ -64,7 +65,7 @@ class Replica:
         self._settings = settings
         self._tag = serve.get_replica_context().replica_id.unique_id
         loader = ServiceLoader(
-            settings.config,
+            _with_event_rank(settings.config, serve.get_replica_context().rank.rank),
             settings.prefix_files,
             {**settings.service, "keys": KeyRing(list(settings.keys)), "replica_tag": self._tag},
         )
@@ -149,3 +150,14 @@ class Replica:
             self._logging.cancel()
         await self._service.stop()
         self._service.close()
+
+
+def _with_event_rank(config: EngineConfig, rank: int) -> EngineConfig:
+    """The config with addresses of KV events that no other replica uses."""
+    events = kv_events_config(config.cache.kv_events_config)
+    if events is None or not events.published:
+        return config
+    ranked = dataclasses.replace(events, data_parallel_rank=rank)
+    return dataclasses.replace(
+        config, cache=dataclasses.replace(config.cache, kv_events_config=ranked)
+    )
