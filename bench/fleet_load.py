@@ -36,7 +36,7 @@ _WORDS = (
 )
 TINY = (
     *("--max-num-seqs", "4", "--max-num-batched-tokens", "256", "--max-model-len", "1024"),
-    *("--num-pages", "56", "--warmup", "off"),
+    *("--num-pages", "40", "--warmup", "off"),
 )
 """Options of replicas that fit a small machine."""
 

@@ -42,6 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     p.add_argument("--clients", type=whole(1), default=200, metavar="N")
     p.add_argument("--concurrency", type=whole(1), default=16, metavar="N")
     p.add_argument("--systems", type=whole(1), default=8, metavar="N", help="system prompts")
+    p.add_argument("--imbalanced-threshold", type=whole(1), default=8, metavar="N")
     p.add_argument("--max-tokens", type=whole(1), default=8, metavar="N")
     return p
 
@@ -51,7 +52,11 @@ def measure(
 ) -> tuple[dict[str, Any], list[Outcome]]:
     """One load on one fleet; with ``replicas`` 0 on a server without replicas."""
     systems = system_prompts(arguments.systems)
-    fleet_options = ("--replicas", str(replicas), "--request-router", router) if replicas else ()
+    fleet_options: list[str] = []
+    if replicas:
+        fleet_options += ["--replicas", str(replicas), "--request-router", router]
+    if replicas and router == "prefix":
+        fleet_options += ["--imbalanced-threshold", str(arguments.imbalanced_threshold)]
     with fleet(*TINY, *fleet_options) as server:
 
         def send(clients: int, texts: Sequence[str], seed: int) -> list[Outcome]:

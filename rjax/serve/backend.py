@@ -1,8 +1,9 @@
 """What the HTTP server needs of whatever answers the requests: an engine here, or replicas."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Backend(Protocol):
     """Starts, drains and stops with the HTTP server; see `rjax.serve.server.Server`."""
 

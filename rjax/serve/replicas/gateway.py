@@ -5,7 +5,7 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncGenerator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from fastapi.responses import JSONResponse, Response
 from starlette.middleware.cors import CORSMiddleware
@@ -34,6 +34,7 @@ class ReplicaLostError(Exception):
     """The replica of a request died, or its engine did."""
 
 
+@runtime_checkable
 class Replicas(Protocol):
     """What the gateway needs of the fleet."""
 
