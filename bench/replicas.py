@@ -52,7 +52,7 @@ def measure(
 ) -> tuple[dict[str, Any], list[Outcome]]:
     """One load on one fleet; with ``replicas`` 0 on a server without replicas."""
     systems = system_prompts(arguments.systems)
-    fleet_options: list[str] = []
+    fleet_options = [] if replicas else ["--num-pages", "160"]  # alone it must only be right
     if replicas:
         fleet_options += ["--replicas", str(replicas), "--request-router", router]
     if replicas and router == "prefix":

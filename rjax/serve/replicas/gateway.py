@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Protocol, runtime_checkable
 
 from fastapi.responses import JSONResponse, Response
@@ -173,18 +173,15 @@ class Gateway:
 
     async def _send(self, request: ReplicaRequest, path: str, send: Send) -> None:
         """Relay the response of the first replica that does not die before its first output."""
-        response = _RelayedResponse(send)
+        response = _RelayedResponse(send, self._metrics.routed)
         for attempt in range(_ATTEMPTS):
-            request.routed_by = ""
             messages = self._replicas.serve(request)
             try:
                 async with contextlib.aclosing(messages):
                     async for ready in messages:
                         await response.relay(ready)
-                self._metrics.routed(request.routed_by)
                 return
             except ReplicaLostError as error:
-                self._metrics.routed(request.routed_by)
                 if response.begun:
                     self._metrics.replica_died("lost")
                     _log.warning("a replica died during a response: %s", error)
@@ -228,20 +225,26 @@ class _RelayedResponse:
     """Relays a response. Its start waits for the first byte of the body, so that the request can
     be sent again until then.
 
+    Args:
+        send: of the connection.
+        routed: called with what chose the replica, when a response starts.
+
     Attributes:
         start: the message that waits.
         begun: whether anything was sent.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, routed: Callable[[str], None]) -> None:
         self.start: Message | None = None
         self.begun = False
         self._send = send
+        self._routed = routed
         self._events = False
 
     async def relay(self, messages: Messages) -> None:
         for message in messages:
             if message["type"] == "http.response.start":
+                self._routed(message.pop("routed_by", ""))
                 self.start = message
                 continue
             if not (message.get("body") or self.begun) and message.get("more_body"):

@@ -95,7 +95,8 @@ class Replica:
 
     async def serve(self, request: ReplicaRequest) -> AsyncGenerator[Messages]:
         """Answer a request; yields its ASGI messages. Cancelling it is a disconnect. The header
-        ``X-Replica`` of the response has the replica's tag.
+        ``X-Replica`` of the response has the replica's tag, and
+        the first message says what chose the replica.
 
         Raises:
             EngineDeadError: the engine is dead, so another replica should answer.
@@ -107,6 +108,7 @@ class Replica:
             async for ready in messages:
                 if ready[0]["type"] == "http.response.start":
                     ready[0]["headers"] = [*ready[0]["headers"], (b"x-replica", self._tag.encode())]
+                    ready[0]["routed_by"] = request.routed_by
                 yield ready
         finally:
             await messages.aclose()

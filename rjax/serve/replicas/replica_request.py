@@ -20,8 +20,8 @@ class ReplicaRequest:
         body: all of it.
         blocks: keys of the prompt, as `rjax.serve.replicas.prefix_blocks` returns them.
         replica_tag: the replica that must get it, if it still runs; "" lets the router choose.
-        routed_by: set by the router: "prefix", "overloaded", "new", "tag", or "" before the choice
-            and with Ray's own routers.
+        routed_by: set by the router, in the copy of the request that the replica gets: "prefix",
+            "overloaded", "new", "tag", or "" with Ray's own routers.
     """
 
     scope: dict[str, Any]

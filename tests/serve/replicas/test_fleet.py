@@ -18,6 +18,7 @@ from bench.fleet_load import TINY, Fleet, Outcome, ask, body, fleet, homes, load
 pytestmark = pytest.mark.slow
 SYSTEMS = system_prompts(8)
 TWO = ("--replicas", "2", "--imbalanced-threshold", "8")
+LARGE = ("--num-pages", "160")  # holds all prefixes
 SECONDS = 240.0  # for anything to happen on a busy machine
 
 
@@ -50,7 +51,7 @@ def one(server: Fleet, number: int = 0, max_tokens: int = 8) -> Outcome:
 @pytest.fixture(scope="module")
 def alone() -> list[Outcome]:
     """The same load on a server without replicas."""
-    with fleet(*TINY) as server:
+    with fleet(*TINY, *LARGE) as server:
         return send(server)
 
 
