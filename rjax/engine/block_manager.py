@@ -4,6 +4,7 @@ import dataclasses
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from rjax.engine.kv_events.event_log import EventLog
 from rjax.engine.page_index import PageContent, PageIndex
 from rjax.errors import OutOfMemoryError
 
@@ -33,9 +34,10 @@ class BlockManager:
     Args:
         num_pages: of the pool.
         page_size: tokens a page.
+        events: where to note full pages that enter and leave the cache; None notes nothing.
     """
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
+    def __init__(self, num_pages: int, page_size: int, events: EventLog | None = None) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self._free = list(range(num_pages - 1, -1, -1))
@@ -46,6 +48,7 @@ class BlockManager:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._pending: dict[bytes, object] = {}
         self._new: set[int] = set()
+        self._events = events
 
     @property
     def num_available(self) -> int:
@@ -139,7 +142,9 @@ class BlockManager:
         self._forget(page)
         return True
 
-    def register(self, page: int, key: bytes, parent: bytes, block: bytes) -> None:
+    def register(
+        self, page: int, key: bytes, parent: bytes, block: bytes, *, first: bool = False
+    ) -> None:
         """Cache a used page whose content is computed, by dispatched steps or the present one.
 
         If another page has the same key, that page stays the cached copy.
@@ -149,6 +154,7 @@ class BlockManager:
             key: chain key of its tokens.
             parent: chain key of the page before it.
             block: its tokens as int32 bytes.
+            first: whether it is the first page of its chain; then ``parent`` is a root key.
         """
         self._pending.pop(key, None)
         if key not in self._page_of and self._key_of[page] is None:
@@ -156,6 +162,8 @@ class BlockManager:
             self._key_of[page] = key
             self._index.put(page, PageContent(parent, block))
             self._new.add(page)
+            if self._events is not None:
+                self._events.stored(key, parent, block, first=first)
 
     def register_partial(self, page: int, parent: bytes, tokens: bytes) -> None:
         """Cache a used page for partial matches by its leading tokens, as int32 bytes."""
@@ -186,6 +194,8 @@ class BlockManager:
             page, _ = self._cached.popitem()
             self._forget(page)
             self._free.append(page)
+        if self._events is not None and not self._page_of:
+            self._events.cleared()
 
     def _forget(self, page: int) -> None:
         self._index.remove(page)
@@ -194,6 +204,8 @@ class BlockManager:
         if key is not None:
             del self._page_of[key]
             self._key_of[page] = None
+            if self._events is not None:
+                self._events.removed(key)
 
 
 def check_sequence_fits(num_pages: int, page_size: int, max_model_len: int) -> None:

@@ -128,7 +128,11 @@ class Scheduler:
             hashes.extend(sequence.tokens(start, full * S), start)
         for n in range(sequence.num_registered, full):
             self.blocks.register(
-                sequence.pages[n], hashes.keys[n], hashes.parent(n), hashes.blocks[n]
+                sequence.pages[n],
+                hashes.keys[n],
+                hashes.parent(n),
+                hashes.blocks[n],
+                first=n == 0,
             )
         sequence.num_registered = full
 

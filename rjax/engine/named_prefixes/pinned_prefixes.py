@@ -110,7 +110,7 @@ class PinnedPrefixes:
         hashes = prefix.hashes
         count = len(hashes.keys)
         for n, key in enumerate(hashes.keys):
-            self._blocks.register(pages[n], key, hashes.parent(n), hashes.blocks[n])
+            self._blocks.register(pages[n], key, hashes.parent(n), hashes.blocks[n], first=n == 0)
         rest = prefix.tokens[count * self._blocks.page_size :]
         if rest:
             self._blocks.register_partial(pages[count], hashes.parent(count), block_bytes(rest))
