@@ -27,7 +27,7 @@ from rjax.pallas_kernels.grouped_gemm.config import (
 from rjax.pallas_kernels.grouped_gemm.grouped_weight import GroupedWeight
 from rjax.pallas_kernels.grouped_gemm.left_operand import LeftOperand
 from rjax.pallas_kernels.grouped_gemm.plain_operand import PlainWeights
-from rjax.pallas_kernels.grouped_gemm.stores import store_pairs, store_slots
+from rjax.pallas_kernels.grouped_gemm.stores import load_pairs, store_pairs, store_slots
 from rjax.pallas_kernels.grouped_gemm.stream import grouped_gemm
 from rjax.pallas_kernels.grouped_gemm.widened_operand import WidenedWeights
 from rjax.pallas_kernels.grouped_gemm.work_list import WorkList, make_work_list
@@ -188,19 +188,24 @@ def weighted_down(
     left = _left_operand(down)
     halves = left.shape[2]
 
+    def prologue(operands, slot):
+        pairs, weights, *biases = operands
+        return *load_pairs(pairs, weights, slot, work.tile_rows), *biases
+
     def epilogue(operands, out, sums, expert, slot, column):
+        del slot
         pairs, weights, *biases = operands
         for half, value in enumerate(sums):
             first = pl.multiple_of(column + half * (D // halves), WGMMA_M)
             value = _biased(value, biases[0].at[expert] if biases else None, first)
-            store_pairs(out, value, pairs, weights, slot, first)
+            store_pairs(out, value, pairs, weights, first)
 
     config = config or _config(left, work)
     shape = jax.ShapeDtypeStruct((X, T, D), jnp.float32)
     biases = () if bias is None else (bias,)
     operands = work.slot_pair, weights.reshape(-1), *biases
     name = f"grouped_down{_suffix(down)}"
-    return grouped_gemm(name, hidden, left, work, config, shape, epilogue, operands)
+    return grouped_gemm(name, hidden, left, work, config, shape, epilogue, operands, prologue)
 
 
 def _left_operand(weight: Float[Array, "J D ..."] | GroupedWeight) -> LeftOperand:

@@ -25,16 +25,25 @@ def store_slots(ref, value, slot, column) -> None:
     ref[pl.ds(slot, rows), pl.ds(column, columns)] = value.T
 
 
-def store_pairs(ref, value, pairs, weights, slot, column) -> None:
+def load_pairs(pairs, weights, slot, rows):
     """As the kernel's function of this name."""
-    columns, rows = value.shape
-    for row in range(rows):
-        pair = pairs[slot + row]
+    found = [pairs[slot + row] for row in range(rows)]
+    return found, [weights[jnp.maximum(pair, 0)] for pair in found]
+
+
+def store_pairs(ref, value, pairs, weights, column) -> None:
+    """As the kernel's function of this name."""
+    columns, _ = value.shape
+    for row, (pair, weight) in enumerate(zip(pairs, weights, strict=True)):
 
         @pl.when(pair >= 0)
-        def _(row=row, pair=pair):
+        def _(row=row, pair=pair, weight=weight):
             target = ref.at[pair % ref.shape[0], pair // ref.shape[0]]
-            target[pl.ds(column, columns)] = value[:, row] * weights[pair]
+            target[pl.ds(column, columns)] = value[:, row] * weight
+
+
+STAND_INS = (store_slots, load_pairs, store_pairs)
+"""Of functions that emit MLIR."""
 
 
 def problem(T, J, X, D, F, seed=0, skew=False):
@@ -51,8 +60,8 @@ def problem(T, J, X, D, F, seed=0, skew=False):
 
 @pytest.fixture
 def interpreted(monkeypatch):
-    monkeypatch.setattr(mosaic, "store_slots", store_slots)
-    monkeypatch.setattr(mosaic, "store_pairs", store_pairs)
+    for function in STAND_INS:
+        monkeypatch.setattr(mosaic, function.__name__, function)
     with interpreting(monkeypatch):
         yield
 

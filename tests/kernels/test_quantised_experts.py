@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from interpreted_mosaic import interpreting
-from test_grouped_gemm import CLAMPED, SWIGLU, problem, store_pairs, store_slots
+from test_grouped_gemm import CLAMPED, STAND_INS, SWIGLU, problem
 
 from rjax.models.schemes import Scaled
 from rjax.models.schemes.grouped import arrange_grouped, dequantise_expert, grouped_leaves
@@ -85,8 +85,8 @@ def load_scaled(tile, first, columns, scales, *, mxfp4):
 
 @pytest.fixture
 def interpreted(monkeypatch):
-    monkeypatch.setattr(mosaic, "store_slots", store_slots)
-    monkeypatch.setattr(mosaic, "store_pairs", store_pairs)
+    for function in STAND_INS:
+        monkeypatch.setattr(mosaic, function.__name__, function)
     monkeypatch.setattr(mosaic.work_list_mosaic, "make_work_list_mosaic", make_work_list)
     for function in (load_fp8, load_interleaved, load_scaled):
         monkeypatch.setattr(upcast, function.__name__, function)
