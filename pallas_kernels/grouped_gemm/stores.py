@@ -41,8 +41,8 @@ def store_slots(ref, value, slot, column) -> None:
 def load_pairs(pairs, weights, slot, rows: int):
     """(pairs, their weights) of ``rows`` slots from ``slot`` on; any weight for an empty slot.
 
-    pairs: int32 [slots] and weights: float32 [T * X], in GMEM; slot: int32. Both results are [rows], as the rows
-    of a WGMMA layout.
+    pairs: int32 [slots] and weights: float32 [T * X], in GMEM; slot: int32. Both results are
+    [rows], as the rows of a WGMMA layout.
     """
     results = tuple(
         plgpu.ShapeDtypeStruct((rows,), dtype, layout=_PER_SLOT)
