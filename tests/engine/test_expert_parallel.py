@@ -14,6 +14,7 @@ from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import Activation, GroupedLinear, config_from_dict, place
 from rjax.models.schemes import UNQUANTISED
 from rjax.pallas_kernels.attention.planner import PlanShape
+from rjax.worker.fingerprint import model_fingerprint
 from rjax.worker.kernels.dispatcher import Dispatcher
 from rjax.worker.kernels.expert_advice import advise_whole_experts
 from rjax.worker.kernels.experts_problem import expert_specs, experts_problem
@@ -179,6 +180,14 @@ def test_the_problem_of_a_device(parallel):
     else:
         cut = (None, None, None, "tensor")
         assert found == [cut, (None, "tensor", None), cut[1:], ("tensor",)]
+
+
+def test_files_of_prefixes_do_not_depend_on_where_experts_are():
+    config = config_from_dict(MOE | {"num_experts": 8})
+    leaves = [jnp.arange(5.0)]
+    found = {model_fingerprint(place(config, 2, expert_parallel=p), leaves) for p in (False, True)}
+    assert len(found) == 1
+    assert model_fingerprint(place(config, 4), leaves) not in found  # KV heads are copied
 
 
 def test_the_workspace_has_room_for_all_rows_on_one_device():
