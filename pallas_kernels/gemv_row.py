@@ -151,6 +151,16 @@ class RowSource(abc.ABC):
         return self.dtype
 
     @property
+    def shares_sm(self) -> bool:
+        """Whether ``fill`` needs so few registers and bytes that two CTAs may share an SM."""
+        return False
+
+    @property
+    def read_bytes(self) -> int:
+        """That a CTA reads, where its slice is the whole row."""
+        return sum(each.size * each.dtype.itemsize for each in self.operands)
+
+    @property
     def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Further outputs of the kernel."""
         return ()
@@ -200,6 +210,10 @@ class MergedRow(RowSource):
         partial_out = attention.partial_out
         flat = (attention.out.reshape(1, -1), partial_out.reshape(len(partial_out), -1))
         return (*flat, attention.partial_lse, attention.merge_indptr)
+
+    @property
+    def read_bytes(self) -> int:
+        return 0  # of few partial results; their number is not known
 
     @property
     def row(self) -> jax.ShapeDtypeStruct:

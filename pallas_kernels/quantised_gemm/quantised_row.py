@@ -28,7 +28,11 @@ from rjax.pallas_kernels.gemv_row import (
     strided,
 )
 from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS
+from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import LARGEST, MIN_ABS_MAX
+
+# With more, ptxas takes more than 128 registers for the norm.
+_FEW_SUMMANDS, _FEW_COLUMNS = 2, 4096
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,6 +56,14 @@ class QuantisedRow(RowSource):
     @property
     def smem_dtype(self) -> jnp.dtype:
         return jnp.dtype(jnp.float8_e4m3fn)
+
+    @property
+    def shares_sm(self) -> bool:
+        if isinstance(self.source, StoredRow):
+            return True
+        update = self.source.update
+        summands = len(update.summands) if isinstance(update, Partial) else 1
+        return summands <= _FEW_SUMMANDS and self.shape[1] <= _FEW_COLUMNS
 
     @property
     def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:

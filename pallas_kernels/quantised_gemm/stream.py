@@ -325,6 +325,8 @@ def gemm_shape(
         row_bits=8 * _row_dtype(h).itemsize,
         interleaved=weight.interleaved,
         resident_row=isinstance(h, RowSource),
+        shares_sm=not isinstance(h, RowSource) or h.shares_sm,
+        row_read_bytes=h.read_bytes if isinstance(h, RowSource) else 0,
     )
 
 

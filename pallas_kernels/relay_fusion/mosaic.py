@@ -61,6 +61,8 @@ def merge_in_place(
     return merged, merged_lse
 
 
+# A jitted function of its own: the layers of a model share one trace and one lowering.
+@jax.jit
 def merge_rows(attention: UnmergedAttention) -> Float[Array, "T N H"]:
     """The merged results of ``unmerged_attention``, as ``merge_in_place``, without their LSE."""
     partial = attention.partial_out, attention.partial_lse, attention.merge_indptr
