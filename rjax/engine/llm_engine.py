@@ -57,13 +57,11 @@ class LLMEngine(Closable):
     def __init__(self, parts: EngineParts) -> None:
         config = self.config = parts.config
         self.model_config, self.max_model_len = parts.model_config, parts.max_model_len
-        self.tokenizer = parts.tokenizer
-        self._vocab_size = parts.vocab_size
+        self.tokenizer, self._vocab_size = parts.tokenizer, parts.vocab_size
         self._worker: StepWorker = parts.worker
         pool, self._page_size = parts.worker.pool, config.cache.page_size
         check_sequence_fits(pool.num_pages, self._page_size, self.max_model_len)
-        events = config.cache.kv_events_config
-        self._kv_events = KvEventStream(events, self._page_size, parts.identity)
+        self._kv_events = KvEventStream(config.cache, parts.identity)
         self._blocks = BlockManager(pool.num_pages, self._page_size, self._kv_events.log)
         self._scheduler = Scheduler(
             self._blocks,
@@ -84,7 +82,6 @@ class LLMEngine(Closable):
         )
         self._masks = RequestMasks(self.tokenizer, parts.vocab_size, self._eos)
         self._requests: dict[str, Request] = {}
-        self._arrivals = itertools.count()
         self._in_flight: deque[DispatchedStep] = deque()
         self._pending_outputs: list[RequestOutput] = []
         self._prefixes = NamedPrefixes(
@@ -94,7 +91,7 @@ class LLMEngine(Closable):
             enabled=config.cache.enable_prefix_caching,
         )
         self._timer = StepTimer(self._scheduler.cost, parts.limits.max_num_batched_tokens)
-        self._deadlines = Deadlines(self._requests)
+        self._arrivals, self._deadlines = itertools.count(), Deadlines(self._requests)
         self._stats = parts.new_stats()
         self._startup_times, self.summary = parts.startup_times, dict(parts.summary)
         for path in config.cache.prefix_files:
@@ -300,7 +297,6 @@ class LLMEngine(Closable):
         """Drop the KV of finished requests; that of pinned prefixes and running requests stays."""
         self._check_open()
         self._blocks.forget_cached()
-        self._kv_events.flush(self._stats)
 
     def pinned_pages(self) -> list[int]:
         """Pages held by shared prefixes, once for each that holds them."""

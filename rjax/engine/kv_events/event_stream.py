@@ -1,5 +1,6 @@
 """The KV events of one engine: the log that its block manager fills, and the publisher."""
 
+from rjax.config import CacheSettings
 from rjax.engine.kv_events.event_log import EventLog
 from rjax.engine.kv_events.publisher import KvEventPublisher
 from rjax.engine.stats import EngineStats
@@ -10,8 +11,7 @@ class KvEventStream:
     """Publishes what the log collected, after each step. Without events it does nothing.
 
     Args:
-        given: the option ``kv_events_config``.
-        page_size: tokens of a page.
+        settings: options of the KV pool.
         root: root key of the prefix cache's unsalted chains.
 
     Attributes:
@@ -21,20 +21,19 @@ class KvEventStream:
         InvalidConfigError: see `KvEventPublisher`.
     """
 
-    def __init__(self, given: object, page_size: int, root: bytes) -> None:
+    def __init__(self, settings: CacheSettings, root: bytes) -> None:
         self.log: EventLog | None = None
         self._publisher: KvEventPublisher | None = None
-        config = kv_events_config(given)
+        config = kv_events_config(settings.kv_events_config)
         if config is not None and config.published:
-            self.log = EventLog()
-            self._publisher = KvEventPublisher(config, page_size, root)
+            self._publisher = KvEventPublisher(config, settings.page_size, root)
+            self.log = EventLog(self._publisher.publish)
 
     def flush(self, stats: EngineStats) -> None:
         """Hand the events since the last call to the publisher, and count the batches."""
         if self.log is None or self._publisher is None:
             return
-        if self.log.events:
-            self._publisher.publish(self.log.take())
+        self.log.flush()
         stats.kv_event_batches = self._publisher.published
         stats.kv_event_batches_dropped = self._publisher.dropped
 
