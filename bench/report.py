@@ -24,6 +24,7 @@ from bench import (
     load_weights,
     machine_code,
     quantised_answers,
+    replicas,
     startup,
     step_breakdown,
     swap,
@@ -67,6 +68,7 @@ command `python -m bench.suite` runs all benchmarks.
 | `python -m bench.startup` | from launch to first token or answer, with and without a cache |
 | `python -m bench.load_weights` | loading a checkpoint, compared with reading its files |
 | `rjax bench serve` | a running server under load |
+| `python -m bench.replicas` | prefix cache hits of several replicas, by request router |
 | `python -m bench.compare_engines` | the same requests through vLLM or SGLang |
 | `python -m bench.compare_torch` | the same weights in torch, after a comparison of the logits |
 | `python -m bench.longbench` | answers and scores on LongBench-format files, relay on and off |
@@ -171,6 +173,7 @@ SECTIONS: dict[str, Section] = {
         _rows(serve_report.COLUMNS),
         _draw_serve,
     ),
+    "replicas": Section("Replicas", _rows(replicas.COLUMNS)),
     "compare_engines": Section("Comparison with other engines", _rows(compare_engines.COLUMNS)),
     "compare_torch": Section(
         "Comparison with torch", _rows(compare_torch.COLUMNS), compare_torch.draw

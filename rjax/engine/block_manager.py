@@ -194,8 +194,8 @@ class BlockManager:
             page, _ = self._cached.popitem()
             self._forget(page)
             self._free.append(page)
-        if self._events is not None and not self._page_of:
-            self._events.cleared()
+        if self._events is not None:
+            self._events.flush() if self._page_of else self._events.cleared()
 
     def _forget(self, page: int) -> None:
         self._index.remove(page)

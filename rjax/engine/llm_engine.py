@@ -22,7 +22,7 @@ from rjax.engine.block_manager import BlockManager, check_sequence_fits
 from rjax.engine.completion import StepLogprobs
 from rjax.engine.deadlines import Deadlines
 from rjax.engine.host_pool import HostPool
-from rjax.engine.kv_events.event_stream import open_kv_events
+from rjax.engine.kv_events.event_stream import KvEventStream
 from rjax.engine.named_prefixes.named_prefix import KeepAs, NamedPrefix
 from rjax.engine.named_prefixes.named_prefixes import SHARED_PREFIX, NamedPrefixes
 from rjax.engine.parts import EngineParts
@@ -57,16 +57,12 @@ class LLMEngine(Closable):
     def __init__(self, parts: EngineParts) -> None:
         config = self.config = parts.config
         self.model_config, self.max_model_len = parts.model_config, parts.max_model_len
-        self.tokenizer = parts.tokenizer
-        self._vocab_size = parts.vocab_size
+        self.tokenizer, self._vocab_size = parts.tokenizer, parts.vocab_size
         self._worker: StepWorker = parts.worker
         pool, self._page_size = parts.worker.pool, config.cache.page_size
         check_sequence_fits(pool.num_pages, self._page_size, self.max_model_len)
-        self._kv_events = open_kv_events(
-            config.cache.kv_events_config, self._page_size, parts.identity
-        )
-        log = None if self._kv_events is None else self._kv_events.log
-        self._blocks = BlockManager(pool.num_pages, self._page_size, log)
+        self._kv_events = KvEventStream(config.cache, parts.identity)
+        self._blocks = BlockManager(pool.num_pages, self._page_size, self._kv_events.log)
         self._scheduler = Scheduler(
             self._blocks,
             limits=parts.limits,
@@ -86,7 +82,6 @@ class LLMEngine(Closable):
         )
         self._masks = RequestMasks(self.tokenizer, parts.vocab_size, self._eos)
         self._requests: dict[str, Request] = {}
-        self._arrivals = itertools.count()
         self._in_flight: deque[DispatchedStep] = deque()
         self._pending_outputs: list[RequestOutput] = []
         self._prefixes = NamedPrefixes(
@@ -96,7 +91,7 @@ class LLMEngine(Closable):
             enabled=config.cache.enable_prefix_caching,
         )
         self._timer = StepTimer(self._scheduler.cost, parts.limits.max_num_batched_tokens)
-        self._deadlines = Deadlines(self._requests)
+        self._arrivals, self._deadlines = itertools.count(), Deadlines(self._requests)
         self._stats = parts.new_stats()
         self._startup_times, self.summary = parts.startup_times, dict(parts.summary)
         for path in config.cache.prefix_files:
@@ -117,8 +112,7 @@ class LLMEngine(Closable):
             self.abort_request(request_id)
         self._pending_outputs.clear()
         self._in_flight.clear()
-        if self._kv_events is not None:
-            self._kv_events.close()
+        self._kv_events.close()
         self._worker.close()
         del self._worker
 
@@ -233,8 +227,7 @@ class LLMEngine(Closable):
         if self._in_flight and self._in_flight[-1].forward_only:
             # The token masks have the last tokens now.
             self._in_flight[-1] = self._worker.sample(self._in_flight[-1])
-        if self._kv_events is not None:
-            self._kv_events.flush(self._stats)
+        self._kv_events.flush(self._stats)
         return outputs
 
     def _dispatch(self) -> int:
@@ -304,8 +297,6 @@ class LLMEngine(Closable):
         """Drop the KV of finished requests; that of pinned prefixes and running requests stays."""
         self._check_open()
         self._blocks.forget_cached()
-        if self._kv_events is not None:
-            self._kv_events.flush(self._stats)
 
     def pinned_pages(self) -> list[int]:
         """Pages held by shared prefixes, once for each that holds them."""

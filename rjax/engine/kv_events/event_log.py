@@ -1,6 +1,7 @@
 """Collects what the prefix cache stores and removes, on the engine's thread."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -39,12 +40,14 @@ type CacheEvent = Stored | Removed | Cleared
 
 @dataclasses.dataclass(slots=True)
 class EventLog:
-    """Events since the last `take`, in order. Adding one costs a list entry.
+    """Events since the last `flush`, in order. Adding one costs a list entry.
 
     Attributes:
+        publish: is given the events; must not wait.
         events: so far.
     """
 
+    publish: Callable[[list[CacheEvent]], None]
     events: list[CacheEvent] = dataclasses.field(default_factory=list)
 
     def stored(self, key: bytes, parent: bytes, block: bytes, *, first: bool) -> None:
@@ -56,10 +59,12 @@ class EventLog:
         self.events.append(Removed(key))
 
     def cleared(self) -> None:
-        """The cache became empty."""
+        """The cache became empty, at a user's request: published at once."""
         self.events.append(Cleared())
+        self.flush()
 
-    def take(self) -> list[CacheEvent]:
-        """The events, which are then forgotten here."""
-        taken, self.events = self.events, []
-        return taken
+    def flush(self) -> None:
+        """Publish the events."""
+        if self.events:
+            taken, self.events = self.events, []
+            self.publish(taken)

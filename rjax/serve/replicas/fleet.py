@@ -136,13 +136,8 @@ class Fleet:
                 f"no Ray cluster answers at --ray-address {address}; start one with 'ray start "
                 "--head', or leave the option out"
             ) from error
-        needed = self._gpus * self._settings.options.replicas
-        found = ray.cluster_resources().get("GPU", 0)
-        if needed > found:
-            raise InvalidConfigError(
-                f"{self._settings.options.replicas} replicas of {self._gpus} GPUs need {needed}, "
-                f"and the cluster has {found:g}; lower --replicas or --tensor-parallel-size"
-            )
+        hosts = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
+        check_gpus(self._settings.options.replicas, self._gpus, hosts)
 
     @property
     def _gpus(self) -> int:
@@ -363,6 +358,30 @@ class Fleet:
     def close(self) -> None:
         """End the thread that started Ray."""
         self._ray_thread.shutdown(wait=False)
+
+
+def check_gpus(replicas: int, each: int, hosts: list[float]) -> None:
+    """Check that the replicas fit.
+
+    Args:
+        replicas: how many.
+        each: GPUs of one.
+        hosts: GPUs of each host of the cluster.
+
+    Raises:
+        InvalidConfigError: they do not fit.
+    """
+    if each > max(hosts, default=0):
+        raise InvalidConfigError(
+            f"--tensor-parallel-size is {each}, and no host of the cluster has more than "
+            f"{max(hosts, default=0):g} GPUs; a replica uses the GPUs of one host"
+        )
+    if each and sum(host // each for host in hosts) < replicas:
+        raise InvalidConfigError(
+            f"{replicas} replicas of {each} GPUs do not fit on hosts with "
+            f"{', '.join(f'{host:g}' for host in hosts)} GPUs; lower --replicas or "
+            "--tensor-parallel-size"
+        )
 
 
 def leave_cluster() -> None:

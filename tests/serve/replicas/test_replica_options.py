@@ -9,6 +9,7 @@ import pytest
 from rjax.errors import InvalidConfigError
 from rjax.serve.__main__ import main
 from rjax.serve.replicas.autoscaling import QueueAndKvPolicy
+from rjax.serve.replicas.fleet import check_gpus
 from rjax.serve.replicas.merged_metrics import merge_expositions
 from rjax.serve.replicas.options import ReplicaOptions
 
@@ -111,6 +112,15 @@ def test_metrics_of_replicas_are_grouped_by_metric():
         'rjax:b{replica="r1",model_name="m"} 6',
     ]
     assert merge_expositions([]) == b""
+
+
+def test_replicas_need_gpus_of_one_host_each():
+    check_gpus(3, 0, [0.0])
+    check_gpus(3, 2, [4.0, 3.0])
+    with pytest.raises(InvalidConfigError, match="a replica uses the GPUs of one host"):
+        check_gpus(1, 8, [4.0, 4.0])
+    with pytest.raises(InvalidConfigError, match="4 replicas of 2 GPUs do not fit on hosts with"):
+        check_gpus(4, 2, [4.0, 3.0])
 
 
 def test_autoscaling_limits_are_in_order():
