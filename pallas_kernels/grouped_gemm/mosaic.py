@@ -16,6 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int
 
+from rjax.pallas_kernels.grouped_gemm import work_list_mosaic
 from rjax.pallas_kernels.grouped_gemm.config import (
     BLOCK_K,
     WGMMA_M,
@@ -121,10 +122,17 @@ def experts(
             raise ValueError(why)
     promoted = any(isinstance(each, GroupedWeight) and each.promoted for each in (up, down))
     rows = choose_tile_rows(chosen.size, J, width, promoted=promoted)
-    work = make_work_list(chosen, J, rows)
+    work = _work_list(chosen, J, rows)
     gathered = h if len(h) == 1 else h[work.slot_row]
     hidden = gate_up(gathered, up, work, bias=up_bias, activation=activation)
     return Partial(weighted_down(hidden, down, weights, work, bias=down_bias), dtype=h.dtype)
+
+
+def _work_list(chosen: Int[Array, "T X"], num_experts: int, rows: int) -> WorkList:
+    """By one kernel where there are few pairs; that of a single row takes none."""
+    few = len(chosen) > 1 and work_list_mosaic.refusal(chosen.size, num_experts) is None
+    make = work_list_mosaic.make_work_list_mosaic if few else make_work_list
+    return make(chosen, num_experts, rows)
 
 
 def gate_up(
@@ -150,7 +158,7 @@ def gate_up(
     weights = _left_operand(up)
     config = config or _config(weights, work)
     shape = jax.ShapeDtypeStruct((len(work.slot_pair), up.shape[3]), rows.dtype)
-    operands = () if bias is None else (bias.astype(jnp.float32),)
+    operands = () if bias is None else (bias,)
     name = f"grouped_gate_up{_suffix(up)}"
     return grouped_gemm(name, rows, weights, work, config, shape, epilogue, operands)
 
@@ -178,7 +186,7 @@ def weighted_down(
 
     config = config or _config(left, work)
     shape = jax.ShapeDtypeStruct((X, T, D), jnp.float32)
-    biases = () if bias is None else (bias.astype(jnp.float32),)
+    biases = () if bias is None else (bias,)
     operands = work.slot_pair, weights.reshape(-1), *biases
     name = f"grouped_down{_suffix(down)}"
     return grouped_gemm(name, hidden, left, work, config, shape, epilogue, operands)
@@ -207,7 +215,7 @@ def _biased(value, bias, column):
     if bias is None:
         return value
     found = plgpu.load(bias.at[pl.ds(column, WGMMA_M)], layout=_PER_COLUMN, optimized=False)
-    return value + lax.broadcast_in_dim(found, value.shape, [0])
+    return value + lax.broadcast_in_dim(found.astype(jnp.float32), value.shape, [0])
 
 
 def _config(weights: LeftOperand, work: WorkList) -> GroupedConfig:

@@ -10,7 +10,7 @@ from interpreted_mosaic import interpreting
 from jax.experimental import pallas as pl
 
 from rjax.models.operations import Activation
-from rjax.pallas_kernels.grouped_gemm import mosaic
+from rjax.pallas_kernels.grouped_gemm import mosaic, work_list_mosaic
 from rjax.pallas_kernels.grouped_gemm import xla as plain
 from rjax.pallas_kernels.grouped_gemm.config import GroupedConfig
 from rjax.pallas_kernels.grouped_gemm.work_list import make_work_list
@@ -103,7 +103,9 @@ def test_lowers_for_cuda(D, F, J, X, T):
     )
     traced = jax.jit(mosaic.experts).trace(*operands)
     assert traced.out_info.summands.shape == (X, T, D)
-    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("mosaic_gpu_v2") == 2
+    kernels = 3 if 1 < T * X <= 1024 and T > 1 else 2  # with that of the work list
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("mosaic_gpu_v2") == kernels
 
 
 @pytest.mark.parametrize("T", [1, 64, 512])
@@ -121,7 +123,7 @@ def test_biases_and_the_clamped_activation_lower(T):
     )
     run = functools.partial(mosaic.experts, activation=CLAMPED.clamped)
     text = jax.jit(run).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("mosaic_gpu_v2") == 2
+    assert text.count("mosaic_gpu_v2") == (3 if T == 64 else 2)
 
 
 def test_refusals():
@@ -133,6 +135,41 @@ def test_refusals():
         mosaic.experts(*arrays)
     with pytest.raises(ValueError, match="h is float16"):
         mosaic.experts(arrays[0].astype(jnp.float16), *problem(2, 3, 1, 64, 64)[1:])
+
+
+def test_work_lists_that_the_kernel_refuses():
+    assert work_list_mosaic.refusal(1024, 1024) is None
+    assert "at most 1024" in work_list_mosaic.refusal(1025, 8)
+    assert "at most 1024 for 1000 pairs" in work_list_mosaic.refusal(1000, 1025)
+    assert "at most 8192 for 1 pairs" in work_list_mosaic.refusal(1, 10_000)
+    with pytest.raises(ValueError, match="1032 pairs"):
+        work_list_mosaic.make_work_list_mosaic(jnp.zeros((129, 8), jnp.int32), 128, 16)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("skew", [False, True])
+@pytest.mark.parametrize(
+    ("T", "X", "J", "R"),
+    [
+        (64, 8, 128, 8),
+        (128, 8, 128, 16),
+        (3, 2, 5, 8),
+        (33, 7, 300, 8),
+        (2, 1, 1024, 8),
+        (200, 4, 32, 64),
+    ],
+)
+def test_the_work_list_is_that_of_plain_jax(T, X, J, R, skew):
+    draw = np.random.default_rng(T)
+    chosen = jnp.asarray(draw.integers(0, 2 if skew else J + 1, (T, X)), jnp.int32)
+    made = jax.jit(work_list_mosaic.make_work_list_mosaic, static_argnums=(1, 2))(chosen, J, R)
+    want = make_work_list(chosen, J, R)
+    count = int(want.num_tiles[0])
+    assert int(made.num_tiles[0]) == count
+    np.testing.assert_array_equal(made.tile_expert[:count], want.tile_expert[:count])
+    np.testing.assert_array_equal(made.slot_pair, want.slot_pair)
+    np.testing.assert_array_equal(made.pair_slot, want.pair_slot)
 
 
 @pytest.mark.gpu

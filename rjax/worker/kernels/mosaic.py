@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from rjax.models import Routing
@@ -98,8 +99,8 @@ def _norm_rope_and_cache_refusal(problem: Problem) -> str | None:
 def _route_refusal(problem: Problem) -> str | None:
     router = problem.router
     assert router is not None
-    if router.score != "softmax" or router.correction_bias or router.bias or router.num_groups > 1:
-        return "it takes the softmax over all experts, without biases and groups"
+    if router.num_groups > 1:
+        return f"{router.num_groups} groups of experts; it takes one"
     return top_k_routing.refusal(problem.width, problem.top_k)
 
 
@@ -188,16 +189,24 @@ def _norm_rope_and_cache(
     return rope_and_cache.rope_and_cache(qkv, *arrays, norms=norms, **scales)
 
 
-def _route(problem: Problem, h: Array, weight: Array, bias: None, correction: None) -> Routing:
-    del bias, correction
-    router, shape = problem.router, (problem.rows, problem.depth, problem.width)
+def _route(
+    problem: Problem, h: Array, weight: Array, bias: Array | None, correction: Array | None
+) -> Routing:
+    router, J, shape = problem.router, problem.width, (problem.rows, problem.depth, problem.width)
     assert router is not None
-    if split_k_gemm.refusal(*shape, problem.dtype) is None:
+    padding = top_k_routing.padded_experts(J) - J
+    if padding == 0 and bias is None and split_k_gemm.refusal(*shape, problem.dtype) is None:
         logits = split_k_gemm.split_k_gemm(h, weight).summands
     else:
-        logits = router_logits(h, weight, None)[None]
+        logits = jnp.pad(router_logits(h, weight, bias), ((0, 0), (0, padding)))[None]
     found = top_k_routing.top_k_routing(
-        logits, problem.top_k, renormalise=router.renormalise, scale=router.scale
+        logits,
+        problem.top_k,
+        num_experts=J,
+        renormalise=router.renormalise,
+        scale=router.scale,
+        score=router.score,
+        correction=correction,
     )
     return Routing(*found)
 
