@@ -9,14 +9,12 @@ its slot. Bytes moved: 4 * (2 * pairs + slots + tiles). XLA takes six kernels fo
 # Pallas passes a leading context to inlined functions, which its types do not say.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, memref
+from jaxlib.mlir.dialects import arith, llvm, math, memref, nvvm
 from jaxtyping import Array, Int
 
 from rjax.pallas_kernels.grouped_gemm.work_list import WorkList, max_tiles
@@ -24,6 +22,7 @@ from rjax.pallas_kernels.mosaic_emit import THREADS, add, div, i32, i32_type, mu
 
 _WARP = 32
 _WARPS = THREADS // _WARP
+_ALL_LANES = -1  # mask of a warp
 _MOST_PAIRS = 1024  # eight of a thread, in registers
 _MOST_COUNTS = 32 << 10  # of experts in chunks: 128 KB of shared memory
 
@@ -32,8 +31,8 @@ def refusal(pairs: int, num_experts: int) -> str | None:
     """Why the kernel cannot make the work list of so many pairs, or None."""
     if pairs > _MOST_PAIRS:
         return f"{pairs} pairs; the kernel takes at most {_MOST_PAIRS}"
-    if _chunks(pairs) * num_experts > _MOST_COUNTS:
-        most = _MOST_COUNTS // _chunks(pairs)
+    if _columns(num_experts) > _MOST_COUNTS // _chunks(pairs):
+        most = _MOST_COUNTS // _chunks(pairs) // THREADS * THREADS
         return f"{num_experts} experts; the kernel takes at most {most} for {pairs} pairs"
     return None
 
@@ -41,6 +40,11 @@ def refusal(pairs: int, num_experts: int) -> str | None:
 def _chunks(pairs: int) -> int:
     """Chunks of a warp's width, as many for each warp."""
     return _WARPS * -(-pairs // THREADS)
+
+
+def _columns(num_experts: int) -> int:
+    """Experts, up to a multiple of the threads; those past J have no pairs."""
+    return -(-num_experts // THREADS) * THREADS
 
 
 def make_work_list_mosaic(experts: Int[Array, "T X"], num_experts: int, rows: int) -> WorkList:
@@ -64,7 +68,8 @@ def make_work_list_mosaic(experts: Int[Array, "T X"], num_experts: int, rows: in
 
     def work_list_kernel(experts_ref, tile_expert, num_tiles, slot_pair, pair_slot, *scratch):
         """GMEM int32: experts [pairs], tile_expert [tiles], num_tiles [1], slot_pair [slots],
-        pair_slot [pairs]. SMEM int32: counts [chunks, J], first_slot [J], warp_tiles [4]."""
+        pair_slot [pairs]. SMEM int32: counts [chunks, columns], first_slot [columns], warp_tiles
+        [4]."""
         refs = experts_ref, tile_expert, num_tiles, slot_pair, pair_slot, *scratch
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),) * len(refs))
@@ -80,8 +85,8 @@ def make_work_list_mosaic(experts: Int[Array, "T X"], num_experts: int, rows: in
         work_list_kernel,
         out_type=(int32(tiles), int32(1), int32(slots), int32(pairs)),
         scratch_types=(
-            plgpu.SMEM((_chunks(pairs), num_experts), jnp.int32),
-            plgpu.SMEM((num_experts,), jnp.int32),
+            plgpu.SMEM((_chunks(pairs), _columns(num_experts)), jnp.int32),
+            plgpu.SMEM((_columns(num_experts),), jnp.int32),
             plgpu.SMEM((_WARPS,), jnp.int32),
         ),
         compiler_params=plgpu.CompilerParams(
@@ -108,52 +113,53 @@ def _emit(
 ) -> None:
     """The kernel's code; the refs are those of ``work_list_kernel``."""
     thread, J, chunks = thread_index(), num_experts, _chunks(pairs)
+    columns = _columns(J)
     warp, lane = div(thread, _WARP), rem(thread, _WARP)
 
     def clear(at):
-        _store(i32(0), counts, div(at, J), rem(at, J))
+        _store(i32(0), counts, div(at, columns), rem(at, columns))
 
-    _for_each(chunks * J, thread, clear)
+    _for_each(chunks * columns, thread, clear)
     _for_each(slots, thread, lambda at: _store(i32(-1), slot_pair, at))
     mgpu.utils.warpgroup_barrier()
 
-    # Of each pair of this thread: (pair, expert or J, chunk, rank in the chunk).
-    own = []
+    # Of each pair of this thread: (pair, expert or J, chunk, rank in the chunk). All matches come
+    # before the first branch, so that the compiler cannot move one into it.
+    own, matches = [], []
     for i in range(chunks // _WARPS):
         chunk = add(warp, i * _WARPS)
         pair = arith.addi(mul(chunk, _WARP), lane)
-        exists = _less(pair, pairs)
         found = _load(experts, arith.minsi(pair, i32(pairs - 1)))
-        expert = arith.select(exists, arith.minui(found, i32(J)), i32(J))
-        same = _ptx("match.any.sync.b32 $0, $1, 0xffffffff;", expert)
-        before = arith.andi(same, _ptx("mov.u32 $0, %lanemask_lt;"))
-        with mgpu.when(arith.andi(_less(expert, J), _equal(before, 0))):
-            _store(_ptx("popc.b32 $0, $1;", same), counts, chunk, expert)
-        own.append((pair, expert, chunk, _ptx("popc.b32 $0, $1;", before)))
+        expert = arith.select(_less(pair, pairs), arith.minui(found, i32(J)), i32(J))
+        same = _matching_lanes(expert)
+        earlier = arith.andi(same, arith.subi(arith.shli(i32(1), lane), i32(1)))
+        matches.append((same, earlier))
+        own.append((pair, expert, chunk, math.ctpop(earlier)))
+    for (_, expert, chunk, _), (same, earlier) in zip(own, matches, strict=True):
+        with mgpu.when(arith.andi(_less(expert, J), _equal(earlier, 0))):
+            _store(math.ctpop(same), counts, chunk, expert)
     mgpu.utils.warpgroup_barrier()
 
-    # Each thread has consecutive experts: pairs of earlier chunks, then tiles of its experts.
-    per_thread = -(-J // THREADS)
+    # Each thread has consecutive experts: pairs of earlier chunks, then tiles of its experts. No
+    # branch skips those past J: LLVM moved the load of a count past a conditional store to it.
+    per_thread = columns // THREADS
     of_experts, total = [], i32(0)
     for i in range(per_thread):
         expert = add(mul(thread, per_thread), i)
-        valid = _less(expert, J)
-        column = arith.minsi(expert, i32(J - 1))
 
-        def scan(chunk, before, column=column, valid=valid):
-            count = _load(counts, chunk, column)
-            with mgpu.when(valid):
-                _store(before, counts, chunk, column)
+        def scan(chunk, before, expert=expert):
+            count = _load(counts, chunk, expert)
+            _store(before, counts, chunk, expert)
             return arith.addi(before, count)
 
         count = mgpu.fori(i32(chunks), i32(0))(scan).result
-        tiles = arith.select(valid, div(add(count, rows - 1), rows), i32(0))
-        of_experts.append((expert, valid, column, total, tiles))
+        tiles = div(add(count, rows - 1), rows)
+        of_experts.append((expert, total, tiles))
         total = arith.addi(total, tiles)
 
     through = total  # inclusive prefix sum over the warp
     for distance in (1, 2, 4, 8, 16):
-        through = arith.addi(through, _shifted_up(through, distance))
+        through = arith.addi(through, _shifted_up(through, lane, distance))
     with mgpu.when(_equal(lane, _WARP - 1)):
         _store(through, warp_tiles, warp)
     mgpu.utils.warpgroup_barrier()
@@ -164,10 +170,9 @@ def _emit(
         first_tile = arith.addi(first_tile, arith.select(earlier, tiles, i32(0)))
     with mgpu.when(_equal(thread, THREADS - 1)):
         _store(arith.addi(first_tile, total), num_tiles, i32(0))
-    for expert, valid, column, before, tiles in of_experts:
+    for expert, before, tiles in of_experts:
         first = arith.addi(first_tile, before)
-        with mgpu.when(valid):
-            _store(mul(first, rows), first_slot, column)
+        _store(mul(first, rows), first_slot, expert)
 
         def name(tile, carry, first=first, expert=expert):
             _store(expert, tile_expert, arith.addi(first, tile))
@@ -215,13 +220,14 @@ def _store(value, ref, *at) -> None:
     memref.store(value, ref, [arith.index_cast(ir.IndexType.get(), each) for each in at])
 
 
-def _ptx(code: str, *operands: Any):
-    """The int32 result of one instruction, which all lanes of a warp execute together."""
-    constraints = ",".join(["=r"] + ["r"] * len(operands))
-    return llvm.inline_asm(i32_type(), list(operands), code, constraints, has_side_effects=True)
+def _matching_lanes(value):
+    """Mask of the lanes of the warp that have the same int32 value."""
+    # nvvm.match_sync loses its attribute when a kernel is serialised (jax 0.11.2).
+    form = "match.any.sync.b32 $0, $1, 0xffffffff;"
+    return llvm.inline_asm(i32_type(), [value], form, "=r,r", has_side_effects=True)
 
 
-def _shifted_up(value, distance: int):
+def _shifted_up(value, lane, distance: int):
     """The value of the lane ``distance`` below, 0 where there is none."""
-    lane = f"shfl.sync.up.b32 $0|below, $1, {distance}, 0, 0xffffffff;"
-    return _ptx("{ .reg .pred below; " + lane + " @!below mov.b32 $0, 0; }", value)
+    found = nvvm.shfl_sync(i32(_ALL_LANES), value, i32(distance), i32(0), nvvm.ShflKind.up)
+    return arith.select(_less(lane, distance), i32(0), found)

@@ -181,6 +181,7 @@ def test_work_lists_that_the_kernel_refuses():
     assert work_list_mosaic.refusal(1024, 1024) is None
     assert "at most 1024" in work_list_mosaic.refusal(1025, 8)
     assert "at most 1024 for 1000 pairs" in work_list_mosaic.refusal(1000, 1025)
+    assert "at most 8192 for 1 pairs" in work_list_mosaic.refusal(1, 10_000)
     with pytest.raises(ValueError, match="1032 pairs"):
         work_list_mosaic.make_work_list_mosaic(jnp.zeros((129, 8), jnp.int32), 128, 16)
 
