@@ -18,7 +18,7 @@ from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, Weig
 from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.loading.array_program import ArrayProgram, BlockArrays, Blocks
 from rjax.models.loading.assembly import join_blocks
-from rjax.models.loading.blocks import split_rows, stack_tensors
+from rjax.models.loading.blocks import Block, split_rows, stack_tensors
 from rjax.models.loading.expert_groups import common_dtype, experts_of_devices
 from rjax.models.loading.layout import (
     View,
@@ -239,28 +239,8 @@ def expert_plan(
     each = pieces[: len(pieces) // config.axis_sizes["J"]] if of_experts else pieces
     leaves = plain_leaves(scheme, grouped.inputs, grouped.outputs, config.axis_sizes)
     parallel = grouped.expert_parallel and mesh.shape[TENSOR_AXIS] > 1
-    by_device = NamedSharding(mesh, PartitionSpec(TENSOR_AXIS) if parallel else PartitionSpec())
-    shardings, split = [], []
-    for group in experts_of_devices(pieces, config, mesh) if of_experts and parallel else ():
-        by_role = stored_experts(config, group)
-        for role in [role for role, tensor in by_role[0].items() if tensor.used]:
-            together = [entries[stored[role].name] for stored in by_role]
-            shape = together[0].shape or (1,)
-            dtype_of_all = common_dtype(together, [entry.file_dtype() for entry in together])
-            shardings.append(by_device)
-            split.append(stack_tensors(together, dtype_of_all, shape, by_device, block_bytes))
-    for piece in () if of_experts and parallel else pieces:
-        stored = stored_experts(config, (piece,))[0]
-        for tensor in (tensor for tensor in stored.values() if tensor.used):
-            entry = entries[tensor.name]
-            shape, sharding = entry.shape or (1,), by_device
-            if not parallel and not of_experts and isinstance(weight_format, OnLoad):
-                shape = read_shape(piece, config)
-                sharding = piece_sharding(piece, config, mesh)
-            elif not parallel:
-                sharding = tensor_sharding(tensor, shape, _one_expert(piece), config, mesh)
-            shardings.append(sharding)
-            split.append(split_rows(entry, entry.file_dtype(), 0, shape, sharding, block_bytes))
+    read = _read_by_expert if of_experts and parallel else _read
+    shardings, split = read(pieces, entries, config, mesh, block_bytes, parallel=parallel)
     dequantised = None
     of_parameters = {"expert_parallel": grouped.expert_parallel}
     if grouped.scheme != scheme:
@@ -296,6 +276,61 @@ def expert_plan(
         dequantised=dequantised,
     )
     return ParameterPlan(tuple(itertools.chain(*split)), assembly)
+
+
+type _Read = tuple[list[NamedSharding], list[tuple[Block, ...]]]
+"""The sharding of each tensor, and its blocks."""
+
+
+def _read_by_expert(
+    pieces: tuple[Piece, ...],
+    entries: Mapping[str, TensorEntry],
+    config: ModelConfig,
+    mesh: Mesh,
+    block_bytes: int | None,
+    *,
+    parallel: bool,
+) -> _Read:
+    """Tensors of single experts, of which each device gets those of its own experts."""
+    assert parallel
+    sharding = NamedSharding(mesh, PartitionSpec(TENSOR_AXIS))
+    split = []
+    for group in experts_of_devices(pieces, config, mesh):
+        by_role = stored_experts(config, group)
+        for role in [role for role, tensor in by_role[0].items() if tensor.used]:
+            together = [entries[stored[role].name] for stored in by_role]
+            dtype = common_dtype(together, [entry.file_dtype() for entry in together])
+            shape = together[0].shape or (1,)
+            split.append(stack_tensors(together, dtype, shape, sharding, block_bytes))
+    return [sharding] * len(split), split
+
+
+def _read(
+    pieces: tuple[Piece, ...],
+    entries: Mapping[str, TensorEntry],
+    config: ModelConfig,
+    mesh: Mesh,
+    block_bytes: int | None,
+    *,
+    parallel: bool,
+) -> _Read:
+    """Tensors of all experts, of which each device gets whole experts or its share of every one;
+    or tensors of single experts, of which each device gets its share."""
+    shardings, split = [], []
+    for piece, stored in zip(pieces, stored_experts(config, pieces), strict=True):
+        for tensor in (tensor for tensor in stored.values() if tensor.used):
+            entry = entries[tensor.name]
+            shape = entry.shape or (1,)
+            if parallel:
+                sharding = NamedSharding(mesh, PartitionSpec(TENSOR_AXIS))
+            elif not piece.of_expert and isinstance(config.format, OnLoad):
+                shape = read_shape(piece, config)
+                sharding = piece_sharding(piece, config, mesh)
+            else:
+                sharding = tensor_sharding(tensor, shape, _one_expert(piece), config, mesh)
+            shardings.append(sharding)
+            split.append(split_rows(entry, entry.file_dtype(), 0, shape, sharding, block_bytes))
+    return shardings, split
 
 
 def _projection(piece: Piece, leaves: Mapping[str, Leaf], config: ModelConfig) -> StoredProjection:

@@ -177,7 +177,8 @@ def _plan(
     of_expert = pieces[0].of_expert
     each = pieces[: len(pieces) // config.axis_sizes["J"]] if of_expert else pieces
     views = tuple(view(piece, letters, config) for piece in each)
-    if of_expert and parallel and mesh.shape[TENSOR_AXIS] > 1:
+    whole_experts = of_expert and parallel and mesh.shape[TENSOR_AXIS] > 1
+    if whole_experts:
         groups = experts_of_devices(pieces, config, mesh)
         stacked = NamedSharding(mesh, PartitionSpec(TENSOR_AXIS))
         piece_shardings = (stacked,) * len(groups)
@@ -208,7 +209,6 @@ def _plan(
             for piece, of_piece in zip(pieces, piece_shardings, strict=True)
         ]
     blocks = tuple(itertools.chain(*split))
-    axis_of_experts = (1 if len(split) < len(pieces) else 0) if of_expert else None
     offset = pieces[0].offset
     same = blocks[0].dtype == dtype and views[0].is_identity and not offset
     if not of_expert and len(blocks) == 1 and same:
@@ -219,7 +219,7 @@ def _plan(
         piece_shardings=piece_shardings,
         views=views,
         axis=letters.split().index("A") if len(each) > 1 else None,
-        stacked=axis_of_experts,
+        stacked=int(whole_experts) if of_expert else None,
         dtype=dtype,
         sharding=sharding,
         offset=offset,

@@ -1,4 +1,4 @@
-"""What the devices of a mesh send each other in a decode step, and that each part computes the same.
+"""What the devices of a mesh send each other in a decode step, and that each has its result.
 
 One process with virtual devices runs all of it: its start takes longest.
 """

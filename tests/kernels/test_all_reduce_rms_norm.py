@@ -18,6 +18,7 @@ from rjax.pallas_kernels.all_reduce_rms_norm import mosaic
 from rjax.pallas_kernels.all_reduce_rms_norm import peers as peers_module
 from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
 from rjax.pallas_kernels.partial import Partial
+from rjax.worker.kernels import Dispatcher, Problem
 from rjax.worker.peer_memory import PeerMemory
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +37,31 @@ def test_plain_sums_have_the_documented_order(devices):
     )
     assert found.returncode == 0, found.stderr[-3000:]
     assert found.stdout.endswith("equal\n")
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "capacity", "reason"),
+    [
+        (64, 4096, "bfloat16", 0, "no exchange buffers"),
+        (600, 4096, "bfloat16", 2**21, "more than 2097152 numbers"),
+        (8, 576, "bfloat16", 2**21, "multiples of 128"),
+        (8, 4096, "float32", 2**21, "16-bit"),
+        (512, 4096, "bfloat16", 2**21, None),
+    ],
+)
+def test_the_dispatcher_says_why_xla_adds(rows, columns, dtype, capacity, reason):
+    problem = Problem(
+        operation="all_reduce",
+        rows=rows,
+        dtype=dtype,
+        depth=columns,
+        columns=(columns,),
+        peer_capacity=capacity,
+    )
+    choice = Dispatcher.of("mosaic").choose(problem)
+    assert choice.kernel is not None
+    assert choice.kernel.name == ("mosaic.all_reduce" if reason is None else "xla.all_reduce")
+    assert reason is None or reason in dict(choice.refused)["mosaic.all_reduce"]
 
 
 GPU_CASES = [  # X, T, D: odd sizes; rows of one, two and four warpgroups; rows beyond one a CTA

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from plain_checkpoints import LLAMA, write_plain
-from quantised_files import write_quantised
+from quantised_files import FORMATS, write_quantised
 from test_model_experts import GPT_OSS
 from test_model_quantised_experts import QWEN2_MOE, write_mxfp4
 
@@ -174,7 +174,13 @@ def test_experts_are_spread_or_cut(tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["fp8-dynamic", "w4a16", "mxfp4"])
+_DEFAULT = ["fp8-tensor", "w4a16", "mxfp4"]
+_MORE = [name for name in FORMATS if name not in (*_DEFAULT, "deepseek-fp8")]
+
+
+@pytest.mark.parametrize(
+    "name", [*_DEFAULT, *(pytest.param(name, marks=pytest.mark.slow) for name in _MORE)]
+)
 def test_quantised_experts_are_spread_or_cut(tmp_path, name):
     if name == "mxfp4":
         folder, _ = write_mxfp4(tmp_path, values=OSS)
