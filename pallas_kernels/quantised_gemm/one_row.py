@@ -35,19 +35,28 @@ def normed_refusal(
     """
     if pending_bias:
         return "a pending bias; the kernel takes updates without one"
-    if not _is_integer(values) and block != (1, depth):
-        return f"fp8 weights with scales of {block[0]} x {block[1]}; the kernel takes channels"
-    return _row_refusal(rows, depth)
+    why = _scale_refusal(depth, values, block) or _rows_refusal(rows)
+    return why or _width_refusal(depth)
 
 
 def merged_refusal(rows: int, depth: int, values: DTypeLike, block: tuple[int, int]) -> str | None:
     """Why `merge_quantised_gemm` cannot merge a row, or None; as ``normed_refusal``."""
-    return normed_refusal(rows, depth, values, block)
+    why = _scale_refusal(depth, values, block) or _rows_refusal(rows)
+    # For fp8 weights the row is merged before.
+    return why or (_width_refusal(depth) if _is_integer(values) else None)
 
 
-def _row_refusal(rows: int, depth: int) -> str | None:
-    if rows != 1:
-        return f"{rows} rows; the kernel takes one"
+def _scale_refusal(depth: int, values: DTypeLike, block: tuple[int, int]) -> str | None:
+    if not _is_integer(values) and block != (1, depth):
+        return f"fp8 weights with scales of {block[0]} x {block[1]}; the kernel takes channels"
+    return None
+
+
+def _rows_refusal(rows: int) -> str | None:
+    return f"{rows} rows; the kernel takes one" if rows != 1 else None
+
+
+def _width_refusal(depth: int) -> str | None:
     if depth > MAX_ROW_COLUMNS:
         return f"a row of {depth} columns; a CTA holds at most {MAX_ROW_COLUMNS}"
     return None

@@ -220,7 +220,7 @@ def test_which_models_take_them():
 @pytest.mark.parametrize("model", ["llama-3-8b", "qwen2.5-3b", "qwen2.5-0.5b"])
 def test_quantised_weights_leave_rows_to_prefill_ahead(model, quantization):
     backend = backend_of(model, quantization=quantization)
-    few = {rows for rows in ROWS if 1 < rows <= FEW_ROWS}  # one row is fused for integers only
+    few = {rows for rows in ROWS if rows <= FEW_ROWS}
     assert few <= set(backend.streamed_rows) and backend.spare_rows >= FEW_ROWS
     settings = SchedulerSettings(max_num_seqs=FEW_ROWS // 2)
     limits = step_limits(settings, most_tokens=2048, spare_rows=backend.spare_rows)

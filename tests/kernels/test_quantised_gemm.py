@@ -196,6 +196,22 @@ def test_configs_fill_the_gpu(bits, rows):
         assert X // (64 * config.consumers) * config.split_k >= 64  # CTAs; an H200 has 132 SMs
 
 
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("rows", [8, 16])
+def test_warpgroups_that_take_turns_have_stages_of_their_own(rows, resident):
+    taken = set()
+    for W, X, E in LAYERS[:5]:
+        shape = GemmShape(
+            rows, W, X, E, 4, 16, interleaved=True, resident_row=resident, shares_sm=not resident
+        )
+        for config in configs(shape, may_split=W == 1):
+            taken.add(config.stage_groups)
+            assert config.num_stages % config.stage_groups == 0
+            assert config.consumers * config.stage_groups <= 4
+            assert config.stage_groups == 1 or W == 1
+    assert taken == ({1, 2} if rows == 8 else {1})
+
+
 @pytest.mark.parametrize(
     ("change", "found"),
     [

@@ -119,6 +119,8 @@ def test_what_the_kernels_do_not_take(change, found):
     assert one_row.normed_refusal(**given) is None
     assert found in (one_row.normed_refusal(**given | change) or "")
     assert one_row.normed_refusal(1, 4096, jnp.float8_e4m3fn, (1, 4096)) is None
+    assert one_row.merged_refusal(1, 8192, jnp.float8_e4m3fn, (1, 8192)) is None
+    assert "8192 columns" in (one_row.merged_refusal(1, 8192, jnp.int4, (1, 128)) or "")
 
 
 @pytest.mark.gpu
