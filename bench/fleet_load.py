@@ -80,7 +80,7 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(
-    *options: str, log: Path | None = None, seconds: float = 120.0, stop_seconds: float = 60.0
+    *options: str, log: Path | None = None, seconds: float = 400.0, stop_seconds: float = 60.0
 ) -> Iterator[Fleet]:
     """``rjax serve`` with these options for the length of the block, on a free port.
 

@@ -325,13 +325,14 @@ class Fleet:
 
     async def _poll(self) -> None:
         from ray.exceptions import RayError
+        from ray.serve.exceptions import RayServeException
 
         failures = 0
         while True:
             try:
                 self._num_running = await asyncio.to_thread(self._count_running)
                 failures = 0
-            except (RayError, TimeoutError) as error:
+            except (RayError, RayServeException, RuntimeError, OSError) as error:
                 failures += 1
                 _log.warning("the state of the replicas is unknown: %s", error)
                 self._lost_ray = failures >= 20

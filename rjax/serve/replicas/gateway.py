@@ -16,6 +16,7 @@ from rjax.serve.disconnect import wait_for_disconnect
 from rjax.serve.errors import ApiError, error_body, error_response
 from rjax.serve.limits import ServeLimits
 from rjax.serve.options import HttpOptions
+from rjax.serve.refusal_log import RefusalLog
 from rjax.serve.replicas.gateway_metrics import GatewayMetrics
 from rjax.serve.replicas.merged_metrics import merge_expositions
 from rjax.serve.replicas.prefix_blocks import prefix_blocks
@@ -98,9 +99,10 @@ class Gateway:
             self._answer,
             limits,
             keys,
-            rejected=lambda _: None,
+            rejected=metrics.rejected,
             health_paths=http.health_paths,
             page_paths=http.page_paths,
+            refused=RefusalLog(),
         )
         if http.allowed_origins:
             self._app = CORSMiddleware(self._app, **http.cors)
@@ -124,6 +126,7 @@ class Gateway:
         if path in ("/health", "/ping"):
             await self._health()(scope, receive, send)
         elif self.draining:
+            self._metrics.rejected("draining")
             await self._refuse("the server is shutting down; ask another one")(scope, receive, send)
         elif get and path == "/metrics":
             await (await self._all_metrics())(scope, receive, send)

@@ -4,6 +4,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 _REASONS = ("prefix", "overloaded", "new", "tag", "other")
 _OUTCOMES = ("retried", "lost")
+_REJECTIONS = ("bodies_bytes", "connections", "draining")
 
 
 class GatewayMetrics:
@@ -35,6 +36,14 @@ class GatewayMetrics:
             ["model_name", "outcome"],
             registry=self._registry,
         )
+        self._rejections = Counter(
+            "rjax:gateway_rejections",
+            "Requests answered with 503 before a replica was chosen, by the exceeded limit.",
+            ["model_name", "reason"],
+            registry=self._registry,
+        )
+        for reason in _REJECTIONS:
+            self._rejections.labels(model, reason)
         for reason in _REASONS:
             self._routed.labels(model, reason)
         for outcome in _OUTCOMES:
@@ -43,6 +52,11 @@ class GatewayMetrics:
     def routed(self, reason: str) -> None:
         """Count a request by what decided its replica."""
         self._routed.labels(self._model, reason if reason in _REASONS else "other").inc()
+
+    def rejected(self, reason: str) -> None:
+        """Count a request that got a 503; the reason is the name of a limit, or "draining"."""
+        assert reason in _REJECTIONS
+        self._rejections.labels(self._model, reason).inc()
 
     def replica_died(self, outcome: str) -> None:
         """Count a request whose replica died; the outcome is "retried" or "lost"."""

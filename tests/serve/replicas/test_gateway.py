@@ -194,6 +194,7 @@ def test_an_abort_ends_requests_and_draining_refuses_new_ones():
                 await asyncio.sleep(0.01)
             app.draining = True
             assert (await client.post("/v1/completions", json=BODY)).status_code == 503
+            assert 'gateway_rejections_total{model_name="m",reason="draining"} 1.0' in counts(app)
             assert (await client.get("/health")).json() == {"status": "draining"}
             app.abort()
             await asyncio.wait({asking}, timeout=10)
