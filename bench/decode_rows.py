@@ -17,8 +17,8 @@ class Row:
     case: DecodeCase
     target_ratio: float | None = None
     target_ms: float | None = None
-    layers: int | None = None
     targets: tuple[tuple[str, float], ...] = ()
+    layers: int | None = None
 
     def target(self, quantization: str | None) -> float | None:
         """Milliseconds, of weights as they are stored."""
@@ -36,7 +36,7 @@ TABLE = (
 EXPERTS = (
     Row("qwen3-30b-a3b", DecodeCase(1, 0, 1024), None, 2.1),
     Row("qwen3-30b-a3b", DecodeCase(16, 2048, 256), None, 11.0),
-    Row("qwen3-30b-a3b", DecodeCase(64, 2048, 256), None, 16.0, (("fp8", 8.5),)),
+    Row("qwen3-30b-a3b", DecodeCase(64, 2048, 256), None, 16.0, targets=(("fp8", 8.5),)),
     Row("gpt-oss-20b", DecodeCase(1, 0, 1024), targets=(("mxfp4", 2.6),)),
     Row("gpt-oss-20b", DecodeCase(64, 2048, 256), targets=(("mxfp4", 5.0),)),
 )

@@ -144,9 +144,9 @@ class Bench:
             devices=devices,
         )
         peer_words = PEER_ROWS * self.config.hidden_size
-        on_mosaic = self.backend.name == "mosaic"
-        self.peer_memory = make_peer_memory(self.mesh, peer_words) if on_mosaic else None
-        self.peers = None if self.peer_memory is None else self.peer_memory.peers
+        self.peer_memory, self.peers = None, None
+        if self.backend.name == "mosaic":
+            self.peer_memory, self.peers = make_peer_memory(self.mesh, peer_words)
         model = init_model(self.config, dtype=self.dtype, mesh=self.mesh)
         self.graph, weights = nnx.split(model)
         self.leaves, self.treedef = jax.tree.flatten(weights)

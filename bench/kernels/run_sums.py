@@ -60,8 +60,8 @@ def run_sums(options: argparse.Namespace, results: ResultFile) -> int:
         print("--sums needs several GPUs")
         return 1
     mesh = Mesh(np.array(jax.devices()), (TENSOR_AXIS,))
-    memory = PeerMemory(mesh, max(T * D for T, D, _ in CASES))
-    peers, bad = memory.peers, 0
+    memory, peers = PeerMemory.allocate(mesh, max(T * D for T, D, _ in CASES))
+    bad = 0
     cases = [case for case in CASES if options.only in _name(case)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         programs = {
@@ -97,6 +97,7 @@ def run_sums(options: argparse.Namespace, results: ResultFile) -> int:
         bad += row.get("mosaic_error", 1.0) > _LARGEST_ERROR or "failed" in row
         results.add(row)
         print(_line(row), flush=True)
+    del memory  # not before the last program has ended
     return bad
 
 

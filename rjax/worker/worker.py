@@ -125,8 +125,9 @@ class Worker:
         self._sharing: Sharing = _sharing(config, fitted or backend.tuning.cost_model)
         words = self.shapes.largest.rows * model.hidden_size
         # Programs write it through its address, so it lives as long as they may run.
-        self._peer_memory = make_peer_memory(mesh, words) if backend.name == "mosaic" else None
-        peers = None if self._peer_memory is None else self._peer_memory.peers
+        self._peer_memory, peers = None, None
+        if backend.name == "mosaic":
+            self._peer_memory, peers = make_peer_memory(mesh, words)
         self.pool = size_pool(
             config.cache,
             model,

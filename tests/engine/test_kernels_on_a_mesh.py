@@ -19,6 +19,7 @@ from rjax.models.decoder import Decoder
 from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers, update_capacity
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend
+from rjax.worker.kernels.report import step_kernels
 from rjax.worker.step import StepState, compile_step
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepFeatures, StepShape
@@ -54,6 +55,13 @@ for rows in (1, 8):
         assert "mosaic_gpu" in lowered.as_text()
         kernels = [c.kernel for c in choices if c.kernel is not None]
         assert all(kernel.name.startswith("mosaic") for kernel in kernels), kernels
+        reported = step_kernels(
+            shape, layout, model=config, dtype=dtype, kv_dtype=dtype, backend=backend, mesh=mesh,
+            peers=peers,
+        )
+        uses = {use.kernel for use in reported if use.operation.startswith("all_reduce")}
+        all_sums = {"mosaic.all_reduce", "mosaic.all_reduce_rms_norm"}
+        assert uses == (all_sums if devices > 1 else set()), uses
         found[devices] = collections.Counter(kernel.name for kernel in kernels)
     # The kernel that sums the devices' shares computes the norm, so that of a GEMM does not.
     one = collections.Counter()

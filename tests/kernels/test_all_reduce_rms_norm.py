@@ -80,13 +80,13 @@ GPU_CASES = [  # X, T, D: odd sizes; rows of one, two and four warpgroups; rows 
 def memory():
     if jax.default_backend() != "gpu" or jax.device_count() < 2:
         pytest.skip("needs two GPUs")
-    return PeerMemory(sum_cases.mesh_of(jax.device_count()), 1 << 20)
+    return PeerMemory.allocate(sum_cases.mesh_of(jax.device_count()), 1 << 20)
 
 
 @pytest.mark.gpu
 def test_every_device_has_the_expected_bits(memory):
     """Calls of many sizes in a row, so that each restores the words of another size."""
-    mesh, peers = sum_cases.mesh_of(jax.device_count()), memory.peers
+    mesh, (_, peers) = sum_cases.mesh_of(jax.device_count()), memory
     for round_ in range(2):
         for X, T, D in GPU_CASES:
             given = sum_cases.draw(mesh, X, T, D, 10 * round_ + T, bias=T % 2 == 1)
@@ -100,13 +100,14 @@ def test_two_shots_have_the_bits_of_one(memory, monkeypatch):
     del memory  # which skips where there is one GPU
     mesh = sum_cases.mesh_of(jax.device_count())
     calls = [(2, 64, 4096, True), (1, 131, 896, True), (3, 5, 384, False), (1, 301, 2048, True)]
-    peers = PeerMemory(mesh, 1 << 20).peers
+    owner, peers = PeerMemory.allocate(mesh, 1 << 20)
     for X, T, D, two_shot in calls:
         for module in (peers_module, mosaic):
             monkeypatch.setattr(module, "is_two_shot", lambda *_, found=two_shot: found)
         given = sum_cases.draw(mesh, X, T, D, T, bias=T % 2 == 1)
         *found, peers = sum_cases.sums(mesh, "mosaic")(*given, peers)
         sum_cases.check(found, sum_cases.expected(*given, mesh.size))
+    del owner  # not before the last program has ended
 
 
 @pytest.mark.gpu
@@ -135,8 +136,8 @@ def test_thousands_of_calls_with_uneven_devices(memory, T, D):
         peers, wrong, _ = lax.fori_loop(0, calls, call, (peers, jnp.int32(0), chain))
         return wrong[None], peers
 
-    peers = PeerMemory(mesh, T * D)
-    specs = Peers(sum_cases.SHARES, sum_cases.SHARES, peers.peers.capacity)  # type: ignore[arg-type]
+    owner, peers = PeerMemory.allocate(mesh, T * D)
+    specs = Peers(sum_cases.SHARES, sum_cases.SHARES, peers.capacity)  # type: ignore[arg-type]
     run = jax.jit(
         jax.shard_map(
             local,
@@ -147,5 +148,6 @@ def test_thousands_of_calls_with_uneven_devices(memory, T, D):
         )
     )
     _, summands, _, _ = sum_cases.draw(mesh, 1, T, D, 3, bias=False)
-    wrong, _ = run(summands, peers.peers)
+    wrong, _ = run(summands, peers)
     assert np.asarray(wrong).tolist() == [0] * mesh.size
+    del owner  # not before the last program has ended
