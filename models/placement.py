@@ -104,8 +104,9 @@ def _check_interleaved(
 ) -> None:
     """Raise ValueError if devices would share values that are interleaved with each other."""
     devices = mesh.shape[TENSOR_AXIS]
-    spec = variable_spec(module.weight, mesh)
-    size = module.weight.get_value().shape[-1]
+    weight: nnx.Variable = getattr(module, "weight")  # noqa: B009 - made by the scheme
+    spec = variable_spec(weight, mesh)
+    size = weight.get_value().shape[-1]
     if not any(spec[-1:]) or not isinstance(module.scheme, Scaled):
         return
     interleaved = (

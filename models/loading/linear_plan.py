@@ -222,11 +222,12 @@ def tensor_sharding(
 ) -> NamedSharding:
     """As the parameter's, where the tensor can be cut so; each device gets the whole otherwise."""
     of_piece = piece_sharding(piece, config, mesh)
-    mesh = of_piece.mesh
     outputs, inputs = (*of_piece.spec, None, None)[:2]
     of_axes = {"outputs": outputs if piece.rows is None else None, "inputs": inputs, None: None}
     spec = [
-        None if of_axes[axis] is None or size % mesh.shape[of_axes[axis]] else of_axes[axis]
+        None
+        if of_axes[axis] is None or size % of_piece.mesh.shape[of_axes[axis]]
+        else of_axes[axis]
         for axis, size in zip(tensor.axes, shape, strict=True)
     ]
-    return NamedSharding(mesh, PartitionSpec(*spec))
+    return of_piece.update(spec=PartitionSpec(*spec))

@@ -13,6 +13,7 @@ from test_model_quantised_experts import QWEN2_MOE
 
 from rjax.models import bytes_of_device, config_from_dict, place
 from rjax.models.decoder import Decoder
+from rjax.models.layers.experts import Experts
 
 
 def mesh_of(devices):
@@ -72,7 +73,7 @@ def test_whole_experts_or_a_share_of_each(parallel):
         placed = place(config, devices, expert_parallel=parallel)
         model = Decoder(placed, jnp.float32)
         sizes.append(bytes_of_device(model, mesh_of(devices)))
-        layers = [layer.mlp for layer in model.layers]
+        layers = [layer.mlp for layer in model.layers if isinstance(layer.mlp, Experts)]
         assert {mlp.up.expert_parallel for mlp in layers} == {parallel}
         experts = sum(mlp.up.weight_bytes + mlp.down.weight_bytes for mlp in layers)
     assert experts == 4 * 2 * 6 * 3 * 64 * 30
