@@ -3,8 +3,11 @@
 import asyncio
 import os
 import re
+import secrets
 import signal
+import socket
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -243,6 +246,49 @@ def test_scaling_up_and_down_under_load():
         assert most == 3
         assert not [o.error for o in outcomes if o.error]
         assert all(o.finished for o in outcomes)
+
+
+def test_a_running_cluster_is_joined_and_left(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    for name, value in (
+        ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"),  # on 127.0.0.1 only
+        ("RAY_AUTH_MODE", "token"),
+        ("RAY_AUTH_TOKEN", secrets.token_hex(32)),
+    ):
+        monkeypatch.setenv(name, value)
+    command = [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+        *("--port", str(port), "--include-dashboard", "false", "--num-cpus", "2"),
+        *("--object-store-memory", "200000000", "--disable-usage-stats"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as cluster:
+        try:
+            until(lambda: is_open(port), 120)
+            time.sleep(5)
+            options = ("--replicas", "1", "--ray-address", f"127.0.0.1:{port}")
+            for _ in range(2):  # the second one finds what the first one left
+                with fleet(*TINY, *options) as server:
+                    assert one(server).finished
+                assert server.process.returncode == 0
+            assert cluster.poll() is None
+        finally:
+            cluster.terminate()
+            cluster.wait(60)
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_without_a_cluster_there_the_error_is_one_line(tmp_path):
+    log = tmp_path / "stderr"
+    options = [*TINY, "--replicas", "1", "--ray-address", "127.0.0.1:9"]
+    with pytest.raises(TimeoutError), fleet(*options, log=log):
+        pass
+    lines = [x for x in log.read_text().splitlines() if x.startswith("rjax serve: error: ")]
+    assert len(lines) == 1 and "no Ray cluster answers" in lines[0]
 
 
 def test_a_replica_that_cannot_start_is_one_line(tmp_path):
