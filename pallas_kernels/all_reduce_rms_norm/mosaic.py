@@ -130,7 +130,6 @@ def _launch(name: str, shapes, update: Partial, peers: Peers, x, weight, eps: fl
         SMEM: scratch [2, 4 * warpgroups]."""
         *operands, scratch = refs
         operands, results = operands[: len(optional)], operands[len(optional) :]
-        x_ref, weight_ref = operands[:2] if normed else (None, None)
         bias_ref = operands[-1] if update.bias is not None else None
         cta, wg = lax.axis_index("cta"), lax.axis_index("wg")
         exchange = Exchange(table_ref, devices, slot, layout, columns)
@@ -159,8 +158,10 @@ def _launch(name: str, shapes, update: Partial, peers: Peers, x, weight, eps: fl
                 exchange.push(exchange.take(region, place), region, totals + place)
 
         def finish(row, i):
-            # Loaded before the shares arrive.
-            addend, scale = (read(x_ref.at[row]), read(weight_ref)) if normed else (None, None)
+            addend = scale = None
+            if normed:  # loaded before the shares arrive
+                x_ref, weight_ref, *_ = operands
+                addend, scale = read(x_ref.at[row]), read(weight_ref)
             if two_shot:
                 place, owner = totals + row // devices * D + first, lax.rem(row, devices)
                 total = exchange.take(region, place, owner).astype(dtype)

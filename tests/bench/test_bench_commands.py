@@ -20,6 +20,7 @@ from bench import (
     throughput,
 )
 from bench.ceilings import Ceilings, measure_ceilings
+from bench.decode_rows import EXPERTS, GROWTH, TABLE, TENSOR_PARALLEL
 from bench.longbench import __main__ as longbench
 from bench.random_checkpoint import write_checkpoint
 from bench.step_roofline import DecodeCase, roofline_seconds, stages
@@ -60,6 +61,17 @@ def test_the_roofline_of_a_step_reads_weights_and_kv_once():
     # With many rows the GEMMs are compute-bound, so the roofline exceeds the time for the bytes.
     many = DecodeCase(256, 8192, 256)
     assert roofline_seconds(config, many, BFLOAT16, ceilings) == pytest.approx(8.1e-3, rel=0.05)
+
+
+@pytest.mark.parametrize("row", [*TABLE, *EXPERTS, *GROWTH, *TENSOR_PARALLEL], ids=str)
+def test_every_row_of_the_tables_is_a_model(row):
+    changed = {} if row.layers is None else {"num_hidden_layers": row.layers}
+    config = config_from_dict(SHAPES[row.model] | changed)
+    assert row.layers in (None, config.num_layers)
+    for quantization in (None, "fp8", "mxfp4"):
+        target = row.target(quantization)
+        assert target is None or target > 0
+    assert row.target_ratio is None or row.target_ratio > 1
 
 
 def test_decode_step(tmp_path, capsys):

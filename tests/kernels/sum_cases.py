@@ -3,6 +3,7 @@
 Also a program by itself, on virtual CPU devices: `python -m tests.kernels.sum_cases DEVICES`.
 """
 
+import ctypes
 import functools
 import sys
 from typing import Any
@@ -14,8 +15,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
 from rjax.pallas_kernels.all_reduce_rms_norm import mosaic, xla
-from rjax.pallas_kernels.all_reduce_rms_norm.peers import MAX_PUSHED_BYTES, Peers
+from rjax.pallas_kernels.all_reduce_rms_norm.peers import (
+    EMPTY,
+    MAX_PUSHED_BYTES,
+    Peers,
+    buffer_words,
+)
 from rjax.pallas_kernels.partial import Partial
+from rjax.worker.peer_memory import PeerMemory
 
 EPS = 1e-5
 SHARES, WHOLE = PartitionSpec("tensor"), PartitionSpec()
@@ -100,9 +107,25 @@ def check(found: Any, want: Any) -> None:
     np.testing.assert_allclose(np.asarray(found[1][0], np.float64), normed, rtol=near, atol=near)
 
 
+def check_buffers(mesh: Mesh) -> None:
+    """Each address is that of a device's buffer, whose words are all empty."""
+    memory, peers = PeerMemory.allocate(mesh, 1000)
+    words = memory.bytes_per_device // 4
+    assert words == buffer_words(mesh.size, peers.capacity) and peers.capacity == 1024
+    for rank, table in enumerate(np.asarray(peers.table)):
+        assert table[-1].tolist() == [rank, 0]
+        addresses = table[:-1].astype(np.uint32) @ np.array([1, 1 << 32], np.uint64)
+        assert addresses.tolist() == memory.addresses(mesh)
+        assert len(set(addresses.tolist())) == mesh.size
+        for address in addresses.tolist():
+            buffer = (ctypes.c_int32 * words).from_address(address)
+            assert (np.ctypeslib.as_array(buffer) == EMPTY).all()
+
+
 def main() -> None:
     devices = int(sys.argv[1])
     mesh = mesh_of(devices)
+    check_buffers(mesh)
     many = MAX_PUSHED_BYTES // 4 // (devices - 1) // 1024 + 8  # rows for the two-shot form
     for X, T, D in ((1, 1, 256), (3, 5, 96), (2, 7, 130), (1, many, 1024)):
         for dtype in (jnp.float32, jnp.bfloat16):
