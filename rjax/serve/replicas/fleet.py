@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from rjax.serve.replicas.replica_request import Messages, ReplicaRequest
 APPLICATION = "rjax"
 """Name of the application in the Ray cluster."""
 
+_CONNECT_SECONDS = 5.0
 _POLL_SECONDS = 0.5  # between two looks at the state of the replicas
 _OBJECT_STORE = 512 * 2**20  # bytes; bodies and responses pass through it
 _ROUTER_CLASSES: dict[str, Any] = {  # Ray takes import paths
@@ -128,10 +130,12 @@ class Fleet:
         if address is None:
             own = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE}
         try:
+            if address is not None:
+                check_address(address)
             ray.init(
                 address=address or "local", namespace=APPLICATION, configure_logging=False, **own
             )
-        except ConnectionError as error:
+        except OSError as error:
             raise InvalidConfigError(
                 f"no Ray cluster answers at --ray-address {address}; start one with 'ray start "
                 "--head', or leave the option out"
@@ -359,6 +363,18 @@ class Fleet:
     def close(self) -> None:
         """End the thread that started Ray."""
         self._ray_thread.shutdown(wait=False)
+
+
+def check_address(address: str) -> None:
+    """Check that something listens at HOST:PORT. Ray itself would try for minutes and then end the
+    process.
+
+    Raises:
+        OSError: nothing listens there, or the name is unknown.
+    """
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "://" not in address:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
 
 
 def check_gpus(replicas: int, each: int, hosts: list[float]) -> None:
