@@ -60,7 +60,7 @@ class LLMEngine(Closable):
         self._vocab_size = parts.vocab_size
         self._worker: StepWorker = parts.worker
         pool, self._page_size = parts.worker.pool, config.cache.page_size
-        check_sequence_fits(pool.num_pages, self._page_size, self.max_model_len)
+        check_sequence_fits(pool.num_pages, self._page_size, self.max_model_len, pool.windows)
         self._blocks = BlockManager(pool.num_pages, self._page_size)
         self._scheduler = Scheduler(
             self._blocks,
@@ -69,6 +69,7 @@ class LLMEngine(Closable):
             enable_prefix_caching=config.cache.enable_prefix_caching,
             host=HostPool(self._worker.num_host_pages),
             cost=PreemptionCost(config.cache.preemption, self._worker.measure_page_seconds()),
+            windows=pool.windows,
         )
         self._root = parts.identity
         self._eos = self.tokenizer.eos_token_ids if self.tokenizer else frozenset[int]()
@@ -87,8 +88,9 @@ class LLMEngine(Closable):
         self._prefixes = NamedPrefixes(
             self._blocks,
             self._checks,
-            reserve=-(-self.max_model_len // self._page_size),
+            max_model_len=self.max_model_len,
             enabled=config.cache.enable_prefix_caching,
+            windows=pool.windows,
         )
         self._timer = StepTimer(self._scheduler.cost, parts.limits.max_num_batched_tokens)
         self._deadlines = Deadlines(self._requests)
@@ -234,7 +236,7 @@ class LLMEngine(Closable):
         Returns:
             Steps dispatched.
         """
-        most, tables = self._worker.num_decode_steps, self._scheduler.page_table
+        most, tables = self._worker.num_decode_steps, self._scheduler.page_tables
         for count in range(1, most + 1):
             schedule = self._scheduler.schedule()
             if schedule.operations:
@@ -474,5 +476,5 @@ class LLMEngine(Closable):
         self._prefixes.pending.discard(request.request_id)
 
     def _count_memory(self) -> None:
-        unshared = sum([len(s.pages) for s in self._scheduler.running])
+        unshared = sum([s.num_pages for s in self._scheduler.running])
         self._stats.count_pages(self._blocks.counts().used, unshared)

@@ -3,6 +3,8 @@
 import bisect
 import heapq
 import itertools
+from collections.abc import Sequence as Sequences
+from itertools import zip_longest
 
 import numpy as np
 from jaxtyping import Int
@@ -18,6 +20,7 @@ from rjax.engine.preemption import PreemptionCost
 from rjax.engine.prefix_matcher import PrefixMatch, PrefixMatcher
 from rjax.engine.schedule import Schedule, StepBuilder
 from rjax.engine.swapper import Swapper
+from rjax.engine.window_pages import WindowPages, group_key
 
 _RUNNING, _WAITING = SequenceStatus.RUNNING, SequenceStatus.WAITING
 
@@ -27,7 +30,9 @@ class Scheduler:
 
     Decodes come first, then prompt chunks of running sequences, then new sequences, each class in
     the order of ``Sequence.order``. A sequence is admitted when a slot is free and the pool has the
-    pages of all its present tokens; pages for further output are allocated one at a time. When the
+    pages of all its present tokens; pages for further output are allocated one at a time. In page
+    groups with windows, pages are allocated for each prompt chunk, and released behind the window.
+    When the
     pool is full, the running sequence that is last in order is preempted, with its siblings: its
     pages are copied to the host or computed again, by the cost model.
 
@@ -43,10 +48,12 @@ class Scheduler:
         enable_prefix_caching: keep pages of finished sequences for later prompts.
         host: pages of the host; None for no swapping.
         cost: of preemption; None for the default.
+        windows: of each page group, in tokens; None for full attention. Only the first may be None.
 
     Attributes:
         waiting, running, swapped: the queues, each in order; every live sequence is in one.
-        page_table: row s lists the pages of the sequence in slot s; entries beyond them are stale.
+        page_tables: of each page group; row s lists the pages of the sequence in slot s. Entries of
+            pages that it does not hold are stale.
     """
 
     def __init__(
@@ -58,6 +65,7 @@ class Scheduler:
         enable_prefix_caching: bool,
         host: HostPool | None = None,
         cost: PreemptionCost | None = None,
+        windows: tuple[int | None, ...] = (None,),
     ) -> None:
         self.blocks = blocks
         self.host = host or HostPool(0)
@@ -66,15 +74,21 @@ class Scheduler:
         self.swapped: list[Sequence] = []
         self.cost = cost or PreemptionCost()
         self.num_preemptions = 0
-        self.page_table: Int[np.ndarray, "slots M"] = np.zeros(
-            (limits.num_slots, max_pages), np.int32
+        self.page_tables: Int[np.ndarray, "groups slots M"] = np.zeros(
+            (len(windows), limits.num_slots, max_pages), np.int32
         )
-        self._matcher = PrefixMatcher(blocks, self.host, enable_prefix_caching)
+        sliding = tuple(window for window in windows if window is not None)
+        first = len(windows) - len(sliding)
+        self._num_groups, self._has_full = len(windows), first > 0
+        self._windows = None
+        if sliding:
+            self._windows = WindowPages(blocks, sliding, first, self.page_tables[first:])
+        self._matcher = PrefixMatcher(blocks, self.host, enable_prefix_caching, self._windows)
         self._limits = limits
         self._caching = enable_prefix_caching
         self._slots = list(range(limits.num_slots - 1, -1, -1))
         self._operations = PageOperations()
-        self._swapper = Swapper(blocks, self.host, self.cost, self._operations)
+        self._swapper = Swapper(blocks, self.host, self.cost, self._operations, self._windows)
 
     @property
     def num_swaps(self) -> int:
@@ -127,9 +141,9 @@ class Scheduler:
             start = len(hashes.keys) * S
             hashes.extend(sequence.tokens(start, full * S), start)
         for n in range(sequence.num_registered, full):
-            self.blocks.register(
-                sequence.pages[n], hashes.keys[n], hashes.parent(n), hashes.blocks[n]
-            )
+            for group, page in self._pages_numbered(sequence, n):
+                key, parent = group_key(hashes.keys[n], group), group_key(hashes.parent(n), group)
+                self.blocks.register(page, key, parent, hashes.blocks[n])
         sequence.num_registered = full
 
     def _cache_partial_page(self, sequence: Sequence, known: int) -> None:
@@ -137,12 +151,19 @@ class Scheduler:
         self.cache_full_pages(sequence)
         start = sequence.num_registered * self.blocks.page_size
         stop = min(sequence.num_stored, known)
-        if self._caching and start < stop and sequence.num_registered >= sequence.num_borrowed:
-            self.blocks.register_partial(
-                sequence.pages[sequence.num_registered],
-                sequence.hashes.parent(sequence.num_registered),
-                block_bytes(sequence.tokens(start, stop)),
-            )
+        number = sequence.num_registered
+        if self._caching and start < stop and number >= sequence.num_borrowed:
+            parent, tokens = sequence.hashes.parent(number), block_bytes(sequence.tokens(start, stop))
+            for group, page in self._pages_numbered(sequence, number):
+                self.blocks.register_partial(page, group_key(parent, group), tokens)
+
+    def _pages_numbered(self, sequence: Sequence, number: int) -> list[tuple[int, int]]:
+        """(page group, page) of this number, in the groups in which the sequence holds it."""
+        found = [(0, sequence.pages[number])] if self._has_full else []
+        if self._windows is not None:
+            of_windows = self._windows.groups(sequence)
+            found += [(group, pages[number]) for group, pages in of_windows if pages[number] >= 0]
+        return found
 
     def _schedule_running(self, step: StepBuilder) -> None:
         S = self.blocks.page_size
@@ -151,6 +172,10 @@ class Scheduler:
         prefill_ahead: list[Sequence] = []
         short_of_pages: list[Sequence] = []
         max_num_seqs = self._limits.max_num_seqs
+        if self._windows is not None:
+            for sequence in self.running:
+                if sequence.num_computed >= sequence.gives_back_at:
+                    self._windows.give_back(sequence)
         for sequence in self.running:
             tokens = sequence.num_tokens
             if tokens >= sequence.max_length:
@@ -197,6 +222,19 @@ class Scheduler:
             self._schedule_tokens(sequence, step)
         for sequence in prefill_ahead:
             self._schedule_prefill_ahead(sequence, step)
+        if step.short_of_pages and not step.items:
+            self._make_room(chunks[0], step)
+
+    def _make_room(self, sequence: Sequence, step: StepBuilder) -> None:
+        """Preempt the last in order until the first prompt chunk has pages; nothing is scheduled."""
+        while not step.items and self.running[-1] is not sequence:
+            victim = self.running[-1]
+            if victim.is_sibling(sequence):
+                self._preempt(victim)
+            else:
+                self._preempt_group(victim)
+            self._schedule_tokens(sequence, step)
+        assert step.items, "the pool holds one sequence of full length"
 
     def _admit(self, step: StepBuilder) -> list[Sequence]:
         admitted: list[Sequence] = []
@@ -211,7 +249,9 @@ class Scheduler:
             match = self._matcher.match(sequence)
             if match is None:
                 continue
-            if not self._start(sequence, match, prefill_ahead=step.free_slots == 0):
+            ahead = step.free_slots == 0
+            tokens = step.prefill_ahead_tokens_left if ahead else step.tokens_left
+            if not self._start(sequence, match, prefill_ahead=ahead, tokens=tokens):
                 break
             admitted.append(sequence)
             if step.free_slots:
@@ -221,55 +261,83 @@ class Scheduler:
                 self._schedule_prefill_ahead(sequence, step)
         return admitted
 
-    def _start(self, sequence: Sequence, match: PrefixMatch, *, prefill_ahead: bool) -> bool:
-        """Give a sequence its pages and a slot; False if there are too few pages."""
+    def _start(
+        self, sequence: Sequence, match: PrefixMatch, *, prefill_ahead: bool, tokens: int
+    ) -> bool:
+        """Give a sequence its pages and a slot; False if there are too few pages.
+
+        Args:
+            sequence: to start.
+            match: KV that exists for it.
+            prefill_ahead: whether its last token waits.
+            tokens: that the step computes of it, at most.
+        """
         S = self.blocks.page_size
         # Pages for the next tokens of running sequences, so that it is not preempted at once.
         reserve = len(self.running) if prefill_ahead else len(self.running) // 4
+        reserve *= self._num_groups
         if self.running and self.blocks.num_available < sequence.group_pages + reserve:
             return False
         partial_page = match.partial_page
         held = match.pages + ([] if partial_page is None else [partial_page])
-        shared = sum(self.blocks.references(page) > 0 for page in held)
-        self.blocks.acquire(held)
+        in_windows = [[page for page in pages if page >= 0] for pages in match.window_pages]
+        taken = [*held, *itertools.chain(*in_windows)]
+        shared = self._num_shared_pages(held, match)
+        self.blocks.acquire(taken)
         stored = match.num_tokens
         # A partial page is copied before it is written to, unless this is its only owner.
-        copies = partial_page is not None and stored < sequence.num_tokens
-        needed = self._pages_for(sequence.num_tokens) - len(held) + copies
+        has_partial = partial_page is not None
+        if not self._has_full:
+            has_partial = stored % S > 0 and not any(match.window_slots)
+        copies = has_partial and stored < sequence.num_tokens
+        needed = 0
+        if self._has_full:
+            needed = self._pages_for(sequence.num_tokens) - len(held) + copies
+        in_chunk = 0
+        if self._windows is not None:
+            needed += sum(map(len, match.window_slots)) + copies * len(self._windows)
+            last = min(stored + (tokens if self.running else 1), sequence.num_tokens)
+            in_chunk = (self._pages_for(last) - self._pages_for(stored)) * len(self._windows)
         fresh = None
-        if self.blocks.num_available >= needed + reserve:
+        if self.blocks.num_available >= needed + in_chunk + reserve:
             fresh = self.blocks.allocate(needed)
+        elif not self.running and copies and self._windows is not None:
+            self.blocks.release(taken)
+            without = match.without_partial_page(S)
+            return self._start(sequence, without, prefill_ahead=prefill_ahead, tokens=tokens)
         elif not self.running and copies and self.blocks.num_available >= needed - 1:
             assert partial_page is not None
             if self.blocks.take_over(partial_page):
                 copies = False
                 fresh = self.blocks.allocate(needed - 1)
         if fresh is None:
-            self.blocks.release(held)
+            self.blocks.release(taken)
             return False
-        borrowed = len(held)
-        if copies:
-            assert partial_page is not None
-            self._operations.copy(partial_page, fresh[0])
-            self.blocks.release([partial_page])
-            held.pop()
-        if stored < sequence.num_tokens:
-            borrowed = len(match.pages)
-        if match.host_slots:
-            self._operations.swap_in(match.host_slots, fresh[: len(match.host_slots)])
+        registered, borrowed = match.num_full_pages(S, has_full=self._has_full)
+        if has_partial and not copies and stored == sequence.num_tokens:
+            borrowed += 1
+        window_pages = []
+        for pages, slots in zip_longest(match.window_pages, match.window_slots, fillvalue=()):
+            pages, new = list(pages), fresh[len(fresh) - len(slots) - copies :]
+            del fresh[len(fresh) - len(new) :]
+            self._fill(pages, new, slots, copies=copies)
+            window_pages.append(pages)
+        self._fill(held, fresh, match.host_slots, copies=copies and self._has_full)
         self._unqueue(sequence)
         if sequence.group_pages:
             for sibling in sequence.siblings:
                 sibling.group_pages = 0
         sequence.status = _RUNNING
         sequence.slot = self._slots.pop()
-        sequence.pages = held + fresh
-        sequence.capacity = len(sequence.pages) * S
+        sequence.pages = held
         sequence.num_borrowed = borrowed
-        sequence.num_registered = len(match.pages)
+        sequence.num_registered = registered
         sequence.num_stored = stored
         sequence.num_computed = min(stored, sequence.num_tokens - 1)
-        self.page_table[sequence.slot, : len(sequence.pages)] = sequence.pages
+        self.page_tables[0, sequence.slot, : len(sequence.pages)] = sequence.pages
+        if self._windows is not None:
+            self._windows.start(sequence, window_pages)
+        self._set_capacity(sequence)
         if sequence.num_cached is None:
             sequence.num_cached = sequence.num_computed
             sequence.num_shared = min(shared * S, sequence.num_computed)
@@ -280,18 +348,51 @@ class Scheduler:
         bisect.insort(self.running, sequence, key=lambda s: s.order)
         return True
 
+    def _num_shared_pages(self, held: list[int], match: PrefixMatch) -> int:
+        """Pages of a prefix that others hold."""
+        if not self._has_full:
+            held = match.window_pages[0]
+        return sum(page < 0 or self.blocks.references(page) > 0 for page in held)
+
+    def _fill(
+        self, pages: list[int], fresh: list[int], slots: Sequences[int], *, copies: bool
+    ) -> None:
+        """Append fresh pages to those of a sequence in one page group, and fill the first of them
+        from host slots, or with a copy of the last page, which it replaces."""
+        if copies:
+            self._operations.copy(pages[-1], fresh[0])
+            self.blocks.release([pages.pop()])
+        if slots:
+            self._operations.swap_in(list(slots), fresh[: len(slots)])
+        pages += fresh
+
+    def _set_capacity(self, sequence: Sequence) -> None:
+        held = [sequence.pages] if self._has_full else []
+        sequence.capacity = min(map(len, held + sequence.window_pages)) * self.blocks.page_size
+
     def _schedule_tokens(self, sequence: Sequence, step: StepBuilder) -> None:
         """Schedule the tokens of a sequence that fit, up to its last."""
         stop = min(sequence.num_tokens, sequence.num_computed + step.tokens_left)
+        stop = self._extend(sequence, stop, step)
         if stop > sequence.num_computed:
             self._compute(sequence, stop, step)
 
     def _schedule_prefill_ahead(self, sequence: Sequence, step: StepBuilder) -> None:
         """Schedule the tokens of a prefill-ahead sequence that fit, up to its last but one."""
         stop = min(sequence.num_tokens - 1, sequence.num_computed + step.prefill_ahead_tokens_left)
+        stop = self._extend(sequence, stop, step)
         if stop > sequence.num_computed:
             self._compute(sequence, stop, step)
             step.num_prefill_ahead += 1
+
+    def _extend(self, sequence: Sequence, stop: int, step: StepBuilder) -> int:
+        """Allocate pages of layers with windows up to a token; the one up to which they suffice."""
+        if self._windows is None or stop <= sequence.num_computed:
+            return stop
+        found = self._windows.extend(sequence, stop)
+        self._set_capacity(sequence)
+        step.short_of_pages |= found < stop
+        return found
 
     def _compute(self, sequence: Sequence, stop: int, step: StepBuilder) -> None:
         start, stored = sequence.num_computed, sequence.num_stored
@@ -307,19 +408,26 @@ class Scheduler:
             self.cache_full_pages(sequence)
 
     def _grow(self, sequence: Sequence) -> None:
-        """Allocate the page of its next token; may preempt the sequence itself."""
+        """Allocate the pages of its next token; may preempt the sequence itself."""
         S = self.blocks.page_size
         number = sequence.num_stored // S
         if number < sequence.num_borrowed and not self._copy_on_write(sequence, number):
             return
-        while sequence.num_tokens > sequence.capacity:
+        missing = self._pages_for(sequence.num_tokens)
+        while self._has_full and len(sequence.pages) < missing:
             fresh = self._allocate_one(sequence)
             if fresh is None:
                 return
-            assert sequence.slot is not None
-            self.page_table[sequence.slot, len(sequence.pages)] = fresh
+            self.page_tables[0, sequence.slot, len(sequence.pages)] = fresh
             sequence.pages.append(fresh)
-            sequence.capacity += S
+        for index in range(0 if self._windows is None else len(self._windows)):
+            while len(sequence.window_pages[index]) < missing:
+                fresh = self._allocate_one(sequence)
+                if fresh is None:
+                    return
+                assert self._windows is not None
+                self._windows.append(sequence, index, [fresh])
+        self._set_capacity(sequence)
 
     def _copy_on_write(self, sequence: Sequence, number: int) -> bool:
         """Copy a page that others hold before the sequence writes to it.
@@ -327,16 +435,18 @@ class Scheduler:
         The last owner of a page of a full pool takes it over instead. False if the sequence was
         preempted.
         """
-        page = sequence.pages[number]
-        if self.blocks.num_available or not self.blocks.take_over(page):
-            fresh = self._allocate_one(sequence)
-            if fresh is None:
-                return False
-            self._operations.copy(page, fresh)
-            self.blocks.release([page])
-            assert sequence.slot is not None
-            sequence.pages[number] = fresh
-            self.page_table[sequence.slot, number] = fresh
+        for group, page in self._pages_numbered(sequence, number):
+            if self.blocks.num_available or not self.blocks.take_over(page):
+                fresh = self._allocate_one(sequence)
+                if fresh is None:
+                    return False
+                self._operations.copy(page, fresh)
+                self.blocks.release([page])
+                pages = sequence.pages
+                if group or not self._has_full:
+                    pages = sequence.window_pages[group - self._has_full]
+                pages[number] = fresh
+                self.page_tables[group, sequence.slot, number] = fresh
         sequence.num_borrowed = number
         return True
 
@@ -395,6 +505,8 @@ class Scheduler:
         self.blocks.clear_pending(sequence.hashes.keys[sequence.num_registered :], sequence)
         self.blocks.release(sequence.pages)
         sequence.pages = []
+        if self._windows is not None:
+            self._windows.release(sequence)
         self._slots.append(sequence.slot)
         sequence.slot = None
 

@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
+from rjax.batch.page_groups import PageGroups
 from rjax.models import (
     Activation,
     GroupedLinear,
@@ -46,8 +47,8 @@ _POOL = PartitionSpec(None, TENSOR_AXIS, None, None)
 class PagedOperations(Operations):
     """Writes each layer's new K and V into its pages, then attends over them.
 
-    Holds the pools of all layers, [P, K, S, H] each, and replaces them as layers write; lives for
-    one trace of the step. On a mesh every kernel runs under ``shard_map``: attention and the
+    Holds the pools, [P, K, S, H] each, and replaces them as layers write; lives for one trace of
+    the step. Layers of different page groups may share a pool, never a page. On a mesh every kernel runs under ``shard_map``: attention and the
     projections over K, N and F. A projection whose inputs are sharded gives a Partial whose
     summands are the devices' shares; the consumer adds them up.
 
@@ -55,11 +56,12 @@ class PagedOperations(Operations):
     to that type and clipped at 448.
 
     Args:
-        k_pages, v_pages: one pool for each layer.
+        k_pages, v_pages: one pool for each layer, or for each layer of the largest page group.
         step: the batch.
         backend: attention and the dispatcher of the other kernels.
         mesh: with an axis ``tensor``.
         record: called with every choice of a kernel.
+        groups: page groups of the layers; None if all share their pages.
     """
 
     def __init__(
@@ -70,11 +72,13 @@ class PagedOperations(Operations):
         backend: Backend,
         mesh: Mesh,
         record: Callable[[Choice], None] | None = None,
+        groups: PageGroups | None = None,
     ) -> None:
         self.k_pages = list(k_pages)
         self.v_pages = list(v_pages)
         self._step = step
-        self._plan = None
+        self._groups = groups
+        self._views: tuple[_PagesOfGroup, ...] = ()
         self._backend = backend
         self._mesh = mesh
         self._record = record
@@ -94,12 +98,11 @@ class PagedOperations(Operations):
         One row stays unmerged where the backend can leave it so: the output projection merges it.
         """
         T, K, A, H = qkv.shape
-        if self._plan is None:  # every layer has the same heads
-            counts = (K * (A - 2) // self._mesh.size, K // self._mesh.size)
-            self._plan = self._backend.attention.prepare(
-                self._step.plan, self._step.positions, counts
-            )
-        kv_dtype = self.k_pages[layer].dtype
+        if not self._views:  # every layer has the same heads
+            self._views = self._prepared((K * (A - 2) // self._mesh.size, K // self._mesh.size))
+        group, pool = (0, layer) if self._groups is None else self._groups.layers[layer]
+        step, plan = self._views[group]
+        kv_dtype = self.k_pages[pool].dtype
         problem = Problem(
             operation="rope_and_cache",
             rows=T,
@@ -140,11 +143,24 @@ class PagedOperations(Operations):
                 out_specs=(merged if unmerged else _HEADS, _POOL, _POOL),
                 check_vma=False,
             )
-        out, self.k_pages[layer], self.v_pages[layer] = attend(
-            *(qkv, self.k_pages[layer], self.v_pages[layer], rotary, kv_scales, heads),
-            *(weights, self._step, self._plan),
+        out, self.k_pages[pool], self.v_pages[pool] = attend(
+            *(qkv, self.k_pages[pool], self.v_pages[pool], rotary, kv_scales, heads),
+            *(weights, step, plan),
         )
         return out
+
+    def _prepared(self, counts: tuple[int, int]) -> "tuple[_PagesOfGroup, ...]":
+        """The step as the layers of each page group see it, for (N, K) of a device."""
+        step, prepare = self._step, self._backend.attention.prepare
+        first = dataclasses.replace(step, windows=())
+        views = [_PagesOfGroup(first, prepare(step.plan, step.positions, counts))]
+        for window in step.windows:
+            plan = prepare(window.plan, step.positions, counts)
+            tables = window.page_tables(step.page_table.shape[1])
+            for table, kv_slots in zip(tables, jnp.asarray(window.kv_slots), strict=True):
+                view = dataclasses.replace(first, page_table=table, kv_slots=kv_slots)
+                views.append(_PagesOfGroup(view, plan))
+        return tuple(views)
 
     def linear(
         self, linear: Linear, h: Float[Array, "T ..."] | UnmergedAttention
@@ -355,6 +371,13 @@ class PagedOperations(Operations):
         of_result: Callable[[Any], Any],
     ) -> Any:
         return run_kernel(kernel, problem, operands, specs, of_result, self._mesh)
+
+
+class _PagesOfGroup(NamedTuple):
+    """A step with the page table of one page group, and its plan as the backend prepared it."""
+
+    step: StepInput
+    plan: Any
 
 
 def _qkv_specs(qkv: Array | Partial) -> Any:

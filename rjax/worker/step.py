@@ -88,7 +88,7 @@ def compile_step(
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         choices: list[Choice] = []
         operations = PagedOperations(
-            state.k_pages, state.v_pages, batch, backend, mesh, choices.append
+            state.k_pages, state.v_pages, batch, backend, mesh, choices.append, layout.shape.groups
         )
         tokens = jnp.where(batch.token_slot >= 0, state.last_tokens[batch.token_slot], batch.tokens)
         hidden = model(tokens, batch.positions, operations)

@@ -16,6 +16,7 @@ from jaxtyping import Int
 from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.kernel_use import KernelUse
+from rjax.batch.page_groups import page_groups
 from rjax.batch.page_operations import PageOperation
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.sequence import SequenceStatus
@@ -33,6 +34,7 @@ from rjax.worker.compiled_programs import CompiledPrograms
 from rjax.worker.cost_model import fitted_cost_model
 from rjax.worker.device_state import DeviceState, make_step_state
 from rjax.worker.fingerprint import model_fingerprint
+from rjax.worker.kv_cache import num_pools
 from rjax.worker.kernels.report import step_kernels
 from rjax.worker.lowering import ProgramLowering, shapes_of
 from rjax.worker.memory_sizing import num_host_pages, size_pool
@@ -109,12 +111,16 @@ class Worker:
         self._check_values = config.check_values
         self._kv_dtype = kv_dtype
         self._backend, self._mesh = backend, mesh
+        groups = page_groups(
+            model.sliding_windows, page_size=page_size, max_model_len=max_model_len
+        )
         self.shapes = shape_table(
             config,
             backend=backend,
             max_model_len=max_model_len,
             limits=limits,
             growth=growth,
+            groups=groups,
         )
         graph, parameters = nnx.split(loaded.model)
         leaves, treedef = jax.tree.flatten(parameters)
@@ -131,6 +137,7 @@ class Worker:
             limits=limits,
             kv_dtype=kv_dtype,
             mesh=mesh,
+            groups=groups,
         )
         self._state = DeviceState(
             make_step_state(
@@ -140,6 +147,7 @@ class Worker:
                 num_slots=limits.num_slots,
                 kv_dtype=kv_dtype,
                 mesh=mesh,
+                groups=groups,
             )
         )
         number = config.scheduler.num_decode_steps
@@ -170,7 +178,7 @@ class Worker:
         self._mover = PageMover(
             num_pages=self.pool.num_pages,
             shape=(model.num_kv_heads, page_size, model.head_dim),
-            num_pools=2 * model.num_layers,
+            num_pools=2 * num_pools(model, groups),
             num_slots=self.num_host_pages,
             dtype=kv_dtype,
             mesh=mesh,
@@ -266,7 +274,7 @@ class Worker:
     def dispatch(
         self,
         batch: list[ScheduledSequence],
-        tables: Int[np.ndarray, "slots pages"],
+        tables: Int[np.ndarray, "groups slots pages"],
         *,
         may_queue: bool,
     ) -> DispatchedStep:
@@ -277,7 +285,7 @@ class Worker:
 
         Args:
             batch: in any order; the step's own order is that of the result.
-            tables: row s lists the pages of the sequence in slot s.
+            tables: of each page group; row s lists the pages of the sequence in slot s.
             may_queue: whether decode steps of one shape may start ``num_decode_steps`` at a time,
                 or as soon as anything else is to be done.
         """
@@ -285,13 +293,11 @@ class Worker:
         features = step_features(batch, self._max_logprobs)
         shape = self._choose_shape(rows, len(batch), features)
         batch = by_shared_pages(
-            batch, tables, page_size=shape.page_size, kv_split=shape.plan.kv_split_size
+            batch, tables[0], page_size=shape.page_size, kv_split=shape.kv_split_size
         )
         step_input, stats = build_step_input(batch, tables, shape, self._sharing)
         if self._check_values:
-            check_step_input(
-                step_input, batch, num_pages=self.pool.num_pages, page_size=shape.page_size
-            )
+            check_step_input(step_input, batch, num_pages=self.pool.num_pages, shape=shape)
         packed = self._runner.layouts[shape].pack(step_input)
         if may_queue and rows == len(batch) and self._queue.takes(features):
             several = self._runs_several(shape, features)

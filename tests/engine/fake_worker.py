@@ -85,7 +85,7 @@ class FakeWorker:
             tokens = self.truth.setdefault(sequence, list(sequence.prompt_token_ids))
             known = sequence.tokens(0, sequence.num_known)
             assert known == tokens[: len(known)]
-            assert list(tables[sequence.slot, : len(sequence.pages)]) == sequence.pages
+            assert list(tables[0, sequence.slot, : len(sequence.pages)]) == sequence.pages
             assert item.start < item.stop <= len(tokens)
             self.computed += item.stop - item.start
             prefix = 0

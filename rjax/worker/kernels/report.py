@@ -36,7 +36,9 @@ def step_kernels(
     def run(graph: Any, state: Any, x: jax.Array, page: jax.Array, packed: jax.Array) -> Any:
         step = layout.unpack(packed)
         pages = [page] * model.num_layers
-        operations = PagedOperations(pages, pages, step, backend, mesh, choices.append)
+        operations = PagedOperations(
+            pages, pages, step, backend, mesh, choices.append, shape.groups
+        )
         rope = model.rope_of(0)
         rotary = None if rope is None else rotary_tables(rope, jnp.asarray(step.positions))
         # With an update, as in every layer but the first.
