@@ -79,24 +79,27 @@ class PinnedPrefixes:
         ]
 
     def pin_computed(self, prefix: PendingPrefix, sequence: Sequence) -> None:
-        """Pin a prefix that a running sequence has computed.
+        """Pin a prefix that a sequence has computed.
 
         Raises:
             OutOfMemoryError: other prefixes were pinned meanwhile, and there is no room left; or
-                the sequence went on, and its pages behind a window are used for other tokens now.
+                the sequence released pages of the prefix, behind a window or because it was
+                preempted, and they hold other tokens now.
         """
         self.check_capacity(prefix)
         held = [sequence.pages] if None in self._windows else []
         held += sequence.window_pages
-        self._register(
-            prefix, [held[group][number] for group, number in self.places(len(prefix.tokens))]
-        )
+        if held and all(held):  # a preempted sequence has no pages, but they may be cached
+            self._register(
+                prefix, [held[group][number] for group, number in self.places(len(prefix.tokens))]
+            )
         found = self._find(prefix)
         pages = [page for page in found if page is not None]
         if len(pages) < len(found):
             raise OutOfMemoryError(
-                f"the KV of prefix {prefix.name!r} is not there any more in layers with a sliding "
-                "window: its request went on for too many tokens; compute it with max_tokens=1"
+                f"pages of the prefix {prefix.name!r} were taken before it was pinned: its request "
+                "was preempted, or generated more tokens than a sliding window holds; compute it "
+                "again, with max_tokens=1"
             )
         self._pin(prefix, pages)
 
