@@ -175,7 +175,7 @@ def plan_attention(
     Sequences that share must be neighbours: order the batch by page table.
 
     With a window, a page that no row of a sequence reaches may have any id in its table. A split is
-    shared only if all rows see it, and read by the table of the sequence that reaches back furthest.
+    shared only if all rows see it; the table of the sequence that reaches back furthest serves all.
 
     Returns:
         The plan (NumPy leaves) and what it reads.
@@ -295,7 +295,7 @@ def _furthest_back(
     first: Int[np.ndarray, " X"],
     stop: Int[np.ndarray, " X"],
 ) -> Int[np.ndarray, " X"]:
-    """Of each run of sequences first to stop - 1, the one whose rows begin at the least position."""
+    """Of each run of sequences, first to stop - 1, the one whose rows begin first."""
     found = first.copy()
     for i in np.flatnonzero(stop - first > 1).tolist():
         found[i] += first_position[first[i] : stop[i]].argmin()

@@ -70,7 +70,9 @@ def page_groups(
     order = sorted(kinds, key=lambda window: (window != first, window or 0))
 
     def divided(size: int) -> tuple[int | None, ...]:
-        return tuple(window for window in order for _ in range(math.ceil(len(kinds[window]) / size)))
+        return tuple(
+            window for window in order for _ in range(math.ceil(len(kinds[window]) / size))
+        )
 
     def pages(found: Iterable[int | None]) -> int:
         return pages_held(found, max_model_len, page_size)
@@ -113,7 +115,7 @@ def pages_held(windows: Iterable[int | None], tokens: int, page_size: int) -> in
 def tokens_held(windows: Iterable[int | None], pages: int, page_size: int) -> int:
     """Tokens of the longest sequence that needs no more than ``pages`` pages.
 
-    Without full attention it is the shortest one that needs them all: any length fits then.
+    Without full attention any length may fit; the answer is then ``pages`` pages.
     """
     windows, low, high = tuple(windows), 0, pages
     while low < high:  # pages of one group

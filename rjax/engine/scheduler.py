@@ -153,7 +153,10 @@ class Scheduler:
         stop = min(sequence.num_stored, known)
         number = sequence.num_registered
         if self._caching and start < stop and number >= sequence.num_borrowed:
-            parent, tokens = sequence.hashes.parent(number), block_bytes(sequence.tokens(start, stop))
+            parent, tokens = (
+                sequence.hashes.parent(number),
+                block_bytes(sequence.tokens(start, stop)),
+            )
             for group, page in self._pages_numbered(sequence, number):
                 self.blocks.register_partial(page, group_key(parent, group), tokens)
 
@@ -226,7 +229,10 @@ class Scheduler:
             self._make_room(chunks[0], step)
 
     def _make_room(self, sequence: Sequence, step: StepBuilder) -> None:
-        """Preempt the last in order until the first prompt chunk has pages; nothing is scheduled."""
+        """Preempt the last in order until the first prompt chunk has pages.
+
+        Nothing may be scheduled yet.
+        """
         while not step.items and self.running[-1] is not sequence:
             victim = self.running[-1]
             if victim.is_sibling(sequence):

@@ -42,7 +42,9 @@ class Swapper:
         keys = sequence.hashes.keys[: sequence.num_registered]
         stop = -(-sequence.num_stored // S)
         wanted = self._unshared(0, sequence.pages, 0, stop, len(keys))
-        tokens = min(sequence.num_stored, len(wanted) * S if sequence.pages else sequence.num_stored)
+        tokens = min(
+            sequence.num_stored, len(wanted) * S if sequence.pages else sequence.num_stored
+        )
         if self.windows is not None:
             for i, (group, found) in enumerate(self.windows.groups(sequence)):
                 position = min(sequence.num_stored, sequence.num_tokens - 1)

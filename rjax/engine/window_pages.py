@@ -53,9 +53,7 @@ class WindowPages:
     def give_back(self, sequence: Sequence) -> None:
         """Release the pages that the next token of the sequence does not reach."""
         position, S = sequence.num_computed, self.blocks.page_size
-        for i, (window, pages) in enumerate(
-            zip(self.windows, sequence.window_pages, strict=True)
-        ):
+        for i, (window, pages) in enumerate(zip(self.windows, sequence.window_pages, strict=True)):
             start = sequence.num_given_back[i]
             stop = min(first_page(position, window, S), len(pages))
             if stop > start:

@@ -48,9 +48,10 @@ class PagedOperations(Operations):
     """Writes each layer's new K and V into its pages, then attends over them.
 
     Holds the pools, [P, K, S, H] each, and replaces them as layers write; lives for one trace of
-    the step. Layers of different page groups may share a pool, never a page. On a mesh every kernel runs under ``shard_map``: attention and the
-    projections over K, N and F. A projection whose inputs are sharded gives a Partial whose
-    summands are the devices' shares; the consumer adds them up.
+    the step. Layers of different page groups may share a pool, never a page. On a mesh every kernel
+    runs under ``shard_map``: attention and the projections over K, N and F. A projection whose
+    inputs are sharded gives a Partial whose summands are the devices' shares; the consumer adds
+    them up.
 
     Pools in float8_e4m3fn have the scales of the checkpoint, or 1: KV is divided by them, rounded
     to that type and clipped at 448.

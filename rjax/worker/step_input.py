@@ -126,6 +126,7 @@ def build_step_input(
     )
     windows, plan_stats = [], [main_stats]
     for (window, group, end), window_shape in zip(kinds[1:], shape.window_plans, strict=True):
+        assert window is not None
         of_window = tables[group:end]
         found = of_window[:, slots[of_row], positions // S] * S + positions % S
         found[:, unwritten] = -1
@@ -144,9 +145,7 @@ def build_step_input(
             sharing=sharing,
             table_rows=slots,
         )
-        windows.append(
-            WindowInput(padded_slots, pages, _padded(first, shape.seqs, 0), window_plan)
-        )
+        windows.append(WindowInput(padded_slots, pages, _padded(first, shape.seqs, 0), window_plan))
         plan_stats.append(window_stats)
     step_input = StepInput(
         tokens=tokens,

@@ -113,9 +113,7 @@ class ShapeTable:
             pages = math.ceil(max_model_len / page_size)
             if groups is not None:
                 plans = [plan_shape(rows, seqs, unpadded_rows, kind[0]) for kind in groups.kinds]
-                return StepShape(
-                    rows, seqs, pages, page_size, plans[0], groups, tuple(plans[1:])
-                )
+                return StepShape(rows, seqs, pages, page_size, plans[0], groups, tuple(plans[1:]))
             plan = plan_shape(rows, seqs, unpadded_rows)
             return StepShape(rows, seqs, pages, page_size, plan)
 

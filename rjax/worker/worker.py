@@ -34,8 +34,8 @@ from rjax.worker.compiled_programs import CompiledPrograms
 from rjax.worker.cost_model import fitted_cost_model
 from rjax.worker.device_state import DeviceState, make_step_state
 from rjax.worker.fingerprint import model_fingerprint
-from rjax.worker.kv_cache import num_pools
 from rjax.worker.kernels.report import step_kernels
+from rjax.worker.kv_cache import num_pools
 from rjax.worker.lowering import ProgramLowering, shapes_of
 from rjax.worker.memory_sizing import num_host_pages, size_pool
 from rjax.worker.multi_step import MultiStepQueue, QueuedResult

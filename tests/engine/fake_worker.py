@@ -136,8 +136,15 @@ class FakeWorker:
 
 
 def fake_engine(
-    *, num_pages=12, page_size=2, vocab=2, host=8, max_model_len=16, spare_rows=0,
-    windows=(None,), **options
+    *,
+    num_pages=12,
+    page_size=2,
+    vocab=2,
+    host=8,
+    max_model_len=16,
+    spare_rows=0,
+    windows=(None,),
+    **options,
 ) -> LLMEngine:
     """An engine over a FakeWorker."""
     config = EngineConfig.from_options(
