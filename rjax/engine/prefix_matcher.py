@@ -37,6 +37,13 @@ class PrefixMatch:
         windows = [pages[:full] for pages in self.window_pages]
         return PrefixMatch(self.pages, num_tokens=full * page_size, window_pages=windows)
 
+    def num_shared_pages(self, blocks: BlockManager) -> int:
+        """Pages of the first page group that others hold, or that come before those."""
+        held = self.pages + ([] if self.partial_page is None else [self.partial_page])
+        if not held and self.window_pages:
+            held = self.window_pages[0]
+        return sum(page < 0 or blocks.references(page) > 0 for page in held)
+
     def num_full_pages(self, page_size: int, *, has_full: bool) -> tuple[int, int]:
         """Leading full pages on the device: (in all page groups, in any).
 

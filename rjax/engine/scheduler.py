@@ -3,24 +3,24 @@
 import bisect
 import heapq
 import itertools
-from collections.abc import Sequence as Sequences
 from itertools import zip_longest
 
 import numpy as np
 from jaxtyping import Int
 
-from rjax.batch.page_hash import block_bytes
 from rjax.batch.page_operations import PageOperations
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.batch.step_limits import StepLimits
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.host_pool import HostPool
+from rjax.engine.page_filler import PageFiller
+from rjax.engine.page_registrar import PageRegistrar, pages_numbered
 from rjax.engine.preemption import PreemptionCost
 from rjax.engine.prefix_matcher import PrefixMatch, PrefixMatcher
 from rjax.engine.schedule import Schedule, StepBuilder
 from rjax.engine.swapper import Swapper
-from rjax.engine.window_pages import WindowPages, group_key
+from rjax.engine.window_pages import WindowPages
 
 _RUNNING, _WAITING = SequenceStatus.RUNNING, SequenceStatus.WAITING
 
@@ -84,6 +84,7 @@ class Scheduler:
         if sliding:
             self._windows = WindowPages(blocks, sliding, first, self.page_tables[first:])
         self._matcher = PrefixMatcher(blocks, self.host, enable_prefix_caching, self._windows)
+        self._registrar = PageRegistrar(blocks, enable_prefix_caching, self._windows)
         self._limits = limits
         self._caching = enable_prefix_caching
         self._slots = list(range(limits.num_slots - 1, -1, -1))
@@ -122,7 +123,7 @@ class Scheduler:
                 self.swapped.remove(sequence)
                 self._swapper.release(sequence)
             case SequenceStatus.RUNNING:
-                self._cache_partial_page(sequence, sequence.num_known)
+                self._registrar.partial_page(sequence, sequence.num_known)
                 self._leave(sequence)
             case SequenceStatus.FINISHED:
                 raise AssertionError("finished twice")
@@ -130,43 +131,8 @@ class Scheduler:
 
     def cache_full_pages(self, sequence: Sequence) -> None:
         """Register the sequence's full pages of known tokens in the prefix cache."""
-        if not self._caching or sequence.status is not _RUNNING:
-            return
-        S = self.blocks.page_size
-        full = min(sequence.num_stored, sequence.num_known) // S
-        if full <= sequence.num_registered:
-            return
-        hashes = sequence.hashes
-        if len(hashes.keys) < full:
-            start = len(hashes.keys) * S
-            hashes.extend(sequence.tokens(start, full * S), start)
-        for n in range(sequence.num_registered, full):
-            for group, page in self._pages_numbered(sequence, n):
-                key, parent = group_key(hashes.keys[n], group), group_key(hashes.parent(n), group)
-                self.blocks.register(page, key, parent, hashes.blocks[n])
-        sequence.num_registered = full
-
-    def _cache_partial_page(self, sequence: Sequence, known: int) -> None:
-        """Register its full pages and the tokens after them, up to position ``known``."""
-        self.cache_full_pages(sequence)
-        start = sequence.num_registered * self.blocks.page_size
-        stop = min(sequence.num_stored, known)
-        number = sequence.num_registered
-        if self._caching and start < stop and number >= sequence.num_borrowed:
-            parent, tokens = (
-                sequence.hashes.parent(number),
-                block_bytes(sequence.tokens(start, stop)),
-            )
-            for group, page in self._pages_numbered(sequence, number):
-                self.blocks.register_partial(page, group_key(parent, group), tokens)
-
-    def _pages_numbered(self, sequence: Sequence, number: int) -> list[tuple[int, int]]:
-        """(page group, page) of this number, in the groups in which the sequence holds it."""
-        found = [(0, sequence.pages[number])] if self._has_full else []
-        if self._windows is not None:
-            of_windows = self._windows.groups(sequence)
-            found += [(group, pages[number]) for group, pages in of_windows if pages[number] >= 0]
-        return found
+        if sequence.status is _RUNNING:
+            self._registrar.full_pages(sequence)
 
     def _schedule_running(self, step: StepBuilder) -> None:
         S = self.blocks.page_size
@@ -217,7 +183,7 @@ class Scheduler:
             if stop % S == 0:
                 self.cache_full_pages(sequence)
             elif stop == len(sequence.prompt_token_ids):  # the last token of a prefill-ahead prompt
-                self._cache_partial_page(sequence, stop)
+                self._registrar.partial_page(sequence, stop)
             sequence.in_flight += 1
             sequence.num_tokens = stop + 1
         step.num_tokens = len(decodes)
@@ -289,7 +255,7 @@ class Scheduler:
         held = match.pages + ([] if partial_page is None else [partial_page])
         in_windows = [[page for page in pages if page >= 0] for pages in match.window_pages]
         taken = [*held, *itertools.chain(*in_windows)]
-        shared = self._num_shared_pages(held, match)
+        shared = match.num_shared_pages(self.blocks)
         self.blocks.acquire(taken)
         stored = match.num_tokens
         # A partial page is copied before it is written to, unless this is its only owner.
@@ -323,13 +289,13 @@ class Scheduler:
         registered, borrowed = match.num_full_pages(S, has_full=self._has_full)
         if has_partial and not copies and stored == sequence.num_tokens:
             borrowed += 1
-        window_pages = []
-        for pages, slots in zip_longest(match.window_pages, match.window_slots, fillvalue=()):
-            pages, new = list(pages), fresh[len(fresh) - len(slots) - copies :]
-            del fresh[len(fresh) - len(new) :]
-            self._fill(pages, new, slots, copies=copies)
-            window_pages.append(pages)
-        self._fill(held, fresh, match.host_slots, copies=copies and self._has_full)
+        filler = PageFiller(self.blocks, self._operations, fresh)
+        window_pages = [
+            filler.extended(pages, slots, copies=copies)
+            for pages, slots in zip_longest(match.window_pages, match.window_slots, fillvalue=())
+        ]
+        copies &= self._has_full
+        held = filler.extended(held, match.host_slots, copies=copies, count=len(fresh))
         self._unqueue(sequence)
         if sequence.group_pages:
             for sibling in sequence.siblings:
@@ -354,24 +320,6 @@ class Scheduler:
             self.blocks.mark_pending(sequence.hashes.keys[sequence.num_registered :], sequence)
         bisect.insort(self.running, sequence, key=lambda s: s.order)
         return True
-
-    def _num_shared_pages(self, held: list[int], match: PrefixMatch) -> int:
-        """Pages of a prefix that others hold."""
-        if not self._has_full:
-            held = match.window_pages[0]
-        return sum(page < 0 or self.blocks.references(page) > 0 for page in held)
-
-    def _fill(
-        self, pages: list[int], fresh: list[int], slots: Sequences[int], *, copies: bool
-    ) -> None:
-        """Append fresh pages to those of a sequence in one page group, and fill the first of them
-        from host slots, or with a copy of the last page, which it replaces."""
-        if copies:
-            self._operations.copy(pages[-1], fresh[0])
-            self.blocks.release([pages.pop()])
-        if slots:
-            self._operations.swap_in(list(slots), fresh[: len(slots)])
-        pages += fresh
 
     def _set_capacity(self, sequence: Sequence) -> None:
         held = [sequence.pages] if self._has_full else []
@@ -409,7 +357,7 @@ class Scheduler:
         sequence.num_computed = stop
         sequence.num_stored = max(stored, stop)
         if samples:
-            self._cache_partial_page(sequence, sequence.num_known)
+            self._registrar.partial_page(sequence, sequence.num_known)
             sequence.sample()
         else:
             self.cache_full_pages(sequence)
@@ -442,7 +390,7 @@ class Scheduler:
         The last owner of a page of a full pool takes it over instead. False if the sequence was
         preempted.
         """
-        for group, page in self._pages_numbered(sequence, number):
+        for group, page in pages_numbered(sequence, number, self._windows):
             if self.blocks.num_available or not self.blocks.take_over(page):
                 fresh = self._allocate_one(sequence)
                 if fresh is None:
@@ -490,7 +438,7 @@ class Scheduler:
 
     def _preempt(self, victim: Sequence) -> None:
         status = SequenceStatus.SWAPPED if self._swapper.swap_out(victim) else _WAITING
-        self._cache_partial_page(victim, victim.num_known)
+        self._registrar.partial_page(victim, victim.num_known)
         self._leave(victim)
         victim.num_computed = victim.num_stored = victim.num_registered = 0
         victim.num_borrowed = victim.capacity = 0
