@@ -40,11 +40,11 @@ def model(request, tmp_path_factory):
 
 
 def prompts() -> list[list[int]]:
-    """Two that share six pages, one that shares two of them, one that shares nothing."""
+    """Two short ones, two that share six pages, one that shares two of them, and another."""
     draw = np.random.default_rng(3)
     shared = draw.integers(3, VOCAB, 6 * S + 3).tolist()
-    own = [draw.integers(3, VOCAB, size).tolist() for size in (5, 30, 20, 61)]
-    return [shared + own[0], shared + own[1], shared[: 2 * S] + own[2], own[3]]
+    own = [draw.integers(3, VOCAB, size).tolist() for size in (3, 5, 5, 7, 20, 61)]
+    return [*own[:2], shared + own[2], shared + own[3], shared[: 2 * S] + own[4], own[5]]
 
 
 def answers(logits, count: int) -> list[list[int]]:
@@ -92,7 +92,7 @@ def test_tokens_are_those_of_one_sequence_at_a_time(model, pages, options):
         done |= {o.request_id: o for o in engine.step() if o.finished}
         check_pages(engine)
         poison(engine)
-    assert [done[str(i)].outputs[0].token_ids for i in range(4)] == answers(logits, 24)
+    assert [done[str(i)].outputs[0].token_ids for i in range(6)] == answers(logits, 24)
     stats = engine.stats()
     if "preemption" in options:
         assert stats.preemptions > 0
@@ -102,8 +102,8 @@ def test_tokens_are_those_of_one_sequence_at_a_time(model, pages, options):
     if options.get("preemption") == "swap":
         assert stats.swaps > 0
     # Once more, from the cache.
-    again = run(engine, [("again", prompts()[1], many)])["again"]
-    assert again.outputs[0].token_ids == answers(logits, 24)[1]
+    again = run(engine, [("again", prompts()[3], many)])["again"]
+    assert again.outputs[0].token_ids == answers(logits, 24)[3]
     engine.close()
 
 
@@ -137,12 +137,12 @@ def test_a_long_sequence_holds_its_window(model):
 def test_samples_and_a_saved_prefix(model, tmp_path):
     folder, logits = model
     engine = make_engine(folder, num_pages=64, enable_relay_attention="on")
-    prompt = prompts()[0]
+    prompt = prompts()[2]
     greedy = SamplingParams(top_k=1, max_tokens=24, ignore_eos=True, n=3)
     done = run(engine, [("n", prompt, greedy)])
     wanted = answers(logits, 24)
-    assert [c.token_ids for c in done["n"].outputs] == [wanted[0]] * 3
-    engine.add_prefix("shared", prompts()[1][: 6 * S + 3])
+    assert [c.token_ids for c in done["n"].outputs] == [wanted[2]] * 3
+    engine.add_prefix("shared", prompts()[3][: 6 * S + 3])
     engine.save_prefix("shared", tmp_path / "prefix")
     [prefix] = engine.prefixes()
     windows = engine._worker.pool.windows
@@ -153,9 +153,9 @@ def test_samples_and_a_saved_prefix(model, tmp_path):
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     for name in (engine, other):
         name.reset_prefix_cache()
-        found = run(name, [("p", prompts()[1], params)])["p"]
+        found = run(name, [("p", prompts()[3], params)])["p"]
         assert found.num_cached_tokens == 6 * S + 3
-        assert found.outputs[0].token_ids == wanted[1]
+        assert found.outputs[0].token_ids == wanted[3]
     for one in (engine, other):
         one.close()
 
