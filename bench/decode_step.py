@@ -7,14 +7,16 @@
     python -m bench.decode_step --experts --only qwen3 --quantization fp8
     python -m bench.decode_step --experts --only gpt-oss --quantization mxfp4   # as published
     python -m bench.decode_step --max-model-len 131072   # steps for a long maximum sequence length
+    python -m bench.decode_step --tensor-parallel-size 2   # rows for several GPUs
     python -m bench.decode_step --model tiny --batch 4 --shared 64 --own 16   # any shape, any CPU
 
 The step is the one the engine runs: embedding, layers, attention over pages, logits, sampling, KV
 written in place. Weights are random. The roofline is the sum over the stages of the larger of bytes
 at the copy rate and FLOP at the matmul rate, both measured in the same run. Weights and distinct KV
-are counted once; everything but GEMMs and attention counts as free. Steps and rates are measured in
-short bursts. "Sustained" is the time of a step in a continuous run, where a GPU at its power limit
-lowers its clock.
+are counted once; everything but GEMMs and attention counts as free. On several GPUs it is that of
+one's share, and sums over the devices count as free. Steps and rates are measured in short bursts.
+"Sustained" is the time of a step in a continuous run, where a GPU at its power limit lowers its
+clock.
 """
 
 import argparse
@@ -28,11 +30,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 from tqdm import tqdm
 
 from bench.ceilings import Ceilings, measure_ceilings
 from bench.command_line import command_parser, keep, run
+from bench.decode_rows import EXPERTS, GROWTH, MXFP4, TABLE, TENSOR_PARALLEL, Row
 from bench.kernel_profile import kernel_times
 from bench.kernels.timing import burst_seconds, seconds_per_call
 from bench.step_roofline import DecodeCase, roofline_seconds
@@ -44,19 +48,22 @@ from rjax.config import PAGE_SIZES
 from rjax.models import ModelConfig, config_from_dict, init_model
 from rjax.models.formats import ON_LOAD
 from rjax.models.loading.linear_modules import with_quantization
-from rjax.models.sharding import single_device_mesh
+from rjax.models.sharding import TENSOR_AXIS, parameter_sharding
 from rjax.pallas_kernels.attention.planner import (
     Sharing,
     plan_attention,
 )
 from rjax.sampling import SamplerMode, init_state
 from rjax.worker.backend import Backend, choose_backend
+from rjax.worker.peer_memory import make_peer_memory
 from rjax.worker.step import StepState, compile_step
 from rjax.worker.step_input import PackedLayout, StepInput
 from rjax.worker.step_shape import StepFeatures, StepShape
 
 COLUMNS = {
     "model": "model shapes",
+    "layers": "layers",
+    "devices": "GPUs",
     "batch": "rows",
     "shared": "shared tokens",
     "own": "unique tokens",
@@ -73,47 +80,9 @@ COLUMNS = {
 }
 
 
+PEER_ROWS = 512  # rows whose shares fit the exchange buffers
+
 _STARTED = re.compile(r" (?:fusion|custom-call|dot|copy|sort|scatter|gather|convolution)\(")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Row:
-    """A row of the table with its target on an H200, over the roofline or in milliseconds.
-
-    ``targets`` are those of quantised weights, in milliseconds.
-    """
-
-    model: str
-    case: DecodeCase
-    target_ratio: float | None = None
-    target_ms: float | None = None
-    targets: tuple[tuple[str, float], ...] = ()
-
-    def target(self, quantization: str | None) -> float | None:
-        """Milliseconds, of weights as they are stored."""
-        return self.target_ms if quantization is None else dict(self.targets).get(quantization)
-
-
-TABLE = (
-    Row("llama-3-8b", DecodeCase(64, 2048, 256), 1.25),
-    Row("llama-3-8b", DecodeCase(1, 0, 1024), 1.15),
-    Row("llama-3-8b", DecodeCase(64, 0, 1024), 1.20),
-    Row("llama-3-8b", DecodeCase(256, 8192, 256), 1.35),
-    Row("qwen2.5-3b", DecodeCase(64, 1656, 128), 1.30),
-    Row("qwen2.5-0.5b", DecodeCase(16, 512, 128), None, 0.55),
-)
-EXPERTS = (
-    Row("qwen3-30b-a3b", DecodeCase(1, 0, 1024), None, 2.1),
-    Row("qwen3-30b-a3b", DecodeCase(16, 2048, 256), None, 11.0),
-    Row("qwen3-30b-a3b", DecodeCase(64, 2048, 256), None, 16.0, (("fp8", 8.5),)),
-    Row("gpt-oss-20b", DecodeCase(1, 0, 1024), targets=(("mxfp4", 2.6),)),
-    Row("gpt-oss-20b", DecodeCase(64, 2048, 256), targets=(("mxfp4", 5.0),)),
-)
-MXFP4 = "mxfp4"
-"""The ``quant_method`` of published checkpoints of gpt-oss, whose experts alone are quantised."""
-GROWTH = tuple(
-    Row("llama-3-8b", DecodeCase(64, shared, 256)) for shared in (0, 2048, 8192, 16384, 32768)
-)
 
 
 def step_shape(
@@ -151,6 +120,7 @@ class Bench:
         dtype: str | None = None,
         quantization: str | None = None,
         max_model_len: int | None = None,
+        devices: int = 1,
     ) -> None:
         if quantization == MXFP4:
             config = config | {"quantization_config": {"quant_method": MXFP4}}
@@ -159,7 +129,7 @@ class Bench:
         self.max_model_len = max_model_len
         self.page_size, self.relay = page_size, relay
         self.mode: SamplerMode = mode
-        self.mesh = single_device_mesh()
+        self.mesh = Mesh(np.array(jax.devices()[:devices]), (TENSOR_AXIS,))
         device = self.mesh.devices.flat[0]
         capability = getattr(device, "compute_capability", None)
         natural = self.config.dtype if device.platform == "gpu" else "float32"
@@ -171,8 +141,14 @@ class Bench:
             model=self.config,
             dtype=self.dtype,
             page_size=page_size,
+            devices=devices,
         )
-        self.graph, weights = nnx.split(init_model(self.config, dtype=self.dtype))
+        peer_words = PEER_ROWS * self.config.hidden_size
+        self.peer_memory, self.peers = None, None
+        if self.backend.name == "mosaic":
+            self.peer_memory, self.peers = make_peer_memory(self.mesh, peer_words)
+        model = init_model(self.config, dtype=self.dtype, mesh=self.mesh)
+        self.graph, weights = nnx.split(model)
         self.leaves, self.treedef = jax.tree.flatten(weights)
 
     def compiled(self, case: DecodeCase) -> tuple[Any, StepState, Array]:
@@ -191,7 +167,7 @@ class Bench:
         )
         batch = self._input(case, shape)
         state = self._state(case.batch, int(batch.page_table.max()) + 1)
-        packed = jnp.asarray(layout.pack(batch))
+        packed = jax.device_put(layout.pack(batch), NamedSharding(self.mesh, PartitionSpec()))
         return step.lower(self.leaves, state, packed).compile(), state, packed
 
     def _input(self, case: DecodeCase, shape: StepShape) -> StepInput:
@@ -232,16 +208,20 @@ class Bench:
     def _state(self, rows: int, pages: int) -> StepState:
         config, V = self.config, self.config.vocab_size
         shape = (pages, config.num_kv_heads, self.page_size, config.head_dim)
-        draw = jax.jit(lambda key: jax.random.normal(key, shape, self.dtype))
+        sharding = parameter_sharding("P K S H", shape, self.mesh)
+        normal = lambda key: jax.random.normal(key, shape, self.dtype)  # noqa: E731
+        draw = jax.jit(normal, out_shardings=sharding)
         pools = [draw(key) for key in jax.random.split(jax.random.key(1), 2 * config.num_layers)]
         tokens = jax.random.randint(jax.random.key(2), (rows,), 0, V, jnp.int32)
+        whole = NamedSharding(self.mesh, PartitionSpec())
+        sampling, tokens = jax.device_put((init_state(rows, V), tokens), whole)
         L = config.num_layers
-        return StepState(pools[:L], pools[L:], init_state(rows, V), tokens)
+        return StepState(pools[:L], pools[L:], sampling, tokens, self.peers)
 
     def measure(self, row: Row, ceilings: Ceilings, profile: int = 0) -> dict[str, Any]:
         """Compile, run and time one row of the table; name its ``profile`` longest kernels."""
         case = row.case
-        roofline = roofline_seconds(self.config, case, self.dtype, ceilings)
+        roofline = roofline_seconds(self.config, case, self.dtype, ceilings) / self.mesh.size
         start = time.perf_counter()
         compiled, state, packed = self.compiled(case)
         compile_s = time.perf_counter() - start
@@ -258,8 +238,11 @@ class Bench:
         else:  # which needs no rest
             seconds = sustained = seconds_per_call(run, repeats=2)
         times, busy = kernel_times(run) if profile else ([], None)
+        self.peers = box[0].peers  # the steps donated what there was
         return {
             "model": row.model,
+            "layers": row.layers,
+            "devices": None if self.mesh.size == 1 else self.mesh.size,
             "batch": case.batch,
             "shared": case.shared,
             "own": case.own,
@@ -296,20 +279,22 @@ def measure_all(rows: tuple[Row, ...], options: argparse.Namespace) -> dict[str,
     """Every row, one model at a time in memory."""
     ceilings = measure_ceilings()
     found, backend = [], options.backend
-    names = list(dict.fromkeys(row.model for row in rows))
+    names = list(dict.fromkeys((row.model, row.layers) for row in rows))
     with tqdm(total=len(rows), desc="decode step", disable=options.quiet) as bar:
-        for name in names:
+        for name, layers in names:
+            changed = {} if layers is None else {"num_hidden_layers": layers}
             bench = Bench(
-                SHAPES[name],
+                SHAPES[name] | changed,
                 backend=options.backend,
                 page_size=options.page_size,
                 relay=options.relay,
                 mode=options.mode,
                 quantization=options.quantization,
                 max_model_len=options.max_model_len,
+                devices=options.tensor_parallel_size,
             )
             for row in rows:
-                if row.model == name:
+                if (row.model, row.layers) == (name, layers):
                     found.append(bench.measure(row, ceilings, options.profile))
                     bar.update()
             backend = bench.backend.name
@@ -356,6 +341,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--profile", type=whole(0), default=0, help="print so many kernels of each step")
     p.add_argument("--page-size", type=int, choices=PAGE_SIZES, default=64, help="tokens a page")
     p.add_argument(
+        "--tensor-parallel-size",
+        type=whole(1),
+        default=1,
+        help="devices; with more than one, the table is one for several GPUs",
+    )
+    p.add_argument(
         "--max-model-len", type=whole(1), help="most tokens of a sequence; default: of each row's"
     )
     return p
@@ -368,8 +359,14 @@ def main(arguments: list[str] | None = None) -> None:
         case = DecodeCase(options.batch, options.shared, options.own)
         rows: tuple[Row, ...] = (Row(options.model, case),)
     else:
-        table = GROWTH if options.growth else EXPERTS if options.experts else TABLE
+        table = TENSOR_PARALLEL if options.tensor_parallel_size > 1 else TABLE
+        table = GROWTH if options.growth else EXPERTS if options.experts else table
         rows = tuple(row for row in table if options.only in row.model)
+    if options.tensor_parallel_size > jax.device_count():
+        raise SystemExit(
+            f"--tensor-parallel-size is {options.tensor_parallel_size}; "
+            f"this machine has {jax.device_count()} device(s)"
+        )
     longest = max((row.case.context for row in rows), default=0)
     if options.max_model_len is not None and options.max_model_len < longest:
         raise SystemExit(
@@ -388,6 +385,8 @@ def main(arguments: list[str] | None = None) -> None:
     kind = "_growth" if options.growth else "_experts" if options.experts else ""
     name = f"decode_step{kind}"
     name += "" if options.quantization is None else f"_{options.quantization}"
+    devices = options.tensor_parallel_size
+    name += "" if devices == 1 else f"_tp{devices}"
     long = "" if options.max_model_len is None else "_long"
     keep(found, COLUMNS, options.json, name + long)
 

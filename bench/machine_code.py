@@ -2,6 +2,7 @@
 
     python -m bench.machine_code                             # steps of Llama-3-8B, 1 and 64 rows
     python -m bench.machine_code --shapes qwen2.5-3b --batch 64 --ptx FOLDER
+    python -m bench.machine_code --quantization int4
 
 For each kernel: calls per step, bytes of code, registers per thread, bytes of register spills,
 performance notes of ptxas (C7513: wgmma are serialised), and the number of loops that overwrite the
@@ -33,6 +34,8 @@ from rjax.benchmarks.options import whole, wholes
 from rjax.benchmarks.records import record
 from rjax.errors import InvalidConfigError
 from rjax.models import config_from_dict, init_model
+from rjax.models.formats import ON_LOAD
+from rjax.models.loading.linear_modules import with_quantization
 from rjax.models.sharding import single_device_mesh
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend
@@ -54,9 +57,9 @@ COLUMNS = {
 _PAGE = 64  # tokens
 
 
-def lowered_step(model: str, case: DecodeCase) -> Any:
+def lowered_step(model: str, case: DecodeCase, quantization: str | None = None) -> Any:
     """The decode step of a model, lowered for a Hopper GPU without running it."""
-    config = config_from_dict(SHAPES[model])
+    config = with_quantization(config_from_dict(SHAPES[model]), quantization)
     dtype = jnp.dtype(config.dtype)
     backend = choose_backend(
         "mosaic",
@@ -108,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--batch", type=wholes(1), default=[1, 64], help="rows of a step, with commas")
     p.add_argument("--shared", type=whole(0), default=2048, help="tokens that all rows share")
     p.add_argument("--own", type=whole(1), default=256, help="further tokens of each row")
+    p.add_argument("--quantization", choices=sorted(ON_LOAD), help="of the weights")
     p.add_argument("--plugin", type=Path, help="xla_cuda_plugin.so, where it is not installed")
     p.add_argument("--ptxas", type=Path, help="the assembler, where it is not installed")
     p.add_argument("--nvdisasm", type=Path, help="the disassembler, where it is not installed")
@@ -133,7 +137,8 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     settings = {k: v for k, v in vars(options).items() if k not in own}
     found = record("bench.machine_code", [], settings, assembler=version(tools))
     for batch in options.batch:
-        step = lowered_step(options.shapes, DecodeCase(batch, options.shared, options.own))
+        case = DecodeCase(batch, options.shared, options.own)
+        step = lowered_step(options.shapes, case, options.quantization)
         calls, modules = zip(*kernels_of(step), strict=True)
         bar = tqdm(modules, desc=f"{batch} rows", disable=options.quiet)
         for number, (said, ptx) in enumerate(assembled(bar, tools)):

@@ -24,12 +24,21 @@ from bench import (
     load_weights,
     machine_code,
     quantised_answers,
+    replicas,
     startup,
     step_breakdown,
     swap,
     throughput,
 )
-from bench.kernels import cost_model, peers, run_experts, run_products, run_table, sweep
+from bench.kernels import (
+    cost_model,
+    peers,
+    run_experts,
+    run_products,
+    run_sums,
+    run_table,
+    sweep,
+)
 from bench.kernels import readme as kernels_readme
 from bench.longbench import __main__ as longbench
 from rjax.benchmarks import latency, serve_report
@@ -59,6 +68,7 @@ command `python -m bench.suite` runs all benchmarks.
 | `python -m bench.startup` | from launch to first token or answer, with and without a cache |
 | `python -m bench.load_weights` | loading a checkpoint, compared with reading its files |
 | `rjax bench serve` | a running server under load |
+| `python -m bench.replicas` | prefix cache hits of several replicas, by request router |
 | `python -m bench.compare_engines` | the same requests through vLLM or SGLang |
 | `python -m bench.compare_torch` | the same weights in torch, after a comparison of the logits |
 | `python -m bench.longbench` | answers and scores on LongBench-format files, relay on and off |
@@ -113,7 +123,9 @@ def _decode_steps(found: Record) -> str:
     if not kinds:
         return table
     title = "Time by kind of kernel, from the profiler:"
-    return f"{table}\n\n{title}\n\n{markdown(kinds, step_breakdown.COLUMNS)}"
+    columns = step_breakdown.COLUMNS
+    used = {key: name for key, name in columns.items() if any(row[key] for row in kinds)}
+    return f"{table}\n\n{title}\n\n{markdown(kinds, used)}"
 
 
 def _table_answers(found: Record) -> str:
@@ -139,12 +151,14 @@ SECTIONS: dict[str, Section] = {
     "decode_step_long": Section(
         "One decode step with a long maximum sequence length", _decode_steps
     ),
+    "decode_step_tp2": Section("One decode step on two GPUs", _decode_steps),
     "decode_step_experts": Section("One decode step with experts", _decode_steps),
     "decode_step_growth": Section("A growing prefix", _decode_steps, decode_step.draw),
     "attention": Section("Attention of one layer", _rows(attention.COLUMNS), attention.draw),
     "kernels": Section("Kernels", _rows(run_table.COLUMNS)),
     "kernels_peers": Section("Kernels: comparison with other libraries", peers.table),
     "kernels_products": Section("GEMMs of few rows", _rows(run_products.COLUMNS)),
+    "kernels_sums": Section("Sums over GPUs", _rows(run_sums.COLUMNS)),
     "kernels_experts": Section("Experts of a layer", _rows(run_experts.COLUMNS)),
     "kernels_sweep": Section("Kernels: with and without relay", _rows(sweep.COLUMNS), sweep.draw),
     "kernels_costs": Section("Cost model of the work items", _rows(cost_model.COLUMNS)),
@@ -159,6 +173,7 @@ SECTIONS: dict[str, Section] = {
         _rows(serve_report.COLUMNS),
         _draw_serve,
     ),
+    "replicas": Section("Replicas", _rows(replicas.COLUMNS)),
     "compare_engines": Section("Comparison with other engines", _rows(compare_engines.COLUMNS)),
     "compare_torch": Section(
         "Comparison with torch", _rows(compare_torch.COLUMNS), compare_torch.draw

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.ceilings import measure_ceilings
-from bench.decode_step import Bench, Row
+from bench.decode_rows import Row
+from bench.decode_step import Bench
 from bench.step_roofline import DecodeCase
 from rjax import functional
 from rjax.benchmarks.records import environment

@@ -12,6 +12,7 @@ from rjax.models import config_from_dict
 
 COLUMNS: dict[str, str] = {
     "model": "model shapes",
+    "devices": "GPUs",
     "batch": "rows",
     "shared": "shared tokens",
     "own": "unique tokens",
@@ -23,16 +24,19 @@ COLUMNS: dict[str, str] = {
     "logits": "logits, ms",
     "logits_floor": "roofline, ms",
     "norms": "norms, ms",
+    "sums": "sums over GPUs with norms, ms",
     "writes": "RoPE and KV write, ms",
     "rest": "other, ms",
 }
 
 _WITH_ROOFLINE = ("products", "attention", "logits")
-_MEASURED = (*_WITH_ROOFLINE, "norms", "writes")
+_MEASURED = (*_WITH_ROOFLINE, "norms", "sums", "writes")
 _KINDS = {
     "attention_kernel": "attention",
     "merge_kernel": "attention",
     "add_rms_norm_kernel": "norms",
+    "all_reduce_rms_norm_kernel": "sums",
+    "all_reduce_kernel": "sums",
     "rope_and_cache_kernel": "writes",
     "rotate_and_write_kernel": "writes",  # its name in older results
 }
@@ -57,7 +61,9 @@ def breakdown(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _breakdown(row: Mapping[str, Any], ceilings: Ceilings) -> dict[str, Any]:
-    config = config_from_dict(SHAPES[row["model"]])
+    layers, devices = row.get("layers"), row.get("devices") or 1
+    changed = {} if layers is None else {"num_hidden_layers": layers}
+    config = config_from_dict(SHAPES[row["model"]] | changed)
     case = DecodeCase(row["batch"], row["shared"], row["own"])
     times: dict[str, float] = {kind: 0.0 for kind in _MEASURED}
     for kernel in row["longest"]:
@@ -66,10 +72,10 @@ def _breakdown(row: Mapping[str, Any], ceilings: Ceilings) -> dict[str, Any]:
             times[kind] += 1e3 * kernel["seconds"]
     rooflines: dict[str, float] = {f"{kind}_floor": 0.0 for kind in _WITH_ROOFLINE}
     for stage in stages(config, case, jnp.dtype(config.dtype)):
-        roofline = 1e3 * ceilings.seconds(stage.moved, stage.flops)
+        roofline = 1e3 * ceilings.seconds(stage.moved, stage.flops) / devices
         rooflines[f"{_STAGES.get(stage.name, 'products')}_floor"] += roofline
     rest = row["busy_ms"] - sum(times.values())
-    named = {key: row[key] for key in ("model", "batch", "shared", "own")}
+    named = {key: row.get(key) for key in ("model", "devices", "batch", "shared", "own")}
     return named | times | rooflines | {"busy": row["busy_ms"], "rest": rest}
 
 

@@ -8,6 +8,7 @@ from rjax.models.dense import DenseAttention
 from rjax.models.errors import CheckpointError
 from rjax.models.experts_config import ExpertsConfig, Router
 from rjax.models.formats import StoredTensor, WeightFormat, register_format
+from rjax.models.layers.embedding import Embedding
 from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
@@ -25,6 +26,7 @@ from rjax.models.operations import (
     Operations,
     Residual,
 )
+from rjax.models.placement import bytes_of_device, place
 from rjax.models.rope import Rotary, rotary_tables
 from rjax.models.routing import Routing
 from rjax.models.schemes import Leaf, WeightScheme
@@ -39,6 +41,7 @@ __all__ = [
     "Decoder",
     "DecoderLayer",
     "DenseAttention",
+    "Embedding",
     "ExpertsConfig",
     "GroupedLinear",
     "HeadNorms",
@@ -58,10 +61,12 @@ __all__ = [
     "StoredTensor",
     "WeightFormat",
     "WeightScheme",
+    "bytes_of_device",
     "config_from_dict",
     "config_from_folder",
     "init_model",
     "load_model",
+    "place",
     "register_format",
     "resolve_folder",
     "rotary_tables",

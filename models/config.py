@@ -101,6 +101,8 @@ class ModelConfig:
         scales: factors and soft caps.
         layer_ropes: one entry per layer, its rotary embedding or None; empty where all layers have
             ``rope``.
+        kv_head_copies: how often each KV head of the checkpoint is held, so that the devices of a
+            mesh can share ``num_kv_heads`` evenly, which counts the copies; see `place`.
     """
 
     architecture: str
@@ -137,6 +139,7 @@ class ModelConfig:
     norms: NormConfig = NormConfig()
     scales: ScaleConfig = ScaleConfig()
     layer_ropes: tuple[RopeConfig | None, ...] = ()
+    kv_head_copies: int = 1
 
     def scheme_of(self, path: str) -> WeightScheme:
         """How the weight of a projection is stored on the devices."""

@@ -15,7 +15,6 @@ from rjax.models.layers.norm import Norm
 from rjax.models.layers.parameter import array_bytes
 from rjax.models.operations import Operations, Residual
 from rjax.models.rope import Rotary, rotary_tables
-from rjax.pallas_kernels.partial import reduced
 
 
 class DecoderLayer(nnx.Module):
@@ -47,20 +46,21 @@ class DecoderLayer(nnx.Module):
             attended = self.attention(Residual(h), None, rotary, operations).update
             hidden = self.mlp(Residual(h), None, operations).update
             assert attended is not None and hidden is not None
-            return self._scaled(residual.plus(reduced(attended) + reduced(hidden)), None)
+            update = operations.summed(attended) + operations.summed(hidden)
+            return self._scaled(residual.plus(update), None, operations)
         residual = self.attention(residual, self.attention_norm, rotary, operations)
-        residual = self._scaled(residual, self.attention_post_norm)
+        residual = self._scaled(residual, self.attention_post_norm, operations)
         residual = self.mlp(residual, self.mlp_norm, operations)
-        return self._scaled(residual, self.mlp_post_norm)
+        return self._scaled(residual, self.mlp_post_norm, operations)
 
-    def _scaled(self, residual: Residual, norm: Norm | None) -> Residual:
+    def _scaled(self, residual: Residual, norm: Norm | None, operations: Operations) -> Residual:
         """The stream with its update normed and scaled."""
         update = residual.update
         assert update is not None
         if norm is not None:
-            update = norm(reduced(update))
+            update = norm(operations.summed(update))
         if self.scale != 1:
-            update = reduced(update)
+            update = operations.summed(update)
             update = update * jnp.asarray(self.scale, update.dtype)
         return Residual(residual.x, update)
 
@@ -88,7 +88,7 @@ class Decoder(nnx.Module):
 
         Tokens and positions outside their range (padding rows) are clipped into it.
         """
-        x = self.embedding(tokens)
+        x = operations.embed(self.embedding, tokens)
         if self.config.scales.embedding != 1:
             x = x * jnp.asarray(self.config.scales.embedding, x.dtype)
         if self.embedding_norm is not None:

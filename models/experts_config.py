@@ -44,6 +44,8 @@ class ExpertsConfig:
         bias: whether the projections of the experts have biases.
         clamp, alpha: of gpt-oss's SwiGLU, see `Activation`; None and 1 for the model's activation.
         shared_gate: the shared expert's output is multiplied by the sigmoid of a projection.
+        parallel: the devices of a mesh hold whole experts, J / devices each (expert parallelism),
+            not a share of the width of every expert; see `place`.
     """
 
     num_experts: int
@@ -56,6 +58,7 @@ class ExpertsConfig:
     bias: bool = False
     clamp: float | None = None
     alpha: float = 1.0
+    parallel: bool = False
 
     @property
     def axis_sizes(self) -> dict[str, int]:

@@ -6,9 +6,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float, Float32, Int
 
 from rjax.models.experts_config import Router
+from rjax.models.layers.embedding import Embedding
 from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.layers.linear import Linear
 from rjax.models.layers.norm import Norm
@@ -158,6 +159,10 @@ class Operations(abc.ABC):
             Attention output; along N the query heads of KV head 0 come first, then those of head 1.
         """
 
+    def embed(self, embedding: Embedding, tokens: Int[Array, " T"]) -> Float[Array, "T D"]:
+        """The embeddings of tokens; those outside the table are clipped into it."""
+        return embedding(tokens)
+
     def linear(
         self, linear: Linear, h: Float[Array, "T ..."] | UnmergedAttention
     ) -> Float[Array, "T ..."] | Partial:
@@ -167,13 +172,17 @@ class Operations(abc.ABC):
         product = jnp.tensordot(h, linear.weight_matrix(h.dtype), 1)
         return product if linear.bias is None else product + linear.bias[...]
 
+    def summed(self, value: Float[Array, "T ..."] | Partial) -> Float[Array, "T ..."]:
+        """An update of the residual stream as an array: a Partial is reduced."""
+        return reduced(value)
+
     def norm(self, residual: Residual, norm: Norm | None) -> tuple[Residual, Float[Array, "T D"]]:
         """(the stream with its update added, its norm); without a norm, the stream itself."""
         x, update = residual.x, residual.update
         if update is not None and norm is not None and norm.is_rms:
             x, h = self.add_rms_norm(x, update, norm)
             return Residual(x), h
-        x = residual.total()
+        x = x if update is None else x + self.summed(update)
         return Residual(x), x if norm is None else norm(x)
 
     def add_rms_norm(

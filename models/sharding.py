@@ -6,6 +6,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 TENSOR_AXIS = "tensor"
 _SHARDED_LETTERS = frozenset("NKFIU")
+_WHOLE_EXPERTS = frozenset("J")
 
 
 def single_device_mesh() -> Mesh:
@@ -27,29 +28,41 @@ def check_mesh(mesh: Mesh) -> None:
 
 
 def partition_spec(
-    letters: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
+    letters: str,
+    shape: tuple[int, ...],
+    mesh: Mesh | AbstractMesh,
+    *,
+    expert_parallel: bool = False,
 ) -> PartitionSpec:
     """Shard the first of N, K, F, I or U over the mesh axis `tensor`, and V if it is divisible.
 
-    All other axes are replicated. Raises ValueError if one of these but V is not divisible by the
-    number of devices on that axis.
+    With ``expert_parallel`` it is J instead. All other axes are replicated. Raises ValueError if
+    one of these but V is not divisible by the number of devices on that axis.
     """
     devices = mesh.shape[TENSOR_AXIS]
+    letters_to_cut = _WHOLE_EXPERTS if expert_parallel else _SHARDED_LETTERS
     spec: list[str | None] = []
     for letter, size in zip(letters.split(), shape, strict=True):
         sharded = devices > 1 and TENSOR_AXIS not in spec
-        if sharded and letter in _SHARDED_LETTERS and size % devices:
+        if sharded and letter in letters_to_cut and size % devices:
             raise ValueError(
                 f"axis {letter} of a parameter with axes {letters!r} has {size} entries, which "
                 f"{devices} devices cannot divide evenly; use a number of devices that divides it"
             )
-        sharded = sharded and (
-            letter in _SHARDED_LETTERS or (letter == "V" and size % devices == 0)
-        )
+        sharded = sharded and (letter in letters_to_cut or (letter == "V" and size % devices == 0))
         spec.append(TENSOR_AXIS if sharded else None)
     return PartitionSpec(*spec)
 
 
-def parameter_sharding(letters: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+def parameter_sharding(
+    letters: str, shape: tuple[int, ...], mesh: Mesh, *, expert_parallel: bool = False
+) -> NamedSharding:
     """The sharding of a parameter with these axis letters."""
-    return NamedSharding(mesh, partition_spec(letters, shape, mesh))
+    spec = partition_spec(letters, shape, mesh, expert_parallel=expert_parallel)
+    return NamedSharding(mesh, spec)
+
+
+def copies_mesh(mesh: Mesh, copies: int) -> Mesh:
+    """The same devices in the same order, ``copies`` neighbours of which hold the same shard."""
+    devices = mesh.devices.reshape(-1, copies)
+    return Mesh(devices, (TENSOR_AXIS, "copies"))

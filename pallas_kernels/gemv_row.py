@@ -41,7 +41,8 @@ MAX_ROW_COLUMNS = 5120
 
 SWIZZLE_ATOM_ROWS = 8
 DEPTH_MULTIPLE = 128  # the depth of one row is a multiple of it
-_CHUNK = 64  # columns of a swizzle atom: 128 bytes
+_ATOM_BYTES = 128  # of a row in a swizzle atom
+_CHUNK = 64  # columns of a slice are a multiple of it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,12 +50,13 @@ class SmemRow:
     """The CTA's slice of the row in shared memory.
 
     Attributes:
-        ref: SMEM, [SWIZZLE_ATOM_ROWS for each 64 columns plus padding, 64], tiled and swizzled for
-            wgmma.
+        ref: SMEM, tiled and swizzled for wgmma: [SWIZZLE_ATOM_ROWS, columns], or for a row that is
+            the left operand [SWIZZLE_ATOM_ROWS for each 64 columns plus padding, 64].
         transforms: of ref.
         start, columns: first column and number of columns of the slice, int32, multiples of 64.
         max_columns: most columns of any CTA's slice.
         depth: columns of the row.
+        scale: SMEM, float32 [1, SWIZZLE_ATOM_ROWS], of a quantised row; else None.
     """
 
     ref: Any
@@ -63,6 +65,7 @@ class SmemRow:
     columns: Any
     max_columns: int
     depth: int
+    scale: Any = None
 
     def chunks(self) -> tuple[int, list[Any]]:
         """(elements per thread, first columns) of chunks that cover the slice.
@@ -80,7 +83,8 @@ class SmemRow:
     def store(self, value, first, layout) -> None:
         """Store the columns of ``value`` that are in the slice.
 
-        value: 16-bit [X] in a WG_STRIDED layout, columns ``first`` (int32) to ``first`` + X.
+        value: [X] of the slice's dtype in a WG_STRIDED layout, columns ``first`` (int32) to
+        ``first`` + X.
         """
         arguments = (
             plgpu.RefType(self.transforms),
@@ -93,6 +97,7 @@ class SmemRow:
             i32, index = ir.IntegerType.get_signless(32), ir.IndexType.get()
             [first], [start], [columns] = (x.registers.flat for x in (first_, start_, columns_))
             offset, zero = arith.subi(first, start), mgpu.c(0, index)
+            itemsize = self.ref.dtype.itemsize
             for i, register in enumerate(value_.registers.flat):
                 [vector_size] = register.type.shape
                 at = arith.addi(
@@ -104,11 +109,15 @@ class SmemRow:
                 inside = arith.cmpi(arith.CmpIPredicate.ult, column, columns)
                 with mgpu.when(inside):
                     atom, offset_in_it = (
-                        arith.index_cast(index, divide(column, mgpu.c(_CHUNK, i32)))
+                        arith.index_cast(
+                            index, divide(column, mgpu.c(_ATOM_BYTES // itemsize, i32))
+                        )
                         for divide in (arith.divui, arith.remui)
                     )
-                    target = [atom, zero, zero, offset_in_it]
-                    vector.store(register, row_, target, alignment=2 * vector_size)
+                    in_line = self.ref.shape[0] == SWIZZLE_ATOM_ROWS
+                    place = [zero, atom] if in_line else [atom, zero]
+                    target = [*place, zero, offset_in_it]
+                    vector.store(register, row_, target, alignment=itemsize * vector_size)
 
         emit(self.ref, value, first, self.start, self.columns)
 
@@ -135,6 +144,21 @@ class RowSource(abc.ABC):
     @abc.abstractmethod
     def row(self) -> jax.ShapeDtypeStruct:
         """Shape [1, D] and dtype of the row."""
+
+    @property
+    def smem_dtype(self) -> jnp.dtype:
+        """Of the row in shared memory."""
+        return self.dtype
+
+    @property
+    def shares_sm(self) -> bool:
+        """Whether ``fill`` needs so few registers and bytes that two CTAs may share an SM."""
+        return False
+
+    @property
+    def read_bytes(self) -> int:
+        """That a CTA reads, where its slice is the whole row."""
+        return sum(each.size * each.dtype.itemsize for each in self.operands)
 
     @property
     def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -168,8 +192,8 @@ class StoredRow(RowSource):
         del results, scratch, is_first
         [h] = refs
         step, firsts = smem_row.chunks()
-        layout = _strided(step)
-        values = [_read(h.at[0], first, step) for first in firsts]
+        layout = strided(step)
+        values = [read_chunk(h.at[0], first, step) for first in firsts]
         for value, first in zip(values, firsts, strict=True):
             smem_row.store(value, first, layout)
 
@@ -188,6 +212,10 @@ class MergedRow(RowSource):
         return (*flat, attention.partial_lse, attention.merge_indptr)
 
     @property
+    def read_bytes(self) -> int:
+        return 0  # of few partial results; their number is not known
+
+    @property
     def row(self) -> jax.ShapeDtypeStruct:
         _, N, H = self.attention.shape
         return jax.ShapeDtypeStruct((1, N * H), self.attention.out.dtype)
@@ -197,7 +225,7 @@ class MergedRow(RowSource):
         out, partial_out, partial_lse, indptr = refs
         H, dtype = self.attention.shape[2], self.attention.out.dtype
         step, firsts = smem_row.chunks()
-        layout = _strided(step)
+        layout = strided(step)
         begin, end = indptr[0], indptr[1]
         for first in firsts:
 
@@ -206,7 +234,7 @@ class MergedRow(RowSource):
 
             @pl.when(end - begin == 1)
             def _(first=first):
-                smem_row.store(_read(out.at[0], first, step), first, layout)
+                smem_row.store(read_chunk(out.at[0], first, step), first, layout)
 
             @pl.when(end - begin != 1)
             def _(first=first, store=store):
@@ -236,9 +264,13 @@ class NormedRow(RowSource):
         return (self.row,)
 
     def fill(self, refs, results, smem_row: SmemRow, scratch, is_first) -> None:
+        smem_row.store(*self.whole(refs, results, scratch, is_first))
+
+    def whole(self, refs, results, scratch, is_first) -> tuple[Any, Any, Any]:
+        """(the row [D], its first column, its layout), in registers; arguments as in ``fill``."""
         x, update, weight = refs
         [residual_ref] = results
-        D, dtype = smem_row.depth, self.x.dtype
+        D, dtype = self.x.shape[1], self.x.dtype
         layout = plgpu.Layout.WG_STRIDED((D,), vec_size=widest_vector(D))
 
         def read(ref):
@@ -255,26 +287,35 @@ class NormedRow(RowSource):
         residual = (read(x.at[0]) + added).astype(dtype)
         pl.when(is_first)(lambda: store_strided(residual_ref.at[0], residual, layout))
         y = residual.astype(jnp.float32)
+        mean = reduce_warpgroup("add", y * y, layout, scratch) * (1.0 / D)
+        return (y * lax.rsqrt(mean + self.eps) * scale).astype(dtype), jnp.int32(0), layout
 
-        @plgpu.inline_mgpu(
-            arg_types=(layout, plgpu.RefType()),
-            return_type=plgpu.ShapeDtypeStruct((), jnp.float32, layout=SCALAR),
-        )
-        def warpgroup_sum(_, values, scratch_):  # jnp.sum would reduce over all warpgroups
-            return values.reduce("add", 0, scratch_)
 
-        mean = warpgroup_sum(y * y, scratch) * (1.0 / D)
-        normed = (y * lax.rsqrt(mean + self.eps) * scale).astype(dtype)
-        smem_row.store(normed, jnp.int32(0), layout)
+def reduce_warpgroup(kind: str, values, layout, scratch):
+    """The sum ("add") or largest ("max") of float32 [X] in ``layout``; scratch: float32 [4] SMEM.
+
+    ``jnp.sum`` would reduce over all warpgroups of the CTA.
+    """
+
+    @plgpu.inline_mgpu(
+        arg_types=(layout, plgpu.RefType()),
+        return_type=plgpu.ShapeDtypeStruct((), jnp.float32, layout=SCALAR),
+    )
+    def reduced(_, values_, scratch_):
+        return values_.reduce(kind, 0, scratch_)
+
+    return reduced(values, scratch)
 
 
 def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _strided(step: int):
+def strided(step: int):
+    """The layout of 128 * step columns with ``step`` neighbours a thread."""
     return plgpu.Layout.WG_STRIDED((step * THREADS,), vec_size=step)
 
 
-def _read(ref, first, step: int):
-    return plgpu.load(ref.at[pl.ds(first, step * THREADS)], layout=_strided(step))
+def read_chunk(ref, first, step: int):
+    """128 * step columns of ``ref`` from ``first`` on."""
+    return plgpu.load(ref.at[pl.ds(first, step * THREADS)], layout=strided(step))

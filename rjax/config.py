@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, no_type_check
 
 from rjax.errors import InvalidConfigError
+from rjax.kv_events_config import KvEventsConfig, kv_events_config
 from rjax.memory_sizes import GIB, host_memory, parse_size
 
 type RelayMode = Literal["auto", "on", "off"]
@@ -131,6 +132,10 @@ class CacheSettings:
         kv_cache_dtype: "auto" is the dtype of the weights. "fp8" and "fp8_e4m3" store KV as
             float8_e4m3fn, one byte per element, with the scales of a checkpoint that has some; else
             without calibration: the scales are 1, and values beyond 448 are clipped.
+        kv_events_config: publish what the prefix cache stores and removes, for routers outside the
+            engine: a mapping or JSON with vLLM's names, such as
+            {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}; see
+            `rjax.kv_events_config`. Needs rjax[kv-events].
     """
 
     page_size: int = 64
@@ -141,6 +146,7 @@ class CacheSettings:
     preemption: Literal["auto", "swap", "recompute"] = "auto"
     prefix_files: tuple[str, ...] = ()
     kv_cache_dtype: KVCacheDType = "auto"
+    kv_events_config: KvEventsConfig | Mapping[str, Any] | str | None = None
 
     def __post_init__(self) -> None:
         if self.page_size not in PAGE_SIZES:
@@ -158,6 +164,13 @@ class CacheSettings:
             parse_size("swap_space", self.swap_space)
         _choice("preemption", self.preemption, ("auto", "swap", "recompute"))
         _choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "fp8", "fp8_e4m3"))
+        events = kv_events_config(self.kv_events_config)
+        if events is not None and events.published and not self.enable_prefix_caching:
+            raise InvalidConfigError(
+                "kv_events_config publishes events of the prefix cache, which is off; turn it on, "
+                "or leave the events out"
+            )
+        object.__setattr__(self, "kv_events_config", events)
 
     @property
     def swap_bytes(self) -> int:
@@ -297,7 +310,11 @@ class EngineConfig:
         model, cache, scheduler, relay: groups of options.
         backend: attention backend: "mosaic", "triton" or "xla"; "auto" takes the best one for the
             device.
-        tensor_parallel_size: devices on the mesh axis ``tensor``.
+        tensor_parallel_size: devices on the mesh axis ``tensor``, which share the query heads, the
+            feed-forward width and the vocabulary. They must divide the first two. KV heads that
+            they do not divide are copied.
+        enable_expert_parallel: each of these devices holds whole experts of a mixture of experts,
+            not a share of the width of every expert. They must divide the number of experts.
         use_tqdm: show progress bars while loading and compiling.
         warmup: when the step sizes are compiled: "on" before the first request, "background" while
             requests run (a larger size serves until the right one is compiled), "off" each at its
@@ -314,6 +331,7 @@ class EngineConfig:
     relay: RelaySettings = RelaySettings()
     backend: str = "auto"
     tensor_parallel_size: int = 1
+    enable_expert_parallel: bool = False
     use_tqdm: bool = True
     warmup: Warmup = "off"
     check_values: bool = False

@@ -13,7 +13,6 @@ from rjax.engine_summary import engine_summary
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.models import (
     BUNDLED_MODEL,
-    Decoder,
     ModelConfig,
     config_from_folder,
     load_model,
@@ -49,9 +48,9 @@ def build_engine(config: EngineConfig) -> LLMEngine:
     model_config = choose_weights(config, model_config)
     platform = choose_platform(config, model_config)
     mesh, dtype, backend = platform.mesh, platform.dtype, platform.backend
-    weight_bytes = Decoder(model_config, dtype).weight_bytes
+    model_config = platform.model
     check_weights_fit(
-        weight_bytes,
+        platform.weight_bytes * mesh.size,
         memory=platform.first_device.memory_stats(),
         num_devices=config.tensor_parallel_size,
         utilization=config.cache.gpu_memory_utilization,
@@ -67,6 +66,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             seed=settings.seed,
             progress=config.use_tqdm,
             max_length=max_model_len,
+            expert_parallel=config.enable_expert_parallel,
         )
     quantization = None if model_config.dequantised else settings.quantization
     limits = platform.step_limits(config, model_config, max_model_len=max_model_len)

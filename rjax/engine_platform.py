@@ -1,6 +1,7 @@
 """Devices, dtypes and kernels of an engine, chosen before its weights are loaded."""
 
 import dataclasses
+import logging
 from typing import Any
 
 import jax
@@ -11,9 +12,16 @@ from rjax.batch.page_groups import page_groups
 from rjax.batch.step_limits import StepLimits, choose_step_limits
 from rjax.config import EngineConfig
 from rjax.errors import InvalidConfigError
-from rjax.models import Decoder, ModelConfig, with_dequantised_weights
+from rjax.models import (
+    Decoder,
+    ModelConfig,
+    bytes_of_device,
+    place,
+    with_dequantised_weights,
+)
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.dtype import choose_dtype, choose_kv_dtype
+from rjax.worker.kernels.expert_advice import advise_whole_experts
 from rjax.worker.step_sizing import gpu_pool_tokens, shape_table
 
 _SMALL_PROJECTION = 2**24
@@ -21,6 +29,7 @@ _SMALL_PROJECTION = 2**24
 
 The limit lies between Qwen2.5-0.5B (8.7 million), which is not faster in fp8 or int4, and
 Qwen2.5-3B (45 million)."""
+_log = logging.getLogger("rjax")
 _SMALL_SHARE = 0.05  # of a device's memory, for the weights in the model's dtype
 
 
@@ -30,12 +39,16 @@ class EnginePlatform:
 
     Attributes:
         mesh: its devices.
+        model: its model, placed on them.
+        weight_bytes: of the parameters that one device holds.
         dtype: of the weights.
         kv_dtype: of the KV pool.
         backend: its kernels.
     """
 
     mesh: Mesh
+    model: ModelConfig
+    weight_bytes: int
     dtype: jnp.dtype
     kv_dtype: jnp.dtype
     backend: Backend
@@ -164,9 +177,16 @@ def choose_platform(config: EngineConfig, model: ModelConfig) -> EnginePlatform:
     """The devices, dtypes and kernels for a model.
 
     Raises:
-        InvalidConfigError: there are too few devices, or the backend cannot run the model.
+        InvalidConfigError: JAX has several processes, there are too few devices, they cannot share
+            the model, or the backend cannot run it.
     """
     devices = jax.devices()
+    if jax.process_count() > 1:
+        raise InvalidConfigError(
+            f"jax.distributed has started {jax.process_count()} processes; an engine runs in one "
+            "process with the devices of its host. Do not call jax.distributed.initialize, and "
+            "start one server for each host"
+        )
     if config.tensor_parallel_size > len(devices):
         raise InvalidConfigError(
             f"tensor_parallel_size is {config.tensor_parallel_size}; there are {len(devices)} "
@@ -180,6 +200,12 @@ def choose_platform(config: EngineConfig, model: ModelConfig) -> EnginePlatform:
     )
     dtype = choose_dtype(config.model.dtype, model, devices[0].platform)
     kv_dtype = choose_kv_dtype(config.cache.kv_cache_dtype, dtype)
+    try:
+        model = place(model, mesh.size, expert_parallel=config.enable_expert_parallel)
+        weight_bytes = bytes_of_device(Decoder(model, dtype), mesh)
+    except ValueError as error:
+        option = "enable_expert_parallel is set, and " if config.enable_expert_parallel else ""
+        raise InvalidConfigError(f"{option}tensor_parallel_size is {mesh.size}: {error}") from error
     backend = choose_backend(
         config.backend,
         platform=devices[0].platform,
@@ -190,7 +216,10 @@ def choose_platform(config: EngineConfig, model: ModelConfig) -> EnginePlatform:
         kv_dtype=kv_dtype,
         devices=mesh.size,
     )
-    return EnginePlatform(mesh, dtype, kv_dtype, backend)
+    advice = advise_whole_experts(backend.dispatcher, model, dtype, mesh.size)
+    if advice is not None:
+        _log.warning("%s", advice)
+    return EnginePlatform(mesh, model, weight_bytes, dtype, kv_dtype, backend)
 
 
 def compute_capability(device: Any) -> float | None:

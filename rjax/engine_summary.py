@@ -47,13 +47,18 @@ def engine_summary(
         tokens = (
             pool.num_pages * max_model_len // pages_held(pool.windows, max_model_len, page_size)
         )
+    devices = platform.mesh.size
     return {
         "model": model_name(config, model.config),
         "weights": f"{weight_types(model, platform)}, {model.weight_bytes / GIB:.2f} GiB"
+        + _on_each(platform.weight_bytes, devices)
         + (_why_dequantised(config, model) if model.config.dequantised else ""),
         "dtype": dtype_names(platform),
         "context": f"{max_model_len:,} tokens",
-        "KV pool": f"{tokens:,} tokens ({pool.num_pages:,} pages of {page_size}, {size:.2f} GiB)"
+        "KV pool": f"{tokens:,} tokens ({pool.num_pages:,} pages of {page_size}, {size:.2f} GiB"
+        + _on_each(pool.num_pages * pool.page_bytes // devices, devices)
+        + _copies(model.config)
+        + ")"
         + _windows(pool, model.config),
         "batch": f"{limits.max_num_seqs:,} sequences, {limits.max_num_batched_tokens:,} tokens a "
         "step",
@@ -82,6 +87,17 @@ def _windows(pool: PoolSize, model: ModelConfig) -> str:
         f"; {model.num_layers - kept} of {model.num_layers} layers keep a window of {sizes} "
         f"tokens, {len(pool.windows)} page group{'s' if len(pool.windows) > 1 else ''}"
     )
+
+
+def _on_each(size: int, devices: int) -> str:
+    """Bytes of one of several devices."""
+    return f", {size / GIB:.2f} GiB on each of {devices} devices" if devices > 1 else ""
+
+
+def _copies(model: ModelConfig) -> str:
+    """How often KV heads are held."""
+    copies = model.kv_head_copies
+    return f", with {copies} copies of each KV head" if copies > 1 else ""
 
 
 def model_name(config: EngineConfig, model: ModelConfig) -> str:

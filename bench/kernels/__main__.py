@@ -6,6 +6,7 @@
     python -m bench.kernels --products         # GEMMs of few rows, by weight scheme
     python -m bench.kernels --experts          # experts of a layer, compared with JAX and torch
     python -m bench.kernels --experts --quantization fp8
+    python -m bench.kernels --sums             # the sum over all devices, residual and norm
     python -m bench.kernels --small --backend xla
 
 A run on a GPU saves each row in bench/results/; with ``--only`` or ``--small`` only if ``--json``
@@ -25,6 +26,7 @@ from bench.kernels.peers import run_peers, run_torch
 from bench.kernels.result_file import ResultFile
 from bench.kernels.run_experts import SCHEMES, run_experts
 from bench.kernels.run_products import run_products
+from bench.kernels.run_sums import run_sums
 from bench.kernels.run_table import run_table
 from bench.kernels.sweep import draw, run_sweep
 
@@ -44,6 +46,9 @@ def parser() -> argparse.ArgumentParser:
         "--experts",
         action="store_true",
         help="grouped GEMMs of experts, and peers of JAX and torch",
+    )
+    which.add_argument(
+        "--sums", action="store_true", help="sum over all devices, residual sum and norm"
     )
     p.add_argument(
         "--tune",
@@ -76,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser().error("--png is the map of --sweep")
     # Before this process allocates device memory.
     torch_half = run_torch(options) if options.peers else (None, [])
-    modes = ("sweep", "peers", "products", "experts")
+    modes = ("sweep", "peers", "products", "experts", "sums")
     stem = "_".join(["kernels", *(mode for mode in modes if getattr(options, mode))])
     stem += f"_{options.quantization}" if options.quantization else ""
     if options.backend not in ("auto", "mosaic"):
@@ -92,6 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
         bad = run_peers(options, results, *torch_half)
     elif options.products:
         bad = run_products(options, results)
+    elif options.sums:
+        bad = run_sums(options, results)
     elif options.experts:
         bad = run_experts(options, results)
     else:

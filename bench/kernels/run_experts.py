@@ -262,12 +262,11 @@ def _ways(case: ExpertsCase) -> Iterator[tuple[str, Callable[..., Any], Callable
         of_up, of_down = _operands(case, up, down)
         return _products(prepared, weights, of_up, of_down)
 
-    on_gpu = jax.default_backend() == "gpu"
-    if on_gpu:
+    if jax.default_backend() == "gpu":  # where plain JAX takes longer than all others together
         promoted = case.quantization == "fp8-block"
         yield "whole", whole, both
         yield "products", products, _listed(J, width, promoted)
-    if case.quantization is None or not on_gpu:
+    else:
         yield "plain", lambda p, *arrays: _plain(case, *p, *arrays), both
     if case.quantization is not None:
         return

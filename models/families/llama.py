@@ -139,7 +139,7 @@ def llama_weights(config: ModelConfig, norms: Mapping[str, str] | None = None) -
 
     ``norms`` has the checkpoint's name of each norm of a layer where they are not Llama's.
     """
-    G = config.axis_sizes["G"]
+    G, copies = config.axis_sizes["G"], config.kv_head_copies
     norms = PRE_NORMS if norms is None else norms
     offset = 1.0 if config.norms.unit_offset else 0.0
     weights: Weights = {
@@ -154,8 +154,8 @@ def llama_weights(config: ModelConfig, norms: Mapping[str, str] | None = None) -
         weights |= {
             ours + "attention.qkv.weight": (
                 Piece(attention + "q_proj.weight", "(K A H) D", a=G),
-                Piece(attention + "k_proj.weight", "(K A H) D"),
-                Piece(attention + "v_proj.weight", "(K A H) D"),
+                Piece(attention + "k_proj.weight", "(K A H) D", copies=copies),
+                Piece(attention + "v_proj.weight", "(K A H) D", copies=copies),
             ),
             ours + "attention.output.weight": (Piece(attention + "o_proj.weight", "D (N H)"),),
         }
@@ -172,8 +172,8 @@ def llama_weights(config: ModelConfig, norms: Mapping[str, str] | None = None) -
         if config.qkv_bias:
             weights[ours + "attention.qkv.bias"] = (
                 Piece(attention + "q_proj.bias", "(K A H)", a=G),
-                Piece(attention + "k_proj.bias", "(K A H)"),
-                Piece(attention + "v_proj.bias", "(K A H)"),
+                Piece(attention + "k_proj.bias", "(K A H)", copies=copies),
+                Piece(attention + "v_proj.bias", "(K A H)", copies=copies),
             )
         if config.output_bias:
             weights[ours + "attention.output.bias"] = (Piece(attention + "o_proj.bias", "D"),)
@@ -184,7 +184,7 @@ def llama_weights(config: ModelConfig, norms: Mapping[str, str] | None = None) -
                     Piece(attention + "q_norm.weight", axes, a=G, offset=offset),
                 ),
                 ours + "attention.k_norm.weight": (
-                    Piece(attention + "k_norm.weight", axes, offset=offset),
+                    Piece(attention + "k_norm.weight", axes, offset=offset, copies=copies),
                 ),
             }
         if config.mlp_bias:
@@ -198,9 +198,16 @@ def llama_weights(config: ModelConfig, norms: Mapping[str, str] | None = None) -
 
 def fuse_gate_up(weights: Weights, config: ModelConfig) -> Weights:
     """The weights of a family whose checkpoints have gate and up in one tensor, gate first."""
+    F = config.intermediate_size
     fused = {
-        f"layers.{i}.mlp.up.weight": (
-            Piece(f"model.layers.{i}.mlp.gate_up_proj.weight", "(A F) D", a=2),
+        f"layers.{i}.mlp.up.weight": tuple(
+            Piece(
+                f"model.layers.{i}.mlp.gate_up_proj.weight",
+                "(A F) D",
+                first_row=first,
+                rows=2 * F,
+            )
+            for first in (0, F)
         )
         for i in range(config.num_layers)
     }
@@ -229,7 +236,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
         "intermediate_size": config.intermediate_size,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
+        "num_key_value_heads": config.num_kv_heads // config.kv_head_copies,
         "head_dim": config.head_dim,
         "hidden_act": {"gelu_tanh": "gelu_pytorch_tanh"}.get(config.activation, config.activation),
         "max_position_embeddings": config.max_position_embeddings,

@@ -39,15 +39,16 @@ def _read(fields: ConfigFields) -> ModelConfig:
 def _weights(config: ModelConfig) -> Weights:
     """Queries of all heads, then keys, then values, in one tensor; gate and up in another."""
     sizes = config.axis_sizes
-    queries, keys = sizes["N"] * sizes["H"], sizes["K"] * sizes["H"]
+    copies = config.kv_head_copies
+    queries, keys = sizes["N"] * sizes["H"], sizes["K"] // copies * sizes["H"]
     rows = queries + 2 * keys
     weights = fuse_gate_up(llama_weights(config), config)
     for i in range(config.num_layers):
         qkv = f"model.layers.{i}.self_attn.qkv_proj.weight"
         weights[f"layers.{i}.attention.qkv.weight"] = (
             Piece(qkv, "(K A H) D", a=sizes["G"], rows=rows),
-            Piece(qkv, "(K A H) D", first_row=queries, rows=rows),
-            Piece(qkv, "(K A H) D", first_row=queries + keys, rows=rows),
+            Piece(qkv, "(K A H) D", first_row=queries, rows=rows, copies=copies),
+            Piece(qkv, "(K A H) D", first_row=queries + keys, rows=rows, copies=copies),
         )
     return weights
 

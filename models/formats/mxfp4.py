@@ -44,10 +44,17 @@ class Mxfp4(WeightFormat):
         groups = (J, outputs, inputs // _BLOCK)
         return {
             "blocks": StoredTensor(
-                f"{tensor}_blocks", ((*groups, _BLOCK // 2),), ("U8",), (None,) * 4
+                f"{tensor}_blocks",
+                ((*groups, _BLOCK // 2),),
+                ("U8",),
+                (None, "outputs", "inputs", None),
             ),
             "scales": StoredTensor(
-                f"{tensor}_scales", (groups,), ("U8",), (None,) * 3, check=_check_scales
+                f"{tensor}_scales",
+                (groups,),
+                ("U8",),
+                (None, "outputs", "inputs"),
+                check=_check_scales,
             ),
         }
 

@@ -30,7 +30,7 @@ class SharedExpert(nnx.Module):
     ) -> Float[Array, "T D"]:
         """The output of the expert."""
         hidden = activation(reduced(operations.linear(self.up, h)))
-        output = reduced(operations.linear(self.down, hidden))
+        output = operations.summed(operations.linear(self.down, hidden))
         if self.gate is None:
             return output
         gate = jnp.dot(h, self.gate[0], preferred_element_type=jnp.float32)
@@ -75,5 +75,5 @@ class Experts(nnx.Module):
         )
         update = operations.experts(h, routing, self.up, self.down, self.activation)
         if self.shared is not None:
-            update = reduced(update) + self.shared(h, self.activation, operations)
+            update = operations.summed(update) + self.shared(h, self.activation, operations)
         return residual.plus(update)

@@ -1,5 +1,6 @@
 """The projections of all experts of a layer, as one array."""
 
+import functools
 from collections.abc import Mapping
 
 from flax import nnx
@@ -23,7 +24,8 @@ class GroupedLinear(nnx.Module):
         outputs: axes of the result after T.
         config: size of each axis letter.
         dtype: of the result, the bias and the leaves that do not set their own.
-        scheme: how the weights are stored.
+        scheme: how the weights are stored. A mesh cuts the width I of every expert, or, if the
+            config's experts are parallel, spreads whole experts over the devices.
         a: size of axis A, along which projections are fused.
         bias: whether there are biases, of shape [J, outputs].
     """
@@ -40,12 +42,14 @@ class GroupedLinear(nnx.Module):
         bias: bool,
     ) -> None:
         self.inputs, self.outputs, self.scheme = inputs, outputs, scheme
+        self.expert_parallel = parallel = config.experts is not None and config.experts.parallel
         sizes = config.axis_sizes | {"A": a}
         leaves = grouped_leaves(scheme, inputs, outputs, sizes)
         self.leaf_letters = tuple((name, leaf.letters) for name, leaf in leaves.items())
         for name, leaf in leaves.items():
-            setattr(self, name, leaf_parameter(leaf, sizes, dtype))
-        self.bias = parameter(f"J {outputs}", config, dtype, "zeros", a) if bias else None
+            setattr(self, name, leaf_parameter(leaf, sizes, dtype, expert_parallel=parallel))
+        biases = functools.partial(parameter, f"J {outputs}", config, dtype, "zeros", a)
+        self.bias = biases(expert_parallel=parallel) if bias else None
         self.letters = f"J {inputs} {outputs}"
         self.shape = tuple(sizes[letter] for letter in self.letters.split())
 

@@ -7,14 +7,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from rjax.models.config import ModelConfig
 from rjax.models.schemes.scheme import Initial, Leaf
+from rjax.models.sharding import partition_spec
 
 
 def parameter(
-    letters: str, config: ModelConfig, dtype: DTypeLike, initial: Initial = "normal", a: int = 1
+    letters: str,
+    config: ModelConfig,
+    dtype: DTypeLike,
+    initial: Initial = "normal",
+    a: int = 1,
+    *,
+    expert_parallel: bool = False,
 ) -> nnx.Param:
     """An abstract parameter: shape and dtype, no memory. Loading gives it its values.
 
@@ -24,29 +32,59 @@ def parameter(
         dtype: of the values.
         initial: initial values of random weights ("normal" has standard deviation 0.02).
         a: size of axis A.
+        expert_parallel: see `partition_spec`.
     """
-    return leaf_parameter(Leaf(letters, dtype, initial), config.axis_sizes | {"A": a}, dtype)
+    sizes = config.axis_sizes | {"A": a}
+    leaf = Leaf(letters, dtype, initial)
+    return leaf_parameter(leaf, sizes, dtype, expert_parallel=expert_parallel)
 
 
-def leaf_parameter(leaf: Leaf, sizes: Mapping[str, int], dtype: DTypeLike) -> nnx.Param:
+def leaf_parameter(
+    leaf: Leaf, sizes: Mapping[str, int], dtype: DTypeLike, *, expert_parallel: bool = False
+) -> nnx.Param:
     """The abstract parameter of one array of a `Linear`.
 
     Args:
         leaf: its description.
         sizes: of each letter, with A.
         dtype: where the leaf does not set its own.
+        expert_parallel: see `partition_spec`.
     """
     shared = dict(leaf.blocks)
     shape = tuple(sizes[letter] // shared.get(letter, 1) for letter in leaf.letters.split())
     own = dtype if leaf.dtype is None else leaf.dtype
-    return nnx.Param(jax.ShapeDtypeStruct(shape, own), letters=leaf.letters, initial=leaf.initial)
+    return nnx.Param(
+        jax.ShapeDtypeStruct(shape, own),
+        letters=leaf.letters,
+        initial=leaf.initial,
+        expert_parallel=expert_parallel,
+    )
+
+
+def variable_sharding(variable: nnx.Variable, mesh: Mesh) -> NamedSharding:
+    """The sharding of a parameter.
+
+    Raises ValueError if the devices cannot divide it.
+    """
+    return NamedSharding(mesh, variable_spec(variable, mesh))
+
+
+def variable_spec(variable: nnx.Variable, mesh: Mesh | AbstractMesh) -> PartitionSpec:
+    """The same without devices."""
+    return partition_spec(
+        variable.get_metadata("letters"),
+        variable.get_value().shape,
+        mesh,
+        expert_parallel=variable.get_metadata("expert_parallel"),
+    )
 
 
 def array_bytes(arrays: Any) -> int:
     """Bytes of all arrays of a pytree, abstract or not; values of 4 bits are packed."""
     leaves = jax.tree.leaves(arrays)
-    return sum(math.ceil(leaf.size * _bits(leaf.dtype) / 8) for leaf in leaves)
+    return sum(math.ceil(leaf.size * bits(leaf.dtype) / 8) for leaf in leaves)
 
 
-def _bits(dtype: DTypeLike) -> int:
+def bits(dtype: DTypeLike) -> int:
+    """Of a value."""
     return (jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo)(dtype).bits

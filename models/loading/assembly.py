@@ -16,7 +16,8 @@ class Assembly(ArrayProgram):
     """Makes a parameter: pieces unmerged, transposed, cast and concatenated along the fused axis.
 
     Parameters with equal assemblies, such as those of different layers, share a program. If each
-    expert has its own pieces, they are stacked along the first axis.
+    expert has its own pieces, they are stacked along the first axis. If devices hold whole experts,
+    a piece has one expert of each device, and the pieces are stacked along the second axis.
 
     Attributes:
         blocks: shape, dtype and sharding of the blocks of each piece. A piece is one block, or
@@ -24,7 +25,7 @@ class Assembly(ArrayProgram):
         piece_shardings: of each whole piece.
         views: of each piece, or of each piece of one expert.
         axis: the fused axis of the parameter; None with a single piece of it or of an expert.
-        stacked: whether each expert has its own pieces.
+        stacked: the axis along which pieces of experts are stacked; None for others.
         dtype: of the parameter.
         sharding: of the parameter.
         offset: added to the values, in the parameter's dtype.
@@ -34,7 +35,7 @@ class Assembly(ArrayProgram):
     piece_shardings: tuple[NamedSharding, ...]
     views: tuple[View, ...]
     axis: int | None
-    stacked: bool
+    stacked: int | None
     dtype: np.dtype
     sharding: NamedSharding
     offset: float = 0.0
@@ -46,16 +47,16 @@ class Assembly(ArrayProgram):
 
     def trace(self, tensors: BlockArrays) -> tuple[jax.Array]:
         """See the base class; one parameter."""
+        join = join_stacked if self.stacked == 1 else join_blocks
         joined = [
-            join_blocks(blocks, sharding)
+            join(blocks, sharding)
             for blocks, sharding in zip(tensors, self.piece_shardings, strict=True)
         ]
-        if self.stacked:
+        if self.stacked is not None:
             each = len(self.views)
-            joined = [jnp.stack(joined[i::each]) for i in range(each)]
+            joined = [jnp.stack(joined[i::each], self.stacked) for i in range(each)]
         parts = [
-            part.reshape(shape).transpose(order).astype(self.dtype)
-            for part, (shape, order) in zip(joined, self.views, strict=True)
+            view(part).astype(self.dtype) for part, view in zip(joined, self.views, strict=True)
         ]
         whole = parts[0] if self.axis is None else jnp.concatenate(parts, self.axis)
         whole = whole + self.offset if self.offset else whole
@@ -68,3 +69,9 @@ def join_blocks(blocks: tuple[jax.Array, ...], sharding: NamedSharding) -> jax.A
         return blocks[0]
     joined = jnp.concatenate(blocks, 1)
     return jax.lax.with_sharding_constraint(joined.reshape(-1, *joined.shape[2:]), sharding)
+
+
+def join_stacked(blocks: tuple[jax.Array, ...], sharding: NamedSharding) -> jax.Array:
+    """Tensors from their blocks, as `stack_tensors` cuts them; traced."""
+    joined = blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, 1)
+    return jax.lax.with_sharding_constraint(joined, sharding)

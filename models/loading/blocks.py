@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -16,18 +16,16 @@ _READ_BYTES = 16 << 20  # between two looks at whether loading was stopped
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Block:
-    """Some bytes of one tensor, and the device array that they become.
+    """Some bytes of one tensor or of several, and the device array that they become.
 
     Attributes:
-        entry: the tensor.
-        ranges: byte ranges (start, stop) of the tensor, which follow each other in the array.
+        ranges: (tensor, start, stop), byte ranges that follow each other in the array.
         dtype: in the file.
         shape: of the array.
         sharding: of the array.
     """
 
-    entry: TensorEntry
-    ranges: tuple[tuple[int, int], ...]
+    ranges: tuple[tuple[TensorEntry, int, int], ...]
     dtype: np.dtype
     shape: tuple[int, ...]
     sharding: NamedSharding
@@ -35,7 +33,7 @@ class Block:
     @property
     def size(self) -> int:
         """Bytes."""
-        return sum(stop - start for start, stop in self.ranges)
+        return sum(stop - start for _, start, stop in self.ranges)
 
     @property
     def abstract(self) -> jax.ShapeDtypeStruct:
@@ -50,11 +48,11 @@ class Block:
         raises.
         """
         done = 0
-        for start, stop in self.ranges:
+        for entry, start, stop in self.ranges:
             for first in range(start, stop, _READ_BYTES):
                 check()
                 size = min(_READ_BYTES, stop - first)
-                self.entry.read_into(memory[done : done + size], first)
+                entry.read_into(memory[done : done + size], first)
                 done += size
 
 
@@ -76,17 +74,50 @@ def split_rows(
     rows = shape[0]
     row_bytes = math.prod(shape[1:]) * dtype.itemsize
     if block_bytes is None or rows * row_bytes <= block_bytes:
-        ranges = ((first_row * row_bytes, (first_row + rows) * row_bytes),)
-        return (Block(entry, ranges, dtype, shape, sharding),)
+        ranges = ((entry, first_row * row_bytes, (first_row + rows) * row_bytes),)
+        return (Block(ranges, dtype, shape, sharding),)
     first_axis, *other_axes = (*sharding.spec, *(None,) * (len(shape) - len(sharding.spec)))
     shards = 1 if first_axis is None else sharding.mesh.shape[first_axis]
     stacked = NamedSharding(sharding.mesh, PartitionSpec(first_axis, None, *other_axes))
     per_shard = rows // shards
-    count = -(-per_shard // max(1, block_bytes // (shards * row_bytes)))
-    bounds = [per_shard * i // count for i in range(count + 1)]
+    firsts = [(entry, first_row + shard * per_shard) for shard in range(shards)]
+    return _stacked_blocks(firsts, dtype, (per_shard, *shape[1:]), stacked, block_bytes)
+
+
+def stack_tensors(
+    entries: Sequence[TensorEntry],
+    dtype: np.dtype,
+    shape: tuple[int, ...],
+    sharding: NamedSharding,
+    block_bytes: int | None,
+) -> tuple[Block, ...]:
+    """The blocks (tensors, rows, ...) of tensors of one shape, to be joined along ``rows``.
+
+    One block if it has at most ``block_bytes`` or that is None. The sharding is that of the blocks;
+    over the first axis, each device gets whole tensors.
+    """
+    firsts = [(entry, 0) for entry in entries]
+    return _stacked_blocks(firsts, dtype, shape, sharding, block_bytes)
+
+
+def _stacked_blocks(
+    firsts: Sequence[tuple[TensorEntry, int]],
+    dtype: np.dtype,
+    shape: tuple[int, ...],
+    sharding: NamedSharding,
+    block_bytes: int | None,
+) -> tuple[Block, ...]:
+    """Blocks with the same number of rows of every part, which starts at a row of a tensor."""
+    rows, row_bytes = shape[0], math.prod(shape[1:]) * dtype.itemsize
+    most = rows if block_bytes is None else max(1, block_bytes // (len(firsts) * row_bytes))
+    count = -(-rows // most)
+    bounds = [rows * i // count for i in range(count + 1)]
     blocks = []
     for start, stop in itertools.pairwise(bounds):
-        firsts = [first_row + shard * per_shard + start for shard in range(shards)]
-        ranges = tuple((first * row_bytes, (first + stop - start) * row_bytes) for first in firsts)
-        blocks.append(Block(entry, ranges, dtype, (shards, stop - start, *shape[1:]), stacked))
+        ranges = tuple(
+            (entry, (first + start) * row_bytes, (first + stop) * row_bytes)
+            for entry, first in firsts
+        )
+        whole = len(firsts), stop - start, *shape[1:]
+        blocks.append(Block(ranges, dtype, whole, sharding))
     return tuple(blocks)

@@ -18,8 +18,16 @@ from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, Weig
 from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.loading.array_program import ArrayProgram, BlockArrays, Blocks
 from rjax.models.loading.assembly import join_blocks
-from rjax.models.loading.blocks import split_rows
-from rjax.models.loading.layout import View, groups, tensor_shape, view
+from rjax.models.loading.blocks import Block, split_rows, stack_tensors
+from rjax.models.loading.expert_groups import common_dtype, experts_of_devices
+from rjax.models.loading.layout import (
+    View,
+    groups,
+    piece_sharding,
+    read_shape,
+    tensor_shape,
+    view,
+)
 from rjax.models.loading.linear_modules import module_of
 from rjax.models.loading.linear_plan import leaf_view, tensor_sharding
 from rjax.models.loading.piece import Piece
@@ -27,7 +35,7 @@ from rjax.models.loading.pipeline import ParameterPlan
 from rjax.models.loading.safetensors_header import TensorEntry
 from rjax.models.schemes import Leaf, Scaled, WeightScheme
 from rjax.models.schemes.grouped import arrange_grouped, plain_leaves
-from rjax.models.sharding import parameter_sharding
+from rjax.models.sharding import TENSOR_AXIS, parameter_sharding
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,7 +46,7 @@ class StoredProjection:
         roles: of its tensors.
         shape: (outputs, inputs) of the weight of an expert.
         view: to (experts, outputs, inputs) from a plain weight of all experts; None for others.
-        views: sizes of the unmerged axes, and the permutation, of each leaf.
+        views: of each leaf.
     """
 
     roles: tuple[str, ...]
@@ -77,6 +85,7 @@ class ExpertAssembly(ArrayProgram):
         tensor_shardings: of each whole tensor.
         projections: whose tensors these are, in order; of each expert, if it has its own.
         of_experts: whether each expert has its own tensors.
+        parallel: devices hold whole experts, and each makes the arrays of its own.
         arrays: what is made.
         dequantised: the dtype and the sharding of the weight, if it is dequantised.
     """
@@ -87,6 +96,7 @@ class ExpertAssembly(ArrayProgram):
     tensor_shardings: tuple[NamedSharding, ...]
     projections: tuple[StoredProjection, ...]
     of_experts: bool
+    parallel: bool
     arrays: tuple[PlannedArray, ...]
     dequantised: tuple[np.dtype, NamedSharding] | None
 
@@ -99,7 +109,32 @@ class ExpertAssembly(ArrayProgram):
 
     def trace(self, tensors: BlockArrays) -> tuple[jax.Array, ...]:
         """See the base class; the leaves in order, or the weight."""
-        joined = list(map(join_blocks, tensors, self.tensor_shardings))
+        if not self.parallel:
+            made = self._made(list(map(join_blocks, tensors, self.tensor_shardings)))
+            return tuple(map(jax.lax.with_sharding_constraint, made, self.shardings))
+        spec = PartitionSpec(TENSOR_AXIS)
+        own = jax.shard_map(
+            self._made_by_device,
+            mesh=self.shardings[0].mesh,
+            in_specs=spec,
+            out_specs=spec,
+            check_vma=False,
+        )
+        return own(tensors)
+
+    def _made_by_device(self, tensors: BlockArrays) -> tuple[jax.Array, ...]:
+        """What one device makes of its blocks."""
+        joined = [
+            blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, 1) for blocks in tensors
+        ]
+        # Blocks (tensors, rows, ...) have one tensor of a device: an expert's, or its share of all.
+        several = [self.of_experts or len(blocks) > 1 for blocks in tensors]
+        return self._made(
+            [array[0] if first else array for array, first in zip(joined, several, strict=True)]
+        )
+
+    def _made(self, joined: list[jax.Array]) -> tuple[jax.Array, ...]:
+        """The leaves in order, or the weight, from whole tensors."""
         if self.of_experts:
             each = sum(len(projection.roles) for projection in self.projections)
             joined = [jnp.stack(joined[i::each]) for i in range(each)]
@@ -110,8 +145,8 @@ class ExpertAssembly(ArrayProgram):
             stored = {role: next(remaining) for role in projection.roles}
             target = Target(self.scheme, projection.shape, blocks)
             decoded = _decoded(stored, projection, target, self)
-            for array, (shape, order) in zip(self.arrays, projection.views, strict=True):
-                parts[array.name].append(decoded[array.name].reshape(shape).transpose(order))
+            for array, of_leaf in zip(self.arrays, projection.views, strict=True):
+                parts[array.name].append(of_leaf(decoded[array.name]))
         plain = {
             array.name: parts[array.name][0]
             if array.axis is None
@@ -119,14 +154,10 @@ class ExpertAssembly(ArrayProgram):
             for array in self.arrays
         }
         if self.dequantised is not None:
-            dtype, sharding = self.dequantised
-            weight = jnp.moveaxis(self.scheme.widened(plain).astype(dtype), -1, 1)
-            return (jax.lax.with_sharding_constraint(weight, sharding),)
+            dtype, _ = self.dequantised
+            return (jnp.moveaxis(self.scheme.widened(plain).astype(dtype), -1, 1),)
         arranged = arrange_grouped(self.scheme, plain)
-        return tuple(
-            jax.lax.with_sharding_constraint(arranged[array.name], array.sharding)
-            for array in self.arrays
-        )
+        return tuple(arranged[array.name] for array in self.arrays)
 
 
 def _decoded(
@@ -140,8 +171,7 @@ def _decoded(
     if not assembly.of_experts and projection.view is None:
         return weight_format.decode_experts(stored, target)
     if projection.view is not None:
-        shape, order = projection.view
-        plain = stored["weight"].reshape(shape).transpose(order)
+        plain = projection.view(stored["weight"])
         stored = {"weight": plain.reshape(len(plain), *target.shape)}
 
     def expert(own: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
@@ -208,19 +238,13 @@ def expert_plan(
     of_experts = pieces[0].of_expert
     each = pieces[: len(pieces) // config.axis_sizes["J"]] if of_experts else pieces
     leaves = plain_leaves(scheme, grouped.inputs, grouped.outputs, config.axis_sizes)
-    shardings, split = [], []
-    for piece, stored in zip(pieces, stored_experts(config, pieces), strict=True):
-        for tensor in (tensor for tensor in stored.values() if tensor.used):
-            entry = entries[tensor.name]
-            shape = entry.shape or (1,)
-            sharding = NamedSharding(mesh, PartitionSpec())
-            if of_experts:
-                sharding = tensor_sharding(tensor, shape, piece, config, mesh)
-            shardings.append(sharding)
-            split.append(split_rows(entry, entry.file_dtype(), 0, shape, sharding, block_bytes))
+    parallel = grouped.expert_parallel and mesh.shape[TENSOR_AXIS] > 1
+    read = _read_by_expert if of_experts and parallel else _read
+    shardings, split = read(pieces, entries, config, mesh, block_bytes, parallel=parallel)
     dequantised = None
+    of_parameters = {"expert_parallel": grouped.expert_parallel}
     if grouped.scheme != scheme:
-        whole = parameter_sharding(grouped.letters, grouped.shape, mesh)
+        whole = parameter_sharding(grouped.letters, grouped.shape, mesh, **of_parameters)
         dequantised = np.dtype(dtype), whole
     stored_as = GroupedLinear(
         *(grouped.inputs, grouped.outputs, config, dtype),
@@ -235,12 +259,15 @@ def expert_plan(
         tensor_shardings=tuple(shardings),
         projections=tuple(_projection(piece, leaves, config) for piece in each),
         of_experts=of_experts,
+        parallel=parallel,
         arrays=tuple(
             PlannedArray(
                 name=name,
                 block=_block(grouped, dict(leaf.blocks)),
                 axis=leaf.letters.split().index("A") if len(each) > 1 else None,
-                sharding=parameter_sharding(letters, stored_as.leaf_shape(name), mesh),
+                sharding=parameter_sharding(
+                    letters, stored_as.leaf_shape(name), mesh, **of_parameters
+                ),
             )
             for (name, leaf), (_, letters) in zip(
                 leaves.items(), stored_as.leaf_letters, strict=True
@@ -249,6 +276,61 @@ def expert_plan(
         dequantised=dequantised,
     )
     return ParameterPlan(tuple(itertools.chain(*split)), assembly)
+
+
+type _Read = tuple[list[NamedSharding], list[tuple[Block, ...]]]
+"""The sharding of each tensor, and its blocks."""
+
+
+def _read_by_expert(
+    pieces: tuple[Piece, ...],
+    entries: Mapping[str, TensorEntry],
+    config: ModelConfig,
+    mesh: Mesh,
+    block_bytes: int | None,
+    *,
+    parallel: bool,
+) -> _Read:
+    """Tensors of single experts, of which each device gets those of its own experts."""
+    assert parallel
+    sharding = NamedSharding(mesh, PartitionSpec(TENSOR_AXIS))
+    split = []
+    for group in experts_of_devices(pieces, config, mesh):
+        by_role = stored_experts(config, group)
+        for role in [role for role, tensor in by_role[0].items() if tensor.used]:
+            together = [entries[stored[role].name] for stored in by_role]
+            dtype = common_dtype(together, [entry.file_dtype() for entry in together])
+            shape = together[0].shape or (1,)
+            split.append(stack_tensors(together, dtype, shape, sharding, block_bytes))
+    return [sharding] * len(split), split
+
+
+def _read(
+    pieces: tuple[Piece, ...],
+    entries: Mapping[str, TensorEntry],
+    config: ModelConfig,
+    mesh: Mesh,
+    block_bytes: int | None,
+    *,
+    parallel: bool,
+) -> _Read:
+    """Tensors of all experts, of which each device gets whole experts or its share of every one;
+    or tensors of single experts, of which each device gets its share."""
+    shardings, split = [], []
+    for piece, stored in zip(pieces, stored_experts(config, pieces), strict=True):
+        for tensor in (tensor for tensor in stored.values() if tensor.used):
+            entry = entries[tensor.name]
+            shape = entry.shape or (1,)
+            if parallel:
+                sharding = NamedSharding(mesh, PartitionSpec(TENSOR_AXIS))
+            elif not piece.of_expert and isinstance(config.format, OnLoad):
+                shape = read_shape(piece, config)
+                sharding = piece_sharding(piece, config, mesh)
+            else:
+                sharding = tensor_sharding(tensor, shape, _one_expert(piece), config, mesh)
+            shardings.append(sharding)
+            split.append(split_rows(entry, entry.file_dtype(), 0, shape, sharding, block_bytes))
+    return shardings, split
 
 
 def _projection(piece: Piece, leaves: Mapping[str, Leaf], config: ModelConfig) -> StoredProjection:
@@ -278,6 +360,14 @@ def _block(grouped: GroupedLinear, shared: Mapping[str, int]) -> tuple[int, int]
         for letters in (grouped.outputs, grouped.inputs)
     )
     return outputs, inputs
+
+
+def _one_expert(piece: Piece) -> Piece:
+    """The piece of one expert, with the outputs first."""
+    if piece.of_expert:
+        return piece
+    pattern = _outputs_first(piece).pattern.removeprefix("J ")
+    return dataclasses.replace(piece, pattern=pattern, of_expert=True)
 
 
 def _outputs_first(piece: Piece) -> Piece:

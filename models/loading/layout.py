@@ -1,16 +1,50 @@
 """Conversion between checkpoint tensors and parameters."""
 
+import dataclasses
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from rjax.models.config import ModelConfig
 from rjax.models.loading.piece import Piece
-from rjax.models.sharding import TENSOR_AXIS, partition_spec
+from rjax.models.sharding import copies_mesh, parameter_sharding
 
-# (sizes of the unmerged axes of a piece, permutation to the axes of the parameter).
-View = tuple[tuple[int, ...], tuple[int, ...]]
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class View:
+    """From a checkpoint tensor to its part of a parameter.
+
+    Attributes:
+        shape: sizes of the unmerged axes.
+        order: permutation to the axes of the parameter.
+        copied: (axis of the parameter, copies of each of its entries), or None.
+    """
+
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    copied: tuple[int, int] | None = None
+
+    def __call__(self, tensor: jax.Array) -> jax.Array:
+        """The part; traced. The first axis may be a device's share."""
+        part = tensor.reshape(-1, *self.shape[1:]).transpose(self.order)
+        if self.copied is None:
+            return part
+        axis, copies = self.copied
+        return jnp.repeat(part, copies, axis)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the part has the values of the tensor in its order."""
+        return self.copied is None and self.order == tuple(range(len(self.order)))
+
+
+def piece_sizes(piece: Piece, config: ModelConfig) -> dict[str, int]:
+    """Size of each axis letter in the checkpoint tensor."""
+    sizes = config.axis_sizes | {"A": piece.a}
+    return sizes | {"K": sizes["K"] // piece.copies}
 
 
 def groups(piece: Piece) -> list[list[str]]:
@@ -32,7 +66,7 @@ def groups(piece: Piece) -> list[list[str]]:
 
 def piece_shape(piece: Piece, config: ModelConfig) -> tuple[int, ...]:
     """Shape of the piece in the checkpoint tensor."""
-    sizes = config.axis_sizes | {"A": piece.a}
+    sizes = piece_sizes(piece, config)
     return tuple(math.prod(sizes[letter] for letter in group) for group in groups(piece))
 
 
@@ -47,29 +81,45 @@ def view(piece: Piece, letters: str, config: ModelConfig) -> View:
 
     Pieces of single experts are stacked before.
     """
-    sizes = config.axis_sizes | {"A": piece.a}
+    sizes = piece_sizes(piece, config)
     flat = [letter for group in groups(piece) for letter in group]
     if piece.of_expert:
         flat = ["J", *flat]
     order = tuple(flat.index(letter) for letter in letters.split())
-    return tuple(sizes[letter] for letter in flat), order
+    return View(tuple(sizes[letter] for letter in flat), order, copied_axis(piece, letters))
 
 
-def piece_sharding(piece: Piece, config: ModelConfig, mesh: Mesh) -> NamedSharding:
-    """A sharding of the piece that matches the parameter's, so each device gets only its shard.
+def copied_axis(piece: Piece, letters: str) -> tuple[int, int] | None:
+    """(axis K of the parameter, copies), if the piece is copied along it."""
+    if piece.copies == 1 or "K" not in letters.split():
+        return None
+    return letters.split().index("K"), piece.copies
 
-    A merged axis is sharded if its first letter is, not counting an A of one entry; otherwise the
-    piece is replicated.
+
+def read_shape(piece: Piece, config: ModelConfig) -> tuple[int, ...]:
+    """Shape in which the piece is read: all axes but the first are unmerged."""
+    first, *others = groups(piece)
+    sizes = piece_sizes(piece, config)
+    rows = math.prod(sizes[letter] for letter in first)
+    return rows, *(sizes[letter] for group in others for letter in group)
+
+
+def piece_sharding(
+    piece: Piece, config: ModelConfig, mesh: Mesh, *, expert_parallel: bool = False
+) -> NamedSharding:
+    """A sharding of `read_shape` that matches the parameter's, so each device gets only its shard.
+
+    The first axis is sharded if its first letter is, not counting an A of one entry. The copies of
+    KV heads get the same shard. Otherwise the piece is replicated.
     """
-    sizes = config.axis_sizes | {"A": piece.a}
-    leading = [
-        group[1] if group[0] == "A" and piece.a == 1 and len(group) > 1 else group[0]
-        for group in groups(piece)
-    ]
-    shape = tuple(sizes[letter] for letter in leading)
-    spec = partition_spec(" ".join(leading), shape, mesh)
-    assert spec.count(TENSOR_AXIS) <= 1
-    return NamedSharding(mesh, PartitionSpec(*spec))
+    sizes = piece_sizes(piece, config)
+    first, *others = groups(piece)
+    skips = first[0] == "A" and piece.a == 1 and len(first) > 1
+    letters = [first[skips], *(letter for group in others for letter in group)]
+    shape = tuple(sizes[letter] for letter in letters)
+    if piece.copies > 1:
+        mesh = copies_mesh(mesh, piece.copies)
+    return parameter_sharding(" ".join(letters), shape, mesh, expert_parallel=expert_parallel)
 
 
 def split_parameter(
@@ -84,7 +134,10 @@ def split_parameter(
             axis = letters.split().index("A")
             part = value.take(range(start, start + piece.a), axis)
             start += piece.a
-        _, order = view(piece, letters, config)
-        flat = part.transpose(np.argsort(order)).reshape(piece_shape(piece, config))
+        part_view = view(piece, letters, config)
+        if part_view.copied is not None:
+            axis, copies = part_view.copied
+            part = part.take(range(0, part.shape[axis], copies), axis)
+        flat = part.transpose(np.argsort(part_view.order)).reshape(piece_shape(piece, config))
         result.append((piece, np.ascontiguousarray(flat)))
     return result

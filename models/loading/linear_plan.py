@@ -15,7 +15,15 @@ from rjax.models.layers.linear import Linear
 from rjax.models.loading.array_program import ArrayProgram, BlockArrays, Blocks
 from rjax.models.loading.assembly import join_blocks
 from rjax.models.loading.blocks import split_rows
-from rjax.models.loading.layout import View, groups, piece_shape, piece_sharding, tensor_shape
+from rjax.models.loading.layout import (
+    View,
+    copied_axis,
+    groups,
+    piece_shape,
+    piece_sharding,
+    piece_sizes,
+    tensor_shape,
+)
 from rjax.models.loading.linear_modules import module_of
 from rjax.models.loading.piece import Piece
 from rjax.models.loading.pipeline import ParameterPlan
@@ -30,12 +38,14 @@ class StoredPiece:
 
     Attributes:
         roles: of its tensors.
+        tensors: their numbers among those that are loaded.
         shape: (outputs, inputs) of the weight that is stored, of which the piece may be some rows.
         first_row, rows: of the piece.
-        views: sizes of the unmerged axes, and the permutation, of each leaf.
+        views: of each leaf.
     """
 
     roles: tuple[str, ...]
+    tensors: tuple[int, ...]
     shape: tuple[int, int]
     first_row: int
     rows: int
@@ -88,17 +98,17 @@ class LinearAssembly(ArrayProgram):
 
     def trace(self, tensors: BlockArrays) -> tuple[jax.Array, ...]:
         """See the base class; the leaves in order."""
-        joined = map(join_blocks, tensors, self.tensor_shardings)
+        joined = list(map(join_blocks, tensors, self.tensor_shardings))
         blocks = {leaf.name: leaf.block for leaf in self.leaves}
         parts: dict[str, list[jax.Array]] = {leaf.name: [] for leaf in self.leaves}
         for piece in self.pieces:
-            stored = dict(zip(piece.roles, joined, strict=False))
+            stored = {role: joined[i] for role, i in zip(piece.roles, piece.tensors, strict=True)}
             decoded = self.format.decode(stored, Target(self.scheme, piece.shape, blocks))
-            for leaf, (shape, order) in zip(self.leaves, piece.views, strict=True):
+            for leaf, view in zip(self.leaves, piece.views, strict=True):
                 rows = leaf.block[0]
                 start, stop = piece.first_row // rows, (piece.first_row + piece.rows) // rows
                 part = jax.lax.slice_in_dim(decoded[leaf.name], start, stop)
-                parts[leaf.name].append(part.reshape(shape).transpose(order))
+                parts[leaf.name].append(view(part))
         fused = {
             leaf.name: found[0] if leaf.axis is None else jnp.concatenate(found, leaf.axis)
             for leaf, found in ((leaf, parts[leaf.name]) for leaf in self.leaves)
@@ -136,25 +146,30 @@ def linear_plan(
     leaves = linear.scheme.leaves(linear.inputs, linear.outputs, config.axis_sizes)
     stored = stored_tensors(config, pieces)
     planned, shardings, split = [], [], []
+    numbers: dict[str, int] = {}  # of tensors, of which each is read once
     for piece in pieces:
         outputs, inputs = tensor_shape(piece, config)
         used = {role: tensor for role, tensor in stored[module_of(piece)].items() if tensor.used}
-        planned.append(
-            StoredPiece(
-                roles=tuple(used),
-                shape=(outputs, inputs),
-                first_row=piece.first_row,
-                rows=piece_shape(piece, config)[0],
-                views=tuple(leaf_view(piece, leaf, config) for leaf in leaves.values()),
-            )
-        )
         for tensor in used.values():
+            if tensor.name in numbers:
+                continue
+            numbers[tensor.name] = len(numbers)
             entry = entries[tensor.name]
             shape = entry.shape or (1,)
             sharding = tensor_sharding(tensor, shape, piece, config, mesh)
             dtype = entry.file_dtype()
             shardings.append(sharding)
             split.append(split_rows(entry, dtype, 0, shape, sharding, block_bytes))
+        planned.append(
+            StoredPiece(
+                roles=tuple(used),
+                tensors=tuple(numbers[tensor.name] for tensor in used.values()),
+                shape=(outputs, inputs),
+                first_row=piece.first_row,
+                rows=piece_shape(piece, config)[0],
+                views=tuple(leaf_view(piece, leaf, config) for leaf in leaves.values()),
+            )
+        )
     assembly = LinearAssembly(
         format=config.format,
         scheme=linear.scheme,
@@ -184,17 +199,18 @@ def _planned_leaf(linear: Linear, name: str, leaf: Leaf, pieces: int, mesh: Mesh
 
 
 def leaf_view(piece: Piece, leaf: Leaf, config: ModelConfig) -> View:
-    """Sizes of the unmerged axes of a piece's part of a leaf, and the permutation to its axes.
+    """The view of a piece's part of a leaf.
 
     Pieces of single experts are stacked before.
     """
-    sizes = config.axis_sizes | {"A": piece.a}
+    sizes = piece_sizes(piece, config)
     shared = dict(leaf.blocks)
     letters = leaf.letters.split()
     flat = [letter for group in groups(piece) for letter in group if letter in letters]
     flat = ["J", *flat] if piece.of_expert else flat
     order = tuple(flat.index(letter) for letter in letters)
-    return tuple(sizes[letter] // shared.get(letter, 1) for letter in flat), order
+    shape = tuple(sizes[letter] // shared.get(letter, 1) for letter in flat)
+    return View(shape, order, copied_axis(piece, leaf.letters))
 
 
 def tensor_sharding(
@@ -205,10 +221,13 @@ def tensor_sharding(
     mesh: Mesh,
 ) -> NamedSharding:
     """As the parameter's, where the tensor can be cut so; each device gets the whole otherwise."""
-    outputs, inputs = (*piece_sharding(piece, config, mesh).spec, None, None)[:2]
+    of_piece = piece_sharding(piece, config, mesh)
+    outputs, inputs = (*of_piece.spec, None, None)[:2]
     of_axes = {"outputs": outputs if piece.rows is None else None, "inputs": inputs, None: None}
     spec = [
-        None if of_axes[axis] is None or size % mesh.shape[of_axes[axis]] else of_axes[axis]
+        None
+        if of_axes[axis] is None or size % of_piece.mesh.shape[of_axes[axis]]
+        else of_axes[axis]
         for axis, size in zip(tensor.axes, shape, strict=True)
     ]
-    return NamedSharding(mesh, PartitionSpec(*spec))
+    return of_piece.update(spec=PartitionSpec(*spec))

@@ -15,7 +15,8 @@ from rjax.models.loading.dummy import fill_randomly
 from rjax.models.loading.hub import resolve_folder
 from rjax.models.loading.linear_modules import with_dequantised_weights, with_format
 from rjax.models.loading.weights import load_weights
-from rjax.models.sharding import check_mesh, single_device_mesh
+from rjax.models.placement import place
+from rjax.models.sharding import TENSOR_AXIS, check_mesh, single_device_mesh
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -42,6 +43,7 @@ def load_model(
     seed: int = 0,
     progress: bool = True,
     max_length: int | None = None,
+    expert_parallel: bool = False,
 ) -> LoadedModel:
     """Load a Hugging Face folder or hub id onto devices.
 
@@ -61,6 +63,7 @@ def load_model(
         progress: show a bar while loading.
         max_length: tokens of the longest sequence, which the rope types dynamic and longrope depend
             on; None for ``max_position_embeddings``.
+        expert_parallel: each device holds whole experts, not a share of each.
 
     Raises:
         CheckpointError: the folder, its config or its weights cannot be used.
@@ -74,13 +77,17 @@ def load_model(
         config = config.for_length(max_length)
     if load_format == "dummy":
         config = with_dequantised_weights(config) if dequantize else config
-        return LoadedModel(init_model(config, dtype=dtype, mesh=mesh, seed=seed), config, folder)
+        found = init_model(
+            config, dtype=dtype, mesh=mesh, seed=seed, expert_parallel=expert_parallel
+        )
+        return LoadedModel(found, found.config, folder)
     if config.format is not None:
         types = {name: entry.dtype for name, entry in read_tensors(folder).items()}
         config = with_format(config, config.format.with_scale_types(types))
     if dequantize:
         config = with_dequantised_weights(config)
     mesh = _checked(mesh)
+    config = place(config, mesh.shape[TENSOR_AXIS], expert_parallel=expert_parallel)
     abstract = Decoder(config, _dtype(dtype, config))
     return LoadedModel(load_weights(abstract, config, folder, mesh, progress), config, folder)
 
@@ -91,9 +98,15 @@ def init_model(
     dtype: DTypeLike | None = None,
     mesh: Mesh | None = None,
     seed: int = 0,
+    expert_parallel: bool = False,
 ) -> Decoder:
-    """A model with random weights: normal with deviation 0.02, biases 0, norms 1."""
-    return fill_randomly(Decoder(config, _dtype(dtype, config)), _checked(mesh), seed)
+    """A model with random weights: normal with deviation 0.02, biases 0, norms 1.
+
+    Its config is placed on the mesh; see `place`. Raises ValueError if it cannot be.
+    """
+    mesh = _checked(mesh)
+    config = place(config, mesh.shape[TENSOR_AXIS], expert_parallel=expert_parallel)
+    return fill_randomly(Decoder(config, _dtype(dtype, config)), mesh, seed)
 
 
 def _checked(mesh: Mesh | None) -> Mesh:

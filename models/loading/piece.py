@@ -17,6 +17,7 @@ class Piece:
         of_expert: the piece fills one entry of axis J, the parameter's first, which the pattern
             lacks. Pieces fill the entries in order, all pieces of an entry after each other.
         offset: added to the values, in the parameter's dtype.
+        copies: of each entry of axis K, next to each other in the parameter; the tensor has one.
     """
 
     tensor: str
@@ -26,6 +27,7 @@ class Piece:
     rows: int | None = None
     of_expert: bool = False
     offset: float = 0.0
+    copies: int = 1
 
 
 # Parameter path, such as "layers.0.attention.qkv", to its pieces.

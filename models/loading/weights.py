@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 from rjax.models.config import ModelConfig
@@ -15,22 +15,25 @@ from rjax.models.decoder import Decoder
 from rjax.models.families import FAMILIES
 from rjax.models.layers.grouped_linear import GroupedLinear
 from rjax.models.layers.linear import Linear
+from rjax.models.layers.parameter import variable_sharding
 from rjax.models.loading.assembly import Assembly
-from rjax.models.loading.blocks import Block, split_rows
+from rjax.models.loading.blocks import Block, split_rows, stack_tensors
 from rjax.models.loading.checkpoint_folder import read_tensors
 from rjax.models.loading.dequantised_plan import dequantised_plan, head_plan
+from rjax.models.loading.expert_groups import common_dtype, experts_of_devices
 from rjax.models.loading.expert_plan import expert_plan, stored_experts
 from rjax.models.loading.host_buffers import HostBuffers, host_buffers
 from rjax.models.loading.kv_scales import kv_scale_tensors
-from rjax.models.loading.layout import piece_shape, piece_sharding, view
+from rjax.models.loading.layout import piece_sharding, read_shape, view
 from rjax.models.loading.linear_modules import module_of
 from rjax.models.loading.linear_plan import linear_plan, stored_tensors
 from rjax.models.loading.match import Expected, match
 from rjax.models.loading.piece import Piece
 from rjax.models.loading.pipeline import ParameterPlan, Pipeline
 from rjax.models.loading.safetensors_header import TensorEntry
+from rjax.models.placement import bytes_of_device
 from rjax.models.schemes import UNQUANTISED
-from rjax.models.sharding import parameter_sharding
+from rjax.models.sharding import TENSOR_AXIS
 
 _HEAD = "head.weight"
 
@@ -63,7 +66,9 @@ def load_weights(
     Raises:
         CheckpointError: a tensor is missing, unknown, or has the wrong shape or type, or a file is
             malformed or cannot be read; scales are zero or not finite, or scales of KV negative.
+        ValueError: the devices cannot divide the parameters.
     """
+    bytes_of_device(model, mesh)  # refuses what the devices cannot divide
     tensors = read_tensors(folder)
     family = FAMILIES[config.architecture]
     weights = family.weights_of(config, tensors)
@@ -152,7 +157,8 @@ def load_weights(
 
 
 def _position(block: Block) -> tuple[str, int]:
-    return block.entry.file.name, block.entry.offset
+    entry = block.ranges[0][0]
+    return entry.file.name, entry.offset
 
 
 def _plan(
@@ -164,29 +170,48 @@ def _plan(
     block_bytes: int | None,
 ) -> ParameterPlan:
     letters: str = parameter.get_metadata("letters")
+    parallel: bool = parameter.get_metadata("expert_parallel")
     abstract = parameter.get_value()
     dtype = np.dtype(abstract.dtype)
-    sharding = parameter_sharding(letters, abstract.shape, mesh)
-    stacked = pieces[0].of_expert
-    each = pieces[: len(pieces) // config.axis_sizes["J"]] if stacked else pieces
+    sharding = variable_sharding(parameter, mesh)
+    of_expert = pieces[0].of_expert
+    each = pieces[: len(pieces) // config.axis_sizes["J"]] if of_expert else pieces
     views = tuple(view(piece, letters, config) for piece in each)
-    piece_shardings = tuple(piece_sharding(piece, config, mesh) for piece in pieces)
-    split = [
-        split_rows(
-            entries[piece.tensor],
-            entries[piece.tensor].stored_dtype(dtype),
-            piece.first_row,
-            piece_shape(piece, config),
-            of_piece,
-            block_bytes,
+    whole_experts = of_expert and parallel and mesh.shape[TENSOR_AXIS] > 1
+    if whole_experts:
+        groups = experts_of_devices(pieces, config, mesh)
+        stacked = NamedSharding(mesh, PartitionSpec(TENSOR_AXIS))
+        piece_shardings = (stacked,) * len(groups)
+        split = [
+            stack_tensors(
+                of_group,
+                common_dtype(of_group, [entry.stored_dtype(dtype) for entry in of_group]),
+                read_shape(group[0], config),
+                stacked,
+                block_bytes,
+            )
+            for group in groups
+            for of_group in [[entries[piece.tensor] for piece in group]]
+        ]
+    else:
+        piece_shardings = tuple(
+            piece_sharding(piece, config, mesh, expert_parallel=parallel) for piece in pieces
         )
-        for piece, of_piece in zip(pieces, piece_shardings, strict=True)
-    ]
+        split = [
+            split_rows(
+                entries[piece.tensor],
+                entries[piece.tensor].stored_dtype(dtype),
+                piece.first_row,
+                read_shape(piece, config),
+                of_piece,
+                block_bytes,
+            )
+            for piece, of_piece in zip(pieces, piece_shardings, strict=True)
+        ]
     blocks = tuple(itertools.chain(*split))
-    _, order = views[0]
     offset = pieces[0].offset
-    same = blocks[0].dtype == dtype and order == tuple(range(len(order))) and not offset
-    if not stacked and len(blocks) == 1 and same:
+    same = blocks[0].dtype == dtype and views[0].is_identity and not offset
+    if not of_expert and len(blocks) == 1 and same:
         whole = dataclasses.replace(blocks[0], shape=abstract.shape, sharding=sharding)
         return ParameterPlan((whole,))
     assembly = Assembly(
@@ -194,7 +219,7 @@ def _plan(
         piece_shardings=piece_shardings,
         views=views,
         axis=letters.split().index("A") if len(each) > 1 else None,
-        stacked=stacked,
+        stacked=int(whole_experts) if of_expert else None,
         dtype=dtype,
         sharding=sharding,
         offset=offset,

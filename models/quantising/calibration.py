@@ -166,8 +166,8 @@ def decoder_layer(config: ModelConfig, layer: int, tensors: Tensors) -> DecoderL
         parts = []
         for piece in weights[".".join(map(str, ("layers", layer, *path)))]:
             rows = slice(piece.first_row, piece.first_row + piece_shape(piece, config)[0])
-            shape, order = view(piece, letters, config)
-            part = tensors[piece.tensor][rows].reshape(shape).transpose(order)
+            found = view(piece, letters, config)
+            part = tensors[piece.tensor][rows].reshape(found.shape).transpose(found.order)
             parts.append(part + np.float32(piece.offset) if piece.offset else part)
         whole = parts[0]
         if len(parts) > 1:

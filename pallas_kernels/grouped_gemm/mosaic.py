@@ -16,6 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int
 
+from rjax.pallas_kernels.grouped_gemm import work_list_mosaic
 from rjax.pallas_kernels.grouped_gemm.config import (
     BLOCK_K,
     WGMMA_M,
@@ -26,7 +27,7 @@ from rjax.pallas_kernels.grouped_gemm.config import (
 from rjax.pallas_kernels.grouped_gemm.grouped_weight import GroupedWeight
 from rjax.pallas_kernels.grouped_gemm.left_operand import LeftOperand
 from rjax.pallas_kernels.grouped_gemm.plain_operand import PlainWeights
-from rjax.pallas_kernels.grouped_gemm.stores import store_pairs, store_slots
+from rjax.pallas_kernels.grouped_gemm.stores import load_pairs, store_pairs, store_slots
 from rjax.pallas_kernels.grouped_gemm.stream import grouped_gemm
 from rjax.pallas_kernels.grouped_gemm.widened_operand import WidenedWeights
 from rjax.pallas_kernels.grouped_gemm.work_list import WorkList, make_work_list
@@ -92,12 +93,13 @@ def experts(
     up_bias: Float[Array, "J 2 I"] | None = None,
     down_bias: Float[Array, "J D"] | None = None,
     activation: Activation | None = None,
+    num_elsewhere: int = 0,
 ) -> Partial:
     """The sum over the chosen experts of weight * down(activation(gate, up)), as X summands.
 
     Sums and activation are float32, and only the activated rows are rounded. Deterministic; a row
     does not depend on the experts of the others. Summands of pairs without an expert are
-    unspecified.
+    unspecified. With experts elsewhere they are left out, and the result is one summand.
 
     Args:
         h: bfloat16, or float16 as the weights; see ``refusal``.
@@ -107,6 +109,7 @@ def experts(
             in few bits, W is 2 and 1.
         up_bias, down_bias: of all experts, any float dtype; or None.
         activation: (gate, up), both float32, to the activated rows; None for SwiGLU.
+        num_elsewhere: experts of other devices, which compute the rest of the sum.
 
     Raises:
         ValueError: a shape or dtype the kernel does not take.
@@ -120,11 +123,27 @@ def experts(
         if why is not None:
             raise ValueError(why)
     promoted = any(isinstance(each, GroupedWeight) and each.promoted for each in (up, down))
-    rows = choose_tile_rows(chosen.size, J, width, promoted=promoted)
-    work = make_work_list(chosen, J, rows)
-    gathered = h if len(h) == 1 else h[work.slot_row]
+    rows = choose_tile_rows(chosen.size, J + num_elsewhere, width, promoted=promoted)
+    work = _work_list(chosen, J, rows, num_elsewhere)
+    # The first slot of every tile has the row, if it has all its experts here.
+    gathered = h if len(h) == 1 and not num_elsewhere else h[work.slot_row]
     hidden = gate_up(gathered, up, work, bias=up_bias, activation=activation)
-    return Partial(weighted_down(hidden, down, weights, work, bias=down_bias), dtype=h.dtype)
+    summands = weighted_down(hidden, down, weights, work, bias=down_bias)
+    if num_elsewhere:
+        # The other devices read the sum, so it is added up first; the same pass skips their pairs.
+        has_slot = work.pair_slot.T[:, :, None] < len(work.slot_pair)
+        summands = jnp.where(has_slot, summands, 0).sum(0, keepdims=True)
+    return Partial(summands, dtype=h.dtype)
+
+
+def _work_list(
+    chosen: Int[Array, "T X"], num_experts: int, rows: int, num_elsewhere: int
+) -> WorkList:
+    """By one kernel where there are few pairs; a single row that has all its experts takes none."""
+    several = len(chosen) > 1 or num_elsewhere > 0
+    if several and work_list_mosaic.refusal(chosen.size, num_experts) is None:
+        return work_list_mosaic.make_work_list_mosaic(chosen, num_experts, rows)
+    return make_work_list(chosen, num_experts, rows, num_elsewhere=num_elsewhere)
 
 
 def gate_up(
@@ -150,7 +169,7 @@ def gate_up(
     weights = _left_operand(up)
     config = config or _config(weights, work)
     shape = jax.ShapeDtypeStruct((len(work.slot_pair), up.shape[3]), rows.dtype)
-    operands = () if bias is None else (bias.astype(jnp.float32),)
+    operands = () if bias is None else (bias,)
     name = f"grouped_gate_up{_suffix(up)}"
     return grouped_gemm(name, rows, weights, work, config, shape, epilogue, operands)
 
@@ -169,19 +188,24 @@ def weighted_down(
     left = _left_operand(down)
     halves = left.shape[2]
 
+    def prologue(operands, slot):
+        pairs, weights, *biases = operands
+        return *load_pairs(pairs, weights, slot, work.tile_rows), *biases
+
     def epilogue(operands, out, sums, expert, slot, column):
+        del slot
         pairs, weights, *biases = operands
         for half, value in enumerate(sums):
             first = pl.multiple_of(column + half * (D // halves), WGMMA_M)
             value = _biased(value, biases[0].at[expert] if biases else None, first)
-            store_pairs(out, value, pairs, weights, slot, first)
+            store_pairs(out, value, pairs, weights, first)
 
     config = config or _config(left, work)
     shape = jax.ShapeDtypeStruct((X, T, D), jnp.float32)
-    biases = () if bias is None else (bias.astype(jnp.float32),)
+    biases = () if bias is None else (bias,)
     operands = work.slot_pair, weights.reshape(-1), *biases
     name = f"grouped_down{_suffix(down)}"
-    return grouped_gemm(name, hidden, left, work, config, shape, epilogue, operands)
+    return grouped_gemm(name, hidden, left, work, config, shape, epilogue, operands, prologue)
 
 
 def _left_operand(weight: Float[Array, "J D ..."] | GroupedWeight) -> LeftOperand:
@@ -207,7 +231,7 @@ def _biased(value, bias, column):
     if bias is None:
         return value
     found = plgpu.load(bias.at[pl.ds(column, WGMMA_M)], layout=_PER_COLUMN, optimized=False)
-    return value + lax.broadcast_in_dim(found, value.shape, [0])
+    return value + lax.broadcast_in_dim(found.astype(jnp.float32), value.shape, [0])
 
 
 def _config(weights: LeftOperand, work: WorkList) -> GroupedConfig:

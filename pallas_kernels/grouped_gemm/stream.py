@@ -16,6 +16,7 @@ that weights that several tiles of rows need are in the L2 cache.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAbstractUsage=false
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,7 @@ def grouped_gemm(
     out: jax.ShapeDtypeStruct,
     epilogue: Callable[..., None],
     operands: tuple[Array, ...] = (),
+    prologue: Callable[..., Any] | None = None,
 ) -> Array:
     """Compute x @ w[expert of the row, :, i] for all i; return the output of the epilogue.
 
@@ -54,6 +56,8 @@ def grouped_gemm(
         epilogue: called with (operands in GMEM, output in GMEM, W sums, each float32 [64, R] in
             WGMMA layout: columns by rows; expert, first slot, first column); stores the sums.
         operands: of the epilogue.
+        prologue: called with (operands in GMEM, first slot) before the products of an item, so that
+            its loads are over when they are; the epilogue gets its result in place of the operands.
     """
     R, (_, D, _, E) = work.tile_rows, w.shape
     consumers, block_k, stages = config.consumers, config.block_k, config.num_stages
@@ -115,8 +119,9 @@ def grouped_gemm(
                 tile, slot, column = place(i)
                 own = Item(tile_expert[tile], column, first, R)
                 ready = Stages(i * blocks, blocks, stages, full, empty)
+                given = others if prologue is None else prologue(others, slot)
                 sums = w.sums(weights, smem, x_smem, own, ready)
-                epilogue(others, out_ref, sums, own.expert, slot, own.first)
+                epilogue(given, out_ref, sums, own.expert, slot, own.first)
 
             lax.fori_loop(0, count, item, None)
 

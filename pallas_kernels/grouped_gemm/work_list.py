@@ -65,19 +65,25 @@ def max_tiles(pairs: int, num_experts: int, rows: int) -> int:
 
 
 def make_work_list(
-    experts: Int[Array, "T X"], num_experts: int, rows: int | None = None
+    experts: Int[Array, "T X"],
+    num_experts: int,
+    rows: int | None = None,
+    *,
+    num_elsewhere: int = 0,
 ) -> WorkList:
     """The work list of a routing.
 
     Args:
         experts: of each row; ``num_experts`` or more for none.
-        num_experts: J.
-        rows: of a tile; None for `tile_rows`.
+        num_experts: J, of this device.
+        rows: of a tile; None for `tile_rows` of all experts.
+        num_elsewhere: experts of other devices, whose pairs are none of this device. Any number of
+            pairs may be.
     """
     T, X = experts.shape
-    R = rows or tile_rows(T * X, num_experts)
+    R = rows or tile_rows(T * X, num_experts + num_elsewhere)
     tiles = max_tiles(T * X, num_experts, R)
-    if T == 1:  # the experts of a row differ, so each pair is a tile
+    if T == 1 and not num_elsewhere:  # the experts of a row differ, so each pair is a tile
         return _one_row(experts.reshape(-1), R)
     expert = jnp.minimum(experts.reshape(-1), num_experts)
     each = jnp.arange(num_experts)

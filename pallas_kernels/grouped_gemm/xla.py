@@ -28,6 +28,7 @@ def experts(
     widen_up: _Widen = lambda up: up,
     widen_down: _Widen = lambda down: down,
     differentiable: bool = False,
+    num_elsewhere: int = 0,
 ) -> Partial:
     """The sum over the chosen experts of weight * down(activation(up(h))), as one summand.
 
@@ -44,9 +45,11 @@ def experts(
         up_bias, down_bias: of all experts, or None.
         widen_up, widen_down: from what is stored of one expert to its weight [D, A, I] or [I, D].
         differentiable: compute all tiles, also those without rows, so that gradients can be taken.
+        num_elsewhere: experts of other devices, which compute the rest of the sum.
     """
     T, D = h.shape
-    work = make_work_list(chosen, jax.tree.leaves(up)[0].shape[0])
+    num_experts = jax.tree.leaves(up)[0].shape[0]
+    work = make_work_list(chosen, num_experts, num_elsewhere=num_elsewhere)
     R = work.tile_rows
     rows = h[work.slot_row]
 

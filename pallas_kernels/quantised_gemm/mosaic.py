@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from rjax.pallas_kernels.gemv_row import RowSource, StoredRow
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.quantised_gemm import quantise_rows, quantised_rows
 from rjax.pallas_kernels.quantised_gemm.config import (
@@ -18,6 +19,7 @@ from rjax.pallas_kernels.quantised_gemm.config import (
     GemmConfig,
     configs,
 )
+from rjax.pallas_kernels.quantised_gemm.quantised_row import QuantisedRow
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import GROUP, QuantisedRows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.quantised_gemm.scales import PROMOTION
@@ -92,7 +94,15 @@ def quantised_gemm(
     Raises:
         ValueError: a shape or dtype the kernel does not take.
     """
-    h = _prepared(h, weight)
+    return Partial(split_k_products(_prepared(h, weight), weight, config)[0], dtype=h.dtype)
+
+
+def split_k_products(
+    h: Float[Array, "T E"] | QuantisedRows | RowSource,
+    weight: ScaledWeight,
+    config: GemmConfig | None = None,
+) -> tuple[Array, ...]:
+    """The partials of ``quantised_gemm``, and the results of a RowSource; without checks."""
     (T, _), (_, X, _) = h.shape, weight.values.shape
     config = config or gemm_configs(h, weight)[0]
 
@@ -102,7 +112,7 @@ def quantised_gemm(
 
     shape = jax.ShapeDtypeStruct((config.split_k, T, X), jnp.float32)
     name = f"quantised_gemm_{weight.values.dtype.name}"
-    return Partial(stream_gemm(name, h, weight, config, shape, epilogue), dtype=h.dtype)
+    return stream_gemm(name, h, weight, config, shape, epilogue)
 
 
 def quantised_gate_up_gemm(
@@ -118,7 +128,15 @@ def quantised_gate_up_gemm(
     Raises:
         ValueError: a shape or dtype the kernel does not take.
     """
-    h = _prepared(h, weight)
+    return gated_products(_prepared(h, weight), weight, config)[0]
+
+
+def gated_products(
+    h: Float[Array, "T E"] | QuantisedRows | RowSource,
+    weight: ScaledWeight,
+    config: GemmConfig | None = None,
+) -> tuple[Array, ...]:
+    """``quantised_gate_up_gemm``, and the results of a RowSource; without checks."""
     (T, _), (_, X, _) = h.shape, weight.values.shape
 
     def epilogue(out, sums, split, output, row):
@@ -135,7 +153,7 @@ def quantised_gate_up_gemm(
 
 def _prepared(
     h: Float[Array, "T E"] | QuantisedRows, weight: ScaledWeight
-) -> Float[Array, "T E"] | QuantisedRows:
+) -> Float[Array, "T E"] | QuantisedRows | RowSource:
     """The rows that multiply the weight; a ValueError if they cannot."""
     _, X, E = weight.values.shape
     zero_points = weight.zero_points is not None
@@ -152,10 +170,14 @@ def _prepared(
     grouped = weight.scale.ndim == 3 and weight.block[1] == GROUP
     if grouped or quantise_rows.refusal(E, h.dtype) is not None:
         return quantised_rows.quantise_rows(h, grouped=grouped)
+    if T == 1:
+        return QuantisedRow(StoredRow(h))
     return quantise_rows.quantise_rows(h)
 
 
-def gemm_configs(h: Float[Array, "T E"] | QuantisedRows, weight: ScaledWeight) -> list[GemmConfig]:
+def gemm_configs(
+    h: Float[Array, "T E"] | QuantisedRows | RowSource, weight: ScaledWeight
+) -> list[GemmConfig]:
     """The configs that fit, the fastest by an estimate first. Two matrices are not split.
 
     Args:

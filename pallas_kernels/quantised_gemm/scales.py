@@ -1,8 +1,10 @@
 """The scales and zero points that a consumer warpgroup applies to its products.
 
-Those of weights that change along the depth are loaded from GMEM one pipeline stage ahead and stay
-in registers until they are used: a few numbers per thread, whose latency is hidden by a stage's
-work. Those of groups of the rows come with the rows, through shared memory.
+Those of weights that change along the depth are prefetched into the L2 cache before the first
+weights, behind which they would wait for device memory. They are loaded one pipeline stage ahead
+and stay in registers until they are used: a few numbers per thread, whose latency is hidden by a
+stage's work. Those of channels are loaded first and used last. Those of groups of the rows come
+with the rows, through shared memory.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false
@@ -13,11 +15,26 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
 
+from rjax.pallas_kernels.mosaic_emit import (
+    SCALAR,
+    THREADS,
+    add,
+    address,
+    div,
+    i32,
+    mul,
+    rem,
+    thread_index,
+)
 from rjax.pallas_kernels.quantised_gemm.config import WGMMA_M
 
 _PER_OUTPUT, _PER_ROW = plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA.reduce(0)
+_SECTOR = 32  # bytes that the L2 cache fetches at once
 PROMOTION = 128
 """Most inputs between two additions in float32."""
 
@@ -87,6 +104,25 @@ class Scales:
             zero_points = [self._of_weight(self.zero_points, w, depth + at) for at, w in jobs]
         return factors, zero_points
 
+    def prefetch(self, depth, max_depth: int) -> None:
+        """Bring what changes along the depth into the L2 cache, from input ``depth`` on.
+
+        depth: int32; max_depth: inputs that the CTA reads at most.
+        """
+        if self.per_stage and self.block[0] == 1:
+            for ref in (self.weight, self.zero_points):
+                if ref is not None:
+                    groups = min(-(-max_depth // self.block[1]), ref.shape[2])
+                    group = lax.div(depth, jnp.int32(self.block[1]))
+                    group = jnp.minimum(group, ref.shape[2] - groups)
+                    _prefetch_rows(ref, self.first, group, groups)
+
+    def load_last(self):
+        """The weights' scales of ``apply_last``."""
+        if self.per_stage:
+            return [None] * self.matrices
+        return [self._of_weight(self.weight, which, 0) for which in range(self.matrices)]
+
     def of_stage(self, loaded, stage) -> StageScales:
         """With the rows' scales of a stage that has arrived in shared memory."""
         if self.group_rows is None:
@@ -106,11 +142,12 @@ class Scales:
             products = products * lax.broadcast_in_dim(rows, self.shape, [1])
         return products
 
-    def apply_last(self, totals):
-        """The sums over the depth times the scales that do not change along it."""
-        factors, rows = [None] * len(totals), None
-        if not self.per_stage:
-            factors = [self._of_weight(self.weight, which, 0) for which in range(len(totals))]
+    def apply_last(self, totals, factors):
+        """The sums over the depth times the scales that do not change along it.
+
+        factors: from ``load_last``.
+        """
+        rows = None
         if self.rows is not None:
             of_tile = self.rows.at[0, pl.ds(self.row, self.shape[1])]
             rows = plgpu.load(of_tile, layout=_PER_ROW, optimized=False)
@@ -128,3 +165,36 @@ class Scales:
         if shared:
             return ref[at].astype(jnp.float32)
         return plgpu.load(ref.at[at], layout=_PER_OUTPUT, optimized=False)
+
+
+def _prefetch_rows(ref, first, group, groups: int) -> None:
+    """Bring ``ref[:, first : first + 64, group : group + groups]`` in GMEM into the L2 cache."""
+    matrices, outputs, all_groups = ref.shape
+    itemsize = ref.dtype.itemsize
+    sectors = -(-groups * itemsize // _SECTOR) + 1  # they need not be aligned
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR, SCALAR))
+    def prefetch(_, ref_, first_, group_):
+        [row], [start] = first_.registers.flat, group_.registers.flat
+        thread = thread_index()
+        row = arith.addi(row, rem(thread, WGMMA_M))
+        start = mul(start, itemsize)
+        for job in range(0, matrices * sectors, THREADS // WGMMA_M):
+            # A thread has one output; the upper half of the threads takes every second sector.
+            number = add(div(thread, WGMMA_M), job)
+            of_row = arith.addi(row, mul(div(number, sectors), outputs))
+            # The last bytes of the slice, where a sector would be behind them.
+            offset = mul(rem(number, sectors), _SECTOR)
+            offset = arith.minsi(offset, i32(groups * itemsize - 1))
+            byte = arith.addi(mul(of_row, all_groups * itemsize), arith.addi(start, offset))
+            exists = arith.cmpi(arith.CmpIPredicate.ult, number, i32(matrices * sectors))
+            with mgpu.when(exists):
+                llvm.inline_asm(
+                    ir.Type.parse("!llvm.void"),
+                    [address(ref_, byte)],
+                    "prefetch.global.L2 [$0];",
+                    "l",
+                    has_side_effects=True,
+                )
+
+    prefetch(ref, first, group)

@@ -24,6 +24,7 @@ from jaxlib.mlir.dialects import arith, memref, vector
 from jaxtyping import Array, Float, Int
 
 from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS, store_strided, thread_index
+from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 
 _MAX_VECTOR = 8  # elements per thread: 16 bytes of bf16
 _SMALL_BATCH, _LARGE_BATCH = 18, 24  # partial results whose loads are in flight at once
@@ -55,6 +56,26 @@ def merge_in_place(
 
     Method: RelayAttention (Zhu et al., ACL 2024), generalised to any number of segments.
     """
+    merged, merged_lse = _merge(out, lse, partial_out, partial_lse, merge_indptr)
+    assert merged_lse is not None
+    return merged, merged_lse
+
+
+# A jitted function of its own: the layers of a model share one trace and one lowering.
+@jax.jit
+def merge_rows(attention: UnmergedAttention) -> Float[Array, "T N H"]:
+    """The merged results of ``unmerged_attention``, as ``merge_in_place``, without their LSE."""
+    partial = attention.partial_out, attention.partial_lse, attention.merge_indptr
+    return _merge(attention.out, None, *partial)[0]
+
+
+def _merge(
+    out: Float[Array, "T N H"],
+    lse: Float[Array, "T N"] | None,
+    partial_out: Float[Array, "X N H"],
+    partial_lse: Float[Array, "X N"],
+    merge_indptr: Int[Array, " T1"],
+) -> tuple[Float[Array, "T N H"], Float[Array, "T N"] | None]:
     T, N, H = out.shape
     width = N * H
     if H % _MAX_VECTOR or width < THREADS:
@@ -69,8 +90,9 @@ def merge_in_place(
     chunks = -(-width // size)
     rows = 1 if T <= _MANY_ROWS else _ROWS_PER_CTA
 
-    def merge_kernel(indptr, outs, lses, out_ref, lse_ref):
-        """GMEM: indptr int32 [T + 1], outs [X, N * H], lses [X, N], out [T, N * H], lse [T, N]."""
+    def merge_kernel(indptr, outs, lses, out_ref, *lse_refs):
+        """GMEM: indptr int32 [T + 1], outs [X, N * H], lses [X, N], out [T, N * H], and perhaps
+        lse [T, N]."""
         plgpu.griddepcontrol_wait()
         block, chunk = lax.axis_index("rows"), lax.axis_index("chunk")
         first = jnp.minimum(chunk * size, width - size)
@@ -82,7 +104,8 @@ def merge_in_place(
             def store(merged, log_sum):
                 target = out_ref.at[row, pl.ds(pl.multiple_of(first, step), size)]
                 store_strided(target, merged.astype(out_ref.dtype), strided)
-                _store_head(lse_ref, log_sum, row, first, H, step)
+                for lse_ref in lse_refs:
+                    _store_head(lse_ref, log_sum, row, first, H, step)
 
             pl.when(end - begin != 1)(
                 lambda: merge_entries(outs, lses, begin, end, first, step, H, store)
@@ -92,7 +115,7 @@ def merge_in_place(
         lax.fori_loop(block * rows, stop, lambda row, _: merge_row(row), None)
 
     out_ref = jax.new_ref(out.reshape(T, width))
-    lse_ref = jax.new_ref(lse)
+    lse_refs = [] if lse is None else [jax.new_ref(lse)]
     plgpu.kernel(
         merge_kernel,
         out_type=(),
@@ -103,8 +126,9 @@ def merge_in_place(
             unsafe_no_auto_barriers=True,
             lowering_semantics=plgpu.LoweringSemantics.Lane,
         ),
-    )(merge_indptr, partial_out.reshape(entries, width), partial_lse, out_ref, lse_ref)
-    return jax.freeze(out_ref).reshape(T, N, H), jax.freeze(lse_ref)
+    )(merge_indptr, partial_out.reshape(entries, width), partial_lse, out_ref, *lse_refs)
+    [found] = [jax.freeze(ref) for ref in lse_refs] or [None]
+    return jax.freeze(out_ref).reshape(T, N, H), found
 
 
 def merge_vector(width: int) -> int:

@@ -4,70 +4,110 @@ One CTA handles one row: it adds the summands of the logits, makes scores of the
 best expert X times. Bytes moved: 4 * Z * J a row.
 """
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float32, Int
+from jaxtyping import Array, Float, Float32, Int
 
 from rjax.pallas_kernels.mosaic_emit import THREADS, widest_vector
 
-_CHOSEN = -1.0  # below every score
+type Score = Literal["softmax", "sigmoid", "softmax_of_topk"]
 
 
 def refusal(num_experts: int, top_k: int) -> str | None:
     """Why the kernel cannot choose ``top_k`` of ``num_experts``, or None."""
-    if num_experts % THREADS:
-        return f"{num_experts} experts; the kernel takes multiples of {THREADS}"
+    if top_k > num_experts:
+        return f"{top_k} experts of a row of {num_experts}"
     return None if top_k <= 16 else f"{top_k} experts of a row; the kernel takes at most 16"
 
 
+def padded_experts(num_experts: int) -> int:
+    """Columns that the kernel reads: the experts, up to a multiple of 128."""
+    return -(-num_experts // THREADS) * THREADS
+
+
 def top_k_routing(
-    logits: Float32[Array, "Z T J"], top_k: int, *, renormalise: bool, scale: float
+    logits: Float32[Array, "Z T columns"],
+    top_k: int,
+    *,
+    num_experts: int,
+    renormalise: bool,
+    scale: float,
+    score: Score = "softmax",
+    correction: Float[Array, " J"] | None = None,
 ) -> tuple[Int[Array, "T X"], Float32[Array, "T X"]]:
-    """(experts of each row, their weights): the largest of the softmax, the lower index first.
+    """(experts of each row, their weights): those of the best scores, the lower index first.
 
     Args:
-        logits: Z summands.
+        logits: Z summands, of `padded_experts` columns; those past J are ignored.
         top_k: X.
+        num_experts: J.
         renormalise: divide the weights of a row by their sum.
         scale: factor of the weights.
+        score: "softmax" over all experts, "sigmoid" of each, or "softmax_of_topk", over the chosen.
+        correction: added to the scores for the choice only.
 
     Raises:
         ValueError: a shape the kernel does not take.
     """
-    Z, T, J = logits.shape
-    why = refusal(J, top_k)
+    Z, T, columns = logits.shape
+    why = refusal(num_experts, top_k)
     if why is not None:
         raise ValueError(why)
-    strided = plgpu.Layout.WG_STRIDED((J,), vec_size=widest_vector(J))
+    if columns != padded_experts(num_experts):
+        raise ValueError(
+            f"logits have {columns} columns; the kernel takes {padded_experts(num_experts)} for "
+            f"{num_experts} experts"
+        )
+    strided = plgpu.Layout.WG_STRIDED((columns,), vec_size=widest_vector(columns))
+    operands = [logits]
+    if correction is not None:
+        padding = columns - num_experts
+        operands.append(jnp.pad(correction.astype(jnp.float32), (0, padding)))
 
-    def top_k_routing_kernel(logits_ref, experts_ref, weights_ref):
-        """GMEM: logits [Z, T, J], experts [T, X], weights [T, X]."""
+    def top_k_routing_kernel(logits_ref, *refs):
+        """GMEM float32: logits [Z, T, columns], correction [columns] or none; experts int32 [T, X],
+        weights [T, X]."""
+        *given, experts_ref, weights_ref = refs
         row = lax.axis_index("row")
         x = plgpu.load(logits_ref.at[0, row], layout=strided)
         for z in range(1, Z):
             x = x + plgpu.load(logits_ref.at[z, row], layout=strided)
-        x = jnp.exp(x - jnp.max(x))
-        scores = x / jnp.sum(x)
         # Indices as float32, which the reductions take; they are exact.
-        at = plgpu.broadcasted_iota(jnp.int32, (J,), 0, layout=strided).astype(jnp.float32)
+        at = plgpu.broadcasted_iota(jnp.int32, (columns,), 0, layout=strided).astype(jnp.float32)
+        x = jnp.where(at < float(num_experts), x, -jnp.inf)
+        if score == "softmax":
+            x = jnp.exp(x - jnp.max(x))
+            x = x / jnp.sum(x)
+        elif score == "sigmoid":
+            x = 1.0 / (1.0 + jnp.exp(-x))
+        choice = x
+        if given:
+            choice = x + plgpu.load(given[0], layout=strided)
+        choice = jnp.where(at < float(num_experts), choice, -jnp.inf)
         best, chosen = [], []
         for _ in range(top_k):
-            score = jnp.max(scores)
-            first = -jnp.max(jnp.where(scores == score, -at, -float(J)))
-            scores = jnp.where(at == first, _CHOSEN, scores)
-            best.append(score)
+            highest = jnp.max(choice)
+            first = -jnp.max(jnp.where(choice == highest, -at, -float(columns)))
+            if given:
+                highest = jnp.max(jnp.where(at == first, x, -jnp.inf))
+            choice = jnp.where(at == first, -jnp.inf, choice)
+            best.append(highest)
             chosen.append(first.astype(jnp.int32))
+        if score == "softmax_of_topk":
+            best = [jnp.exp(value - best[0]) for value in best]
         factor = jnp.float32(scale)
-        if renormalise:
+        if renormalise or score == "softmax_of_topk":
             total = best[0]
-            for score in best[1:]:
-                total = total + score
+            for value in best[1:]:
+                total = total + value
             factor = factor / total
-        for i, (expert, score) in enumerate(zip(chosen, best, strict=True)):
+        for i, (expert, value) in enumerate(zip(chosen, best, strict=True)):
             experts_ref[row, i] = expert
-            weights_ref[row, i] = score * factor
+            weights_ref[row, i] = value * factor
 
     shape = (T, top_k)
     return plgpu.kernel(
@@ -81,4 +121,4 @@ def top_k_routing(
         compiler_params=plgpu.CompilerParams(
             unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
-    )(logits)
+    )(*operands)

@@ -80,6 +80,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "chat_template": {"metavar": "FILE"},
     "swap_space": {"metavar": "SIZE", "type": str},
     "compilation_cache_dir": {"metavar": "FOLDER"},
+    "kv_events_config": {"metavar": "JSON", "type": str},
     "model": {"action": StoreModel},
     "max_model_len": {"metavar": "N", "type": token_count},
     "max_num_batched_tokens": {"metavar": "N", "type": token_count},

@@ -30,17 +30,18 @@ _INSTEAD: tuple[tuple[str, str], ...] = (
         "--data-parallel-size -dp --data-parallel-size-local -dpl --data-parallel-rank -dpn "
         "--data-parallel-start-rank -dpr --data-parallel-address -dpa --data-parallel-rpc-port "
         "-dpp --data-parallel-backend -dpb --data-parallel-hybrid-lb --data-parallel-external-lb",
-        "start one server for each replica, with its own CUDA_VISIBLE_DEVICES",
+        "use 'rjax serve --replicas N': that many engines behind one address",
     ),
     (
-        "--enable-expert-parallel --enable-eplb --decode-context-parallel-size -dcp "
+        "--enable-eplb --decode-context-parallel-size -dcp "
         "--prefill-context-parallel-size -pcp --enable-dbo",
         "use --tensor-parallel-size",
     ),
     ("--distributed-executor-backend", "leave it out; one process drives all devices of a host"),
     (
         "--nnodes --node-rank -r --master-addr --master-port --headless",
-        "a server runs on one host; use --tensor-parallel-size",
+        "a server runs on one host; use --tensor-parallel-size, and --quantization if the model "
+        "does not fit",
     ),
     ("--disable-custom-all-reduce", "leave it out; XLA makes the collectives"),
     (
@@ -49,7 +50,7 @@ _INSTEAD: tuple[tuple[str, str], ...] = (
     ),
     ("--cpu-offload-gb", "weights stay on the device; --swap-space is host memory for KV"),
     (
-        "--kv-offloading-size --kv-offloading-backend --kv-transfer-config --kv-events-config",
+        "--kv-offloading-size --kv-offloading-backend --kv-transfer-config",
         "use --swap-space for KV of preempted sequences, and --prefix-file for saved prefixes",
     ),
     ("--preemption-mode", "use --preemption auto, swap or recompute"),

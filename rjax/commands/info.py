@@ -113,6 +113,7 @@ def kernels(config: Any) -> dict[str, Any]:
     )
     model = choose_weights(config, config_from_folder(folder, settings.quantization))
     chosen = choose_platform(config, model)
+    model = chosen.model
     refused = dict(chosen.backend.refused)
     backends = {
         name: refused.get(name) or ("in use" if name == chosen.backend.name else "not needed")
@@ -122,6 +123,7 @@ def kernels(config: Any) -> dict[str, Any]:
         "model": model_name(config, model),
         "dtype": dtype_names(chosen),
         "runs_on": chosen.description,
+        "weight_bytes_per_device": chosen.weight_bytes,
         "backends": backends,
         "kernels": _step_kernels(config, model, chosen),
     }
@@ -176,7 +178,9 @@ def _lines(found: dict[str, Any]) -> list[str]:
             *([device["driver"]] if device["driver"] else []),
         ]
         facts.append((f"device {number}", ", ".join(notes)))
-    facts += [("model", found["model"]), ("dtype", found["dtype"]), ("runs on", found["runs_on"])]
+    weights = f"{found['weight_bytes_per_device'] / 2**30:.2f} GiB on each device"
+    facts += [("model", found["model"]), ("weights", weights), ("dtype", found["dtype"])]
+    facts.append(("runs on", found["runs_on"]))
     facts += [(f"backend {name}", why) for name, why in found["backends"].items()]
     width = max(len(name) for name, _ in facts)
     lines = [f"{name:{width}}  {value}" for name, value in facts]

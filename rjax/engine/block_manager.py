@@ -5,6 +5,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from rjax.batch.page_groups import pages_held
+from rjax.batch.page_hash import is_chain_key
+from rjax.engine.kv_events.event_log import EventLog
 from rjax.engine.page_index import PageContent, PageIndex
 from rjax.errors import OutOfMemoryError
 
@@ -34,9 +36,10 @@ class BlockManager:
     Args:
         num_pages: of the pool.
         page_size: tokens a page.
+        events: where to note full pages that enter and leave the cache; None notes nothing.
     """
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
+    def __init__(self, num_pages: int, page_size: int, events: EventLog | None = None) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self._free = list(range(num_pages - 1, -1, -1))
@@ -47,6 +50,7 @@ class BlockManager:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._pending: dict[bytes, object] = {}
         self._new: set[int] = set()
+        self._events = events
 
     @property
     def num_available(self) -> int:
@@ -144,7 +148,9 @@ class BlockManager:
         self._forget(page)
         return True
 
-    def register(self, page: int, key: bytes, parent: bytes, block: bytes) -> None:
+    def register(
+        self, page: int, key: bytes, parent: bytes, block: bytes, *, first: bool = False
+    ) -> None:
         """Cache a used page whose content is computed, by dispatched steps or the present one.
 
         If another page has the same key, that page stays the cached copy.
@@ -154,6 +160,7 @@ class BlockManager:
             key: chain key of its tokens.
             parent: chain key of the page before it.
             block: its tokens as int32 bytes.
+            first: whether it is the first page of its chain; then ``parent`` is a root key.
         """
         self._pending.pop(key, None)
         if key not in self._page_of and self._key_of[page] is None:
@@ -161,6 +168,8 @@ class BlockManager:
             self._key_of[page] = key
             self._index.put(page, PageContent(parent, block))
             self._new.add(page)
+            if self._events is not None and is_chain_key(key):
+                self._events.stored(key, parent, block, first=first)
 
     def register_partial(self, page: int, parent: bytes, tokens: bytes) -> None:
         """Cache a used page for partial matches by its leading tokens, as int32 bytes."""
@@ -191,6 +200,8 @@ class BlockManager:
             page, _ = self._cached.popitem()
             self._forget(page)
             self._free.append(page)
+        if self._events is not None:
+            self._events.flush() if self._page_of else self._events.cleared()
 
     def _forget(self, page: int) -> None:
         self._index.remove(page)
@@ -199,6 +210,8 @@ class BlockManager:
         if key is not None:
             del self._page_of[key]
             self._key_of[page] = None
+            if self._events is not None and is_chain_key(key):
+                self._events.removed(key)
 
 
 def check_sequence_fits(

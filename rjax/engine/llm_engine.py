@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Sequence as Tokens
 from typing import no_type_check
 
-import numpy as np
-
 from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.kernel_use import KernelUse
@@ -22,6 +20,7 @@ from rjax.engine.block_manager import BlockManager, check_sequence_fits
 from rjax.engine.completion import StepLogprobs
 from rjax.engine.deadlines import Deadlines
 from rjax.engine.host_pool import HostPool
+from rjax.engine.kv_events.event_stream import KvEventStream
 from rjax.engine.named_prefixes.named_prefix import KeepAs, NamedPrefix
 from rjax.engine.named_prefixes.named_prefixes import SHARED_PREFIX, NamedPrefixes
 from rjax.engine.parts import EngineParts
@@ -35,6 +34,7 @@ from rjax.engine.step_timer import StepTimer
 from rjax.errors import InvalidRequestError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams, slot_row
+from rjax.sampling.seeds import drawn_seed
 
 _log = logging.getLogger(__name__)
 
@@ -56,12 +56,12 @@ class LLMEngine(Closable):
     def __init__(self, parts: EngineParts) -> None:
         config = self.config = parts.config
         self.model_config, self.max_model_len = parts.model_config, parts.max_model_len
-        self.tokenizer = parts.tokenizer
-        self._vocab_size = parts.vocab_size
+        self.tokenizer, self._vocab_size = parts.tokenizer, parts.vocab_size
         self._worker: StepWorker = parts.worker
         pool, self._page_size = parts.worker.pool, config.cache.page_size
         check_sequence_fits(pool.num_pages, self._page_size, self.max_model_len, pool.windows)
-        self._blocks = BlockManager(pool.num_pages, self._page_size)
+        self._kv_events = KvEventStream(config.cache, parts.identity)
+        self._blocks = BlockManager(pool.num_pages, self._page_size, self._kv_events.log)
         self._scheduler = Scheduler(
             self._blocks,
             limits=parts.limits,
@@ -82,7 +82,6 @@ class LLMEngine(Closable):
         )
         self._masks = RequestMasks(self.tokenizer, parts.vocab_size, self._eos)
         self._requests: dict[str, Request] = {}
-        self._arrivals = itertools.count()
         self._in_flight: deque[DispatchedStep] = deque()
         self._pending_outputs: list[RequestOutput] = []
         self._prefixes = NamedPrefixes(
@@ -93,7 +92,7 @@ class LLMEngine(Closable):
             windows=pool.windows,
         )
         self._timer = StepTimer(self._scheduler.cost, parts.limits.max_num_batched_tokens)
-        self._deadlines = Deadlines(self._requests)
+        self._arrivals, self._deadlines = itertools.count(), Deadlines(self._requests)
         self._stats = parts.new_stats()
         self._startup_times, self.summary = parts.startup_times, dict(parts.summary)
         for path in config.cache.prefix_files:
@@ -114,6 +113,7 @@ class LLMEngine(Closable):
             self.abort_request(request_id)
         self._pending_outputs.clear()
         self._in_flight.clear()
+        self._kv_events.close()
         self._worker.close()
         del self._worker
 
@@ -176,17 +176,14 @@ class LLMEngine(Closable):
         if params.max_tokens is not None:
             max_tokens = min(params.max_tokens, max_tokens)
         arrival = next(self._arrivals)
-        seed = params.seed
-        if seed is None:
-            drawn = np.random.SeedSequence([self.config.model.seed, arrival])
-            seed = int(drawn.generate_state(1, np.uint64)[0])
+        drawn = drawn_seed(self.config.model.seed, arrival)
         request = self._requests[request_id] = Request.start(
             request_id,
             tokens,
             params,
             prompt=prompt,
             max_tokens=max_tokens,
-            seed=seed,
+            seed=drawn if params.seed is None else params.seed,
             order=(arrival + priority * self.config.scheduler.priority_patience, arrival),
             root=root,
             page_size=self._page_size,
@@ -228,6 +225,7 @@ class LLMEngine(Closable):
         if self._in_flight and self._in_flight[-1].forward_only:
             # The token masks have the last tokens now.
             self._in_flight[-1] = self._worker.sample(self._in_flight[-1])
+        self._kv_events.flush(self._stats)
         return outputs
 
     def _dispatch(self) -> int:

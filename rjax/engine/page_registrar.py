@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from rjax.batch.page_hash import block_bytes
+from rjax.batch.page_hash import block_bytes, group_key
 from rjax.batch.sequence import Sequence
 from rjax.engine.block_manager import BlockManager
-from rjax.engine.window_pages import WindowPages, group_key
+from rjax.engine.window_pages import WindowPages
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class PageRegistrar:
         for n in range(sequence.num_registered, full):
             for group, page in pages_numbered(sequence, n, self.windows):
                 key, parent = group_key(hashes.keys[n], group), group_key(hashes.parent(n), group)
-                self.blocks.register(page, key, parent, hashes.blocks[n])
+                self.blocks.register(page, key, parent, hashes.blocks[n], first=n == 0)
         sequence.num_registered = full
 
     def partial_page(self, sequence: Sequence, known: int) -> None:

@@ -3,11 +3,11 @@
 import dataclasses
 
 from rjax.batch.page_groups import first_page
-from rjax.batch.page_hash import block_bytes
+from rjax.batch.page_hash import block_bytes, group_key
 from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.host_pool import HostPool
-from rjax.engine.window_pages import WindowPages, group_key
+from rjax.engine.window_pages import WindowPages
 
 
 @dataclasses.dataclass(slots=True)

@@ -34,6 +34,8 @@ class EngineStats:
         kv_tokens_read: tokens of KV that attention read, in each layer.
         kv_tokens_unshared: tokens of KV that it would have read without sharing.
         shared_groups: groups of sequences whose shared pages were read once, over all steps.
+        kv_event_batches: batches of KV events that were published.
+        kv_event_batches_dropped: those that found the publisher's queue full.
         num_running, num_waiting, num_swapped: sequences now; prefill-ahead ones count as running.
         kv_bytes_used: pages in use now.
         kv_bytes_cached: pages without an owner that can serve a later prompt.
@@ -66,6 +68,8 @@ class EngineStats:
     kv_tokens_read: int = 0
     kv_tokens_unshared: int = 0
     shared_groups: int = 0
+    kv_event_batches: int = 0
+    kv_event_batches_dropped: int = 0
     num_running: int = 0
     num_waiting: int = 0
     num_swapped: int = 0

@@ -3,12 +3,13 @@
 import dataclasses
 
 from rjax.batch.page_groups import first_page
+from rjax.batch.page_hash import group_key
 from rjax.batch.page_operations import PageOperations
 from rjax.batch.sequence import Sequence
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.host_pool import HostPool
 from rjax.engine.preemption import PreemptionCost
-from rjax.engine.window_pages import WindowPages, group_key
+from rjax.engine.window_pages import WindowPages
 
 
 @dataclasses.dataclass(slots=True)

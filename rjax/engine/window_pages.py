@@ -11,11 +11,6 @@ from rjax.batch.sequence import Sequence
 from rjax.engine.block_manager import BlockManager
 
 
-def group_key(key: bytes, group: int) -> bytes:
-    """The key of a page of one page group, from the chain key of its tokens."""
-    return key + bytes((group,)) if group else key
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class WindowPages:
     """The pages that sequences hold in the page groups with windows.

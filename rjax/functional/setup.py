@@ -8,7 +8,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rjax.errors import InvalidConfigError
-from rjax.models import Decoder, ModelConfig
+from rjax.models import Decoder, ModelConfig, bytes_of_device
 from rjax.models.sharding import check_mesh, single_device_mesh
 from rjax.pallas_kernels.attention.planner import PlanShape, Sharing, choose_kv_split_size
 from rjax.worker.backend import Backend, choose_backend
@@ -92,7 +92,8 @@ def prepare(
         later, for example ``nnx.split(model)[1]`` of the partly trained model.
 
     Raises:
-        InvalidConfigError: this model or device does not support a size or the backend.
+        InvalidConfigError: this model or device does not support a size or the backend, or the
+            devices cannot share the model.
     """
     config = model.config
     if not 2 <= max_context <= config.max_position_embeddings:
@@ -106,6 +107,13 @@ def prepare(
     if mesh is None:
         mesh = single_device_mesh()
     check_mesh(mesh)
+    try:
+        bytes_of_device(model, mesh)
+    except ValueError as error:
+        raise InvalidConfigError(
+            f"{error}; give the mesh to load_model or init_model too, which copy KV heads that the "
+            "devices do not divide"
+        ) from error
     device = mesh.devices.flat[0]
     dtype = model.dtype
     capability = getattr(device, "compute_capability", None)

@@ -3,7 +3,7 @@
 from rjax.sampling.limits import LIMITS, SamplingLimits
 from rjax.sampling.params import RequestOutputKind, SamplerMode, SamplingParams, step_mode
 from rjax.sampling.prompt_logprobs import TokenLogprobs, token_logprobs
-from rjax.sampling.sampler import SampleResult, sample
+from rjax.sampling.sampler import Argmax, SampleResult, first_largest, sample
 from rjax.sampling.seeds import sequence_seed
 from rjax.sampling.state import (
     SamplingState,
@@ -17,6 +17,7 @@ from rjax.sampling.structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "LIMITS",
+    "Argmax",
     "RequestOutputKind",
     "SampleResult",
     "SamplerMode",
@@ -27,6 +28,7 @@ __all__ = [
     "StructuredOutputsParams",
     "TokenLogprobs",
     "admit",
+    "first_largest",
     "init_state",
     "lower_admission",
     "sample",

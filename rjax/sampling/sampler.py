@@ -1,6 +1,7 @@
 """The sampler: one token for every sequence of a step, on the device."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,13 @@ from rjax.sampling.processing import finite, process
 from rjax.sampling.prompt_logprobs import token_logprobs
 from rjax.sampling.state import FIELDS, SamplingState
 from rjax.sampling.truncation import truncate
+
+type Argmax = Callable[[Float32[Array, "B V"]], Int[Array, " B"]]
+
+
+def first_largest(x: Float32[Array, "B V"]) -> Int[Array, " B"]:
+    """The argmax over V: of equal numbers the first."""
+    return jnp.argmax(x, axis=-1)
 
 
 @jax.tree_util.register_dataclass
@@ -44,6 +52,7 @@ def sample(
     mode: SamplerMode,
     num_logprobs: int,
     bitmask: UInt32[Array, "B W"] | None = None,
+    argmax: Argmax = first_largest,
 ) -> tuple[SampleResult, SamplingState]:
     """Sample one token for each live row and count it in the state.
 
@@ -62,16 +71,17 @@ def sample(
         num_logprobs: static; number of alternatives A per row, at most V.
         bitmask: tokens that each row may take in this step, as in ``SamplingState.allowed``; used
             only in mode "full".
+        argmax: over V; an equal one where devices share V.
     """
     num_slots = state.temperature.shape[0]
     rows = jax.tree.map(lambda field: field[jnp.where(live, slots, 0)], state)
     if bitmask is not None:
         rows = dataclasses.replace(rows, allowed=rows.allowed & bitmask)
     if mode == "greedy":
-        tokens = jnp.argmax(finite(logits), axis=-1)
+        tokens = argmax(finite(logits))
     else:
         x = process(logits, rows) if mode == "full" else finite(logits)
-        tokens = _drawn(x, rows, truncated=mode == "full")
+        tokens = _drawn(x, rows, argmax, truncated=mode == "full")
     tokens = jnp.where(live, tokens.astype(jnp.int32), -1)
 
     chances = token_logprobs(logits, tokens, num_logprobs)
@@ -104,11 +114,17 @@ def scaled(
     return truncate(x, rows.top_k, rows.top_p, rows.min_p) if truncated else x
 
 
-def _drawn(x: Float32[Array, "B V"], rows: SamplingState, *, truncated: bool) -> Int[Array, " B"]:
+def _drawn(
+    x: Float32[Array, "B V"],
+    rows: SamplingState,
+    argmax: Argmax,
+    *,
+    truncated: bool,
+) -> Int[Array, " B"]:
     """The argmax of ``x`` in greedy rows, a draw from the softmax of scaled ``x`` in others."""
     noise = jax.vmap(_noise, in_axes=(0, 0, None))(rows.key, rows.num_output, x.shape[-1])
     noisy = scaled(x, rows, truncated=truncated) + noise
-    return jnp.argmax(jnp.where(rows.temperature[:, None] > 0, noisy, x), axis=-1)
+    return argmax(jnp.where(rows.temperature[:, None] > 0, noisy, x))
 
 
 def _noise(key: UInt32[Array, "2"], position: Int32[Array, ""], V: int) -> Float32[Array, " V"]:

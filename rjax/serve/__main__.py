@@ -28,6 +28,8 @@ from rjax.errors import InvalidConfigError
 from rjax.serve import arguments as command_line
 from rjax.serve.arguments import NAME
 from rjax.serve.limits import ServeLimits, limits_table
+from rjax.serve.logs import set_up_logs
+from rjax.serve.replicas.options import replica_options
 from rjax.serve.route_paths import check_root_path
 
 _STATS_SECONDS = 10.0  # between two lines of throughput in the log
@@ -56,7 +58,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     options = given_engine_options(arguments)
     if "chat_template" in arguments:
         options["chat_template"] = read_text(arguments.chat_template, "--chat-template")
-    _set_up_logs(arguments)
+    replicas = replica_options(arguments)
+    set_up_logs(
+        access_log=arguments.access_log,
+        http_level=command_line.LOG_LEVELS[arguments.uvicorn_log_level],
+    )
     try:
         from rjax.serve.auth import KeyRing
         from rjax.serve.responses import model_card
@@ -85,23 +91,37 @@ def _serve(arguments: argparse.Namespace) -> int:
             )
         url = _url(listener)
         created = int(time.time())
-        loader = ServiceLoader(
-            config,
-            prefix_files,
-            {
-                "model": model,
-                "aliases": tuple(aliases),
-                "root": root,
-                "created": created,
-                "keys": key_ring,
-                "limits": limits,
-                "http": http,
-                "tool_format": tool_format,
-                "strict_fields": arguments.strict_fields,
-                "reasoning_parser": arguments.reasoning_parser,
-                "literal_json_schemas": arguments.literal_json_schemas,
-            },
-        )
+        service_options = {
+            "model": model,
+            "aliases": tuple(aliases),
+            "root": root,
+            "created": created,
+            "limits": limits,
+            "tool_format": tool_format,
+            "strict_fields": arguments.strict_fields,
+            "reasoning_parser": arguments.reasoning_parser,
+            "literal_json_schemas": arguments.literal_json_schemas,
+        }
+        stats_seconds = None if arguments.disable_log_stats else _STATS_SECONDS
+        if replicas is None:
+            loader = ServiceLoader(
+                config, prefix_files, {**service_options, "keys": key_ring, "http": http}
+            )
+        else:
+            from rjax.serve.replicas.fleet_builder import FleetLoader
+
+            loader = FleetLoader(
+                config,
+                prefix_files,
+                service_options,
+                keys=keys,
+                http=http,
+                options=replicas,
+                drain_seconds=arguments.drain_seconds,
+                access_log=arguments.access_log,
+                http_level=command_line.LOG_LEVELS[arguments.uvicorn_log_level],
+                stats_seconds=stats_seconds,
+            )
         app = StartingApp(
             [model_card(name, root, created, None) for name in (model, *aliases)],
             keys=key_ring,
@@ -120,7 +140,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             loader.load,
             drain_seconds=arguments.drain_seconds,
             access_log=arguments.access_log,
-            stats_seconds=None if arguments.disable_log_stats else _STATS_SECONDS,
+            stats_seconds=stats_seconds,
             listening=lambda: _log.info("listening on %s, starting", url),
             ready=ready,
             interrupted=functools.partial(end_soon, NAME),
@@ -128,25 +148,10 @@ def _serve(arguments: argparse.Namespace) -> int:
         asyncio.run(server.run_on(listener))
     if server.stopped_by is not None:
         _end_by_signal(server.stopped_by)
-    if server.service is not None and server.service.engine.failed:
+    if server.service is not None and server.service.failed:
         print(f"{NAME}: error: the engine stopped; the log says why", file=sys.stderr)
         return FAILED
     return 0
-
-
-def _set_up_logs(arguments: argparse.Namespace) -> None:
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        datefmt="%m-%d %H:%M:%S",
-    )
-    quiet = ["jax", "transformers"]
-    if not arguments.access_log:
-        quiet.append("rjax.serve.requests")
-    for name in quiet:
-        logging.getLogger(name).setLevel(logging.WARNING)
-    level = command_line.LOG_LEVELS[arguments.uvicorn_log_level]
-    logging.getLogger("uvicorn.error").setLevel(level)
 
 
 def _end_by_signal(sig: int) -> None:

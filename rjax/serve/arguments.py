@@ -12,6 +12,7 @@ from rjax.errors import InvalidConfigError
 from rjax.serve.limits import ServeLimits
 from rjax.serve.options import HttpOptions, json_names
 from rjax.serve.prefix_names import is_valid_name
+from rjax.serve.replicas.options import add_replica_arguments
 
 NAME = "rjax serve"
 _HARMONY = "openai_gptoss"
@@ -38,6 +39,9 @@ examples:
       requests get a 503 until all step sizes are compiled
   rjax serve --prefix-file support=support.safetensors
       a long system prompt with saved KV
+  rjax serve Qwen/Qwen3-8B --replicas 4
+      four replicas, one on each GPU, behind one address; requests with a common prefix go to the
+      same one
   rjax serve --list-limits
       all limits; change one with --limit n=8
 
@@ -65,6 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_model_argument(parser)
     _add_server_arguments(parser.add_argument_group("server"))
+    add_replica_arguments(parser.add_argument_group("replicas"))
     _add_output_arguments(parser.add_argument_group("tools, reasoning and structured outputs"))
     _add_log_arguments(parser.add_argument_group("logs"))
     add_no_ops(parser.add_argument_group("flags of vLLM without effect"), SERVER_NO_OPS)

@@ -230,6 +230,16 @@ class _EngineFigures(Collector):
                 "Groups of sequences that shared KV reads, over all steps.",
                 stats.shared_groups,
             ),
+            (
+                "kv_event_batches",
+                "Batches of KV events published (--kv-events-config).",
+                stats.kv_event_batches,
+            ),
+            (
+                "kv_event_batches_dropped",
+                "Batches of KV events dropped, because the publisher was too slow.",
+                stats.kv_event_batches_dropped,
+            ),
         ):
             counter = CounterMetricFamily(f"rjax:{name}", text, labels=["model_name"])
             counter.add_metric([self._model], value)

@@ -9,22 +9,18 @@ import socket
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from rjax.errors import InvalidConfigError
+from rjax.serve.backend import Backend
 from rjax.serve.connections import ConnectionLimiter
 from rjax.serve.errors import ApiError
 from rjax.serve.http_protocol import BoundedProtocol
 from rjax.serve.limits import ServeLimits
 from rjax.serve.starting_app import StartingApp
 from rjax.serve.threads import run_on_new_thread
-
-if TYPE_CHECKING:  # these import JAX, and the port opens before that
-    from rjax.async_engine import AsyncLLMEngine
-    from rjax.serve.service import Service
 
 _FLUSH_SECONDS = 5  # for sending complete responses at shutdown
 _DEAD_SECONDS = 2.0  # of 503 responses after the engine failed, before the server ends
@@ -43,8 +39,8 @@ class Server(uvicorn.Server):
     and any SIGINT (Ctrl-C), stops immediately. A signal before the service is ready stops without
     waiting for the thread.
 
-    If the engine stops on an error, all requests get a 503 and the server ends after two seconds,
-    with ``engine.failed`` set. The engine is not restarted.
+    If the service fails (its engine stopped on an error), all requests get a 503 and the server
+    ends after two seconds. The engine is not restarted.
 
     Args:
         app: answers until the service is ready, and then delegates to the service's app.
@@ -64,7 +60,7 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         app: StartingApp,
-        build: Callable[[], "tuple[Service, ASGIApp]"],
+        build: Callable[[], tuple[Backend, ASGIApp]],
         *,
         drain_seconds: float = 30.0,
         access_log: bool = False,
@@ -93,7 +89,7 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=_FLUSH_SECONDS,
             )
         )
-        self.service: Service | None = None
+        self.service: Backend | None = None
         self.stopped_by: int | None = None
         self._app = app
         self._build = build
@@ -124,7 +120,7 @@ class Server(uvicorn.Server):
                 if task is not None:
                     task.cancel()
             if self.service is not None:
-                await self.service.engine.stop()
+                await self.service.stop()
                 self.service.close()
         if self._failure is not None and self.stopped_by is None:
             raise self._failure
@@ -142,18 +138,13 @@ class Server(uvicorn.Server):
         """Build the service and hand all requests to its app."""
         try:
             service, app = await run_on_new_thread(self._build, "rjax-start")
-            await service.engine.start()
             self.service = service
-            await service.texts.start()
+            await service.start()
             self._app.open(app)
             if self._ready is not None:
                 self._ready()
             if self._stats_seconds is not None:
-                from rjax.serve.throughput_log import log_throughput
-
-                self._logging = asyncio.ensure_future(
-                    log_throughput(service.engine, self._stats_seconds)
-                )
+                self._logging = asyncio.ensure_future(service.log_throughput(self._stats_seconds))
         except Exception as error:
             self._failure = error
             self._app.fail("dead", ApiError(503, "the server could not start", code="engine_dead"))
@@ -163,7 +154,7 @@ class Server(uvicorn.Server):
         """Check connections and engine, ten times a second; return whether to stop."""
         if counter % _SWEEP_TICKS == 0:
             self._open.sweep()
-        if self.service is not None and self.service.engine.failed:
+        if self.service is not None and self.service.failed:
             now = time.monotonic()
             self._dead_since = self._dead_since or now
             if now - self._dead_since > _DEAD_SECONDS:
@@ -187,22 +178,22 @@ class Server(uvicorn.Server):
             self.force_exit = self.should_exit
             self.should_exit = True
         elif self._draining is None and sig != signal.SIGINT:
-            self._draining = asyncio.ensure_future(self._drain(self.service.engine))
+            self._draining = asyncio.ensure_future(self._drain(self.service))
         else:
             if sig == signal.SIGINT:
-                _log.info("interrupted: %d requests are cut off", self.service.engine.num_live)
+                _log.info("interrupted: %d requests are cut off", self.service.num_live)
                 self.stopped_by = sig
             self.force_exit = True
             self.should_exit = True
-            self._stopping = asyncio.ensure_future(self.service.engine.stop())
+            self._stopping = asyncio.ensure_future(self.service.stop())
 
-    async def _drain(self, engine: "AsyncLLMEngine") -> None:
-        _log.info("stopping: %d requests to finish", engine.num_live)
-        if not await engine.drain(self._drain_seconds):
+    async def _drain(self, service: Backend) -> None:
+        _log.info("stopping: %d requests to finish", service.num_live)
+        if not await service.drain(self._drain_seconds):
             _log.warning(
-                "%d requests are cut off after %g seconds", engine.num_live, self._drain_seconds
+                "%d requests are cut off after %g seconds", service.num_live, self._drain_seconds
             )
-            await engine.stop()
+            await service.stop()
         self.should_exit = True
 
 

@@ -19,6 +19,7 @@ from rjax.serve.reasoning import OutputFormat
 from rjax.serve.responses_api.store import ResponseStore
 from rjax.serve.structured_outputs import GrammarCache
 from rjax.serve.threads import WorkThreads
+from rjax.serve.throughput_log import log_throughput
 from rjax.serve.tools import ToolFormat
 from rjax.serve.workers.pool import WorkerPool
 from rjax.serve.workers.zygote import Zygote
@@ -49,6 +50,7 @@ class Service:
         tools: how tool calls are written in prompts.
         output_format: how outputs are parsed.
         literal_json_schemas: do not close objects of JSON schemas, as in `generation_schema`.
+        replica_tag: name of this replica among several, in the ids of stored responses.
         limits, keys, metrics, grammars, responses, http: see their types.
     """
 
@@ -74,11 +76,39 @@ class Service:
     responses: ResponseStore
     http: HttpOptions
     literal_json_schemas: bool = False
+    replica_tag: str = ""
     aliases: tuple[str, ...] = ()
     prefixes: PrefixRegistry = dataclasses.field(default_factory=PrefixRegistry)
     large_bodies: asyncio.Semaphore = dataclasses.field(
         default_factory=lambda: asyncio.Semaphore(1)
     )
+
+    @property
+    def failed(self) -> bool:
+        """Whether the engine stopped on an error."""
+        return self.engine.failed
+
+    @property
+    def num_live(self) -> int:
+        """Number of unfinished requests in the engine."""
+        return self.engine.num_live
+
+    async def start(self) -> None:
+        """Start the engine's thread and the workers that render and tokenise."""
+        await self.engine.start()
+        await self.texts.start()
+
+    async def log_throughput(self, interval: float) -> None:
+        """See `rjax.serve.throughput_log.log_throughput`."""
+        await log_throughput(self.engine, interval)
+
+    async def drain(self, seconds: float) -> bool:
+        """See `AsyncLLMEngine.drain`."""
+        return await self.engine.drain(seconds)
+
+    async def stop(self) -> None:
+        """See `AsyncLLMEngine.stop`."""
+        await self.engine.stop()
 
     def close(self) -> None:
         """End the worker processes and threads."""

@@ -39,6 +39,7 @@ def make_service(
     literal_json_schemas: bool = False,
     http: HttpOptions | None = None,
     created: int | None = None,
+    replica_tag: str = "",
     zygote: Zygote | None = None,
     close_zygote: bool = False,
 ) -> Service:
@@ -59,6 +60,7 @@ def make_service(
             ``additionalProperties``.
         http: options for proxies and browsers.
         created: when the server started, in seconds since 1970; None is now.
+        replica_tag: see `Service`.
         zygote: starts worker processes; None creates one, which the service closes.
         close_zygote: the service closes the given zygote too.
     """
@@ -131,6 +133,7 @@ def make_service(
             reasoning_parser, tools, tool_format, tokenizer, grammars.special_tokens
         ),
         literal_json_schemas=literal_json_schemas,
+        replica_tag=replica_tag,
         responses=ResponseStore(limits.responses, limits.responses_bytes),
         http=http or HttpOptions(),
     )

@@ -125,7 +125,7 @@ def choose_backend(
     device = DeviceInfo(platform, compute_capability)
     shape = AttentionShape(
         num_heads=model.num_heads // devices,
-        num_kv_heads=max(1, model.num_kv_heads // devices),
+        num_kv_heads=model.num_kv_heads // devices,
         head_dim=model.head_dim,
         dtype=jnp.dtype(dtype),
         page_size=page_size,

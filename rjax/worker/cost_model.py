@@ -69,7 +69,7 @@ def fitted_cost_model(
         device=mesh.devices.flat[0].device_kind,
         backend=backend.name,
         N=model.num_heads // mesh.size,
-        K=max(1, model.num_kv_heads // mesh.size),
+        K=model.num_kv_heads // mesh.size,
         H=model.head_dim,
         dtype=jnp.dtype(dtype).name,
         tile_rows=backend.tuning.tile_rows,

@@ -9,6 +9,7 @@ from jaxtyping import Array, Int
 
 from rjax.batch.page_groups import PageGroups
 from rjax.models import ModelConfig
+from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
 from rjax.sampling import SamplingState, SlotRow, admit, init_state
 from rjax.worker.kv_cache import Pools, make_pools
 from rjax.worker.step import StepState
@@ -60,12 +61,13 @@ def make_step_state(
     num_slots: int,
     kv_dtype: jnp.dtype,
     mesh: Mesh,
+    peers: Peers | None = None,
     groups: PageGroups | None = None,
 ) -> StepState:
-    """Empty pools and empty slots on the devices of the mesh."""
+    """Empty pools and empty slots on the devices of the mesh, and its exchange buffers."""
     k_pages, v_pages = make_pools(model, num_pages, page_size, kv_dtype, mesh, groups)
     sampling, last_tokens = jax.device_put(
         (init_state(num_slots, model.vocab_size), jnp.zeros(num_slots, jnp.int32)),
         NamedSharding(mesh, PartitionSpec()),
     )
-    return StepState(k_pages, v_pages, sampling, last_tokens)
+    return StepState(k_pages, v_pages, sampling, last_tokens, peers)

@@ -1,5 +1,6 @@
 """The identity of a model, for KV that is kept on disk."""
 
+import dataclasses
 import hashlib
 
 import jax
@@ -12,7 +13,13 @@ _SAMPLES = 64  # values of each weight
 
 
 def model_fingerprint(config: ModelConfig, leaves: list[jax.Array]) -> str:
-    """A SHA-256 hex digest of the configuration and of a sample of every weight."""
+    """A SHA-256 hex digest of the configuration and of a sample of every weight.
+
+    Where the experts are does not change KV.
+    """
+    if config.experts is not None:
+        experts = dataclasses.replace(config.experts, parallel=False)
+        config = dataclasses.replace(config, experts=experts)
     digest = hashlib.sha256(repr(config).encode())
     for leaf in leaves:
         step = max(1, leaf.size // _SAMPLES)

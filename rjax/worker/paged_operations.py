@@ -3,16 +3,17 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from rjax.batch.page_groups import PageGroups
 from rjax.models import (
     Activation,
+    Embedding,
     GroupedLinear,
     HeadNorms,
     HeadOptions,
@@ -26,13 +27,21 @@ from rjax.models import (
     Routing,
 )
 from rjax.models.sharding import TENSOR_AXIS
+from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
 from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.worker.backend import Backend
+from rjax.worker.device_sums import DeviceSums
+from rjax.worker.group_views import GroupView, group_views
 from rjax.worker.kernels import Choice, Kernel, Problem
-from rjax.worker.kernels.experts_problem import expert_specs, experts_problem, shares_of_bias
+from rjax.worker.kernels.experts_problem import (
+    expert_specs,
+    experts_problem,
+    own_experts,
+    shares_of_bias,
+)
 from rjax.worker.kernels.linear_problem import LinearSharding, linear_problem, linear_sharding
 from rjax.worker.kernels.run import run_kernel
 from rjax.worker.step_input import StepInput
@@ -42,6 +51,8 @@ _PROJECTIONS = PartitionSpec(None, TENSOR_AXIS, None, None)
 _ROUTED = Routing(_WHOLE, _WHOLE)  # type: ignore[arg-type]
 _HEADS = PartitionSpec(None, TENSOR_AXIS, None)
 _POOL = PartitionSpec(None, TENSOR_AXIS, None, None)
+_SHARES = PartitionSpec(TENSOR_AXIS)
+_MAX_UNMERGED_ROWS = 64  # for more rows, no projection merges attention
 
 
 class PagedOperations(Operations):
@@ -50,8 +61,8 @@ class PagedOperations(Operations):
     Holds the pools, [P, K, S, H] each, and replaces them as layers write; lives for one trace of
     the step. Layers of different page groups may share a pool, never a page. On a mesh every kernel
     runs under ``shard_map``: attention and the projections over K, N and F. A projection whose
-    inputs are sharded gives a Partial whose summands are the devices' shares; the consumer adds
-    them up.
+    inputs are sharded gives a Partial whose summands are the devices' shares; `DeviceSums` adds
+    those of an update of the residual stream.
 
     Pools in float8_e4m3fn have the scales of the checkpoint, or 1: KV is divided by them, rounded
     to that type and clipped at 448.
@@ -62,6 +73,7 @@ class PagedOperations(Operations):
         backend: attention and the dispatcher of the other kernels.
         mesh: with an axis ``tensor``.
         record: called with every choice of a kernel.
+        peers: exchange buffers of the mesh; None without.
         groups: page groups of the layers; None if all share their pages.
     """
 
@@ -73,16 +85,23 @@ class PagedOperations(Operations):
         backend: Backend,
         mesh: Mesh,
         record: Callable[[Choice], None] | None = None,
+        peers: Peers | None = None,
         groups: PageGroups | None = None,
     ) -> None:
         self.k_pages = list(k_pages)
         self.v_pages = list(v_pages)
         self._step = step
         self._groups = groups
-        self._views: tuple[_PagesOfGroup, ...] = ()
+        self._views: tuple[GroupView, ...] = ()
         self._backend = backend
         self._mesh = mesh
         self._record = record
+        self._sums = DeviceSums(mesh, self._choose, peers) if mesh.size > 1 else None
+
+    @property
+    def peers(self) -> Peers | None:
+        """Exchange buffers as the last sum over the devices leaves them; None without."""
+        return None if self._sums is None else self._sums.peers
 
     def attention(
         self,
@@ -96,11 +115,14 @@ class PagedOperations(Operations):
     ) -> Float[Array, "T N H"] | UnmergedAttention:
         """Norm and rotate q and k, write k and v, attend; see ``rjax.models.Operations``.
 
-        One row stays unmerged where the backend can leave it so: the output projection merges it.
+        Few rows stay unmerged where the backend can leave them so: the output projection merges
+        them. Over several devices that is one row only.
         """
         T, K, A, H = qkv.shape
         if not self._views:  # every layer has the same heads
-            self._views = self._prepared((K * (A - 2) // self._mesh.size, K // self._mesh.size))
+            counts = (K * (A - 2) // self._mesh.size, K // self._mesh.size)
+            prepare = self._backend.attention.prepare
+            self._views = group_views(self._step, lambda plan, at: prepare(plan, at, counts))
         group, pool = (0, layer) if self._groups is None else self._groups.layers[layer]
         step, plan = self._views[group]
         kv_dtype = self.k_pages[pool].dtype
@@ -121,7 +143,8 @@ class PagedOperations(Operations):
             else:
                 problem, weights = normed, (norms.q.weight[...], norms.k.weight[...])
         write = write or self._choose(problem).kernel
-        unmerged = T == 1 and self._backend.attention.unmerged_attention is not None
+        few = (_MAX_UNMERGED_ROWS if self._mesh.size == 1 else 1) >= T
+        unmerged = few and self._backend.attention.unmerged_attention is not None
         unmerged = unmerged and heads is None  # sinks join the merged result
         attend = functools.partial(
             _attend,
@@ -150,18 +173,9 @@ class PagedOperations(Operations):
         )
         return out
 
-    def _prepared(self, counts: tuple[int, int]) -> "tuple[_PagesOfGroup, ...]":
-        """The step as the layers of each page group see it, for (N, K) of a device."""
-        step, prepare = self._step, self._backend.attention.prepare
-        first = dataclasses.replace(step, windows=())
-        views = [_PagesOfGroup(first, prepare(step.plan, step.positions, counts))]
-        for window in step.windows:
-            plan = prepare(window.plan, step.positions, counts)
-            tables = window.page_tables(step.page_table.shape[1])
-            for table, kv_slots in zip(tables, jnp.asarray(window.kv_slots), strict=True):
-                view = dataclasses.replace(first, page_table=table, kv_slots=kv_slots)
-                views.append(_PagesOfGroup(view, plan))
-        return tuple(views)
+    def embed(self, embedding: Embedding, tokens: Int[Array, " T"]) -> Float[Array, "T D"]:
+        """The embeddings of tokens."""
+        return embedding(tokens) if self._sums is None else self._sums.embed(embedding, tokens)
 
     def linear(
         self, linear: Linear, h: Float[Array, "T ..."] | UnmergedAttention
@@ -192,7 +206,11 @@ class PagedOperations(Operations):
         self, x: Float[Array, "T D"], update: Float[Array, "T D"] | Partial, norm: Norm
     ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
         """(x + update, the RMSNorm of it)."""
-        update = self._addable(update)
+        if self._sums is not None and isinstance(update, Partial):
+            found = self._sums.all_reduce_rms_norm(x, update, norm)
+            if found is not None:
+                return found
+            update = self._sums.all_reduce(update)
         problem = Problem(
             operation="add_rms_norm",
             rows=len(x),
@@ -206,6 +224,12 @@ class PagedOperations(Operations):
         assert kernel is not None, "plain JAX takes every norm"
         operands = (x, update, norm.weight[...])
         return self._run(kernel, problem, operands, (_WHOLE,) * 3, lambda _: _WHOLE)
+
+    def summed(self, value: Float[Array, "T ..."] | Partial) -> Float[Array, "T ..."]:
+        """An update of the residual stream as an array; shares of several devices are summed."""
+        if self._sums is None or not isinstance(value, Partial):
+            return reduced(value)
+        return self._sums.all_reduce(value)
 
     def norm_linear(
         self, residual: Residual, norm: Norm | None, linear: Linear
@@ -280,10 +304,11 @@ class PagedOperations(Operations):
         chosen = routing.experts
         if len(h) > 1:  # nobody reads what a single row of padding gives
             padding = jnp.asarray(self._step.positions)[:, None] < 0
-            chosen = jnp.where(padding, problem.num_experts, chosen)
-        biases = up.bias_array, shares_of_bias(down.bias_array, self._mesh)
+            chosen = jnp.where(padding, up.shape[0], chosen)
+        chosen, of_chosen = own_experts(chosen, up, self._mesh)
+        biases = up.bias_array, shares_of_bias(down, self._mesh)
         operands = (h, chosen, routing.weights, dict(up.leaves), dict(down.leaves), *biases)
-        specs = (_WHOLE, _WHOLE, _WHOLE, *expert_specs(up, down, self._mesh))
+        specs = (_WHOLE, of_chosen, _WHOLE, *expert_specs(up, down, self._mesh))
         return self._run(kernel, problem, operands, specs, _shares)
 
     def _activate(
@@ -313,7 +338,9 @@ class PagedOperations(Operations):
         """A norm and what follows it in one kernel, or None where there is no such kernel."""
         if residual.update is None or norm is None or not norm.is_rms:
             return None
-        x, update = residual.x, self._addable(residual.update)
+        if self._sums is not None and isinstance(residual.update, Partial):
+            return None  # the kernel that sums the shares computes the norm too
+        x, update = residual.x, residual.update
         sharding = linear_sharding(linear, self._mesh)
         problem = self._linear_problem(
             operation, linear, sharding, x, activation, norm.eps, _has_bias(update)
@@ -359,10 +386,6 @@ class PagedOperations(Operations):
             self._record(choice)
         return choice
 
-    def _addable(self, update: Float[Array, "T D"] | Partial) -> Float[Array, "T D"] | Partial:
-        """An update as the norm's kernel takes it: on a mesh, the devices' shares are summed."""
-        return update if self._mesh.size == 1 else reduced(update)
-
     def _run(
         self,
         kernel: Kernel,
@@ -372,13 +395,6 @@ class PagedOperations(Operations):
         of_result: Callable[[Any], Any],
     ) -> Any:
         return run_kernel(kernel, problem, operands, specs, of_result, self._mesh)
-
-
-class _PagesOfGroup(NamedTuple):
-    """A step with the page table of one page group, and its plan as the backend prepared it."""
-
-    step: StepInput
-    plan: Any
 
 
 def _qkv_specs(qkv: Array | Partial) -> Any:
@@ -403,7 +419,7 @@ def _value_specs(sharding: LinearSharding, activated: bool = False) -> Callable[
 
 def _shares(found: Any) -> Any:
     """From a result of experts to its specs: the shares of the devices."""
-    return Partial(PartitionSpec(TENSOR_AXIS), None, found.dtype)  # type: ignore[arg-type]
+    return Partial(_SHARES, None, found.dtype)  # type: ignore[arg-type]
 
 
 def _has_bias(update: Array | Partial) -> bool:

@@ -11,10 +11,20 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Float32, Int, UInt32
 
 from rjax.models.sharding import partition_spec
-from rjax.sampling import SampleResult, SamplingState, TokenLogprobs, sample, token_logprobs
+from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
+from rjax.sampling import (
+    Argmax,
+    SampleResult,
+    SamplingState,
+    TokenLogprobs,
+    first_largest,
+    sample,
+    token_logprobs,
+)
 from rjax.worker.backend import Backend
 from rjax.worker.kernels import Choice
 from rjax.worker.paged_operations import PagedOperations
+from rjax.worker.sharded_argmax import sharded_argmax
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepFeatures
 
@@ -31,12 +41,14 @@ class StepState:
         k_pages, v_pages: one pool a layer.
         sampling: a row for each slot.
         last_tokens: the token last sampled for each slot, input of the next step.
+        peers: exchange buffers of the mesh; None without.
     """
 
     k_pages: list[Float[Array, "P K S H"]]
     v_pages: list[Float[Array, "P K S H"]]
     sampling: SamplingState
     last_tokens: Int[Array, " slots"]
+    peers: Peers | None = None
 
 
 @no_type_check  # JAX rebuilds it with descriptions of arrays for leaves
@@ -87,8 +99,9 @@ def compile_step(
         batch = layout.unpack(packed)
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         choices: list[Choice] = []
+        pools, groups = (state.k_pages, state.v_pages), layout.shape.groups
         operations = PagedOperations(
-            state.k_pages, state.v_pages, batch, backend, mesh, choices.append, layout.shape.groups
+            *pools, batch, backend, mesh, choices.append, state.peers, groups
         )
         tokens = jnp.where(batch.token_slot >= 0, state.last_tokens[batch.token_slot], batch.tokens)
         hidden = model(tokens, batch.positions, operations)
@@ -102,11 +115,13 @@ def compile_step(
             logits,
             None,
             features,
+            sharded_argmax(mesh),
         )
         prompt = _prompt_logprobs(model, hidden, jnp.asarray(batch.targets), features)
         if traced is not None:
             traced(choices)
-        written = StepState(operations.k_pages, operations.v_pages, sampling, last_tokens)
+        pools = operations.k_pages, operations.v_pages
+        written = StepState(*pools, sampling, last_tokens, operations.peers)
         return written, dataclasses.replace(result, prompt=prompt, logits=logits)
 
     return jax.jit(step, donate_argnums=1)
@@ -153,6 +168,7 @@ def _sampled(
     logits: Float32[Array, "B V"],
     bitmask: UInt32[Array, "B W"] | None,
     features: StepFeatures,
+    argmax: Argmax = first_largest,
 ) -> tuple[SamplingState, Int[Array, " slots"], StepResult]:
     """Logits to tokens."""
     drawn, sampling = sample(
@@ -163,6 +179,7 @@ def _sampled(
         mode=features.sampling,
         num_logprobs=features.num_logprobs,
         bitmask=bitmask,
+        argmax=argmax,
     )
     written = _written(rows, last_tokens.shape[0])
     sampled = _sampled_logprobs(drawn) if features.num_logprobs else None

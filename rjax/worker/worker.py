@@ -41,6 +41,7 @@ from rjax.worker.memory_sizing import num_host_pages, size_pool
 from rjax.worker.multi_step import MultiStepQueue, QueuedResult
 from rjax.worker.multi_step_policy import MAX_PROGRAM_SECONDS, MultiStepPolicy
 from rjax.worker.page_mover import PageMover
+from rjax.worker.peer_memory import make_peer_memory
 from rjax.worker.program_identity import program_identity
 from rjax.worker.program_store import open_store
 from rjax.worker.programs import StepPrograms, multi_step_key
@@ -128,6 +129,11 @@ class Worker:
         # The fit for the dtype of the weights serves fp8 pages too.
         fitted = fitted_cost_model(backend, model, self._dtype, mesh)
         self._sharing: Sharing = _sharing(config, fitted or backend.tuning.cost_model)
+        words = self.shapes.largest.rows * model.hidden_size
+        # Programs write it through its address, so it lives as long as they may run.
+        self._peer_memory, peers = None, None
+        if backend.name == "mosaic":
+            self._peer_memory, peers = make_peer_memory(mesh, words)
         self.pool = size_pool(
             config.cache,
             model,
@@ -147,6 +153,7 @@ class Worker:
                 num_slots=limits.num_slots,
                 kv_dtype=kv_dtype,
                 mesh=mesh,
+                peers=peers,
                 groups=groups,
             )
         )
@@ -213,6 +220,7 @@ class Worker:
                 kv_dtype=self._kv_dtype,
                 backend=self._backend,
                 mesh=self._mesh,
+                peers=shapes_of(self._state.arrays.peers),
             )
         ]
 

@@ -43,7 +43,11 @@ def workspace_bytes(
     sharded = T * (heads + 3 * F * dense) * both
     if model.experts is not None:
         stream += _experts_bytes(model.experts, T, D, itemsize)
-        sharded += _pair_slots(model.experts, T) * 3 * model.experts.width * both
+        hidden = _pair_slots(model.experts, T) * 3 * model.experts.width * both
+        if model.experts.parallel:  # all rows may go to the experts of one device
+            stream += hidden
+        else:
+            sharded += hidden
         sharded += T * 3 * (model.experts.shared_width or 0) * both
     partials = shape.plan.merge_capacity * model.num_heads * (model.head_dim + 1) * _FLOAT32
     # XLA may dequantise a whole projection before its product. The float32 sums of an fp8 product

@@ -2,6 +2,7 @@
 
 import json
 
+import jax.numpy as jnp
 import pytest
 
 from rjax import __main__ as command
@@ -9,6 +10,7 @@ from rjax.config import EngineConfig
 from rjax.engine_builder import build_engine
 from rjax.engine_summary import summary_lines
 from rjax.memory_sizes import GIB
+from rjax.models import BUNDLED_MODEL, Decoder, config_from_folder
 from rjax.models.families import FAMILIES
 from tests.serve.live_server import OPTIONS, write_model
 
@@ -25,6 +27,11 @@ def test_models_lists_the_registry(capsys):
         assert family.models in out
 
 
+def bundled_weight_bytes() -> int:
+    """In float32, the dtype on a CPU."""
+    return Decoder(config_from_folder(BUNDLED_MODEL), jnp.float32).weight_bytes
+
+
 def test_info_tells_what_runs_and_why(capsys):
     assert command.run(["info", "--json", "--max-num-seqs", "4"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -33,6 +40,7 @@ def test_info_tells_what_runs_and_why(capsys):
     assert found["backends"]["xla"] == "in use"
     assert "needs a Hopper GPU" in found["backends"]["mosaic"]
     assert {use["rows"] for use in found["kernels"]} == {1, 4, 512}
+    assert found["weight_bytes_per_device"] == bundled_weight_bytes()
     assert {use["kernel"] for use in found["kernels"]} >= {"xla.paged_attention", "xla.linear"}
 
 
@@ -43,6 +51,7 @@ def test_info_of_a_model_needs_no_weights(capsys, tmp_path):
     columns = {len(line) - len(line.split("  ", 1)[1].lstrip()) for line in lines[:10]}
     assert len(columns) == 1, "the values are aligned"
     assert any(line.startswith("operation") and "512 rows a step" in line for line in lines)
+    assert any(line.startswith("weights") and "GiB on each device" in line for line in lines)
     assert any(line.startswith("dtype") and line.endswith("bfloat16") for line in lines)
 
 

@@ -186,6 +186,22 @@ def decode_step() -> str:
     return table(head, shown) + _source(kept, "decode_step.json", "decode_step_growth.json")
 
 
+def experts() -> str:
+    """Decode steps of mixtures of experts, from bench/results/decode_step_experts*.json."""
+    names = [f"decode_step_experts{kind}.json" for kind in ("", "_fp8", "_mxfp4")]
+    kept = [_kept(name) for name in names]
+    rows = [row for each in kept for row in each["rows"]]
+    rows.sort(key=lambda row: -row["model"].startswith("qwen3"))
+    shown = [
+        [row["model"], row["weights"], row["batch"], f"{row['shared']:,}", f"{row['own']:,}"]
+        + [f"{row[name]:.2f} ms" for name in ("step_ms", "floor_ms")]
+        for row in rows
+    ]
+    head = ["shapes of", "weights", "sequences", "shared tokens", "unique tokens of each"]
+    head += ["decode step", "lower bound"]
+    return table(head, shown) + _source(kept[0], *names, dtype="")
+
+
 def startup() -> str:
     """From launch to the first token, from bench/results/startup.json."""
     kept = _kept("startup.json")
@@ -262,6 +278,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         examples,
         attention,
         decode_step,
+        experts,
         startup,
         throughput,
         quantised_answers,
@@ -289,11 +306,11 @@ def _kept(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
-def _source(kept: dict[str, Any], *names: str) -> str:
+def _source(kept: dict[str, Any], *names: str, dtype: str = "bfloat16, ") -> str:
     found = kept["environment"]
     versions = ", ".join(f"{name} {found['versions'][name]}" for name in ("jax", "flax"))
     files = " and ".join(f"`bench/results/{name}`" for name in names)
-    return f"\n\n{found['device']}, bfloat16, {versions}, {found['date']}; from {files}."
+    return f"\n\n{found['device']}, {dtype}{versions}, {found['date']}; from {files}."
 
 
 if __name__ == "__main__":

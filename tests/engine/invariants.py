@@ -4,10 +4,9 @@ import hashlib
 from collections import Counter, defaultdict
 
 from rjax.batch.page_groups import first_page
-from rjax.batch.page_hash import PageHashes
+from rjax.batch.page_hash import PageHashes, group_key
 from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.engine.llm_engine import LLMEngine
-from rjax.engine.window_pages import group_key
 
 
 def check(engine: LLMEngine) -> None:

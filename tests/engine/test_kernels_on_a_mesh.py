@@ -1,4 +1,4 @@
-"""On a mesh of two devices a step has the kernels that one device has; lowered for CUDA."""
+"""On a mesh every operation of a step has a Mosaic kernel, as on one device; lowered for CUDA."""
 
 import os
 import subprocess
@@ -7,6 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 _PROGRAM = """
+import collections
+
 import jax, jax.numpy as jnp, numpy as np
 from flax import nnx
 from jax.sharding import Mesh
@@ -14,8 +16,10 @@ from jax.sharding import Mesh
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import config_from_dict
 from rjax.models.decoder import Decoder
+from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers, update_capacity
 from rjax.sampling import init_state
 from rjax.worker.backend import choose_backend
+from rjax.worker.kernels.report import step_kernels
 from rjax.worker.step import StepState, compile_step
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepFeatures, StepShape
@@ -23,8 +27,8 @@ from rjax.worker.step_shape import StepFeatures, StepShape
 config = config_from_dict(SHAPES["llama-3-8b"] | {"num_hidden_layers": 2})
 dtype = jnp.dtype(jnp.bfloat16)
 for rows in (1, 8):
-    found = []
-    for devices in (1, 2):
+    found = {}
+    for devices in (1, 2, 4, 8):
         mesh = Mesh(np.array(jax.devices()[:devices]), ("tensor",))
         backend = choose_backend(
             "mosaic", platform="gpu", compute_capability=9.0, model=config, dtype=dtype,
@@ -40,20 +44,40 @@ for rows in (1, 8):
         step = compile_step(graph, tree, layout, features, backend, mesh, choices.extend)
         pools = [jax.ShapeDtypeStruct((20, 8, 64, 128), dtype)] * 2
         sampling = jax.eval_shape(lambda: init_state(8, config.vocab_size))
-        state = StepState(pools, pools, sampling, jax.ShapeDtypeStruct((8,), jnp.int32))
+        last_tokens, peers = jax.ShapeDtypeStruct((8,), jnp.int32), None
+        if devices > 1:
+            shapes = (devices, devices + 1, 2), (devices, 2)
+            arrays = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes]
+            peers = Peers(*arrays, update_capacity(devices))
+        state = StepState(pools, pools, sampling, last_tokens, peers)
         packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
         lowered = step.trace(leaves, state, packed).lower(lowering_platforms=("cuda",))
         assert "mosaic_gpu" in lowered.as_text()
-        found.append([(c.problem.operation, c.problem.label, c.kernel) for c in choices])
-    one, two = found
-    assert one == two, (one, two)
-    assert all(kernel.name.startswith("mosaic") for _, _, kernel in one if kernel is not None)
+        kernels = [c.kernel for c in choices if c.kernel is not None]
+        assert all(kernel.name.startswith("mosaic") for kernel in kernels), kernels
+        reported = step_kernels(
+            shape, layout, model=config, dtype=dtype, kv_dtype=dtype, backend=backend, mesh=mesh,
+            peers=peers,
+        )
+        uses = {use.kernel for use in reported if use.operation.startswith("all_reduce")}
+        all_sums = {"mosaic.all_reduce", "mosaic.all_reduce_rms_norm"}
+        assert uses == (all_sums if devices > 1 else set()), uses
+        found[devices] = collections.Counter(kernel.name for kernel in kernels)
+    # The kernel that sums the devices' shares computes the norm, so that of a GEMM does not.
+    one = collections.Counter()
+    for name, count in found.pop(1).items():
+        plain = name.replace("norm_split_k", "split_k").replace("norm_gate_up", "gate_up")
+        one[plain] += count if plain != "mosaic.add_rms_norm" else 0
+    for devices, kernels in found.items():
+        assert kernels.pop("mosaic.all_reduce") == 1  # the embedding
+        assert kernels.pop("mosaic.all_reduce_rms_norm") == 2 * config.num_layers
+        assert kernels == +one, (rows, devices, kernels, one)
 print("same kernels")
 """
 
 
-def test_two_devices_have_the_kernels_of_one():
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+def test_several_devices_have_the_kernels_of_one():
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     found = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         cwd=ROOT,

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from rjax.batch.page_groups import page_groups, pages_held, tokens_held
-from rjax.batch.page_hash import PageHashes
-from rjax.engine.window_pages import group_key
+from rjax.batch.page_hash import PageHashes, group_key
 from rjax.errors import OutOfMemoryError
 from rjax.models import config_from_dict
 from rjax.sampling import SamplingParams
@@ -97,7 +96,7 @@ def test_tokens_are_those_of_one_sequence_at_a_time(model, pages, options):
     if "preemption" in options:
         assert stats.preemptions > 0
     else:
-        assert stats.cached_tokens >= 2 * S + 6 * S
+        assert stats.cached_tokens >= 6 * S
         assert stats.kv_tokens_read < stats.kv_tokens_unshared
     if options.get("preemption") == "swap":
         assert stats.swaps > 0

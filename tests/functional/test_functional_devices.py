@@ -1,4 +1,4 @@
-"""Group sampling over two devices: prompts split by shard_map, or KV heads cut by a mesh."""
+"""Group sampling over several devices: prompts split by shard_map, or KV heads cut by a mesh."""
 
 import os
 import subprocess
@@ -12,9 +12,10 @@ import functools
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from rjax import functional
-from tests.functional.programs import prepared, prompts
+from rjax.errors import InvalidConfigError
+from tests.functional.programs import prepared, prompts, tiny_model
 
-assert jax.device_count() == 2
+assert jax.device_count() == 4
 tokens, lengths = prompts(4)
 keys = jax.random.split(jax.random.key(1), 4)
 
@@ -25,7 +26,7 @@ setup, weights = prepared()
 one = jax.jit(rollout(setup))(weights, tokens, lengths, keys)
 
 # Each device samples its own prompts; the loops may end at different times.
-data = Mesh(np.array(jax.devices()), ("data",))
+data = Mesh(np.array(jax.devices()[:2]), ("data",))
 own = jax.shard_map(
     rollout(setup), mesh=data, in_specs=(P(), P("data"), P("data"), P("data")),
     out_specs=P("data"), check_vma=False,
@@ -35,18 +36,28 @@ np.testing.assert_array_equal(one.tokens, split.tokens)
 np.testing.assert_allclose(one.logprobs, split.logprobs, atol=1e-5)
 assert len(split.tokens.sharding.device_set) == 2
 
-# Both devices share the KV heads of every sequence.
-tensor = Mesh(np.array(jax.devices()), ("tensor",))
-setup, weights = prepared(mesh=tensor)
-cut = jax.jit(rollout(setup))(weights, tokens, lengths, keys)
-np.testing.assert_array_equal(one.tokens, cut.tokens)
-np.testing.assert_allclose(one.logprobs, cut.logprobs, atol=2e-5)
+# The devices share the KV heads of every sequence; with 4 devices, pairs have copies of one head.
+for devices in (2, 4):
+    tensor = Mesh(np.array(jax.devices()[:devices]), ("tensor",))
+    setup, weights = prepared(mesh=tensor)
+    assert setup.config.num_kv_heads == devices
+    cut = jax.jit(rollout(setup))(weights, tokens, lengths, keys)
+    np.testing.assert_array_equal(one.tokens, cut.tokens)
+    np.testing.assert_allclose(one.logprobs, cut.logprobs, atol=2e-5)
+
+try:
+    functional.prepare(tiny_model(), max_context=64, page_size=8, mesh=tensor)
+except InvalidConfigError as error:
+    assert "2 entries, which 4 devices cannot divide" in str(error), error
+    assert "give the mesh to load_model or init_model too" in str(error), error
+else:
+    raise AssertionError("a model of one device was taken for four")
 print("equal")
 """
 
 
-def test_two_devices_give_the_tokens_of_one():
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+def test_several_devices_give_the_tokens_of_one():
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         cwd=ROOT,

@@ -25,6 +25,9 @@ FAMILIES = {
         "attention_bias": True,
         "mlp_bias": True,
     },
+    # On two GPUs, both have the KV head.
+    "llama_one_kv_head": {"hidden_size": 1024, "intermediate_size": 2048, "model_type": "llama"}
+    | {"num_attention_heads": 16, "num_key_value_heads": 1, "head_dim": 64},
     "qwen2": {"hidden_size": 1024, "intermediate_size": 2048}
     | _HEADS
     | {"head_dim": None, "tie_word_embeddings": True},
@@ -123,6 +126,21 @@ def test_the_kernels_compute_what_plain_jax_does(family, devices, tmp_path):
         assert "mosaic" in used
         for use in llm.kernels():
             print(family, devices, use.rows, use)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_two_gpus_with_whole_experts(quantization, tmp_path):
+    if jax.device_count() < 2:
+        pytest.skip("one GPU")
+    path = folder(tmp_path, "qwen3_moe")
+    options = {"quantization": quantization}
+    spread = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    for count in (12, 1):
+        plain, _ = answers(path, count, backend="xla", **options)
+        fast, llm = answers(path, count, backend="mosaic", **options, **spread)
+        same_up_to_rounding(fast, plain)
+        used = {use.kernel for use in llm.kernels() if use.operation == "experts"}
+        assert used == {f"mosaic.{'quantised_experts' if quantization else 'grouped_gemm'}"}
 
 
 @pytest.mark.parametrize("quantization", ["fp8", "int8", "int4"])

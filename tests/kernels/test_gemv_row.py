@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_rows import merged_row, normal, unmerged_row
 
 from rjax.pallas_kernels.add_rms_norm import xla as norm
 from rjax.pallas_kernels.gate_up_gemm import mosaic as gated
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.relay_fusion.reference import relay_fusion_reference
 from rjax.pallas_kernels.split_k_gemm import mosaic as split
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 
@@ -23,11 +23,6 @@ MODELS = [
 EPS = 1e-5
 
 
-def normal(*shape, dtype=jnp.bfloat16, seed=0, scale=1.0):
-    values = np.random.default_rng(seed).standard_normal(shape, np.float32)
-    return jnp.asarray(scale * values, dtype)
-
-
 def spec(*shape, dtype=jnp.bfloat16):
     return jax.ShapeDtypeStruct(shape, dtype)
 
@@ -36,27 +31,6 @@ def normed_arguments(D, E, parts=4):
     summands = normal(max(parts, 1), 1, D, dtype=jnp.float32, seed=1)
     update = Partial(summands) if parts else summands[0].astype(jnp.bfloat16)
     return normal(1, D), update, normal(D, seed=2), normal(D, *E, seed=3, scale=D**-0.5)
-
-
-def merged_arguments(N, H, entries, columns, room=48):
-    """Entries of NaN beyond the row's own; the row itself where it has one."""
-    part = normal(room, N, H, seed=4).at[entries:].set(jnp.nan)
-    lse = normal(room, N, dtype=jnp.float32, seed=5, scale=3.0).at[entries:].set(jnp.nan)
-    out = normal(1, N, H, seed=6) if entries == 1 else jnp.full((1, N, H), jnp.nan, jnp.bfloat16)
-    indptr = jnp.asarray([0, entries], jnp.int32)
-    w = normal(N * H, columns, seed=7, scale=(N * H) ** -0.5)
-    return UnmergedAttention(out, part, lse, indptr), w
-
-
-def merged_row(given):
-    """float32 [N * H], in plain arithmetic."""
-    count = int(given.merge_indptr[1])
-    if count == 0:
-        return np.zeros(given.out.size, np.float32)
-    if count == 1:
-        return np.asarray(given.out, np.float32).ravel()
-    part = given.partial_out[:count, None].astype(jnp.float32)
-    return np.asarray(relay_fusion_reference(part, given.partial_lse[:count, None])[0]).ravel()
 
 
 def product(row, w):
@@ -147,7 +121,7 @@ def test_a_row_that_is_a_norm(model, parts):
 @pytest.mark.parametrize("model", MODELS)
 def test_a_row_that_is_merged(model, entries):
     D, _, N, H, _ = model
-    given, w = merged_arguments(N, H, entries, D)
+    given, w = unmerged_row(N, H, entries), normal(N * H, D, seed=7, scale=(N * H) ** -0.5)
     run = jax.jit(split.merge_split_k_gemm)
     first, again = run(given, w), run(given, w)
     np.testing.assert_array_equal(first.summands, again.summands)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from interpreted_mosaic import interpreting, load_interleaved, store_all, store_transposed
+from quantised_weights import KINDS, error, weight_of, weight_spec
 
 from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
 from rjax.pallas_kernels.partial import Partial
@@ -19,10 +20,6 @@ from rjax.pallas_kernels.quantised_gemm.config import GemmConfig, GemmShape, con
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from tests.crossed import crossed
 
-KINDS = (
-    *("fp8", "fp8 blocks", "int8"),
-    *("int4", "int4 zeros", "int4 64", "int4 interleaved", "int4 interleaved zeros"),
-)
 # (W, X, E) of Llama-3-8B, Qwen2.5-3B and Qwen2.5-0.5B layers, and odd ones.
 LAYERS = [
     (1, 6144, 4096),
@@ -37,56 +34,6 @@ LAYERS = [
 ]
 ROWS = (1, 8, 16, 32, 64)
 MANY_ROWS = (72, 128, 136, 520)  # one tile and several, the last one overlapping
-
-
-def values_dtype(kind: str):
-    if kind.startswith("fp8"):
-        return jnp.dtype(jnp.float8_e4m3fn)
-    return jnp.dtype(jnp.int8 if kind == "int8" else jnp.int4)
-
-
-def scale_shape(kind: str, W: int, X: int, E: int) -> tuple[int, ...]:
-    if kind in ("fp8", "int8"):
-        return (W, X)
-    if kind == "fp8 blocks":
-        return (W, X // (128 if X % 128 == 0 else 64), E // 128)
-    return (W, X, E // (64 if kind == "int4 64" else 128))
-
-
-def scale_dtype(kind: str):
-    return jnp.bfloat16 if kind.startswith("int4") else jnp.float32
-
-
-def weight_of(kind: str, W: int, X: int, E: int, seed: int = 0) -> ScaledWeight:
-    rng = np.random.default_rng(seed)
-    shape, dtype = scale_shape(kind, W, X, E), values_dtype(kind)
-    if kind.startswith("fp8"):
-        values = rng.standard_normal((W, X, E), np.float32)
-    else:
-        limit = 128 if kind == "int8" else 8
-        values = rng.integers(-limit, limit, (W, X, E), np.int8)
-    scale = rng.uniform(0.5, 1.5, shape).astype(np.float32) * E**-0.5
-    scale /= {"fp8": 1, "int8": 74, "int4": 4.6}[kind.split()[0]]
-    zero_points = None
-    if "zeros" in kind:
-        zero_points = jnp.asarray(rng.integers(-8, 9, shape, np.int8))
-    return ScaledWeight(
-        jnp.asarray(values).astype(dtype),
-        jnp.asarray(scale, scale_dtype(kind)),
-        zero_points,
-        "interleaved" in kind,
-    )
-
-
-def weight_spec(kind: str, W: int, X: int, E: int) -> ScaledWeight:
-    shape = scale_shape(kind, W, X, E)
-    zero_points = jax.ShapeDtypeStruct(shape, jnp.int8) if "zeros" in kind else None
-    return ScaledWeight(
-        jax.ShapeDtypeStruct((W, X, E), values_dtype(kind)),  # pyright: ignore[reportArgumentType]
-        jax.ShapeDtypeStruct(shape, scale_dtype(kind)),  # pyright: ignore[reportArgumentType]
-        zero_points,  # pyright: ignore[reportArgumentType]
-        "interleaved" in kind,
-    )
 
 
 def rows_of(T: int, E: int, dtype=jnp.bfloat16) -> jax.Array:
@@ -115,10 +62,6 @@ def computed(h, weight: ScaledWeight) -> np.ndarray:
     if len(weight.values) == 2:
         return np.asarray(jax.jit(mosaic.quantised_gate_up_gemm)(h, weight), np.float32)
     return np.asarray(jax.jit(mosaic.quantised_gemm)(h, weight).summands).sum(0)
-
-
-def error(found, want) -> float:
-    return float(np.linalg.norm(found - want) / np.linalg.norm(want))
 
 
 def limit_of(W: int, T: int = 1, kind: str = "") -> float:
@@ -251,6 +194,22 @@ def test_configs_fill_the_gpu(bits, rows):
         config = configs(shape, may_split=W == 1)[0]
         assert X % (64 * config.consumers) == 0 and E % config.block_k == 0
         assert X // (64 * config.consumers) * config.split_k >= 64  # CTAs; an H200 has 132 SMs
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("rows", [8, 16])
+def test_warpgroups_that_take_turns_have_stages_of_their_own(rows, resident):
+    taken = set()
+    for W, X, E in LAYERS[:5]:
+        shape = GemmShape(
+            rows, W, X, E, 4, 16, interleaved=True, resident_row=resident, shares_sm=not resident
+        )
+        for config in configs(shape, may_split=W == 1):
+            taken.add(config.stage_groups)
+            assert config.num_stages % config.stage_groups == 0
+            assert config.consumers * config.stage_groups <= 4
+            assert config.stage_groups == 1 or W == 1
+    assert taken == ({1, 2} if rows == 8 else {1})
 
 
 @pytest.mark.parametrize(

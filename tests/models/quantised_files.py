@@ -252,7 +252,7 @@ def write_quantised(root: Path, values: dict, name: str, seed: int = 0) -> tuple
         (folders[0], quantised, values | {"quantization_config": quantization}),
         (folders[1], plain, values),
     ):
-        folder.mkdir()
+        folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(config))
         save_file(tensors, folder / "model.safetensors")
     return folders

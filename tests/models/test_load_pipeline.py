@@ -191,7 +191,7 @@ def test_bytes_in_flight_are_bounded(ahead_bytes):
     entry = TensorEntry("x", Path("none"), "U8", (300,), 0, 300)
     sharding = jax.sharding.NamedSharding(single_device_mesh(), jax.P())
     plans = [
-        ParameterPlan((Block(entry, ((0, n),), np.dtype(np.uint8), (n,), sharding),)) for n in sizes
+        ParameterPlan((Block(((entry, 0, n),), np.dtype(np.uint8), (n,), sharding),)) for n in sizes
     ]
     taken = []
 
@@ -268,7 +268,7 @@ def test_leaving_early_stops_the_threads(folder):
     path = weights_file(folder)
     entry = read_header(path)["model.embed_tokens.weight"]
     sharding = jax.sharding.NamedSharding(single_device_mesh(), jax.P())
-    block = Block(entry, ((0, 40),), np.dtype(np.uint8), (40,), sharding)
+    block = Block(((entry, 0, 40),), np.dtype(np.uint8), (40,), sharding)
     with Pipeline([ParameterPlan((block,))] * 100, AdoptedBuffers().load, 0) as values:
         assert next(iter(values))[0].shape == (40,)
     assert not loading_threads()

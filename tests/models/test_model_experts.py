@@ -1,6 +1,7 @@
 """Mixtures of experts: routing, the operation beside a float32 reference, goldens, loading."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
@@ -154,6 +155,27 @@ def test_the_work_list_holds_every_pair_once(T, X, J, R):
         lost = np.asarray(work.pair_slot)[chosen >= J]
         assert (lost == len(slots)).all()
         assert np.asarray(work.num_tiles)[0] == len({s // rows for s in np.flatnonzero(slots >= 0)})
+
+
+@pytest.mark.parametrize("T", [1, 6, 300])
+def test_pairs_of_experts_elsewhere_have_no_slot(T):
+    J, X, held, first = 12, 3, 4, 4
+    draw = np.random.default_rng(T)
+    for skew in ("none", "all", "any"):
+        span = {"none": (8, 12), "all": (4, 8), "any": (0, 12)}[skew]
+        chosen = np.stack([draw.permutation(np.arange(*span))[:X] for _ in range(T)])
+        own = np.where((chosen >= first) & (chosen < first + held), chosen - first, held)
+        make = functools.partial(make_work_list, num_experts=held, num_elsewhere=J - held)
+        work = jax.jit(make)(own.astype(np.int32))
+        assert work.tile_rows == tile_rows(T * X, J)  # as on one device
+        slots = np.asarray(work.slot_pair)
+        np.testing.assert_array_equal(np.sort(slots[slots >= 0]), np.flatnonzero(own < held))
+        for slot in np.flatnonzero(slots >= 0):
+            tile = slot // work.tile_rows
+            assert tile < work.num_tiles[0]
+            assert work.tile_expert[tile] == own.reshape(-1)[slots[slot]]
+        assert (np.asarray(work.pair_slot)[own == held] == len(slots)).all()
+        assert (work.num_tiles[0] == 0) == (own == held).all()
 
 
 def test_of_equal_scores_the_lower_index_wins():

@@ -1,8 +1,5 @@
 """The mosaic backend: its refusals, its tuning and its functions."""
 
-import jax.numpy as jnp
-from jaxtyping import Array, Float
-
 from rjax.pallas_kernels.attention.backend import AttentionBackend, AttentionShape, AttentionTuning
 from rjax.pallas_kernels.attention.mosaic.api import paged_attention, unmerged_attention
 from rjax.pallas_kernels.attention.mosaic.config import CONSUMERS, WGMMA_M
@@ -11,8 +8,7 @@ from rjax.pallas_kernels.attention.mosaic.refusal import COMPUTE_CAPABILITIES, r
 from rjax.pallas_kernels.attention.planner import CostModel
 from rjax.pallas_kernels.attention.split_policy import SplitPolicy
 from rjax.pallas_kernels.mosaic_emit import num_sms
-from rjax.pallas_kernels.relay_fusion.mosaic import merge_in_place
-from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.pallas_kernels.relay_fusion.mosaic import merge_rows
 
 _NUM_SMS = 128  # about those of a Hopper GPU: multi-row items mostly come in powers of two
 _FINE_ROW_HEADS = 32  # rows times KV heads that fill the SMs only with fine splits
@@ -48,13 +44,6 @@ def tuning(shape: AttentionShape) -> AttentionTuning:
     )
 
 
-def merge(attention: UnmergedAttention) -> Float[Array, "T N H"]:
-    """The merged results of ``unmerged_attention``."""
-    lse = jnp.zeros(attention.shape[:2], jnp.float32)  # not read for rows that lie in ``out``
-    rest = attention.partial_out, attention.partial_lse, attention.merge_indptr
-    return merge_in_place(attention.out, lse, *rest)[0]
-
-
 BACKEND = AttentionBackend(
     name="mosaic",
     compute_capabilities=COMPUTE_CAPABILITIES,
@@ -63,5 +52,5 @@ BACKEND = AttentionBackend(
     prepare=pack_plan,
     attention=paged_attention,
     unmerged_attention=unmerged_attention,
-    merge=merge,
+    merge=merge_rows,
 )

@@ -1,11 +1,10 @@
 """Prefixes whose KV pages are pinned: any number at once, nested in one another or not."""
 
 from rjax.batch.page_groups import first_page, pages_held
-from rjax.batch.page_hash import block_bytes
+from rjax.batch.page_hash import block_bytes, group_key
 from rjax.batch.sequence import Sequence
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.named_prefixes.named_prefix import NamedPrefix, PendingPrefix
-from rjax.engine.window_pages import group_key
 from rjax.errors import InvalidRequestError, OutOfMemoryError
 
 
@@ -153,7 +152,7 @@ class PinnedPrefixes:
                 continue  # given back; perhaps it is cached
             if n < len(hashes.keys):
                 key = group_key(hashes.keys[n], group)
-                self._blocks.register(page, key, parent, hashes.blocks[n])
+                self._blocks.register(page, key, parent, hashes.blocks[n], first=n == 0)
             else:
                 self._blocks.register_partial(page, parent, rest)
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from rjax.models import Activation, GroupedLinear
 from rjax.models.schemes import Scaled
@@ -17,21 +17,24 @@ from rjax.worker.kernels.problem import Problem
 def expert_specs(
     up: GroupedLinear, down: GroupedLinear, mesh: Mesh | AbstractMesh
 ) -> tuple[Any, ...]:
-    """How this mesh shards the leaves of both weights and both biases: the width I of every expert.
+    """How this mesh shards the leaves of both weights and both biases: the width I of every expert,
+    or the experts J.
 
     Raises:
         ValueError: devices would share values that are reordered among themselves.
     """
     leaves = [_leaf_specs(linear, mesh) for linear in (up, down)]
-    weight = partition_spec(up.letters, up.shape, mesh)
-    shares = PartitionSpec(TENSOR_AXIS) if mesh.size > 1 else PartitionSpec()
-    biases = [PartitionSpec(None, *weight[2:]), shares]
+    experts, _, *outputs = _spec(up, up.letters, up.shape, mesh)
+    shares = PartitionSpec()
+    if mesh.size > 1:
+        shares = PartitionSpec(None, experts) if experts else PartitionSpec(TENSOR_AXIS)
+    biases = [PartitionSpec(experts, *outputs), shares]
     return *leaves, *(None if up.bias is None else spec for spec in biases)
 
 
 def _leaf_specs(linear: GroupedLinear, mesh: Mesh | AbstractMesh) -> dict[str, PartitionSpec]:
     specs = {
-        name: partition_spec(letters, linear.leaf_shape(name), mesh)
+        name: _spec(linear, letters, linear.leaf_shape(name), mesh)
         for name, letters in linear.leaf_letters
     }
     shape = linear.leaf_shape("weight")
@@ -44,11 +47,41 @@ def _leaf_specs(linear: GroupedLinear, mesh: Mesh | AbstractMesh) -> dict[str, P
     return specs
 
 
-def shares_of_bias(bias: Array | None, mesh: Mesh) -> Array | None:
-    """[devices, ...]: the bias for the first device and zeros for the others, whose shares of the
-    result are added to its; the bias itself on one device."""
+def _spec(
+    linear: GroupedLinear, letters: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
+) -> PartitionSpec:
+    return partition_spec(letters, shape, mesh, expert_parallel=linear.expert_parallel)
+
+
+def own_experts(
+    chosen: Int[Array, "T X"], up: GroupedLinear, mesh: Mesh
+) -> tuple[Int[Array, "rows X"], PartitionSpec]:
+    """The experts of each row as a device counts its own, and their specs.
+
+    Where devices hold whole experts, the rows of each device follow those of the one before; an
+    expert of another device is none.
+    """
+    devices, (J, *_) = mesh.shape[TENSOR_AXIS], up.shape
+    if not up.expert_parallel or devices == 1:
+        return chosen, PartitionSpec()
+    local = J // devices
+    own = chosen[None] - jnp.arange(devices, dtype=chosen.dtype)[:, None, None] * local
+    own = jnp.where((own >= 0) & (own < local), own, local)
+    return own.reshape(-1, chosen.shape[1]), PartitionSpec(TENSOR_AXIS)
+
+
+def shares_of_bias(down: GroupedLinear, mesh: Mesh) -> Array | None:
+    """The second bias with an axis before it; the bias itself on one device.
+
+    Where each device has a share of every expert, the axis has the devices: the bias for the first
+    one and zeros for the others, whose shares of the result are added to its. Where devices hold
+    whole experts, the axis has one entry.
+    """
+    bias = down.bias_array
     if bias is None or mesh.size == 1:
         return bias
+    if down.expert_parallel:
+        return bias[None]
     return jnp.zeros((mesh.size, *bias.shape), bias.dtype).at[0].set(bias)
 
 
@@ -74,21 +107,24 @@ def experts_problem(
     """
     J, D, A, width = up.shape
     devices = mesh.shape[TENSOR_AXIS]
+    local = J // devices if up.expert_parallel else J
+    own_width = width if up.expert_parallel else width // devices
     return Problem(
         operation="experts",
         rows=rows,
         dtype=jnp.dtype(dtype).name,
         label="D -> I -> D",
         depth=D,
-        columns=(A, width // devices),
+        columns=(A, own_width),
         scheme=up.scheme,
         scale_block=_scale_block(up, D),
         down_scheme=down.scheme,
-        down_scale_block=_scale_block(down, width // devices),
+        down_scale_block=_scale_block(down, own_width),
         activation=activation,
         bias=up.bias is not None,
         needs_partial=devices > 1,
-        num_experts=J,
+        num_experts=local,
+        experts_elsewhere=J - local,
         top_k=top_k,
     )
 

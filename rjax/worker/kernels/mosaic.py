@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from rjax.models import Routing
 from rjax.models.routing import router_logits
 from rjax.models.schemes import UNQUANTISED
 from rjax.pallas_kernels.add_rms_norm import mosaic as add_rms_norm
+from rjax.pallas_kernels.all_reduce_rms_norm import mosaic as all_reduce_rms_norm
+from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
 from rjax.pallas_kernels.gate_up_gemm import mosaic as gate_up_gemm
 from rjax.pallas_kernels.grouped_gemm import mosaic as grouped_gemm
 from rjax.pallas_kernels.partial import Partial
@@ -72,6 +75,12 @@ def _add_rms_norm_refusal(problem: Problem) -> str | None:
     return add_rms_norm.refusal(problem.depth, problem.dtype, problem.pending_bias)
 
 
+def _all_reduce_refusal(problem: Problem) -> str | None:
+    return all_reduce_rms_norm.refusal(
+        problem.rows, problem.depth, problem.dtype, problem.peer_capacity
+    )
+
+
 def _activation_refusal(problem: Problem) -> str | None:
     return _only_swiglu(problem) or silu_and_mul.refusal(problem.columns[-1], problem.dtype)
 
@@ -90,8 +99,8 @@ def _norm_rope_and_cache_refusal(problem: Problem) -> str | None:
 def _route_refusal(problem: Problem) -> str | None:
     router = problem.router
     assert router is not None
-    if router.score != "softmax" or router.correction_bias or router.bias or router.num_groups > 1:
-        return "it takes the softmax over all experts, without biases and groups"
+    if router.num_groups > 1:
+        return f"{router.num_groups} groups of experts; it takes one"
     return top_k_routing.refusal(problem.width, problem.top_k)
 
 
@@ -146,6 +155,17 @@ def _add_rms_norm(problem: Problem, x: Array, update: Any, weight: Array) -> Any
     return add_rms_norm.add_rms_norm(x, update, weight, problem.eps)
 
 
+def _all_reduce(problem: Problem, update: Partial, peers: Peers) -> tuple[Array, Peers]:
+    del problem
+    return all_reduce_rms_norm.all_reduce(update, peers)
+
+
+def _all_reduce_rms_norm(
+    problem: Problem, x: Array, update: Partial, weight: Array, peers: Peers
+) -> tuple[Array, Array, Peers]:
+    return all_reduce_rms_norm.all_reduce_rms_norm(x, update, weight, problem.eps, peers)
+
+
 def _activation(problem: Problem, h: Array) -> Array:
     del problem
     return silu_and_mul.silu_and_mul(h)
@@ -169,16 +189,24 @@ def _norm_rope_and_cache(
     return rope_and_cache.rope_and_cache(qkv, *arrays, norms=norms, **scales)
 
 
-def _route(problem: Problem, h: Array, weight: Array, bias: None, correction: None) -> Routing:
-    del bias, correction
-    router, shape = problem.router, (problem.rows, problem.depth, problem.width)
+def _route(
+    problem: Problem, h: Array, weight: Array, bias: Array | None, correction: Array | None
+) -> Routing:
+    router, J, shape = problem.router, problem.width, (problem.rows, problem.depth, problem.width)
     assert router is not None
-    if split_k_gemm.refusal(*shape, problem.dtype) is None:
+    padding = top_k_routing.padded_experts(J) - J
+    if padding == 0 and bias is None and split_k_gemm.refusal(*shape, problem.dtype) is None:
         logits = split_k_gemm.split_k_gemm(h, weight).summands
     else:
-        logits = router_logits(h, weight, None)[None]
+        logits = jnp.pad(router_logits(h, weight, bias), ((0, 0), (0, padding)))[None]
     found = top_k_routing.top_k_routing(
-        logits, problem.top_k, renormalise=router.renormalise, scale=router.scale
+        logits,
+        problem.top_k,
+        num_experts=J,
+        renormalise=router.renormalise,
+        scale=router.scale,
+        score=router.score,
+        correction=correction,
     )
     return Routing(*found)
 
@@ -198,12 +226,17 @@ def _experts(
     if problem.needs_partial and down_bias is not None:
         down_bias = down_bias[0]
     clamped = activation.clamped if activation.clamp is not None else None
-    both = up["weight"], down["weight"]
-    return grouped_gemm.experts(h, chosen, weights, *both, up_bias, down_bias, clamped)
+    return grouped_gemm.experts(
+        *(h, chosen, weights, up["weight"], down["weight"], up_bias, down_bias, clamped),
+        num_elsewhere=problem.experts_elsewhere,
+    )
+
+
+_WITHOUT_WEIGHTS = ("add_rms_norm", "all_reduce", "all_reduce_rms_norm", "activation")
 
 
 def _kernel(name: str, operation: Operation, refusal: Any, run: Any) -> Kernel:
-    streams = operation not in ("add_rms_norm", "activation") and "cache" not in operation
+    streams = operation not in _WITHOUT_WEIGHTS and "cache" not in operation
     return Kernel(f"mosaic.{name}", operation, frozenset({"mosaic"}), refusal, run, streams)
 
 
@@ -214,6 +247,10 @@ MOSAIC_KERNELS = (
     _kernel("gate_up", "linear_activation", _gated_refusal, _gated),
     _kernel("norm_gate_up", "norm_linear_activation", _norm_gated_refusal, _norm_gated),
     _kernel("add_rms_norm", "add_rms_norm", _add_rms_norm_refusal, _add_rms_norm),
+    _kernel("all_reduce", "all_reduce", _all_reduce_refusal, _all_reduce),
+    _kernel(
+        "all_reduce_rms_norm", "all_reduce_rms_norm", _all_reduce_refusal, _all_reduce_rms_norm
+    ),
     _kernel("silu_and_mul", "activation", _activation_refusal, _activation),
     _kernel("rope_and_cache", "rope_and_cache", _rope_and_cache_refusal, _rope_and_cache),
     _kernel(

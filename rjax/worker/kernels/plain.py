@@ -8,7 +8,9 @@ from jaxtyping import Array, Float
 from rjax.models import Routing
 from rjax.models.routing import route, router_logits
 from rjax.models.schemes.grouped import dequantise_expert
+from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
+from rjax.pallas_kernels.all_reduce_rms_norm.xla import all_reduce
 from rjax.pallas_kernels.grouped_gemm.xla import experts
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.rope_and_cache.xla import rope_and_cache
@@ -30,6 +32,11 @@ def _linear(
 
 def _add_rms_norm(problem: Problem, x: Any, update: Any, weight: Any) -> Any:
     return add_rms_norm(x, update, weight, problem.eps)
+
+
+def _all_reduce(problem: Problem, update: Partial, peers: Any) -> Any:
+    del problem
+    return all_reduce(update, TENSOR_AXIS), peers
 
 
 def _activation(problem: Problem, h: Float[Array, "T A F"]) -> Float[Array, "T F"]:
@@ -66,6 +73,7 @@ def _experts(
         *(h, chosen, weights, up, down, problem.activation, up_bias, down_bias),
         widen_up=lambda leaves: dequantise_expert(of_up, leaves, h.dtype),
         widen_down=lambda leaves: dequantise_expert(of_down, leaves, h.dtype),
+        num_elsewhere=problem.experts_elsewhere,
     )
 
 
@@ -84,6 +92,7 @@ def _kernel(operation: Any, run: Any) -> Kernel:
 PLAIN_KERNELS = (
     _kernel("linear", _linear),
     _kernel("add_rms_norm", _add_rms_norm),
+    _kernel("all_reduce", _all_reduce),
     _kernel("activation", _activation),
     _kernel("rope_and_cache", _rope_and_cache),
     _kernel("route", _route),

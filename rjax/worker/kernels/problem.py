@@ -13,6 +13,8 @@ type Operation = Literal[
     "norm_linear_activation",
     "merge_linear",
     "add_rms_norm",
+    "all_reduce",
+    "all_reduce_rms_norm",
     "activation",
     "norm_rope_and_cache",
     "rope_and_cache",
@@ -34,6 +36,10 @@ class Problem:
               (x + update, the result);
             - merge_linear: (UnmergedAttention, leaves) to [T, ...] or a Partial;
             - add_rms_norm: (x, update, norm weight) to (x + update, its norm);
+            - all_reduce: (update, peers) to (its sum over the devices, peers), where the update is
+              a Partial with a device's summands and peers a `Peers` or None;
+            - all_reduce_rms_norm: (x, update, norm weight, peers) to (x + the sum of the update
+              over the devices, its norm, peers);
             - activation: h [T, A, F] to [T, F];
             - norm_rope_and_cache: (qkv, weights of the norms of a query and a key, and as next);
             - rope_and_cache: (qkv, cos, sin, K pages, V pages, slots, scales) to (q, K pages,
@@ -56,9 +62,13 @@ class Problem:
         bias: whether a bias is added to the result.
         pending_bias: the update of a norm is a Partial with a bias.
         needs_partial: the depth is sharded over devices, so that the result must be a Partial.
+        peer_capacity: numbers of a share that fit the exchange buffers of the devices; 0 without
+            such buffers.
         eps: of the norm.
         router: of route.
-        num_experts, top_k: J, and the experts of a row.
+        num_experts, top_k: J of one device, and the experts of a row.
+        experts_elsewhere: experts of the other devices, where devices hold whole experts. Rows may
+            then have any number of the device's own, also none.
         head_dim, rotary_dim, kv_dtype: of both rope_and_cache; rotary_dim is None without rotation.
     """
 
@@ -76,10 +86,12 @@ class Problem:
     bias: bool = False
     pending_bias: bool = False
     needs_partial: bool = False
+    peer_capacity: int = 0
     eps: float = 0.0
     router: Router | None = None
     num_experts: int = 0
     top_k: int = 0
+    experts_elsewhere: int = 0
     head_dim: int = 0
     rotary_dim: int | None = None
     kv_dtype: str = ""

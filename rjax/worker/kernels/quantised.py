@@ -10,7 +10,13 @@ from jaxtyping import Array, Float
 from rjax.models.schemes import Scaled
 from rjax.models.schemes.scaled import VALUE_DTYPES
 from rjax.pallas_kernels.partial import Partial, reduced
-from rjax.pallas_kernels.quantised_gemm import mosaic, quantise_rows, quantised_rows
+from rjax.pallas_kernels.quantised_gemm import (
+    merge_quantise,
+    mosaic,
+    one_row,
+    quantise_rows,
+    quantised_rows,
+)
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import QuantisedRows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.worker.kernels.kernel import Kernel
@@ -75,6 +81,47 @@ def _norm_gate_up_refusal(problem: Problem) -> str | None:
     return _norm_refusal(problem) or _gate_up_refusal(problem)
 
 
+def _one_row_refusal(problem: Problem) -> str | None:
+    """Of a norm that the GEMM computes itself."""
+    if not isinstance(problem.scheme, Scaled):
+        return "unquantised weights"
+    assert problem.scale_block is not None
+    return one_row.normed_refusal(
+        problem.rows,
+        problem.depth,
+        VALUE_DTYPES[problem.scheme.values],
+        problem.scale_block,
+        problem.pending_bias,
+    )
+
+
+def _norm_row_gemm_refusal(problem: Problem) -> str | None:
+    return _one_row_refusal(problem) or _gemm_refusal(problem)
+
+
+def _norm_row_gate_up_refusal(problem: Problem) -> str | None:
+    return _one_row_refusal(problem) or _gate_up_refusal(problem)
+
+
+def _merge_gemm_refusal(problem: Problem) -> str | None:
+    """Of relay fusion that quantises rows; other rows gain nothing."""
+    if not isinstance(problem.scheme, Scaled) or problem.scheme.values != "fp8":
+        return "weights that are not fp8"
+    if problem.scale_block != (1, problem.depth):
+        return f"scales of blocks {problem.scale_block}; it takes channels"
+    why = merge_quantise.refusal(problem.depth, problem.dtype)
+    return why or _gemm_refusal(problem)
+
+
+def _merge_row_gemm_refusal(problem: Problem) -> str | None:
+    if not isinstance(problem.scheme, Scaled):
+        return "unquantised weights"
+    assert problem.scale_block is not None
+    values = VALUE_DTYPES[problem.scheme.values]
+    why = one_row.merged_refusal(problem.rows, problem.depth, values, problem.scale_block)
+    return why or _gemm_refusal(problem)
+
+
 def _fp8_dot_refusal(problem: Problem) -> str | None:
     if not isinstance(problem.scheme, Scaled) or problem.scheme.values != "fp8":
         return "weights that are not fp8"
@@ -101,10 +148,13 @@ def _scaled_weight(problem: Problem, leaves: dict[str, Array], matrices: int) ->
     )
 
 
-def _gemm(problem: Problem, h: Array | QuantisedRows, leaves: dict[str, Array]) -> Partial:
-    partial = mosaic.quantised_gemm(h, _scaled_weight(problem, leaves, 1))
+def _shaped(problem: Problem, partial: Partial) -> Partial:
     summands = partial.summands
     return Partial(summands.reshape(*summands.shape[:2], *problem.columns), dtype=partial.dtype)
+
+
+def _gemm(problem: Problem, h: Array | QuantisedRows, leaves: dict[str, Array]) -> Partial:
+    return _shaped(problem, mosaic.quantised_gemm(h, _scaled_weight(problem, leaves, 1)))
 
 
 def _gate_up(problem: Problem, h: Array | QuantisedRows, leaves: dict[str, Array]) -> Array:
@@ -157,6 +207,30 @@ def _fp8_dot(
     return product.astype(h.dtype)
 
 
+def _norm_row_gemm(
+    problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
+) -> tuple[Array, Partial]:
+    scaled = _scaled_weight(problem, leaves, 1)
+    x, partial = one_row.norm_quantised_gemm(x, update, weight, problem.eps, scaled)
+    return x, _shaped(problem, partial)
+
+
+def _norm_row_gate_up(
+    problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
+) -> tuple[Array, Array]:
+    scaled = _scaled_weight(problem, leaves, 2)
+    return one_row.norm_quantised_gate_up_gemm(x, update, weight, problem.eps, scaled)
+
+
+def _merge_row_gemm(problem: Problem, attention: Any, leaves: dict[str, Array]) -> Partial:
+    scaled = _scaled_weight(problem, leaves, 1)
+    return _shaped(problem, one_row.merge_quantised_gemm(attention, scaled))
+
+
+def _merge_gemm(problem: Problem, attention: Any, leaves: dict[str, Array]) -> Partial:
+    return _gemm(problem, merge_quantise.merge_quantise(attention), leaves)
+
+
 def _norm_fp8_activation_refusal(problem: Problem) -> str | None:
     if problem.bias:
         return "a bias before the activation"
@@ -187,8 +261,17 @@ def _kernel(name: str, operation: Operation, refusal: Any, run: Any) -> Kernel:
 
 QUANTISED_KERNELS = (
     _kernel("quantised_gemm", "linear", _gemm_refusal, _gemm),
+    _kernel("norm_row_quantised_gemm", "norm_linear", _norm_row_gemm_refusal, _norm_row_gemm),
     _kernel("norm_quantised_gemm", "norm_linear", _norm_gemm_refusal, _norm_gemm),
+    _kernel("merge_row_quantised_gemm", "merge_linear", _merge_row_gemm_refusal, _merge_row_gemm),
+    _kernel("merge_quantised_gemm", "merge_linear", _merge_gemm_refusal, _merge_gemm),
     _kernel("quantised_gate_up", "linear_activation", _gate_up_refusal, _gate_up),
+    _kernel(
+        "norm_row_quantised_gate_up",
+        "norm_linear_activation",
+        _norm_row_gate_up_refusal,
+        _norm_row_gate_up,
+    ),
     _kernel(
         "norm_quantised_gate_up", "norm_linear_activation", _norm_gate_up_refusal, _norm_gate_up
     ),

@@ -58,6 +58,7 @@ def _run(
         grouped_weight(problem.scheme, up, 2),
         grouped_weight(problem.down_scheme, down, 1),
         *(up_bias, down_bias, clamped),
+        num_elsewhere=problem.experts_elsewhere,
     )
 
 

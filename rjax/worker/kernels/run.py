@@ -34,10 +34,8 @@ def run_kernel(
     flat, tree = jax.tree.flatten(operands)
     whole_specs = jax.tree.broadcast(specs, operands, is_leaf=_is_spec)
     each = jax.tree.leaves(whole_specs, is_leaf=_is_spec)
-    shapes = [_local(leaf, spec, mesh) for leaf, spec in zip(flat, each, strict=True)]
-    found = jax.eval_shape(
-        functools.partial(kernel.run, problem), *jax.tree.unflatten(tree, shapes)
-    )
+    shapes = tuple(_local(leaf, spec, mesh) for leaf, spec in zip(flat, each, strict=True))
+    found = _result(kernel, problem, tree, shapes, tuple(mesh.shape.items()))
     out_specs, out_tree = jax.tree.flatten(of_result(found), is_leaf=_is_spec)
     return _run_sharded(
         flat,
@@ -49,6 +47,23 @@ def run_kernel(
         out_specs=tuple(out_specs),
         out_tree=out_tree,
     )
+
+
+@functools.lru_cache(maxsize=256)  # every layer asks the same
+def _result(
+    kernel: Kernel,
+    problem: Problem,
+    tree: Any,
+    shapes: tuple[jax.ShapeDtypeStruct, ...],
+    axes: tuple[tuple[str, int], ...],
+) -> Any:
+    """The result of one device, as shapes.
+
+    Like ``jax.eval_shape``, but under the axes of the mesh, which a sum over the devices names.
+    """
+    run = functools.partial(kernel.run, problem)
+    local = jax.make_jaxpr(run, axis_env=list(axes), return_shape=True)
+    return local(*jax.tree.unflatten(tree, shapes))[1]
 
 
 def _is_spec(value: Any) -> bool:

@@ -1,0 +1,55 @@
+"""The rows of `bench.decode_step`."""
+
+import dataclasses
+
+from bench.step_roofline import DecodeCase
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """A row of the table with its target on an H200, over the roofline or in milliseconds.
+
+    ``targets`` are those of quantised weights, in milliseconds. ``layers`` replaces the number of
+    layers of the model's shapes.
+    """
+
+    model: str
+    case: DecodeCase
+    target_ratio: float | None = None
+    target_ms: float | None = None
+    targets: tuple[tuple[str, float], ...] = ()
+    layers: int | None = None
+
+    def target(self, quantization: str | None) -> float | None:
+        """Milliseconds, of weights as they are stored."""
+        return self.target_ms if quantization is None else dict(self.targets).get(quantization)
+
+
+TABLE = (
+    Row("llama-3-8b", DecodeCase(64, 2048, 256), 1.25),
+    Row("llama-3-8b", DecodeCase(1, 0, 1024), 1.15),
+    Row("llama-3-8b", DecodeCase(64, 0, 1024), 1.20),
+    Row("llama-3-8b", DecodeCase(256, 8192, 256), 1.35),
+    Row("qwen2.5-3b", DecodeCase(64, 1656, 128), 1.30),
+    Row("qwen2.5-0.5b", DecodeCase(16, 512, 128), None, 0.55),
+)
+EXPERTS = (
+    Row("qwen3-30b-a3b", DecodeCase(1, 0, 1024), None, 2.1),
+    Row("qwen3-30b-a3b", DecodeCase(16, 2048, 256), None, 11.0),
+    Row("qwen3-30b-a3b", DecodeCase(64, 2048, 256), None, 16.0, targets=(("fp8", 8.5),)),
+    Row("gpt-oss-20b", DecodeCase(1, 0, 1024), targets=(("mxfp4", 2.6),)),
+    Row("gpt-oss-20b", DecodeCase(64, 2048, 256), targets=(("mxfp4", 5.0),)),
+)
+MXFP4 = "mxfp4"
+"""The ``quant_method`` of published checkpoints of gpt-oss, whose experts alone are quantised."""
+GROWTH = tuple(
+    Row("llama-3-8b", DecodeCase(64, shared, 256)) for shared in (0, 2048, 8192, 16384, 32768)
+)
+TENSOR_PARALLEL = (
+    Row("llama-3-8b", DecodeCase(1, 0, 1024), None, 2.5),
+    Row("llama-3-8b", DecodeCase(64, 2048, 256), None, 3.2),
+    Row("llama-3-8b", DecodeCase(256, 8192, 256), None, 6.4),
+    Row("llama-3-70b", DecodeCase(1, 0, 1024), None, 4.7, layers=20),
+    Row("llama-3-70b", DecodeCase(64, 2048, 256), None, 5.3, layers=20),
+)
+"""Its targets are those of two H200."""

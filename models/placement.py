@@ -1,0 +1,139 @@
+"""How a model is divided among the devices of a mesh."""
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import AbstractMesh, Mesh
+from jaxtyping import Array
+
+from rjax.models.config import ModelConfig
+from rjax.models.decoder import Decoder
+from rjax.models.layers.grouped_linear import GroupedLinear
+from rjax.models.layers.linear import Linear
+from rjax.models.layers.parameter import bits, variable_spec
+from rjax.models.schemes import Scaled
+from rjax.models.schemes.grouped import is_interleaved
+from rjax.models.sharding import TENSOR_AXIS
+
+
+def place(config: ModelConfig, devices: int, *, expert_parallel: bool = False) -> ModelConfig:
+    """The config of a model on so many devices.
+
+    The devices must divide the query heads. KV heads that they do not divide are copied: each is
+    held ``kv_head_copies`` times, by neighbouring devices, and the copies share its query heads.
+    Query heads keep their order. The devices must also divide the feed-forward widths; with
+    ``expert_parallel`` they divide the number of experts instead of the width of each.
+
+    Args:
+        config: placed or not.
+        devices: on the mesh axis `tensor`.
+        expert_parallel: each device holds whole experts.
+
+    Raises:
+        ValueError: it cannot be divided so; the message says what can.
+    """
+    if expert_parallel and config.experts is None:
+        raise ValueError(
+            f"{config.architecture} has no experts to spread over devices; leave expert "
+            "parallelism out"
+        )
+    shared = _shared_sizes(config, expert_parallel)
+    for what, size in shared.items():
+        if size % devices:
+            most = min(shared.values())
+            works = [n for n in range(1, most + 1) if all(s % n == 0 for s in shared.values())]
+            raise ValueError(
+                f"{devices} devices cannot share {size} {what} evenly; this model can use "
+                f"{', '.join(map(str, works))}"
+            )
+    num_kv_heads = config.num_kv_heads // config.kv_head_copies
+    copies = devices // math.gcd(num_kv_heads, devices)
+    experts = config.experts
+    return dataclasses.replace(
+        config,
+        num_kv_heads=copies * num_kv_heads,
+        kv_head_copies=copies,
+        experts=experts and dataclasses.replace(experts, parallel=expert_parallel),
+    )
+
+
+def _shared_sizes(config: ModelConfig, expert_parallel: bool) -> dict[str, int]:
+    """What the devices of a mesh share out evenly."""
+    sizes = {"query heads": config.num_heads}
+    experts = config.experts
+    if experts is None or not all(experts.layers):
+        sizes["units of the feed-forward width"] = config.intermediate_size
+    if experts is not None:
+        if expert_parallel:
+            sizes["experts"] = experts.num_experts
+        else:
+            sizes["units of the width of an expert"] = experts.width
+        if experts.shared_width is not None:
+            sizes["units of the width of the shared expert"] = experts.shared_width
+    return sizes
+
+
+def bytes_of_device(model: Decoder, mesh: Mesh | AbstractMesh) -> int:
+    """Bytes of the parameters that one device of a mesh holds; the model may be abstract.
+
+    Raises:
+        ValueError: the devices cannot divide a parameter, or would share values that are
+            interleaved with each other.
+    """
+    devices = mesh.shape[TENSOR_AXIS]
+    for path, module in nnx.iter_modules(model):
+        if isinstance(module, Linear | GroupedLinear):
+            _check_interleaved(".".join(map(str, path)), module, mesh)
+    total = 0
+    for path, leaf in nnx.to_flat_state(nnx.state(model)):
+        array = leaf.get_value()
+        try:
+            spec = variable_spec(leaf, mesh)
+        except ValueError as error:
+            raise ValueError(f"{'.'.join(map(str, path))}: {error}") from None
+        size = array.size // (devices if any(spec) else 1)
+        total += math.ceil(size * bits(array.dtype) / 8)
+    return total
+
+
+def _check_interleaved(
+    path: str, module: Linear | GroupedLinear, mesh: Mesh | AbstractMesh
+) -> None:
+    """Raise ValueError if devices would share values that are interleaved with each other."""
+    devices = mesh.shape[TENSOR_AXIS]
+    weight: nnx.Variable = getattr(module, "weight")  # noqa: B009 - made by the scheme
+    spec = variable_spec(weight, mesh)
+    size = weight.get_value().shape[-1]
+    if not any(spec[-1:]) or not isinstance(module.scheme, Scaled):
+        return
+    interleaved = (
+        is_interleaved if isinstance(module, GroupedLinear) else lambda s, n: s.is_interleaved(n)
+    )
+    if interleaved(module.scheme, (size,)) and not interleaved(module.scheme, (size // devices,)):
+        raise ValueError(
+            f"{devices} devices cannot share the {size} inputs of {path}, stored as "
+            f"{module.scheme.name}, evenly; use fewer"
+        )
+
+
+def copy_kv_heads(value: Array | np.ndarray, letters: str, copies: int) -> Array:
+    """A projection of queries, keys and values with each KV head copied.
+
+    Args:
+        value: with axes K and A = G + 2 next to each other.
+        letters: its axes.
+        copies: of each KV head.
+
+    Returns:
+        The same with K * copies KV heads of G / copies queries each.
+    """
+    axis = letters.split().index("K")
+    assert letters.split()[axis + 1] == "A"
+    K, A = value.shape[axis : axis + 2]
+    queries, kv = jnp.split(jnp.asarray(value), [A - 2], axis + 1)
+    before, after = value.shape[:axis], value.shape[axis + 2 :]
+    queries = queries.reshape(*before, K * copies, (A - 2) // copies, *after)
+    return jnp.concatenate([queries, jnp.repeat(kv, copies, axis)], axis + 1)

@@ -1,0 +1,1 @@
+"""Sum of the devices' shares, residual sum and RMSNorm."""

@@ -1,0 +1,70 @@
+"""Collects what the prefix cache stores and removes, on the engine's thread."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Stored(NamedTuple):
+    """A page entered the prefix cache.
+
+    Attributes:
+        key: chain key of its tokens.
+        parent: chain key of the page before it; the root key of the chain for its first page.
+        block: its tokens as int32 bytes.
+        first: whether it is the first page of its chain.
+    """
+
+    key: bytes
+    parent: bytes
+    block: bytes
+    first: bool
+
+
+class Removed(NamedTuple):
+    """A page left the prefix cache.
+
+    Attributes:
+        key: chain key of its tokens.
+    """
+
+    key: bytes
+
+
+class Cleared(NamedTuple):
+    """The prefix cache became empty."""
+
+
+type CacheEvent = Stored | Removed | Cleared
+
+
+@dataclasses.dataclass(slots=True)
+class EventLog:
+    """Events since the last `flush`, in order. Adding one costs a list entry.
+
+    Attributes:
+        publish: is given the events; must not wait.
+        events: so far.
+    """
+
+    publish: Callable[[list[CacheEvent]], None]
+    events: list[CacheEvent] = dataclasses.field(default_factory=list)
+
+    def stored(self, key: bytes, parent: bytes, block: bytes, *, first: bool) -> None:
+        """A page entered the cache; see `Stored`."""
+        self.events.append(Stored(key, parent, block, first))
+
+    def removed(self, key: bytes) -> None:
+        """A page left the cache."""
+        self.events.append(Removed(key))
+
+    def cleared(self) -> None:
+        """The cache became empty, at a user's request: published at once."""
+        self.events.append(Cleared())
+        self.flush()
+
+    def flush(self) -> None:
+        """Publish the events."""
+        if self.events:
+            taken, self.events = self.events, []
+            self.publish(taken)

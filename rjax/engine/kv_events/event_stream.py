@@ -1,0 +1,43 @@
+"""The KV events of one engine: the log that its block manager fills, and the publisher."""
+
+from rjax.config import CacheSettings
+from rjax.engine.kv_events.event_log import EventLog
+from rjax.engine.kv_events.publisher import KvEventPublisher
+from rjax.engine.stats import EngineStats
+from rjax.kv_events_config import kv_events_config
+
+
+class KvEventStream:
+    """Publishes what the log collected, after each step. Without events it does nothing.
+
+    Args:
+        settings: options of the KV pool.
+        root: root key of the prefix cache's unsalted chains.
+
+    Attributes:
+        log: for the block manager; None without events.
+
+    Raises:
+        InvalidConfigError: see `KvEventPublisher`.
+    """
+
+    def __init__(self, settings: CacheSettings, root: bytes) -> None:
+        self.log: EventLog | None = None
+        self._publisher: KvEventPublisher | None = None
+        config = kv_events_config(settings.kv_events_config)
+        if config is not None and config.published:
+            self._publisher = KvEventPublisher(config, settings.page_size, root)
+            self.log = EventLog(self._publisher.publish)
+
+    def flush(self, stats: EngineStats) -> None:
+        """Hand the events since the last call to the publisher, and count the batches."""
+        if self.log is None or self._publisher is None:
+            return
+        self.log.flush()
+        stats.kv_event_batches = self._publisher.published
+        stats.kv_event_batches_dropped = self._publisher.dropped
+
+    def close(self) -> None:
+        """See `KvEventPublisher.close`."""
+        if self._publisher is not None:
+            self._publisher.close()

@@ -1,0 +1,75 @@
+"""What the devices of a mesh send each other in a decode step, and that each has its result.
+
+One process with virtual devices runs all of it: its start takes longest.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_PROGRAM = """
+import re
+
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bench.decode_step import Bench
+from bench.step_roofline import DecodeCase
+from rjax.benchmarks.model_shapes import SHAPES
+from rjax.sampling import first_largest
+from rjax.worker.sharded_argmax import sharded_argmax
+
+config = SHAPES["tiny"] | {"num_key_value_heads": 4, "num_attention_heads": 8}
+case = DecodeCase(4, 64, 16)
+
+
+def step(devices):
+    bench = Bench(
+        config, backend="xla", page_size=64, relay="auto", mode="greedy", devices=devices
+    )
+    compiled, state, packed = bench.compiled(case)
+    found = re.findall(
+        r"\\s(all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)\\(",
+        compiled.as_text(),
+    )
+    state, result = compiled(bench.leaves, state, packed)
+    return found, np.asarray(result.tokens), np.asarray(result.logits)
+
+
+_, tokens, logits = step(1)
+for devices in (2, 4):
+    found, on_mesh, near = step(devices)
+    # Two sums a layer, the embedding, and the argmax.
+    assert found == ["all-gather"] * (2 * config["num_hidden_layers"] + 2), found
+    np.testing.assert_allclose(near, logits, rtol=1e-4, atol=1e-5)
+    assert (on_mesh == tokens).all(), (on_mesh, tokens)
+
+mesh = Mesh(np.array(jax.devices()[:4]), ("tensor",))
+x = np.random.default_rng(0).standard_normal((6, 64)).astype(np.float32)
+x[0, [3, 60]] = 9.0  # equal ones on two devices
+x[1, [17, 18]] = 9.0  # and on one
+x[2] = -np.inf
+x[3] = -5.0
+x[3, 48:] = -4.0
+for array, spec in ((x, PartitionSpec(None, "tensor")), (x[:, :63], PartitionSpec())):
+    given = jax.device_put(array, NamedSharding(mesh, spec))
+    got = jax.jit(sharded_argmax(mesh))(given)
+    np.testing.assert_array_equal(got, first_largest(jnp.asarray(array)))
+print("equal")
+"""
+
+
+def test_a_step_has_one_collective_for_each_sum_and_one_for_the_tokens():
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    found = subprocess.run(
+        [sys.executable, "-c", _PROGRAM],
+        cwd=ROOT,
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert found.stdout.endswith("equal\n")

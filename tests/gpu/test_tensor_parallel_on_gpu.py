@@ -1,0 +1,43 @@
+"""Engines on two GPUs: the tokens of one GPU up to rounding, and the same bits in every run."""
+
+import jax
+import pytest
+from test_families_on_gpu import answers, folder, same_up_to_rounding
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _two_gpus():
+    if jax.device_count() < 2:
+        pytest.skip("one GPU")
+
+
+def logprobs(outputs) -> list:
+    return [
+        [{t: entry.logprob for t, entry in row.items()} for row in output.logprobs]
+        for output in outputs
+    ]
+
+
+def test_tokens_are_those_of_one_gpu_and_runs_are_equal(tmp_path):
+    path = folder(tmp_path, "llama")
+    alone, _ = answers(path, 12, backend="mosaic")
+    pair, llm = answers(path, 12, backend="mosaic", tensor_parallel_size=2)
+    same_up_to_rounding(pair, alone)
+    sums = {use.kernel for use in llm.kernels() if use.operation.startswith("all_reduce")}
+    assert sums == {"mosaic.all_reduce_rms_norm", "mosaic.all_reduce"}
+    again, _ = answers(path, 12, backend="mosaic", tensor_parallel_size=2)
+    assert [output.token_ids for output in again] == [output.token_ids for output in pair]
+    assert logprobs(again) == logprobs(pair)
+
+
+def test_collectives_of_xla_take_the_place_of_the_exchange(tmp_path, monkeypatch):
+    """They add the same numbers in the same order; the norm is another kernel's."""
+    path = folder(tmp_path, "llama")
+    pair, _ = answers(path, 5, backend="mosaic", tensor_parallel_size=2)
+    monkeypatch.setattr("rjax.worker.worker.make_peer_memory", lambda mesh, numbers: (None, None))
+    plain, llm = answers(path, 5, backend="mosaic", tensor_parallel_size=2)
+    sums = {use.kernel for use in llm.kernels() if use.operation.startswith("all_reduce")}
+    assert sums == {"xla.all_reduce"}
+    same_up_to_rounding(plain, pair)

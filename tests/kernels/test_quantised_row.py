@@ -1,0 +1,189 @@
+"""GEMVs of few bits that compute their input row: its norm, or the merge of its partial results."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_rows import merged_row, normal, unmerged_row
+from interpreted_mosaic import interpreting, load_interleaved, store_transposed
+from jax.experimental import pallas as pl
+from quantised_weights import error, weight_of, weight_spec
+
+from rjax.pallas_kernels.add_rms_norm import xla as norm
+from rjax.pallas_kernels.gemv_row import NormedRow, StoredRow
+from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.quantised_gemm import (
+    mosaic,
+    one_row,
+    quantise_rows,
+    quantised_rows,
+    upcast,
+)
+from rjax.pallas_kernels.quantised_gemm.config import GemmConfig
+from rjax.pallas_kernels.quantised_gemm.quantised_row import QuantisedRow
+from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
+
+# (D, F, N, H, projections): of Llama-3-8B, Qwen2.5-3B, Qwen2.5-0.5B, odd sizes
+MODELS = [
+    (4096, 14336, 32, 128, 6144),
+    (2048, 11008, 16, 128, 2560),
+    (896, 4864, 14, 64, 1152),
+    (1280, 3456, 16, 80, 1920),
+]
+KINDS = ("fp8", "int8", "int4 zeros", "int4 interleaved")
+EPS = 1e-5
+
+
+def spec(*shape, dtype=jnp.bfloat16) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def wanted(row, weight):
+    """float32 [X], in plain arithmetic."""
+    matrices = np.asarray(weight.dequantise(), np.float64)
+    sums = matrices @ np.asarray(row, np.float64)
+    return sums[0] if len(sums) == 1 else sums[0] / (1 + np.exp(-sums[0])) * sums[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model", MODELS)
+def test_kernels_lower(model, kind):
+    D, F, N, H, E = model
+    row, weight, update = spec(1, D), spec(D), Partial(spec(4, 1, D, dtype=jnp.float32))
+    entries = spec(48, N, H), spec(48, N, dtype=jnp.float32)
+    attention = UnmergedAttention(spec(1, N, H), *entries, spec(2, dtype=jnp.int32))
+
+    def normed(*a):
+        x, update, norm_weight, weight = a
+        return one_row.norm_quantised_gemm(x, update, norm_weight, EPS, weight)
+
+    def normed_gated(*a):
+        x, update, norm_weight, weight = a
+        return one_row.norm_quantised_gate_up_gemm(x, update, norm_weight, EPS, weight)
+
+    calls = [
+        (one_row.merge_quantised_gemm, (attention, weight_spec(kind, 1, D, N * H))),
+        (mosaic.quantised_gemm, (spec(1, F), weight_spec(kind, 1, D, F))),
+        (normed, (row, update, weight, weight_spec(kind, 1, E, D))),
+        (normed_gated, (row, row, weight, weight_spec(kind, 2, F, D))),
+    ]
+    for (function, arguments), width in zip(calls, (D, D, E, F), strict=True):
+        traced = jax.jit(function).trace(*arguments)
+        traced.lower(lowering_platforms=("cuda",))
+        assert jax.tree.leaves(traced.out_info)[-1].shape[-2:] == (1, width)
+
+
+class PlainRow(StoredRow):
+    """A row that is stored as the interpreter can: it has no tiles and no swizzle."""
+
+    def fill(self, refs, results, smem_row, scratch, is_first) -> None:
+        [h] = refs
+        smem_row.ref[0] = h[0, pl.ds(smem_row.start, smem_row.max_columns)]
+
+
+# The last has more groups of warpgroups than the second split has stages.
+@pytest.mark.parametrize(
+    ("kind", "shape", "config"),
+    [
+        ("int4", (1, 128, 1024), None),
+        ("int8", (2, 64, 640), None),
+        ("int4", (1, 128, 1280), GemmConfig(2, 256, 1, 2, stage_groups=2)),
+        ("int8", (1, 64, 640), GemmConfig(1, 128, 2, 3, stage_groups=3)),
+    ],
+)
+def test_arithmetic(kind, shape, config, monkeypatch):
+    monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
+    monkeypatch.setattr(upcast, "load_interleaved", load_interleaved)
+    weight, h = weight_of(kind, *shape), normal(1, shape[2])
+    multiply = mosaic.split_k_products if shape[0] == 1 else mosaic.gated_products
+    with interpreting(monkeypatch):
+        [found] = multiply(PlainRow(h), weight, config)
+    found = np.asarray(found, np.float32)
+    found = found.sum(0)[0] if shape[0] == 1 else found[0]
+    assert error(found, wanted(h[0], weight)) < (1e-5 if shape[0] == 1 else 4e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"rows": 8}, "8 rows"),
+        ({"depth": 8192}, "8192 columns"),
+        ({"block": (128, 128), "values": jnp.float8_e4m3fn}, "128 x 128"),
+        ({"pending_bias": True}, "bias"),
+    ],
+)
+def test_what_the_kernels_do_not_take(change, found):
+    given: Any = dict(rows=1, depth=4096, values=jnp.int4, block=(1, 128), pending_bias=False)
+    assert one_row.normed_refusal(**given) is None
+    assert found in (one_row.normed_refusal(**given | change) or "")
+    assert one_row.normed_refusal(1, 4096, jnp.float8_e4m3fn, (1, 4096)) is None
+    assert one_row.merged_refusal(1, 8192, jnp.float8_e4m3fn, (1, 8192)) is None
+    assert "8192 columns" in (one_row.merged_refusal(1, 8192, jnp.int4, (1, 128)) or "")
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_row_that_is_a_norm(model, kind):
+    D, F, _, _, E = model
+    x, norm_weight = normal(1, D), normal(D, seed=2)
+    for W, columns, parts in ((1, E, 4), (2, F, 7), (1, E, 0)):
+        summands = normal(max(parts, 1), 1, D, dtype=jnp.float32, seed=1)
+        update = Partial(summands) if parts else summands[0].astype(jnp.bfloat16)
+        weight = weight_of(kind, W, columns, D)
+        total, row = norm.add_rms_norm(x, update, norm_weight, EPS)
+        row = quantised_rows.quantise_rows(row).dequantise() if kind == "fp8" else row
+        run = one_row.norm_quantised_gemm if W == 1 else one_row.norm_quantised_gate_up_gemm
+        run = jax.jit(run, static_argnums=3)
+        first, again = (run(x, update, norm_weight, EPS, weight) for _ in range(2))
+        np.testing.assert_array_equal(np.asarray(first[0]), np.asarray(total))
+        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+        found = first[1][0] if W == 2 else np.asarray(first[1].summands).sum(0)[0]
+        # Norms round a few numbers to their neighbours.
+        limit = 1e-3 if W == 1 else 5e-3
+        assert error(np.asarray(found, np.float32), wanted(row[0], weight)) < limit
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("model", MODELS)
+def test_a_quantised_row_has_the_bits_of_separate_kernels(model):
+    D, F, _, _, E = model
+    x, update, norm_weight = normal(1, D), normal(1, D, seed=1), normal(D, seed=2)
+    total, rows = quantise_rows.add_rms_norm_quantise(x, update, norm_weight, EPS)
+    hidden = normal(1, F, seed=4)
+    stored = quantise_rows.quantise_rows(hidden)
+    for source, quantised, shape in (
+        (NormedRow(x, update, norm_weight, EPS), rows, (1, E, D)),
+        (StoredRow(hidden), stored, (1, D, F)),
+    ):
+        weight = weight_of("fp8", *shape)
+        config = mosaic.gemm_configs(QuantisedRow(source), weight)[0]
+        found = mosaic.split_k_products(QuantisedRow(source), weight, config)
+        [want] = mosaic.split_k_products(quantised, weight, config)
+        np.testing.assert_array_equal(np.asarray(found[0]), np.asarray(want))
+        for more in found[1:]:
+            np.testing.assert_array_equal(np.asarray(more), np.asarray(total))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("entries", [0, 1, 7, 45])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("kind", ["fp8", "int4 interleaved"])
+def test_a_row_that_is_merged(model, entries, kind):
+    D, _, N, H, _ = model
+    given, weight = unmerged_row(N, H, entries), weight_of(kind, 1, D, N * H)
+    run = jax.jit(one_row.merge_quantised_gemm)
+    first, again = run(given, weight), run(given, weight)
+    np.testing.assert_array_equal(first.summands, again.summands)
+    found = np.asarray(first.summands).sum(0)[0]
+    if entries == 0:
+        assert not found.any()
+    else:
+        limit = 0.04 if kind == "fp8" else 3e-3  # the row is rounded
+        assert error(found, wanted(merged_row(given), weight)) < limit

@@ -1,0 +1,300 @@
+"""Fleets of the command on this machine's CPU: routing, failures, drain, scaling, updates."""
+
+import asyncio
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+
+from bench.fleet_load import TINY, Fleet, Outcome, ask, body, fleet, homes, load, system_prompts
+
+pytestmark = pytest.mark.slow
+SYSTEMS = system_prompts(8)
+TWO = ("--replicas", "2", "--imbalanced-threshold", "8")
+LARGE = ("--num-pages", "160")  # holds all prefixes
+SECONDS = 240.0  # for anything to happen on a busy machine
+
+
+def send(server: Fleet, clients: int = 200, **more) -> list[Outcome]:
+    options = {"concurrency": 16, "max_tokens": 8} | more
+    return asyncio.run(load(server.url, SYSTEMS, clients=clients, **options))
+
+
+def until(condition, seconds: float = SECONDS) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.2)
+
+
+def warm(server: Fleet, clients: int = 24) -> None:
+    """Compile the step sizes in all replicas."""
+    asyncio.run(load(server.url, ["warm-up"], clients=clients, concurrency=16, max_tokens=4))
+
+
+def one(server: Fleet, number: int = 0, max_tokens: int = 8) -> Outcome:
+    async def asking() -> Outcome:
+        async with httpx2.AsyncClient(timeout=120) as client:
+            content = body(SYSTEMS[0], number, max_tokens)
+            return await ask(client, server.url, content, Outcome(0))
+
+    return asyncio.run(asking())
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[Outcome]:
+    """The same load on a server without replicas."""
+    with fleet(*TINY, *LARGE) as server:
+        return send(server)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("fleet") / "stderr"
+
+
+@pytest.fixture(scope="module")
+def two(log):
+    """Two replicas for the tests that leave them as they were."""
+    with fleet(*TINY, *TWO, "--drain-seconds", "200", log=log) as server:
+        warm(server)
+        yield server
+
+
+def test_prompts_stay_with_their_replica_and_tokens_are_those_of_one(two, alone):
+    before = two.figures()
+    outcomes = send(two)
+    assert [(o.status, o.error, o.finished) for o in outcomes] == [(200, "", True)] * 200
+    assert [o.text for o in outcomes] == [o.text for o in alone]
+    at_home = sum(max(counts.values()) for counts in homes(outcomes).values())
+    metrics = httpx2.get(two.url + "/metrics").text
+    overloaded = float(re.findall(r'reason="overloaded"\} (\S+)', metrics)[0])
+    new = float(re.findall(r'reason="new"\} (\S+)', metrics)[0])
+    assert at_home >= 200 - 2 * overloaded - new
+    assert at_home >= 150
+    assert len({o.replica for o in outcomes}) == 2
+    after = two.figures()
+
+    def grown(name: str) -> float:
+        return sum(after[tag][name] - before[tag][name] for tag in after)
+
+    hits, looked = (grown(f"rjax:prefix_cache_{x}_total") for x in ("hits", "queries"))
+    assert hits / looked > 0.7
+
+
+def test_three_replicas_and_no_process_is_left_of_a_killed_server(alone):
+    with fleet(*TINY, "--replicas", "3", "--imbalanced-threshold", "8") as server:
+        outcomes = send(server)
+        pids = server.replica_pids()
+        server.process.kill()
+        server.process.wait(10)
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 60)
+    assert len(pids) == 3
+    assert [o.text for o in outcomes] == [o.text for o in alone]
+    assert len({o.replica for o in outcomes}) == 3
+    assert sum(max(counts.values()) for counts in homes(outcomes).values()) >= 140
+
+
+def test_nothing_listens_beyond_this_machine(two):
+    listed = subprocess.run(["ss", "-ltnp"], capture_output=True, text=True, check=True).stdout
+    ours = [
+        line.split()[3] for line in listed.splitlines() if re.search(r'"(ray::|raylet|gcs_)', line)
+    ]
+    mine = [line.split()[3] for line in listed.splitlines() if f"pid={two.process.pid}," in line]
+    assert len(ours) > 4 and mine
+    for address in ours + mine:
+        assert re.match(r"127\.0\.0\.1:|\[::ffff:127\.0\.0\.1\]:|\[::1\]:", address), address
+
+
+def test_openai_clients_see_the_same_api(two, alone):
+    with openai.OpenAI(base_url=f"{two.url}/v1", api_key="none", max_retries=0) as client:
+        (model,) = client.models.list().data
+        chat = body(SYSTEMS[0], 0, 8) | {"stream": False}
+        extra = {"ignore_eos": chat.pop("ignore_eos")}
+        answer = client.chat.completions.create(model=model.id, extra_body=extra, **chat)
+        first = next(i for i, o in enumerate(alone) if o.prompt == 0)
+        again = body(SYSTEMS[0], first, 8) | {"stream": True}
+        again.pop("ignore_eos")
+        pieces = client.chat.completions.create(model=model.id, extra_body=extra, **again)
+        text = [p.choices[0].delta.content for p in pieces if p.choices[0].delta.content]
+        assert text == alone[first].text
+        assert answer.usage.completion_tokens == 8
+        with pytest.raises(openai.BadRequestError, match="max_tokens is -1"):
+            client.completions.create(model=model.id, prompt="a", max_tokens=-1)
+        with pytest.raises(openai.NotFoundError, match="no model 'other'"):
+            client.completions.create(model="other", prompt="a")
+        found = [
+            client.responses.create(model=model.id, input=f"Number {i}", max_output_tokens=4)
+            for i in range(6)
+        ]
+        for response in found:  # each on the replica that stored it
+            assert client.responses.retrieve(response.id).id == response.id
+            more = client.responses.create(
+                model=model.id, input="And?", previous_response_id=response.id, max_output_tokens=4
+            )
+            assert more.previous_response_id == response.id
+            client.responses.delete(response.id)
+            with pytest.raises(openai.NotFoundError):
+                client.responses.retrieve(response.id)
+
+
+def test_a_client_that_disconnects_ends_its_request(two):
+    aborted = r'rjax:request_success_total\{replica="\w+",finished_reason="abort",.*\} (\S+)'
+
+    def count() -> float:
+        found = re.findall(aborted, httpx2.get(two.url + "/metrics", timeout=60).text)
+        assert len(found) == 2
+        return sum(map(float, found))
+
+    before = count()
+    begin = body(SYSTEMS[0], 1, 400)
+    with httpx2.stream("POST", two.url + "/v1/chat/completions", json=begin, timeout=60) as answer:
+        next(answer.iter_lines())
+    until(lambda: count() == before + 1, 30)
+    assert httpx2.get(two.url + "/load", timeout=60).json()["server_load"] == 0
+
+
+def test_a_killed_replica_is_replaced_and_the_others_go_on(two):
+    """kill -9 in mid-stream: errors or retries for its clients only."""
+    pids = two.replica_pids()
+    assert len(pids) == 2
+    killed: list[float] = []
+
+    def kill(seconds: float, done: int) -> None:
+        if done >= 30 and not killed:
+            os.kill(pids[0], signal.SIGKILL)
+            killed.append(seconds)
+
+    outcomes = send(two, clients=100, during=kill, max_tokens=16)
+    assert killed
+    failed = [o for o in outcomes if o.error]
+    assert all(o.status in (200, 503) and "died" in o.error for o in failed)
+    assert len(failed) <= 16  # those under way
+    assert len({o.replica for o in failed if o.replica}) <= 1
+    assert all(o.finished for o in outcomes if not o.error)
+    assert not [o for o in failed if o.start > killed[0] + 5]
+    until(lambda: len(two.replica_pids()) == 2)
+    until(lambda: len(two.figures()) == 2)
+    assert not any(o.error for o in send(two, clients=40))
+
+
+def test_a_rolling_update_loses_nothing(two, log):
+    before = set(two.figures())
+    outcomes: list[Outcome] = []
+    sending = threading.Thread(target=lambda: outcomes.extend(send(two, 100, concurrency=4)))
+    sending.start()
+    time.sleep(2)
+    two.process.send_signal(signal.SIGHUP)
+    sending.join(SECONDS)
+    until(lambda: "generation 1 runs" in log.read_text())
+    assert len(outcomes) == 100
+    assert not [o.error for o in outcomes if o.error]
+    until(lambda: len(two.figures()) == 2 and not before & set(two.figures()))
+    assert one(two).finished
+
+
+def test_drain_loses_nothing(two):
+    """The last test of these replicas."""
+    outcomes: list[Outcome] = []
+    sending = threading.Thread(
+        target=lambda: outcomes.extend(send(two, clients=24, concurrency=24, max_tokens=40))
+    )
+    sending.start()
+    until(lambda: httpx2.get(two.url + "/load", timeout=60).json()["server_load"] >= 12, 60)
+    # All 24 are accepted: the others are between the port and the engine.
+    two.process.send_signal(signal.SIGTERM)
+    until(lambda: httpx2.get(two.url + "/health").json()["status"] == "draining", 20)
+    refused = one(two)
+    assert (refused.status, "shutting down" in refused.error) == (503, True)
+    sending.join(SECONDS)
+    assert two.process.wait(60) == 0
+    assert [(o.status, o.error, len(o.text) > 0) for o in outcomes] == [(200, "", True)] * 24
+    assert all(o.finished for o in outcomes)
+
+
+def test_scaling_up_and_down_under_load():
+    options = (
+        *("--replicas", "1", "--max-replicas", "3", "--min-replicas", "1"),
+        *("--target-ongoing-requests", "4", "--upscale-delay-seconds", "1"),
+        *("--downscale-delay-seconds", "4", "--drain-seconds", "60"),
+    )
+    with fleet(*TINY, *options) as server:
+        most, outcomes, idle = 0, [], threading.Event()
+
+        def clients() -> None:
+            while not idle.is_set():
+                outcomes.extend(send(server, clients=48, concurrency=16, max_tokens=16))
+
+        sending = threading.Thread(target=clients)
+        sending.start()
+        until(lambda: len(server.figures()) == 3)
+        most = len(server.replica_pids())
+        idle.set()
+        # A light load goes on while replicas leave.
+        sending.join(SECONDS)
+        until(lambda: outcomes.extend(send(server, 4, concurrency=1)) or len(server.figures()) == 1)
+        assert most == 3
+        assert not [o.error for o in outcomes if o.error]
+        assert all(o.finished for o in outcomes)
+
+
+def test_a_running_cluster_is_joined_and_left(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    for name, value in (
+        ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"),  # on 127.0.0.1 only
+        ("RAY_AUTH_MODE", "token"),
+        ("RAY_AUTH_TOKEN", secrets.token_hex(32)),
+    ):
+        monkeypatch.setenv(name, value)
+    command = [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+        *("--port", str(port), "--include-dashboard", "false", "--num-cpus", "2"),
+        *("--object-store-memory", "200000000", "--disable-usage-stats"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as cluster:
+        try:
+            until(lambda: is_open(port), 120)
+            time.sleep(5)
+            options = ("--replicas", "1", "--ray-address", f"127.0.0.1:{port}")
+            for _ in range(2):  # the second one finds what the first one left
+                with fleet(*TINY, *options) as server:
+                    assert one(server).finished
+                assert server.process.returncode == 0
+            assert cluster.poll() is None
+        finally:
+            cluster.terminate()
+            cluster.wait(60)
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_without_a_cluster_there_the_error_is_one_line(tmp_path):
+    log = tmp_path / "stderr"
+    options = [*TINY, "--replicas", "1", "--ray-address", "127.0.0.1:9"]
+    with pytest.raises(TimeoutError), fleet(*options, log=log):
+        pass
+    lines = [x for x in log.read_text().splitlines() if x.startswith("rjax serve: error: ")]
+    assert len(lines) == 1 and "no Ray cluster answers" in lines[0]
+
+
+def test_a_replica_that_cannot_start_is_one_line(tmp_path):
+    log = tmp_path / "stderr"
+    options = [*TINY, "--replicas", "1", "--num-pages", "1"]
+    with pytest.raises(TimeoutError), fleet(*options, log=log):
+        pass
+    lines = [x for x in log.read_text().splitlines() if x.startswith("rjax serve: error: ")]
+    assert len(lines) == 1 and "raise num_pages" in lines[0]

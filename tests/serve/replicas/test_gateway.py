@@ -1,0 +1,294 @@
+"""The gateway over replicas that the tests write: relaying, retries, errors, disconnects."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx2
+import pytest
+
+from rjax.serve.auth import KeyRing
+from rjax.serve.errors import ApiError
+from rjax.serve.limits import ServeLimits
+from rjax.serve.options import HttpOptions
+from rjax.serve.replicas.asgi_call import call_app
+from rjax.serve.replicas.gateway import Gateway, ReplicaLostError
+from rjax.serve.replicas.gateway_metrics import GatewayMetrics
+from rjax.serve.replicas.replica_request import ReplicaRequest
+
+SSE = [(b"content-type", b"text/event-stream")]
+JSON = [(b"content-type", b"application/json")]
+BODY = {"messages": [{"role": "user", "content": "Who?"}]}
+
+
+def start(headers=JSON, status: int = 200) -> dict[str, Any]:
+    return {
+        "type": "http.response.start",
+        "status": status,
+        "headers": headers,
+        "routed_by": "prefix",
+    }
+
+
+def part(text: str, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": text.encode(), "more_body": more}
+
+
+@dataclasses.dataclass
+class Scripted:
+    """Replicas that answer the requests by scripts, one after another.
+
+    An entry of a script is a list of messages, an exception to raise, or an event to wait for.
+    """
+
+    scripts: list[list[Any]]
+    num_running: int = 2
+    asked: list[ReplicaRequest] = dataclasses.field(default_factory=list)
+    closed: int = 0
+
+    async def serve(self, request: ReplicaRequest) -> AsyncGenerator[list[Any]]:
+        self.asked.append(request)
+        script = self.scripts.pop(0)
+        try:
+            for entry in script:
+                if isinstance(entry, Exception):
+                    raise entry
+                if isinstance(entry, asyncio.Event):
+                    await entry.wait()
+                else:
+                    yield entry
+        finally:
+            self.closed += 1
+
+    async def ask_all(self, method: str, seconds: float) -> list[Any]:
+        text = b'# HELP rjax:a A.\n# TYPE rjax:a gauge\nrjax:a{model_name="m"} 1\n'
+        return [2, 3] if method == "num_live" else [("r0", text), ("r1", text)]
+
+
+def gateway(scripts, keys=(), **http) -> tuple[Gateway, Scripted]:
+    replicas = Scripted(scripts)
+    made = Gateway(
+        replicas,
+        keys=KeyRing(list(keys)),
+        limits=ServeLimits(),
+        http=HttpOptions(**http),
+        metrics=GatewayMetrics("m"),
+    )
+    return made, replicas
+
+
+def send(app: Gateway, method: str = "POST", path: str = "/v1/chat/completions", **more):
+    async def ask() -> httpx2.Response:
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, **more)
+
+    return asyncio.run(ask())
+
+
+def counts(app: Gateway) -> str:
+    return app._metrics.exposition(2).decode()
+
+
+def test_a_response_is_relayed_as_it_is():
+    app, replicas = gateway([[[start(status=400), part('{"error"', True)], [part(": 1}", False)]]])
+    found = send(app, json=BODY, headers={"x-mine": "1"}, params={"q": "2"})
+    assert (found.status_code, found.json()) == (400, {"error": 1})
+    (request,) = replicas.asked
+    assert json.loads(request.body) == BODY
+    assert request.scope["query_string"] == b"q=2"
+    assert (b"x-mine", b"1") in request.scope["headers"]
+    assert len(request.blocks) == 1
+    assert app.num_live == 0
+    assert 'routed_requests_total{model_name="m",reason="prefix"} 1.0' in counts(app)
+
+
+@pytest.mark.parametrize("begun", [[], [[start(SSE)]]], ids=["nothing", "headers"])
+def test_a_request_is_sent_again_before_its_first_output(begun):
+    good = [[start(SSE), part("data: a\n\n"), part("", False)]]
+    app, replicas = gateway([[*begun, ReplicaLostError("died")], good])
+    found = send(app, json=BODY)
+    assert (found.status_code, found.text) == (200, "data: a\n\n")
+    assert len(replicas.asked) == replicas.closed == 2
+    assert 'replica_failures_total{model_name="m",outcome="retried"} 1.0' in counts(app)
+
+
+def test_a_request_is_not_sent_again_for_ever():
+    app, replicas = gateway([[ReplicaLostError("died")]] * 3)
+    found = send(app, json=BODY)
+    assert (found.status_code, found.json()["error"]["code"]) == (503, "engine_dead")
+    assert found.headers["retry-after"]
+    assert len(replicas.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [("/v1/chat/completions", ""), ("/v1/responses", "event: error\n")]
+)
+def test_a_stream_that_loses_its_replica_ends_by_an_error(path, name):
+    app, replicas = gateway([[[start(SSE), part("data: a\n\n")], ReplicaLostError("died")]])
+    found = send(app, path=path, json=BODY)
+    assert found.text.startswith("data: a\n\n" + name + "data: {")
+    error = json.loads(found.text.split("data: ")[2])["error"]
+    assert (error["code"], error["type"]) == ("engine_dead", "service_unavailable_error")
+    assert len(replicas.asked) == 1
+    assert 'replica_failures_total{model_name="m",outcome="lost"} 1.0' in counts(app)
+
+
+def test_a_half_sent_document_is_cut_off():
+    """A client would take an error at its end for a part of it."""
+    app, _ = gateway([[[start(), part('{"a": ')], ReplicaLostError("died")]])
+    messages = run_raw(app)
+    assert [m["type"] for m in messages] == ["http.response.start", "http.response.body"]
+    assert messages[-1]["more_body"]
+    assert "routed_by" not in messages[0]
+
+
+def run_raw(app, wait: float | None = None) -> list[dict[str, Any]]:
+    """Run a request on bare ASGI; after ``wait`` seconds its client disconnects."""
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": [],
+        "query_string": b"",
+    }
+    messages: list[dict[str, Any]] = []
+    incoming = [{"type": "http.request", "body": json.dumps(BODY).encode(), "more_body": False}]
+
+    async def receive():
+        if incoming:
+            return incoming.pop()
+        await asyncio.sleep(60 if wait is None else wait)
+        return {"type": "http.disconnect"}
+
+    async def sent(message):
+        messages.append(message)
+
+    async def run() -> None:
+        with contextlib.suppress(ConnectionAbortedError):
+            await asyncio.wait_for(app(scope, receive, sent), 20)
+
+    asyncio.run(run())
+    return messages
+
+
+def test_a_disconnect_ends_the_request_in_its_replica():
+    app, replicas = gateway([[[start(SSE), part("data: a\n\n")], asyncio.Event()]])
+    messages = run_raw(app, wait=0.1)
+    assert replicas.closed == 1
+    assert app.num_live == 0
+    assert len(messages) == 2
+
+
+def test_an_abort_ends_requests_and_draining_refuses_new_ones():
+    app, replicas = gateway([[asyncio.Event()], [[start(), part("{}", False)]]])
+
+    async def run() -> None:
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            asking = asyncio.ensure_future(client.post("/v1/chat/completions", json=BODY))
+            while not app.num_live:
+                await asyncio.sleep(0.01)
+            app.draining = True
+            assert (await client.post("/v1/completions", json=BODY)).status_code == 503
+            assert 'gateway_rejections_total{model_name="m",reason="draining"} 1.0' in counts(app)
+            assert (await client.get("/health")).json() == {"status": "draining"}
+            app.abort()
+            await asyncio.wait({asking}, timeout=10)
+            await asyncio.wait_for(app.wait_idle(), 10)
+
+    asyncio.run(run())
+    assert replicas.closed == 1
+
+
+def test_errors_of_replicas_are_openai_errors():
+    app, _ = gateway([[ApiError(503, "no replica takes requests now", code="overloaded")]])
+    found = send(app, json=BODY)
+    assert (found.status_code, found.json()["error"]["code"]) == (503, "overloaded")
+
+
+def test_keys_are_checked_here_too():
+    app, replicas = gateway([[[start(), part("{}", False)]]], keys=["first-key-1234"])
+    assert send(app, json=BODY).status_code == 401
+    assert send(app, "GET", "/metrics").status_code == 401
+    assert send(app, "GET", "/health").json() == {"status": "ready"}
+    assert not replicas.asked
+    bearer = {"Authorization": "Bearer first-key-1234"}
+    assert send(app, json=BODY, headers=bearer).status_code == 200
+    assert dict(replicas.asked[0].scope["headers"])[b"authorization"] == b"Bearer first-key-1234"
+
+
+def test_routes_over_all_replicas():
+    app, replicas = gateway([[[start(), part("{}", False)]]])
+    assert send(app, "GET", "/load").json() == {"server_load": 5}
+    text = send(app, "GET", "/metrics").text
+    assert 'rjax:a{replica="r1",model_name="m"} 1' in text
+    assert 'rjax:num_replicas{model_name="m"} 2.0' in text
+    found = send(app, json={"name": "p", "prompt": "a"}, path="/v1/prefixes")
+    assert (found.status_code, found.json()["error"]["code"]) == (404, "disabled")
+    assert not replicas.asked
+    assert send(app, "GET", "/v1/prefixes").status_code == 200
+    replicas.num_running = 0
+    assert send(app, "GET", "/health").status_code == 503
+
+
+def test_stored_responses_are_asked_of_the_replica_that_has_them():
+    name = "resp_" + "ab12cd34" + "0" * 32
+    good = [[start(), part("{}", False)]]
+    app, replicas = gateway([good] * 5)
+    send(app, "GET", f"/v1/responses/{name}")
+    send(app, "GET", f"/v1/responses/{name}/input_items")
+    send(app, path="/v1/responses", json={"input": "a", "previous_response_id": name})
+    send(app, path="/v1/responses", json={"input": "a previous_response_id"})
+    send(app, "GET", "/v1/responses/other")
+    assert [request.replica_tag for request in replicas.asked] == ["ab12cd34"] * 3 + ["", ""]
+
+
+def test_browsers_are_answered_here():
+    app, replicas = gateway(
+        [[[start(), part("{}", False)]]], allowed_origins=("https://a.example",), root_path="/llm"
+    )
+    asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    found = send(app, "OPTIONS", headers=asked)
+    assert found.headers["access-control-allow-origin"] == "https://a.example"
+    assert not replicas.asked
+    found = send(
+        app, path="/llm/v1/chat/completions", json=BODY, headers={"Origin": asked["Origin"]}
+    )
+    assert found.headers["access-control-allow-origin"] == "https://a.example"
+    assert replicas.asked[0].blocks
+
+
+def test_an_app_is_called_without_a_connection():
+    gone = []
+
+    async def app(scope, receive, send):
+        assert (await receive())["body"] == b"body"
+        await send(start())
+        await send(part("a"))
+        if scope["path"] == "/fails":
+            raise ZeroDivisionError
+        try:
+            gone.append((await receive())["type"])
+        finally:
+            await asyncio.sleep(0.01)
+            gone.append("ended")
+
+    async def first(path: str) -> list[Any]:
+        messages = call_app(app, {"path": path}, b"body")
+        found = await anext(messages)
+        if path == "/fails":
+            with pytest.raises(ZeroDivisionError):
+                await anext(messages)
+        await messages.aclose()
+        return found
+
+    assert [m["type"] for m in asyncio.run(first("/"))] == [
+        "http.response.start",
+        "http.response.body",
+    ]
+    assert gone == ["http.disconnect", "ended"]
+    asyncio.run(first("/fails"))
