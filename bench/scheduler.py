@@ -80,7 +80,7 @@ class HostOnlyWorker:
     def dispatch(self, batch, tables, *, may_queue) -> DispatchedStep:
         """Do the host work of a step."""
         clock = [time.thread_time()]
-        batch = by_shared_pages(batch, tables, page_size=PAGE_SIZE, kv_split=SPLIT)
+        batch = by_shared_pages(batch, tables[0], page_size=PAGE_SIZE, kv_split=SPLIT)
         clock.append(time.thread_time())
         rows = sum([item.stop - item.start for item in batch])
         shape = self.shapes.choose(rows=rows, seqs=len(batch))

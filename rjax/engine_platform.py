@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from rjax.batch.page_groups import page_groups
 from rjax.batch.step_limits import StepLimits, choose_step_limits
 from rjax.config import EngineConfig
 from rjax.errors import InvalidConfigError
@@ -95,6 +96,11 @@ class EnginePlatform:
                 max_model_len=max_model_len,
                 limits=limits,
                 growth=self.growth,
+                groups=page_groups(
+                    model.sliding_windows,
+                    page_size=config.cache.page_size,
+                    max_model_len=max_model_len,
+                ),
             )
             return gpu_pool_tokens(
                 config,

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from jax.typing import DTypeLike
 
+from rjax.batch.page_groups import pages_held
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_worker import PoolSize
 from rjax.config import EngineConfig
@@ -40,6 +41,12 @@ def engine_summary(
     """
     page_size = config.cache.page_size
     size = pool.num_pages * pool.page_bytes / GIB
+    tokens = pool.num_pages * page_size
+    if pool.windows != (None,):
+        # As many sequences of full length as fit.
+        tokens = (
+            pool.num_pages * max_model_len // pages_held(pool.windows, max_model_len, page_size)
+        )
     devices = platform.mesh.size
     return {
         "model": model_name(config, model.config),
@@ -48,11 +55,11 @@ def engine_summary(
         + (_why_dequantised(config, model) if model.config.dequantised else ""),
         "dtype": dtype_names(platform),
         "context": f"{max_model_len:,} tokens",
-        "KV pool": f"{pool.num_pages * page_size:,} tokens "
-        f"({pool.num_pages:,} pages of {page_size}, {size:.2f} GiB"
+        "KV pool": f"{tokens:,} tokens ({pool.num_pages:,} pages of {page_size}, {size:.2f} GiB"
         + _on_each(pool.num_pages * pool.page_bytes // devices, devices)
         + _copies(model.config)
-        + ")",
+        + ")"
+        + _windows(pool, model.config),
         "batch": f"{limits.max_num_seqs:,} sequences, {limits.max_num_batched_tokens:,} tokens a "
         "step",
         "decode steps": _decode_steps(num_decode_steps),
@@ -67,6 +74,19 @@ def engine_summary(
             step_rows=step_rows,
         ),
     }
+
+
+def _windows(pool: PoolSize, model: ModelConfig) -> str:
+    """Which layers give pages back, and how pages are divided."""
+    if pool.windows == (None,):
+        return ""
+    found = sorted({window for window in pool.windows if window is not None})
+    kept = sum(window not in found for window in model.sliding_windows)
+    sizes = " and ".join(f"{window:,}" for window in found)
+    return (
+        f"; {model.num_layers - kept} of {model.num_layers} layers keep a window of {sizes} "
+        f"tokens, {len(pool.windows)} page group{'s' if len(pool.windows) > 1 else ''}"
+    )
 
 
 def _on_each(size: int, devices: int) -> str:

@@ -77,6 +77,8 @@ class PlanShape:
             arithmetic depends on the batch, within rounding, and a row has at most
             ``MAX_PARTIAL_RESULTS`` items: a batch that needs more is split at the next power-of-two
             multiple of ``kv_split_size``.
+        window: of the layers that the plan serves, in tokens; None for full attention. No item
+            reads a split that is outside the windows of all its rows.
     """
 
     rows: int
@@ -85,6 +87,7 @@ class PlanShape:
     tile_rows: int
     kv_split_size: int
     split_policy: SplitPolicy | None = None
+    window: int | None = None
 
     @property
     def num_splits(self) -> int:
@@ -94,9 +97,13 @@ class PlanShape:
     @property
     def max_partials(self) -> int:
         """Capacity for the partial results of one row."""
-        if self.split_policy is None:
-            return self.num_splits
-        return min(self.num_splits, MAX_PARTIAL_RESULTS)
+        splits = self.splits_of_row(self.kv_split_size)
+        return splits if self.split_policy is None else min(splits, MAX_PARTIAL_RESULTS)
+
+    def splits_of_row(self, tokens: int) -> int:
+        """Splits of ``tokens`` KV tokens that one row sees at most."""
+        splits = math.ceil(self.max_context / tokens)
+        return splits if self.window is None else min(splits, (self.window - 2) // tokens + 2)
 
     @property
     def max_item_tokens(self) -> int:
@@ -111,9 +118,13 @@ class PlanShape:
     @property
     def multi_row_capacity(self) -> int:
         """Capacity for multi-row items: at each of ``max_partials`` splits, the rows in full tiles
-        and one partial tile for each span of two rows or more."""
+        and one partial tile for each span of two rows or more. The rows of a chunk see one split
+        more than each of them for every split that the chunk fills, and one at its edge."""
         spans = min(self.seqs, self.rows // 2)
-        return max(1, self.max_partials * (math.ceil(self.rows / self.tile_rows) + spans))
+        found = self.max_partials * (math.ceil(self.rows / self.tile_rows) + spans)
+        if self.window is not None:
+            found += min(self.rows // self.kv_split_size, self.num_splits) + spans
+        return max(1, found)
 
     @property
     def merge_capacity(self) -> int:
@@ -137,19 +148,21 @@ class PlanStats:
 
 
 def plan_attention(
-    page_table: Int[np.ndarray, "A M"],
+    page_table: Int[np.ndarray, "A M"] | Int[np.ndarray, "W X M"],
     query_start: Int[np.ndarray, " A1"],
     context_len: Int[np.ndarray, " A"],
     *,
     page_size: int,
     shape: PlanShape,
     sharing: Sharing,
+    table_rows: Int[np.ndarray, " A"] | None = None,
 ) -> tuple[AttentionPlan, PlanStats]:
     """Plan one step's attention for A <= B live sequences packed in batch order.
 
     Args:
         page_table: page ids; two sequences hold the same id at the same place only if all their
-            tokens up to the end of that page are equal (a prefix tree guarantees that).
+            tokens up to the end of that page are equal (a prefix tree guarantees that). Of several
+            tables, sequences share a split only if they do in all of them.
         query_start: first packed row of each sequence, and the end; its rows are the last
             ``query_start[b + 1] - query_start[b]`` >= 1 tokens of its context.
         context_len: tokens of each sequence, this step's included.
@@ -157,8 +170,12 @@ def plan_attention(
         shape: of the compiled step; arrays are padded to it.
         sharing: "on" reads every split shared by neighbours once, "off" never, a cost model where
             it pays. Only whole splits are shared.
+        table_rows: the row of the page table of each sequence; by default its number.
 
     Sequences that share must be neighbours: order the batch by page table.
+
+    With a window, a page that no row of a sequence reaches may have any id in its table. A split is
+    shared only if all rows see it; the table of the sequence that reaches back furthest serves all.
 
     Returns:
         The plan (NumPy leaves) and what it reads.
@@ -166,7 +183,10 @@ def plan_attention(
     tokens = shape.kv_split_size
     assert tokens % page_size == 0 and shape.seqs >= context_len.size
     assert query_start[-1] <= shape.rows
-    batch = _Batch(page_table, query_start, context_len, page_size)
+    tables = page_table if page_table.ndim == 3 else page_table[None]
+    if table_rows is None:
+        table_rows = np.arange(context_len.size)
+    batch = _Batch(tables, table_rows, query_start, context_len, page_size, shape.window)
     while True:
         single, many, stats = _spans(batch, shape.tile_rows, tokens, sharing)
         if shape.split_policy is not None:
@@ -184,7 +204,8 @@ def plan_attention(
         ):
             break
         # ``max_partials`` splits always fit.
-        assert shape.split_policy is not None and tokens * shape.max_partials < shape.max_context
+        assert shape.split_policy is not None
+        assert shape.splits_of_row(tokens) > shape.max_partials
         tokens *= 2
     single_row = _work_list(single, shape.single_row_capacity, 1, shape.max_item_tokens)
     multi_row = _work_list(tiles, shape.multi_row_capacity, shape.tile_rows, shape.max_item_tokens)
@@ -195,28 +216,39 @@ def plan_attention(
 class _Batch(NamedTuple):
     """Arguments of ``plan_attention``."""
 
-    page_table: Int[np.ndarray, "A M"]
+    page_tables: Int[np.ndarray, "W X M"]
+    table_rows: Int[np.ndarray, " A"]
     query_start: Int[np.ndarray, " A1"]
     context_len: Int[np.ndarray, " A"]
     page_size: int
+    window: int | None
 
 
 def _spans(
     batch: _Batch, tile_rows: int, tokens: int, sharing: Sharing
 ) -> tuple[Spans, Spans, PlanStats]:
     """Split the batch at multiples of ``tokens``: (single-row spans, multi-row spans, stats)."""
-    page_table, query_start, context_len, page_size = batch
+    query_start, context_len, window = batch.query_start, batch.context_len, batch.window
     A, C = context_len.size, tokens
     splits = -(-int(context_len.max(initial=0)) // C)
     starts = np.arange(splits) * C
     active = context_len > starts[:, None]
+    first_position = context_len - np.diff(query_start)
+    if window is not None:
+        active &= starts[:, None] + C > first_position - window + 1
     # A split is shared with the left neighbour if both have all of it and the same last page.
     shared = np.zeros((splits, A), bool)
     if sharing != "off" and A > 1 and splits:
         full = context_len >= starts[:, None] + C
-        last = np.minimum((starts + C) // page_size - 1, page_table.shape[1] - 1)
-        ids = page_table[:, last].T
-        shared[:, 1:] = full[:, 1:] & full[:, :-1] & (ids[:, 1:] == ids[:, :-1])
+        last = (starts + C) // batch.page_size - 1
+        last = np.minimum(last, batch.page_tables.shape[2] - 1)
+        ids = batch.page_tables[:, batch.table_rows[:, None], last]
+        same = (ids[:, 1:] == ids[:, :-1]).all(axis=0).T
+        shared[:, 1:] = full[:, 1:] & full[:, :-1] & same
+        if window is not None:
+            end = starts[:, None] + C
+            seen_by_all = (first_position >= end) & (context_len - window < end)
+            shared[:, 1:] &= seen_by_all[:, 1:] & seen_by_all[:, :-1]
     if isinstance(sharing, CostModel):
         shared = _unshare_unprofitable(shared, query_start, sharing, tile_rows, C)
     split, first = np.nonzero(active & ~shared)
@@ -229,14 +261,21 @@ def _spans(
     # Rows of a prompt chunk before the split do not see it.
     skip = np.where(
         stop - first == 1,
-        np.clip(starts[split] - (context_len[first] - (row_end - row_begin)), 0, None),
+        np.clip(starts[split] - first_position[first], 0, None),
         0,
     )
+    table_row = first
+    if window is not None:
+        # Nor do rows whose windows begin behind it.
+        seen = starts[split] + C + window - 1 - first_position[first]
+        row_end = np.where(stop - first == 1, np.minimum(row_end, row_begin + seen), row_end)
+        if (stop - first > 1).any():
+            table_row = _furthest_back(first_position, first, stop)
     row_begin = row_begin + skip
     spans = Spans(
         row_begin=row_begin,
         row_count=row_end - row_begin,
-        table_row=first,
+        table_row=table_row,
         kv_start=starts[split],
         kv_stop=np.where(
             stop - first > 1, starts[split] + C, np.minimum(starts[split] + C, context_len[first])
@@ -249,6 +288,18 @@ def _spans(
         shared_groups=int((stop - first > 1).sum()),
     )
     return spans.select(spans.row_count == 1), spans.select(spans.row_count > 1), stats
+
+
+def _furthest_back(
+    first_position: Int[np.ndarray, " A"],
+    first: Int[np.ndarray, " X"],
+    stop: Int[np.ndarray, " X"],
+) -> Int[np.ndarray, " X"]:
+    """Of each run of sequences, first to stop - 1, the one whose rows begin first."""
+    found = first.copy()
+    for i in np.flatnonzero(stop - first > 1).tolist():
+        found[i] += first_position[first[i] : stop[i]].argmin()
+    return found
 
 
 def _unshare_unprofitable(

@@ -20,6 +20,16 @@ def salted_key(root: bytes, salt: str) -> bytes:
     return hashlib.sha256(b"salt" + root + salt.encode()).digest()
 
 
+def group_key(key: bytes, group: int) -> bytes:
+    """The key of a page of one page group, from the chain key of its tokens."""
+    return key + bytes((group,)) if group else key
+
+
+def is_chain_key(key: bytes) -> bool:
+    """Whether a `group_key` is one of the first page group."""
+    return len(key) == hashlib.sha256().digest_size
+
+
 class PageHashes:
     """Chain keys of the full pages of one sequence, each computed once, in order.
 

@@ -44,11 +44,16 @@ class Sequence:
         num_cached: prompt tokens served from the prefix cache at first admission; None before it.
         num_shared: those of ``num_cached`` in pages that other live sequences held.
         num_preemptions: times that it was preempted.
-        pages: page ids in order; they hold at least ``num_stored`` tokens.
-        capacity: tokens that ``pages`` can hold.
+        pages: page ids in order, of the layers with full attention, or of all layers where none
+            has a window; they hold at least ``num_stored`` tokens. Empty if all have windows.
+        window_pages: of each page group with a window, page ids in order; -1 for those behind the
+            window, which it does not hold.
+        num_given_back: of each page group with a window, leading pages that it does not hold.
+        gives_back_at: value of ``num_computed`` from which it needs a page less.
+        capacity: tokens that its pages can hold.
         num_borrowed: leading pages that other sequences computed; copied before a write.
         num_registered: leading pages in the prefix cache under the keys of this sequence.
-        host_slots: while swapped, page number to host slot of the pages saved for it.
+        host_slots: while swapped, (page group, page number) to host slot of the pages saved for it.
         num_saved: while swapped, tokens that were stored.
         group_pages: pages freed when it was preempted with its siblings; 0 once one has resumed.
         slot: sampler slot while running.
@@ -80,10 +85,13 @@ class Sequence:
     num_shared: int = 0
     num_preemptions: int = 0
     pages: list[int] = dataclasses.field(default_factory=list)
+    window_pages: list[list[int]] = dataclasses.field(default_factory=list)
+    num_given_back: list[int] = dataclasses.field(default_factory=list)
+    gives_back_at: int = 0
     capacity: int = 0
     num_borrowed: int = 0
     num_registered: int = 0
-    host_slots: dict[int, int] = dataclasses.field(default_factory=dict)
+    host_slots: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict)
     num_saved: int = 0
     group_pages: int = 0
     slot: int | None = None
@@ -107,6 +115,11 @@ class Sequence:
         if self.index > 0 or self.params.prompt_logprobs is None:
             return self.num_known
         return max(self.logprob_start_len - 1, 0)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that it holds, in all page groups."""
+        return len(self.pages) + sum(map(len, self.window_pages)) - sum(self.num_given_back)
 
     @property
     def leader(self) -> "Sequence":

@@ -18,10 +18,17 @@ from rjax.sampling import SlotRow
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PoolSize:
-    """Pages of the KV pool, and bytes of one page over all layers, K and V together."""
+    """Size of the KV pool.
+
+    Attributes:
+        num_pages: of all page groups together.
+        page_bytes: of one page over the layers of a page group, K and V together.
+        windows: of each page group, in tokens; None for full attention.
+    """
 
     num_pages: int
     page_bytes: int
+    windows: tuple[int | None, ...] = (None,)
 
 
 class StepWorker(Protocol):
@@ -88,7 +95,7 @@ class StepWorker(Protocol):
     def dispatch(
         self,
         batch: list[ScheduledSequence],
-        tables: Int[np.ndarray, "slots pages"],
+        tables: Int[np.ndarray, "groups slots pages"],
         *,
         may_queue: bool,
     ) -> DispatchedStep:
@@ -96,7 +103,7 @@ class StepWorker(Protocol):
 
         Args:
             batch: in any order.
-            tables: row s lists the pages of the sequence in slot s.
+            tables: of each page group; row s lists the pages of the sequence in slot s.
             may_queue: whether a decode step may wait for those after it, to run in one program with
                 them.
         """

@@ -4,6 +4,8 @@ import dataclasses
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from rjax.batch.page_groups import pages_held
+from rjax.batch.page_hash import is_chain_key
 from rjax.engine.kv_events.event_log import EventLog
 from rjax.engine.page_index import PageContent, PageIndex
 from rjax.errors import OutOfMemoryError
@@ -82,6 +84,10 @@ class BlockManager:
                 break
             pages.append(page)
         return pages
+
+    def find(self, key: bytes) -> int | None:
+        """The cached page of this chain key; takes no reference."""
+        return self._page_of.get(key)
 
     def match_partial_page(self, parent: bytes, tokens: bytes) -> tuple[int, int] | None:
         """The page after the chain ``parent`` that shares most leading tokens with these.
@@ -162,7 +168,7 @@ class BlockManager:
             self._key_of[page] = key
             self._index.put(page, PageContent(parent, block))
             self._new.add(page)
-            if self._events is not None:
+            if self._events is not None and is_chain_key(key):
                 self._events.stored(key, parent, block, first=first)
 
     def register_partial(self, page: int, parent: bytes, tokens: bytes) -> None:
@@ -204,17 +210,22 @@ class BlockManager:
         if key is not None:
             del self._page_of[key]
             self._key_of[page] = None
-            if self._events is not None:
+            if self._events is not None and is_chain_key(key):
                 self._events.removed(key)
 
 
-def check_sequence_fits(num_pages: int, page_size: int, max_model_len: int) -> None:
-    """Check that one sequence of full length fits into a pool.
+def check_sequence_fits(
+    num_pages: int,
+    page_size: int,
+    max_model_len: int,
+    windows: tuple[int | None, ...] = (None,),
+) -> None:
+    """Check that one sequence of full length fits into a pool of these page groups.
 
     Raises:
         OutOfMemoryError: it does not fit.
     """
-    needed = -(-max_model_len // page_size)
+    needed = pages_held(windows, max_model_len, page_size)
     if num_pages < needed:
         raise OutOfMemoryError(
             f"the KV pool has {num_pages} pages of {page_size} tokens; one sequence of "

@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Sequence as Tokens
 from typing import no_type_check
 
-import numpy as np
-
 from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.kernel_use import KernelUse
@@ -36,6 +34,7 @@ from rjax.engine.step_timer import StepTimer
 from rjax.errors import InvalidRequestError
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams, slot_row
+from rjax.sampling.seeds import drawn_seed
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ class LLMEngine(Closable):
         self.tokenizer, self._vocab_size = parts.tokenizer, parts.vocab_size
         self._worker: StepWorker = parts.worker
         pool, self._page_size = parts.worker.pool, config.cache.page_size
-        check_sequence_fits(pool.num_pages, self._page_size, self.max_model_len)
+        check_sequence_fits(pool.num_pages, self._page_size, self.max_model_len, pool.windows)
         self._kv_events = KvEventStream(config.cache, parts.identity)
         self._blocks = BlockManager(pool.num_pages, self._page_size, self._kv_events.log)
         self._scheduler = Scheduler(
@@ -70,6 +69,7 @@ class LLMEngine(Closable):
             enable_prefix_caching=config.cache.enable_prefix_caching,
             host=HostPool(self._worker.num_host_pages),
             cost=PreemptionCost(config.cache.preemption, self._worker.measure_page_seconds()),
+            windows=pool.windows,
         )
         self._root = parts.identity
         self._eos = self.tokenizer.eos_token_ids if self.tokenizer else frozenset[int]()
@@ -87,8 +87,9 @@ class LLMEngine(Closable):
         self._prefixes = NamedPrefixes(
             self._blocks,
             self._checks,
-            reserve=-(-self.max_model_len // self._page_size),
+            max_model_len=self.max_model_len,
             enabled=config.cache.enable_prefix_caching,
+            windows=pool.windows,
         )
         self._timer = StepTimer(self._scheduler.cost, parts.limits.max_num_batched_tokens)
         self._arrivals, self._deadlines = itertools.count(), Deadlines(self._requests)
@@ -175,17 +176,14 @@ class LLMEngine(Closable):
         if params.max_tokens is not None:
             max_tokens = min(params.max_tokens, max_tokens)
         arrival = next(self._arrivals)
-        seed = params.seed
-        if seed is None:
-            drawn = np.random.SeedSequence([self.config.model.seed, arrival])
-            seed = int(drawn.generate_state(1, np.uint64)[0])
+        drawn = drawn_seed(self.config.model.seed, arrival)
         request = self._requests[request_id] = Request.start(
             request_id,
             tokens,
             params,
             prompt=prompt,
             max_tokens=max_tokens,
-            seed=seed,
+            seed=drawn if params.seed is None else params.seed,
             order=(arrival + priority * self.config.scheduler.priority_patience, arrival),
             root=root,
             page_size=self._page_size,
@@ -236,7 +234,7 @@ class LLMEngine(Closable):
         Returns:
             Steps dispatched.
         """
-        most, tables = self._worker.num_decode_steps, self._scheduler.page_table
+        most, tables = self._worker.num_decode_steps, self._scheduler.page_tables
         for count in range(1, most + 1):
             schedule = self._scheduler.schedule()
             if schedule.operations:
@@ -476,5 +474,5 @@ class LLMEngine(Closable):
         self._prefixes.pending.discard(request.request_id)
 
     def _count_memory(self) -> None:
-        unshared = sum([len(s.pages) for s in self._scheduler.running])
+        unshared = sum([s.num_pages for s in self._scheduler.running])
         self._stats.count_pages(self._blocks.counts().used, unshared)

@@ -38,6 +38,7 @@ class StepBuilder:
         num_tokens: of ``items``.
         free_slots: sequences that may still be scheduled to generate.
         num_prefill_ahead: prefill-ahead sequences in the step.
+        short_of_pages: whether a running sequence got too few pages for its tokens.
     """
 
     limits: StepLimits
@@ -45,6 +46,7 @@ class StepBuilder:
     num_tokens: int = 0
     free_slots: int = 0
     num_prefill_ahead: int = 0
+    short_of_pages: bool = False
 
     @property
     def tokens_left(self) -> int:
@@ -61,4 +63,6 @@ class StepBuilder:
     @property
     def can_admit(self) -> bool:
         """Whether a new sequence fits."""
+        if self.short_of_pages:
+            return False
         return (self.tokens_left if self.free_slots else self.prefill_ahead_tokens_left) > 0

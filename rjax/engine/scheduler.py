@@ -3,21 +3,24 @@
 import bisect
 import heapq
 import itertools
+from itertools import zip_longest
 
 import numpy as np
 from jaxtyping import Int
 
-from rjax.batch.page_hash import block_bytes
 from rjax.batch.page_operations import PageOperations
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.batch.step_limits import StepLimits
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.host_pool import HostPool
+from rjax.engine.page_filler import PageFiller
+from rjax.engine.page_registrar import PageRegistrar, pages_numbered
 from rjax.engine.preemption import PreemptionCost
 from rjax.engine.prefix_matcher import PrefixMatch, PrefixMatcher
 from rjax.engine.schedule import Schedule, StepBuilder
 from rjax.engine.swapper import Swapper
+from rjax.engine.window_pages import WindowPages
 
 _RUNNING, _WAITING = SequenceStatus.RUNNING, SequenceStatus.WAITING
 
@@ -27,7 +30,9 @@ class Scheduler:
 
     Decodes come first, then prompt chunks of running sequences, then new sequences, each class in
     the order of ``Sequence.order``. A sequence is admitted when a slot is free and the pool has the
-    pages of all its present tokens; pages for further output are allocated one at a time. When the
+    pages of all its present tokens; pages for further output are allocated one at a time. In page
+    groups with windows, pages are allocated for each prompt chunk, and released behind the window.
+    When the
     pool is full, the running sequence that is last in order is preempted, with its siblings: its
     pages are copied to the host or computed again, by the cost model.
 
@@ -43,10 +48,12 @@ class Scheduler:
         enable_prefix_caching: keep pages of finished sequences for later prompts.
         host: pages of the host; None for no swapping.
         cost: of preemption; None for the default.
+        windows: of each page group, in tokens; None for full attention. Only the first may be None.
 
     Attributes:
         waiting, running, swapped: the queues, each in order; every live sequence is in one.
-        page_table: row s lists the pages of the sequence in slot s; entries beyond them are stale.
+        page_tables: of each page group; row s lists the pages of the sequence in slot s. Entries of
+            pages that it does not hold are stale.
     """
 
     def __init__(
@@ -58,6 +65,7 @@ class Scheduler:
         enable_prefix_caching: bool,
         host: HostPool | None = None,
         cost: PreemptionCost | None = None,
+        windows: tuple[int | None, ...] = (None,),
     ) -> None:
         self.blocks = blocks
         self.host = host or HostPool(0)
@@ -66,15 +74,22 @@ class Scheduler:
         self.swapped: list[Sequence] = []
         self.cost = cost or PreemptionCost()
         self.num_preemptions = 0
-        self.page_table: Int[np.ndarray, "slots M"] = np.zeros(
-            (limits.num_slots, max_pages), np.int32
+        self.page_tables: Int[np.ndarray, "groups slots M"] = np.zeros(
+            (len(windows), limits.num_slots, max_pages), np.int32
         )
-        self._matcher = PrefixMatcher(blocks, self.host, enable_prefix_caching)
+        sliding = tuple(window for window in windows if window is not None)
+        first = len(windows) - len(sliding)
+        self._num_groups, self._has_full = len(windows), first > 0
+        self._windows = None
+        if sliding:
+            self._windows = WindowPages(blocks, sliding, first, self.page_tables[first:])
+        self._matcher = PrefixMatcher(blocks, self.host, enable_prefix_caching, self._windows)
+        self._registrar = PageRegistrar(blocks, enable_prefix_caching, self._windows)
         self._limits = limits
         self._caching = enable_prefix_caching
         self._slots = list(range(limits.num_slots - 1, -1, -1))
         self._operations = PageOperations()
-        self._swapper = Swapper(blocks, self.host, self.cost, self._operations)
+        self._swapper = Swapper(blocks, self.host, self.cost, self._operations, self._windows)
 
     @property
     def num_swaps(self) -> int:
@@ -108,7 +123,7 @@ class Scheduler:
                 self.swapped.remove(sequence)
                 self._swapper.release(sequence)
             case SequenceStatus.RUNNING:
-                self._cache_partial_page(sequence, sequence.num_known)
+                self._registrar.partial_page(sequence, sequence.num_known)
                 self._leave(sequence)
             case SequenceStatus.FINISHED:
                 raise AssertionError("finished twice")
@@ -116,37 +131,8 @@ class Scheduler:
 
     def cache_full_pages(self, sequence: Sequence) -> None:
         """Register the sequence's full pages of known tokens in the prefix cache."""
-        if not self._caching or sequence.status is not _RUNNING:
-            return
-        S = self.blocks.page_size
-        full = min(sequence.num_stored, sequence.num_known) // S
-        if full <= sequence.num_registered:
-            return
-        hashes = sequence.hashes
-        if len(hashes.keys) < full:
-            start = len(hashes.keys) * S
-            hashes.extend(sequence.tokens(start, full * S), start)
-        for n in range(sequence.num_registered, full):
-            self.blocks.register(
-                sequence.pages[n],
-                hashes.keys[n],
-                hashes.parent(n),
-                hashes.blocks[n],
-                first=n == 0,
-            )
-        sequence.num_registered = full
-
-    def _cache_partial_page(self, sequence: Sequence, known: int) -> None:
-        """Register its full pages and the tokens after them, up to position ``known``."""
-        self.cache_full_pages(sequence)
-        start = sequence.num_registered * self.blocks.page_size
-        stop = min(sequence.num_stored, known)
-        if self._caching and start < stop and sequence.num_registered >= sequence.num_borrowed:
-            self.blocks.register_partial(
-                sequence.pages[sequence.num_registered],
-                sequence.hashes.parent(sequence.num_registered),
-                block_bytes(sequence.tokens(start, stop)),
-            )
+        if sequence.status is _RUNNING:
+            self._registrar.full_pages(sequence)
 
     def _schedule_running(self, step: StepBuilder) -> None:
         S = self.blocks.page_size
@@ -155,6 +141,10 @@ class Scheduler:
         prefill_ahead: list[Sequence] = []
         short_of_pages: list[Sequence] = []
         max_num_seqs = self._limits.max_num_seqs
+        if self._windows is not None:
+            for sequence in self.running:
+                if sequence.num_computed >= sequence.gives_back_at:
+                    self._windows.give_back(sequence)
         for sequence in self.running:
             tokens = sequence.num_tokens
             if tokens >= sequence.max_length:
@@ -193,7 +183,7 @@ class Scheduler:
             if stop % S == 0:
                 self.cache_full_pages(sequence)
             elif stop == len(sequence.prompt_token_ids):  # the last token of a prefill-ahead prompt
-                self._cache_partial_page(sequence, stop)
+                self._registrar.partial_page(sequence, stop)
             sequence.in_flight += 1
             sequence.num_tokens = stop + 1
         step.num_tokens = len(decodes)
@@ -201,6 +191,23 @@ class Scheduler:
             self._schedule_tokens(sequence, step)
         for sequence in prefill_ahead:
             self._schedule_prefill_ahead(sequence, step)
+        if step.short_of_pages and not step.items:
+            self._make_room(chunks[0], step)
+
+    def _make_room(self, sequence: Sequence, step: StepBuilder) -> None:
+        """Preempt the last in order until the first prompt chunk has pages.
+
+        Nothing may be scheduled yet.
+        """
+        while not step.items and self.running[-1] is not sequence:
+            victim = self.running[-1]
+            if victim.is_sibling(sequence):
+                self._preempt(victim)
+            else:
+                self._preempt_group(victim)
+            self._schedule_tokens(sequence, step)
+        # Those before it wait for their last tokens, and end when these are read.
+        assert step.items or len(self.running) > 1, "the pool holds one sequence of full length"
 
     def _admit(self, step: StepBuilder) -> list[Sequence]:
         admitted: list[Sequence] = []
@@ -215,7 +222,9 @@ class Scheduler:
             match = self._matcher.match(sequence)
             if match is None:
                 continue
-            if not self._start(sequence, match, prefill_ahead=step.free_slots == 0):
+            ahead = step.free_slots == 0
+            tokens = step.prefill_ahead_tokens_left if ahead else step.tokens_left
+            if not self._start(sequence, match, prefill_ahead=ahead, tokens=tokens):
                 break
             admitted.append(sequence)
             if step.free_slots:
@@ -225,55 +234,83 @@ class Scheduler:
                 self._schedule_prefill_ahead(sequence, step)
         return admitted
 
-    def _start(self, sequence: Sequence, match: PrefixMatch, *, prefill_ahead: bool) -> bool:
-        """Give a sequence its pages and a slot; False if there are too few pages."""
+    def _start(
+        self, sequence: Sequence, match: PrefixMatch, *, prefill_ahead: bool, tokens: int
+    ) -> bool:
+        """Give a sequence its pages and a slot; False if there are too few pages.
+
+        Args:
+            sequence: to start.
+            match: KV that exists for it.
+            prefill_ahead: whether its last token waits.
+            tokens: that the step computes of it, at most.
+        """
         S = self.blocks.page_size
         # Pages for the next tokens of running sequences, so that it is not preempted at once.
         reserve = len(self.running) if prefill_ahead else len(self.running) // 4
+        reserve *= self._num_groups
         if self.running and self.blocks.num_available < sequence.group_pages + reserve:
             return False
         partial_page = match.partial_page
         held = match.pages + ([] if partial_page is None else [partial_page])
-        shared = sum(self.blocks.references(page) > 0 for page in held)
-        self.blocks.acquire(held)
+        in_windows = [[page for page in pages if page >= 0] for pages in match.window_pages]
+        taken = [*held, *itertools.chain(*in_windows)]
+        shared = match.num_shared_pages(self.blocks)
+        self.blocks.acquire(taken)
         stored = match.num_tokens
         # A partial page is copied before it is written to, unless this is its only owner.
-        copies = partial_page is not None and stored < sequence.num_tokens
-        needed = self._pages_for(sequence.num_tokens) - len(held) + copies
+        has_partial = partial_page is not None
+        if not self._has_full:
+            has_partial = stored % S > 0 and not any(match.window_slots)
+        copies = has_partial and stored < sequence.num_tokens
+        needed = 0
+        if self._has_full:
+            needed = self._pages_for(sequence.num_tokens) - len(held) + copies
+        in_chunk = 0
+        if self._windows is not None:
+            needed += sum(map(len, match.window_slots)) + copies * len(self._windows)
+            last = min(stored + (tokens if self.running else 1), sequence.num_tokens)
+            in_chunk = (self._pages_for(last) - self._pages_for(stored)) * len(self._windows)
         fresh = None
-        if self.blocks.num_available >= needed + reserve:
+        if self.blocks.num_available >= needed + in_chunk + reserve:
             fresh = self.blocks.allocate(needed)
+        elif not self.running and copies and self._windows is not None:
+            self.blocks.release(taken)
+            without = match.without_partial_page(S)
+            return self._start(sequence, without, prefill_ahead=prefill_ahead, tokens=tokens)
         elif not self.running and copies and self.blocks.num_available >= needed - 1:
             assert partial_page is not None
             if self.blocks.take_over(partial_page):
                 copies = False
                 fresh = self.blocks.allocate(needed - 1)
         if fresh is None:
-            self.blocks.release(held)
+            self.blocks.release(taken)
             return False
-        borrowed = len(held)
-        if copies:
-            assert partial_page is not None
-            self._operations.copy(partial_page, fresh[0])
-            self.blocks.release([partial_page])
-            held.pop()
-        if stored < sequence.num_tokens:
-            borrowed = len(match.pages)
-        if match.host_slots:
-            self._operations.swap_in(match.host_slots, fresh[: len(match.host_slots)])
+        registered, borrowed = match.num_full_pages(S, has_full=self._has_full)
+        if has_partial and not copies and stored == sequence.num_tokens:
+            borrowed += 1
+        filler = PageFiller(self.blocks, self._operations, fresh)
+        window_pages = [
+            filler.extended(pages, slots, copies=copies)
+            for pages, slots in zip_longest(match.window_pages, match.window_slots, fillvalue=())
+        ]
+        copies &= self._has_full
+        held = filler.extended(held, match.host_slots, copies=copies, count=len(fresh))
         self._unqueue(sequence)
         if sequence.group_pages:
             for sibling in sequence.siblings:
                 sibling.group_pages = 0
         sequence.status = _RUNNING
         sequence.slot = self._slots.pop()
-        sequence.pages = held + fresh
-        sequence.capacity = len(sequence.pages) * S
+        sequence.pages = held
         sequence.num_borrowed = borrowed
-        sequence.num_registered = len(match.pages)
+        sequence.num_registered = registered
         sequence.num_stored = stored
         sequence.num_computed = min(stored, sequence.num_tokens - 1)
-        self.page_table[sequence.slot, : len(sequence.pages)] = sequence.pages
+        self.page_tables[0, sequence.slot, : len(sequence.pages)] = sequence.pages
+        if self._windows is not None:
+            self._windows.start(sequence, window_pages)
+        self._set_capacity(sequence)
         if sequence.num_cached is None:
             sequence.num_cached = sequence.num_computed
             sequence.num_shared = min(shared * S, sequence.num_computed)
@@ -284,18 +321,33 @@ class Scheduler:
         bisect.insort(self.running, sequence, key=lambda s: s.order)
         return True
 
+    def _set_capacity(self, sequence: Sequence) -> None:
+        held = [sequence.pages] if self._has_full else []
+        sequence.capacity = min(map(len, held + sequence.window_pages)) * self.blocks.page_size
+
     def _schedule_tokens(self, sequence: Sequence, step: StepBuilder) -> None:
         """Schedule the tokens of a sequence that fit, up to its last."""
         stop = min(sequence.num_tokens, sequence.num_computed + step.tokens_left)
+        stop = self._extend(sequence, stop, step)
         if stop > sequence.num_computed:
             self._compute(sequence, stop, step)
 
     def _schedule_prefill_ahead(self, sequence: Sequence, step: StepBuilder) -> None:
         """Schedule the tokens of a prefill-ahead sequence that fit, up to its last but one."""
         stop = min(sequence.num_tokens - 1, sequence.num_computed + step.prefill_ahead_tokens_left)
+        stop = self._extend(sequence, stop, step)
         if stop > sequence.num_computed:
             self._compute(sequence, stop, step)
             step.num_prefill_ahead += 1
+
+    def _extend(self, sequence: Sequence, stop: int, step: StepBuilder) -> int:
+        """Allocate pages of layers with windows up to a token; the one up to which they suffice."""
+        if self._windows is None or stop <= sequence.num_computed:
+            return stop
+        found = self._windows.extend(sequence, stop)
+        self._set_capacity(sequence)
+        step.short_of_pages |= found < stop
+        return found
 
     def _compute(self, sequence: Sequence, stop: int, step: StepBuilder) -> None:
         start, stored = sequence.num_computed, sequence.num_stored
@@ -305,25 +357,32 @@ class Scheduler:
         sequence.num_computed = stop
         sequence.num_stored = max(stored, stop)
         if samples:
-            self._cache_partial_page(sequence, sequence.num_known)
+            self._registrar.partial_page(sequence, sequence.num_known)
             sequence.sample()
         else:
             self.cache_full_pages(sequence)
 
     def _grow(self, sequence: Sequence) -> None:
-        """Allocate the page of its next token; may preempt the sequence itself."""
+        """Allocate the pages of its next token; may preempt the sequence itself."""
         S = self.blocks.page_size
         number = sequence.num_stored // S
         if number < sequence.num_borrowed and not self._copy_on_write(sequence, number):
             return
-        while sequence.num_tokens > sequence.capacity:
+        missing = self._pages_for(sequence.num_tokens)
+        while self._has_full and len(sequence.pages) < missing:
             fresh = self._allocate_one(sequence)
             if fresh is None:
                 return
-            assert sequence.slot is not None
-            self.page_table[sequence.slot, len(sequence.pages)] = fresh
+            self.page_tables[0, sequence.slot, len(sequence.pages)] = fresh
             sequence.pages.append(fresh)
-            sequence.capacity += S
+        for index in range(0 if self._windows is None else len(self._windows)):
+            while len(sequence.window_pages[index]) < missing:
+                fresh = self._allocate_one(sequence)
+                if fresh is None:
+                    return
+                assert self._windows is not None
+                self._windows.append(sequence, index, [fresh])
+        self._set_capacity(sequence)
 
     def _copy_on_write(self, sequence: Sequence, number: int) -> bool:
         """Copy a page that others hold before the sequence writes to it.
@@ -331,16 +390,18 @@ class Scheduler:
         The last owner of a page of a full pool takes it over instead. False if the sequence was
         preempted.
         """
-        page = sequence.pages[number]
-        if self.blocks.num_available or not self.blocks.take_over(page):
-            fresh = self._allocate_one(sequence)
-            if fresh is None:
-                return False
-            self._operations.copy(page, fresh)
-            self.blocks.release([page])
-            assert sequence.slot is not None
-            sequence.pages[number] = fresh
-            self.page_table[sequence.slot, number] = fresh
+        for group, page in pages_numbered(sequence, number, self._windows):
+            if self.blocks.num_available or not self.blocks.take_over(page):
+                fresh = self._allocate_one(sequence)
+                if fresh is None:
+                    return False
+                self._operations.copy(page, fresh)
+                self.blocks.release([page])
+                pages = sequence.pages
+                if group or not self._has_full:
+                    pages = sequence.window_pages[group - self._has_full]
+                pages[number] = fresh
+                self.page_tables[group, sequence.slot, number] = fresh
         sequence.num_borrowed = number
         return True
 
@@ -377,7 +438,7 @@ class Scheduler:
 
     def _preempt(self, victim: Sequence) -> None:
         status = SequenceStatus.SWAPPED if self._swapper.swap_out(victim) else _WAITING
-        self._cache_partial_page(victim, victim.num_known)
+        self._registrar.partial_page(victim, victim.num_known)
         self._leave(victim)
         victim.num_computed = victim.num_stored = victim.num_registered = 0
         victim.num_borrowed = victim.capacity = 0
@@ -399,6 +460,8 @@ class Scheduler:
         self.blocks.clear_pending(sequence.hashes.keys[sequence.num_registered :], sequence)
         self.blocks.release(sequence.pages)
         sequence.pages = []
+        if self._windows is not None:
+            self._windows.release(sequence)
         self._slots.append(sequence.slot)
         sequence.slot = None
 

@@ -2,11 +2,14 @@
 
 import dataclasses
 
+from rjax.batch.page_groups import first_page
+from rjax.batch.page_hash import group_key
 from rjax.batch.page_operations import PageOperations
 from rjax.batch.sequence import Sequence
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.host_pool import HostPool
 from rjax.engine.preemption import PreemptionCost
+from rjax.engine.window_pages import WindowPages
 
 
 @dataclasses.dataclass(slots=True)
@@ -18,6 +21,7 @@ class Swapper:
         host: slots of the host.
         cost: decides between swapping and recomputing.
         operations: of the next step; copies to the host are added to them.
+        windows: pages of layers with windows; None without such layers.
         num_swaps: sequences swapped out so far.
     """
 
@@ -25,6 +29,7 @@ class Swapper:
     host: HostPool
     cost: PreemptionCost
     operations: PageOperations
+    windows: WindowPages | None = None
     num_swaps: int = 0
 
     def swap_out(self, sequence: Sequence) -> bool:
@@ -36,22 +41,27 @@ class Swapper:
         """
         S = self.blocks.page_size
         keys = sequence.hashes.keys[: sequence.num_registered]
-        wanted = [
-            (number, page)
-            for number, page in enumerate(sequence.pages[: -(-sequence.num_stored // S)])
-            # A page with other owners stays on the device and is found again by its key.
-            if number >= len(keys) or self.blocks.references(page) == 1
-        ]
+        stop = -(-sequence.num_stored // S)
+        wanted = self._unshared(0, sequence.pages, 0, stop, len(keys))
+        tokens = min(
+            sequence.num_stored, len(wanted) * S if sequence.pages else sequence.num_stored
+        )
+        if self.windows is not None:
+            for i, (group, found) in enumerate(self.windows.groups(sequence)):
+                position = min(sequence.num_stored, sequence.num_tokens - 1)
+                start = first_page(position, self.windows.windows[i], S)
+                start = max(start, sequence.num_given_back[i])
+                wanted += self._unshared(group, found, start, stop, len(keys))
         choice = self.cost.choose(
             pages=len(wanted),
-            tokens=min(sequence.num_stored, len(wanted) * S),
+            tokens=tokens,
             has_siblings=sequence.has_live_siblings,
         )
         if choice == "recompute" or self.host.num_free < len(wanted) or not wanted:
             return False
         pages, slots = [], []
-        for number, page in wanted:
-            key = keys[number] if number < len(keys) else None
+        for group, number, page in wanted:
+            key = group_key(keys[number], group) if number < len(keys) else None
             slot = None if key is None else self.host.find(key)
             if slot is not None:
                 self.host.acquire(slot)
@@ -60,12 +70,25 @@ class Swapper:
                 assert slot is not None
                 pages.append(page)
                 slots.append(slot)
-            sequence.host_slots[number] = slot
+            sequence.host_slots[group, number] = slot
         sequence.num_saved = sequence.num_stored
         if pages:
             self.operations.swap_out(pages, slots)
         self.num_swaps += 1
         return True
+
+    def _unshared(
+        self, group: int, pages: list[int], start: int, stop: int, num_keys: int
+    ) -> list[tuple[int, int, int]]:
+        """(group, number, page) of pages to save, from number ``start`` to ``stop``.
+
+        A page with a key and other owners stays on the device and is found again by its key.
+        """
+        return [
+            (group, number, page)
+            for number, page in enumerate(pages[start:stop], start)
+            if number >= num_keys or self.blocks.references(page) == 1
+        ]
 
     def release(self, sequence: Sequence) -> None:
         """Free the host slots of a sequence."""

@@ -12,3 +12,9 @@ def sequence_seed(seed: int, index: int) -> int:
     if index == 0:
         return seed
     return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint64)[0])
+
+
+def drawn_seed(engine_seed: int, arrival: int) -> int:
+    """The seed of a request without one, from the engine's and the number of the request."""
+    drawn = np.random.SeedSequence([engine_seed, arrival])
+    return int(drawn.generate_state(1, np.uint64)[0])

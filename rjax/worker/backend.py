@@ -64,6 +64,7 @@ class Backend:
         coalesce: bool,
         unpadded_rows: int | None = None,
         kv_split_size: int | None = None,
+        window: int | None = None,
     ) -> PlanShape:
         """Shapes of the attention plan of a step.
 
@@ -76,15 +77,17 @@ class Backend:
                 whoever shares a prefix, without it in every bit.
             unpadded_rows: tokens of the step at most, by default ``rows``.
             kv_split_size: tokens of a KV split; by default the backend's tuning.
+            window: of the layers that the plan serves.
         """
         tuning = self.tuning
         policy = tuning.split_policy if coalesce else None
         fine = (unpadded_rows or rows) <= tuning.fine_rows
         tuned = tuning.fine_kv_split_size if fine else tuning.kv_split_size
         smallest = kv_split_size or max(tuned, page_size)
-        split = choose_kv_split_size(max_context, smallest, policy)
+        longest = max_context if window is None else min(max_context, window + smallest)
+        split = choose_kv_split_size(longest, smallest, policy)
         tile_rows = min(tuning.tile_rows, rows)  # kernels for few rows have less code
-        return PlanShape(rows, seqs, max_context, tile_rows, split, policy)
+        return PlanShape(rows, seqs, max_context, tile_rows, split, policy, window)
 
 
 def choose_backend(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
+from rjax.batch.page_groups import PageGroups
 from rjax.models import ModelConfig
 from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
 from rjax.sampling import SamplingState, SlotRow, admit, init_state
@@ -29,11 +30,11 @@ class DeviceState:
 
     @property
     def pools(self) -> Pools:
-        """The pools of all layers, K first, then V."""
+        """All pools, K first, then V."""
         return [*self.arrays.k_pages, *self.arrays.v_pages]
 
     def set_pools(self, pools: Pools) -> None:
-        """Store the pools of all layers, in the order of ``pools``."""
+        """Store all pools, in the order of ``pools``."""
         layers = len(pools) // 2
         self.arrays = dataclasses.replace(
             self.arrays, k_pages=pools[:layers], v_pages=pools[layers:]
@@ -61,9 +62,10 @@ def make_step_state(
     kv_dtype: jnp.dtype,
     mesh: Mesh,
     peers: Peers | None = None,
+    groups: PageGroups | None = None,
 ) -> StepState:
     """Empty pools and empty slots on the devices of the mesh, and its exchange buffers."""
-    k_pages, v_pages = make_pools(model, num_pages, page_size, kv_dtype, mesh)
+    k_pages, v_pages = make_pools(model, num_pages, page_size, kv_dtype, mesh, groups)
     sampling, last_tokens = jax.device_put(
         (init_state(num_slots, model.vocab_size), jnp.zeros(num_slots, jnp.int32)),
         NamedSharding(mesh, PartitionSpec()),

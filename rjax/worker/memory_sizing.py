@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from rjax.batch.page_groups import PageGroups, pages_held, tokens_held
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_worker import PoolSize
 from rjax.config import CacheSettings
@@ -35,16 +36,18 @@ def size_pool(
     limits: StepLimits,
     kv_dtype: jnp.dtype,
     mesh: Mesh,
+    groups: PageGroups | None = None,
 ) -> PoolSize:
     """The pool of ``settings.num_pages`` pages, or the largest that fits.
 
     Raises:
         OutOfMemoryError: it does not fit, or cannot hold a sequence of full length.
     """
-    bytes_per_page = page_bytes(model, settings.page_size, kv_dtype)
+    bytes_per_page = page_bytes(model, settings.page_size, kv_dtype, groups)
+    windows = (None,) if groups is None else groups.windows
     device = mesh.devices.flat[0]
     if settings.num_pages is not None:
-        pool = PoolSize(settings.num_pages, bytes_per_page)
+        pool = PoolSize(settings.num_pages, bytes_per_page, windows)
         check_pool_fits(pool, memory=device.memory_stats(), num_devices=mesh.size)
         return pool
     workspace = workspace_bytes(
@@ -59,6 +62,7 @@ def size_pool(
         num_devices=mesh.size,
         utilization=settings.gpu_memory_utilization,
         workspace_bytes=workspace,
+        windows=windows,
     )
 
 
@@ -77,6 +81,7 @@ def fit_pool(
     num_devices: int,
     utilization: float,
     workspace_bytes: int,
+    windows: tuple[int | None, ...] = (None,),
 ) -> PoolSize:
     """Size the pool by the memory that the weights and the largest step leave.
 
@@ -92,7 +97,7 @@ def fit_pool(
     host's memory is free.
 
     Args:
-        bytes_per_page: over all layers and devices.
+        bytes_per_page: over all layers of a page group, and all devices.
         page_size: tokens a page.
         max_model_len: tokens of the longest sequence.
         num_seqs: sequences that hold pages at once.
@@ -100,11 +105,12 @@ def fit_pool(
         num_devices: that the pool is sharded over.
         utilization: share of the memory that may be used.
         workspace_bytes: of one device, for the largest step.
+        windows: of each page group.
 
     Raises:
         OutOfMemoryError: not even one sequence of ``max_model_len`` tokens fits.
     """
-    one = math.ceil(max_model_len / page_size)
+    one = pages_held(windows, max_model_len, page_size)
     if memory and "bytes_limit" in memory:
         taken = memory["bytes_in_use"] + workspace_bytes
         budget = _gpu_budget(memory, num_devices, utilization, workspace_bytes)
@@ -118,10 +124,11 @@ def fit_pool(
     pages = max(0, budget // bytes_per_page)
     pages = min(max(round_down(pages, steps), min(pages, one)), num_seqs * one)
     if pages < one:
+        tokens = tokens_held(windows, pages, page_size)
         needed = one * bytes_per_page
         remedies = []
-        if pages:
-            remedies.append(f"lower max_model_len to {pages * page_size} or less")
+        if tokens:
+            remedies.append(f"lower max_model_len to {tokens} or less")
         if memory and "bytes_limit" in memory:
             share = (needed / num_devices + taken) / memory["bytes_limit"]
             if share <= _MAX_UTILIZATION:
@@ -130,11 +137,11 @@ def fit_pool(
         else:
             remedies.append("free memory, or set num_pages")
         raise OutOfMemoryError(
-            f"{max(budget, 0) / 2**20:.0f} MiB are left for KV, which holds {pages * page_size} "
+            f"{max(budget, 0) / 2**20:.0f} MiB are left for KV, which holds {tokens} "
             f"tokens; one sequence of max_model_len = {max_model_len} needs "
             f"{needed / 2**20:.0f} MiB: {'; '.join(remedies)}"
         )
-    return PoolSize(pages, bytes_per_page)
+    return PoolSize(pages, bytes_per_page, windows)
 
 
 def gpu_pool_pages(

@@ -58,7 +58,7 @@ class PageMover:
     Args:
         num_pages: of the device pool.
         shape: of one page in one pool, (K, S, H).
-        num_pools: K and V of all layers.
+        num_pools: K and V arrays.
         num_slots: host slots, one page each. A slot's memory is allocated at its first use and
             kept. All slots together take the memory of their pages and of the copies in flight.
         dtype: of the pools.

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from rjax.batch.page_groups import PageGroups
 from rjax.models import (
     Activation,
     Embedding,
@@ -33,6 +34,7 @@ from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.worker.backend import Backend
 from rjax.worker.device_sums import DeviceSums
+from rjax.worker.group_views import GroupView, group_views
 from rjax.worker.kernels import Choice, Kernel, Problem
 from rjax.worker.kernels.experts_problem import (
     expert_specs,
@@ -56,21 +58,23 @@ _MAX_UNMERGED_ROWS = 64  # for more rows, no projection merges attention
 class PagedOperations(Operations):
     """Writes each layer's new K and V into its pages, then attends over them.
 
-    Holds the pools of all layers, [P, K, S, H] each, and replaces them as layers write; lives for
-    one trace of the step. On a mesh every kernel runs under ``shard_map``: attention and the
-    projections over K, N and F. A projection whose inputs are sharded gives a Partial whose
-    summands are the devices' shares; `DeviceSums` adds those of an update of the residual stream.
+    Holds the pools, [P, K, S, H] each, and replaces them as layers write; lives for one trace of
+    the step. Layers of different page groups may share a pool, never a page. On a mesh every kernel
+    runs under ``shard_map``: attention and the projections over K, N and F. A projection whose
+    inputs are sharded gives a Partial whose summands are the devices' shares; `DeviceSums` adds
+    those of an update of the residual stream.
 
     Pools in float8_e4m3fn have the scales of the checkpoint, or 1: KV is divided by them, rounded
     to that type and clipped at 448.
 
     Args:
-        k_pages, v_pages: one pool for each layer.
+        k_pages, v_pages: one pool for each layer, or for each layer of the largest page group.
         step: the batch.
         backend: attention and the dispatcher of the other kernels.
         mesh: with an axis ``tensor``.
         record: called with every choice of a kernel.
         peers: exchange buffers of the mesh; None without.
+        groups: page groups of the layers; None if all share their pages.
     """
 
     def __init__(
@@ -82,11 +86,13 @@ class PagedOperations(Operations):
         mesh: Mesh,
         record: Callable[[Choice], None] | None = None,
         peers: Peers | None = None,
+        groups: PageGroups | None = None,
     ) -> None:
         self.k_pages = list(k_pages)
         self.v_pages = list(v_pages)
         self._step = step
-        self._plan = None
+        self._groups = groups
+        self._views: tuple[GroupView, ...] = ()
         self._backend = backend
         self._mesh = mesh
         self._record = record
@@ -113,12 +119,13 @@ class PagedOperations(Operations):
         them. Over several devices that is one row only.
         """
         T, K, A, H = qkv.shape
-        if self._plan is None:  # every layer has the same heads
+        if not self._views:  # every layer has the same heads
             counts = (K * (A - 2) // self._mesh.size, K // self._mesh.size)
-            self._plan = self._backend.attention.prepare(
-                self._step.plan, self._step.positions, counts
-            )
-        kv_dtype = self.k_pages[layer].dtype
+            prepare = self._backend.attention.prepare
+            self._views = group_views(self._step, lambda plan, at: prepare(plan, at, counts))
+        group, pool = (0, layer) if self._groups is None else self._groups.layers[layer]
+        step, plan = self._views[group]
+        kv_dtype = self.k_pages[pool].dtype
         problem = Problem(
             operation="rope_and_cache",
             rows=T,
@@ -160,9 +167,9 @@ class PagedOperations(Operations):
                 out_specs=(merged if unmerged else _HEADS, _POOL, _POOL),
                 check_vma=False,
             )
-        out, self.k_pages[layer], self.v_pages[layer] = attend(
-            *(qkv, self.k_pages[layer], self.v_pages[layer], rotary, kv_scales, heads),
-            *(weights, self._step, self._plan),
+        out, self.k_pages[pool], self.v_pages[pool] = attend(
+            *(qkv, self.k_pages[pool], self.v_pages[pool], rotary, kv_scales, heads),
+            *(weights, step, plan),
         )
         return out
 

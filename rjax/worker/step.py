@@ -99,8 +99,10 @@ def compile_step(
         batch = layout.unpack(packed)
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         choices: list[Choice] = []
-        pools = state.k_pages, state.v_pages
-        operations = PagedOperations(*pools, batch, backend, mesh, choices.append, state.peers)
+        pools, groups = (state.k_pages, state.v_pages), layout.shape.groups
+        operations = PagedOperations(
+            *pools, batch, backend, mesh, choices.append, state.peers, groups
+        )
         tokens = jnp.where(batch.token_slot >= 0, state.last_tokens[batch.token_slot], batch.tokens)
         hidden = model(tokens, batch.positions, operations)
         logits = model.logits(hidden[batch.sample_row])

@@ -4,9 +4,11 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from rjax.batch.page_groups import PageGroups, first_page
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.pallas_kernels.attention.check import check_values, check_writes
 from rjax.pallas_kernels.attention.planner import PlanStats, Sharing, plan_attention
@@ -16,6 +18,33 @@ from rjax.worker.step_shape import StepShape
 type IntArray = Array | np.ndarray
 
 _ALIGNMENT = 64  # int32s: GPU kernels may read a slice in place and need 256-byte alignment
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WindowInput:
+    """The pages and the attention plan of W page groups with the same window.
+
+    Attributes:
+        kv_slots: as in StepInput, for each group.
+        pages: of each group and sequence, R page ids from ``first_page`` on.
+        first_page: number of the first page that the step reaches in each sequence.
+        plan: the attention work lists, the same for all groups.
+    """
+
+    kv_slots: Int[IntArray, "W T"]
+    pages: Int[IntArray, "W B R"]
+    first_page: Int[IntArray, " B"]
+    plan: AttentionPlan
+
+    def page_tables(self, table_pages: int) -> Int[Array, "W B M"]:
+        """Tables of ``table_pages`` pages; entries before the first page repeat it.
+
+        Attention may read those at the edge of a window, where it masks them: they must hold KV.
+        """
+        column = jnp.arange(table_pages) - jnp.asarray(self.first_page)[:, None]
+        column = jnp.clip(column, 0, self.pages.shape[2] - 1)
+        return jnp.take_along_axis(jnp.asarray(self.pages), column[None], axis=2)
 
 
 @jax.tree_util.register_dataclass
@@ -34,6 +63,7 @@ class StepInput:
         slots: sampler slot of each sequence.
         live: 1 where the sequence samples a token in this step.
         plan: the attention work lists.
+        windows: for each window but that of the first page group, which the fields above serve.
     """
 
     tokens: Int[IntArray, " T"]
@@ -46,11 +76,12 @@ class StepInput:
     slots: Int[IntArray, " B"]
     live: Int[IntArray, " B"]
     plan: AttentionPlan
+    windows: tuple[WindowInput, ...] = ()
 
 
 def build_step_input(
     batch: list[ScheduledSequence],
-    tables: Int[np.ndarray, "slots pages"],
+    tables: Int[np.ndarray, "groups slots pages"],
     shape: StepShape,
     sharing: Sharing,
 ) -> tuple[StepInput, PlanStats]:
@@ -58,7 +89,8 @@ def build_step_input(
 
     Args:
         batch: of running sequences.
-        tables: row s lists the pages of the sequence in slot s; entries beyond them are ignored.
+        tables: of each page group; row s lists the pages of the sequence in slot s. Entries of
+            pages that it does not hold are ignored.
         shape: of the compiled step.
         sharing: which shared pages attention reads once.
     """
@@ -72,15 +104,19 @@ def build_step_input(
     of_row = np.repeat(np.arange(A), stop - start)
     positions = np.arange(T, dtype=np.int32) + (start - query_start[:-1])[of_row]
     page_table = np.zeros((shape.seqs, shape.table_pages), np.int32)
-    page_table[:A] = tables[slots]
+    page_table[:A] = tables[0, slots]
+    unwritten = positions < stored[of_row]
     kv_slots = page_table[of_row, positions // S] * S + positions % S
-    kv_slots[positions < stored[of_row]] = -1
+    kv_slots[unwritten] = -1
     known = np.fromiter([s.num_known for s in sequences], np.int32, A)
     unknown = stop > known  # the last token of a sequence may still be on the device
     token_slot = np.full(shape.rows, -1, np.int32)
     token_slot[query_start[1:][unknown] - 1] = slots[unknown]
     tokens, targets = _tokens(batch, np.flatnonzero(start < known), query_start, shape.rows)
-    plan, stats = plan_attention(
+    kinds = ((None, 0, 1),) if shape.groups is None else shape.groups.kinds
+    if kinds[0][0] is not None:
+        _repeat_first_page(page_table[:A], _first_pages(start, kinds[0][0], S))
+    plan, main_stats = plan_attention(
         page_table[:A],
         query_start,
         stop,
@@ -88,6 +124,29 @@ def build_step_input(
         shape=shape.plan,
         sharing=sharing,
     )
+    windows, plan_stats = [], [main_stats]
+    for (window, group, end), window_shape in zip(kinds[1:], shape.window_plans, strict=True):
+        assert window is not None
+        of_window = tables[group:end]
+        found = of_window[:, slots[of_row], positions // S] * S + positions % S
+        found[:, unwritten] = -1
+        padded_slots = np.full((end - group, shape.rows), -1, np.int32)
+        padded_slots[:, :T] = found
+        first = _first_pages(start, window, S)
+        columns = first[:, None] + np.arange(shape.window_pages(window))
+        pages = np.zeros((end - group, shape.seqs, columns.shape[1]), np.int32)
+        pages[:, :A] = of_window[:, slots[:, None], np.minimum(columns, shape.table_pages - 1)]
+        window_plan, window_stats = plan_attention(
+            of_window,
+            query_start,
+            stop,
+            page_size=S,
+            shape=window_shape,
+            sharing=sharing,
+            table_rows=slots,
+        )
+        windows.append(WindowInput(padded_slots, pages, _padded(first, shape.seqs, 0), window_plan))
+        plan_stats.append(window_stats)
     step_input = StepInput(
         tokens=tokens,
         token_slot=token_slot,
@@ -99,12 +158,39 @@ def build_step_input(
         slots=_padded(slots, shape.seqs, 0),
         live=_padded(samples, shape.seqs, 0),
         plan=plan,
+        windows=tuple(windows),
     )
-    return step_input, stats
+    return step_input, main_stats if shape.groups is None else _mean(plan_stats, shape.groups)
+
+
+def _mean(stats: list[PlanStats], groups: PageGroups) -> PlanStats:
+    """What all layers read, divided by their number."""
+    layers = [groups.layers_of(window) for window, _, _ in groups.kinds]
+
+    def mean(values: list[int]) -> int:
+        return sum(n * value for n, value in zip(layers, values, strict=True)) // sum(layers)
+
+    return PlanStats(
+        kv_tokens_read=mean([found.kv_tokens_read for found in stats]),
+        kv_tokens_unshared=mean([found.kv_tokens_unshared for found in stats]),
+        shared_groups=sum(found.shared_groups for found in stats),
+    )
+
+
+def _first_pages(start: Int[np.ndarray, " A"], window: int, page_size: int) -> np.ndarray:
+    """Number of the first page that the rows of each sequence reach; ``start`` is its first row."""
+    return np.fromiter([first_page(s, window, page_size) for s in start.tolist()], np.int32)
+
+
+def _repeat_first_page(page_table: Int[np.ndarray, "A M"], first: Int[np.ndarray, " A"]) -> None:
+    """Replace the entries before the first page by it; see `WindowInput.page_tables`."""
+    held = page_table[np.arange(first.size), first]
+    before = np.arange(page_table.shape[1]) < first[:, None]
+    np.copyto(page_table, held[:, None], where=before)
 
 
 def check_step_input(
-    step_input: StepInput, batch: list[ScheduledSequence], *, num_pages: int, page_size: int
+    step_input: StepInput, batch: list[ScheduledSequence], *, num_pages: int, shape: StepShape
 ) -> None:
     """Check a step's page tables, positions, writes and attention plan against each other.
 
@@ -113,15 +199,24 @@ def check_step_input(
     """
     rows = [item.stop - item.start for item in batch]
     owners = np.repeat(np.arange(len(batch)), rows).astype(np.int32)
-    check_values(
-        step_input.page_table,
-        step_input.positions,
-        step_input.plan,
-        num_pages=num_pages,
-        page_size=page_size,
-        sequence_of_row=_padded(owners, step_input.positions.shape[0], 0),
-    )
-    check_writes(step_input.kv_slots, num_pages=num_pages, page_size=page_size)
+    owners = _padded(owners, step_input.positions.shape[0], 0)
+    kinds = ((None, 0, 1),) if shape.groups is None else shape.groups.kinds
+    checked = [(step_input.page_table, step_input.kv_slots, step_input.plan, kinds[0][0])]
+    for found, (window, _, _) in zip(step_input.windows, kinds[1:], strict=True):
+        tables = np.asarray(found.page_tables(shape.table_pages))
+        for table, slots in zip(tables, found.kv_slots, strict=True):
+            checked.append((table, slots, found.plan, window))
+    for table, slots, plan, window in checked:
+        check_values(
+            table,
+            step_input.positions,
+            plan,
+            num_pages=num_pages,
+            page_size=shape.page_size,
+            sequence_of_row=owners,
+            sliding_window=window,
+        )
+        check_writes(slots, num_pages=num_pages, page_size=shape.page_size)
 
 
 def _padded(values: np.ndarray, size: int, fill: int) -> Int[np.ndarray, " size"]:
@@ -149,11 +244,18 @@ def _tokens(
     return tokens, targets
 
 
+def empty_tables(shape: StepShape) -> Int[np.ndarray, "groups 1 M"]:
+    """The page tables of one slot."""
+    groups = 1 if shape.groups is None else len(shape.groups.windows)
+    return np.zeros((groups, 1, shape.table_pages), np.int32)
+
+
 class PackedLayout:
     """Packs a StepInput of one shape into one int32 vector and, inside the step, unpacks it."""
 
     def __init__(self, shape: StepShape) -> None:
-        template, _ = build_step_input([], np.zeros((1, shape.table_pages), np.int32), shape, "off")
+        template, _ = build_step_input([], empty_tables(shape), shape, "off")
+        self.shape = shape
         leaves, self._treedef = jax.tree.flatten(template)
         self._shapes = [leaf.shape for leaf in leaves]
         ends = np.cumsum([-(-leaf.size // _ALIGNMENT) * _ALIGNMENT for leaf in leaves])

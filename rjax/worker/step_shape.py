@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+from rjax.batch.page_groups import PageGroups
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.step_limits import StepLimits
 from rjax.pallas_kernels.attention.planner import PlanShape
@@ -19,7 +20,9 @@ class StepShape:
         seqs: B, sequences in the batch.
         table_pages: M, pages of the longest sequence.
         page_size: S.
-        plan: shapes of the attention plan.
+        plan: shapes of the attention plan, of the first page group.
+        groups: page groups of the layers; None if all layers share their pages and keep all.
+        window_plans: shapes of the plans of the other windows, as ``groups.kinds`` lists them.
     """
 
     rows: int
@@ -27,6 +30,17 @@ class StepShape:
     table_pages: int
     page_size: int
     plan: PlanShape
+    groups: PageGroups | None = None
+    window_plans: tuple[PlanShape, ...] = ()
+
+    @property
+    def kv_split_size(self) -> int:
+        """The smallest KV split of the plans."""
+        return min(plan.kv_split_size for plan in (self.plan, *self.window_plans))
+
+    def window_pages(self, window: int) -> int:
+        """Pages that the tokens of one sequence in a step reach at most, under this window."""
+        return min(self.table_pages, (window + self.rows - 2) // self.page_size + 2)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,10 +89,12 @@ class ShapeTable:
         limits: of the steps; b and t.
         max_model_len: tokens of the longest sequence.
         page_size: tokens a page.
-        plan_shape: (step rows, sequences, rows without padding) -> shapes of its attention plan.
+        plan_shape: (step rows, sequences, rows without padding) -> shapes of its attention plan;
+            with ``groups`` it takes a window too.
         padded_rows: decode batch size -> rows of its step.
         spare_rows: rows up to which a step is bound by reading the weights; 0 if that is not known.
         growth: g, ratio of one size to the next smaller one.
+        groups: as in `StepShape`.
     """
 
     def __init__(
@@ -87,13 +103,17 @@ class ShapeTable:
         limits: StepLimits,
         max_model_len: int,
         page_size: int,
-        plan_shape: Callable[[int, int, int], PlanShape],
+        plan_shape: Callable[..., PlanShape],
         padded_rows: Callable[[int], int],
         growth: int,
         spare_rows: int = 0,
+        groups: PageGroups | None = None,
     ) -> None:
         def shape(rows: int, seqs: int, unpadded_rows: int) -> StepShape:
             pages = math.ceil(max_model_len / page_size)
+            if groups is not None:
+                plans = [plan_shape(rows, seqs, unpadded_rows, kind[0]) for kind in groups.kinds]
+                return StepShape(rows, seqs, pages, page_size, plans[0], groups, tuple(plans[1:]))
             plan = plan_shape(rows, seqs, unpadded_rows)
             return StepShape(rows, seqs, pages, page_size, plan)
 

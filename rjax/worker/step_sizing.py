@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import jax.numpy as jnp
 
+from rjax.batch.page_groups import PageGroups, pages_held
 from rjax.batch.step_limits import StepLimits
 from rjax.config import EngineConfig
 from rjax.models import ModelConfig
@@ -22,6 +23,7 @@ def shape_table(
     max_model_len: int,
     limits: StepLimits,
     growth: int,
+    groups: PageGroups | None = None,
 ) -> ShapeTable:
     """The step shapes of a backend.
 
@@ -31,10 +33,13 @@ def shape_table(
         max_model_len: tokens of the longest sequence.
         limits: of the steps.
         growth: ratio of one step size to the next smaller one.
+        groups: page groups of the model, if it has windows.
     """
     page_size = config.cache.page_size
 
-    def plan_shape(rows: int, seqs: int, unpadded_rows: int) -> PlanShape:
+    def plan_shape(
+        rows: int, seqs: int, unpadded_rows: int, window: int | None = None
+    ) -> PlanShape:
         return backend.plan_shape(
             rows,
             seqs,
@@ -43,6 +48,7 @@ def shape_table(
             unpadded_rows=unpadded_rows,
             coalesce=config.relay.mode == "auto",
             kv_split_size=config.relay.kv_split_size,
+            window=window,
         )
 
     return ShapeTable(
@@ -53,6 +59,7 @@ def shape_table(
         padded_rows=backend.padded_rows,
         spare_rows=backend.spare_rows,
         growth=growth,
+        groups=groups,
     )
 
 
@@ -69,6 +76,9 @@ def gpu_pool_tokens(
 ) -> int:
     """Tokens of the KV pool on GPUs whose weights are loaded; nothing is compiled for it.
 
+    With windows: of sequences within their windows, but no fewer than one sequence of full length
+    has, if it fits.
+
     Args:
         config: of the engine; a configured ``num_pages`` that does not fit beside the largest step
             gives 0.
@@ -79,7 +89,7 @@ def gpu_pool_tokens(
         memory: ``memory_stats()`` of one device.
         num_devices: that the pool is sharded over.
     """
-    cache = config.cache
+    cache, groups = config.cache, shapes.largest.groups
     workspace = workspace_bytes(
         model,
         shapes.largest,
@@ -89,9 +99,14 @@ def gpu_pool_tokens(
     )
     pages = gpu_pool_pages(
         cache,
-        page_bytes(model, cache.page_size, kv_dtype),
+        page_bytes(model, cache.page_size, kv_dtype, groups),
         memory=memory,
         num_devices=num_devices,
         workspace_bytes=workspace,
     )
-    return pages * cache.page_size
+    if groups is None:
+        return pages * cache.page_size
+    longest = shapes.largest.plan.max_context
+    fits = pages_held(groups.windows, longest, cache.page_size) <= pages
+    # Many short sequences keep all their pages.
+    return max(longest if fits else 0, pages // len(groups.windows) * cache.page_size)

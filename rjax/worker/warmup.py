@@ -10,7 +10,7 @@ from jaxtyping import Int
 from rjax.sampling import SamplerMode
 from rjax.worker.device_state import DeviceState
 from rjax.worker.programs import ProgramKey, multi_step_key, sampling_key, step_key
-from rjax.worker.step_input import build_step_input
+from rjax.worker.step_input import build_step_input, empty_tables
 from rjax.worker.step_runner import StepRunner
 from rjax.worker.step_shape import ShapeTable, StepFeatures, StepShape
 
@@ -131,5 +131,5 @@ def _step_seconds(runner: StepRunner, state: DeviceState, shape: StepShape) -> f
 
 
 def _empty_input(runner: StepRunner, shape: StepShape) -> Int[np.ndarray, " Z"]:
-    tables = np.zeros((1, shape.table_pages), np.int32)
-    return runner.layouts[shape].pack(build_step_input([], tables, shape, "off")[0])
+    empty, _ = build_step_input([], empty_tables(shape), shape, "off")
+    return runner.layouts[shape].pack(empty)

@@ -16,6 +16,7 @@ from jaxtyping import Int
 from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.kernel_use import KernelUse
+from rjax.batch.page_groups import page_groups
 from rjax.batch.page_operations import PageOperation
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.batch.sequence import SequenceStatus
@@ -34,6 +35,7 @@ from rjax.worker.cost_model import fitted_cost_model
 from rjax.worker.device_state import DeviceState, make_step_state
 from rjax.worker.fingerprint import model_fingerprint
 from rjax.worker.kernels.report import step_kernels
+from rjax.worker.kv_cache import num_pools
 from rjax.worker.lowering import ProgramLowering, shapes_of
 from rjax.worker.memory_sizing import num_host_pages, size_pool
 from rjax.worker.multi_step import MultiStepQueue, QueuedResult
@@ -110,12 +112,16 @@ class Worker:
         self._check_values = config.check_values
         self._kv_dtype = kv_dtype
         self._backend, self._mesh = backend, mesh
+        groups = page_groups(
+            model.sliding_windows, page_size=page_size, max_model_len=max_model_len
+        )
         self.shapes = shape_table(
             config,
             backend=backend,
             max_model_len=max_model_len,
             limits=limits,
             growth=growth,
+            groups=groups,
         )
         graph, parameters = nnx.split(loaded.model)
         leaves, treedef = jax.tree.flatten(parameters)
@@ -137,6 +143,7 @@ class Worker:
             limits=limits,
             kv_dtype=kv_dtype,
             mesh=mesh,
+            groups=groups,
         )
         self._state = DeviceState(
             make_step_state(
@@ -147,6 +154,7 @@ class Worker:
                 kv_dtype=kv_dtype,
                 mesh=mesh,
                 peers=peers,
+                groups=groups,
             )
         )
         number = config.scheduler.num_decode_steps
@@ -177,7 +185,7 @@ class Worker:
         self._mover = PageMover(
             num_pages=self.pool.num_pages,
             shape=(model.num_kv_heads, page_size, model.head_dim),
-            num_pools=2 * model.num_layers,
+            num_pools=2 * num_pools(model, groups),
             num_slots=self.num_host_pages,
             dtype=kv_dtype,
             mesh=mesh,
@@ -274,7 +282,7 @@ class Worker:
     def dispatch(
         self,
         batch: list[ScheduledSequence],
-        tables: Int[np.ndarray, "slots pages"],
+        tables: Int[np.ndarray, "groups slots pages"],
         *,
         may_queue: bool,
     ) -> DispatchedStep:
@@ -285,7 +293,7 @@ class Worker:
 
         Args:
             batch: in any order; the step's own order is that of the result.
-            tables: row s lists the pages of the sequence in slot s.
+            tables: of each page group; row s lists the pages of the sequence in slot s.
             may_queue: whether decode steps of one shape may start ``num_decode_steps`` at a time,
                 or as soon as anything else is to be done.
         """
@@ -293,13 +301,11 @@ class Worker:
         features = step_features(batch, self._max_logprobs)
         shape = self._choose_shape(rows, len(batch), features)
         batch = by_shared_pages(
-            batch, tables, page_size=shape.page_size, kv_split=shape.plan.kv_split_size
+            batch, tables[0], page_size=shape.page_size, kv_split=shape.kv_split_size
         )
         step_input, stats = build_step_input(batch, tables, shape, self._sharing)
         if self._check_values:
-            check_step_input(
-                step_input, batch, num_pages=self.pool.num_pages, page_size=shape.page_size
-            )
+            check_step_input(step_input, batch, num_pages=self.pool.num_pages, shape=shape)
         packed = self._runner.layouts[shape].pack(step_input)
         if may_queue and rows == len(batch) and self._queue.takes(features):
             several = self._runs_several(shape, features)

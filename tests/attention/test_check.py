@@ -16,8 +16,9 @@ from rjax.pallas_kernels.attention.planner import PlanShape, plan_attention
 S, SPLIT, TILE = 4, 8, 3
 
 
-def batch(shared, own, queries, sharing="on"):
-    """Sequences with one shared prefix: everything ``check_values`` takes, in one dict."""
+def batch(shared, own, queries, sharing="on", window=None):
+    """Sequences with one shared prefix: everything ``check_values`` takes, in one dict. With a
+    window they hold no page behind it: entries before their first page repeat it."""
     lengths = shared + np.asarray(own)
     starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
     B, M, T = len(own), -(-int(lengths.max()) // S) + 1, int(starts[-1]) + 2
@@ -28,6 +29,10 @@ def batch(shared, own, queries, sharing="on"):
         table[b, :cursor] = np.arange(cursor)
         table[b, shared // S : count] = np.arange(count - shared // S) + cursor + 100 * b
     table[:, : shared // S] = np.arange(shared // S)
+    if window is not None:
+        for b in range(B):
+            first = max(0, int(lengths[b]) - queries[b] - window + 1) // S
+            table[b, :first] = table[b, first]
     positions = np.full(T, -1, np.int32)
     owner = np.zeros(T, np.int32)
     for b in range(B):
@@ -35,7 +40,12 @@ def batch(shared, own, queries, sharing="on"):
         positions[rows] = lengths[b] - queries[b] + np.arange(queries[b])
         owner[rows] = b
     shape = PlanShape(
-        rows=T, seqs=B, max_context=int(lengths.max()), tile_rows=TILE, kv_split_size=SPLIT
+        rows=T,
+        seqs=B,
+        max_context=int(lengths.max()),
+        tile_rows=TILE,
+        kv_split_size=SPLIT,
+        window=window,
     )
     plan, _ = plan_attention(table, starts, lengths, page_size=S, shape=shape, sharing=sharing)
     return {
@@ -51,13 +61,21 @@ def batch(shared, own, queries, sharing="on"):
 @settings(max_examples=60)
 @given(
     shared=st.integers(0, 6).map(lambda x: x * S),
-    members=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 4)), min_size=1, max_size=7),
+    members=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=7),
     sharing=st.sampled_from(["on", "off"]),
     window=st.none() | st.integers(1, 30),
 )
 def test_plans_of_the_host_planner_pass(shared, members, sharing, window):
-    own = [max(o, q) for o, q in members]
-    check_values(**batch(shared, own, [q for _, q in members], sharing), sliding_window=window)
+    own, queries = [max(o, q) for o, q in members], [q for _, q in members]
+    check_values(**batch(shared, own, queries, sharing), sliding_window=window)
+    found = batch(shared, own, queries, sharing, window)
+    check_values(**found, sliding_window=window)
+    if window is not None:
+        plan, at = found["plan"], found["positions"]
+        for work in plan.lists:
+            for i in range(int(work.num_items)):
+                rows = at[work.row_start[i] : work.row_start[i] + work.row_count[i]]
+                assert (rows - window + 1 < work.kv_stop[i]).all(), "an item outside a window"
 
 
 def test_plans_of_the_device_planner_pass():

@@ -1,7 +1,8 @@
 """A worker without a device, that knows what every page should hold and checks every read.
 
 A token is a function of the tokens before it, so that any mix-up of pages changes what a sequence
-says; the KV of a position is the hash of all tokens up to it.
+says; the KV of a position is the hash of all tokens up to it. Layers with windows read only the
+positions in them, and only those pages have to be there.
 """
 
 import numpy as np
@@ -33,10 +34,11 @@ class FakeWorker:
         vocab: int,
         num_host_pages: int = 0,
         limits: StepLimits | None = None,
+        windows: tuple[int | None, ...] = (None,),
     ) -> None:
         self.limits = limits or StepLimits(4, 7)
         self.num_decode_steps = 1
-        self.pool = PoolSize(num_pages, 1)
+        self.pool = PoolSize(num_pages, 1, windows)
         self.num_host_pages = num_host_pages
         self.page_size = page_size
         self.vocab = vocab
@@ -74,6 +76,12 @@ class FakeWorker:
                         self.pages[page] = list(self.host[slot])
                     self.moved[SwapIn] += len(pages)
 
+    def _groups(self, sequence):
+        """(number, window, pages) of each page group."""
+        windows = self.pool.windows
+        held = [sequence.pages] if None in windows else []
+        return [*zip(range(9), windows, held + sequence.window_pages, strict=False)]
+
     def dispatch(self, batch, tables, *, may_queue):
         S, limits = self.page_size, self.limits
         assert sum(item.samples for item in batch) <= limits.max_num_seqs
@@ -85,25 +93,31 @@ class FakeWorker:
             tokens = self.truth.setdefault(sequence, list(sequence.prompt_token_ids))
             known = sequence.tokens(0, sequence.num_known)
             assert known == tokens[: len(known)]
-            assert list(tables[sequence.slot, : len(sequence.pages)]) == sequence.pages
+            for group, window, pages in self._groups(sequence):
+                first = 0 if window is None else max(0, item.start - window + 1) // S
+                assert list(tables[group, sequence.slot, first : len(pages)]) == pages[first:]
+                assert all(page >= 0 for page in pages[first:]), "a page in the window is gone"
             assert item.start < item.stop <= len(tokens)
             self.computed += item.stop - item.start
             prefix = 0
             for position, token in enumerate(tokens[: item.stop]):
                 prefix = hash((prefix, token))
                 if position >= max(item.start, item.stored):
-                    place = sequence.pages[position // S], position % S
-                    assert place not in written, "two sequences write one place"
-                    written.add(place)
-                    self.pages[place[0]][place[1]] = prefix
+                    for group, _, pages in self._groups(sequence):
+                        place = pages[position // S], position % S
+                        assert place not in written, "two sequences write one place"
+                        written.add(place)
+                        self.pages[place[0]][place[1]] = group, prefix
         drawn = np.full(len(batch), -1, np.int32)
         for b, item in enumerate(batch):
             sequence, tokens = item.sequence, self.truth[item.sequence]
             prefix = 0
             for position, token in enumerate(tokens[: item.stop]):
                 prefix = hash((prefix, token))
-                found = self.pages[sequence.pages[position // S]][position % S]
-                assert found == prefix, f"position {position} holds another's KV"
+                for group, window, pages in self._groups(sequence):
+                    if window is None or position > item.start - window:
+                        found = self.pages[pages[position // S]][position % S]
+                        assert found == (group, prefix), f"position {position} holds another's KV"
             if item.samples:
                 assert item.stop == len(tokens)
                 drawn[b] = next_token(tokens, sequence.index, self.vocab)
@@ -122,7 +136,15 @@ class FakeWorker:
 
 
 def fake_engine(
-    *, num_pages=12, page_size=2, vocab=2, host=8, max_model_len=16, spare_rows=0, **options
+    *,
+    num_pages=12,
+    page_size=2,
+    vocab=2,
+    host=8,
+    max_model_len=16,
+    spare_rows=0,
+    windows=(None,),
+    **options,
 ) -> LLMEngine:
     """An engine over a FakeWorker."""
     config = EngineConfig.from_options(
@@ -133,7 +155,7 @@ def fake_engine(
     return LLMEngine(
         EngineParts(
             config=config,
-            worker=FakeWorker(num_pages, page_size, vocab, host, limits),
+            worker=FakeWorker(num_pages, page_size, vocab, host, limits, windows),
             vocab_size=vocab,
             max_model_len=max_model_len,
             limits=limits,

@@ -3,8 +3,9 @@
 import hashlib
 from collections import Counter, defaultdict
 
-from rjax.batch.page_hash import PageHashes
-from rjax.batch.sequence import SequenceStatus
+from rjax.batch.page_groups import first_page
+from rjax.batch.page_hash import PageHashes, group_key
+from rjax.batch.sequence import Sequence, SequenceStatus
 from rjax.engine.llm_engine import LLMEngine
 
 
@@ -15,16 +16,17 @@ def check(engine: LLMEngine) -> None:
     assert counts.free + counts.used + counts.cached == counts.total
     assert counts.free == len(set(blocks._free))
 
-    owners = Counter(page for s in scheduler.running for page in s.pages)
+    owners = Counter(page for s in scheduler.running for page in held_pages(s))
     for s in scheduler.running:
-        assert len(set(s.pages)) == len(s.pages)
+        assert len(set(held_pages(s))) == len(held_pages(s)) == s.num_pages
+        _check_windows(engine, s)
     owners.update(engine.pinned_pages())
     assert all(blocks.references(p) == owners[p] for p in range(counts.total))
     assert counts.used == len(owners)
 
     _check_sharing(engine)
 
-    writers = Counter(p for s in scheduler.running for p in s.pages[s.num_borrowed :])
+    writers = Counter(p for s in scheduler.running for p in held_pages(s, s.num_borrowed))
     assert all(count == 1 for count in writers.values()), "a page has two writers"
 
     host = scheduler.host
@@ -50,10 +52,38 @@ def check(engine: LLMEngine) -> None:
         if s.status is not SequenceStatus.RUNNING:
             assert s.slot is None
             assert not s.pages
+            assert not s.window_pages
         else:
-            assert s.num_stored <= s.capacity == len(s.pages) * blocks.page_size
+            capacities = [len(pages) for pages in all_groups(engine, s)]
+            assert s.num_stored <= s.capacity == min(capacities) * blocks.page_size
     assert all(owner in scheduler.running for owner in blocks._pending.values())
     _check_keys(engine)
+
+
+def all_groups(engine: LLMEngine, s: Sequence) -> list[list[int]]:
+    """The pages of a running sequence in each page group; -1 for those given back."""
+    windows = engine._worker.pool.windows
+    return ([s.pages] if None in windows else []) + s.window_pages
+
+
+def held_pages(s: Sequence, start: int = 0) -> list[int]:
+    """The pages that a sequence holds, in all page groups, from a page number on."""
+    return [p for pages in (s.pages, *s.window_pages) for p in pages[start:] if p >= 0]
+
+
+def _check_windows(engine: LLMEngine, s: Sequence) -> None:
+    """It holds the pages that its next token reaches, and of those before only the ones that the
+    step before the next one reached."""
+    S, windows = engine._page_size, engine._worker.pool.windows
+    for window, pages in zip(windows, all_groups(engine, s), strict=True):
+        first = 0 if window is None else first_page(s.num_computed, window, S)
+        assert all(page >= 0 for page in pages[first:])
+        if window is None:
+            continue
+        gone = sum(page < 0 for page in pages)
+        assert all(page < 0 for page in pages[:gone])
+        budget = engine._worker.limits.max_num_batched_tokens
+        assert len(pages) - gone <= (window + budget + S - 2) // S + 2
 
 
 def _check_sharing(engine: LLMEngine) -> None:
@@ -61,7 +91,7 @@ def _check_sharing(engine: LLMEngine) -> None:
     holders = defaultdict(set)
     roots = defaultdict(set)
     for s in engine._scheduler.running:
-        for page in s.pages:
+        for page in held_pages(s):
             holders[page].add(s.request_id)
             roots[page].add(s.hashes.parent(0))
     for prefix in engine.prefixes():
@@ -87,14 +117,18 @@ def _check_keys(engine: LLMEngine) -> None:
         fresh = PageHashes(s.hashes.parent(0), blocks.page_size)
         fresh.extend(s.tokens(0, len(s.hashes.keys) * blocks.page_size))
         assert s.hashes.keys == fresh.keys
-        for n in range(min(s.num_registered, len(s.pages), len(fresh.keys))):
-            content = blocks._index.content(s.pages[n])
-            if content is not None:
-                assert content.parent == fresh.parent(n)
-                assert fresh.blocks[n].startswith(content.tokens)
+        if s.status is not SequenceStatus.RUNNING:
+            continue
+        for group, pages in enumerate(all_groups(engine, s)):
+            for n in range(min(s.num_registered, len(pages), len(fresh.keys))):
+                content = blocks._index.content(pages[n]) if pages[n] >= 0 else None
+                if content is not None:
+                    assert content.parent == group_key(fresh.parent(n), group)
+                    assert fresh.blocks[n].startswith(content.tokens)
     for key, page in blocks._page_of.items():
         assert blocks._key_of[page] == key
         content = blocks._index.content(page)
         assert content is not None
-        assert hashlib.sha256(content.parent + content.tokens).digest() == key
+        parent, group = content.parent[:32], content.parent[32:]
+        assert hashlib.sha256(parent + content.tokens).digest() + group == key
     assert len(blocks._page_of) == sum(key is not None for key in blocks._key_of)

@@ -180,7 +180,7 @@ def test_a_step_reads_every_shared_run_once_whatever_else_is_in_the_batch(tiny):
             for item in batch:
                 for start in range(0, item.stop, split):
                     stop = min(start + split, item.stop)
-                    pages = tables[item.sequence.slot, start // 8 : -(-stop // 8)]
+                    pages = tables[0, item.sequence.slot, start // 8 : -(-stop // 8)]
                     runs[start, tuple(pages)] = stop - start
             steps.append((len(batch), found.stats.kv_tokens_read, sum(runs.values())))
         return found

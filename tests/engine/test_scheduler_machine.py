@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from rjax.batch.page_groups import pages_held
 from rjax.errors import OutOfMemoryError
 from rjax.sampling import SamplingParams
 
@@ -33,6 +34,8 @@ class EngineMachine(RuleBasedStateMachine):
         super().__init__()
         self.engine = None
 
+    windows = ((None,),)  # choices, of each page group
+
     @initialize(
         pages=st.integers(8, 20),
         host=st.integers(0, 12),
@@ -40,10 +43,14 @@ class EngineMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         page_size=st.sampled_from([2, 3, 4]),
         ahead=st.sampled_from([0, 1, 5]),
+        choice=st.integers(0, 5),
     )
-    def start(self, pages, host, preemption, caching, page_size, ahead):
+    def start(self, pages, host, preemption, caching, page_size, ahead, choice):
+        windows = self.windows[choice % len(self.windows)]
+        least = pages_held(windows, LENGTH, page_size)
         self.engine = fake_engine(
-            num_pages=pages,
+            num_pages=max(8, least) + pages - 8,
+            windows=windows,
             host=host,
             page_size=page_size,
             preemption=preemption,
@@ -161,3 +168,13 @@ TestEngineMachine.settings = settings(
     stateful_step_count=30,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+
+class WindowsMachine(EngineMachine):
+    """The same with page groups that have windows, with and without full attention beside them."""
+
+    windows = ((None, 5), (None, 3, 3), (5,), (1,), (None, 2, 7), (4, 6, 6))
+
+
+TestWindowsMachine = WindowsMachine.TestCase
+TestWindowsMachine.settings = TestEngineMachine.settings

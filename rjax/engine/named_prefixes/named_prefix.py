@@ -13,7 +13,8 @@ class NamedPrefix:
         name: chosen by the caller that added it.
         token_ids: the tokens of the prefix.
         cache_salt: only requests with the same salt are served from it; None for those without.
-        pages: pages of the pool that hold its KV, in order.
+        pages: pages of the pool that hold its KV, in order; with windows, those of one page group
+            after another.
         text: the text that the tokens were made from, or None.
     """
 

@@ -58,14 +58,21 @@ class NamedPrefixes:
     Args:
         blocks: the pages of the pool.
         checks: of names and tokens that users give.
-        reserve: pages that must remain for sequences.
+        max_model_len: tokens of the longest sequence, for whose pages there must be room.
         enabled: whether the engine has a prefix cache; without it no prefix can be kept.
+        windows: of each page group.
     """
 
     def __init__(
-        self, blocks: BlockManager, checks: RequestChecks, *, reserve: int, enabled: bool
+        self,
+        blocks: BlockManager,
+        checks: RequestChecks,
+        *,
+        max_model_len: int,
+        enabled: bool,
+        windows: tuple[int | None, ...],
     ) -> None:
-        self.pinned = PinnedPrefixes(blocks, reserve)
+        self.pinned = PinnedPrefixes(blocks, max_model_len, windows)
         self.pending = PendingPrefixes(self.pinned)
         self._checks = checks
         self._page_size = blocks.page_size
@@ -121,12 +128,13 @@ class NamedPrefixes:
         saved = load_prefix_file(path, self._origin(worker), np.dtype(worker.kv_dtype))
         name = self._checks.prefix_name(saved.name if name is None else name)
         prefix = self.prepare(KeepAs(name, saved.text), saved.token_ids, salt, root)
-        expected = -(-len(prefix.tokens) // self._page_size), *worker.page_shape
+        expected = len(self.pinned.places(len(prefix.tokens))), *worker.page_shape
         if saved.kv.shape != expected:
             raise InvalidConfigError(f"{path} holds KV of shape {saved.kv.shape}, not {expected}")
         new = self.pinned.place(prefix)
-        worker.write_pages(new, saved.kv[len(saved.kv) - len(new) :])
-        return self.pinned.get(name)
+        placed = self.pinned.get(name)
+        worker.write_pages([placed.pages[index] for index in new], saved.kv[new])
+        return placed
 
     def _origin(self, worker: PageAccess) -> PrefixOrigin:
         dtype = np.dtype(worker.kv_dtype).name

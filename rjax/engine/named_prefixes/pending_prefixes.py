@@ -38,6 +38,6 @@ class PendingPrefixes:
             return
         prefix = self._pending.pop(request.request_id)
         try:
-            self._pinned.pin_computed(prefix, sequence.pages)
+            self._pinned.pin_computed(prefix, sequence)
         except OutOfMemoryError as error:
             request.error = error

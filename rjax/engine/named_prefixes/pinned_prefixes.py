@@ -1,6 +1,8 @@
 """Prefixes whose KV pages are pinned: any number at once, nested in one another or not."""
 
-from rjax.batch.page_hash import PageHashes, block_bytes
+from rjax.batch.page_groups import first_page, pages_held
+from rjax.batch.page_hash import block_bytes, group_key
+from rjax.batch.sequence import Sequence
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.named_prefixes.named_prefix import NamedPrefix, PendingPrefix
 from rjax.errors import InvalidRequestError, OutOfMemoryError
@@ -9,14 +11,24 @@ from rjax.errors import InvalidRequestError, OutOfMemoryError
 class PinnedPrefixes:
     """Named prefixes, each with a reference on its pages; pages that several share exist once.
 
+    In page groups with windows, a prefix holds the pages that the token after it reaches, and its
+    last token.
+
     Args:
         blocks: the pages of the pool.
-        reserve: pages that must remain for sequences.
+        max_model_len: tokens of the longest sequence; its pages must remain for sequences.
+        windows: of each page group.
     """
 
-    def __init__(self, blocks: BlockManager, reserve: int) -> None:
+    def __init__(
+        self,
+        blocks: BlockManager,
+        max_model_len: int,
+        windows: tuple[int | None, ...] = (None,),
+    ) -> None:
         self._blocks = blocks
-        self._reserve = reserve
+        self._reserve = pages_held(windows, max_model_len, blocks.page_size)
+        self._windows = windows
         self._named: dict[str, NamedPrefix] = {}
 
     def pages(self) -> list[int]:
@@ -46,8 +58,8 @@ class PinnedPrefixes:
         """
         others = [p for name, p in self._named.items() if name != prefix.name]
         pinned = {page for other in others for page in other.pages}
-        new = -(-len(prefix.tokens) // self._blocks.page_size)
-        new -= len(pinned.intersection(self._blocks.match(prefix.hashes.keys)))
+        new = len(self.places(len(prefix.tokens)))
+        new -= len(pinned.intersection(self._find(prefix, partial=False)))
         total = self._blocks.num_pages
         if total - len(pinned) - new < self._reserve:
             raise OutOfMemoryError(
@@ -56,38 +68,63 @@ class PinnedPrefixes:
                 f"{self._reserve}: raise num_pages, lower max_model_len, or drop a prefix"
             )
 
-    def pin_computed(self, prefix: PendingPrefix, pages: list[int]) -> None:
-        """Pin a prefix that a sequence has computed into ``pages``.
+    def places(self, tokens: int) -> list[tuple[int, int]]:
+        """(page group, page number) of each page of a prefix of so many tokens, in order."""
+        S = self._blocks.page_size
+        return [
+            (group, number)
+            for group, window in enumerate(self._windows)
+            for number in range(first_page(tokens - 1, window, S), -(-tokens // S))
+        ]
+
+    def pin_computed(self, prefix: PendingPrefix, sequence: Sequence) -> None:
+        """Pin a prefix that a sequence has computed.
 
         Raises:
-            OutOfMemoryError: other prefixes were pinned meanwhile, and there is no room left.
+            OutOfMemoryError: other prefixes were pinned meanwhile, and there is no room left; or
+                the sequence released pages of the prefix, behind a window or because it was
+                preempted, and they hold other tokens now.
         """
         self.check_capacity(prefix)
-        self._register(prefix, pages)
-        self._pin(prefix, self._find(prefix.tokens, prefix.hashes))
+        held = [sequence.pages] if None in self._windows else []
+        held += sequence.window_pages
+        if held and all(held):  # a preempted sequence has no pages, but they may be cached
+            self._register(
+                prefix, [held[group][number] for group, number in self.places(len(prefix.tokens))]
+            )
+        found = self._find(prefix)
+        pages = [page for page in found if page is not None]
+        if len(pages) < len(found):
+            raise OutOfMemoryError(
+                f"pages of the prefix {prefix.name!r} were taken before it was pinned: its request "
+                "was preempted, or generated more tokens than a sliding window holds; compute it "
+                "again, with max_tokens=1"
+            )
+        self._pin(prefix, pages)
 
     def place(self, prefix: PendingPrefix) -> list[int]:
         """Pin a prefix whose KV comes from elsewhere.
 
         Returns:
-            The last pages of the prefix, which the caller must fill before the next step; the
-            pages before them were in the cache.
+            Those of its pages that the caller must fill before the next step, by their index; the
+            others were in the cache.
 
         Raises:
             OutOfMemoryError: running sequences hold the pages.
         """
-        cached = self._find(prefix.tokens, prefix.hashes)
+        found = self._find(prefix)
+        cached = [page for page in found if page is not None]
         self._blocks.acquire(cached)
-        S = self._blocks.page_size
-        new = self._blocks.allocate(-(-len(prefix.tokens) // S) - len(cached))
+        new = self._blocks.allocate(len(found) - len(cached))
         if new is None:
             self._blocks.release(cached)
             raise OutOfMemoryError("the running requests hold the pages; load the prefix later")
-        pages = cached + new
+        rest = iter(new)
+        pages = [next(rest) if page is None else page for page in found]
         self._register(prefix, pages)
         self._pin(prefix, pages)
         self._blocks.release(pages)
-        return new
+        return [index for index, page in enumerate(found) if page is None]
 
     def drop(self, name: str, *, missing_ok: bool = False) -> None:
         """Unpin a prefix; its pages may be evicted like any other.
@@ -107,23 +144,35 @@ class PinnedPrefixes:
         Some may be missing there: another page held the same tokens when they were computed, and
         has been evicted since.
         """
-        hashes = prefix.hashes
-        count = len(hashes.keys)
-        for n, key in enumerate(hashes.keys):
-            self._blocks.register(pages[n], key, hashes.parent(n), hashes.blocks[n], first=n == 0)
-        rest = prefix.tokens[count * self._blocks.page_size :]
-        if rest:
-            self._blocks.register_partial(pages[count], hashes.parent(count), block_bytes(rest))
+        hashes, S = prefix.hashes, self._blocks.page_size
+        rest = block_bytes(prefix.tokens[len(hashes.keys) * S :])
+        for (group, n), page in zip(self.places(len(prefix.tokens)), pages, strict=True):
+            parent = group_key(hashes.parent(n), group)
+            if page < 0:
+                continue  # given back; perhaps it is cached
+            if n < len(hashes.keys):
+                key = group_key(hashes.keys[n], group)
+                self._blocks.register(page, key, parent, hashes.blocks[n], first=n == 0)
+            else:
+                self._blocks.register_partial(page, parent, rest)
 
-    def _find(self, tokens: list[int], hashes: PageHashes) -> list[int]:
-        """Cached pages of these tokens, with no reference taken; call it between two steps."""
-        self._blocks.begin_step()
-        pages = self._blocks.match(hashes.keys)
-        rest = tokens[len(pages) * self._blocks.page_size :]
-        if rest and len(pages) == len(hashes.keys):
-            found = self._blocks.match_partial_page(hashes.parent(len(pages)), block_bytes(rest))
-            if found is not None and found[1] == len(rest):
-                pages.append(found[0])
+    def _find(self, prefix: PendingPrefix, *, partial: bool = True) -> list[int | None]:
+        """The cached page at each place of a prefix, with no reference taken; with ``partial`` call
+        it between two steps."""
+        hashes, S = prefix.hashes, self._blocks.page_size
+        rest = block_bytes(prefix.tokens[len(hashes.keys) * S :])
+        if partial:
+            self._blocks.begin_step()
+        pages: list[int | None] = []
+        for group, n in self.places(len(prefix.tokens)):
+            if n < len(hashes.keys):
+                pages.append(self._blocks.find(group_key(hashes.keys[n], group)))
+                continue
+            found = None
+            if partial:
+                parent = group_key(hashes.parent(n), group)
+                found = self._blocks.match_partial_page(parent, rest)
+            pages.append(found[0] if found is not None and found[1] == len(rest) // 4 else None)
         return pages
 
     def _pin(self, prefix: PendingPrefix, pages: list[int]) -> None:

@@ -41,7 +41,9 @@ def step_kernels(
     ) -> Any:
         step = layout.unpack(packed)
         pages = [page] * model.num_layers
-        operations = PagedOperations(pages, pages, step, backend, mesh, choices.append, peers)
+        operations = PagedOperations(
+            pages, pages, step, backend, mesh, choices.append, peers, shape.groups
+        )
         rope = model.rope_of(0)
         rotary = None if rope is None else rotary_tables(rope, jnp.asarray(step.positions))
         # With an update, as in every layer but the first.

@@ -1,0 +1,127 @@
+"""Page groups: layers that share the pages of a sequence, divided by their sliding windows.
+
+All pages come from one pool of ``num_pools`` K and V arrays. A page holds S tokens of the layers of
+one group, at most one layer for each array. A sequence has one page table a group. A group whose
+layers have a window keeps only the pages that the next token can reach, so its other pages go back
+to the pool, which all groups allocate from (as vLLM's hybrid KV cache manager does).
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable
+
+_MAX_GROUPS = 8  # page tables of a sequence
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PageGroups:
+    """The page groups of a model.
+
+    Attributes:
+        windows: of each group, in tokens; None for full attention. Groups with equal windows are
+            neighbours, and the first group is the only one with its window.
+        layers: (group, index of its K and V arrays) of each layer.
+    """
+
+    windows: tuple[int | None, ...]
+    layers: tuple[tuple[int, int], ...]
+
+    @property
+    def num_pools(self) -> int:
+        """K arrays of the pool, and V arrays: the layers of the largest group."""
+        return 1 + max(pool for _, pool in self.layers)
+
+    @property
+    def kinds(self) -> tuple[tuple[int | None, int, int], ...]:
+        """(window, first group, group after the last) of the groups with equal windows."""
+        found, first = [], 0
+        for window, members in itertools.groupby(self.windows):
+            stop = first + len(list(members))
+            found.append((window, first, stop))
+            first = stop
+        return tuple(found)
+
+    def layers_of(self, window: int | None) -> int:
+        """Number of layers with this window."""
+        return sum(self.windows[group] == window for group, _ in self.layers)
+
+
+def page_groups(
+    windows: tuple[int | None, ...], *, page_size: int, max_model_len: int
+) -> PageGroups | None:
+    """The page groups of a model, or None if all layers had better share their pages.
+
+    They had if no window is shorter than a sequence, or if a sequence of full length takes no less
+    memory in groups: all groups are as large as the largest, and a smaller one wastes memory.
+
+    Args:
+        windows: of each layer, in tokens; None for full attention.
+        page_size: tokens a page.
+        max_model_len: tokens of the longest sequence.
+    """
+    kinds: dict[int | None, list[int]] = {}
+    for layer, window in enumerate(windows):
+        short = window is not None and window < max_model_len
+        kinds.setdefault(window if short else None, []).append(layer)
+    if kinds.keys() <= {None}:
+        return None
+    first = None if None in kinds else min(kinds, key=lambda window: len(kinds[window]))
+    order = sorted(kinds, key=lambda window: (window != first, window or 0))
+
+    def divided(size: int) -> tuple[int | None, ...]:
+        return tuple(
+            window for window in order for _ in range(math.ceil(len(kinds[window]) / size))
+        )
+
+    def pages(found: Iterable[int | None]) -> int:
+        return pages_held(found, max_model_len, page_size)
+
+    sizes = range(len(kinds[first]), len(windows) + 1)
+    sizes = [size for size in sizes if len(divided(size)) <= max(_MAX_GROUPS, len(kinds))]
+    size = min(sizes, key=lambda size: (size * pages(divided(size)), len(divided(size))))
+    if size * pages(divided(size)) >= len(windows) * pages([None]):
+        return None
+    found = divided(size)
+    layers = {}
+    for window in order:
+        for number, layer in enumerate(kinds[window]):
+            layers[layer] = (found.index(window) + number // size, number % size)
+    return PageGroups(found, tuple(layers[layer] for layer in range(len(windows))))
+
+
+def first_page(position: int, window: int | None, page_size: int) -> int:
+    """Number of the first page that a query at ``position`` reaches."""
+    if window is None:
+        return 0
+    return max(0, position - window + 1) // page_size
+
+
+def pages_held(windows: Iterable[int | None], tokens: int, page_size: int) -> int:
+    """Pages that a sequence of ``tokens`` tokens needs at most, computed token by token.
+
+    Args:
+        windows: of each page group.
+        tokens: of the sequence.
+        page_size: tokens a page.
+    """
+    every = -(-tokens // page_size)
+    return sum(
+        every if window is None else min(every, -(-(window - 1) // page_size) + 1)
+        for window in windows
+    )
+
+
+def tokens_held(windows: Iterable[int | None], pages: int, page_size: int) -> int:
+    """Tokens of the longest sequence that needs no more than ``pages`` pages.
+
+    Without full attention any length may fit; the answer is then ``pages`` pages.
+    """
+    windows, low, high = tuple(windows), 0, pages
+    while low < high:  # pages of one group
+        middle = (low + high + 1) // 2
+        if pages_held(windows, middle * page_size, page_size) <= pages:
+            low = middle
+        else:
+            high = middle - 1
+    return low * page_size
