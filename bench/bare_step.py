@@ -33,8 +33,11 @@ class BareStep:
     burst: float
 
 
-def time_bare_step(llm: Any, case: DecodeCase) -> BareStep:
+def time_bare_step(llm: Any, case: DecodeCase) -> BareStep | None:
     """Time a greedy step of ``case.batch`` sequences at the end of their tokens.
+
+    Returns:
+        None for a model whose layers are in page groups: this input has one page table a sequence.
 
     Raises:
         ValueError: the pool is too small.
@@ -42,6 +45,8 @@ def time_bare_step(llm: Any, case: DecodeCase) -> BareStep:
     worker: Worker = llm.engine._worker
     llm.reset_prefix_cache()
     shape = worker.shapes.choose(rows=case.batch, seqs=case.batch)
+    if shape.groups is not None:
+        return None
     step = worker._runner.programs.get(step_key(shape, StepFeatures("greedy", 0, False)))
     packed = worker._runner.layouts[shape].pack(_input(case, shape, worker))
 
