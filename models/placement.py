@@ -20,7 +20,7 @@ from rjax.models.sharding import TENSOR_AXIS
 
 
 def place(config: ModelConfig, devices: int, *, expert_parallel: bool = False) -> ModelConfig:
-    """The config of a model on so many devices.
+    """The config of a model that is divided over devices.
 
     The devices must divide the query heads. KV heads that they do not divide are copied: each is
     held ``kv_head_copies`` times, by neighbouring devices, and the copies share its query heads.

@@ -28,7 +28,7 @@ _MOST_COUNTS = 32 << 10  # of experts in chunks: 128 KB of shared memory
 
 
 def refusal(pairs: int, num_experts: int) -> str | None:
-    """Why the kernel cannot make the work list of so many pairs, or None."""
+    """Why the kernel cannot make the work list of ``pairs`` pairs, or None."""
     if pairs > _MOST_PAIRS:
         return f"{pairs} pairs; the kernel takes at most {_MOST_PAIRS}"
     if _columns(num_experts) > _MOST_COUNTS // _chunks(pairs):

@@ -299,7 +299,7 @@ def _stage_memory(shape: tuple[int, ...], dtype):
 
 
 def _transforms(dtype, columns: int):
-    """The widest swizzle for so many columns."""
+    """The widest swizzle for this number of columns."""
     bits = 4 if dtype == jnp.int4 else jnp.dtype(dtype).itemsize * 8
     swizzle = min(128, columns * bits // 8)
     return plgpu.TilingTransform((8, swizzle * 8 // bits)), plgpu.SwizzleTransform(swizzle)

@@ -57,7 +57,7 @@ def answers(logits, count: int) -> list[list[int]]:
 
 
 def poison(engine) -> None:
-    """Overwrite all pages that nobody holds and that are not cached."""
+    """Overwrite all pages that are neither held nor cached."""
     free = list(engine._blocks._free)
     if free:
         page = np.full((len(free), *engine._worker.page_shape), np.nan, np.float32)
@@ -174,7 +174,7 @@ def test_a_hit_needs_the_pages_of_the_window_before_its_end(windows):
     )
     prompt = [n % 7 for n in range(41)]
     assert cached(engine, "first", prompt) == 0
-    # Pages behind the window are cached as long as nobody needs them.
+    # Pages behind the window are cached until other sequences need the memory.
     assert cached(engine, "short", [*prompt[:20], 8, 8]) == 20
     blocks = engine._blocks
     last = len(windows) - 1

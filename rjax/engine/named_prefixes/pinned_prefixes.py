@@ -69,7 +69,7 @@ class PinnedPrefixes:
             )
 
     def places(self, tokens: int) -> list[tuple[int, int]]:
-        """(page group, page number) of each page of a prefix of so many tokens, in order."""
+        """(page group, page number) of each page of a prefix of this length, in order."""
         S = self._blocks.page_size
         return [
             (group, number)

@@ -16,7 +16,7 @@ class Choice[R]:
 
     Attributes:
         ranked: replicas from the best to the worst.
-        reason: "prefix": the replica with the longest known prefix; "overloaded": that one has
+        reason: "prefix": the replica with the longest known prefix; "overloaded": that replica has
             too many requests; "new": no replica knows a prefix.
         matched: leading blocks that the best replica was given before.
     """
@@ -31,7 +31,7 @@ class PrefixAffinity[R]:
 
     The score of a replica is the share of the prompt's blocks that it was given before, less its
     load: requests under way beyond those of the least loaded replica, in units of ``tolerance``. A
-    prompt whose prefix is all known thus stays with its replica until that one has ``tolerance``
+    prompt whose prefix is all known thus stays with its replica until it has ``tolerance``
     requests more than another. Among equals the replica with fewer blocks is better.
 
     The memory is bounded: blocks that were used longest ago are forgotten, as in the caches that it
