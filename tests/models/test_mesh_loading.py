@@ -186,9 +186,7 @@ def test_quantised_experts_are_spread_or_cut(tmp_path, name):
         folder, _ = write_mxfp4(tmp_path, values=OSS)
     else:
         folder, _ = write_quantised(tmp_path, EXPERTS, name)
-    most = 2 if name == "fp8-block" else 4  # two blocks of scales have all query heads
-    check(
-        (folder, 2, True, SMALL, None),
-        (folder, most, True, LARGE, None),
-        (folder, 2, False, SMALL, None),
-    )
+    cases = [(folder, 2, True, SMALL, None)]
+    if name != "fp8-block":  # its blocks of 128 x 128 divide over two devices, and in no expert
+        cases += [(folder, 4, True, LARGE, None), (folder, 2, False, SMALL, None)]
+    check(*cases)
