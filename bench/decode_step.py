@@ -21,6 +21,7 @@ clock.
 
 import argparse
 import dataclasses
+import functools
 import re
 import time
 from pathlib import Path
@@ -209,7 +210,7 @@ class Bench:
         config, V = self.config, self.config.vocab_size
         shape = (pages, config.num_kv_heads, self.page_size, config.head_dim)
         sharding = parameter_sharding("P K S H", shape, self.mesh)
-        normal = lambda key: jax.random.normal(key, shape, self.dtype)  # noqa: E731
+        normal = functools.partial(jax.random.normal, shape=shape, dtype=self.dtype)
         draw = jax.jit(normal, out_shardings=sharding)
         pools = [draw(key) for key in jax.random.split(jax.random.key(1), 2 * config.num_layers)]
         tokens = jax.random.randint(jax.random.key(2), (rows,), 0, V, jnp.int32)

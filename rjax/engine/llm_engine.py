@@ -56,7 +56,8 @@ class LLMEngine(Closable):
     def __init__(self, parts: EngineParts) -> None:
         config = self.config = parts.config
         self.model_config, self.max_model_len = parts.model_config, parts.max_model_len
-        self.tokenizer, self._vocab_size = parts.tokenizer, parts.vocab_size
+        self.tokenizer = parts.tokenizer
+        self._vocab_size = parts.vocab_size
         self._worker: StepWorker = parts.worker
         pool, self._page_size = parts.worker.pool, config.cache.page_size
         check_sequence_fits(pool.num_pages, self._page_size, self.max_model_len, pool.windows)
@@ -92,7 +93,8 @@ class LLMEngine(Closable):
             windows=pool.windows,
         )
         self._timer = StepTimer(self._scheduler.cost, parts.limits.max_num_batched_tokens)
-        self._arrivals, self._deadlines = itertools.count(), Deadlines(self._requests)
+        self._arrivals = itertools.count()
+        self._deadlines = Deadlines(self._requests)
         self._stats = parts.new_stats()
         self._startup_times, self.summary = parts.startup_times, dict(parts.summary)
         for path in config.cache.prefix_files:
