@@ -3,12 +3,8 @@
 One process with virtual devices runs all of it: its start takes longest.
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from .virtual_devices import run_on_virtual_devices
 
-ROOT = Path(__file__).parents[2]
 _PROGRAM = """
 import re
 
@@ -62,14 +58,4 @@ print("equal")
 
 
 def test_a_step_has_one_collective_for_each_sum_and_one_for_the_tokens():
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
-    found = subprocess.run(
-        [sys.executable, "-c", _PROGRAM],
-        cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr[-3000:]
-    assert found.stdout.endswith("equal\n")
+    assert run_on_virtual_devices(_PROGRAM, 4).endswith("equal\n")

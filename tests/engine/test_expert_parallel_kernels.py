@@ -1,11 +1,7 @@
 """Devices with whole experts and copies of KV heads run the kernels of one device; for CUDA."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from .virtual_devices import run_on_virtual_devices
 
-ROOT = Path(__file__).parents[2]
 _PROGRAM = """
 import collections
 
@@ -72,14 +68,4 @@ print("same kernels")
 
 
 def test_eight_devices_have_the_kernels_of_one():
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-    found = subprocess.run(
-        [sys.executable, "-c", _PROGRAM],
-        cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr[-3000:]
-    assert found.stdout.endswith("same kernels\n")
+    assert run_on_virtual_devices(_PROGRAM, 8).endswith("same kernels\n")
