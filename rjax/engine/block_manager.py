@@ -103,6 +103,14 @@ class BlockManager:
         found = self._index.find(parent, tokens, self._new)
         return found if found and found[1] >= max(1, self.page_size // 8) else None
 
+    def find_partial(self, parent: bytes, tokens: bytes) -> int | None:
+        """The page after the chain ``parent`` whose leading tokens are these, given as int32 bytes.
+
+        However few tokens they are; takes no reference.
+        """
+        found = self._index.find(parent, tokens, self._new)
+        return found[0] if found and found[1] == len(tokens) // 4 else None
+
     def acquire(self, pages: Iterable[int]) -> None:
         """Take one more reference on each of these pages, used or cached."""
         for page in pages:

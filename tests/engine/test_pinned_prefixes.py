@@ -45,6 +45,19 @@ def test_several_nested_prefixes_share_and_stay(engine):
     check(engine)
 
 
+@pytest.mark.parametrize("rest", [0, 1, 3, 4, 31])
+def test_any_number_of_tokens_in_the_last_page_is_pinned(rest):
+    """A page is matched from an eighth of its tokens on; it is pinned with fewer."""
+    engine = fake_engine(num_pages=64, page_size=32, vocab=9, max_model_len=128)
+    prefix = [*[1] * 64, *[2] * rest]
+    engine.add_prefix("a", prefix)
+    assert engine.stats().kv_bytes_pinned == 2 + bool(rest)
+    engine.reset_prefix_cache()
+    assert cached(engine, "r", [3], prefix="a") == (64 if rest < 4 else len(prefix))
+    engine.add_prefix("a", prefix)
+    check(engine)
+
+
 def test_a_prefix_is_replaced_and_dropped(engine):
     engine.add_prefix("a", [1] * 20)
     engine.add_prefix("a", [2] * 13)

@@ -86,15 +86,16 @@ class PinnedPrefixes:
                 preempted, and they hold other tokens now.
         """
         self.check_capacity(prefix)
+        places = self.places(len(prefix.tokens))
+        own = [-1] * len(places)
         held = [sequence.pages] if None in self._windows else []
         held += sequence.window_pages
         if held and all(held):  # a preempted sequence has no pages, but they may be cached
-            self._register(
-                prefix, [held[group][number] for group, number in self.places(len(prefix.tokens))]
-            )
+            own = [held[group][number] for group, number in places]
+        self._register(prefix, own)
         found = self._find(prefix)
-        pages = [page for page in found if page is not None]
-        if len(pages) < len(found):
+        pages = [mine if page is None else page for page, mine in zip(found, own, strict=True)]
+        if -1 in pages:
             raise OutOfMemoryError(
                 f"pages of the prefix {prefix.name!r} were taken before it was pinned: its request "
                 "was preempted, or generated more tokens than a sliding window holds; compute it "
@@ -167,12 +168,10 @@ class PinnedPrefixes:
         for group, n in self.places(len(prefix.tokens)):
             if n < len(hashes.keys):
                 pages.append(self._blocks.find(group_key(hashes.keys[n], group)))
-                continue
-            found = None
-            if partial:
-                parent = group_key(hashes.parent(n), group)
-                found = self._blocks.match_partial_page(parent, rest)
-            pages.append(found[0] if found is not None and found[1] == len(rest) // 4 else None)
+            elif partial:
+                pages.append(self._blocks.find_partial(group_key(hashes.parent(n), group), rest))
+            else:
+                pages.append(None)
         return pages
 
     def _pin(self, prefix: PendingPrefix, pages: list[int]) -> None:
