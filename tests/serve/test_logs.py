@@ -88,11 +88,13 @@ def test_the_log_of_a_dead_engine_ends(folder):
     asyncio.run(run())
 
 
-def test_a_refused_request_is_logged_with_the_reason(server: LiveServer, log):
+def test_a_refused_request_is_logged_with_the_reason(folder, log):
     body = {"prompt": "secret prompt", "temperature": 9}
-    assert httpx2.post(server.url + "/v1/completions", json=body).status_code == 400
-    assert httpx2.get(server.url + "/no%0awhere").status_code == 404
-    assert httpx2.get(server.url + "/health").status_code == 200
+    # Other tests may have filled the log of the server that they share.
+    with live_server(make_engine(folder)) as server:
+        assert httpx2.post(server.url + "/v1/completions", json=body).status_code == 400
+        assert httpx2.get(server.url + "/no%0awhere").status_code == 404
+        assert httpx2.get(server.url + "/health").status_code == 200
     first, second = log()
     assert first.startswith("400 POST /v1/completions: temperature is 9; give ")
     assert "secret" not in first
