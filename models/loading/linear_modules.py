@@ -12,6 +12,10 @@ from rjax.models.schemes import UNQUANTISED, WeightScheme
 _WEIGHT = ".weight"
 _LINEAR_PARTS = (
     ".attention.qkv",
+    ".attention.q_a",
+    ".attention.q",
+    ".attention.kv_a",
+    ".attention.kv_b",
     ".attention.output",
     ".mlp.up",
     ".mlp.down",
