@@ -40,10 +40,12 @@ def _problems(
     one = rows == 1 and layer.attention_norm is not None and layer.mlp_norm is not None
     activated: Operation = "norm_linear_activation" if one else "linear_activation"
     up: Operation = activated if mlp.activation.is_swiglu else "linear"
+    joins_norm = one and attention.joins_norm
     operations: list[tuple[Operation, Linear]] = [
-        ("norm_linear" if one else "linear", attention.qkv),
-        ("merge_linear" if rows == 1 else "linear", attention.output),
+        ("norm_linear" if joins_norm and i == 0 else "linear", linear)
+        for i, linear in enumerate(attention.input_projections)
     ]
+    operations.append(("merge_linear" if rows == 1 else "linear", attention.output))
     if not isinstance(mlp, Experts):
         operations.append((up, mlp.up))
         operations.append(("linear", mlp.down))
