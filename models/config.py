@@ -194,13 +194,17 @@ class ModelConfig:
         """
         of_experts = {} if self.experts is None else self.experts.axis_sizes
         of_latent = {} if self.latent is None else self.latent.axis_sizes
-        return of_experts | of_latent | {
-            "D": self.hidden_size,
-            "N": self.num_heads,
-            "K": self.num_kv_heads,
-            "G": self.num_heads // self.num_kv_heads,
-            "H": self.head_dim,
-            "F": self.intermediate_size,
-            "V": self.vocab_size,
-            "C": self.max_position_embeddings + self.position_offset,
-        }
+        return (
+            of_experts
+            | of_latent
+            | {
+                "D": self.hidden_size,
+                "N": self.num_heads,
+                "K": self.num_kv_heads,
+                "G": self.num_heads // self.num_kv_heads,
+                "H": self.head_dim,
+                "F": self.intermediate_size,
+                "V": self.vocab_size,
+                "C": self.max_position_embeddings + self.position_offset,
+            }
+        )

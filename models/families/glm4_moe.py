@@ -20,6 +20,7 @@ from rjax.models.loading.piece import Weights
 
 _NAMES = ExpertNames(shared="shared_experts")
 
+
 def _read(fields: ConfigFields) -> ModelConfig:
     rope = RopeRules(partial=True, part=0.5)
     config = read_llama_config(

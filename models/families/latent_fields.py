@@ -99,9 +99,7 @@ def latent_weights(config: ModelConfig) -> Weights:
     latent = config.latent
     assert latent is not None
     weights = {
-        path: pieces
-        for path, pieces in llama_weights(config).items()
-        if ".attention." not in path
+        path: pieces for path, pieces in llama_weights(config).items() if ".attention." not in path
     }
     for i in range(config.num_layers):
         ours, theirs = f"layers.{i}.attention.", f"model.layers.{i}.self_attn."
