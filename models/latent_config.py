@@ -1,4 +1,4 @@
-"""Multi-head latent attention (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1): its ranks and dims."""
+"""The ranks and dims of multi-head latent attention (DeepSeek-V2, 2024, section 2.1)."""
 
 import dataclasses
 

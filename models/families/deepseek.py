@@ -127,7 +127,7 @@ DEEPSEEK_V2 = Family(
 
 DEEPSEEK_V3 = Family(
     "DeepseekV3ForCausalLM",
-    "DeepSeek-V3, V3.1 and R1, Moonlight, Kimi K2",
+    "DeepSeek-V3, V3.1 and R1, Moonlight",
     field_table(
         ["deepseek_v3"],
         reads=LATENT_FIELDS

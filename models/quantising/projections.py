@@ -11,7 +11,7 @@ LINEARS = ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
 """The projections of a decoder layer, in the order in which they are applied."""
 
 _LATENT_LINEARS = ("attention.q_a", "attention.q", "attention.kv_a", "attention.kv_b")
-"""Those of latent attention in the place of "attention.qkv", of which a model may lack the first."""
+"""Those of latent attention in the place of "attention.qkv"; a model may lack the first."""
 
 _SHARED_EXPERT = ("mlp.shared.up", "mlp.shared.down")
 _BESIDE_EXPERTS = ("mlp.router", "mlp.shared.gate")

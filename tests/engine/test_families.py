@@ -68,7 +68,7 @@ def cases():
     The goldens of tests/models have all."""
     families = set()
     for name in CASES:
-        family = name.split("_")[0]
+        family = name.split("_j" if name in LATENT else "_")[0]
         for relay in ("on", "off", "auto"):
             default = relay == "on" and family not in families
             yield pytest.param(name, relay, marks=[] if default else pytest.mark.slow)

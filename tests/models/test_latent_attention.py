@@ -1,4 +1,4 @@
-"""Multi-head latent attention: the expanded form beside the absorbed one, heads, fields, formats."""
+"""Multi-head latent attention: expanded beside absorbed, heads, fields of config.json, formats."""
 
 import dataclasses
 from pathlib import Path
@@ -157,7 +157,7 @@ def test_heads_are_padded_to_one_size(name):
     loaded.model.layers[0].attention(models.Residual(x), None, rotary, Looking())
     [(q, k, v)] = seen
     H = config.head_dim
-    assert H == max(latent.qk_dim, latent.value_dim) and config.num_kv_heads == config.num_heads
+    assert max(latent.qk_dim, latent.value_dim) == H and config.num_kv_heads == config.num_heads
     assert q.shape == k.shape == v.shape == (19, config.num_heads, H)
     for heads, size in ((q, latent.qk_dim), (k, latent.qk_dim), (v, latent.value_dim)):
         assert not np.asarray(heads[:, :, size:]).any()
@@ -194,6 +194,49 @@ def test_results_that_are_not_merged_lose_their_padding():
 def test_yarn_scales_the_scores(changes, scale):
     config = models.config_from_dict(SHAPES["deepseek-v2-lite"] | changes)
     assert config.scales.attention == pytest.approx(scale, rel=1e-4)
+
+
+def test_the_published_config_of_deepseek_v3():
+    fields = SHAPES["deepseek-v2-lite"] | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "ep_size": 1,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "moe_layer_freq": 1,
+        "n_group": 8,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_attention_heads": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 128,
+        "num_nextn_predict_layers": 1,
+        "q_lora_rank": 1536,
+        "quantization_config": {
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+        },
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+        "first_k_dense_replace": 3,
+        "topk_group": 4,
+        "topk_method": "noaux_tc",
+    }
+    config = models.config_from_dict(fields)
+    assert config.experts.layers == (False, False, False, True)
+    model = models.Decoder(config, jnp.bfloat16)
+    attention = model.layers[0].attention
+    # Scales of 128 x 128: blocks that heads of 192 cut in two are stored as halves.
+    shapes = [linear.weight_scale.get_value().shape for linear in attention.input_projections]
+    assert shapes == [(12, 56), (128, 3, 12), (9, 56), (128, 2, 4)]
+    assert attention.output.weight_scale.get_value().shape == (56, 128, 1)
+    experts = model.layers[3].mlp.how
+    assert (experts.num_groups, experts.top_groups, experts.group_best) == (8, 4, 2)
 
 
 def test_no_rank_and_a_missing_one():
