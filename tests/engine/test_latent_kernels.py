@@ -1,4 +1,4 @@
-"""Models with latent attention in the engine: their kernels on Hopper, quantised weights, fp8 KV."""
+"""Models with latent attention in the engine: kernels on Hopper, quantised weights, fp8 KV."""
 
 import jax
 import jax.numpy as jnp
