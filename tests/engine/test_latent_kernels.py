@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+from rjax import engine_platform
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import Decoder, config_from_dict
 from rjax.models.sharding import single_device_mesh
+from rjax.pallas_kernels.skinny_gemm import ROWS
 from rjax.sampling import SamplingParams, init_state
 from rjax.worker.backend import choose_backend
 from rjax.worker.step import StepState, compile_step
@@ -15,6 +17,7 @@ from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepFeatures, StepShape
 from tests.models.quantised_files import write_quantised
 
+from .test_few_rows import PlainForms
 from .tiny import CONFIG, make_engine, run
 from .virtual_devices import run_on_virtual_devices
 
@@ -124,3 +127,18 @@ def test_fp8_kv_does_not_depend_on_relay(tmp_path):
         for relay in ("on", "off")
     ]
     assert found[0] == found[1]
+
+
+def test_results_that_the_output_projection_merges(tmp_path, monkeypatch):
+    """As on Hopper: attention of one row is merged by the projection, which has no padding."""
+    _, plain = write_quantised(tmp_path, LATENT, "w8a8", seed=4)
+    want = answers(plain, max_num_seqs=1)
+    forms = PlainForms(ROWS, fused=True)
+
+    def choose(*arguments, **options):
+        return forms.taken_by(choose_backend(*arguments, **options), options["model"])
+
+    monkeypatch.setattr(engine_platform, "choose_backend", choose)
+    assert answers(plain, max_num_seqs=1) == want
+    assert {("merge_linear", 1), ("linear", 1)} <= forms.called
+    assert ("norm_linear", 1) not in forms.called  # two projections need the normed rows
