@@ -245,9 +245,11 @@ def test_no_rank_and_a_missing_one():
     assert models.config_from_dict(without | {"q_lora_rank": None}).latent.q_rank is None
 
 
-def test_bytes_of_the_kv_cache():
-    config = models.config_from_dict(SHAPES["deepseek-v2-lite"])
-    assert page_bytes(config, 64, jnp.dtype(jnp.bfloat16)) == 64 * 27 * 16 * 2 * 192 * 2
+@pytest.mark.parametrize(("shapes", "kib"), [("deepseek-v2-lite", 324), ("glm-4.7-flash", 940)])
+def test_bytes_of_a_token(shapes, kib):
+    """Those of the table in docs/models.md."""
+    config = models.config_from_dict(SHAPES[shapes])
+    assert page_bytes(config, 64, jnp.dtype(jnp.bfloat16)) == 64 * kib * 1024
 
 
 @pytest.mark.parametrize(
