@@ -87,13 +87,21 @@ def stages(config: ModelConfig, case: DecodeCase, dtype: np.dtype) -> list[Stage
             ]
     layer = DecoderLayer(config, 0, dtype)
     return [
-        projection("qkv", layer.attention.qkv),
+        *(projection(name, linear) for name, linear in _input_projections(layer)),
         attention("attention to shared tokens", case.shared, case.shared),
         attention("attention to unique tokens", B * case.own, case.own),
         projection("output", layer.attention.output),
         *feed_forward,
         gemm("logits", D, V, itemsize * D * V, layers=1),
     ]
+
+
+def _input_projections(layer: DecoderLayer) -> list[tuple[str, Linear]]:
+    """The projections before attention with their names."""
+    linears = layer.attention.input_projections
+    if len(linears) == 1:
+        return [("qkv", linears[0])]
+    return [(f"{linear.inputs} -> {linear.outputs}", linear) for linear in linears]
 
 
 def roofline_seconds(

@@ -18,7 +18,10 @@ power limit. TFLOP/s counts the GEMMs and the attention of computed tokens, with
 """
 
 import argparse
+import math
 from typing import Any
+
+import jax.numpy as jnp
 
 from bench.bare_step import time_bare_step
 from bench.ceilings import Ceilings, measure_ceilings
@@ -29,7 +32,7 @@ from rjax.benchmarks.engines import pool_pages, running_llm
 from rjax.benchmarks.options import in_time
 from rjax.benchmarks.records import record
 from rjax.benchmarks.throughput import add_throughput_options, draw, lengths
-from rjax.models import ModelConfig
+from rjax.models import DecoderLayer, ModelConfig
 
 COLUMNS = {
     "model": "model",
@@ -61,9 +64,14 @@ def useful_flops(config: ModelConfig, outputs: list[Any]) -> float:
     Tokens from the prefix cache and the last token of each output are not computed; logits count
     only for sampled tokens.
     """
-    D, H, L = config.hidden_size, config.head_dim, config.num_layers
-    heads = 2 * config.num_heads + 2 * config.num_kv_heads
-    attention = L * D * heads * H
+    D, L = config.hidden_size, config.num_layers
+    layer = DecoderLayer(config, 0, jnp.bfloat16).attention
+    attention = L * sum(
+        linear.depth * math.prod(linear.output_shape)
+        for linear in (*layer.input_projections, layer.output)
+    )
+    latent = config.latent
+    dims = 2 * config.head_dim if latent is None else latent.qk_dim + latent.value_dim
     feed_forward = sum(_widths(config)) * (2 + config.gated_mlp) * D
     computed = seen = sampled = 0
     for output in outputs:
@@ -74,7 +82,7 @@ def useful_flops(config: ModelConfig, outputs: list[Any]) -> float:
         seen += (stop * (stop + 1) - start * (start + 1)) // 2
         sampled += written
     products = 2.0 * computed * (attention + feed_forward) + 2.0 * sampled * D * config.vocab_size
-    return products + 4.0 * seen * L * config.num_heads * H
+    return products + 2.0 * seen * L * config.num_heads * dims
 
 
 def measure(

@@ -5,6 +5,7 @@ from typing import Literal
 
 from rjax.models.experts_config import ExpertsConfig
 from rjax.models.formats.weight_format import WeightFormat
+from rjax.models.latent_config import LatentConfig
 from rjax.models.rope import RopeConfig
 from rjax.models.schemes import UNQUANTISED, WeightScheme
 
@@ -96,6 +97,8 @@ class ModelConfig:
         kv_scales: the checkpoint has scales for KV in fp8.
         sinks: each query head has one more attention logit, without a value.
         alibi: attention scores have linear biases (`alibi_slopes`).
+        latent: of multi-head latent attention, whose heads each have a KV head; None for
+            projections of queries, keys and values.
         experts: of feed-forward blocks that are mixtures of experts; None without any.
         norms: placement and kind of the norms.
         scales: factors and soft caps.
@@ -135,6 +138,7 @@ class ModelConfig:
     kv_scales: bool = False
     sinks: bool = False
     alibi: bool = False
+    latent: LatentConfig | None = None
     experts: ExpertsConfig | None = None
     norms: NormConfig = NormConfig()
     scales: ScaleConfig = ScaleConfig()
@@ -186,16 +190,21 @@ class ModelConfig:
         """Size of each axis letter of the parameters.
 
         C counts rows of the position table, J experts; I is the feed-forward width of an expert and
-        U that of the shared ones.
+        U that of the shared ones. Q, Z, Y, W, E and O are those of `LatentConfig`.
         """
         of_experts = {} if self.experts is None else self.experts.axis_sizes
-        return of_experts | {
-            "D": self.hidden_size,
-            "N": self.num_heads,
-            "K": self.num_kv_heads,
-            "G": self.num_heads // self.num_kv_heads,
-            "H": self.head_dim,
-            "F": self.intermediate_size,
-            "V": self.vocab_size,
-            "C": self.max_position_embeddings + self.position_offset,
-        }
+        of_latent = {} if self.latent is None else self.latent.axis_sizes
+        return (
+            of_experts
+            | of_latent
+            | {
+                "D": self.hidden_size,
+                "N": self.num_heads,
+                "K": self.num_kv_heads,
+                "G": self.num_heads // self.num_kv_heads,
+                "H": self.head_dim,
+                "F": self.intermediate_size,
+                "V": self.vocab_size,
+                "C": self.max_position_embeddings + self.position_offset,
+            }
+        )

@@ -10,6 +10,7 @@ from rjax.models.config import ModelConfig
 from rjax.models.layers.attention import Attention
 from rjax.models.layers.embedding import Embedding
 from rjax.models.layers.experts import Experts
+from rjax.models.layers.latent_attention import LatentAttention
 from rjax.models.layers.mlp import Mlp
 from rjax.models.layers.norm import Norm
 from rjax.models.layers.parameter import array_bytes
@@ -30,7 +31,8 @@ class DecoderLayer(nnx.Module):
         self.parallel = norms.placement == "parallel"
         self.scale = config.scales.residual
         self.attention_norm = Norm(config, dtype) if norms.on_inputs else None
-        self.attention = Attention(config, layer, dtype)
+        attention = Attention if config.latent is None else LatentAttention
+        self.attention = attention(config, layer, dtype)
         self.attention_post_norm = Norm(config, dtype) if norms.on_outputs else None
         has_mlp_norm = norms.on_inputs and not self.parallel
         self.mlp_norm = Norm(config, dtype) if has_mlp_norm else None

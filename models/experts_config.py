@@ -18,7 +18,8 @@ class Router:
         bias: whether the router's projection has a bias.
         correction_bias: whether a bias is added to the scores for the choice only.
         num_groups: groups of neighbouring experts; a row chooses in its ``top_groups`` best.
-        top_groups: a group counts as much as its two best experts together.
+        top_groups: a group counts as much as its ``group_best`` best experts together.
+        group_best: see above; DeepSeek-V2 has 1, DeepSeek-V3 and GLM 2.
     """
 
     score: Literal["softmax", "sigmoid", "softmax_of_topk"] = "softmax"
@@ -28,6 +29,7 @@ class Router:
     correction_bias: bool = False
     num_groups: int = 1
     top_groups: int = 1
+    group_best: int = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

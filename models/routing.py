@@ -61,7 +61,7 @@ def _best_groups(choice: Float32[Array, "T J"], router: Router) -> Float32[Array
     """The scores in the best groups of each row; -inf in the others."""
     T, J = choice.shape
     groups = choice.reshape(T, router.num_groups, -1)
-    of_group = jax.lax.top_k(groups, 2)[0].sum(-1)
+    of_group = jax.lax.top_k(groups, router.group_best)[0].sum(-1)
     _, best = jax.lax.top_k(of_group, router.top_groups)
     chosen = (jnp.arange(router.num_groups) == best[:, :, None]).any(1)
     return jnp.where(chosen[:, :, None], groups, -jnp.inf).reshape(T, J)

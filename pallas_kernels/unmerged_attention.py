@@ -33,3 +33,8 @@ class UnmergedAttention:
     def __len__(self) -> int:
         """Rows, T."""
         return self.out.shape[0]
+
+    def first_dims(self, dims: int) -> "UnmergedAttention":
+        """The results without the dims of H from ``dims`` on."""
+        out, partial_out = self.out[:, :, :dims], self.partial_out[:, :, :dims]
+        return dataclasses.replace(self, out=out, partial_out=partial_out)

@@ -2,11 +2,13 @@
 
 from rjax.models.families.bloom import BLOOM
 from rjax.models.families.cohere2 import COHERE2
+from rjax.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from rjax.models.families.exaone4 import EXAONE4
 from rjax.models.families.family import Family
 from rjax.models.families.gemma import GEMMA2, GEMMA3
 from rjax.models.families.glm4 import GLM4
 from rjax.models.families.glm4_moe import GLM4_MOE
+from rjax.models.families.glm4_moe_lite import GLM4_MOE_LITE
 from rjax.models.families.gpt_oss import GPT_OSS
 from rjax.models.families.granite import GRANITE
 from rjax.models.families.granite_moe import GRANITE_MOE
@@ -28,7 +30,8 @@ from rjax.models.families.smollm3 import SMOLLM3
 FAMILIES: dict[str, Family] = {
     family.architecture: family
     for family in (
-        *(BLOOM, COHERE2, EXAONE4, GEMMA2, GEMMA3, GLM4, GLM4_MOE, GPT_OSS),
+        *(BLOOM, COHERE2, DEEPSEEK_V2, DEEPSEEK_V3, EXAONE4, GEMMA2, GEMMA3),
+        *(GLM4, GLM4_MOE, GLM4_MOE_LITE, GPT_OSS),
         *(GRANITE, GRANITE_MOE, LLAMA, MINISTRAL3, MINISTRAL, MISTRAL, MIXTRAL),
         *(OLMO2, OLMO3, OLMOE, OPT, PHI3, QWEN2, QWEN2_MOE),
         *(QWEN3, QWEN3_MOE, SEED_OSS, SMOLLM3),

@@ -12,6 +12,11 @@ from rjax.models.loading.piece import Weights
 _FUSED = ".experts.gate_up_proj"
 
 
+def layers_after_the_last(config: ModelConfig) -> tuple[str, ...]:
+    """The start of the tensors of layers that predict further tokens; they are not used."""
+    return (f"model.layers.{config.num_layers}.",)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Family:
     """One architecture.

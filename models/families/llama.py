@@ -55,6 +55,7 @@ def read_llama_config(
     *,
     head_dim: int | None = None,
     has_head_dim: bool = True,
+    has_kv_heads: bool = True,
     num_kv_heads: int | None = None,
     norm_eps: float = 1e-6,
     tie_embeddings: bool = False,
@@ -69,7 +70,9 @@ def read_llama_config(
         architecture: of the family.
         head_dim, num_kv_heads, norm_eps, tie_embeddings, activation: the family's
              defaults in transformers.
-        has_head_dim: false where it is always hidden_size / num_attention_heads.
+        has_head_dim: false where config.json has no head_dim: it is ``head_dim``, or
+             hidden_size / num_attention_heads.
+        has_kv_heads: false where each query head has a KV head of its own.
         names: the family's name of a field where it differs from Llama's.
         rope: what the rotary embedding may be; None for a family that reads it itself.
     """
@@ -77,15 +80,17 @@ def read_llama_config(
     hidden_size = fields.integer("hidden_size")
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     num_heads = fields.integer("num_attention_heads")
-    if fields.given("num_key_value_heads") or num_kv_heads is None:
-        num_kv_heads = num_heads  # the meaning of null
-    K: int = fields.integer("num_key_value_heads", num_kv_heads)
+    K: int = num_heads
+    if has_kv_heads:
+        if fields.given("num_key_value_heads") or num_kv_heads is None:
+            num_kv_heads = num_heads  # the meaning of null
+        K = fields.integer("num_key_value_heads", num_kv_heads)
     if num_heads % K:
         raise CheckpointError(
             f"config.json: num_attention_heads is {num_heads} and num_key_value_heads {K}; "
             "the first must be a multiple of the second"
         )
-    if not has_head_dim or (not fields.has("head_dim") and head_dim is None):
+    if head_dim is None and not (has_head_dim and fields.has("head_dim")):
         head_dim = whole_head_dim(hidden_size, num_heads)
     H: int = fields.integer("head_dim", head_dim) if has_head_dim else head_dim
     max_position = fields.integer("max_position_embeddings")

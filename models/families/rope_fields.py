@@ -80,7 +80,7 @@ def read_rope(
     Raises CheckpointError for types of scaling that the family does not have, and for settings that
     differ between layers.
     """
-    name = "rope_scaling" if fields.inner("rope_scaling").names() else "rope_parameters"
+    name = rope_object(fields)
     rope = fields.inner(name)
     for key in rope.names():
         if isinstance(rope.raw(key), dict):
@@ -93,6 +93,11 @@ def read_rope(
     original = fields.integer("original_max_position_embeddings", rules.original)
     rules = dataclasses.replace(rules, theta=theta, part=part)
     return parse_rope(rope, name, head_dim, max_position, rules, original)
+
+
+def rope_object(fields: ConfigFields) -> str:
+    """Name of the object with the settings of a rotary embedding for all layers."""
+    return "rope_scaling" if fields.inner("rope_scaling").names() else "rope_parameters"
 
 
 def read_layer_ropes(
@@ -240,12 +245,15 @@ def _yarn_attention_factor(rope: ConfigFields, factor: float) -> float:
     if rope.has("attention_factor"):
         return rope.number("attention_factor")
 
-    def scaled(mscale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
-
     if rope.raw("mscale") and rope.raw("mscale_all_dim"):
-        return scaled(rope.number("mscale")) / scaled(rope.number("mscale_all_dim"))
-    return scaled(1.0)
+        mscale, all_dims = rope.number("mscale"), rope.number("mscale_all_dim")
+        return yarn_scale(factor, mscale) / yarn_scale(factor, all_dims)
+    return yarn_scale(factor, 1.0)
+
+
+def yarn_scale(factor: float, mscale: float) -> float:
+    """How much yarn scales queries and keys where the context is stretched by ``factor``."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def _longrope_attention_factor(rope: ConfigFields, factor: float, original: int) -> float:

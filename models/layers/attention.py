@@ -26,7 +26,7 @@ class Attention(nnx.Module):
 
     def __init__(self, config: ModelConfig, layer: int, dtype: DTypeLike) -> None:
         self.layer = layer
-        self.spec = _spec(config, layer)
+        self.spec = attention_spec(config, layer)
         rope = config.rope_of(layer)
         self.interleaved = rope is not None and rope.interleaved
         of_heads = not config.layer_norm and not config.norms.whole_qk
@@ -51,6 +51,16 @@ class Attention(nnx.Module):
         q_axes, k_axes = ("K A H", "K A H") if config.norms.whole_qk else ("H", "H")
         self.q_norm = Norm(config, dtype, q_axes, a - 2) if config.qk_norm else None
         self.k_norm = Norm(config, dtype, k_axes) if config.qk_norm else None
+
+    @property
+    def input_projections(self) -> tuple[Linear, ...]:
+        """Those before attention, in the order of their calls."""
+        return (self.qkv,)
+
+    @property
+    def joins_norm(self) -> bool:
+        """Whether the layer's norm may be part of the first projection."""
+        return True
 
     def __call__(
         self,
@@ -92,7 +102,8 @@ class Attention(nnx.Module):
         return HeadOptions(sinks, slopes)
 
 
-def _spec(config: ModelConfig, layer: int) -> AttentionSpec:
+def attention_spec(config: ModelConfig, layer: int) -> AttentionSpec:
+    """Scale, window and soft cap of a layer's attention."""
     scales = config.scales
     scale = config.head_dim**-0.5 if scales.attention is None else scales.attention
     return AttentionSpec(scale, config.sliding_windows[layer], scales.attention_soft_cap)

@@ -18,12 +18,19 @@ class Norm(nnx.Module):
         dtype: of the weight, unless the config has ``norms.unit_offset``.
         letters: the normed axes, which are the last ones of the input.
         a: size of axis A.
+        eps: epsilon; None for that of the config.
     """
 
     def __init__(
-        self, config: ModelConfig, dtype: DTypeLike, letters: str = "D", a: int = 1
+        self,
+        config: ModelConfig,
+        dtype: DTypeLike,
+        letters: str = "D",
+        a: int = 1,
+        *,
+        eps: float | None = None,
     ) -> None:
-        self.eps = config.norm_eps
+        self.eps = config.norm_eps if eps is None else eps
         self.mean = config.layer_norm
         self.axes = tuple(range(-len(letters.split()), 0))
         own = jnp.float32 if config.norms.unit_offset else dtype

@@ -12,6 +12,10 @@ from rjax.models.schemes import UNQUANTISED, WeightScheme
 _WEIGHT = ".weight"
 _LINEAR_PARTS = (
     ".attention.qkv",
+    ".attention.q_a",
+    ".attention.q",
+    ".attention.kv_a",
+    ".attention.kv_b",
     ".attention.output",
     ".mlp.up",
     ".mlp.down",
@@ -29,11 +33,16 @@ def with_format(config: ModelConfig, weight_format: WeightFormat) -> ModelConfig
     """The config of a checkpoint whose projections are stored in a format.
 
     Raises:
-        CheckpointError: modules that are fused here have different schemes, or the format and the
-            model's experts do not go together.
+        CheckpointError: modules that are fused here have different schemes, or the format does not
+            go together with the model's experts or its latent attention.
     """
     weights = FAMILIES[config.architecture].weights(config)
     _check_experts(config, weights, weight_format)
+    if config.latent is not None and weight_format.kv_scales:
+        raise CheckpointError(
+            f"config.json: the scales of KV of {config.architecture} are those of its latent, but "
+            "keys and values are cached; remove kv_cache_scheme"
+        )
     schemes = []
     for path, pieces in weights.items():
         if path.endswith(tuple(part + _WEIGHT for part in _LINEAR_PARTS)):

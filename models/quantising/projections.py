@@ -10,6 +10,9 @@ from rjax.models.loading.piece import Piece, Weights
 LINEARS = ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
 """The projections of a decoder layer, in the order in which they are applied."""
 
+_LATENT_LINEARS = ("attention.q_a", "attention.q", "attention.kv_a", "attention.kv_b")
+"""Those of latent attention in the place of "attention.qkv"; a model may lack the first."""
+
 _SHARED_EXPERT = ("mlp.shared.up", "mlp.shared.down")
 _BESIDE_EXPERTS = ("mlp.router", "mlp.shared.gate")
 
@@ -48,7 +51,7 @@ def linear_pieces(config: ModelConfig) -> Weights:
         path.removesuffix(".weight"): pieces
         for path, pieces in weights.items()
         if path.startswith("layers.")
-        and path.removesuffix(".weight").endswith((*LINEARS, *_SHARED_EXPERT))
+        and path.removesuffix(".weight").endswith((*LINEARS, *_LATENT_LINEARS, *_SHARED_EXPERT))
     }
 
 
@@ -65,7 +68,7 @@ def unquantised_modules(config: ModelConfig) -> tuple[str, ...]:
 def shared_inputs(config: ModelConfig, layer: int) -> tuple[SharedInput, ...]:
     """The projections of a layer in the order of `LINEARS`, then those of a shared expert.
 
-    The projections of experts are not scaled.
+    The projections of experts are not scaled, nor those of a model with latent attention.
     """
     weights = FAMILIES[config.architecture].weights(config)
 
@@ -86,9 +89,10 @@ def shared_inputs(config: ModelConfig, layer: int) -> tuple[SharedInput, ...]:
         pieces = weights[f"layers.{layer}.{linear}.weight"]
         return tuple(dict.fromkeys(piece.tensor for piece in pieces))
 
-    if config.has_experts(layer):
-        own = [name for name in _SHARED_EXPERT if f"layers.{layer}.{name}.weight" in weights]
-        return tuple(SharedInput(name, tensors(name)) for name in (*LINEARS, *own))
+    if config.has_experts(layer) or config.latent is not None:
+        names = (LINEARS[0], *_LATENT_LINEARS, *LINEARS[1:], *_SHARED_EXPERT)
+        own = [name for name in names if f"layers.{layer}.{name}.weight" in weights]
+        return tuple(SharedInput(name, tensors(name)) for name in own)
     same_heads = config.num_heads == config.num_kv_heads
     # relu(x / s) * s is relu(x) for s > 0.
     linear_in_up = config.gated_mlp or config.activation == "relu"

@@ -132,6 +132,11 @@ def choose_settings(
             "checkpoint"
         )
     pieces = [piece for of_linear in linear_pieces(config).values() for piece in of_linear]
+    if config.latent is not None and scheme == "awq":
+        raise CheckpointError(
+            f"{config.architecture} has latent attention, for which awq has no search; choose fp8, "
+            "int8 or int4"
+        )
     if config.experts is not None:
         _check_experts(config, scheme, pieces)
     if scheme in _FORMATS:

@@ -41,6 +41,10 @@ def workspace_bytes(
     stream = 3 * T * D * both
     dense = model.experts is None or not all(model.experts.layers)
     sharded = T * (heads + 3 * F * dense) * both
+    if model.latent is not None:
+        sizes = model.latent.axis_sizes
+        stream += T * (sizes.get("Q", 0) + sizes["Y"]) * both
+        sharded += T * model.num_heads * (sizes["W"] + sizes["E"]) * both
     if model.experts is not None:
         stream += _experts_bytes(model.experts, T, D, itemsize)
         hidden = _pair_slots(model.experts, T) * 3 * model.experts.width * both

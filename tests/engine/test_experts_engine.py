@@ -122,7 +122,13 @@ GOLDENS = ROOT / "tests" / "golden" / "experts"
 
 @pytest.mark.parametrize("relay", ["on", "off"])
 @pytest.mark.parametrize(
-    "name", ["glm4_moe_j8_k3_groups", "gpt_oss_j6_k2_yarn", "qwen2_moe_j6_k2_shared"]
+    "name",
+    [
+        "deepseek_v2_j8_k3_groups",
+        "glm4_moe_j8_k3_groups",
+        "gpt_oss_j6_k2_yarn",
+        "qwen2_moe_j6_k2_shared",
+    ],
 )
 def test_greedy_tokens_are_those_of_transformers(name, relay):
     assert set(golden_tokens(name, enable_relay_attention=relay)) == {golden(name)}
@@ -154,7 +160,7 @@ one, two = (
     tokens(run(make_engine(folder, tensor_parallel_size=n), requests(8))) for n in (1, 2)
 )
 assert one == two
-for name in ("gpt_oss_j6_k2_yarn", "glm4_moe_j8_k3_groups"):
+for name in ("gpt_oss_j6_k2_yarn", "glm4_moe_j8_k3_groups", "deepseek_v3_j8_k3_groups"):
     assert set(golden_tokens(name, tensor_parallel_size=2)) == {golden(name)}, name
 print("same")
 """

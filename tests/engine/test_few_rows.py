@@ -216,6 +216,18 @@ def test_which_models_take_them():
         assert other.streamed_rows == () and other.padded_rows(1) == 1
 
 
+@pytest.mark.parametrize("quantization", [None, "fp8", "int4"])
+def test_one_layer_of_another_kind_does_not_decide(quantization):
+    name = "deepseek-v2-lite"  # whose first layer alone is dense, 10,944 wide
+    usual = backend_of(name, quantization=quantization).streamed_rows
+    assert {8, 16, 32, 64} <= set(usual)
+    dense = backend_of(name, quantization=quantization, num_hidden_layers=1)
+    assert set(dense.streamed_rows) < set(usual)
+    assert backend_of(name, quantization=quantization, num_hidden_layers=2).streamed_rows == (
+        dense.streamed_rows
+    )
+
+
 @pytest.mark.parametrize("quantization", ON_LOAD)
 @pytest.mark.parametrize("model", ["llama-3-8b", "qwen2.5-3b", "qwen2.5-0.5b"])
 def test_quantised_weights_leave_rows_to_prefill_ahead(model, quantization):

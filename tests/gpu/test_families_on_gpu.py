@@ -47,6 +47,13 @@ FAMILIES = {
     | _HEADS
     | {"num_local_experts": 8, "num_experts_per_tok": 8, "sliding_window": 64}
     | {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}},
+    # Latent attention: padded values; queries of a latent, and every expert as in gpt_oss.
+    "deepseek_v2": {"hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 8}
+    | {"q_lora_rank": None, "n_routed_experts": 8, "num_experts_per_tok": 8}
+    | {"moe_intermediate_size": 256, "first_k_dense_replace": 1},
+    "glm4_moe_lite": {"hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 8}
+    | {"n_routed_experts": 8, "num_experts_per_tok": 8, "moe_intermediate_size": 256}
+    | {"num_key_value_heads": 8},
     "opt": {"hidden_size": 1024, "ffn_dim": 2048, "num_attention_heads": 16},
     # Norms of outputs, soft caps, windows and ropes a layer; interleaved pairs; parallel; ALiBi.
     "gemma2": {"hidden_size": 1024, "intermediate_size": 2048, "sliding_window": 64} | _HEADS,
@@ -60,7 +67,14 @@ FAMILIES = {
     | {"sliding_window_pattern": 2},
     "bloom": {"hidden_size": 1024, "n_layer": 2, "n_head": 16},
 }
-NAMES = {"gemma3_text": "Gemma3", "gpt_oss": "GptOss", "opt": "OPT", "qwen3_moe": "Qwen3Moe"}
+NAMES = {
+    "deepseek_v2": "DeepseekV2",
+    "gemma3_text": "Gemma3",
+    "glm4_moe_lite": "Glm4MoeLite",
+    "gpt_oss": "GptOss",
+    "opt": "OPT",
+    "qwen3_moe": "Qwen3Moe",
+}
 TOLERANCE = 0.06  # of a logprob; bfloat16 keeps 8 bits, and these models have two layers
 
 

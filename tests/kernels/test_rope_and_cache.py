@@ -16,6 +16,7 @@ SHAPES = [
     (3, 7, 2, 64, 32, 16, True),
     (4, 8, 1, 80, 16, 32, True),
     (1, 1, 6, 64, 32, 64, False),
+    (6, 1, 4, 192, 32, 64, False),  # latent attention: a third of the dims rotates
 ]
 NORMED = [SHAPES[0], SHAPES[1], SHAPES[3], (9, 2, 3, 256, 128, 64, True)]
 

@@ -23,6 +23,13 @@ LAYER_ROPES = {
     "sliding_attention": {"rope_type": "default"},
 }
 
+LATENT = {
+    "num_key_value_heads": None,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 2,
+    "rope_scaling": YARN,
+    "num_hidden_layers": 5,
+}
 # A config of each family, from which a change of any field that is read can be seen.
 BASES = {
     "BloomForCausalLM": {
@@ -34,12 +41,15 @@ BASES = {
         "max_position_embeddings": 8192,
     },
     "Cohere2ForCausalLM": of("Cohere2", rope_scaling=YARN),
+    "DeepseekV2ForCausalLM": of("DeepseekV2", **LATENT),
+    "DeepseekV3ForCausalLM": of("DeepseekV3", **LATENT, n_group=2, topk_group=1),
     "Exaone4ForCausalLM": of("Exaone4", rope_scaling=YARN),
     "Gemma2ForCausalLM": of("Gemma2", rope_scaling=YARN),
     "Gemma3ForCausalLM": of("Gemma3", rope_parameters=LAYER_ROPES),
     "Glm4ForCausalLM": of("Glm4", rope_scaling=YARN),
     "GraniteForCausalLM": of("Granite", rope_scaling=YARN),
     "Glm4MoeForCausalLM": of("Glm4Moe", rope_scaling=YARN, n_routed_experts=12),
+    "Glm4MoeLiteForCausalLM": of("Glm4MoeLite", **LATENT),
     "GptOssForCausalLM": of("GptOss", rope_scaling=YARN),
     "GraniteMoeForCausalLM": of("GraniteMoe", rope_scaling=YARN),
     "LlamaForCausalLM": LLAMA | {"head_dim": 16, "rope_scaling": YARN},
@@ -78,6 +88,7 @@ CHANGES = {
     "hidden_activation": "gelu",
     "hidden_size": 128,
     "intermediate_size": 80,
+    "kv_lora_rank": 96,
     "layer_norm_eps": 1e-3,
     "layer_norm_epsilon": 1e-3,
     "layer_types": MIXED,
@@ -91,6 +102,7 @@ CHANGES = {
     "n_layer": 5,
     "no_rope_layer_interval": 2,
     "no_rope_layers": [1, 0, 0],
+    "mlp_layer_types": ["dense", "dense", "sparse", "dense", "sparse"],
     "mlp_only_layers": [1],
     "moe_intermediate_size": 24,
     "n_group": 2,
@@ -105,10 +117,14 @@ CHANGES = {
     "num_local_experts": 6,
     "original_max_position_embeddings": 1024,
     "partial_rotary_factor": 0.5,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 96,
+    "qk_rope_head_dim": 32,
     "qkv_bias": False,
     "query_pre_attn_scalar": 20,
     "residual_multiplier": 0.3,
     "rms_norm_eps": 1e-3,
+    "rope_interleave": False,
     "rope_local_base_freq": 5e5,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
     "rope_scaling": {"type": "linear", "factor": 2.0},
@@ -122,9 +138,11 @@ CHANGES = {
     "swiglu_limit": 6.0,
     "tie_word_embeddings": True,
     "topk_group": 2,
+    "topk_method": "group_limited_greedy",
     "torch_dtype": "bfloat16",
     "use_qk_norm": True,
     "use_sliding_window": False,
+    "v_head_dim": 96,
     "vocab_size": 101,
 }
 # Where a family needs another value, and what must stand beside the field for it to matter.
@@ -148,7 +166,16 @@ CHANGES_OF = {
             ("rope_scaling", {"rope_type": "linear", "factor": 3.0}),
         )
     },
-    ("Glm4MoeForCausalLM", "norm_topk_prob"): False,
+    **{
+        (f"{name}ForCausalLM", "norm_topk_prob"): False
+        for name in ("DeepseekV3", "Glm4Moe", "Glm4MoeLite")
+    },
+    **{
+        (f"{name}ForCausalLM", "num_hidden_layers"): 6
+        for name in ("DeepseekV2", "DeepseekV3", "Glm4MoeLite")
+    },
+    ("DeepseekV3ForCausalLM", "n_group"): 3,
+    ("DeepseekV3ForCausalLM", "routed_scaling_factor"): 1.5,
     ("Qwen2MoeForCausalLM", "layer_types"): ["full_attention"] * 3,
     ("Glm4MoeForCausalLM", "partial_rotary_factor"): 1.0,
     ("GptOssForCausalLM", "attention_bias"): False,
@@ -165,7 +192,19 @@ BESIDE = {
         "sliding_window": 9,
     },
     ("SmolLM3ForCausalLM", "layer_types"): {"sliding_window": 9},
-    ("Glm4MoeForCausalLM", "topk_group"): {"n_group": 4},
+    **{
+        (f"{name}ForCausalLM", "topk_group"): {"n_group": 4}
+        for name in ("DeepseekV3", "Glm4Moe", "Glm4MoeLite")
+    },
+    **{
+        ("DeepseekV2ForCausalLM", field): {
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 1,
+        }
+        for field in ("n_group", "topk_group")
+    },
+    ("DeepseekV2ForCausalLM", "topk_method"): {"n_group": 4, "topk_group": 1},
     ("Qwen2MoeForCausalLM", "sliding_window"): {"max_window_layers": 2},
     ("Qwen2MoeForCausalLM", "use_sliding_window"): {"max_window_layers": 2},
     ("Qwen3MoeForCausalLM", "sliding_window"): {"use_sliding_window": True},
@@ -180,30 +219,47 @@ ALLOWED = {
     "attention_chunk_size": [],
     "clip_qkv": [],
     "do_layer_norm_before": [True],
+    "first_k_dense_replace": [1],
+    "head_dim": [64],
     "is_causal": [True],
     "kv_sharing_modes": [],
     "layer_norm_elementwise_affine": [True],
     "layer_types": [["full_attention"] * 3, []],
+    "mlp_bias": [False],
     "model_type": [],
+    "moe_layer_freq": [1],
+    "norm_topk_prob": [False],
+    "num_key_value_heads": [4],
     "partial_rotary_factor": [1, 1.0],
     "per_layer_config": [{}],
+    "scoring_func": [],
     "sliding_window": [8192, 10**9],
+    "topk_method": ["noaux_tc"],
     "transformers_weights": [],
     "use_bidirectional_attention": [False],
     "word_embed_proj_dim": [64],
 }
+SCORES = {"DeepseekV2ForCausalLM": "softmax"}  # and sigmoid in other families
 REFUSED = {
     "_remove_final_layer_norm": [True, 1, "no"],
     "apply_residual_connection_post_layernorm": [True, 0],
     "attention_chunk_size": [16],
     "clip_qkv": [8.0],
     "do_layer_norm_before": [False, 1],
+    "first_k_dense_replace": [0, 3],
+    "head_dim": [32, "64"],
     "is_causal": [False, None, 1],
     "kv_sharing_modes": [["none", "reuse", "none"]],
     "layer_norm_elementwise_affine": [False],
     "layer_types": [MIXED, ["sliding_attention"] * 3, "full_attention", [1]],
+    "mlp_bias": [True],
     "model_type": ["gemma", "", 3, ["llama"]],
+    "moe_layer_freq": [2, True],
+    "norm_topk_prob": [True, 1],
+    "num_key_value_heads": [1, 8, "4"],
     "partial_rotary_factor": [0.5, "1", True, float("nan")],
+    "scoring_func": ["softmax_of_topk", 1],
+    "topk_method": ["greedy", 2],
     "per_layer_config": [{"0": {"rms_norm_eps": 0.5}}, [1]],
     "sliding_window": [16, "no", True, 1e9],
     "transformers_weights": ["other.safetensors"],
@@ -214,6 +270,9 @@ MODEL_TYPES = {
     "gemma3": "gemma3_text",
     "seedoss": "seed_oss",
     "gptoss": "gpt_oss",
+    "deepseekv2": "deepseek_v2",
+    "deepseekv3": "deepseek_v3",
+    "glm4_moelite": "glm4_moe_lite",
 }  # where it does not follow from the architecture
 NOT_OF_A_FAMILY = {"architectures", "quantization_config"}  # which has test_toy_int8.py
 ARCHITECTURES = sorted(FAMILIES)
@@ -289,7 +348,8 @@ def test_a_constrained_field_is_refused_where_it_matters(architecture, field):
     own = model_types(architecture) if field == "model_type" else []
     null = [] if field == "is_causal" else [None]
     limit = [base["max_position_embeddings"]] if field == "sliding_window" else []
-    for value in ALLOWED[field] + own + null + limit:
+    scores = [SCORES.get(architecture, "sigmoid")] if field == "scoring_func" else []
+    for value in ALLOWED[field] + own + null + limit + scores:
         assert read(base | {field: value}) == read(base)
     for value in REFUSED[field]:
         with pytest.raises(models.CheckpointError, match=rf"^config.json: {field} is .*; it must"):

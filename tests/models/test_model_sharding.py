@@ -111,7 +111,7 @@ for folder, config in ((saved, tiny), *(
 ), *(
     (experts / name, None) for name in (
         "qwen3_moe_j7_k3_some_layers", "olmoe_j9_k4_fused", "gpt_oss_j6_k2_yarn",
-        "glm4_moe_j8_k3_groups",
+        "glm4_moe_j8_k3_groups", "deepseek_v3_j8_k3_groups",
     )
 )):
     config = config or models.config_from_folder(folder)

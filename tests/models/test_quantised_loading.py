@@ -26,6 +26,12 @@ CONFIGS = {
     # Heads that are larger than a group, and do not divide one.
     "wide heads": LLAMA | {"head_dim": 48, "num_attention_heads": 2, "hidden_size": 96},
     "qwen2": LLAMA | {"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True},
+    # Blocks of scales that cross heads, and both parts of one; latents that end within a block.
+    "latent": LLAMA
+    | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "head_dim": None}
+    | {"num_key_value_heads": 4, "q_lora_rank": 96, "kv_lora_rank": 160, "qk_nope_head_dim": 64}
+    | {"qk_rope_head_dim": 32, "v_head_dim": 48, "n_routed_experts": 16, "num_experts_per_tok": 2}
+    | {"moe_intermediate_size": 32},
     "phi3": LLAMA | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "pad_token_id": 0},
 }
 

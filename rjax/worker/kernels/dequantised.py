@@ -61,10 +61,14 @@ def _quantised(model: ModelConfig, dtype: DTypeLike, mesh: AbstractMesh) -> Iter
     for number in _different_layers(model):
         layer = DecoderLayer(model, number, jnp.dtype(dtype))
         attention, mlp = layer.attention, layer.mlp
+        first: tuple[Operation, ...] = (
+            ("norm_linear", "linear") if attention.joins_norm else ("linear",)
+        )
         uses: list[tuple[Linear, tuple[Operation, ...], Activation | None]] = [
-            (attention.qkv, ("norm_linear", "linear"), None),
-            (attention.output, ("merge_linear", "linear"), None),
+            (linear, ("linear",) if i else first, None)
+            for i, linear in enumerate(attention.input_projections)
         ]
+        uses.append((attention.output, ("merge_linear", "linear"), None))
         if not isinstance(mlp, Experts):
             activated: tuple[Operation, ...] = ("norm_linear_activation", "linear_activation")
             uses.append((mlp.up, (*activated, "linear"), mlp.activation))

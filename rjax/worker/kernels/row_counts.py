@@ -19,11 +19,16 @@ def streamed_rows(
 ) -> tuple[int, ...]:
     """Rows at which kernels that stream weights take every projection of a layer, ascending.
 
-    One row counts where the norms and the merge of attention are part of the products too.
+    A layer with or without experts, whichever most layers are: DeepSeek's first dense layer has a
+    width that not all kernels take. One row counts where the norms and the merge of attention are
+    part of the products too.
     """
     mesh = AbstractMesh((devices,), (TENSOR_AXIS,))
-    kinds = {model.has_experts(i): i for i in reversed(range(model.num_layers))}
-    layers = [DecoderLayer(model, i, jnp.dtype(dtype)) for i in kinds.values()]
+    kinds: dict[bool, list[int]] = {}
+    for i in range(model.num_layers):
+        kinds.setdefault(model.has_experts(i), []).append(i)
+    usual = [of_kind[0] for of_kind in kinds.values() if 2 * len(of_kind) >= model.num_layers]
+    layers = [DecoderLayer(model, i, jnp.dtype(dtype)) for i in usual]
 
     def streams(rows: int) -> bool:
         problems = [problem for layer in layers for problem in _problems(layer, rows, dtype, mesh)]
@@ -40,10 +45,12 @@ def _problems(
     one = rows == 1 and layer.attention_norm is not None and layer.mlp_norm is not None
     activated: Operation = "norm_linear_activation" if one else "linear_activation"
     up: Operation = activated if mlp.activation.is_swiglu else "linear"
+    joins_norm = one and attention.joins_norm
     operations: list[tuple[Operation, Linear]] = [
-        ("norm_linear" if one else "linear", attention.qkv),
-        ("merge_linear" if rows == 1 else "linear", attention.output),
+        ("norm_linear" if joins_norm and i == 0 else "linear", linear)
+        for i, linear in enumerate(attention.input_projections)
     ]
+    operations.append(("merge_linear" if rows == 1 else "linear", attention.output))
     if not isinstance(mlp, Experts):
         operations.append((up, mlp.up))
         operations.append(("linear", mlp.down))
