@@ -57,6 +57,9 @@ class SmemRow:
         max_columns: most columns of any CTA's slice.
         depth: columns of the row.
         scale: SMEM, float32 [1, SWIZZLE_ATOM_ROWS], of a quantised row; else None.
+        staged: SMEM, 16-bit [max_columns], for a row that is stored there first; else None.
+        sums: SMEM, float32 [max_columns / 128, SWIZZLE_ATOM_ROWS], for the sums of 128 columns of
+            each row of the atom; None if they are not needed.
     """
 
     ref: Any
@@ -66,6 +69,8 @@ class SmemRow:
     max_columns: int
     depth: int
     scale: Any = None
+    staged: Any = None
+    sums: Any = None
 
     def chunks(self) -> tuple[int, list[Any]]:
         """(elements per thread, first columns) of chunks that cover the slice.
@@ -94,9 +99,9 @@ class SmemRow:
 
         @plgpu.inline_mgpu(arg_types=arguments)
         def emit(_, row_, value_, first_, start_, columns_):
-            i32, index = ir.IntegerType.get_signless(32), ir.IndexType.get()
+            i32 = ir.IntegerType.get_signless(32)
             [first], [start], [columns] = (x.registers.flat for x in (first_, start_, columns_))
-            offset, zero = arith.subi(first, start), mgpu.c(0, index)
+            offset = arith.subi(first, start)
             itemsize = self.ref.dtype.itemsize
             for i, register in enumerate(value_.registers.flat):
                 [vector_size] = register.type.shape
@@ -108,18 +113,30 @@ class SmemRow:
                 # Compared unsigned: columns before the slice are large numbers.
                 inside = arith.cmpi(arith.CmpIPredicate.ult, column, columns)
                 with mgpu.when(inside):
-                    atom, offset_in_it = (
-                        arith.index_cast(
-                            index, divide(column, mgpu.c(_ATOM_BYTES // itemsize, i32))
-                        )
-                        for divide in (arith.divui, arith.remui)
-                    )
-                    in_line = self.ref.shape[0] == SWIZZLE_ATOM_ROWS
-                    place = [zero, atom] if in_line else [atom, zero]
-                    target = [*place, zero, offset_in_it]
+                    target = self._target(column)
                     vector.store(register, row_, target, alignment=itemsize * vector_size)
 
         emit(self.ref, value, first, self.start, self.columns)
+
+    def _target(self, column) -> list[Any]:
+        """Indices of a column (int32) of the slice in ``ref``, whose memref is tiled."""
+        i32, index = ir.IntegerType.get_signless(32), ir.IndexType.get()
+        atom_columns = mgpu.c(_ATOM_BYTES // self.ref.dtype.itemsize, i32)
+        atom, offset_in_it = (
+            arith.index_cast(index, divide(column, atom_columns))
+            for divide in (arith.divui, arith.remui)
+        )
+        zero = mgpu.c(0, index)
+        in_line = self.ref.shape[0] == SWIZZLE_ATOM_ROWS
+        return [*([zero, atom] if in_line else [atom, zero]), zero, offset_in_it]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StagedRow(SmemRow):
+    """The slice in plain order, [max_columns] without transforms, for further work on it."""
+
+    def _target(self, column) -> list[Any]:
+        return [arith.index_cast(ir.IndexType.get(), column)]
 
 
 class RowSource(abc.ABC):
@@ -149,6 +166,16 @@ class RowSource(abc.ABC):
     def smem_dtype(self) -> jnp.dtype:
         """Of the row in shared memory."""
         return self.dtype
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether ``fill`` needs ``SmemRow.staged``."""
+        return False
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether ``fill`` needs ``SmemRow.sums``."""
+        return False
 
     @property
     def shares_sm(self) -> bool:

@@ -37,6 +37,17 @@ def load_interleaved(tile, first, columns, zero_point, dtype):
     return value if zero_point is None else value - zero_point[:, None]
 
 
+def load_sixteenfold(tile, first, columns):
+    """As the kernel's function of this name."""
+    return 16 * lower_halves_first(tile[...])[:, first : first + columns].astype(np.int8)
+
+
+def lower_halves_first(values):
+    """Interleaved int4 [..., E]: of each 32, the lower halves of their bytes, then the upper."""
+    halves = values.reshape(*values.shape[:-1], -1, 16, 2)
+    return halves.swapaxes(-1, -2).reshape(values.shape)
+
+
 @contextlib.contextmanager
 def interpreting(monkeypatch: Any):
     """Mosaic kernels that are traced inside run on the CPU."""
@@ -93,9 +104,11 @@ def _wgmma(
 
     def read(key, transforms):
         found, _, _ = memory.get_buffer_content(*access(key, transforms), thread, logging_info=info)
-        return np.asarray(found, np.float32)
+        return np.asarray(found)
 
-    left = np.asarray(a, np.float32) if by_value else read(a, a_transforms)
-    total = read(acc, ()) + left @ read(b, b_transforms)
+    left = np.asarray(a) if by_value else read(a, a_transforms)
+    before = read(acc, ())
+    left, right = (each.astype(before.dtype) for each in (left, read(b, b_transforms)))
+    total = before + left @ right
     memory.store_buffer_content(*access(acc, ()), total, thread, logging_info=info)
     return token
