@@ -80,7 +80,7 @@ class LatentAttention(nnx.Module):
         return residual.plus(operations.linear(self.output, values))
 
     def _heads(
-        self, q: Float[Array, "T N W"], shared: Float[Array, "T R2"], kv: Float[Array, "T N E"]
+        self, q: Float[Array, "T N W"], shared: Float[Array, "T _"], kv: Float[Array, "T N E"]
     ) -> Float[Array, "T N 3 H"]:
         """A query, a key and a value of each head, from the shared key and the expanded latent."""
         nope, rope = self.latent.nope_dim, self.latent.rope_dim
