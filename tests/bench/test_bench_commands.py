@@ -145,6 +145,7 @@ def test_latency(tmp_path):
     assert png.exists()
 
 
+@pytest.mark.slow
 def test_startup_of_an_engine(tmp_path, capsys):
     path = tmp_path / "startup.json"
     given = ["--what=engine", "--warmup=off", "--shapes=tiny", "--prompt=5", "--max-num-seqs=2"]
@@ -157,8 +158,9 @@ def test_startup_of_an_engine(tmp_path, capsys):
     assert startup.TITLES["engine"] in capsys.readouterr().out
 
 
-# Each starts processes that compile; tests of `rjax generate` start it, too.
-@pytest.mark.parametrize("kind", [pytest.param("generate", marks=pytest.mark.slow), "serve"])
+# Each starts processes that compile.
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["generate", "serve"])
 def test_startup_of_a_command(kind, tmp_path, capsys):
     path = tmp_path / "startup.json"
     options = f"--model={write_model(tmp_path / 'model')} --load-format=dummy --num-pages=8"
@@ -278,6 +280,7 @@ def test_tables_show_numbers_in_few_digits():
 
 
 @pytest.mark.usefixtures("optimised", "kept")
+@pytest.mark.slow
 def test_quantised_answers(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(quantised_answers, "LLM", functools.partial(LLM, **BUNDLED_SIZES))
     path = tmp_path / "answers.json"

@@ -183,6 +183,7 @@ def test_a_model_that_cannot_run_the_workloads(tmp_path, given, said):
         compare_engines.main(["--engine=vllm", f"--python={python}", *given])
 
 
+@pytest.mark.slow
 def test_rjax_beside_another_engine(tmp_path, capsys, monkeypatch):
     python = python_with(tmp_path, vllm=VLLM)
     path = tmp_path / "kept.json"

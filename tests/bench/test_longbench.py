@@ -84,6 +84,7 @@ def test_the_sample_is_what_its_maker_writes():
 
 
 @pytest.mark.usefixtures("optimised", "kept")
+@pytest.mark.slow
 def test_the_bundled_model_answers_the_sample_with_relay_on_and_off(tmp_path):
     longbench.main(
         [

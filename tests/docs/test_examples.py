@@ -44,7 +44,7 @@ PRINTS = {
 }
 """Texts that the output holds, by example."""
 
-BY_DEFAULT = {"first_steps", "graph_embeddings", "shared_system_prompt"}
+BY_DEFAULT = {"graph_embeddings"}
 """The others take 10 to 40 seconds each; other tests show the same in less."""
 
 ARGUMENTS = {"grpo": ["--steps", "1", "--held-out", "1"]}

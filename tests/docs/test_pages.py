@@ -95,6 +95,7 @@ def test_python_blocks(block: Block):
             assert given <= KEYWORDS.get(node.func.id, given), node.func.id
 
 
+@pytest.mark.slow
 def test_the_code_about_sampling_in_a_jit_runs():
     blocks = [block for block in PYTHON if block.page == "docs/functional.md"]
     assert len(blocks) == 2

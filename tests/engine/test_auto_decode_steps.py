@@ -65,10 +65,9 @@ def whole(given, streams=()):
     ]
 
 
-# Several steps alone are among the choices of the property below.
-@pytest.mark.parametrize(
-    ("pages", "share"), [pytest.param(64, 1.0, marks=pytest.mark.slow), (24, 0.8)]
-)
+# The property below has what decides it at random.
+@pytest.mark.slow
+@pytest.mark.parametrize(("pages", "share"), [(64, 1.0), (24, 0.8)])
 def test_the_tokens_do_not_depend_on_what_is_decided(tiny, decides, pages, share):
     given = whole(requests(pages))
     expected = tokens(run(make_engine(tiny, num_pages=pages), given))

@@ -147,9 +147,8 @@ def test_any_routing_gives_what_one_device_gives():
     run_with_devices(_OPERATION)
 
 
-@pytest.mark.parametrize(
-    ("devices", "quantization"), [("4", ""), pytest.param("2 8", "fp8", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "quantization"), [("4", ""), ("2 8", "fp8")])
 def test_tokens_are_those_of_one_device(tmp_path, devices, quantization):
     values = MOE | {"num_experts": 8, "num_attention_heads": 8, "intermediate_size": 64}
     (tmp_path / "config.json").write_text(json.dumps(values))

@@ -1,5 +1,7 @@
 """Devices with whole experts and copies of KV heads run the kernels of one device; for CUDA."""
 
+import pytest
+
 from .virtual_devices import run_on_virtual_devices
 
 _PROGRAM = """
@@ -67,5 +69,6 @@ print("same kernels")
 """
 
 
+@pytest.mark.slow
 def test_eight_devices_have_the_kernels_of_one():
     assert run_on_virtual_devices(_PROGRAM, 8).endswith("same kernels\n")

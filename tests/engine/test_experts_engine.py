@@ -94,7 +94,9 @@ def test_kernels_name_the_experts(folder):
     assert {"linear", "activation"} <= uses.keys()  # of the dense layer
 
 
-@pytest.mark.parametrize("quantization", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize(
+    "quantization", ["fp8", pytest.param("int8", marks=pytest.mark.slow), "int4"]
+)
 def test_quantised_experts_answer_as_their_dequantised_weights(folder, quantization):
     engine = make_engine(folder, quantization=quantization)
     uses = {use.label: use for use in engine.kernels() if use.operation == "experts"}
@@ -166,6 +168,7 @@ print("same")
 """
 
 
+@pytest.mark.slow
 def test_two_devices_answer_as_one(folder):
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
     found = subprocess.run(

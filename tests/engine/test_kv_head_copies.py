@@ -70,7 +70,8 @@ def write(folder: Path, **values) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("sizes", ["4", pytest.param("2 8", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", ["4", "2 8"])
 def test_tokens_are_those_of_one_device(tmp_path, sizes):
     two = write(tmp_path / "two", num_attention_heads=8)
     uneven = write(tmp_path / "uneven", num_attention_heads=12, num_key_value_heads=6)

@@ -234,6 +234,7 @@ engine.close()
 """
 
 
+@pytest.mark.slow
 def test_another_process_finds_them(tiny, tmp_path):
     """Kept by one that compiled in the background, taken by one that compiles at the first use."""
     quickly = {name: os.environ[name] for name in os.environ if name.startswith(("JAX_", "XLA_"))}

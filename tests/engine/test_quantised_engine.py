@@ -67,7 +67,7 @@ def test_tokens_are_those_of_the_dequantised_weights(folders):
     assert answers(quantised, enable_relay_attention="off") == want
 
 
-@pytest.mark.parametrize("name", ["awq", "deepseek-fp8"])
+@pytest.mark.parametrize("name", [pytest.param("awq", marks=pytest.mark.slow), "deepseek-fp8"])
 def test_on_two_devices(name, tmp_path):
     quantised, plain = write_quantised(tmp_path, SHAPES, name, seed=4)
     found = subprocess.run(

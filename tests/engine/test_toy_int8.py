@@ -100,6 +100,7 @@ def answers(folder: Path, devices: int) -> dict:
     return json.loads(found.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_on_one_device_and_on_two(folders):
     toy, plain = folders
     want = answers(plain, 1)

@@ -68,7 +68,9 @@ def poison(engine) -> None:
     ("pages", "options"),
     [
         (64, {"enable_relay_attention": "on", "check_values": True}),
-        (-3, {"preemption": "swap", "enable_relay_attention": "on"}),
+        pytest.param(
+            -3, {"preemption": "swap", "enable_relay_attention": "on"}, marks=pytest.mark.slow
+        ),
         (-3, {"preemption": "recompute", "enable_prefix_caching": False}),
     ],
 )

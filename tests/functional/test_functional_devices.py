@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 _PROGRAM = """
@@ -56,6 +58,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow
 def test_several_devices_give_the_tokens_of_one():
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     done = subprocess.run(

@@ -6,11 +6,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from rjax import functional
 from tests.functional.programs import dense_logprobs, prepared, prompts
 
 
+@pytest.mark.slow
 def test_the_example_of_the_docstring_runs():
     found = doctest.testmod(functional, raise_on_error=True)
     assert found.attempted >= 15

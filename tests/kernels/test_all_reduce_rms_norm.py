@@ -24,7 +24,7 @@ from rjax.worker.peer_memory import PeerMemory
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.parametrize("devices", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 8))])
 def test_plain_sums_have_the_documented_order(devices):
     flags = f"--xla_force_host_platform_device_count={devices}"
     found = subprocess.run(

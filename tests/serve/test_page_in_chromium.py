@@ -149,6 +149,7 @@ def test_stop_ends_the_request(bundled: LiveServer, open_page):
     expect(page.locator(".figures")).to_have_count(2)
 
 
+@pytest.mark.slow
 def test_the_graphs_move(bundled: LiveServer, open_page):
     page = open_page(bundled.url + "/")
     rate, saved = (page.locator(f"#{name}-graph") for name in ("rate", "saved"))
@@ -184,6 +185,7 @@ def test_the_graphs_move(bundled: LiveServer, open_page):
     expect(page.locator("#hit-rate")).to_contain_text("%")
 
 
+@pytest.mark.slow
 def test_a_wrong_key_is_an_error(guarded: LiveServer, open_page):
     page = open_page(guarded.url + "/")
     key, error = page.get_by_label("API key"), page.locator("#metrics-error")
@@ -231,6 +233,7 @@ def test_a_mistake_in_a_script_would_not_make_html_of_text(guarded: LiveServer, 
     page.close()
 
 
+@pytest.mark.slow
 def test_the_progress_of_a_start_on_a_phone_behind_a_proxy(folder, open_page):
     with starting(make_engine(folder)) as server:
         page = open_page(server.url + "/llm/")

@@ -112,6 +112,7 @@ def test_drain_loses_nothing_that_was_accepted(process):
         bomb.join(30)
 
 
+@pytest.mark.slow
 def test_second_signal_ends_at_once(process):
     started, url = process
     found: list = []
@@ -152,6 +153,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_ctrl_c_under_load_ends_at_once(process):
     started, url = process
     found: list = []

@@ -74,6 +74,7 @@ def test_cached_tokens_and_steps_are_those_of_a_prompt_that_nobody_sent(server: 
             server.used_bytes()  # forgets all that is cached
 
 
+@pytest.mark.slow
 def test_how_soon_an_answer_comes_tells_nothing(server: LiveServer):
     draw = random.Random(2)
     complete(server, BERT, random_prompt(draw, 480))  # compiles

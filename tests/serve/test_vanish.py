@@ -66,6 +66,7 @@ def vanish(server: LiveServer, seed: int) -> str:
         return moment
 
 
+@pytest.mark.slow
 def test_vanishing_clients_leave_nothing(server: LiveServer):
     body = {"prompt": "Who lives in Peru?", "max_tokens": 8, "temperature": 0}
     before = httpx2.post(server.url + "/v1/completions", json=body, timeout=60).json()["choices"]
