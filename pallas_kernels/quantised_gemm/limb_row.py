@@ -3,10 +3,10 @@
 int4 weights become int8 by a mask and a shift for eight of them, where bfloat16 takes four times as
 many instructions, and int8 weights need none. So the row has to be integers too: the largest value
 of a CTA's slice is scaled below 64 by a power of two, a limb is the nearest integer, and the next
-limb is what is left, times 128. Three limbs keep 20 bits below the largest value: a bfloat16 within
-2 ** 12 of it is exact, a smaller one has an error of at most 2 ** -21 of it. wgmma's right operand
-has at least eight columns, so limbs cost nothing. It adds their products exactly, as int32. Zero
-points, times the sum of the limbs, are subtracted from the products.
+limb is the remainder, times 128. Three limbs keep 20 bits below the largest value: a bfloat16
+within 2 ** 12 of it is exact, a smaller one has an error of at most 2 ** -21 of it. wgmma's right
+operand has at least eight columns, so limbs cost nothing. It adds their products exactly, as int32.
+Zero points, times the sum of the limbs, are subtracted from the products.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -15,22 +15,17 @@ points, times the sum of the limbs, are subtracted from the products.
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, vector
-from jaxtyping import Array
 
 from rjax.pallas_kernels.gemv_row import (
     SWIZZLE_ATOM_ROWS,
-    MergedRow,
-    NormedRow,
-    RowSource,
+    ConvertedRow,
     SmemRow,
     StagedRow,
-    StoredRow,
     reduce_warpgroup,
     strided,
 )
@@ -53,7 +48,6 @@ LIMB_BITS = 7
 SIXTEENFOLD = 16
 """int4 weights are multiplied as the upper half of a byte."""
 
-_FEW_SUMMANDS, _FEW_COLUMNS = 2, 4096  # with more, two CTAs do not share an SM (``quantised_row``)
 _UNIT = 16  # columns that a thread converts at once
 _HALF = _UNIT // 2
 _ATOM_COLUMNS = 128  # int8 of a row in a swizzle atom
@@ -77,30 +71,20 @@ def refusal(weight: ScaledWeight) -> str | None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class LimbRow(RowSource):
+class LimbRow(ConvertedRow):
     """A row as `LIMBS` rows of int8 with one scale; the rest of its swizzle atoms is stale.
 
     row = (limb 0 + limb 1 / 128 + limb 2 / 128 ** 2) * scale. ``SmemRow.scale`` holds the factor of
     the products of each row of the atom, 0 for the stale ones.
 
     Attributes:
-        source: the row before.
         bits: of a weight. The limbs of each 32 columns are in the order in which the halves of the
             bytes of interleaved int4 weights are multiplied (``upcast.load_sixteenfold``).
         zero_points: whether the weight has any.
     """
 
-    source: NormedRow | StoredRow | MergedRow
     bits: int
     zero_points: bool = False
-
-    @property
-    def operands(self) -> tuple[Array, ...]:
-        return self.source.operands
-
-    @property
-    def row(self) -> jax.ShapeDtypeStruct:
-        return self.source.row
 
     @property
     def smem_dtype(self) -> jnp.dtype:
@@ -114,21 +98,6 @@ class LimbRow(RowSource):
     def has_sums(self) -> bool:
         return self.zero_points
 
-    @property
-    def shares_sm(self) -> bool:
-        if not isinstance(self.source, NormedRow):
-            return True
-        summands = getattr(self.source.update, "summands", [None])
-        return len(summands) <= _FEW_SUMMANDS and self.shape[1] <= _FEW_COLUMNS
-
-    @property
-    def read_bytes(self) -> int:
-        return self.source.read_bytes
-
-    @property
-    def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return self.source.results
-
     def fill(self, refs, results, smem_row: SmemRow, scratch, is_first) -> None:
         place = (smem_row.start, smem_row.columns, smem_row.max_columns, smem_row.depth)
         staged = StagedRow(smem_row.staged, (), *place)
@@ -139,7 +108,7 @@ class LimbRow(RowSource):
 
 
 def unit_of(bits: int) -> int:
-    """What a weight of 1 with so many bits is multiplied as."""
+    """What a weight of 1 is multiplied as; bits: of a weight."""
     return SIXTEENFOLD if bits == 4 else 1
 
 
