@@ -9,6 +9,7 @@ from rjax.models.families.expert_fields import (
     ROUTED_EXPERT_FIELDS,
     SIGMOID_ROUTER_FIELDS,
     TRAINING_FIELDS,
+    layers_after_dense,
     read_routed_experts,
     read_sigmoid_router,
 )
@@ -40,11 +41,6 @@ _IGNORED = TRAINING_FIELDS | {
 }
 
 
-def _expert_layers(fields: ConfigFields, num_layers: int, dense: int) -> tuple[bool, ...]:
-    dense = fields.integer("first_k_dense_replace", dense, minimum=0)
-    return tuple(i >= dense for i in range(num_layers))
-
-
 def _read_v2(fields: ConfigFields) -> ModelConfig:
     config = read_latent_config(fields, "DeepseekV2ForCausalLM", _LATENT)
     router = Router(scale=fields.number("routed_scaling_factor", 1.0))
@@ -60,7 +56,7 @@ def _read_v2(fields: ConfigFields) -> ModelConfig:
         config,
         experts=read_routed_experts(
             fields,
-            _expert_layers(fields, config.num_layers, 0),
+            layers_after_dense(fields, config.num_layers, 0),
             router,
             experts=64,
             top_k=fields.integer("num_experts_per_tok"),
@@ -82,7 +78,7 @@ def _read_v3(fields: ConfigFields) -> ModelConfig:
         config,
         experts=read_routed_experts(
             fields,
-            _expert_layers(fields, config.num_layers, 3),
+            layers_after_dense(fields, config.num_layers, 3),
             read_sigmoid_router(fields, 2.5, num_groups=8, top_groups=4),
             experts=256,
             top_k=8,
@@ -112,9 +108,7 @@ DEEPSEEK_V2 = Family(
         constraints={
             **LATENT_CONSTRAINTS,
             "mlp_bias": one_of(False, why="biases of the feed-forward blocks are not supported"),
-            "norm_topk_prob": one_of(
-                False, why="transformers and DeepSeek's own code differ with another"
-            ),
+            "norm_topk_prob": one_of(False, why="transformers ignores another value"),
             "scoring_func": one_of("softmax", why="transformers has no other scores"),
         },
         ignores=_IGNORED | {"head_dim"},

@@ -34,6 +34,15 @@ def sparse_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
     return tuple(i not in dense and (i + 1) % step == 0 for i in range(num_layers))
 
 
+def layers_after_dense(fields: ConfigFields, num_layers: int, dense: int) -> tuple[bool, ...]:
+    """The layers behind the first ``first_k_dense_replace`` have experts.
+
+    dense: the family's default in transformers.
+    """
+    dense = fields.integer("first_k_dense_replace", dense, minimum=0)
+    return tuple(i >= dense for i in range(num_layers))
+
+
 def read_sigmoid_router(
     fields: ConfigFields, scale: float, num_groups: int = 1, top_groups: int = 1
 ) -> Router:

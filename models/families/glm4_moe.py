@@ -8,6 +8,7 @@ from rjax.models.families.expert_fields import (
     ROUTED_EXPERT_FIELDS,
     SIGMOID_ROUTER_FIELDS,
     TRAINING_FIELDS,
+    layers_after_dense,
     read_routed_experts,
     read_sigmoid_router,
 )
@@ -26,14 +27,13 @@ def _read(fields: ConfigFields) -> ModelConfig:
     config = read_llama_config(
         fields, "Glm4MoeForCausalLM", num_kv_heads=8, norm_eps=1e-5, rope=rope
     )
-    dense = fields.integer("first_k_dense_replace", 1, minimum=0)
     return dataclasses.replace(
         config,
         qk_norm=fields.flag("use_qk_norm", False),
         qkv_bias=fields.flag("attention_bias", False),
         experts=read_routed_experts(
             fields,
-            tuple(i >= dense for i in range(config.num_layers)),
+            layers_after_dense(fields, config.num_layers, 1),
             read_sigmoid_router(fields, 1.0),
             experts=128,
             top_k=8,

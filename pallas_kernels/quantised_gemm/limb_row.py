@@ -4,9 +4,11 @@ int4 weights become int8 by a mask and a shift for eight of them, where bfloat16
 many instructions, and int8 weights need none. So the row has to be integers too: the largest value
 of a CTA's slice is scaled below 64 by a power of two, a limb is the nearest integer, and the next
 limb is the remainder, times 128. Three limbs keep 20 bits below the largest value: a bfloat16
-within 2 ** 12 of it is exact, a smaller one has an error of at most 2 ** -21 of it. wgmma's right
+within 2 ** 12 of it is exact, a smaller one has an error of at most 2 ** -20 of it. wgmma's right
 operand has at least eight columns, so limbs cost nothing. It adds their products exactly, as int32.
 Zero points, times the sum of the limbs, are subtracted from the products.
+
+Tests and ``bench.kernels --products`` multiply with limbs; steps do not until a GPU has timed them.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.

@@ -96,7 +96,7 @@ def multiply_upcast(
 def multiply_limbs(totals, w_tiles, x_tile, scales: Scales, now: StageScales):
     """The same for int8, or interleaved int4, and the limbs of a row, int8 [8, block_k].
 
-    The sums of a scale's inputs are exact. Those of limbs are separate columns (`limb_row`).
+    The sums of a step are exact. Those of limbs are separate columns (`limb_row`).
     """
     block_k, converts = w_tiles[0].shape[1], w_tiles[0].dtype == jnp.int4
     step = scales.step(block_k)
