@@ -82,6 +82,7 @@ def figure_lines(found: dict[str, Any]) -> list[str]:
         f"time per output token: {_seconds(each)}" + _in_brackets(compiling, each),
         f"KV memory: {_bytes(found['kv_bytes'])}; without sharing it would be "
         + _bytes(found["kv_bytes_without_sharing"]),
+        f"compilation: {found['compile_wait_seconds']:.1f} s waited for, not in the speeds",
         _startup_line(found),
     ]
 
@@ -90,7 +91,6 @@ def _startup_line(found: Mapping[str, Any]) -> str:
     phases = ", ".join(f"{name} {value:.1f}" for name, value in found["startup_phases"].items())
     return (
         f"started in {found['startup_seconds']:.1f} s: {phases}; "
-        f"waited {found['compile_wait_seconds']:.1f} s for compilation; "
         f"up to {found['max_num_seqs']} sequences at once"
     )
 

@@ -85,12 +85,13 @@ def test_demo(run: Run, engine: FakeEngine) -> None:
         "time to first token",
         "time per output token",
         "KV memory",
+        "compilation",
         f"started in {lines[-1].split()[2]} s",
     ]
-    assert lines[-2] == "KV memory: 1.00 MiB; without sharing it would be 3.00 MiB"
+    assert lines[-3] == "KV memory: 1.00 MiB; without sharing it would be 3.00 MiB"
+    assert lines[-2] == "compilation: 0.0 s waited for, not in the speeds"
     assert re.fullmatch(
-        r"started in \S+ s: imports \S+, weights 0\.2, pool 1\.5; waited 0\.0 s for compilation; "
-        "up to 2 sequences at once",
+        r"started in \S+ s: imports \S+, weights 0\.2, pool 1\.5; up to 2 sequences at once",
         lines[-1],
     )
     assert all("| name | age |" in prompt for prompt in prompts_seen(engine))
