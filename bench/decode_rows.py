@@ -26,12 +26,14 @@ class Row:
 
 
 TABLE = (
-    Row("llama-3-8b", DecodeCase(64, 2048, 256), 1.25),
-    Row("llama-3-8b", DecodeCase(1, 0, 1024), 1.15),
+    Row("llama-3-8b", DecodeCase(64, 2048, 256), 1.11, targets=(("fp8", 3.2), ("int4", 3.3))),
+    Row("llama-3-8b", DecodeCase(1, 0, 1024), 1.06, targets=(("fp8", 2.3), ("int4", 1.7))),
     Row("llama-3-8b", DecodeCase(64, 0, 1024), 1.20),
-    Row("llama-3-8b", DecodeCase(256, 8192, 256), 1.35),
-    Row("qwen2.5-3b", DecodeCase(64, 1656, 128), 1.30),
+    Row("llama-3-8b", DecodeCase(256, 8192, 256), 1.35, targets=(("fp8", 8.0), ("int4", 10.6))),
+    Row("qwen2.5-3b", DecodeCase(64, 1656, 128), 1.21),
     Row("qwen2.5-0.5b", DecodeCase(16, 512, 128), None, 0.55),
+    Row("qwen3-0.6b", DecodeCase(1, 0, 1024), 1.4),
+    Row("qwen3-0.6b", DecodeCase(64, 2048, 128), 1.8),
 )
 EXPERTS = (
     Row("qwen3-30b-a3b", DecodeCase(1, 0, 1024), None, 2.1),

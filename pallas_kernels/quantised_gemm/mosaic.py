@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from rjax.pallas_kernels.gemv_row import RowSource, StoredRow
 from rjax.pallas_kernels.partial import Partial
-from rjax.pallas_kernels.quantised_gemm import quantise_rows, quantised_rows
+from rjax.pallas_kernels.quantised_gemm import limb_row, quantise_rows, quantised_rows
 from rjax.pallas_kernels.quantised_gemm.config import (
     WGMMA_M,
     GemmConfig,
@@ -164,8 +164,10 @@ def _prepared(
         why = f"quantised rows with weights of {weight.values.dtype}"
     if why is not None:
         raise ValueError(why)
-    if not weight.is_fp8 or isinstance(h, QuantisedRows):
+    if isinstance(h, QuantisedRows):
         return h
+    if not weight.is_fp8:
+        return with_limbs(StoredRow(h), weight) if T == 1 else h
     # Checkpoints with block scales expect a scale for each group of activations.
     grouped = weight.scale.ndim == 3 and weight.block[1] == GROUP
     if grouped or quantise_rows.refusal(E, h.dtype) is not None:
@@ -173,6 +175,16 @@ def _prepared(
     if T == 1:
         return QuantisedRow(StoredRow(h))
     return quantise_rows.quantise_rows(h)
+
+
+def with_limbs(row: RowSource, weight: ScaledWeight) -> RowSource | Float[Array, "1 E"]:
+    """A row that multiplies integer weights, in limbs where they are faster.
+
+    Those of one matrix are split over the depth: a CTA converts too few to gain what limbs take.
+    """
+    if len(weight.values) == 2 and limb_row.refusal(weight) is None:
+        return limb_row.LimbRow(row, weight.bits, weight.zero_points is not None)
+    return row.h if isinstance(row, StoredRow) else row
 
 
 def gemm_configs(

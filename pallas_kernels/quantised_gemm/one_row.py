@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.gemv_row import MAX_ROW_COLUMNS, MergedRow, NormedRow
+from rjax.pallas_kernels.gemv_row import MAX_ROW_COLUMNS, MergedRow, NormedRow, RowSource
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.quantised_gemm import mosaic
 from rjax.pallas_kernels.quantised_gemm.quantised_row import QuantisedRow
@@ -112,6 +112,6 @@ def _normed(
     norm_weight: Float[Array, " D"],
     eps: float,
     weight: ScaledWeight,
-) -> NormedRow | QuantisedRow:
+) -> RowSource:
     row = NormedRow(x, update, norm_weight, eps)
-    return QuantisedRow(row) if weight.is_fp8 else row
+    return QuantisedRow(row) if weight.is_fp8 else mosaic.with_limbs(row, weight)
