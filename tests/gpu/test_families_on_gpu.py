@@ -34,20 +34,20 @@ FAMILIES = {
     "qwen3": {"hidden_size": 1024, "intermediate_size": 2048} | _HEADS | {"head_dim": 128},
     "phi3": {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 8}
     | {"num_key_value_heads": 2, "pad_token_id": 0},
+    # Mixtures take all experts of each row: rounding would choose between two with equal scores.
     "qwen3_moe": {"hidden_size": 1024, "intermediate_size": 2048}
     | _HEADS
-    | {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 256}
+    | {"num_experts": 8, "num_experts_per_tok": 8, "moe_intermediate_size": 256}
     | {"mlp_only_layers": [0], "head_dim": 128, "norm_topk_prob": True},
     "gpt_oss": {"hidden_size": 640, "intermediate_size": 384, "swiglu_limit": 7.0}
     | _HEADS
-    # All experts of each row: rounding cannot choose others, whose weights would be as large.
     | {"num_local_experts": 8, "num_experts_per_tok": 8, "sliding_window": 64}
     | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False}},
     "gpt_oss_mxfp4": {"hidden_size": 640, "intermediate_size": 384, "swiglu_limit": 7.0}
     | _HEADS
     | {"num_local_experts": 8, "num_experts_per_tok": 8, "sliding_window": 64}
     | {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}},
-    # Latent attention: padded values; queries of a latent, and every expert as in gpt_oss.
+    # Latent attention: padded values; queries of a latent.
     "deepseek_v2": {"hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 8}
     | {"q_lora_rank": None, "n_routed_experts": 8, "num_experts_per_tok": 8}
     | {"moe_intermediate_size": 256, "first_k_dense_replace": 1},
