@@ -24,6 +24,7 @@ import dataclasses
 import functools
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from jaxtyping import Array
 from tqdm import tqdm
 
 from bench.ceilings import Ceilings, measure_ceilings
-from bench.command_line import command_parser, keep, run
+from bench.command_line import command_parser, keep, run, save_part
 from bench.decode_rows import EXPERTS, GROWTH, MXFP4, TABLE, TENSOR_PARALLEL, Row
 from bench.kernel_profile import kernel_times
 from bench.kernels.timing import burst_seconds, seconds_per_call
@@ -253,7 +254,7 @@ class Bench:
             "sustained_ms": 1e3 * sustained,
             "floor_ms": 1e3 * roofline,
             "ratio": seconds / roofline,
-            "reach_ratio": row.target_ratio,
+            "reach_ratio": row.target_ratio if self.quantization is None else None,
             "reach_ms": row.target(self.quantization),
             "kernels": _kernels(compiled.as_text()),
             "compile_s": compile_s,
@@ -276,10 +277,10 @@ def _kernels(hlo: str) -> int:
     return count
 
 
-def measure_all(rows: tuple[Row, ...], options: argparse.Namespace) -> dict[str, Any]:
-    """Every row, one model at a time in memory."""
+def measure_all(rows: tuple[Row, ...], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The record of the rows so far, after each; one model at a time in memory."""
     ceilings = measure_ceilings()
-    found, backend = [], options.backend
+    found = []
     names = list(dict.fromkeys((row.model, row.layers) for row in rows))
     with tqdm(total=len(rows), desc="decode step", disable=options.quiet) as bar:
         for name, layers in names:
@@ -298,16 +299,15 @@ def measure_all(rows: tuple[Row, ...], options: argparse.Namespace) -> dict[str,
                 if (row.model, row.layers) == (name, layers):
                     found.append(bench.measure(row, ceilings, options.profile))
                     bar.update()
-            backend = bench.backend.name
+                    yield record(
+                        "bench.decode_step",
+                        found,
+                        vars(options),
+                        backend=bench.backend.name,
+                        copy_bytes_per_s=ceilings.copy,
+                        matmul_flop_per_s=ceilings.matmul,
+                    )
             del bench
-    return record(
-        "bench.decode_step",
-        found,
-        vars(options),
-        backend=backend,
-        copy_bytes_per_s=ceilings.copy,
-        matmul_flop_per_s=ceilings.matmul,
-    )
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
@@ -375,7 +375,15 @@ def main(arguments: list[str] | None = None) -> None:
         )
     if not rows:
         raise SystemExit(f"no row of the table has a model named like {options.only!r}")
-    found = measure_all(rows, options)
+    kind = "_growth" if options.growth else "_experts" if options.experts else ""
+    name = f"decode_step{kind}"
+    devices = options.tensor_parallel_size
+    name += "" if devices == 1 else f"_tp{devices}"
+    name += "" if options.quantization is None else f"_{options.quantization}"
+    name += "" if options.max_model_len is None else "_long"
+    found: dict[str, Any] = {}
+    for found in measure_all(rows, options):
+        save_part(found, options.json, name)
     copy, matmul = found["copy_bytes_per_s"] / 1e12, found["matmul_flop_per_s"] / 1e12
     print(f"copy {copy:.3g} TB/s, bf16 {matmul:.3g} TFLOP/s")
     for row in found["rows"]:
@@ -383,13 +391,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"{row['model']}, {row['batch']} rows: {row['busy_ms']:.3f} ms busy")
         for kernel in row["longest"]:
             print(f"{1e6 * kernel['seconds']:9.1f} us {kernel['count']:6.1f} x {kernel['name']}")
-    kind = "_growth" if options.growth else "_experts" if options.experts else ""
-    name = f"decode_step{kind}"
-    name += "" if options.quantization is None else f"_{options.quantization}"
-    devices = options.tensor_parallel_size
-    name += "" if devices == 1 else f"_tp{devices}"
-    long = "" if options.max_model_len is None else "_long"
-    keep(found, COLUMNS, options.json, name + long)
+    keep(found, COLUMNS, options.json, name)
 
 
 if __name__ == "__main__":
