@@ -8,7 +8,7 @@ within 2 ** 12 of it is exact, a smaller one has an error of at most 2 ** -20 of
 operand has at least eight columns, so limbs cost nothing. It adds their products exactly, as int32.
 Zero points, times the sum of the limbs, are subtracted from the products.
 
-Steps multiply two matrices so (`mosaic.with_limbs`).
+Steps multiply gate and up so (`mosaic.limbs_of`).
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.gemv_row import RowSource, StoredRow
+from rjax.pallas_kernels.gemv_row import MAX_ROW_COLUMNS, NormedRow, RowSource, StoredRow
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.quantised_gemm import limb_row, quantise_rows, quantised_rows
 from rjax.pallas_kernels.quantised_gemm.config import (
@@ -19,6 +19,7 @@ from rjax.pallas_kernels.quantised_gemm.config import (
     GemmConfig,
     configs,
 )
+from rjax.pallas_kernels.quantised_gemm.limb_row import LimbRow
 from rjax.pallas_kernels.quantised_gemm.quantised_row import QuantisedRow
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import GROUP, QuantisedRows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
@@ -167,7 +168,8 @@ def _prepared(
     if isinstance(h, QuantisedRows):
         return h
     if not weight.is_fp8:
-        return with_limbs(StoredRow(h), weight) if T == 1 else h
+        limbs = limbs_of(StoredRow(h), weight) if T == 1 else None
+        return h if limbs is None else limbs
     # Checkpoints with block scales expect a scale for each group of activations.
     grouped = weight.scale.ndim == 3 and weight.block[1] == GROUP
     if grouped or quantise_rows.refusal(E, h.dtype) is not None:
@@ -177,14 +179,15 @@ def _prepared(
     return quantise_rows.quantise_rows(h)
 
 
-def with_limbs(row: RowSource, weight: ScaledWeight) -> RowSource | Float[Array, "1 E"]:
-    """A row that multiplies integer weights, in limbs where they are faster.
+def limbs_of(row: NormedRow | StoredRow, weight: ScaledWeight) -> LimbRow | None:
+    """The row in limbs where they are faster, else None.
 
-    Those of one matrix are split over the depth: a CTA converts too few to gain what limbs take.
+    Weights of one matrix are split over the depth: a CTA converts too few to gain what limbs take.
     """
-    if len(weight.values) == 2 and limb_row.refusal(weight) is None:
-        return limb_row.LimbRow(row, weight.bits, weight.zero_points is not None)
-    return row.h if isinstance(row, StoredRow) else row
+    W, _, E = weight.values.shape
+    if W == 1 or E > MAX_ROW_COLUMNS or limb_row.refusal(weight) is not None:
+        return None
+    return LimbRow(row, weight.bits, weight.zero_points is not None)
 
 
 def gemm_configs(

@@ -166,6 +166,26 @@ def test_limbs_are_in_the_order_of_the_weights():
     np.testing.assert_array_equal(stored, weights)
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape", "taken"),
+    [
+        ("int4 interleaved", (2, 14336, 4096), True),
+        ("int8", (2, 14336, 4096), True),
+        ("int4 interleaved", (1, 4096, 14336), False),
+        ("int4 interleaved", (2, 28672, 8192), False),  # no CTA holds such a row
+        ("int4", (2, 14336, 4096), False),
+        ("fp8", (2, 14336, 4096), False),
+    ],
+)
+def test_which_gemvs_take_limbs(kind, shape, taken):
+    weight = weight_spec(kind, *shape)
+    limbs = mosaic.limbs_of(StoredRow(jnp.ones((1, shape[2]), jnp.bfloat16)), weight)
+    assert (limbs is not None) == taken
+    if kind != "fp8":
+        gemm = mosaic.quantised_gate_up_gemm if shape[0] == 2 else mosaic.quantised_gemm
+        jax.jit(gemm).trace(spec(1, shape[2]), weight).lower(lowering_platforms=("cuda",))
+
+
 @pytest.mark.parametrize("largest", [1e-30, 0.4, 1.0, 127.0, 3e4])
 def test_limbs_keep_twenty_bits(largest):
     values = np.random.default_rng(0).standard_normal(4096).astype(np.float32)
