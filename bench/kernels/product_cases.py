@@ -17,6 +17,7 @@ from rjax.pallas_kernels.quantised_gemm.limb_row import LimbRow
 from rjax.pallas_kernels.quantised_gemm.mosaic import (
     gated_products,
     gemm_configs,
+    limbs_of,
     quantised_gate_up_gemm,
     quantised_gemm,
     split_k_products,
@@ -137,6 +138,8 @@ class ProductCase:
         h = jax.eval_shape(self.draw_rows, jax.random.key(0))
         if self.scheme in LIMBS:
             h = LimbRow(StoredRow(h), weight.bits)
+        elif self.rows == 1 and not weight.is_fp8:
+            h = limbs_of(StoredRow(h), weight) or h  # as the kernel multiplies it
         for config in itertools.islice(gemm_configs(h, weight), count):
             yield dataclasses.replace(self, config=config)
 

@@ -101,7 +101,7 @@ class PlanShape:
         return splits if self.split_policy is None else min(splits, MAX_PARTIAL_RESULTS)
 
     def splits_of_row(self, tokens: int) -> int:
-        """The most splits of ``tokens`` KV tokens that one row sees."""
+        """Most KV splits of one row, if a split has ``tokens`` tokens."""
         splits = math.ceil(self.max_context / tokens)
         return splits if self.window is None else min(splits, (self.window - 2) // tokens + 2)
 

@@ -1,9 +1,9 @@
 """Quantised GEMM on Hopper: split-K partials, or SwiGLU of two products.
 
 The weights are the left operand of wgmma (swap-AB) and are streamed once (``stream``). fp8 weights
-multiply fp8 rows; int4 and int8 weights become 16-bit in registers. There is no reduction kernel:
-the consumer reduces the partials. Bytes moved besides weights and rows: 4 * S * T * X of partials,
-or 2 * T * X of results.
+multiply fp8 rows; int4 and int8 weights become 16-bit in registers, or multiply the limbs of a row
+(``limbs_of``). There is no reduction kernel: the consumer reduces the partials. Bytes moved besides
+weights and rows: 4 * S * T * X of partials, or 2 * T * X of results.
 """
 
 import jax

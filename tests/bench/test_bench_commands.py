@@ -20,7 +20,7 @@ from bench import (
     throughput,
 )
 from bench.ceilings import Ceilings, measure_ceilings
-from bench.decode_rows import EXPERTS, GROWTH, TABLE, TENSOR_PARALLEL
+from bench.decode_rows import EXPERTS, GROWTH, TABLE, TENSOR_PARALLEL, Row
 from bench.longbench import __main__ as longbench
 from bench.random_checkpoint import write_checkpoint
 from bench.step_roofline import DecodeCase, roofline_seconds, stages
@@ -87,6 +87,22 @@ def test_decode_step(tmp_path, capsys):
     assert "step / roofline" in capsys.readouterr().out
     decode_step.draw(load(path), tmp_path / "step.png")
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_row_of_decode_steps_is_saved_as_it_ends(tmp_path, monkeypatch):
+    path, measure = tmp_path / "step.json", decode_step.Bench.measure
+
+    def cut(bench, row, *rest):
+        if row.case.batch == 3:
+            raise RuntimeError("cut")
+        return measure(bench, row, *rest)
+
+    monkeypatch.setattr(decode_step.Bench, "measure", cut)
+    cases = (DecodeCase(2, 0, 8), DecodeCase(3, 0, 8))
+    monkeypatch.setattr(decode_step, "TABLE", tuple(Row("tiny", case) for case in cases))
+    with pytest.raises(RuntimeError, match="cut"):
+        decode_step.main(["--quiet", f"--json={path}"])
+    assert [row["batch"] for row in load(path)["rows"]] == [2]
 
 
 def test_attention(tmp_path):
