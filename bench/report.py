@@ -25,6 +25,7 @@ from bench import (
     machine_code,
     quantised_answers,
     replicas,
+    serve_replicas,
     startup,
     step_breakdown,
     swap,
@@ -69,6 +70,7 @@ command `python -m bench.suite` runs all benchmarks.
 | `python -m bench.load_weights` | loading a checkpoint, compared with reading its files |
 | `rjax bench serve` | a running server under load |
 | `python -m bench.replicas` | prefix cache hits of several replicas, by request router |
+| `python -m bench.serve_replicas` | a server with one replica and with several, a GPU each |
 | `python -m bench.compare_engines` | the same requests through vLLM or SGLang |
 | `python -m bench.compare_torch` | the same weights in torch, after a comparison of the logits |
 | `python -m bench.longbench` | answers and scores on LongBench-format files, relay on and off |
@@ -174,6 +176,7 @@ SECTIONS: dict[str, Section] = {
         _draw_serve,
     ),
     "replicas": Section("Replicas", _rows(replicas.COLUMNS)),
+    "serve_replicas": Section("One replica and several", _rows(serve_replicas.COLUMNS)),
     "compare_engines": Section("Comparison with other engines", _rows(compare_engines.COLUMNS)),
     "compare_torch": Section(
         "Comparison with torch", _rows(compare_torch.COLUMNS), compare_torch.draw

@@ -1,0 +1,103 @@
+"""Throughput of a server with one replica and with several, one on each GPU.
+
+    python -m bench.serve_replicas                      # Llama-3-8B's shapes on two GPUs
+    python -m bench.serve_replicas --shapes tiny --replicas 1 2 --requests 16 --suffix-words 8
+
+Each number of replicas is an `rjax serve --replicas N` of its own, with random weights and the
+bundled model's tokenizer. It compiles all step sizes, then gets all requests at once over HTTP from
+one client process: a prompt is one of a few long prefixes and a unique end (the load of `rjax bench
+serve`). "/ first" is the rate over that of the first row.
+"""
+
+import argparse
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.command_line import command_parser, keep, run
+from bench.fleet_load import fleet
+from rjax.benchmarks import serve
+from rjax.benchmarks.model_shapes import SHAPES
+from rjax.benchmarks.options import whole
+from rjax.benchmarks.records import record
+from rjax.models import BUNDLED_MODEL
+
+COLUMNS = {
+    "replicas": "replicas",
+    "completed": "done",
+    "failed": "failed",
+    "seconds": "time, s",
+    "requests_per_s": "req/s",
+    "tokens_per_s": "tok/s",
+    "of_first": "/ first",
+    "cached_share": "cached",
+    "ttft_ms_p50": "TTFT p50, ms",
+    "tpot_ms_p50": "TPOT p50, ms",
+}
+_START_SECONDS = 400.0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The benchmark's arguments."""
+    p = command_parser("bench.serve_replicas", __doc__)
+    p.add_argument("--shapes", choices=sorted(SHAPES), default="llama-3-8b", help="of the model")
+    p.add_argument("--replicas", type=whole(1), nargs="+", default=[1, 2], metavar="N")
+    p.add_argument("--requests", type=whole(1), default=384, metavar="N")
+    p.add_argument("--prefixes", type=whole(1), default=8, metavar="N", help="different ones")
+    p.add_argument("--prefix-words", type=whole(1), default=512, metavar="N")
+    p.add_argument("--suffix-words", type=whole(1), default=256, metavar="N")
+    p.add_argument("--max-tokens", type=whole(1), default=64, metavar="N", help="of each answer")
+    p.add_argument("--max-num-seqs", type=whole(1), default=64, metavar="N", help="of a replica")
+    p.add_argument("--log", type=Path, metavar="FILE", help="of the servers, for errors")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the benchmark."""
+    arguments = build_parser().parse_args(argv)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        _write_model(arguments.shapes, Path(folder))
+        for count in arguments.replicas:
+            row = {"replicas": count} | _measure(arguments, folder, count)
+            row["of_first"] = row["requests_per_s"] / (rows or [row])[0]["requests_per_s"]
+            rows.append(row)
+    # Only now: to ask JAX for the device takes most of its memory from the replicas.
+    found = record("bench.serve_replicas", rows, vars(arguments))
+    keep(found, COLUMNS, arguments.json, "serve_replicas")
+
+
+def _write_model(shapes: str, folder: Path) -> None:
+    """A folder with the configuration, and the tokenizer of the bundled model."""
+    vocabulary = json.loads((BUNDLED_MODEL / "config.json").read_text())["vocab_size"]
+    config = SHAPES[shapes] | {"vocab_size": vocabulary}  # each token that is drawn has a text
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(BUNDLED_MODEL / name, folder)
+
+
+def _measure(arguments: argparse.Namespace, folder: str, replicas: int) -> dict[str, Any]:
+    """The load on one fleet."""
+    options = ["--load-format", "dummy", "--warmup", "on"]
+    options += ["--max-num-seqs", str(arguments.max_num_seqs), "--max-model-len", "4096"]
+    with fleet(
+        folder, "--replicas", str(replicas), *options, log=arguments.log, seconds=_START_SECONDS
+    ) as server:
+        load = serve.build_parser().parse_args(
+            [
+                *("--url", f"{server.url}/v1", "--rates", "inf"),
+                *("--requests", str(arguments.requests), "--prefixes", str(arguments.prefixes)),
+                *("--prefix-words", str(arguments.prefix_words)),
+                *("--suffix-words", str(arguments.suffix_words)),
+                *("--max-tokens", str(arguments.max_tokens)),
+            ]
+        )
+        return asyncio.run(serve.run(load))["rows"][0]
+
+
+if __name__ == "__main__":
+    run("bench.serve_replicas", main)
