@@ -1,7 +1,7 @@
 """The parts of the exchange inside the kernel: push a share, take all shares, restore ``EMPTY``.
 
-Words cross NVLink as relaxed accesses of system scope, 16 bytes each where the row allows it; each
-word of such an access is atomic by itself, which is all that the protocol (`peers`) needs.
+Words (`pallas_kernels.words`) cross NVLink as relaxed accesses of system scope, 16 bytes each where
+the row allows it; `peers` has the protocol.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -15,10 +15,10 @@ import numpy as np
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, gpu, llvm, memref, scf, vector
+from jaxlib.mlir.dialects import arith, gpu, memref, scf, vector
 
-from rjax.pallas_kernels.all_reduce_rms_norm.peers import EMPTY
 from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS, add, i32, i32_type, mul, thread_index
+from rjax.pallas_kernels.words import EMPTY, poll_words, store_words
 
 _WORD_BYTES = 4
 _BATCH_WORDS = 32  # words of a thread that are polled together
@@ -67,7 +67,7 @@ class Exchange:
                 words = _words(register)
                 byte = _byte(add(word, _element(i, len(words))))
                 for base in bases:
-                    _store(arith.addi(base, byte), words, "relaxed.sys.")
+                    store_words(arith.addi(base, byte), words, "relaxed.sys.")
 
         # -0.0 is equal to 0.0, and EMPTY.
         sent = jnp.where(value == 0.0, 0.0, value)
@@ -104,7 +104,7 @@ class Exchange:
                     for i in range(begin, min(count, begin + batch))
                     for other in range(senders)
                 ]
-                words = _poll([arith.addi(base, place) for place in places], size)
+                words = poll_words([(arith.addi(base, place), size) for place in places], "sys")
                 for i in range(0, len(words), senders * size):
                     registers.append(_sum(words[i : i + senders * size], size))
             flat = np.empty(count, object)
@@ -135,7 +135,7 @@ class Exchange:
                 word = add(start, loop.induction_variable)
                 for device in range(self.devices):
                     byte = _byte(add(word, device * self.slot))
-                    _store(arith.addi(base, byte), empty, "")
+                    store_words(arith.addi(base, byte), empty, "")
                 scf.yield_([])
 
         emit(self.table, region, self.rank, words, thread)
@@ -210,54 +210,6 @@ def _numbers(register):
 def _words(register):
     """The float32 elements of a vector as int32."""
     return [arith.bitcast(i32_type(), number) for number in _numbers(register)]
-
-
-def _suffix(size: int) -> str:
-    return {1: "b32", 2: "v2.b32", 4: "v4.b32"}[size]
-
-
-def _store(address, words, order: str) -> None:
-    size = len(words)
-    names = ", ".join(f"${i + 1}" for i in range(size))
-    llvm.inline_asm(
-        ir.Type.parse("!llvm.void"),
-        [address, *words],
-        f"st.{order}global.{_suffix(size)} [$0], {{{names}}};",
-        ",".join(["l", *["r"] * size]),
-        has_side_effects=True,
-    )
-
-
-def _load(address, size: int):
-    """Words of a vector, by one relaxed load of system scope."""
-    names = ", ".join(f"${i}" for i in range(size))
-    names = names if size == 1 else f"{{{names}}}"
-    form = f"ld.relaxed.sys.global.{_suffix(size)} {names}, [${size}];"
-    constraints = ",".join([*["=r"] * size, "l"])
-    one = i32_type()
-    if size == 1:
-        return [llvm.inline_asm(one, [address], form, constraints, has_side_effects=True)]
-    struct = llvm.StructType.get_literal([one] * size)
-    found = llvm.inline_asm(struct, [address], form, constraints, has_side_effects=True)
-    return [llvm.extractvalue(one, found, [i]) for i in range(size)]
-
-
-def _poll(addresses, size: int):
-    """The words of vectors at ``addresses``, as soon as none is ``EMPTY``."""
-    types = [i32_type()] * (size * len(addresses))
-    loop = scf.WhileOp(types, [])
-    before = loop.before.blocks.append()
-    with ir.InsertionPoint(before):
-        words = [word for address in addresses for word in _load(address, size)]
-        missing = None
-        for word in words:
-            is_empty = arith.cmpi(arith.CmpIPredicate.eq, word, i32(EMPTY))
-            missing = is_empty if missing is None else arith.ori(missing, is_empty)
-        scf.condition(missing, words)
-    after = loop.after.blocks.append(*types)
-    with ir.InsertionPoint(after):
-        scf.yield_([])
-    return list(loop.results)
 
 
 def _sum(words, size: int):

@@ -3,9 +3,9 @@
 Every device has one buffer of int32 words, which all devices of the mesh can address over NVLink:
 ``REGIONS`` regions, each with one slot per device that sends. The words of a float32 share are
 written ("pushed") into the slot of the sender in the buffer of every receiver. A receiver polls its
-own memory. There are no flags and no fences: an unwritten word holds ``EMPTY``, the bits of -0.0,
-which no sender sends (it sends 0.0 in its place), so every word tells by itself whether it has
-arrived. Source: the low-latency protocol of NCCL and the one-shot all-reduce of TensorRT-LLM.
+own memory: an unwritten word holds ``EMPTY``, so every word tells by itself whether it has arrived
+(`pallas_kernels.words`). Source: the low-latency protocol of NCCL and the one-shot all-reduce of
+TensorRT-LLM.
 
 Calls are numbered, with the same number on every device. Call ``c`` uses region ``c % REGIONS`` and
 restores ``EMPTY`` in the words that call ``c - 1`` used. Why three regions are enough, and why
@@ -29,9 +29,6 @@ import jax
 from jaxtyping import Array, Int32
 
 REGIONS = 3
-
-EMPTY = -(2**31)
-"""An unwritten word, as int32: the bits of -0.0."""
 
 MAX_COLUMNS = 16384
 """Of a row; more would not fit the registers of a CTA."""

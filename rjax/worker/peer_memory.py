@@ -8,11 +8,11 @@ from jaxtyping import Array, Int32
 
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.all_reduce_rms_norm.peers import (
-    EMPTY,
     Peers,
     buffer_words,
     update_capacity,
 )
+from rjax.pallas_kernels.words import EMPTY
 
 
 class PeerMemory:

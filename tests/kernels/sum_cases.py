@@ -16,12 +16,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
 from rjax.pallas_kernels.all_reduce_rms_norm import mosaic, xla
 from rjax.pallas_kernels.all_reduce_rms_norm.peers import (
-    EMPTY,
     MAX_PUSHED_BYTES,
     Peers,
     buffer_words,
 )
 from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.words import EMPTY
 from rjax.worker.peer_memory import PeerMemory
 
 EPS = 1e-5
