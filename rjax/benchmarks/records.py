@@ -17,6 +17,7 @@ _NOT_SETTINGS = (
     "data",
     "file",
     "predictions",
+    "log",
 )  # options that do not change the result
 _OF_THIS_MACHINE = (
     "--api-key",
@@ -25,6 +26,7 @@ _OF_THIS_MACHINE = (
     "--out",
     "--data",
     "--folder",
+    "--log",
     "--file",
     "--json",
     "--predictions",
