@@ -7,6 +7,7 @@
     python -m bench.decode_step --experts --only qwen3 --quantization fp8
     python -m bench.decode_step --experts --only gpt-oss --quantization mxfp4   # as published
     python -m bench.decode_step --max-model-len 131072   # steps for a long maximum sequence length
+    python -m bench.decode_step --only qwen3 --num-decode-steps 8   # 8 steps as one program
     python -m bench.decode_step --tensor-parallel-size 2   # rows for several GPUs
     python -m bench.decode_step --model tiny --batch 4 --shared 64 --own 16   # any shape, any CPU
 
@@ -57,9 +58,11 @@ from rjax.pallas_kernels.attention.planner import (
 )
 from rjax.sampling import SamplerMode, init_state
 from rjax.worker.backend import Backend, choose_backend
+from rjax.worker.kernels.layer_kernel import ONE_ROW_LAYER
 from rjax.worker.peer_memory import make_peer_memory
-from rjax.worker.step import StepState, compile_step
-from rjax.worker.step_input import PackedLayout, StepInput
+from rjax.worker.programs import StepPrograms, multi_step_key, step_key
+from rjax.worker.step import StepResult, StepState
+from rjax.worker.step_input import PackedLayouts, StepInput
 from rjax.worker.step_shape import StepFeatures, StepShape
 
 COLUMNS = {
@@ -123,12 +126,15 @@ class Bench:
         quantization: str | None = None,
         max_model_len: int | None = None,
         devices: int = 1,
+        num_decode_steps: int = 1,
+        whole_layers: bool = False,
     ) -> None:
         if quantization == MXFP4:
             config = config | {"quantization_config": {"quant_method": MXFP4}}
         self.config: ModelConfig = with_quantization(config_from_dict(config), quantization)
         self.quantization = quantization
         self.max_model_len = max_model_len
+        self.num_decode_steps = num_decode_steps
         self.page_size, self.relay = page_size, relay
         self.mode: SamplerMode = mode
         self.mesh = Mesh(np.array(jax.devices()[:devices]), (TENSOR_AXIS,))
@@ -145,6 +151,11 @@ class Bench:
             page_size=page_size,
             devices=devices,
         )
+        if whole_layers:
+            dispatcher = self.backend.dispatcher
+            kernels = (ONE_ROW_LAYER, *dispatcher.kernels)
+            dispatcher = dataclasses.replace(dispatcher, kernels=kernels)
+            self.backend = dataclasses.replace(self.backend, dispatcher=dispatcher)
         peer_words = PEER_ROWS * self.config.hidden_size
         self.peer_memory, self.peers = None, None
         if self.backend.name == "mosaic":
@@ -154,7 +165,7 @@ class Bench:
         self.leaves, self.treedef = jax.tree.flatten(weights)
 
     def compiled(self, case: DecodeCase) -> tuple[Any, StepState, Array]:
-        """The step's compiled program, a state with random KV, and its packed input."""
+        """The compiled program, a state with random KV, and the packed input of its steps."""
         shape = step_shape(
             case,
             self.backend,
@@ -162,15 +173,17 @@ class Bench:
             relay=self.relay,
             max_model_len=self.max_model_len,
         )
-        layout = PackedLayout(shape)
         features = StepFeatures(self.mode, 0, False)
-        step: Any = compile_step(
-            self.graph, self.treedef, layout, features, self.backend, self.mesh
-        )
+        several, model = self.num_decode_steps > 1, (self.graph, self.treedef)
+        programs = StepPrograms(*model, self.backend, self.mesh, PackedLayouts())
+        key = (multi_step_key if several else step_key)(shape, features)
         batch = self._input(case, shape)
         state = self._state(case.batch, int(batch.page_table.max()) + 1)
-        packed = jax.device_put(layout.pack(batch), NamedSharding(self.mesh, PartitionSpec()))
-        return step.lower(self.leaves, state, packed).compile(), state, packed
+        packed = programs.layouts[shape].pack(batch)
+        if several:
+            packed = np.stack([packed] * self.num_decode_steps)
+        packed = jax.device_put(packed, NamedSharding(self.mesh, PartitionSpec()))
+        return programs.get(key).lower(self.leaves, state, packed).compile(), state, packed
 
     def _input(self, case: DecodeCase, shape: StepShape) -> StepInput:
         """Page tables: full pages of the shared tokens are in every table, the rest is unique."""
@@ -232,14 +245,17 @@ class Bench:
 
         def run() -> Array:
             box[0], result = compiled(self.leaves, box[0], packed)
-            return result.tokens
+            return result.tokens if isinstance(result, StepResult) else result
 
+        steps = self.num_decode_steps
         if jax.default_backend() == "gpu":
-            repeats = max(2, min(40, round(0.02 / roofline)))
+            repeats = max(2, min(40, round(0.02 / roofline / steps)))
             seconds, sustained = burst_seconds(run, repeats), seconds_per_call(run, 3 * repeats)
         else:  # which needs no rest
             seconds = sustained = seconds_per_call(run, repeats=2)
+        seconds, sustained = seconds / steps, sustained / steps
         times, busy = kernel_times(run) if profile else ([], None)
+        times = [each.of_one(steps) for each in times]
         self.peers = box[0].peers  # the steps donated what there was
         return {
             "model": row.model,
@@ -258,7 +274,7 @@ class Bench:
             "reach_ms": row.target(self.quantization),
             "kernels": _kernels(compiled.as_text()),
             "compile_s": compile_s,
-            "busy_ms": None if busy is None else 1e3 * busy,
+            "busy_ms": None if busy is None else 1e3 * busy / steps,
             "longest": [dataclasses.asdict(kernel) for kernel in times[:profile]],
             "temporary_bytes": int(compiled.memory_analysis().temp_size_in_bytes),
         }
@@ -294,6 +310,8 @@ def measure_all(rows: tuple[Row, ...], options: argparse.Namespace) -> Iterator[
                 quantization=options.quantization,
                 max_model_len=options.max_model_len,
                 devices=options.tensor_parallel_size,
+                num_decode_steps=options.num_decode_steps,
+                whole_layers=options.whole_layers,
             )
             for row in rows:
                 if (row.model, row.layers) == (name, layers):
@@ -350,6 +368,17 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--max-model-len", type=whole(1), help="most tokens of a sequence; default: of each row's"
     )
+    p.add_argument(
+        "--whole-layers",
+        action="store_true",
+        help="one kernel a layer in steps of one row, where there is one for the model",
+    )
+    p.add_argument(
+        "--num-decode-steps",
+        type=whole(1),
+        default=1,
+        help="that run as one program; times are of one",
+    )
     return p
 
 
@@ -381,6 +410,8 @@ def main(arguments: list[str] | None = None) -> None:
     name += "" if devices == 1 else f"_tp{devices}"
     name += "" if options.quantization is None else f"_{options.quantization}"
     name += "" if options.max_model_len is None else "_long"
+    name += "_layers" if options.whole_layers else ""
+    name += "_multi" if options.num_decode_steps > 1 else ""
     found: dict[str, Any] = {}
     for found in measure_all(rows, options):
         save_part(found, options.json, name)

@@ -18,6 +18,10 @@ class KernelTime:
     count: float
     seconds: float
 
+    def of_one(self, runs: int) -> "KernelTime":
+        """Of one of ``runs`` equal runs."""
+        return KernelTime(self.name, self.count / runs, self.seconds / runs)
+
 
 def kernel_times(run: Callable[[], object], runs: int = 4) -> tuple[list[KernelTime], float]:
     """The kernels of one run, longest first, and the seconds in which any kernel ran.

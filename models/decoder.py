@@ -43,6 +43,9 @@ class DecoderLayer(nnx.Module):
         self, residual: Residual, rotary: Rotary | None, operations: Operations
     ) -> Residual:
         """The stream after this layer; the next norm adds its last update."""
+        whole = operations.decoder_layer(self, residual, rotary)
+        if whole is not None:
+            return whole
         if self.parallel:
             residual, h = operations.norm(residual, self.attention_norm)
             attended = self.attention(Residual(h), None, rotary, operations).update

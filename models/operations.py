@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -158,6 +159,13 @@ class Operations(abc.ABC):
         Returns:
             Attention output; along N the query heads of KV head 0 come first, then those of head 1.
         """
+
+    def decoder_layer(
+        self, layer: Any, residual: Residual, rotary: Rotary | None
+    ) -> Residual | None:
+        """The stream after a `DecoderLayer`; None to have it call the other operations."""
+        del layer, residual, rotary
+        return None
 
     def embed(self, embedding: Embedding, tokens: Int[Array, " T"]) -> Float[Array, "T D"]:
         """The embeddings of tokens; those outside the table are clipped into it."""

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from rjax.batch.page_groups import PageGroups
 from rjax.models import (
     Activation,
+    DecoderLayer,
     Embedding,
     GroupedLinear,
     HeadNorms,
@@ -26,10 +27,12 @@ from rjax.models import (
     Router,
     Routing,
 )
+from rjax.models.layers.attention import Attention
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
 from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.pallas_kernels.attention.spec import AttentionSpec
+from rjax.pallas_kernels.one_row_layer.mosaic import LayerWords
 from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.worker.backend import Backend
@@ -42,16 +45,16 @@ from rjax.worker.kernels.experts_problem import (
     own_experts,
     shares_of_bias,
 )
+from rjax.worker.kernels.layer_problem import layer_problem, layer_weights
 from rjax.worker.kernels.linear_problem import LinearSharding, linear_problem, linear_sharding
 from rjax.worker.kernels.run import run_kernel
 from rjax.worker.step_input import StepInput
+from rjax.worker.value_specs import qkv_specs, shares, value_specs
 
 _WHOLE = PartitionSpec()
-_PROJECTIONS = PartitionSpec(None, TENSOR_AXIS, None, None)
 _ROUTED = Routing(_WHOLE, _WHOLE)  # type: ignore[arg-type]
 _HEADS = PartitionSpec(None, TENSOR_AXIS, None)
 _POOL = PartitionSpec(None, TENSOR_AXIS, None, None)
-_SHARES = PartitionSpec(TENSOR_AXIS)
 _MAX_UNMERGED_ROWS = 64  # for more rows, no projection merges attention
 
 
@@ -96,12 +99,37 @@ class PagedOperations(Operations):
         self._backend = backend
         self._mesh = mesh
         self._record = record
+        self._words: LayerWords | None = None
         self._sums = DeviceSums(mesh, self._choose, peers) if mesh.size > 1 else None
 
     @property
     def peers(self) -> Peers | None:
         """Exchange buffers as the last sum over the devices leaves them; None without."""
         return None if self._sums is None else self._sums.peers
+
+    def decoder_layer(
+        self, layer: DecoderLayer, residual: Residual, rotary: Rotary | None
+    ) -> Residual | None:
+        """The stream after a whole layer in one kernel, or None where there is no such kernel."""
+        x, update, step = residual.x, residual.update, self._step
+        if self._mesh.size > 1 or not isinstance(layer.attention, Attention):
+            return None
+        index = layer.attention.layer
+        group, pool = (0, index) if self._groups is None else self._groups.layers[index]
+        pages = self.k_pages[pool], self.v_pages[pool]
+        problem = layer_problem(layer, rotary, pages[0], rows=len(x), dtype=x.dtype)
+        if problem is None or group != 0 or (update is not None and _has_bias(update)):
+            return None
+        kernel = self._backend.dispatcher.choose(problem).kernel
+        if kernel is None:
+            return None
+        self._choose(problem)
+        assert rotary is not None
+        operands = (x, update, layer_weights(layer), rotary.cos, rotary.sin, *pages)
+        operands += (step.page_table, step.positions, step.kv_slots, self._words)
+        x, update, *pages, self._words = self._run(kernel, problem, operands, (), lambda _: _WHOLE)
+        self.k_pages[pool], self.v_pages[pool] = pages
+        return Residual(x, update)
 
     def attention(
         self,
@@ -161,7 +189,7 @@ class PagedOperations(Operations):
                 attend,
                 mesh=self._mesh,
                 in_specs=(
-                    *(_qkv_specs(qkv), _POOL, _POOL, _WHOLE, _WHOLE, PartitionSpec(TENSOR_AXIS)),
+                    *(qkv_specs(qkv), _POOL, _POOL, _WHOLE, _WHOLE, PartitionSpec(TENSOR_AXIS)),
                     *(_WHOLE, _WHOLE, _WHOLE),
                 ),
                 out_specs=(merged if unmerged else _HEADS, _POOL, _POOL),
@@ -188,7 +216,7 @@ class PagedOperations(Operations):
             if kernel is not None:
                 row_heads = PartitionSpec(None, TENSOR_AXIS)
                 specs = UnmergedAttention(_HEADS, _HEADS, row_heads, _WHOLE)  # type: ignore[arg-type]
-                operands, value = (h, linear.leaves), _value_specs(sharding)
+                operands, value = (h, linear.leaves), value_specs(sharding)
                 product = self._run(kernel, problem, operands, (specs, sharding.leaves), value)
                 return _with_bias(product, linear)
             merge = self._backend.attention.merge
@@ -199,7 +227,7 @@ class PagedOperations(Operations):
         kernel = self._choose(problem).kernel
         assert kernel is not None, "plain JAX takes every product"
         specs = (PartitionSpec(None, sharding.inputs), sharding.leaves)
-        product = self._run(kernel, problem, (h, linear.leaves), specs, _value_specs(sharding))
+        product = self._run(kernel, problem, (h, linear.leaves), specs, value_specs(sharding))
         return _with_bias(product, linear)
 
     def add_rms_norm(
@@ -251,7 +279,7 @@ class PagedOperations(Operations):
         kernel = self._choose(problem).kernel
         if kernel is not None:
             specs = (_WHOLE, sharding.leaves)
-            of_value = _value_specs(sharding, activated=True)
+            of_value = value_specs(sharding, activated=True)
             return residual, self._run(kernel, problem, (h, linear.leaves), specs, of_value)
         return residual, self._activate(reduced(self.linear(linear, h)), activation, sharding)
 
@@ -309,7 +337,7 @@ class PagedOperations(Operations):
         biases = up.bias_array, shares_of_bias(down, self._mesh)
         operands = (h, chosen, routing.weights, dict(up.leaves), dict(down.leaves), *biases)
         specs = (_WHOLE, of_chosen, _WHOLE, *expert_specs(up, down, self._mesh))
-        return self._run(kernel, problem, operands, specs, _shares)
+        return self._run(kernel, problem, operands, specs, shares)
 
     def _activate(
         self, h: Float[Array, "T A F"], activation: Activation, sharding: LinearSharding
@@ -324,7 +352,7 @@ class PagedOperations(Operations):
         kernel = self._choose(problem).kernel
         assert kernel is not None, "plain JAX takes every activation"
         specs = (PartitionSpec(None, *sharding.outputs),)
-        of_value = _value_specs(sharding, activated=True)
+        of_value = value_specs(sharding, activated=True)
         return self._run(kernel, problem, (h,), specs, of_value)
 
     def _norm_and(
@@ -349,7 +377,7 @@ class PagedOperations(Operations):
         if kernel is None:
             return None
         operands = (x, update, norm.weight[...], linear.leaves)
-        of_value = _value_specs(sharding, activated=activation is not None)
+        of_value = value_specs(sharding, activated=activation is not None)
         x, value = self._run(
             kernel,
             problem,
@@ -395,31 +423,6 @@ class PagedOperations(Operations):
         of_result: Callable[[Any], Any],
     ) -> Any:
         return run_kernel(kernel, problem, operands, specs, of_result, self._mesh)
-
-
-def _qkv_specs(qkv: Array | Partial) -> Any:
-    if not isinstance(qkv, Partial):
-        return _PROJECTIONS
-    bias = None if qkv.bias is None else PartitionSpec(TENSOR_AXIS, None, None)
-    return Partial(PartitionSpec(None, *_PROJECTIONS), bias, qkv.dtype)  # type: ignore[arg-type]
-
-
-def _value_specs(sharding: LinearSharding, activated: bool = False) -> Callable[[Any], Any]:
-    """From a projection's result to its specs; the summands of a Partial may be sharded."""
-    columns = sharding.outputs[-1:] if activated else sharding.outputs
-
-    def specs(found: Any) -> Any:
-        if not isinstance(found, Partial):
-            return PartitionSpec(None, *columns)
-        first = TENSOR_AXIS if sharding.needs_partial else None
-        return Partial(PartitionSpec(first, None, *columns), None, found.dtype)  # type: ignore[arg-type]
-
-    return specs
-
-
-def _shares(found: Any) -> Any:
-    """From a result of experts to its specs: the shares of the devices."""
-    return Partial(_SHARES, None, found.dtype)  # type: ignore[arg-type]
 
 
 def _has_bias(update: Array | Partial) -> bool:

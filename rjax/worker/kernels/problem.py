@@ -20,6 +20,7 @@ type Operation = Literal[
     "rope_and_cache",
     "route",
     "experts",
+    "decoder_layer",
 ]
 
 
@@ -48,7 +49,10 @@ class Problem:
             - experts: (h [T, D], experts of each row, their weights, the leaves of the weights
               [J, D, A, I] and [J, I, D] of all experts, their biases or None, the second's with an
               axis of one device before it if ``needs_partial``) to [T, D] or a Partial; see
-              `Operations.experts`.
+              `Operations.experts`;
+            - decoder_layer: (x, update or None, `LayerWeights`, cos, sin, K pages, V pages, page
+              table, positions, slots, `LayerWords` or None) to (x + the update of attention, the
+              update of the feed-forward, K pages, V pages, words for the next layer).
 
         label: the axes of a projection, such as "D -> K A H", for reports.
         rows: T.
@@ -69,7 +73,10 @@ class Problem:
         num_experts, top_k: J of one device, and the experts of a row.
         experts_elsewhere: experts of the other devices, where devices hold whole experts. Rows may
             then have any number of the device's own, also none.
-        head_dim, rotary_dim, kv_dtype: of both rope_and_cache; rotary_dim is None without rotation.
+        head_dim, rotary_dim, kv_dtype: of both rope_and_cache and of decoder_layer; rotary_dim is
+            None without rotation.
+        num_heads, num_kv_heads, page_size, score_scale, head_eps: of decoder_layer: N, K, tokens of
+            a page, factor of the scores, eps of the norms of queries and keys.
     """
 
     operation: Operation
@@ -95,6 +102,11 @@ class Problem:
     head_dim: int = 0
     rotary_dim: int | None = None
     kv_dtype: str = ""
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    page_size: int = 0
+    score_scale: float = 0.0
+    head_eps: float = 0.0
 
     @property
     def width(self) -> int:

@@ -1,0 +1,159 @@
+"""Products of a row in shared memory with blocks of weights, by the consumer threads.
+
+Tensor cores take 16 columns of the weights as the rows of a matrix, and the row as the one column
+of another that anybody reads. Of a block of 64 x 64, a warp has 16 columns and half of the depth.
+"""
+
+# Pallas passes a leading context to inlined functions, which its types do not say.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+from jax.experimental.mosaic import gpu as mgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
+
+from rjax.pallas_kernels.mosaic_emit import add, div, i32_type, mul, rem
+from rjax.pallas_kernels.one_row_layer.sizes import TILE
+from rjax.pallas_kernels.one_row_layer.threads import (
+    LINE_BYTES,
+    barrier,
+    below,
+    equal,
+    f32,
+    filled,
+    lane,
+    load,
+    select,
+    send,
+    shared_address,
+    simt,
+    store,
+    thread,
+    warp,
+)
+
+_MMA_COLUMNS, _MMA_DEPTH = 16, 16
+_WARPS_ACROSS = TILE // _MMA_COLUMNS
+_HALVES = 2  # of a block's depth
+_SUMS = 4  # of a thread and block
+
+
+BATCHES = (4, 2, 1)
+"""Numbers of stages that are multiplied at once, so that their loads overlap."""
+
+_CHAINS = 2  # of sums that stages take in turns
+
+
+def no_sums():
+    """Sums of nothing: in each chain, four of each block of a stage."""
+    return filled(_CHAINS, 0.0)
+
+
+def multiplied(sums, stages, row, firsts: tuple):
+    """The sums with the products of both blocks of some stages.
+
+    sums: a state. stages: bfloat16 [2, 64, 64] SMEM each, tiled. row: bfloat16 SMEM. firsts: int32,
+    two of each stage: the first number of the row that each block is multiplied with.
+    """
+    count = len(stages)
+
+    def emit(*given):
+        stages, row, firsts, chains = given[:count], given[count], given[count + 1 : -1], given[-1]
+        column, half = rem(warp(), _WARPS_ACROSS), div(warp(), _WARPS_ACROSS)
+        matrix, line = div(lane(), 8), rem(lane(), 8)
+        depth = add(add(mul(half, TILE // _HALVES), line), mul(div(matrix, 2), 8))
+        run = arith.xori(add(mul(column, 2), rem(matrix, 2)), line)
+        offset = arith.addi(mul(depth, LINE_BYTES), mul(run, 16))
+        pair = add(mul(half, TILE // _HALVES), mul(rem(lane(), 4), 2))
+        mgpu.utils.warp_barrier()  # the instructions below are for whole warps
+        loaded = []
+        for number, stage in enumerate(stages):
+            address = arith.addi(shared_address(stage), offset)
+            for block in range(2):
+                for step in range(TILE // _HALVES // _MMA_DEPTH):
+                    rows = block * TILE + step * _MMA_DEPTH
+                    at = arith.addi(firsts[2 * number + block], add(pair, step * _MMA_DEPTH))
+                    weights = _transposed(add(address, rows * LINE_BYTES))
+                    pairs = [_pair(row, at), _pair(row, add(at, 8))]
+                    place = slice(_SUMS * block, _SUMS * (block + 1))
+                    loaded.append((number % _CHAINS, place, weights, pairs))
+        for chain, place, weights, pairs in loaded:
+            chains[chain][place] = _mma(weights, pairs, chains[chain][place])
+        return (chains,)
+
+    [sums] = simt(emit, (row,), firsts, (sums,), returns=(_CHAINS,), blocks=stages)
+    return sums
+
+
+def _pair(row, at):
+    """Two neighbours of the row, from an even place (int32) on, as one int32."""
+    address = arith.addi(shared_address(row), mul(at, 2))
+    return llvm.inline_asm(
+        i32_type(), [address], "ld.shared.b32 $0, [$1];", "=r,r", has_side_effects=True
+    )
+
+
+def _transposed(address):
+    """The transposes of four matrices of 8 x 8, of whose 32 lines each lane gives one's address."""
+    struct = llvm.StructType.get_literal([i32_type()] * 4)
+    found = llvm.inline_asm(
+        struct,
+        [address],
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0, $1, $2, $3}, [$4];",
+        "=r,=r,=r,=r,r",
+        has_side_effects=True,
+        convergent=True,
+    )
+    return [llvm.extractvalue(i32_type(), found, [i]) for i in range(4)]
+
+
+def _mma(weights, pairs, sums):
+    kind = ir.F32Type.get()
+    found = llvm.inline_asm(
+        llvm.StructType.get_literal([kind] * _SUMS),
+        [*weights, *pairs, *sums],
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
+        "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
+        has_side_effects=True,
+        convergent=True,
+    )
+    return [llvm.extractvalue(kind, found, [i]) for i in range(_SUMS)]
+
+
+def send_sums(sums, scratch, target, firsts: tuple) -> None:
+    """Send the sums of 64 columns of each of two matrices, or of one that both blocks are of.
+
+    sums: a state. scratch: float32 [2, 2, 64] SMEM, by block and half. target:
+    int32 [words] GMEM, or float32 [X] GMEM for an output of the kernel. firsts: int32, index of the
+    first column of each matrix there.
+    """
+    matrices = len(firsts)
+
+    def emit(scratch, target, *rest):
+        *firsts, [found, *others] = rest
+        for other in others:
+            found = [arith.addf(a, b) for a, b in zip(found, other, strict=True)]
+        column, half = rem(warp(), _WARPS_ACROSS), div(warp(), _WARPS_ACROSS)
+        with mgpu.when(equal(rem(lane(), 4), 0)):
+            at = add(mul(column, _MMA_COLUMNS), div(lane(), 4))
+            for block in range(2):
+                low, _, high, _ = found[_SUMS * block : _SUMS * (block + 1)]
+                store(scratch, [block, half, at], [low])
+                store(scratch, [block, half, add(at, 8)], [high])
+        barrier()
+        with mgpu.when(below(thread(), TILE * matrices)):
+            at = rem(thread(), TILE)
+            matrix = div(thread(), TILE)
+            value = f32(0)
+            for block in range(2 // matrices):
+                for half in range(_HALVES):
+                    [part] = load(scratch, [add(matrix, block), half, at], 1)
+                    value = arith.addf(value, part)
+            first = firsts[0] if matrices == 1 else select(equal(matrix, 0), *firsts)
+            place = arith.addi(first, at)
+            if target.type.element_type == i32_type():
+                send(target, place, [value])
+            else:
+                store(target, [place], [value])
+
+    simt(emit, (scratch, target), firsts, (sums,))

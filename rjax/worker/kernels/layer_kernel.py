@@ -1,0 +1,54 @@
+"""The kernel of a whole decoder layer.
+
+No step takes it by itself yet. ``register_kernel(ONE_ROW_LAYER)`` has the engines that are made
+after it take it; ``bench.decode_step --whole-layers`` times it.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from rjax.pallas_kernels.mosaic_emit import num_sms
+from rjax.pallas_kernels.one_row_layer.mosaic import LayerWords, decoder_layer, refusal
+from rjax.pallas_kernels.one_row_layer.sizes import LayerSizes
+from rjax.pallas_kernels.partial import Partial
+from rjax.worker.kernels.kernel import Kernel
+from rjax.worker.kernels.problem import Problem
+
+
+def _refusal(problem: Problem) -> str | None:
+    return refusal(
+        rows=problem.rows,
+        D=problem.depth,
+        N=problem.num_heads,
+        K=problem.num_kv_heads,
+        H=problem.head_dim,
+        F=problem.columns[0],
+        page_size=problem.page_size,
+        rotary_dim=problem.rotary_dim,
+        dtype=problem.dtype,
+        kv_dtype=problem.kv_dtype,
+    )
+
+
+def _run(problem: Problem, x: Array, update: Any, *rest: Any) -> Any:
+    *arrays, words = rest
+    sizes = LayerSizes(
+        D=problem.depth,
+        N=problem.num_heads,
+        K=problem.num_kv_heads,
+        H=problem.head_dim,
+        F=problem.columns[0],
+        ctas=num_sms(),
+    )
+    if update is None:  # of the first layer; as many summands as in the others, for one kernel
+        update = Partial(jnp.zeros((sizes.down.splits, *x.shape), jnp.float32), dtype=x.dtype)
+    operands: tuple[Any, ...] = (x, update, *arrays, words or LayerWords.empty(sizes))
+    options = {"scale": problem.score_scale, "eps": problem.eps, "head_eps": problem.head_eps}
+    return decoder_layer(*operands, **options)
+
+
+ONE_ROW_LAYER = Kernel(
+    "mosaic.one_row_layer", "decoder_layer", frozenset({"mosaic"}), _refusal, _run
+)

@@ -1,0 +1,114 @@
+"""Steps of one row whose layers are one kernel each, here in a plain form."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bench.machine_code import kernels_of, lowered_step
+from bench.step_roofline import DecodeCase
+from rjax import engine_platform
+from rjax.benchmarks.model_shapes import SHAPES
+from rjax.models import DecoderLayer, Rotary, config_from_dict
+from rjax.pallas_kernels.partial import reduced
+from rjax.pallas_kernels.rope_and_cache.xla import rotate
+from rjax.worker.backend import choose_backend
+from rjax.worker.kernels import Dispatcher, Kernel, kernel
+from rjax.worker.kernels.layer_kernel import ONE_ROW_LAYER
+from rjax.worker.kernels.layer_problem import layer_problem
+from tests.engine.test_few_rows import PlainForms, answers
+
+ROWS = (1, 8, 16)
+
+
+def _norm(x, weight, eps):
+    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps) * weight
+
+
+class PlainLayer:
+    """A plain form of the kernel, and with which words it was called."""
+
+    def __init__(self) -> None:
+        self.words: list[bool] = []
+        self.kernel = Kernel(
+            "plain.layer",
+            "decoder_layer",
+            frozenset({"xla"}),
+            lambda problem: None if problem.rows == 1 else f"{problem.rows} rows",
+            self._run,
+        )
+
+    def _run(
+        self, problem, x, update, w, cos, sin, k_pages, v_pages, table, positions, slots, words
+    ):
+        self.words.append(words is not None)
+        x = x if update is None else x + reduced(update)
+        qkv = jnp.einsum("TD,DKAH->TKAH", _norm(x, w.attention_norm, problem.eps), w.qkv)
+        assert (w.qkv_bias, w.q_norm, w.k_norm) == (None,) * 3
+        S, K, H = problem.page_size, problem.num_kv_heads, problem.head_dim
+        q = rotate(qkv[:, :, :-2].reshape(1, -1, H), cos, sin).reshape(K, -1, H)
+        k, v = rotate(qkv[:, :, -2], cos, sin), qkv[:, :, -1]
+        page = jnp.where(slots[0] < 0, len(k_pages), slots[0] // S)
+        place = page, slice(None), slots[0] % S
+        k_pages = k_pages.at[place].set(k[0], mode="drop")
+        v_pages = v_pages.at[place].set(v[0], mode="drop")
+        keys, values = (
+            pages[table[0]].swapaxes(0, 1).reshape(K, -1, H) for pages in (k_pages, v_pages)
+        )
+        scores = jnp.einsum("KGH,KSH->KGS", q, keys) * problem.score_scale
+        seen = jnp.arange(scores.shape[-1]) <= positions[0]
+        weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf))
+        attended = jnp.einsum("KGS,KSH->KGH", weights, jnp.where(seen[:, None], values, 0))
+        x = x + attended.reshape(1, -1) @ w.output
+        gate, up = jnp.einsum("TD,DAF->ATF", _norm(x, w.mlp_norm, problem.eps), w.gate_up)
+        return x, (jax.nn.silu(gate) * up) @ w.down, k_pages, v_pages, jnp.int32(len(self.words))
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_an_engine_answers_the_same(tiny, monkeypatch, at_once):
+    layer, forms = PlainLayer(), PlainForms(ROWS, fused=True)
+
+    def choose(*arguments, **options):
+        backend = forms.taken_by(choose_backend(*arguments, **options), options["model"])
+        kernels = (layer.kernel, *backend.dispatcher.kernels)
+        return dataclasses.replace(backend, dispatcher=Dispatcher("xla", kernels))
+
+    monkeypatch.setattr(engine_platform, "choose_backend", choose)
+    _, got = answers(tiny, 1, num_decode_steps=at_once)
+    assert layer.words == [False, True]  # traced for the first layer and for all others
+    assert not any(rows == 1 for _, rows in forms.called)
+    monkeypatch.undo()
+    assert answers(tiny, 1)[1] == got
+
+
+@pytest.mark.parametrize(("rows", "kernels"), [(1, 28), (8, 0)])
+def test_a_step_of_one_row_is_a_kernel_a_layer(monkeypatch, rows, kernels):
+    monkeypatch.setattr(kernel, "_REGISTERED", [ONE_ROW_LAYER])
+    lowered = lowered_step("qwen3-0.6b", DecodeCase(rows, 0, 128))
+    found = [count for count, module in kernels_of(lowered) if b"one_row_layer" in module]
+    assert sum(found) == kernels
+    if rows == 1:
+        assert sum(count for count, _ in kernels_of(lowered)) == kernels + 1  # the last norm
+
+
+def _problem(**change):
+    config = config_from_dict(SHAPES["qwen3-0.6b"] | {"num_hidden_layers": 1} | change)
+    layer = DecoderLayer(config, 0, jnp.bfloat16)
+    pages = jnp.zeros((1, 8, 64, 128), jnp.bfloat16)
+    tables = Rotary(jnp.zeros((1, 64)), jnp.zeros((1, 64)))
+    return layer_problem(layer, tables, pages, rows=1, dtype=jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_act": "gelu"},
+        {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0},
+        SHAPES["gpt-oss-20b"] | {"num_hidden_layers": 1},
+        SHAPES["deepseek-v2-lite"] | {"num_hidden_layers": 1},
+    ],
+)
+def test_other_layers_are_no_problem_of_it(change):
+    assert _problem().head_dim == 128
+    assert _problem(**change) is None

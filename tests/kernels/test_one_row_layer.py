@@ -1,0 +1,214 @@
+"""A whole decoder layer of one row in one launch, beside plain JAX with the same roundings."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rjax.pallas_kernels.one_row_layer import mosaic
+from rjax.pallas_kernels.one_row_layer.mosaic import LayerWeights, LayerWords
+from rjax.pallas_kernels.one_row_layer.sizes import LayerSizes
+from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.words import EMPTY
+
+EPS, HEAD_EPS, SPLITS = 1e-6, 1e-5, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """Sizes of a model, and whether it has norms of heads or biases."""
+
+    D: int
+    N: int
+    K: int
+    H: int
+    F: int
+    head_norms: bool = False
+    bias: bool = False
+
+    @property
+    def sizes(self) -> LayerSizes:
+        """As on an H200."""
+        return LayerSizes(self.D, self.N, self.K, self.H, self.F, 132)
+
+
+MODELS = {
+    "qwen3-0.6b": Layer(1024, 16, 8, 128, 3072, head_norms=True),
+    "qwen3-4b": Layer(2560, 32, 8, 128, 9728, head_norms=True),
+    "qwen2.5-0.5b": Layer(896, 14, 2, 64, 4864, bias=True),
+    "qwen2.5-3b": Layer(2048, 16, 2, 128, 11008, bias=True),
+    "llama-3.2-1b": Layer(2048, 32, 8, 64, 8192),
+    "llama-3-8b": Layer(4096, 32, 8, 128, 14336),
+}
+POSITIONS = (0, 1, 63, 64, 100, 1023, 1024, 3000)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_unit_has_work_and_words_do_not_overlap(name):
+    sizes = MODELS[name].sizes
+    for product in (sizes.qkv, sizes.output, sizes.gate_up, sizes.down):
+        assert 1 <= product.splits <= product.steps
+        rounds = -(-product.units // sizes.ctas)
+        assert product.units > (rounds - 1) * sizes.ctas * 0.6, "too few units in the last round"
+    assert sizes.N // sizes.output.splits * sizes.H % 128 == 0
+    assert sizes.heads * sizes.passes * sizes.K == sizes.N
+    assert sizes.K * sizes.passes * sizes.kv_splits <= sizes.ctas
+    firsts = (
+        *(sizes.qkv_words, sizes.attention_words, sizes.output_words),
+        *(sizes.gate_up_words, sizes.words),
+    )
+    assert list(firsts) == sorted(set(firsts)) and all(first % 4 == 0 for first in firsts)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_lowers_for_cuda(name):
+    abstract = jax.eval_shape(lambda: _arguments(MODELS[name], 0, pages=2))
+    lowered = _run.trace(*abstract, scale=0.1).lower(lowering_platforms=("cuda",))
+    assert "mosaic_gpu" in lowered.as_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"rows": 2}, "2 rows; it takes one"),
+        ({"kv_dtype": jnp.float8_e4m3fn}, "KV in <class"),
+        ({"H": 96}, "heads of 96 dims"),
+        ({"rotary_dim": 64}, "64 rotated"),
+        ({"page_size": 32}, "pages of 32 tokens; it takes 64"),
+        ({"F": 100}, "columns; it takes multiples of 128"),
+        ({"K": 256, "N": 256}, "256 KV heads"),
+        ({"D": 32768}, "too little shared memory"),
+    ],
+)
+def test_refusals(change, why):
+    taken = {"rows": 1, "D": 1024, "N": 16, "K": 8, "H": 128, "F": 3072, "page_size": 64}
+    taken |= {"rotary_dim": 128, "dtype": jnp.bfloat16, "kv_dtype": jnp.bfloat16}
+    assert mosaic.refusal(**taken) is None
+    assert why in str(mosaic.refusal(**(taken | change)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("name", MODELS)
+def test_equals_plain_jax(name, position):
+    layer = MODELS[name]
+    arguments = _arguments(layer, position)
+    expected = _reference(*arguments[:-1], layer.H**-0.5)
+    [words, found] = arguments[-1], []
+    for _ in range(2):  # with both words
+        *result, words = _run(*arguments[:-1], words, scale=layer.H**-0.5)
+        assert (words.current == EMPTY).all()
+        found.append(jax.tree.map(np.asarray, result))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one.view(np.uint16), other.view(np.uint16))
+    for got, want, bound in zip(found[0], expected, (0.02, 0.02, 0.0, 0.0), strict=True):
+        got, want = (np.asarray(jnp.asarray(each, jnp.float32)) for each in (got, want))
+        # Roundings of a value that the other sum puts on the other side: a step of bfloat16.
+        error = np.abs(got - want)[np.isfinite(want)].max() / np.abs(want[np.isfinite(want)]).max()
+        assert error <= max(bound, 2.0**-7), error
+        assert (np.isfinite(got) == np.isfinite(want)).all()
+
+
+@pytest.mark.gpu
+def test_padding_writes_no_kv():
+    arguments = list(_arguments(MODELS["qwen3-0.6b"], 0))
+    arguments[8], arguments[9] = jnp.array([-1], jnp.int32), jnp.array([-1], jnp.int32)
+    *_, k_pages, v_pages, _ = _run(*arguments, scale=0.1)
+    np.testing.assert_array_equal(*(np.isnan(np.asarray(x)) for x in (k_pages, arguments[5])))
+    np.testing.assert_array_equal(*(np.isnan(np.asarray(x)) for x in (v_pages, arguments[6])))
+
+
+def _arguments(layer: Layer, position: int, pages: int = 64):
+    """Of `_run`; KV that no token of the sequence wrote is NaN."""
+    draw = iter(jax.random.split(jax.random.key(position), 32))
+
+    def normal(*shape, scale=1.0):
+        value = jax.random.normal(next(draw), shape, jnp.float32) * scale
+        return value.astype(jnp.bfloat16)
+
+    D, N, K, H, F = layer.D, layer.N, layer.K, layer.H, layer.F
+    A = N // K + 2
+    weights = LayerWeights(
+        1 + normal(D, scale=0.1),
+        1 + normal(D, scale=0.1),
+        normal(D, K, A, H, scale=D**-0.5),
+        normal(K, A, H) if layer.bias else None,
+        1 + normal(H, scale=0.1) if layer.head_norms else None,
+        1 + normal(H, scale=0.1) if layer.head_norms else None,
+        normal(N * H, D, scale=(N * H) ** -0.5),
+        normal(D, 2, F, scale=D**-0.5),
+        normal(F, D, scale=F**-0.5),
+    )
+    count = position // 64 + 1
+    table = 1 + jax.random.permutation(next(draw), pages - 1)[:count].astype(jnp.int32)
+    table = jnp.zeros((1, max(count, 4)), jnp.int32).at[0, :count].set(table[:count])
+    pools = []
+    for _ in range(2):
+        pool = jnp.full((pages, K, 64, H), jnp.nan, jnp.bfloat16)
+        tokens = normal(count, 64, K, H).swapaxes(1, 2)
+        old = jnp.arange(count * 64).reshape(count, 1, 64, 1) < position
+        pools.append(pool.at[table[0, :count]].set(jnp.where(old, tokens, jnp.nan)))
+    angles = position / 10000 ** (jnp.arange(H // 2) / (H // 2))
+    slot = table[0, position // 64] * 64 + position % 64
+    return (
+        *(normal(1, D), Partial(normal(SPLITS, 1, D).astype(jnp.float32), dtype=jnp.bfloat16)),
+        *(weights, jnp.cos(angles)[None], jnp.sin(angles)[None], *pools, table),
+        *(jnp.array([position], jnp.int32), slot[None].astype(jnp.int32)),
+        LayerWords.empty(layer.sizes),
+    )
+
+
+@functools.partial(jax.jit, static_argnames="scale")
+def _run(x, update, weights, cos, sin, k_pages, v_pages, table, positions, slots, words, scale):
+    residual, found, *rest = mosaic.decoder_layer(
+        *(x, update, weights, cos, sin, k_pages, v_pages, table, positions, slots, words),
+        scale=scale,
+        eps=EPS,
+        head_eps=HEAD_EPS,
+    )
+    return residual, found.summands.sum(0), *rest
+
+
+def _reference(x, update, w, cos, sin, k_pages, v_pages, table, positions, slots, scale):
+    """(residual, update, K pages, V pages), in float32 with the roundings of separate kernels."""
+    f32, bf16 = jnp.float32, jnp.bfloat16
+
+    def normed(value, weight, eps):
+        value = value.astype(f32)
+        mean = jnp.mean(value * value, -1, keepdims=True)
+        return (value * jax.lax.rsqrt(mean + eps) * weight.astype(f32)).astype(bf16)
+
+    def product(row, weight):
+        flat = weight.reshape(row.shape[-1], -1).astype(f32)
+        return jnp.dot(row.astype(f32), flat, precision="highest")
+
+    def rotated(heads):
+        a, b = jnp.split(heads.astype(f32), 2, -1)
+        return jnp.concatenate([a * cos[0] - b * sin[0], b * cos[0] + a * sin[0]], -1).astype(bf16)
+
+    position = int(positions[0])
+    x = (x.astype(f32) + update.summands.sum(0).astype(bf16).astype(f32)).astype(bf16)
+    _, K, A, H = w.qkv.shape
+    qkv = product(normed(x, w.attention_norm, EPS), w.qkv).astype(bf16).reshape(K, A, H)
+    if w.qkv_bias is not None:
+        qkv = (qkv.astype(f32) + w.qkv_bias.astype(f32)).astype(bf16)
+    q, k, v = qkv[:, :-2], qkv[:, -2], qkv[:, -1]
+    if w.q_norm is not None:
+        q, k = normed(q, w.q_norm, HEAD_EPS), normed(k, w.k_norm, HEAD_EPS)
+    q, k = rotated(q), rotated(k)
+    page, offset = divmod(int(slots[0]), 64)
+    k_pages, v_pages = k_pages.at[page, :, offset].set(k), v_pages.at[page, :, offset].set(v)
+    keys, values = (
+        pages[table[0]].swapaxes(1, 2).reshape(-1, K, H)[: position + 1].astype(f32)
+        for pages in (k_pages, v_pages)
+    )
+    scores = jnp.einsum("KGH,SKH->KGS", q.astype(f32), keys, precision="highest") * scale
+    attended = jnp.einsum("KGS,SKH->KGH", jax.nn.softmax(scores), values, precision="highest")
+    output = product(attended.astype(bf16).reshape(1, -1), w.output)
+    x = (x.astype(f32) + output.astype(bf16).astype(f32)).astype(bf16)
+    gate, up = product(normed(x, w.mlp_norm, EPS), w.gate_up).reshape(2, 1, -1)
+    hidden = (jax.nn.silu(gate) * up).astype(bf16)
+    return x, product(hidden, w.down), k_pages, v_pages
