@@ -37,7 +37,7 @@ _LOG2_E = 1.4426950408889634
 
 
 def normed_row(
-    residual, summands, out, weight, stream, row, scratch, cta, *, eps: float, words_at=None
+    residual, summands, out, weight, stream, row, scratch, cta, *, eps, words_at=None
 ) -> None:
     """row = RMSNorm(residual + sum of the update), whose sum also goes to ``stream`` and ``out``.
 
@@ -55,7 +55,6 @@ def normed_row(
     """
     [D] = stream.shape[:1]
     refs = [residual, summands, weight, stream, row, scratch, *([] if out is None else [out])]
-    of_words = words_at is not None
 
     def emit(residual, summands, weight, stream, row, scratch, *rest):
         *out, cta = rest
@@ -69,7 +68,7 @@ def normed_row(
             # Loaded before the words arrive: it comes from device memory.
             columns.append((column, inside, old, load(weight, [column], _RUN)))
         for column, inside, old, scale in columns:
-            if of_words:
+            if words_at is not None:
                 first, splits = words_at
                 places = [add(column, first + split * D) for split in range(splits)]
                 parts = take(summands, (places, _RUN))

@@ -5,7 +5,7 @@ swizzled lines of 128 bytes: run c of 8 columns of row r is at place c ^ (r % 8)
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
-# pyright: reportCallIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAbstractUsage=false
 
 from typing import Any
 

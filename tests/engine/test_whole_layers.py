@@ -110,5 +110,6 @@ def _problem(**change):
     ],
 )
 def test_other_layers_are_no_problem_of_it(change):
-    assert _problem().head_dim == 128
+    plain = _problem()
+    assert plain is not None and plain.head_dim == 128
     assert _problem(**change) is None
