@@ -10,11 +10,12 @@ and value are not read from the page.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 from jax.experimental.mosaic import gpu as mgpu
-from jaxlib.mlir.dialects import arith, memref
+from jaxlib.mlir.dialects import arith
 from jaxlib.mlir.dialects import math as mlir_math
 
 from rjax.pallas_kernels.mosaic_emit import add, div, i32, mul, rem
 from rjax.pallas_kernels.one_row_layer.sizes import TILE, LayerSizes
+from rjax.pallas_kernels.one_row_layer.tables import TablePlaces
 from rjax.pallas_kernels.one_row_layer.threads import (
     BLOCK_ROWS,
     CHUNK,
@@ -29,7 +30,6 @@ from rjax.pallas_kernels.one_row_layer.threads import (
     f32,
     filled,
     fma,
-    index,
     lane,
     load,
     load_block,
@@ -48,57 +48,6 @@ _LOWEST = -1e30  # of a score; less than any, and finite
 _WARP = 32
 
 
-def table_numbers(sizes: LayerSizes) -> int:
-    """float32 numbers of `load_tables`: cos, sin, weights of two norms, slot (padded), biases."""
-    return _biases(sizes) + (sizes.group + 2) * sizes.H
-
-
-def _biases(sizes: LayerSizes) -> int:
-    return 3 * sizes.H + 4
-
-
-def load_tables(cos, sin, slots, optional, tables, kv_head, sizes: LayerSizes) -> None:
-    """Copy what a unit needs beside words into SMEM.
-
-    Args:
-        cos, sin: float32 [1, H / 2] GMEM.
-        slots: int32 [1] GMEM.
-        optional: weights of the norms of queries and keys, [H] GMEM each, or none; then biases
-            [K, A, H], or none.
-        tables: float32 [table_numbers] SMEM.
-        kv_head: int32.
-        sizes: of the layer.
-    """
-    H, half = sizes.H, sizes.H // 2
-
-    def emit(cos, sin, slots, tables, *rest):
-        *optional, kv_head = rest
-        parts = [(cos, [i32(0)], half, 0), (sin, [i32(0)], half, half)]
-        if len(optional) > 1:
-            parts += [(optional[0], [], H, H), (optional[1], [], H, 2 * H)]
-        if len(optional) % 2:
-            first = _biases(sizes)
-            parts += [
-                (optional[-1], [kv_head, i32(entry)], H, first + entry * H)
-                for entry in range(sizes.group + 2)
-            ]
-        loaded = []
-        for n, (source, prefix, size, to) in enumerate(parts):
-            at = rem(add(thread(), n * (CONSUMERS - _WARP)), CONSUMERS)  # warps share the parts
-            inside = below(at, size)
-            column = select(inside, at, i32(0))
-            loaded.append((inside, add(column, to), load(source, [*prefix, column], 1)))
-        slot = memref.load(slots, [index(0)])
-        for inside, to, value in loaded:
-            with mgpu.when(inside):
-                store(tables, [to], value)
-        with mgpu.when(equal(thread(), 0)):
-            store(tables, [3 * H], [arith.bitcast(f32(0).type, slot)])
-        barrier()
-
-    simt(emit, (cos, sin, slots, tables, *optional), (kv_head,))
-
-
 def rotated_heads(
     words, tables, heads, new_scores, unit, has_new, *, sizes, scale, eps, normed, biased
 ) -> None:
@@ -108,7 +57,7 @@ def rotated_heads(
 
     Args:
         words: int32 GMEM.
-        tables: SMEM, of `load_tables`.
+        tables: SMEM, of `tables`.
         heads: float32 [heads + 2, H] SMEM: queries times scale * log2(e), key, value.
         new_scores: float32 [heads] SMEM: of the queries with the new key.
         unit: int32, KV head * passes + pass.
@@ -119,6 +68,7 @@ def rotated_heads(
         normed, biased: whether there are norms and biases.
     """
     H, A = sizes.H, sizes.group + 2
+    places = TablePlaces.of(sizes)
     count = sizes.heads + 2
     half, run = H // 2, H // 2 // _WARP
     refs = (words, tables, heads, new_scores)
@@ -149,13 +99,13 @@ def rotated_heads(
                         value = arith.addf(value, other[j])
                     values.append(rounded(value))
             if biased:
-                first = add(mul(entry, H), _biases(sizes))
+                first = add(mul(entry, H), places.biases)
                 added = load(tables, [arith.addi(first, low)], run)
                 added += load(tables, [arith.addi(first, high)], run)
                 values = [rounded(arith.addf(a, b)) for a, b in zip(values, added, strict=True)]
             plain = values
             if normed:
-                first = select(is_key, i32(2 * H), i32(H))
+                first = select(is_key, i32(places.k_norm), i32(places.q_norm))
                 weight = load(tables, [arith.addi(first, low)], run)
                 weight += load(tables, [arith.addi(first, high)], run)
                 square = f32(0)
@@ -202,13 +152,13 @@ def rotated_heads(
 def write_kv(tables, heads, k_pages, v_pages, kv_head, sizes: LayerSizes) -> None:
     """Store the new key and value of a KV head in its pages, if the slot is not negative.
 
-    tables, heads: SMEM, of `load_tables` and `rotated_heads`. k_pages, v_pages: bfloat16
+    tables, heads: SMEM, of `tables` and `rotated_heads`. k_pages, v_pages: bfloat16
     [P, K, 64, H] GMEM. kv_head: int32.
     """
-    run = 4
+    run, places = 4, TablePlaces.of(sizes)
 
     def emit(tables, heads, k_pages, v_pages, kv_head):
-        [slot] = load(tables, [3 * sizes.H], 1)
+        [slot] = load(tables, [places.slot], 1)
         slot = arith.bitcast(i32(0).type, slot)
         dim = mul(thread(), run)
         with mgpu.when(arith.andi(below(i32(-1), slot), below(dim, sizes.H))):

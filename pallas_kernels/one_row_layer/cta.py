@@ -23,8 +23,11 @@ from rjax.pallas_kernels.one_row_layer import attention as heads_of
 from rjax.pallas_kernels.one_row_layer.gemv import BATCHES, multiplied, no_sums, send_sums
 from rjax.pallas_kernels.one_row_layer.rows import activated_row, merged_row, normed_row
 from rjax.pallas_kernels.one_row_layer.sizes import TILE, LayerSizes, Product
+from rjax.pallas_kernels.one_row_layer.tables import TablePlaces, tables
 from rjax.pallas_kernels.one_row_layer.threads import CONSUMERS, simt
 from rjax.pallas_kernels.words import EMPTY, store_words
+
+_UNDER_WAY = 4  # stages of 16 KB: 8 MB on all SMs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,7 +40,13 @@ class Ring:
     stages: int
 
     def fill(self, number, copies) -> None:
-        """Start copies of (source, is read once) into the blocks of stage ``number``."""
+        """Start copies of (source, is read once) into the blocks of stage ``number``.
+
+        At most `_UNDER_WAY` stages are under way: more would not arrive sooner, and words would
+        wait behind them.
+        """
+        before = lax.rem(number + (self.stages - _UNDER_WAY), jnp.int32(self.stages))
+        pl.when(number >= _UNDER_WAY)(lambda: plgpu.barrier_wait(self.full.at[before]))
         stage = lax.rem(number, jnp.int32(self.stages))
         pl.when(number >= self.stages)(lambda: plgpu.barrier_wait(self.empty.at[stage]))
         for i, (source, once) in enumerate(copies):
@@ -111,9 +120,10 @@ class LayerCta:
     def produce(self, other) -> None:
         """Copy all blocks of the CTA, in the order of the stages; empty the other words."""
         sizes, inputs = self.sizes, self.inputs
+        first_page = self._page(jnp.int32(0))
         number = self._produce(sizes.qkv, [inputs["qkv"]], jnp.int32(0))
         _empty(other, self.cta, sizes)
-        number = self._produce_kv(number)
+        number = self._produce_kv(number, first_page)
         number = self._produce(sizes.output, [inputs["output"]], number)
         gate_up = [inputs["gate_up"].at[:, which] for which in range(2)]
         number = self._produce(sizes.gate_up, gate_up, number)
@@ -137,13 +147,19 @@ class LayerCta:
 
         return self._for_units(product, unit, number)
 
-    def _produce_kv(self, number):
-        unit, split, chunks = self._attention_unit
-        head, blocks = lax.div(unit, self.sizes.passes), self.sizes.head_blocks
+    def _page(self, i):
+        """The page of the i-th chunk of this CTA's split; some page behind the last one."""
+        _, split, _ = self._attention_unit
         table = self.inputs["page_table"]
+        number = jnp.minimum(split + i * self.sizes.kv_splits, table.shape[1] - 1)
+        return jnp.maximum(table[0, number], 0)
 
-        def chunk(i, _):
-            page = jnp.maximum(table[0, split + i * self.sizes.kv_splits], 0)
+    def _produce_kv(self, number, first_page):
+        unit, _, chunks = self._attention_unit
+        head, blocks = lax.div(unit, self.sizes.passes), self.sizes.head_blocks
+
+        def chunk(i, page):
+            following = self._page(i + 1)  # before the ring is full
             of_page = [pages.at[page, head] for pages in self.pages]
             parts = [
                 (one.at[:, pl.ds(block * TILE, TILE)], False)
@@ -152,8 +168,9 @@ class LayerCta:
             ]
             for j in range(blocks):
                 self.ring.fill(number + i * blocks + j, parts[2 * j : 2 * j + 2])
+            return following
 
-        lax.fori_loop(0, chunks, chunk, None)
+        lax.fori_loop(0, chunks, chunk, first_page)
         return number + chunks * blocks
 
     # Consumers
@@ -163,12 +180,13 @@ class LayerCta:
         sizes, inputs, scratch = self.sizes, self.inputs, self.scratch
         residual, partial = self.outputs
         stream, row, totals = scratch["stream"], scratch["row"], scratch["totals"]
+        kv_head = lax.div(self._attention_unit[0], sizes.passes)
         normed_row(
             *(inputs["x"], inputs["summands"], None, inputs["attention_norm"]),
             *(stream, row, totals.at[0], self.cta),
             eps=self.eps,
+            meanwhile=tables(inputs, scratch["tables"], kv_head, sizes),
         )
-        self._load_tables()
         number = self._multiply(sizes.qkv, jnp.int32(0), None, sizes.qkv_words)
         number = self._attend(number)
 
@@ -180,8 +198,9 @@ class LayerCta:
             merged_row(self.current, row, split * heads, splits, sizes)
 
         number = self._multiply(sizes.output, number, merge, sizes.output_words)
+        mlp_norm = scratch["tables"].at[pl.ds(TablePlaces.of(sizes).mlp_norm, sizes.D)]
         normed_row(
-            *(stream, self.current, residual, inputs["mlp_norm"], stream, row, totals.at[1]),
+            *(stream, self.current, residual, mlp_norm, stream, row, totals.at[1]),
             self.cta,
             eps=self.eps,
             words_at=(sizes.output_words, sizes.output.splits),
@@ -234,16 +253,6 @@ class LayerCta:
             send_sums(found, sums.at[lax.rem(turn, 2)], target, places)
 
         return self._for_units(product, unit, number)
-
-    def _load_tables(self) -> None:
-        """Load early what the attention needs beside words: it comes from device memory."""
-        inputs = self.inputs
-        optional = [inputs[name] for name in ("q_norm", "k_norm", "qkv_bias") if name in inputs]
-        unit, *_ = self._attention_unit
-        heads_of.load_tables(
-            *(inputs["cos"], inputs["sin"], inputs["slots"], optional, self.scratch["tables"]),
-            *(lax.div(unit, self.sizes.passes), self.sizes),
-        )
 
     def _attend(self, number):
         sizes, scratch, inputs = self.sizes, self.scratch, self.inputs

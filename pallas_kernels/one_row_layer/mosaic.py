@@ -27,9 +27,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Int32
 
 from rjax.pallas_kernels.mosaic_emit import num_sms
-from rjax.pallas_kernels.one_row_layer.attention import table_numbers
 from rjax.pallas_kernels.one_row_layer.cta import LayerCta, Ring
 from rjax.pallas_kernels.one_row_layer.sizes import TILE, LayerSizes
+from rjax.pallas_kernels.one_row_layer.tables import TablePlaces
 from rjax.pallas_kernels.one_row_layer.threads import BLOCK_TRANSFORMS, CONSUMERS, WARPS
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.words import EMPTY
@@ -122,7 +122,7 @@ def refusal(
 
 def _stages(sizes: LayerSizes) -> int:
     rest = 4 * (sizes.D + (sizes.heads + 2) * sizes.H + 2 * 4 * TILE) + 2 * sizes.row_numbers
-    rest += 4 * WARPS * sizes.heads * sizes.head_words + 4 * table_numbers(sizes)
+    rest += 4 * WARPS * sizes.heads * sizes.head_words + 4 * TablePlaces.of(sizes).size
     return min(_MAX_STAGES, (_SMEM_BYTES - rest) // _BLOCK_BYTES)
 
 
@@ -247,7 +247,7 @@ def decoder_layer(
     pools = [jax.new_ref(array) for array in mutable]
     floats = {
         "stream": (D,),
-        "tables": (table_numbers(sizes),),
+        "tables": (TablePlaces.of(sizes).size,),
         "heads": (sizes.heads + 2, H),
         "new_scores": (sizes.heads,),
         "by_warp": (WARPS, sizes.heads, sizes.head_words),

@@ -13,6 +13,7 @@ from jaxlib.mlir.dialects import math as mlir_math
 
 from rjax.pallas_kernels.mosaic_emit import add, div, i32, mul, rem
 from rjax.pallas_kernels.one_row_layer.sizes import LayerSizes
+from rjax.pallas_kernels.one_row_layer.tables import Meanwhile
 from rjax.pallas_kernels.one_row_layer.threads import (
     CONSUMERS,
     barrier,
@@ -37,7 +38,18 @@ _LOG2_E = 1.4426950408889634
 
 
 def normed_row(
-    residual, summands, out, weight, stream, row, scratch, cta, *, eps, words_at=None
+    residual,
+    summands,
+    out,
+    weight,
+    stream,
+    row,
+    scratch,
+    cta,
+    *,
+    eps,
+    words_at=None,
+    meanwhile: Meanwhile | None = None,
 ) -> None:
     """row = RMSNorm(residual + sum of the update), whose sum also goes to ``stream`` and ``out``.
 
@@ -45,19 +57,25 @@ def normed_row(
         residual: bfloat16 [1, D] GMEM, or ``stream`` itself.
         summands: float32 [X, 1, D] GMEM, or the words, int32 [words] GMEM.
         out: bfloat16 [1, D] GMEM, written by CTA 0; None for no output.
-        weight: bfloat16 [D] GMEM.
+        weight: bfloat16 [D] GMEM, or float32 [D] SMEM.
         stream: float32 [D] SMEM.
         row: bfloat16 [D] SMEM or longer.
         scratch: float32 [WARPS] SMEM.
         cta: int32.
         eps: of the norm.
         words_at: (first word, splits) of the update among the words; None for an array.
+        meanwhile: emitted with it, to the end of both before the last barrier.
     """
     [D] = stream.shape[:1]
     refs = [residual, summands, weight, stream, row, scratch, *([] if out is None else [out])]
+    other = meanwhile or Meanwhile()
+    own, scalars = len(refs), (cta, *other.scalars)
 
-    def emit(residual, summands, weight, stream, row, scratch, *rest):
-        *out, cta = rest
+    def emit(*given):
+        residual, summands, weight, stream, row, scratch, *out = given[:own]
+        others = (*given[own : own + len(other.refs)], *given[len(given) - len(other.scalars) :])
+        cta = given[own + len(other.refs)]
+        begun = other.begin(*others)
         square, kept, columns = f32(0), [], []
         for i in range(-(-D // (CONSUMERS * _RUN))):
             at = mul(add(thread(), i * CONSUMERS), _RUN)
@@ -65,7 +83,6 @@ def normed_row(
             column = select(inside, at, i32(0))
             is_array = len(residual.type.shape) == 2
             old = load(residual, [0, column] if is_array else [column], _RUN)
-            # Loaded before the words arrive: it comes from device memory.
             columns.append((column, inside, old, load(weight, [column], _RUN)))
         for column, inside, old, scale in columns:
             if words_at is not None:
@@ -94,9 +111,10 @@ def normed_row(
             values = [arith.mulf(arith.mulf(x, factor), y) for x, y in zip(new, scale, strict=True)]
             with mgpu.when(inside):
                 store(row, [column], [rounded(value) for value in values])
+        other.end(*others, begun)
         barrier()
 
-    simt(emit, refs, (cta,))
+    simt(emit, (*refs, *other.refs), scalars)
 
 
 def merged_row(words, row, first_head, splits, sizes: LayerSizes) -> None:
