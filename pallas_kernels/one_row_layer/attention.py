@@ -171,17 +171,12 @@ def write_kv(tables, heads, k_pages, v_pages, kv_head, sizes: LayerSizes) -> Non
 
 def no_attention(sizes: LayerSizes):
     """The state of a warp without tokens: weighted sums, (largest scores, sums of weights)."""
-    softmax = filled(sizes.heads, 0.0)
-    return filled(sizes.heads * sizes.head_blocks, 0.0), _lowest(softmax, sizes)
 
-
-def _lowest(softmax, sizes: LayerSizes):
-    def emit(softmax):
-        del softmax
+    def lowest():
         return ([[f32(_LOWEST), *[f32(0)] * (CHUNK - 1)] for _ in range(sizes.heads)],)
 
-    [softmax] = simt(emit, (), (), (softmax,), returns=(sizes.heads,))
-    return softmax
+    [softmax] = simt(lowest, (), returns=(sizes.heads,))
+    return filled(sizes.heads * sizes.head_blocks, 0.0), softmax
 
 
 def attended(state, keys, values, heads, tokens, *, sizes: LayerSizes):
