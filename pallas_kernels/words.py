@@ -42,11 +42,12 @@ def poll_words(vectors, scope: str):
     before = loop.before.blocks.append()
     with ir.InsertionPoint(before):
         words = [word for address, size in vectors for word in _load(address, size, scope)]
-        missing = None
-        for word in words:
-            is_empty = arith.cmpi(arith.CmpIPredicate.eq, word, i32(EMPTY))
-            missing = is_empty if missing is None else arith.ori(missing, is_empty)
-        scf.condition(missing, words)
+        least = words  # EMPTY is the smallest int32; a tree, so that few steps wait for another
+        while len(least) > 1:
+            pairs = zip(least[::2], least[1::2], strict=False)
+            rest = least[-1:] if len(least) % 2 else []
+            least = [arith.minsi(a, b) for a, b in pairs] + rest
+        scf.condition(arith.cmpi(arith.CmpIPredicate.eq, least[0], i32(EMPTY)), words)
     after = loop.after.blocks.append(*types)
     with ir.InsertionPoint(after):
         scf.yield_([])
