@@ -1,7 +1,8 @@
 """Products of a row in shared memory with blocks of weights, by the consumer threads.
 
-Tensor cores take 16 columns of the weights as the rows of a matrix, and the row as the one column
-of another that anybody reads. Of a block of 64 x 64, a warp has 16 columns and half of the depth.
+Tensor cores take 16 columns of the weights as the rows of one matrix, and the row as a column of
+another, whose other columns are not used. Of a block of 64 x 64, a warp has 16 columns and half of
+the depth.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.

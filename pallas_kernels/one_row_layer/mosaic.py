@@ -154,7 +154,7 @@ def decoder_layer(
         k_pages, v_pages: bfloat16; the row's key and value are written in place.
         page_table: int32; row 0 lists the pages of the sequence.
         positions: int32, of the row: it attends to itself and all tokens before. Negative for
-            padding, whose result nobody reads.
+            padding, whose result is not used.
         slots: int32, where its key and value are stored, page * S + offset; negative for nowhere.
         words: of this launch and the one before.
         scale: of the scores.

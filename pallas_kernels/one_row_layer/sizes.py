@@ -6,7 +6,7 @@ TILE = 64  # columns of a product's tile, and tokens of a page
 _STEP = 128  # depth of a pipeline stage with one matrix
 _MAX_HEAD_BLOCKS = 8  # (query heads of a unit) * (blocks of 64 dims), whose sums a thread holds
 _MAX_KV_SPLITS = 16
-_MAX_SPLITS = 8  # of a product's depth; every reader of its sums adds up so many
+_MAX_SPLITS = 8  # of a product's depth; each reader adds up the sums of all splits
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
