@@ -152,6 +152,10 @@ class Bench:
             devices=devices,
         )
         if whole_layers:
+            if self.backend.name != "mosaic":
+                raise SystemExit(
+                    f"--whole-layers is for the backend mosaic; this run has {self.backend.name}"
+                )
             dispatcher = self.backend.dispatcher
             kernels = (ONE_ROW_LAYER, *dispatcher.kernels)
             dispatcher = dataclasses.replace(dispatcher, kernels=kernels)

@@ -21,15 +21,7 @@ def store_words(address, words, order: str) -> None:
 
     order: "relaxed.sys." for receivers on other devices, "relaxed.gpu." on this one, or "".
     """
-    size = len(words)
-    names = ", ".join(f"${i + 1}" for i in range(size))
-    llvm.inline_asm(
-        ir.Type.parse("!llvm.void"),
-        [address, *words],
-        f"st.{order}global.{_suffix(size)} [$0], {{{names}}};",
-        ",".join(["l", *["r"] * size]),
-        has_side_effects=True,
-    )
+    store_vector(f"st.{order}global", address, words)
 
 
 def poll_words(vectors, scope: str):
@@ -39,9 +31,9 @@ def poll_words(vectors, scope: str):
     """
     types = [i32_type()] * sum(size for _, size in vectors)
     loop = scf.WhileOp(types, [])
-    before = loop.before.blocks.append()
+    before, load = loop.before.blocks.append(), f"ld.relaxed.{scope}.global"
     with ir.InsertionPoint(before):
-        words = [word for address, size in vectors for word in _load(address, size, scope)]
+        words = [word for address, size in vectors for word in load_vector(load, address, size)]
         least = words  # EMPTY is the smallest int32; a tree, so that few steps wait for another
         while len(least) > 1:
             pairs = zip(least[::2], least[1::2], strict=False)
@@ -54,19 +46,38 @@ def poll_words(vectors, scope: str):
     return list(loop.results)
 
 
-def _suffix(size: int) -> str:
-    return {1: "b32", 2: "v2.b32", 4: "v4.b32"}[size]
+def store_vector(instruction: str, address, words, offset: int = 0) -> None:
+    """Store 1, 2 or 4 int32 words by one instruction, such as "st.shared".
+
+    address: int64, or int32 in shared memory. offset: bytes behind it.
+    """
+    size = len(words)
+    names = ", ".join(f"${i + 1}" for i in range(size))
+    llvm.inline_asm(
+        ir.Type.parse("!llvm.void"),
+        [address, *words],
+        f"{instruction}.{_TYPES[size]} [$0+{offset}], {{{names}}};",
+        ",".join([_register(address), *["r"] * size]),
+        has_side_effects=True,
+    )
 
 
-def _load(address, size: int, scope: str):
-    """Words of a vector, by one relaxed load."""
+def load_vector(instruction: str, address, size: int, offset: int = 0):
+    """1, 2 or 4 int32 words by one instruction, such as "ld.shared"; the rest as in `store_vector`."""
     names = ", ".join(f"${i}" for i in range(size))
     names = names if size == 1 else f"{{{names}}}"
-    form = f"ld.relaxed.{scope}.global.{_suffix(size)} {names}, [${size}];"
-    constraints = ",".join([*["=r"] * size, "l"])
+    form = f"{instruction}.{_TYPES[size]} {names}, [${size}+{offset}];"
+    constraints = ",".join([*["=r"] * size, _register(address)])
     one = i32_type()
     if size == 1:
         return [llvm.inline_asm(one, [address], form, constraints, has_side_effects=True)]
     struct = llvm.StructType.get_literal([one] * size)
     found = llvm.inline_asm(struct, [address], form, constraints, has_side_effects=True)
     return [llvm.extractvalue(one, found, [i]) for i in range(size)]
+
+
+_TYPES = {1: "b32", 2: "v2.b32", 4: "v4.b32"}
+
+
+def _register(address) -> str:
+    return "r" if address.type == i32_type() else "l"

@@ -152,7 +152,8 @@ def run_experts(options: argparse.Namespace, results: ResultFile) -> int:
     for case in cases:
         row: dict[str, Any] = {"case": case.name, "torch_us": torch_us.get(case.name)}
         if time.monotonic() - start > options.seconds:
-            print(f"{case.name}: left out, {options.seconds:g} s were over (--seconds)")
+            print(f"{case.name}: not run, {options.seconds:g} s were over (--seconds)")
+            bad += 1
             continue
         try:
             row |= _run(case, ceilings)

@@ -20,6 +20,7 @@ from rjax.pallas_kernels.one_row_layer.threads import (
     BLOCK_ROWS,
     CHUNK,
     CONSUMERS,
+    LOG2_E,
     WARPS,
     across,
     barrier,
@@ -43,7 +44,6 @@ from rjax.pallas_kernels.one_row_layer.threads import (
     warp,
 )
 
-_LOG2_E = 1.4426950408889634
 _LOWEST = -1e30  # of a score; less than any, and finite
 _WARP = 32
 
@@ -124,7 +124,7 @@ def rotated_heads(
                 highs.append(rounded(arith.addf(arith.mulf(b, c), arith.mulf(a, s))))
             turned = [select(is_value, x, y) for x, y in zip(plain, lows + highs, strict=True)]
             is_query = below(place, sizes.heads)
-            factor = select(is_query, f32(scale * _LOG2_E), f32(1))
+            factor = select(is_query, f32(scale * LOG2_E), f32(1))
             for dim, new in ((low, turned[:run]), (high, turned[run:])):
                 store(heads, [place, dim], [arith.mulf(x, factor) for x in new])
 
@@ -183,7 +183,7 @@ def attended(state, keys, values, heads, tokens, *, sizes: LayerSizes):
     """The state with a chunk of 64 tokens, of which the first ``tokens`` (int32) count.
 
     state: (weighted sums, one register a head and block; softmax, one register a head: its largest
-    score and its sum of weights, of a lane's own tokens). keys, values: bfloat16 [2, 64, 64] SMEM,
+    score and its sum of weights, of the tokens of a lane). keys, values: bfloat16 [2, 64, 64] SMEM,
     by block of dims; with heads of 64 dims both are the same, keys first. heads: float32
     [heads + 2, H] SMEM.
     """

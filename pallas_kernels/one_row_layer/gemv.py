@@ -31,6 +31,7 @@ from rjax.pallas_kernels.one_row_layer.threads import (
     thread,
     warp,
 )
+from rjax.pallas_kernels.words import load_vector
 
 _MMA_COLUMNS, _MMA_DEPTH = 16, 16
 _WARPS_ACROSS = TILE // _MMA_COLUMNS
@@ -87,10 +88,8 @@ def multiplied(sums, stages, row, firsts: tuple):
 
 def _pair(row, at):
     """Two neighbours of the row, from an even place (int32) on, as one int32."""
-    address = arith.addi(shared_address(row), mul(at, 2))
-    return llvm.inline_asm(
-        i32_type(), [address], "ld.shared.b32 $0, [$1];", "=r,r", has_side_effects=True
-    )
+    [pair] = load_vector("ld.shared", arith.addi(shared_address(row), mul(at, 2)), 1)
+    return pair
 
 
 def _transposed(address):

@@ -1,12 +1,12 @@
 """A decoder layer of one row in one launch on Hopper (Mosaic GPU).
 
 One CTA an SM. A producer warpgroup copies all weights and KV that its CTA multiplies through one
-ring of blocks in shared memory, as fast as the ring has room: no copy waits for another CTA. Two
-consumer warpgroups compute queries, keys and values, then attention, the output projection, gate
+ring of blocks in shared memory, four stages at a time: no copy waits for another CTA. Two consumer
+warpgroups compute queries, keys and values, then attention, the output projection, gate
 and up, and down; between these stages the CTAs send each other partial sums as words in device
 memory (`words`), which every CTA adds up for the part of the next row that it multiplies.
 Bytes moved: the weights and the KV of the layer once from device memory; 4 bytes a word and reader
-from L2, about 100 KB a CTA.
+from L2, about 100 KB a CTA with the sizes of Qwen3-0.6B.
 
 All CTAs must run at the same time, since they wait for each other's words: the grid has one CTA an
 SM. A launch empties the words that the launch before it used.
@@ -46,7 +46,7 @@ _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, 232  # a thread
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """The arrays of a layer, all bfloat16.
+    """The arrays of a layer, bfloat16; those of norms may be float32.
 
     Attributes:
         attention_norm, mlp_norm: of the RMS norms before both halves.

@@ -16,6 +16,7 @@ from rjax.pallas_kernels.one_row_layer.sizes import LayerSizes
 from rjax.pallas_kernels.one_row_layer.tables import Meanwhile
 from rjax.pallas_kernels.one_row_layer.threads import (
     CONSUMERS,
+    LOG2_E,
     barrier,
     below,
     equal,
@@ -34,7 +35,6 @@ from rjax.pallas_kernels.one_row_layer.threads import (
 )
 
 _RUN = 4  # neighbours that a thread computes
-_LOG2_E = 1.4426950408889634
 
 
 def normed_row(
@@ -171,8 +171,7 @@ def activated_row(words, row, first, count, sizes: LayerSizes) -> None:
 
     words: int32 GMEM. row: bfloat16 SMEM.
     """
-    F, splits = sizes.F, sizes.gate_up.splits
-    most = -(-sizes.down.steps // sizes.down.splits) * 128
+    F, splits, most = sizes.F, sizes.gate_up.splits, sizes.activated_numbers
 
     def emit(words, row, first, count):
         for i in range(-(-most // (_RUN * CONSUMERS))):
@@ -187,7 +186,7 @@ def activated_row(words, row, first, count, sizes: LayerSizes) -> None:
                     for split in range(1, splits):
                         gate = arith.addf(gate, parts[2 * split][j])
                         up = arith.addf(up, parts[2 * split + 1][j])
-                    power = exp2(arith.mulf(gate, f32(-_LOG2_E)))
+                    power = exp2(arith.mulf(gate, f32(-LOG2_E)))
                     silu = quotient(gate, arith.addf(power, f32(1)))
                     values.append(rounded(arith.mulf(silu, up)))
                 store(row, [local], values)

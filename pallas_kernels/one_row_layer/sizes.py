@@ -83,13 +83,11 @@ class LayerSizes:
 
     @property
     def output(self) -> Product:
-        """Of the merged attention; its splits are of query heads."""
+        """Of the merged attention; a split has whole query heads and whole steps."""
         most = max(1, self.ctas // (self.D // TILE))
-        pairs = self.N * self.H // _STEP  # a split has whole heads and whole steps
-        splits = next(
-            s for s in range(min(most, self.N), 0, -1) if self.N % s == 0 and pairs % s == 0
-        )
-        return Product(self.D, self.N * self.H // _STEP, splits)
+        steps = self.N * self.H // _STEP
+        whole = (s for s in range(min(most, self.N), 0, -1) if self.N % s == 0 and steps % s == 0)
+        return Product(self.D, steps, next(whole))
 
     @property
     def gate_up(self) -> Product:
@@ -143,5 +141,9 @@ class LayerSizes:
     @property
     def row_numbers(self) -> int:
         """Numbers of the longest row that a CTA holds."""
-        down = -(-self.down.steps // self.down.splits) * _STEP
-        return max(self.D, self.N * self.H // self.output.splits, down)
+        return max(self.D, self.N * self.H // self.output.splits, self.activated_numbers)
+
+    @property
+    def activated_numbers(self) -> int:
+        """Most columns of F that a unit of the product down takes."""
+        return -(-self.down.steps // self.down.splits) * _STEP

@@ -29,12 +29,13 @@ from rjax.pallas_kernels.mosaic_emit import (
     rem,
 )
 from rjax.pallas_kernels.one_row_layer.sizes import TILE
-from rjax.pallas_kernels.words import poll_words, store_words
+from rjax.pallas_kernels.words import load_vector, poll_words, store_vector, store_words
 
 CONSUMERS = 256
 WARPS = 8
 BLOCK_ROWS = 2  # of a block of 64 rows, of one thread
 CHUNK = 8  # columns of a thread
+LOG2_E = 1.4426950408889634
 _WARP = 32
 _TILE_ROWS = 8
 LINE_BYTES = 128
@@ -217,7 +218,8 @@ def store(ref, indices, values) -> None:
         else:
             pairs = zip(values[::2], values[1::2], strict=True)
             words = [_bfloat16_pair(low, high) for low, high in pairs]
-        _store_shared(*_shared_place(ref, indices), words)
+        at, constant = _shared_place(ref, indices)
+        store_vector("st.shared", at, words, constant)
         return
     if not isinstance(element, ir.F32Type):
         values = [arith.truncf(element, value) for value in values]
@@ -252,34 +254,11 @@ def _shared_place(ref, indices) -> tuple[Any, int]:
     return address, constant
 
 
-_VECTORS = {1: "b32", 2: "v2.b32", 4: "v4.b32"}
-
-
 def _load_shared(address, constant: int, size: int) -> list[Any]:
     """int32 words of SMEM; up to 16 bytes by one load."""
     if size > 4:
         return _load_shared(address, constant, 4) + _load_shared(address, constant + 16, size - 4)
-    names = ", ".join(f"${i}" for i in range(size))
-    form = f"ld.shared.{_VECTORS[size]} {{{names}}}, [${size}+{constant}];"
-    constraints = ",".join([*["=r"] * size, "r"])
-    if size == 1:
-        form = form.replace("{", "").replace("}", "")
-        return [llvm.inline_asm(i32_type(), [address], form, constraints, has_side_effects=True)]
-    struct = llvm.StructType.get_literal([i32_type()] * size)
-    found = llvm.inline_asm(struct, [address], form, constraints, has_side_effects=True)
-    return [llvm.extractvalue(i32_type(), found, [i]) for i in range(size)]
-
-
-def _store_shared(address, constant: int, words) -> None:
-    size = len(words)
-    names = ", ".join(f"${i + 1}" for i in range(size))
-    llvm.inline_asm(
-        ir.Type.parse("!llvm.void"),
-        [address, *words],
-        f"st.shared.{_VECTORS[size]} [$0+{constant}], {{{names}}};",
-        ",".join(["r", *["r"] * size]),
-        has_side_effects=True,
-    )
+    return load_vector("ld.shared", address, size, constant)
 
 
 def take(words, *groups: tuple[list[Any], int]) -> list[list[Any]]:

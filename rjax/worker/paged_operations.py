@@ -120,10 +120,9 @@ class PagedOperations(Operations):
         problem = layer_problem(layer, rotary, pages[0], rows=len(x), dtype=x.dtype)
         if problem is None or group != 0 or (update is not None and _has_bias(update)):
             return None
-        kernel = self._backend.dispatcher.choose(problem).kernel
+        kernel = self._choose(problem).kernel
         if kernel is None:
             return None
-        self._choose(problem)
         assert rotary is not None
         operands = (x, update, layer_weights(layer), rotary.cos, rotary.sin, *pages)
         operands += (step.page_table, step.positions, step.kv_slots, self._words)

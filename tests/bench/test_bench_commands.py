@@ -105,6 +105,11 @@ def test_a_row_of_decode_steps_is_saved_as_it_ends(tmp_path, monkeypatch):
     assert [row["batch"] for row in load(path)["rows"]] == [2]
 
 
+def test_whole_layers_need_their_backend():
+    with pytest.raises(SystemExit, match="for the backend mosaic; this run has xla"):
+        decode_step.main(["--quiet", "--model=tiny", "--whole-layers"])
+
+
 def test_attention(tmp_path):
     path, png = tmp_path / "attention.json", tmp_path / "attention.png"
     attention.main(
