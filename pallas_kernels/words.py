@@ -63,7 +63,7 @@ def store_vector(instruction: str, address, words, offset: int = 0) -> None:
 
 
 def load_vector(instruction: str, address, size: int, offset: int = 0):
-    """1, 2 or 4 int32 words by one instruction, such as "ld.shared"; the rest as in `store_vector`."""
+    """Load 1, 2 or 4 int32 words by one instruction; arguments as in `store_vector`."""
     names = ", ".join(f"${i}" for i in range(size))
     names = names if size == 1 else f"{{{names}}}"
     form = f"{instruction}.{_TYPES[size]} {names}, [${size}+{offset}];"
