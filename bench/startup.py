@@ -3,6 +3,7 @@
     python -m bench.startup --shapes llama-3-8b                    # on a GPU
     python -m bench.startup --shapes tiny --prompt 16 --json FILE  # on any CPU
     python -m bench.startup --what engine --warmup background      # one kind, one setting
+    python -m bench.startup --what engine --tensor-parallel-size 1,2
     python -m bench.startup --what generate,serve                  # the commands
 
 Each start is a separate process. The first start of a row fills a new cache folder, and the second
@@ -33,7 +34,7 @@ from bench import RESULTS
 from bench.command_line import command_parser, run
 from bench.startup_commands import start_generate, start_serve
 from rjax.benchmarks.model_shapes import SHAPES, write_folder
-from rjax.benchmarks.options import some_of, whole
+from rjax.benchmarks.options import some_of, whole, wholes
 from rjax.benchmarks.records import command, save
 from rjax.benchmarks.text_tables import text
 
@@ -48,6 +49,7 @@ _PHASES = {
 COLUMNS: dict[str, dict[str, str]] = {
     "engine": {
         "model": "model",
+        "tensor_parallel_size": "devices",
         "warmup": "warm-up setting",
         "cache": "compilation cache",
         "total_s": "total, s",
@@ -108,9 +110,12 @@ def tables(rows: list[dict[str, Any]], show: Callable[..., str]) -> str:
 
 
 def start_engine(
-    options: argparse.Namespace, scratch: Path, cache: Path, warmup: str
+    options: argparse.Namespace, scratch: Path, cache: Path, warmup: str, devices: int
 ) -> dict[str, Any]:
     """Run one process from launch to first token.
+
+    Args:
+        devices: that hold the model (``tensor_parallel_size``).
 
     Raises:
         SystemExit: it failed.
@@ -124,6 +129,7 @@ def start_engine(
             "max_num_seqs": options.max_num_seqs,
             "backend": options.backend,
             "warmup": warmup,
+            "tensor_parallel_size": devices,
             "compilation_cache_dir": str(cache),
             "use_tqdm": not options.quiet,
         },
@@ -154,17 +160,23 @@ def environment() -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Two starts of each kind; of the engine, for each setting of the warm-up."""
+    """Two starts of each kind; of the engine, for each number of devices and warm-up setting."""
     rows, backends = [], set()
     for kind in options.what:
-        for warmup in options.warmup if kind == "engine" else [None]:
+        cases: list[dict[str, Any]] = [{}]
+        if kind == "engine":
+            cases = [
+                {"model": options.shapes, "tensor_parallel_size": size, "warmup": warmup}
+                for size in options.tensor_parallel_size
+                for warmup in options.warmup
+            ]
+        for case in cases:
             with tempfile.TemporaryDirectory() as folder:
                 scratch = Path(folder)
                 for cache in ("empty", "filled"):
-                    found = _start(kind, options, scratch, warmup)
+                    found = _start(kind, options, scratch, case)
                     backends.add(found.pop("backend", None))
-                    of_engine = {"model": options.shapes, "warmup": warmup} if warmup else {}
-                    rows.append({"kind": kind, **of_engine, "cache": cache} | found)
+                    rows.append({"kind": kind, **case, "cache": cache} | found)
     names = ("what", "prompt", "max_model_len", "max_num_seqs")
     backends.discard(None)
     return {
@@ -178,15 +190,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _start(
-    kind: str, options: argparse.Namespace, scratch: Path, warmup: str | None
+    kind: str, options: argparse.Namespace, scratch: Path, case: dict[str, Any]
 ) -> dict[str, Any]:
     cache = scratch / "cache"
     if kind == "generate":
         return start_generate(cache, options.command_options)
     if kind == "serve":
         return start_serve(cache, options.command_options, options.limit)
-    assert warmup is not None
-    return start_engine(options, scratch, cache, warmup)
+    return start_engine(options, scratch, cache, case["warmup"], case["tensor_parallel_size"])
 
 
 def parser() -> argparse.ArgumentParser:
@@ -201,6 +212,13 @@ def parser() -> argparse.ArgumentParser:
         type=some_of("off", "background", "on"),
         default=["off", "background", "on"],
         help="settings of the engine to compare: off, background, on",
+    )
+    p.add_argument(
+        "--tensor-parallel-size",
+        type=wholes(1),
+        default=[1],
+        metavar="SIZES",
+        help="numbers of devices that hold the engine's model, as in 1,2",
     )
     p.add_argument("--prompt", type=whole(1), default=128, help="tokens of the first prompt")
     p.add_argument("--max-model-len", type=whole(1), default=4096, help="most tokens of a sequence")
