@@ -58,7 +58,6 @@ from rjax.pallas_kernels.attention.planner import (
 )
 from rjax.sampling import SamplerMode, init_state
 from rjax.worker.backend import Backend, choose_backend
-from rjax.worker.kernels.layer_kernel import ONE_ROW_LAYER
 from rjax.worker.peer_memory import make_peer_memory
 from rjax.worker.programs import StepPrograms, multi_step_key, step_key
 from rjax.worker.step import StepResult, StepState
@@ -127,7 +126,7 @@ class Bench:
         max_model_len: int | None = None,
         devices: int = 1,
         num_decode_steps: int = 1,
-        whole_layers: bool = False,
+        without: str | None = None,
     ) -> None:
         if quantization == MXFP4:
             config = config | {"quantization_config": {"quant_method": MXFP4}}
@@ -151,14 +150,8 @@ class Bench:
             page_size=page_size,
             devices=devices,
         )
-        if whole_layers:
-            if self.backend.name != "mosaic":
-                raise SystemExit(
-                    f"--whole-layers is for the backend mosaic; this run has {self.backend.name}"
-                )
-            dispatcher = self.backend.dispatcher
-            kernels = (ONE_ROW_LAYER, *dispatcher.kernels)
-            dispatcher = dataclasses.replace(dispatcher, kernels=kernels)
+        if without is not None:
+            dispatcher = self.backend.dispatcher.without(without)
             self.backend = dataclasses.replace(self.backend, dispatcher=dispatcher)
         peer_words = PEER_ROWS * self.config.hidden_size
         self.peer_memory, self.peers = None, None
@@ -315,7 +308,7 @@ def measure_all(rows: tuple[Row, ...], options: argparse.Namespace) -> Iterator[
                 max_model_len=options.max_model_len,
                 devices=options.tensor_parallel_size,
                 num_decode_steps=options.num_decode_steps,
-                whole_layers=options.whole_layers,
+                without=options.without,
             )
             for row in rows:
                 if (row.model, row.layers) == (name, layers):
@@ -373,9 +366,9 @@ def parser() -> argparse.ArgumentParser:
         "--max-model-len", type=whole(1), help="most tokens of a sequence; default: of each row's"
     )
     p.add_argument(
-        "--whole-layers",
-        action="store_true",
-        help="one kernel a layer in steps of one row, where there is one for the model",
+        "--without",
+        metavar="KERNEL",
+        help="leave a kernel out, such as mosaic.one_row_layer, to see what it gains",
     )
     p.add_argument(
         "--num-decode-steps",
@@ -414,7 +407,7 @@ def main(arguments: list[str] | None = None) -> None:
     name += "" if devices == 1 else f"_tp{devices}"
     name += "" if options.quantization is None else f"_{options.quantization}"
     name += "" if options.max_model_len is None else "_long"
-    name += "_layers" if options.whole_layers else ""
+    name += "" if options.without is None else "_without"
     name += "_multi" if options.num_decode_steps > 1 else ""
     found: dict[str, Any] = {}
     for found in measure_all(rows, options):

@@ -18,35 +18,40 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import scf
 
-from rjax.pallas_kernels.mosaic_emit import add, address, evict_first, i32, mul
+from rjax.pallas_kernels.mosaic_emit import (
+    add,
+    address,
+    evict_first,
+    i32,
+    mul,
+)
 from rjax.pallas_kernels.one_row_layer import attention as heads_of
 from rjax.pallas_kernels.one_row_layer.gemv import BATCHES, multiplied, no_sums, send_sums
 from rjax.pallas_kernels.one_row_layer.rows import activated_row, merged_row, normed_row
 from rjax.pallas_kernels.one_row_layer.sizes import TILE, LayerSizes, Product
 from rjax.pallas_kernels.one_row_layer.tables import TablePlaces, tables
-from rjax.pallas_kernels.one_row_layer.threads import CONSUMERS, simt
+from rjax.pallas_kernels.one_row_layer.threads import CONSUMERS, arrived, begun, simt
 from rjax.pallas_kernels.words import EMPTY, store_words
-
-_UNDER_WAY = 4  # stages of 16 KB: 8 MB on all SMs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ring:
-    """Stages of two blocks in shared memory; both sides count the stages from the first one on."""
+    """Stages of two blocks in shared memory; both sides count the stages from the first one on.
+
+    At most ``under_way`` stages are being copied: more would not arrive sooner, and words would
+    wait behind them.
+    """
 
     blocks: Any
     full: Any
     empty: Any
     stages: int
+    under_way: int
 
     def fill(self, number, copies) -> None:
-        """Start copies of (source, is read once) into the blocks of stage ``number``.
-
-        At most `_UNDER_WAY` stages are under way: more would not arrive sooner, and words would
-        wait behind them.
-        """
-        before = lax.rem(number + (self.stages - _UNDER_WAY), jnp.int32(self.stages))
-        pl.when(number >= _UNDER_WAY)(lambda: plgpu.barrier_wait(self.full.at[before]))
+        """Start copies of (source, is read once) into the blocks of stage ``number``."""
+        before = lax.rem(number + (self.stages - self.under_way), jnp.int32(self.stages))
+        pl.when(number >= self.under_way)(lambda: plgpu.barrier_wait(self.full.at[before]))
         stage = lax.rem(number, jnp.int32(self.stages))
         pl.when(number >= self.stages)(lambda: plgpu.barrier_wait(self.empty.at[stage]))
         for i, (source, once) in enumerate(copies):
@@ -67,7 +72,7 @@ class Ring:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerCta:
-    """A CTA's part of the layer. ``position`` is that of the row, at least 0."""
+    """A CTA's part of the layer; ``begun_position`` is the row's, a load that was `begun`."""
 
     sizes: LayerSizes
     inputs: dict[str, Any]
@@ -77,7 +82,7 @@ class LayerCta:
     scratch: dict[str, Any]
     ring: Ring
     cta: Any
-    position: Any
+    begun_position: Any
     scale: float
     eps: float
     head_eps: float
@@ -91,10 +96,7 @@ class LayerCta:
         """
 
         def step(i, number):
-            unit = self.cta + i * self.sizes.ctas
-            tile, split = lax.rem(unit, product.tiles), lax.div(unit, product.tiles)
-            start = lax.div(split * product.steps, product.splits)
-            count = lax.div((split + 1) * product.steps, product.splits) - start
+            tile, split, start, count = _part(product, self.cta + i * self.sizes.ctas)
             run(i, tile, split, start, count, number)
             return number + count
 
@@ -102,9 +104,14 @@ class LayerCta:
         return lax.fori_loop(0, units, step, number)
 
     @property
+    def _position(self):
+        """Of the row, at least 0."""
+        return jnp.maximum(arrived(self.begun_position), 0)
+
+    @property
     def _chunks(self):
         """Chunks of 64 tokens, the row's own included."""
-        return lax.div(self.position, TILE) + 1
+        return lax.div(self._position, TILE) + 1
 
     @property
     def _attention_unit(self):
@@ -148,11 +155,11 @@ class LayerCta:
         return self._for_units(product, unit, number)
 
     def _page(self, i):
-        """The page of the i-th chunk of this CTA's split; some page behind the last one."""
+        """The page of the i-th chunk of this CTA's split, or some entry of the table, `begun`."""
         _, split, _ = self._attention_unit
         table = self.inputs["page_table"]
         number = jnp.minimum(split + i * self.sizes.kv_splits, table.shape[1] - 1)
-        return jnp.maximum(table[0, number], 0)
+        return begun(table, 0, number)
 
     def _produce_kv(self, number, first_page):
         unit, _, chunks = self._attention_unit
@@ -160,6 +167,7 @@ class LayerCta:
 
         def chunk(i, page):
             following = self._page(i + 1)  # before the ring is full
+            page = jnp.maximum(arrived(page), 0)
             of_page = [pages.at[page, head] for pages in self.pages]
             parts = [
                 (one.at[:, pl.ds(block * TILE, TILE)], False)
@@ -259,7 +267,7 @@ class LayerCta:
         unit, split, chunks = self._attention_unit
         blocks = sizes.head_blocks
         heads, new_scores = scratch["heads"], scratch["new_scores"]
-        last = lax.div(self.position, TILE)
+        last = lax.div(self._position, TILE)
         has_new = lax.rem(last, sizes.kv_splits) == split
 
         @pl.when(chunks > 0)
@@ -278,7 +286,7 @@ class LayerCta:
                 begin = number + i * blocks
                 used = [self.ring.wait(begin + j) for j in range(blocks)]
                 keys, values = (self.ring.blocks.at[stage] for stage in (used[0], used[-1]))
-                tokens = self.position - (split + i * sizes.kv_splits) * TILE
+                tokens = self._position - (split + i * sizes.kv_splits) * TILE
                 state = heads_of.attended(state, keys, values, heads, tokens, sizes=sizes)
                 for stage in used:
                     self.ring.release(stage)
@@ -297,6 +305,13 @@ class LayerCta:
                 heads_of.write_kv(scratch["tables"], heads, *self.pages, kv_head, sizes)
 
         return number + chunks * blocks
+
+
+def _part(product: Product, unit):
+    """(tile, split, first step, steps) of a unit."""
+    tile, split = lax.rem(unit, product.tiles), lax.div(unit, product.tiles)
+    start = lax.div(split * product.steps, product.splits)
+    return tile, split, start, lax.div((split + 1) * product.steps, product.splits) - start
 
 
 def _empty(words, cta, sizes: LayerSizes) -> None:

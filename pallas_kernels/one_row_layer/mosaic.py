@@ -30,7 +30,7 @@ from rjax.pallas_kernels.mosaic_emit import num_sms
 from rjax.pallas_kernels.one_row_layer.cta import LayerCta, Ring
 from rjax.pallas_kernels.one_row_layer.sizes import TILE, LayerSizes
 from rjax.pallas_kernels.one_row_layer.tables import TablePlaces
-from rjax.pallas_kernels.one_row_layer.threads import BLOCK_TRANSFORMS, CONSUMERS, WARPS
+from rjax.pallas_kernels.one_row_layer.threads import BLOCK_TRANSFORMS, CONSUMERS, WARPS, begun
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.words import EMPTY
 
@@ -124,6 +124,10 @@ def _stages(sizes: LayerSizes) -> int:
     rest = 4 * (sizes.D + (sizes.heads + 2) * sizes.H + 2 * 4 * TILE) + 2 * sizes.row_numbers
     rest += 4 * WARPS * sizes.heads * sizes.head_words + 4 * TablePlaces.of(sizes).size
     return min(_MAX_STAGES, (_SMEM_BYTES - rest) // _BLOCK_BYTES)
+
+
+def _under_way(sizes: LayerSizes) -> int:
+    return 4
 
 
 def decoder_layer(
@@ -226,9 +230,9 @@ def decoder_layer(
             current=current,
             outputs=(residual, partial),
             scratch=scratch,
-            ring=Ring(ring, full, empty, stages),
+            ring=Ring(ring, full, empty, stages, _under_way(sizes)),
             cta=cta,
-            position=jnp.maximum(inputs["positions"][0], 0),
+            begun_position=begun(inputs["positions"], 0),
             scale=scale,
             eps=eps,
             head_eps=head_eps,

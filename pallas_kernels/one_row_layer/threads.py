@@ -140,6 +140,45 @@ def barrier() -> None:
     )
 
 
+def begun(ref, *at):
+    """Start to load an int32 from GMEM; `arrived` waits for it.
+
+    ptxas waits early for numbers that all threads share, to move them to other registers. The place
+    has a zero that differs between threads as far as it can see: a count of bits over 64.
+    """
+    one = plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR)
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), *[SCALAR] * len(at)), return_type=one)
+    def run(_, ref, *at):
+        strides, _ = ir.MemRefType(ref.type).get_strides_and_offset()
+        bits = llvm.inline_asm(i32_type(), [thread()], "popc.b32 $0, $1;", "=r,r")
+        place = arith.shrui(bits, i32(6))
+        for number, stride in zip(at, strides, strict=True):
+            place = arith.addi(place, mul(number.registers.item(), stride))
+        [word] = load_vector("ld.global", address(ref, mul(place, 4)), 1)
+        return _number(word)
+
+    return run(ref, *(jnp.int32(number) for number in at))
+
+
+def arrived(value):
+    """The int32 of `begun`, as a number that the threads of a warp share."""
+    one = plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR)
+
+    @plgpu.inline_mgpu(arg_types=(SCALAR,), return_type=one)
+    def run(_, value):
+        form = "shfl.sync.idx.b32 $0, $1, 0, 31, 0xffffffff;"
+        options = {"has_side_effects": True, "convergent": True}
+        word = value.registers.item()
+        return _number(llvm.inline_asm(i32_type(), [word], form, "=r,r", **options))
+
+    return run(value)
+
+
+def _number(word):
+    return mgpu.FragmentedArray.splat(word, (), SCALAR.to_mgpu(), is_signed=True)
+
+
 def index(value):
     """int32 to the type of indices."""
     return arith.index_cast(ir.IndexType.get(), i32(value))

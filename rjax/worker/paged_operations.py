@@ -30,7 +30,6 @@ from rjax.models import (
 from rjax.models.layers.attention import Attention
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
-from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.one_row_layer.mosaic import LayerWords
 from rjax.pallas_kernels.partial import Partial, reduced
@@ -50,6 +49,7 @@ from rjax.worker.kernels.linear_problem import LinearSharding, linear_problem, l
 from rjax.worker.kernels.run import run_kernel
 from rjax.worker.step_input import StepInput
 from rjax.worker.value_specs import qkv_specs, shares, value_specs
+from rjax.worker.write_and_attend import write_and_attend
 
 _WHOLE = PartitionSpec()
 _ROUTED = Routing(_WHOLE, _WHOLE)  # type: ignore[arg-type]
@@ -174,7 +174,7 @@ class PagedOperations(Operations):
         unmerged = few and self._backend.attention.unmerged_attention is not None
         unmerged = unmerged and heads is None  # sinks join the merged result
         attend = functools.partial(
-            _attend,
+            write_and_attend,
             write=write,
             problem=problem,
             backend=self._backend.attention,
@@ -434,46 +434,3 @@ def _with_bias(product: Any, linear: Linear) -> Any:
     if isinstance(product, Partial):
         return Partial(product.summands, linear.bias[...], product.dtype)
     return product + linear.bias[...]
-
-
-# Jitted by itself, like the other kernels (`run_kernel`).
-
-
-@functools.partial(jax.jit, static_argnames=("write", "problem", "backend", "spec", "unmerged"))
-def _attend(
-    qkv,
-    k_pages,
-    v_pages,
-    rotary,
-    kv_scales,
-    heads,
-    norm_weights,
-    step,
-    plan,
-    *,
-    write: Kernel,
-    problem: Problem,
-    backend: AttentionBackend,
-    spec,
-    unmerged: bool,
-):
-    cos, sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
-    scales = {}
-    if k_pages.dtype == jnp.float8_e4m3fn:
-        found = kv_scales or KvScales(jnp.ones(1, jnp.float32), jnp.ones(1, jnp.float32))
-        kv_heads = k_pages.shape[1:2]
-        scales = {
-            "k_scales": jnp.broadcast_to(found.k, kv_heads),
-            "v_scales": jnp.broadcast_to(found.v, kv_heads),
-        }
-    operands = *norm_weights, cos, sin, k_pages, v_pages, step.kv_slots, scales
-    written = write.run(problem, qkv, *operands)
-    operands = *written, step.page_table, step.positions, plan, spec
-    if unmerged:
-        assert backend.unmerged_attention is not None
-        return backend.unmerged_attention(*operands, **scales), *written[1:]
-    options = scales
-    if heads is not None:
-        options = options | {"sinks": heads.sinks, "alibi_slopes": heads.alibi_slopes}
-    out, _ = backend.attention(*operands, **options)
-    return out, *written[1:]

@@ -105,9 +105,9 @@ def test_a_row_of_decode_steps_is_saved_as_it_ends(tmp_path, monkeypatch):
     assert [row["batch"] for row in load(path)["rows"]] == [2]
 
 
-def test_whole_layers_need_their_backend():
-    with pytest.raises(SystemExit, match="for the backend mosaic; this run has xla"):
-        decode_step.main(["--quiet", "--model=tiny", "--whole-layers"])
+def test_an_unknown_kernel_cannot_be_left_out():
+    with pytest.raises(ValueError, match="no kernel of the backend xla is named 'none'; it has"):
+        decode_step.main(["--quiet", "--model=tiny", "--without=none"])
 
 
 def test_attention(tmp_path):

@@ -96,20 +96,59 @@ def test_refusals(change, why):
 def test_equals_plain_jax(name, position):
     layer = MODELS[name]
     arguments = _arguments(layer, position)
-    expected = _reference(*arguments[:-1], layer.H**-0.5)
-    [words, found] = arguments[-1], []
+    *arguments, words = arguments
+    expected, found = _reference(*arguments, scale=layer.H**-0.5), []
     for _ in range(2):  # with both words
-        *result, words = _run(*arguments[:-1], words, scale=layer.H**-0.5)
+        *result, words = _run(*arguments, words, scale=layer.H**-0.5)
         assert (words.current == EMPTY).all()
         found.append(jax.tree.map(np.asarray, result))
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one.view(np.uint16), other.view(np.uint16))
     for got, want, bound in zip(found[0], expected, (0.02, 0.02, 0.0, 0.0), strict=True):
-        got, want = (np.asarray(jnp.asarray(each, jnp.float32)) for each in (got, want))
         # Roundings of a value that the other sum puts on the other side: a step of bfloat16.
-        error = np.abs(got - want)[np.isfinite(want)].max() / np.abs(want[np.isfinite(want)]).max()
-        assert error <= max(bound, 2.0**-7), error
-        assert (np.isfinite(got) == np.isfinite(want)).all()
+        assert _error(got, want) <= max(bound, 2.0**-7)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen2.5-0.5b", "llama-3.2-1b"])
+def test_ten_thousand_random_steps(name):
+    """KV behind the position is NaN, and so are pages of others; every step is checked."""
+    layer, scale = MODELS[name], MODELS[name].H ** -0.5
+    x, _, weights, _, _, k_pages, v_pages, *_ = _arguments(layer, 0)
+    P, M = len(k_pages), 20
+    normal = functools.partial(jax.random.normal, dtype=jnp.bfloat16)
+
+    def step(i, state):
+        words, worst = state
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(1), i), 6)
+        position = jax.random.randint(keys[0], (), 0, 64 * M)
+        table = jax.random.permutation(keys[1], P)[None, :M].astype(jnp.int32)
+        place = jnp.full(P, M).at[table[0]].set(jnp.arange(M))
+        old = place[:, None, None, None] * 64 + jnp.arange(64)[:, None] < position
+        pools = [jnp.where(old, normal(key, k_pages.shape), jnp.nan) for key in keys[2:4]]
+        slot = table[0, position // 64] * 64 + position % 64
+        angles = position / 10000 ** (jnp.arange(layer.H // 2) / (layer.H // 2))
+        update = Partial(normal(keys[4], (SPLITS, *x.shape)).astype(jnp.float32), dtype=x.dtype)
+        arguments = (normal(keys[5], x.shape), update, weights)
+        arguments += (jnp.cos(angles)[None], jnp.sin(angles)[None], *pools, table)
+        arguments += (position[None], slot[None])
+        *found, words = _run(*arguments, words, scale=scale)
+        expected = _reference(*arguments, scale=scale)
+        pairs = zip(found, expected, strict=True)
+        return words, jnp.maximum(worst, jnp.stack([_error(*pair) for pair in pairs]))
+
+    run = jax.jit(lambda words: jax.lax.fori_loop(0, 10_000, step, (words, jnp.zeros(4)))[1])
+    worst = np.asarray(run(LayerWords.empty(layer.sizes)))
+    assert (worst <= [0.03, 0.03, 2.0**-6, 2.0**-6]).all(), worst
+
+
+def _error(found, expected):
+    """The largest difference, of the largest number; infinite where one is NaN and one is not."""
+    found, expected = (jnp.asarray(each, jnp.float32) for each in (found, expected))
+    nan = jnp.isnan(expected)
+    difference = jnp.where(nan, 0, jnp.abs(found - expected))
+    difference = jnp.where(nan == jnp.isnan(found), difference, jnp.inf)
+    return difference.max() / jnp.where(nan, 0, jnp.abs(expected)).max()
 
 
 @pytest.mark.gpu
@@ -162,16 +201,13 @@ def _arguments(layer: Layer, position: int, pages: int = 64):
 
 
 @functools.partial(jax.jit, static_argnames="scale")
-def _run(x, update, weights, cos, sin, k_pages, v_pages, table, positions, slots, words, scale):
-    residual, found, *rest = mosaic.decoder_layer(
-        *(x, update, weights, cos, sin, k_pages, v_pages, table, positions, slots, words),
-        scale=scale,
-        eps=EPS,
-        head_eps=HEAD_EPS,
-    )
+def _run(*arguments, scale):
+    options = {"scale": scale, "eps": EPS, "head_eps": HEAD_EPS}
+    residual, found, *rest = mosaic.decoder_layer(*arguments, **options)
     return residual, found.summands.sum(0), *rest
 
 
+@functools.partial(jax.jit, static_argnames="scale")
 def _reference(x, update, w, cos, sin, k_pages, v_pages, table, positions, slots, scale):
     """(residual, update, K pages, V pages), in float32 with the roundings of separate kernels."""
     f32, bf16 = jnp.float32, jnp.bfloat16
@@ -189,7 +225,6 @@ def _reference(x, update, w, cos, sin, k_pages, v_pages, table, positions, slots
         a, b = jnp.split(heads.astype(f32), 2, -1)
         return jnp.concatenate([a * cos[0] - b * sin[0], b * cos[0] + a * sin[0]], -1).astype(bf16)
 
-    position = int(positions[0])
     x = (x.astype(f32) + update.summands.sum(0).astype(bf16).astype(f32)).astype(bf16)
     _, K, A, H = w.qkv.shape
     qkv = product(normed(x, w.attention_norm, EPS), w.qkv).astype(bf16).reshape(K, A, H)
@@ -199,13 +234,16 @@ def _reference(x, update, w, cos, sin, k_pages, v_pages, table, positions, slots
     if w.q_norm is not None:
         q, k = normed(q, w.q_norm, HEAD_EPS), normed(k, w.k_norm, HEAD_EPS)
     q, k = rotated(q), rotated(k)
-    page, offset = divmod(int(slots[0]), 64)
+    page, offset = jnp.divmod(slots[0], 64)
     k_pages, v_pages = k_pages.at[page, :, offset].set(k), v_pages.at[page, :, offset].set(v)
+    seen = jnp.arange(table.shape[1] * 64) <= positions[0]
     keys, values = (
-        pages[table[0]].swapaxes(1, 2).reshape(-1, K, H)[: position + 1].astype(f32)
+        jnp.where(seen[:, None, None], pages[table[0]].swapaxes(1, 2).reshape(-1, K, H), 0)
         for pages in (k_pages, v_pages)
     )
+    keys, values = keys.astype(f32), values.astype(f32)
     scores = jnp.einsum("KGH,SKH->KGS", q.astype(f32), keys, precision="highest") * scale
+    scores = jnp.where(seen, scores, -jnp.inf)
     attended = jnp.einsum("KGS,SKH->KGH", jax.nn.softmax(scores), values, precision="highest")
     output = product(attended.astype(bf16).reshape(1, -1), w.output)
     x = (x.astype(f32) + output.astype(bf16).astype(f32)).astype(bf16)

@@ -3,6 +3,7 @@
 import dataclasses
 
 from rjax.worker.kernels.kernel import Kernel, registered_kernels
+from rjax.worker.kernels.layer_kernel import ONE_ROW_LAYER
 from rjax.worker.kernels.mosaic import MOSAIC_KERNELS
 from rjax.worker.kernels.plain import PLAIN_KERNELS
 from rjax.worker.kernels.problem import Problem
@@ -42,8 +43,23 @@ class Dispatcher:
     def of(cls, backend: str) -> "Dispatcher":
         """With all kernels of a backend, those from `register_kernel` first, plain JAX last."""
         quantised = (*QUANTISED_KERNELS, QUANTISED_EXPERTS)
-        kernels = (*registered_kernels(), *quantised, *MOSAIC_KERNELS, *PLAIN_KERNELS)
+        mosaic = (ONE_ROW_LAYER, *MOSAIC_KERNELS)
+        kernels = (*registered_kernels(), *quantised, *mosaic, *PLAIN_KERNELS)
         return cls(backend, tuple(kernel for kernel in kernels if backend in kernel.backends))
+
+    def without(self, name: str) -> "Dispatcher":
+        """One that does not consider the kernel of this name.
+
+        Raises:
+            ValueError: there is none.
+        """
+        rest = tuple(kernel for kernel in self.kernels if kernel.name != name)
+        if rest == self.kernels:
+            names = ", ".join(kernel.name for kernel in self.kernels)
+            raise ValueError(
+                f"no kernel of the backend {self.backend} is named {name!r}; it has {names}"
+            )
+        return dataclasses.replace(self, kernels=rest)
 
     def choose(self, problem: Problem) -> Choice:
         """The first kernel that does not refuse."""

@@ -1,8 +1,4 @@
-"""The kernel of a whole decoder layer.
-
-No step takes it by itself yet. ``register_kernel(ONE_ROW_LAYER)`` has the engines that are made
-after it take it; ``bench.decode_step --whole-layers`` times it.
-"""
+"""The kernel of a whole decoder layer, of steps of one row."""
 
 from typing import Any
 

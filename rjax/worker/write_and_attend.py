@@ -1,0 +1,61 @@
+"""Norm, rotation, write of KV and attention of a step, as one jitted function."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from rjax.models import KvScales
+from rjax.worker.backend import AttentionBackend
+from rjax.worker.kernels import Kernel, Problem
+
+
+@functools.partial(jax.jit, static_argnames=("write", "problem", "backend", "spec", "unmerged"))
+def write_and_attend(
+    qkv,
+    k_pages,
+    v_pages,
+    rotary,
+    kv_scales,
+    heads,
+    norm_weights,
+    step,
+    plan,
+    *,
+    write: Kernel,
+    problem: Problem,
+    backend: AttentionBackend,
+    spec,
+    unmerged: bool,
+):
+    """(attention of a chunk of rows, K pages, V pages); jitted by itself, as `run_kernel` is.
+
+    Args:
+        qkv, rotary, spec, kv_scales, heads: as in ``PagedOperations.attention``.
+        k_pages, v_pages: [P, K, S, H], of the layer; the rows' keys and values are written first.
+        norm_weights: operands of ``write`` behind qkv: the norms' weights, or nothing.
+        step, plan: the rows, and the work list of the attention.
+        write: kernel that norms, rotates and stores, of ``problem``.
+        backend: of the attention.
+        unmerged: leave the splits of the KV to the kernel that follows.
+    """
+    cos, sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
+    scales = {}
+    if k_pages.dtype == jnp.float8_e4m3fn:
+        found = kv_scales or KvScales(jnp.ones(1, jnp.float32), jnp.ones(1, jnp.float32))
+        kv_heads = k_pages.shape[1:2]
+        scales = {
+            "k_scales": jnp.broadcast_to(found.k, kv_heads),
+            "v_scales": jnp.broadcast_to(found.v, kv_heads),
+        }
+    operands = *norm_weights, cos, sin, k_pages, v_pages, step.kv_slots, scales
+    written = write.run(problem, qkv, *operands)
+    operands = *written, step.page_table, step.positions, plan, spec
+    if unmerged:
+        assert backend.unmerged_attention is not None
+        return backend.unmerged_attention(*operands, **scales), *written[1:]
+    options = scales
+    if heads is not None:
+        options = options | {"sinks": heads.sinks, "alibi_slopes": heads.alibi_slopes}
+    out, _ = backend.attention(*operands, **options)
+    return out, *written[1:]
