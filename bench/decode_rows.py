@@ -31,7 +31,10 @@ TABLE = (
     Row("llama-3-8b", DecodeCase(64, 0, 1024), 1.20),
     Row("llama-3-8b", DecodeCase(256, 8192, 256), 1.35, targets=(("fp8", 8.0), ("int4", 10.6))),
     Row("qwen2.5-3b", DecodeCase(64, 1656, 128), 1.21),
+    Row("qwen2.5-3b", DecodeCase(1, 0, 1024)),
     Row("qwen2.5-0.5b", DecodeCase(16, 512, 128), None, 0.55),
+    Row("qwen2.5-0.5b", DecodeCase(1, 0, 1024)),
+    Row("qwen2.5-0.5b", DecodeCase(64, 2048, 128)),
     Row("qwen3-0.6b", DecodeCase(1, 0, 1024), 1.4),
     Row("qwen3-0.6b", DecodeCase(64, 2048, 128), 1.8),
 )

@@ -127,7 +127,10 @@ def _stages(sizes: LayerSizes) -> int:
 
 
 def _under_way(sizes: LayerSizes) -> int:
-    return 4
+    """Stages being copied: of a layer that two rings hold, words wait longer than for weights."""
+    D, attention = sizes.D, 2 * (sizes.N + sizes.K) * sizes.H
+    weight_bytes = 2 * D * (attention + 3 * sizes.F)
+    return 2 if weight_bytes <= 2 * _stages(sizes) * _BLOCK_BYTES * sizes.ctas else 4
 
 
 def decoder_layer(
