@@ -203,6 +203,7 @@ def _run(case: ExpertsCase, ceilings: Ceilings) -> dict[str, Any]:
 
             seconds = burst_seconds(functools.partial(chain, prepared, weights, up, down))
             row[f"{name}_us"] = 1e6 * seconds / calls
+            print(f"{case.name}: {name} {row[f'{name}_us']:.4g} us", flush=True)
         except Exception as failure:
             if name in ("whole", "products"):
                 raise
