@@ -1,7 +1,7 @@
 """A decoder layer of one row in one launch on Hopper (Mosaic GPU).
 
 One CTA an SM. A producer warpgroup copies all weights and KV that its CTA multiplies through one
-ring of blocks in shared memory, four stages at a time: no copy waits for another CTA. Two consumer
+ring of blocks in shared memory, a few stages at a time: no copy waits for another CTA. Two consumer
 warpgroups compute queries, keys and values, then attention, the output projection, gate
 and up, and down; between these stages the CTAs send each other partial sums as words in device
 memory (`words`), which every CTA adds up for the part of the next row that it multiplies.
