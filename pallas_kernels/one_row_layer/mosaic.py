@@ -39,6 +39,8 @@ _SMEM_BYTES = 220 * 1024  # of 227 KB; Pallas and the barriers need some
 _BLOCK_BYTES = 2 * TILE * TILE * 2  # of a stage
 _MAX_STAGES = 14
 _MIN_STAGES = 4
+_MIN_KV_SPLITS = 8  # with fewer, long sequences wait for the CTAs that read their KV
+_MIN_UNITS = 0.5  # a CTA
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, 232  # a thread
 
 
@@ -113,8 +115,11 @@ def refusal(
     if D % 128 or F % 128 or N * H % 128:
         return f"rows of {D}, {N * H} and {F} columns; it takes multiples of 128"
     sizes = LayerSizes(D, N, K, H, F, num_sms())
-    if sizes.kv_splits < 1:
-        return f"{K} KV heads in {sizes.passes} passes; it has {sizes.ctas} CTAs"
+    if sizes.kv_splits < _MIN_KV_SPLITS:
+        return f"{N} heads and {K} KV heads leave {sizes.kv_splits} CTAs for each; it needs eight"
+    fewest = min(p.units for p in (sizes.qkv, sizes.output, sizes.gate_up, sizes.down))
+    if fewest < _MIN_UNITS * sizes.ctas:
+        return f"a product of {fewest} parts; it has {sizes.ctas} CTAs, most of which would rest"
     if _stages(sizes) < _MIN_STAGES:
         return f"rows of {D} and {F} columns leave too little shared memory for weights"
     return None

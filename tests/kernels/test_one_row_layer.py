@@ -79,7 +79,9 @@ def test_lowers_for_cuda(name):
         ({"rotary_dim": 64}, "64 rotated"),
         ({"page_size": 32}, "pages of 32 tokens; it takes 64"),
         ({"F": 100}, "columns; it takes multiples of 128"),
-        ({"K": 256, "N": 256}, "256 KV heads"),
+        ({"K": 256, "N": 256}, "256 KV heads leave 0 CTAs"),
+        ({"D": 3584, "N": 28, "K": 4, "F": 18944}, "leave 4 CTAs"),  # Qwen2.5-7B: 7 heads a group
+        ({"D": 384, "N": 6, "K": 3, "H": 64, "F": 1024, "rotary_dim": 64}, "most of which would"),
         ({"D": 32768}, "too little shared memory"),
     ],
 )
