@@ -118,17 +118,17 @@ def step_rows(task: dict[str, Any]) -> list[dict[str, Any]]:
     for batch, prefix in task["points"]:
         case = DecodeCase(batch, prefix, task["own"])
         found = bench.measure(Row(task["model"], case), ceilings)
-        rows.append(
-            {
-                "system": "rjax, bare step",
-                "batch": batch,
-                "prefix": prefix,
-                "own": task["own"],
-                "step_ms": found["step_ms"],
-                "tokens_per_s": 1e3 * batch / found["step_ms"],
-                "floor_ms": found["floor_ms"],
-            }
-        )
+        row = {
+            "system": "rjax, bare step",
+            "batch": batch,
+            "prefix": prefix,
+            "own": task["own"],
+            "step_ms": found["step_ms"],
+            "tokens_per_s": 1e3 * batch / found["step_ms"],
+            "floor_ms": found["floor_ms"],
+        }
+        rows.append(row)
+        print(row, file=sys.stderr, flush=True)
     return rows
 
 
