@@ -18,13 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import scf
 
-from rjax.pallas_kernels.mosaic_emit import (
-    add,
-    address,
-    evict_first,
-    i32,
-    mul,
-)
+from rjax.pallas_kernels.mosaic_emit import add, address, evict_first, i32, mul
 from rjax.pallas_kernels.one_row_layer import attention as heads_of
 from rjax.pallas_kernels.one_row_layer.gemv import BATCHES, multiplied, no_sums, send_sums
 from rjax.pallas_kernels.one_row_layer.rows import activated_row, merged_row, normed_row

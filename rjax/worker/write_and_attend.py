@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from rjax.models import KvScales
-from rjax.worker.backend import AttentionBackend
+from rjax.pallas_kernels.attention.backend import AttentionBackend
 from rjax.worker.kernels import Kernel, Problem
 
 
@@ -28,7 +28,7 @@ def write_and_attend(
     spec,
     unmerged: bool,
 ):
-    """(attention of a chunk of rows, K pages, V pages); jitted by itself, as `run_kernel` is.
+    """(attention of the rows, K pages, V pages); jitted by itself, as `run_kernel` is.
 
     Args:
         qkv, rotary, spec, kv_scales, heads: as in ``PagedOperations.attention``.
