@@ -144,7 +144,7 @@ def begun(ref, *at):
     """Start to load an int32 from GMEM; `arrived` waits for it.
 
     ptxas waits early for numbers that all threads share, to move them to other registers. The place
-    has a zero that differs between threads as far as it can see: their numbers' bits, counted, / 64.
+    has a zero that differs between threads as far as it sees: the count of a number's bits, / 64.
     """
     one = plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR)
 
