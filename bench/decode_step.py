@@ -151,7 +151,10 @@ class Bench:
             devices=devices,
         )
         if without is not None:
-            dispatcher = self.backend.dispatcher.without(without)
+            try:
+                dispatcher = self.backend.dispatcher.without(without)
+            except ValueError as error:
+                raise SystemExit(f"--without: {error}") from None
             self.backend = dataclasses.replace(self.backend, dispatcher=dispatcher)
         peer_words = PEER_ROWS * self.config.hidden_size
         self.peer_memory, self.peers = None, None
