@@ -40,7 +40,7 @@ _BLOCK_BYTES = 2 * TILE * TILE * 2  # of a stage
 _MAX_STAGES = 14
 _MIN_STAGES = 4
 _MIN_KV_SPLITS = 8  # with fewer, long sequences wait for the CTAs that read their KV
-_MIN_UNITS = 0.5  # a CTA
+_MIN_UNITS = 0.5  # of a product, for each CTA
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, 232  # a thread
 
 
@@ -132,7 +132,11 @@ def _stages(sizes: LayerSizes) -> int:
 
 
 def _under_way(sizes: LayerSizes) -> int:
-    """Stages being copied: of a layer that two rings hold, words wait longer than for weights."""
+    """Stages that are copied at the same time, which words wait behind.
+
+    Four keep device memory busy. A layer that two rings hold waits for words more than for weights,
+    and takes two.
+    """
     D, attention = sizes.D, 2 * (sizes.N + sizes.K) * sizes.H
     weight_bytes = 2 * D * (attention + 3 * sizes.F)
     return 2 if weight_bytes <= 2 * _stages(sizes) * _BLOCK_BYTES * sizes.ctas else 4

@@ -173,6 +173,7 @@ def test_startup_of_an_engine(tmp_path, capsys):
     startup.main([*given, "--quiet", f"--json={path}"])
     empty, filled = load(path)["rows"]
     assert (empty["warmup"], empty["cache"], filled["cache"]) == ("off", "empty", "filled")
+    assert empty["tensor_parallel_size"] == 1
     assert empty["total_s"] > empty["weights_s"] > 0
     assert empty["first_token_s"] >= empty["first_run_s"] >= 0
     assert filled["compilations"] < empty["compilations"]  # by the step

@@ -38,8 +38,9 @@ class PlainLayer:
             self._run,
         )
 
-    def _run(self, problem, x, update, w, cos, sin, k_pages, v_pages, *rest):
-        table, positions, slots, words = rest
+    def _run(
+        self, problem, x, update, w, cos, sin, k_pages, v_pages, table, positions, slots, words
+    ):
         self.words.append(words is not None)
         x = x if update is None else x + reduced(update)
         qkv = jnp.einsum("TD,DKAH->TKAH", _norm(x, w.attention_norm, problem.eps), w.qkv)
