@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from rjax.models.quantising.settings import QuantisingSettings
 from rjax.models.quantising.weight import QuantisedWeight
 from rjax.models.schemes import Scaled
-from rjax.models.schemes.rounding import quantise
+from rjax.models.schemes.rounding import quantise, rounded_scale
 from rjax.models.schemes.scaled import ScaleDType
 
 _RATIOS = np.linspace(1.0, 0.5, 26, dtype=np.float32)
@@ -95,7 +95,7 @@ def round_groups(
         # The range includes 0, so that a zero point exists.
         low = jnp.minimum(grouped.min(-1), 0) * ratio
         scale = (jnp.maximum(grouped.max(-1), 0) * ratio - low) / 15
-    scale = scale.astype(scale_dtype).astype(jnp.float32)
+    scale = rounded_scale(scale, scale_dtype).astype(jnp.float32)
     scale = jnp.where(scale == 0, 1, scale)  # of zeros, any scale is right
     zero = jnp.zeros_like(scale) if low is None else jnp.clip(jnp.round(-low / scale) - 8, -8, 7)
     values = jnp.round(grouped / scale[..., None]) + zero[..., None]
