@@ -8,6 +8,7 @@ ring, so they meet only at its barriers.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,9 +21,12 @@ from jaxlib.mlir.dialects import scf
 
 from rjax.pallas_kernels.mosaic_emit import add, address, evict_first, i32, mul
 from rjax.pallas_kernels.one_row_layer import attention as heads_of
-from rjax.pallas_kernels.one_row_layer.gemv import BATCHES, multiplied, no_sums, send_sums
+from rjax.pallas_kernels.one_row_layer import few_bit_gemv, gemv
+from rjax.pallas_kernels.one_row_layer.few_bit_gemv import FewBits
 from rjax.pallas_kernels.one_row_layer.rows import activated_row, merged_row, normed_row
 from rjax.pallas_kernels.one_row_layer.sizes import TILE, LayerSizes, Product
+from rjax.pallas_kernels.one_row_layer.smem_row import Row
+from rjax.pallas_kernels.one_row_layer.stage_scales import arrive_after_copies
 from rjax.pallas_kernels.one_row_layer.tables import TablePlaces, tables
 from rjax.pallas_kernels.one_row_layer.threads import CONSUMERS, arrived, begun, simt
 from rjax.pallas_kernels.words import EMPTY, store_words
@@ -34,24 +38,40 @@ class Ring:
 
     At most ``under_way`` stages are being copied: more would not arrive sooner, and words would
     wait behind them.
+
+    Attributes:
+        blocks: bfloat16 [stages, 2, 64, 64] SMEM.
+        weights: the same memory, for weights: [stages, 2, 64, 128 bytes].
+        full, empty: barriers of the stages.
+        stages, under_way: as above.
+        words: float32 SMEM, each stage's words of `StageScales`; None without.
     """
 
     blocks: Any
+    weights: Any
     full: Any
     empty: Any
     stages: int
     under_way: int
+    words: Any = None
 
-    def fill(self, number, copies) -> None:
-        """Start copies of (source, is read once) into the blocks of stage ``number``."""
+    def fill(self, number, copies, target, scales=None) -> None:
+        """Start copies of (source, is read once) into the blocks of stage ``number``.
+
+        target: ``blocks`` or ``weights``. scales: called with the words of the stage.
+        """
         before = lax.rem(number + (self.stages - self.under_way), jnp.int32(self.stages))
         pl.when(number >= self.under_way)(lambda: plgpu.barrier_wait(self.full.at[before]))
         stage = lax.rem(number, jnp.int32(self.stages))
         pl.when(number >= self.stages)(lambda: plgpu.barrier_wait(self.empty.at[stage]))
         for i, (source, once) in enumerate(copies):
-            plgpu.copy_gmem_to_smem(source, self.blocks.at[stage, i], self.full.at[stage])
+            plgpu.copy_gmem_to_smem(source, target.at[stage, i], self.full.at[stage])
             if once:
                 evict_first()
+        if scales is not None:
+            scales(self.words.at[stage])
+        if self.words is not None:
+            arrive_after_copies()
 
     def wait(self, number):
         """The stage whose blocks have arrived."""
@@ -66,10 +86,15 @@ class Ring:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerCta:
-    """A CTA's part of the layer; ``begun_position`` is the row's, a load that was `begun`."""
+    """A CTA's part of the layer.
+
+    ``begun_position`` is the row's, a load that was `begun`; ``few_bits`` has the four products by
+    name, or none with 16-bit weights.
+    """
 
     sizes: LayerSizes
     inputs: dict[str, Any]
+    few_bits: dict[str, FewBits]
     pages: tuple[Any, Any]
     current: Any
     outputs: tuple[Any, Any]
@@ -98,6 +123,10 @@ class LayerCta:
         return lax.fori_loop(0, units, step, number)
 
     @property
+    def _row(self) -> Row:
+        return Row(self.scratch["row"], self.scratch.get("powers"))
+
+    @property
     def _position(self):
         """Of the row, at least 0."""
         return jnp.maximum(arrived(self.begun_position), 0)
@@ -120,29 +149,28 @@ class LayerCta:
 
     def produce(self, other) -> None:
         """Copy all blocks of the CTA, in the order of the stages; empty the other words."""
-        sizes, inputs = self.sizes, self.inputs
+        sizes = self.sizes
         first_page = self._page(jnp.int32(0))
-        number = self._produce(sizes.qkv, [inputs["qkv"]], jnp.int32(0))
+        number = self._produce(sizes.qkv, "qkv", jnp.int32(0))
         _empty(other, self.cta, sizes)
         number = self._produce_kv(number, first_page)
-        number = self._produce(sizes.output, [inputs["output"]], number)
-        gate_up = [inputs["gate_up"].at[:, which] for which in range(2)]
-        number = self._produce(sizes.gate_up, gate_up, number)
-        self._produce(sizes.down, [inputs["down"]], number)
+        number = self._produce(sizes.output, "output", number)
+        number = self._produce(sizes.gate_up, "gate_up", number)
+        self._produce(sizes.down, "down", number)
 
-    def _produce(self, product: Product, matrices, number):
-        depth = TILE if len(matrices) == 2 else 2 * TILE
+    def _produce(self, product: Product, name: str, number):
+        weight, few = self.inputs[name], self.few_bits.get(name)
 
         def unit(i, tile, split, start, count, number):
             del i, split
-            columns = pl.ds(pl.multiple_of(tile * TILE, TILE), TILE)
+            firsts = [pl.multiple_of(first, TILE) for first in product.first_columns(tile)]
 
             def stage(i, _):
-                first = pl.multiple_of((start + i) * depth, depth)
-                rows = [pl.ds(first, TILE), pl.ds(first + depth - TILE, TILE)]
-                both = matrices if len(matrices) == 2 else matrices * 2
-                copies = [(m.at[r, columns], True) for m, r in zip(both, rows, strict=True)]
-                self.ring.fill(number + i, copies)
+                depth = pl.multiple_of((start + i) * product.step, product.step)
+                copies = [(block, True) for block in _blocks(weight, product, firsts, depth)]
+                scales = None if few is None else few.scales
+                copy = scales and functools.partial(scales.copy, columns=firsts, depth=depth)
+                self.ring.fill(number + i, copies, self.ring.weights, copy)
 
             lax.fori_loop(0, count, stage, None)
 
@@ -169,7 +197,8 @@ class LayerCta:
                 for block in range(blocks)
             ]
             for j in range(blocks):
-                self.ring.fill(number + i * blocks + j, parts[2 * j : 2 * j + 2])
+                copies = parts[2 * j : 2 * j + 2]
+                self.ring.fill(number + i * blocks + j, copies, self.ring.blocks)
             return following
 
         lax.fori_loop(0, chunks, chunk, first_page)
@@ -181,7 +210,7 @@ class LayerCta:
         """Compute the stages one after the other."""
         sizes, inputs, scratch = self.sizes, self.inputs, self.scratch
         residual, partial = self.outputs
-        stream, row, totals = scratch["stream"], scratch["row"], scratch["totals"]
+        stream, row, totals = scratch["stream"], self._row, scratch["totals"]
         kv_head = lax.div(self._attention_unit[0], sizes.passes)
         normed_row(
             *(inputs["x"], inputs["summands"], None, inputs["attention_norm"]),
@@ -189,7 +218,7 @@ class LayerCta:
             eps=self.eps,
             meanwhile=tables(inputs, scratch["tables"], kv_head, sizes),
         )
-        number = self._multiply(sizes.qkv, jnp.int32(0), None, sizes.qkv_words)
+        number = self._multiply("qkv", jnp.int32(0), None, sizes.qkv_words)
         number = self._attend(number)
 
         splits = jnp.minimum(self._chunks, sizes.kv_splits)
@@ -199,7 +228,7 @@ class LayerCta:
             del start, count
             merged_row(self.current, row, split * heads, splits, sizes)
 
-        number = self._multiply(sizes.output, number, merge, sizes.output_words)
+        number = self._multiply("output", number, merge, sizes.output_words)
         mlp_norm = scratch["tables"].at[pl.ds(TablePlaces.of(sizes).mlp_norm, sizes.D)]
         normed_row(
             *(stream, self.current, residual, mlp_norm, stream, row, totals.at[1]),
@@ -207,54 +236,71 @@ class LayerCta:
             eps=self.eps,
             words_at=(sizes.output_words, sizes.output.splits),
         )
-        number = self._multiply(sizes.gate_up, number, None, sizes.gate_up_words)
+        number = self._multiply("gate_up", number, None, sizes.gate_up_words)
 
         def activate(split, start, count):
             del split
-            activated_row(self.current, row, start * 2 * TILE, count * 2 * TILE, sizes)
+            step = sizes.down.step
+            activated_row(self.current, row, start * step, count * step, sizes)
 
-        self._multiply(sizes.down, number, activate, 0, partial)
+        self._multiply("down", number, activate, 0, partial)
 
-    def _multiply(self, product: Product, number, fill, words_at: int, target=None):
+    def _multiply(self, name: str, number, fill, words_at: int, target=None):
         """Multiply and send; ``fill(split, first step, steps)`` computes the unit's row."""
-        row, sums, pair = self.scratch["row"], self.scratch["sums"], product == self.sizes.gate_up
+        product: Product = getattr(self.sizes, name)
+        few, sums = self.few_bits.get(name), self.scratch["sums"]
         target = self.current if target is None else target
+        batches = gemv.BATCHES if few is None else few_bit_gemv.BATCHES
 
         def unit(turn, tile, split, start, count, number):
+            columns = tuple(product.first_columns(tile))
+            scaled = few is not None and few.channels is not None
+            factors = few_bit_gemv.channel_scales(few.channels, columns) if scaled else None
             if fill is not None:
                 fill(split, start, count)
-            first = jnp.int32(0) if fill is not None else start * (TILE if pair else 2 * TILE)
+            skipped = start if fill is not None else jnp.int32(0)
 
             def batch(size: int, done):
                 def step(i, found):
                     begin = done + i * size
-                    stages = [self.ring.wait(number + begin + j) for j in range(size)]
-                    firsts = []
-                    for j in range(size):
-                        at = first + (begin + j) * (TILE if pair else 2 * TILE)
-                        firsts += [at, at if pair else at + TILE]
-                    blocks = tuple(self.ring.blocks.at[stage] for stage in stages)
-                    found = multiplied(found, blocks, row, tuple(firsts))
-                    for stage in stages:
+                    used = [self.ring.wait(number + begin + j) for j in range(size)]
+                    steps = [start + begin + j for j in range(size)]
+                    found = self._multiplied(found, name, used, steps, skipped, columns)
+                    for stage in used:
                         self.ring.release(stage)
                     return found
 
                 return step
 
-            found, done = no_sums(), jnp.int32(0)
-            for size in BATCHES:
+            found, done = gemv.no_sums(), jnp.int32(0)
+            for size in batches:
                 turns = lax.div(count - done, size)
                 found = lax.fori_loop(0, turns, batch(size, done), found)
                 done = done + turns * size
-            matrices = 2 if pair else 1
-            places = tuple(
-                words_at + (split * matrices + j) * product.columns + tile * TILE
-                for j in range(matrices)
-            )
+            before = words_at + split * product.matrices * product.columns
+            places = tuple(before + column for column in columns)
+            line_of = None if few is None else few_bit_gemv.line_of
             # Two by turns: slow threads may still read those of the unit before.
-            send_sums(found, sums.at[lax.rem(turn, 2)], target, places)
+            gemv.send_sums(found, sums.at[lax.rem(turn, 2)], target, places, factors, line_of)
 
         return self._for_units(product, unit, number)
+
+    def _multiplied(self, found, name: str, used, steps, skipped, columns):
+        """The sums with the products of stages ``used``, which are ``steps`` of the depth.
+
+        skipped: steps before the first number of the row in shared memory.
+        """
+        product, row = getattr(self.sizes, name), self._row
+        firsts = [(step - skipped) * product.step for step in steps]
+        blocks = [self.ring.blocks.at[stage] for stage in used]
+        if name not in self.few_bits:
+            further = TILE if product.is_deep else 0
+            both = tuple(at for first in firsts for at in (first, first + further))
+            return gemv.multiplied(found, tuple(blocks), row.numbers, both)
+        words = [None if self.ring.words is None else self.ring.words.at[stage] for stage in used]
+        depths = [step * product.step for step in steps]
+        stages = [few_bit_gemv.Stage(*of) for of in zip(blocks, firsts, depths, words, strict=True)]
+        return few_bit_gemv.multiplied(found, stages, row, self.few_bits[name], columns)
 
     def _attend(self, number):
         sizes, scratch, inputs = self.sizes, self.scratch, self.inputs
@@ -299,6 +345,15 @@ class LayerCta:
                 heads_of.write_kv(scratch["tables"], heads, *self.pages, kv_head, sizes)
 
         return number + chunks * blocks
+
+
+def _blocks(weight, product: Product, firsts, depth):
+    """The two blocks of a stage; weight: [D, X], or [X, D] of few bits."""
+    if product.bits < 16:
+        return [weight.at[pl.ds(first, TILE), pl.ds(depth, product.step)] for first in firsts]
+    further = TILE if product.is_deep else 0
+    places = ((depth, firsts[0]), (depth + further, firsts[-1]))
+    return [weight.at[pl.ds(row, TILE), pl.ds(column, TILE)] for row, column in places]
 
 
 def _part(product: Product, unit):

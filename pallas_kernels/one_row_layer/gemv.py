@@ -33,21 +33,21 @@ from rjax.pallas_kernels.one_row_layer.threads import (
 )
 from rjax.pallas_kernels.words import load_vector
 
-_MMA_COLUMNS, _MMA_DEPTH = 16, 16
-_WARPS_ACROSS = TILE // _MMA_COLUMNS
-_HALVES = 2  # of a block's depth
-_SUMS = 4  # of a thread and block
+MMA_COLUMNS, _MMA_DEPTH = 16, 16
+WARPS_ACROSS = TILE // MMA_COLUMNS
+HALVES = 2  # of a block's depth
+SUMS = 4  # of a thread and block
 
 
 BATCHES = (4, 2, 1)
 """Numbers of stages that are multiplied at once, so that their loads overlap."""
 
-_CHAINS = 2  # of sums that stages take in turns
+CHAINS = 2  # of sums that stages take in turns
 
 
 def no_sums():
     """Sums of nothing: in each chain, four of each block of a stage."""
-    return filled(_CHAINS, 0.0)
+    return filled(CHAINS, 0.0)
 
 
 def multiplied(sums, stages, row, firsts: tuple):
@@ -60,29 +60,29 @@ def multiplied(sums, stages, row, firsts: tuple):
 
     def emit(*given):
         stages, row, firsts, chains = given[:count], given[count], given[count + 1 : -1], given[-1]
-        column, half = rem(warp(), _WARPS_ACROSS), div(warp(), _WARPS_ACROSS)
+        column, half = rem(warp(), WARPS_ACROSS), div(warp(), WARPS_ACROSS)
         matrix, line = div(lane(), 8), rem(lane(), 8)
-        depth = add(add(mul(half, TILE // _HALVES), line), mul(div(matrix, 2), 8))
+        depth = add(add(mul(half, TILE // HALVES), line), mul(div(matrix, 2), 8))
         run = arith.xori(add(mul(column, 2), rem(matrix, 2)), line)
         offset = arith.addi(mul(depth, LINE_BYTES), mul(run, 16))
-        pair = add(mul(half, TILE // _HALVES), mul(rem(lane(), 4), 2))
+        pair = add(mul(half, TILE // HALVES), mul(rem(lane(), 4), 2))
         mgpu.utils.warp_barrier()  # the instructions below are for whole warps
         loaded = []
         for number, stage in enumerate(stages):
             address = arith.addi(shared_address(stage), offset)
             for block in range(2):
-                for step in range(TILE // _HALVES // _MMA_DEPTH):
+                for step in range(TILE // HALVES // _MMA_DEPTH):
                     rows = block * TILE + step * _MMA_DEPTH
                     at = arith.addi(firsts[2 * number + block], add(pair, step * _MMA_DEPTH))
                     weights = _transposed(add(address, rows * LINE_BYTES))
                     pairs = [_pair(row, at), _pair(row, add(at, 8))]
-                    place = slice(_SUMS * block, _SUMS * (block + 1))
-                    loaded.append((number % _CHAINS, place, weights, pairs))
+                    place = slice(SUMS * block, SUMS * (block + 1))
+                    loaded.append((number % CHAINS, place, weights, pairs))
         for chain, place, weights, pairs in loaded:
-            chains[chain][place] = _mma(weights, pairs, chains[chain][place])
+            chains[chain][place] = mma(weights, pairs, chains[chain][place])
         return (chains,)
 
-    [sums] = simt(emit, (row,), firsts, (sums,), returns=(_CHAINS,), blocks=stages)
+    [sums] = simt(emit, (row,), firsts, (sums,), returns=(CHAINS,), blocks=stages)
     return sums
 
 
@@ -106,54 +106,68 @@ def _transposed(address):
     return [llvm.extractvalue(i32_type(), found, [i]) for i in range(4)]
 
 
-def _mma(weights, pairs, sums):
-    kind = ir.F32Type.get()
+def mma(weights, pairs, sums, kind: str = "bf16"):
+    """Four sums with the products of 16 columns of the weights and the row, 16 deep.
+
+    weights: four pairs, of columns i and i + 8 of the lane 4 i + t, then those 8 deeper. pairs: of
+    the row, two. sums: of both columns, twice each. kind: of weights and row, bf16 or f16.
+    """
+    number = ir.F32Type.get()
     found = llvm.inline_asm(
-        llvm.StructType.get_literal([kind] * _SUMS),
+        llvm.StructType.get_literal([number] * SUMS),
         [*weights, *pairs, *sums],
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
         "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
         "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
         has_side_effects=True,
         convergent=True,
     )
-    return [llvm.extractvalue(kind, found, [i]) for i in range(_SUMS)]
+    return [llvm.extractvalue(number, found, [i]) for i in range(SUMS)]
 
 
-def send_sums(sums, scratch, target, firsts: tuple) -> None:
-    """Send the sums of 64 columns of each of two matrices, or of one that both blocks are of.
+def send_sums(sums, scratch, target, firsts: tuple, factors=None, line_of=None) -> None:
+    """Send the sums of 64 columns of each of two blocks, or of one that both blocks are of.
 
-    sums: a state. scratch: float32 [2, 2, 64] SMEM, by block and half. target:
-    int32 [words] GMEM, or float32 [X] GMEM for an output of the kernel. firsts: int32, index of the
-    first column of each matrix there.
+    Args:
+        sums: a state.
+        scratch: float32 [2, 2, 64] SMEM, by block and half.
+        target: int32 [words] GMEM, or float32 [X] GMEM for an output of the kernel.
+        firsts: int32, index of the first column of each there.
+        factors: a state whose first number is what the column is multiplied with, or None.
+        line_of: the column, of eight, of a row of an mma's left operand; None where they are in
+            order.
     """
-    matrices = len(firsts)
+    count = len(firsts)
 
     def emit(scratch, target, *rest):
-        *firsts, [found, *others] = rest
+        firsts, (found, *others), factors = rest[:count], rest[count], rest[count + 1 :]
         for other in others:
             found = [arith.addf(a, b) for a, b in zip(found, other, strict=True)]
-        column, half = rem(warp(), _WARPS_ACROSS), div(warp(), _WARPS_ACROSS)
+        column, half = rem(warp(), WARPS_ACROSS), div(warp(), WARPS_ACROSS)
         with mgpu.when(equal(rem(lane(), 4), 0)):
-            at = add(mul(column, _MMA_COLUMNS), div(lane(), 4))
+            row = div(lane(), 4)
+            at = add(mul(column, MMA_COLUMNS), row if line_of is None else line_of(row))
             for block in range(2):
-                low, _, high, _ = found[_SUMS * block : _SUMS * (block + 1)]
+                low, _, high, _ = found[SUMS * block : SUMS * (block + 1)]
                 store(scratch, [block, half, at], [low])
                 store(scratch, [block, half, add(at, 8)], [high])
         barrier()
-        with mgpu.when(below(thread(), TILE * matrices)):
+        with mgpu.when(below(thread(), TILE * count)):
             at = rem(thread(), TILE)
-            matrix = div(thread(), TILE)
+            which = div(thread(), TILE)
             value = f32(0)
-            for block in range(2 // matrices):
-                for half in range(_HALVES):
-                    [part] = load(scratch, [add(matrix, block), half, at], 1)
+            for block in range(2 // count):
+                for half in range(HALVES):
+                    [part] = load(scratch, [add(which, block), half, at], 1)
                     value = arith.addf(value, part)
-            first = firsts[0] if matrices == 1 else select(equal(matrix, 0), *firsts)
+            for [[factor, *_]] in factors:
+                value = arith.mulf(value, factor)
+            first = firsts[0] if count == 1 else select(equal(which, 0), *firsts)
             place = arith.addi(first, at)
             if target.type.element_type == i32_type():
                 send(target, place, [value])
             else:
                 store(target, [place], [value])
 
-    simt(emit, (scratch, target), firsts, (sums,))
+    states = (sums,) if factors is None else (sums, factors)
+    simt(emit, (scratch, target), firsts, states)

@@ -4,7 +4,8 @@ One CTA an SM. A producer warpgroup copies all weights and KV that its CTA multi
 ring of blocks in shared memory, a few stages at a time: no copy waits for another CTA. Two consumer
 warpgroups compute queries, keys and values, then attention, the output projection, gate
 and up, and down; between these stages the CTAs send each other partial sums as words in device
-memory (`words`), which every CTA adds up for the part of the next row that it multiplies.
+memory (`words`), which every CTA adds up for the part of the next row that it multiplies. Few-bit
+weights become float16 in registers and multiply a float16 row, whose groups have powers of two.
 Bytes moved: the weights and the KV of the layer once from device memory; 4 bytes a word and reader
 from L2, about 100 KB a CTA with the sizes of Qwen3-0.6B.
 
@@ -29,8 +30,22 @@ from jaxtyping import Array, Float, Int, Int32
 from rjax.pallas_kernels.mosaic_emit import num_sms
 from rjax.pallas_kernels.one_row_layer.cta import LayerCta, Ring
 from rjax.pallas_kernels.one_row_layer.sizes import TILE, LayerSizes
+from rjax.pallas_kernels.one_row_layer.smem_row import GROUP, padded
+from rjax.pallas_kernels.one_row_layer.stage_scales import STAGE_COLUMNS
 from rjax.pallas_kernels.one_row_layer.tables import TablePlaces
-from rjax.pallas_kernels.one_row_layer.threads import BLOCK_TRANSFORMS, CONSUMERS, WARPS, begun
+from rjax.pallas_kernels.one_row_layer.threads import (
+    BLOCK_TRANSFORMS,
+    CONSUMERS,
+    LINE_BYTES,
+    WARPS,
+    begun,
+)
+from rjax.pallas_kernels.one_row_layer.weights import (
+    BITS,
+    LayerWeights,
+    few_bit_refusal,
+    scale_rows,
+)
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.words import EMPTY
 
@@ -42,31 +57,6 @@ _MIN_STAGES = 4
 _MIN_KV_SPLITS = 8  # with fewer, long sequences wait for the CTAs that read their KV
 _MIN_UNITS = 0.5  # of a product, for each CTA
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, 232  # a thread
-
-
-@no_type_check  # JAX also builds it with other leaves than arrays
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """The arrays of a layer, bfloat16; those of norms may be float32.
-
-    Attributes:
-        attention_norm, mlp_norm: of the RMS norms before both halves.
-        qkv: for each KV head its queries, its key, its value.
-        qkv_bias: its bias, or None.
-        q_norm, k_norm: of RMS norms of queries and keys, or None.
-        output, gate_up, down: of the other projections; gate before up.
-    """
-
-    attention_norm: Float[Array, " D"]
-    mlp_norm: Float[Array, " D"]
-    qkv: Float[Array, "D K A H"]
-    qkv_bias: Float[Array, "K A H"] | None
-    q_norm: Float[Array, " H"] | None
-    k_norm: Float[Array, " H"] | None
-    output: Float[Array, "E D"]
-    gate_up: Float[Array, "D 2 F"]
-    down: Float[Array, "F D"]
 
 
 @no_type_check  # JAX also builds it with other leaves than arrays
@@ -102,8 +92,15 @@ def refusal(
     rotary_dim: int | None,
     dtype: DTypeLike,
     kv_dtype: DTypeLike,
+    values: str | None = None,
+    group: int | None = None,
+    zero_points: bool = False,
 ) -> str | None:
-    """Why the kernel cannot compute a layer of these sizes, or None."""
+    """Why the kernel cannot compute a layer of these sizes, or None.
+
+    values, group, zero_points: of few-bit weights, as in `few_bit_refusal`; values are None for
+    weights in 16 bits.
+    """
     if rows != 1:
         return f"{rows} rows; it takes one"
     if jnp.dtype(dtype) != jnp.bfloat16 or jnp.dtype(kv_dtype) != jnp.bfloat16:
@@ -114,32 +111,44 @@ def refusal(
         return f"pages of {page_size} tokens; it takes {TILE}"
     if D % 128 or F % 128 or N * H % 128:
         return f"rows of {D}, {N * H} and {F} columns; it takes multiples of 128"
-    sizes = LayerSizes(D, N, K, H, F, num_sms())
+    if values is not None:
+        why = few_bit_refusal((D, N * H, F), values, group, zero_points=zero_points)
+        if why is not None:
+            return why
+    sizes = layer_sizes(D, N, K, H, F, values)
     if sizes.kv_splits < _MIN_KV_SPLITS:
         return f"{N} heads and {K} KV heads leave {sizes.kv_splits} CTAs for each; it needs eight"
-    fewest = min(p.units for p in (sizes.qkv, sizes.output, sizes.gate_up, sizes.down))
+    products = (sizes.qkv, sizes.output, sizes.gate_up, sizes.down)
+    fewest = min(product.units * product.tile // TILE for product in products)
     if fewest < _MIN_UNITS * sizes.ctas:
         return f"a product of {fewest} parts; it has {sizes.ctas} CTAs, most of which would rest"
-    if _stages(sizes) < _MIN_STAGES:
+    if _stages(sizes, scale_rows(values, group, zero_points=zero_points)) < _MIN_STAGES:
         return f"rows of {D} and {F} columns leave too little shared memory for weights"
     return None
 
 
-def _stages(sizes: LayerSizes) -> int:
-    rest = 4 * (sizes.D + (sizes.heads + 2) * sizes.H + 2 * 4 * TILE) + 2 * sizes.row_numbers
+def layer_sizes(D: int, N: int, K: int, H: int, F: int, values: str | None) -> LayerSizes:
+    """On this GPU; values: of few-bit weights, or None."""
+    return LayerSizes(D, N, K, H, F, num_sms(), 16 if values is None else BITS[values])
+
+
+def _stages(sizes: LayerSizes, scales: int) -> int:
+    rest = 4 * (sizes.D + (sizes.heads + 2) * sizes.H + 2 * 4 * TILE)
+    rest += 2 * padded(sizes.row_numbers) + 4 * sizes.row_numbers // GROUP
     rest += 4 * WARPS * sizes.heads * sizes.head_words + 4 * TablePlaces.of(sizes).size
-    return min(_MAX_STAGES, (_SMEM_BYTES - rest) // _BLOCK_BYTES)
+    stage_bytes = _BLOCK_BYTES + 4 * STAGE_COLUMNS * scales
+    return min(_MAX_STAGES, (_SMEM_BYTES - rest) // stage_bytes)
 
 
-def _under_way(sizes: LayerSizes) -> int:
+def _under_way(sizes: LayerSizes, stages: int) -> int:
     """Stages that are copied at the same time, which words wait behind.
 
     Four keep device memory busy. A layer that two rings hold waits for words more than for weights,
     and takes two.
     """
     D, attention = sizes.D, 2 * (sizes.N + sizes.K) * sizes.H
-    weight_bytes = 2 * D * (attention + 3 * sizes.F)
-    return 2 if weight_bytes <= 2 * _stages(sizes) * _BLOCK_BYTES * sizes.ctas else 4
+    weight_bytes = D * (attention + 3 * sizes.F) * sizes.bits // 8
+    return 2 if weight_bytes <= 2 * stages * _BLOCK_BYTES * sizes.ctas else 4
 
 
 def decoder_layer(
@@ -186,8 +195,8 @@ def decoder_layer(
 
     Source: "Look ma, no bubbles" (Hazy Research, 2025) for one kernel over stages that stream.
     """
-    (_, D), (_, K, A, H), F = x.shape, weights.qkv.shape, weights.down.shape[0]
-    N = K * (A - 2)
+    (_, D), (_, K, S, H), (E, F) = x.shape, k_pages.shape, weights.depths
+    N, stored = E // H, weights.stored
     why = refusal(
         rows=len(x),
         D=D,
@@ -195,54 +204,50 @@ def decoder_layer(
         K=K,
         H=H,
         F=F,
-        page_size=k_pages.shape[2],
+        page_size=S,
         rotary_dim=2 * cos.shape[-1],
         dtype=x.dtype,
         kv_dtype=k_pages.dtype,
+        **stored,
     )
     if why is not None:
         raise ValueError(why)
-    sizes = LayerSizes(D, N, K, H, F, num_sms())
-    stages = _stages(sizes)
+    sizes, scales = layer_sizes(D, N, K, H, F, stored["values"]), scale_rows(**stored)
+    stages = _stages(sizes, scales)
     summands = update.summands if isinstance(update, Partial) else update[None]
     summands = summands.astype(jnp.float32).reshape(-1, 1, D)
-    optional = {
-        name: array
-        for name in ("qkv_bias", "q_norm", "k_norm")
-        if (array := getattr(weights, name)) is not None
-    }
     mutable = (k_pages, v_pages, words.current, words.other)
     given = {
         "x": x,
         "summands": summands,
-        "attention_norm": weights.attention_norm,
-        "mlp_norm": weights.mlp_norm,
-        "qkv": weights.qkv.reshape(D, -1),
-        "output": weights.output,
-        "gate_up": weights.gate_up,
-        "down": weights.down,
         "cos": cos,
         "sin": sin,
         "page_table": page_table,
         "positions": positions,
         "slots": slots,
-        **optional,
+        **weights.operands(),
     }
 
-    def one_row_layer(*refs, ring, full, empty, **scratch):
+    def one_row_layer(*refs, ring, full, empty, scale_words=None, **scratch):
         """GMEM: the arrays of ``given``; K and V pages [P, K, 64, H], both words [X]; residual
-        [1, D], update [splits * D]. SMEM: ring [stages, 2, 64, 64], and ``scratch``."""
+        [1, D], update [splits * D]. SMEM: ring bfloat16 [stages, 2, 64, 64], or a union of that
+        and few-bit [stages, 2, 64, 128 bytes]; scale_words [stages, `scale_rows`, 128], and
+        ``scratch``."""
         inputs = dict(zip(given, refs, strict=False))
+        blocks, few_blocks = (ring, ring) if sizes.bits == 16 else ring
         k_ref, v_ref, current, other, residual, partial = refs[len(given) :]
         cta, wg = lax.axis_index("cta"), lax.axis_index("wg")
         layer = LayerCta(
             sizes=sizes,
             inputs=inputs,
+            few_bits=weights.few_bits(inputs),
             pages=(k_ref, v_ref),
             current=current,
             outputs=(residual, partial),
             scratch=scratch,
-            ring=Ring(ring, full, empty, stages, _under_way(sizes)),
+            ring=Ring(
+                blocks, few_blocks, full, empty, stages, _under_way(sizes, stages), scale_words
+            ),
             cta=cta,
             begun_position=begun(inputs["positions"], 0),
             scale=scale,
@@ -270,6 +275,17 @@ def decoder_layer(
         "sums": (2, 2, 2, TILE),
         "totals": (2, WARPS),
     }
+    row_memory = ((sizes.row_numbers,), jnp.bfloat16)
+    ring_memory = plgpu.SMEM((stages, 2, TILE, TILE), jnp.bfloat16, transforms=BLOCK_TRANSFORMS)
+    if sizes.bits < 16:
+        step, dtype = sizes.qkv.step, weights.qkv.values.dtype
+        transforms = (plgpu.TilingTransform((8, step)), plgpu.SwizzleTransform(LINE_BYTES))
+        few_bits = plgpu.SMEM((stages, 2, TILE, step), dtype, transforms=transforms)
+        ring_memory = plgpu.RefUnion(ring_memory, few_bits)
+        row_memory = ((padded(sizes.row_numbers),), jnp.float16)
+        floats["powers"] = (sizes.row_numbers // GROUP,)
+    if scales:
+        floats["scale_words"] = (stages, scales, STAGE_COLUMNS)
     residual, partial = plgpu.kernel(
         one_row_layer,
         out_type=(
@@ -277,9 +293,9 @@ def decoder_layer(
             jax.ShapeDtypeStruct((sizes.down.splits * D,), jnp.float32),
         ),
         scratch_types=dict(
-            ring=plgpu.SMEM((stages, 2, TILE, TILE), jnp.bfloat16, transforms=BLOCK_TRANSFORMS),
-            row=plgpu.SMEM((sizes.row_numbers,), jnp.bfloat16),
-            full=plgpu.Barrier(num_barriers=stages, num_arrivals=2),
+            ring=ring_memory,
+            row=plgpu.SMEM(*row_memory),
+            full=plgpu.Barrier(num_barriers=stages, num_arrivals=3 if scales else 2),
             empty=plgpu.Barrier(num_barriers=stages, num_arrivals=_WARPGROUPS),
             **{name: plgpu.SMEM(shape, jnp.float32) for name, shape in floats.items()},
         ),

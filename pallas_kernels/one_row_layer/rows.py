@@ -13,6 +13,7 @@ from jaxlib.mlir.dialects import math as mlir_math
 
 from rjax.pallas_kernels.mosaic_emit import add, div, i32, mul, rem
 from rjax.pallas_kernels.one_row_layer.sizes import LayerSizes
+from rjax.pallas_kernels.one_row_layer.smem_row import Row, store_run
 from rjax.pallas_kernels.one_row_layer.tables import Meanwhile
 from rjax.pallas_kernels.one_row_layer.threads import (
     CONSUMERS,
@@ -43,7 +44,7 @@ def normed_row(
     out,
     weight,
     stream,
-    row,
+    row: Row,
     scratch,
     cta,
     *,
@@ -59,7 +60,7 @@ def normed_row(
         out: bfloat16 [1, D] GMEM, written by CTA 0; None for no output.
         weight: bfloat16 [D] GMEM, or float32 [D] SMEM.
         stream: float32 [D] SMEM.
-        row: bfloat16 [D] SMEM or longer.
+        row: of D numbers or more.
         scratch: float32 [WARPS] SMEM.
         cta: int32.
         eps: of the norm.
@@ -67,12 +68,14 @@ def normed_row(
         meanwhile: emitted with it, to the end of both before the last barrier.
     """
     [D] = stream.shape[:1]
-    refs = [residual, summands, weight, stream, row, scratch, *([] if out is None else [out])]
+    refs = [residual, summands, weight, stream, scratch, *([] if out is None else [out])]
+    own, stored = len(refs), len(row.refs)
     other = meanwhile or Meanwhile()
-    own, scalars = len(refs), (cta, *other.scalars)
+    scalars = (cta, *other.scalars)
 
     def emit(*given):
-        residual, summands, weight, stream, row, scratch, *out = given[:own]
+        residual, summands, weight, stream, scratch, *out = given[:own]
+        row, given = given[own : own + stored], (*given[:own], *given[own + stored :])
         others = (*given[own : own + len(other.refs)], *given[len(given) - len(other.scalars) :])
         cta = given[own + len(other.refs)]
         begun = other.begin(*others)
@@ -110,23 +113,23 @@ def normed_row(
         for column, inside, new, scale in kept:
             values = [arith.mulf(arith.mulf(x, factor), y) for x, y in zip(new, scale, strict=True)]
             with mgpu.when(inside):
-                store(row, [column], [rounded(value) for value in values])
+                store_run(row, column, [rounded(value) for value in values])
         other.end(*others, begun)
         barrier()
 
-    simt(emit, (*refs, *other.refs), scalars)
+    simt(emit, (*refs, *row.refs, *other.refs), scalars)
 
 
-def merged_row(words, row, first_head, splits, sizes: LayerSizes) -> None:
+def merged_row(words, row: Row, first_head, splits, sizes: LayerSizes) -> None:
     """row = the attention of the heads of a unit of the output projection, merged.
 
-    words: int32 GMEM. row: bfloat16 SMEM. first_head: int32. splits: int32, those of the KV that
-    have tokens.
+    words: int32 GMEM. first_head: int32. splits: int32, those of the KV that have tokens.
     """
     H, heads, most = sizes.H, sizes.N // sizes.output.splits, sizes.kv_splits
     runs = heads * H // _RUN
 
-    def emit(words, row, first_head, splits):
+    def emit(words, *given):
+        *row, first_head, splits = given
         for i in range(-(-runs // CONSUMERS)):
             run = add(thread(), i * CONSUMERS)
 
@@ -154,7 +157,7 @@ def merged_row(words, row, first_head, splits, sizes: LayerSizes) -> None:
                     weight = fma(factor, sum_, weight)
                     result = [fma(factor, x, y) for x, y in zip(values, result, strict=True)]
                 result = [rounded(quotient(value, weight)) for value in result]
-                store(row, [local], result)
+                store_run(row, local, result)
 
             if runs % CONSUMERS == 0:
                 merge()
@@ -163,17 +166,18 @@ def merged_row(words, row, first_head, splits, sizes: LayerSizes) -> None:
                     merge()
         barrier()
 
-    simt(emit, (words, row), (first_head, splits))
+    simt(emit, (words, *row.refs), (first_head, splits))
 
 
-def activated_row(words, row, first, count, sizes: LayerSizes) -> None:
+def activated_row(words, row: Row, first, count, sizes: LayerSizes) -> None:
     """row = silu(gate) * up of ``count`` (int32) columns of F from ``first`` (int32) on.
 
-    words: int32 GMEM. row: bfloat16 SMEM.
+    words: int32 GMEM.
     """
     F, splits, most = sizes.F, sizes.gate_up.splits, sizes.activated_numbers
 
-    def emit(words, row, first, count):
+    def emit(words, *given):
+        *row, first, count = given
         for i in range(-(-most // (_RUN * CONSUMERS))):
             local = mul(add(thread(), i * CONSUMERS), _RUN)
             with mgpu.when(below(local, count)):
@@ -189,7 +193,7 @@ def activated_row(words, row, first, count, sizes: LayerSizes) -> None:
                     power = exp2(arith.mulf(gate, f32(-LOG2_E)))
                     silu = quotient(gate, arith.addf(power, f32(1)))
                     values.append(rounded(arith.mulf(silu, up)))
-                store(row, [local], values)
+                store_run(row, local, values)
         barrier()
 
-    simt(emit, (words, row), (first, count))
+    simt(emit, (words, *row.refs), (first, count))

@@ -2,36 +2,83 @@
 
 import dataclasses
 
-TILE = 64  # columns of a product's tile, and tokens of a page
-_STEP = 128  # depth of a pipeline stage with one matrix
+TILE = 64
+"""Columns of a block of weights, and tokens of a page."""
+
+LINE_BITS = 1024
+"""Of the inputs that a block of few-bit weights has of each column."""
+
 _MAX_HEAD_BLOCKS = 8  # (query heads of a unit) * (blocks of 64 dims), whose sums a thread holds
 _MAX_KV_SPLITS = 16
 _MAX_SPLITS = 8  # of a product's depth; each reader adds up the sums of all splits
+# What a unit costs beside its steps, in steps: fitted to bfloat16; less for few-bit weights, whose
+# CTAs have fewer steps, so that an even division matters more.
+_UNIT_STEPS, _FEW_BIT_UNIT_STEPS = 2.0, 0.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Product:
     """A product with one row, divided into units of one tile of columns and one split of the depth.
 
+    A pipeline stage has two blocks of weights. Of 16-bit weights, a block has 64 inputs of 64
+    columns: those of one matrix are neighbours in depth, those of two have the same inputs. Of
+    few-bit weights, a block has 128 bytes of inputs of 64 columns, and both have the same inputs.
+
     Attributes:
-        columns: of the result.
-        steps: pipeline stages that cover the depth.
+        matrices: one or two.
+        columns: of each matrix.
+        depth: inputs.
         splits: of the depth.
+        bits: of a weight.
     """
 
+    matrices: int
     columns: int
-    steps: int
+    depth: int
     splits: int
+    bits: int
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether the blocks of a stage are neighbours in depth."""
+        return self.matrices == 1 and self.bits == 16
+
+    @property
+    def step(self) -> int:
+        """Inputs of a stage."""
+        if self.bits < 16:
+            return LINE_BITS // self.bits
+        return 2 * TILE if self.is_deep else TILE
+
+    @property
+    def steps(self) -> int:
+        """Pipeline stages that cover the depth."""
+        return self.depth // self.step
+
+    @property
+    def tile(self) -> int:
+        """Columns of a unit, of each matrix."""
+        return TILE if self.matrices == 2 or self.is_deep else 2 * TILE
 
     @property
     def tiles(self) -> int:
         """Of the columns."""
-        return self.columns // TILE
+        return self.columns // self.tile
 
     @property
     def units(self) -> int:
         """Unit u has tile u % tiles and split u // tiles."""
         return self.tiles * self.splits
+
+    def first_columns(self, tile) -> list:
+        """First column of the results of each block of a tile; matrices lie behind each other."""
+        if self.is_deep:
+            return [tile * TILE]
+        return [tile * self.tile + block * self._block_distance for block in range(2)]
+
+    @property
+    def _block_distance(self) -> int:
+        return self.columns if self.matrices == 2 else TILE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,6 +88,7 @@ class LayerSizes:
     Attributes:
         D, N, K, H, F: axes of the model.
         ctas: that run at the same time, one an SM.
+        bits: of a weight.
     """
 
     D: int
@@ -49,6 +97,7 @@ class LayerSizes:
     H: int
     F: int
     ctas: int
+    bits: int = 16
 
     @property
     def group(self) -> int:
@@ -79,34 +128,37 @@ class LayerSizes:
     @property
     def qkv(self) -> Product:
         """Of the normed row with the weights of queries, keys and values."""
-        return self._product((self.N + 2 * self.K) * self.H, self.D // _STEP)
+        return self._product(1, (self.N + 2 * self.K) * self.H, self.D)
 
     @property
     def output(self) -> Product:
         """Of the merged attention; a split has whole query heads and whole steps."""
-        most = max(1, self.ctas // (self.D // TILE))
-        steps = self.N * self.H // _STEP
-        whole = (s for s in range(min(most, self.N), 0, -1) if self.N % s == 0 and steps % s == 0)
-        return Product(self.D, steps, next(whole))
+        whole = Product(1, self.D, self.N * self.H, 1, self.bits)
+        most = max(1, min(self.ctas // whole.tiles, self.N, _MAX_SPLITS))
+        splits = (s for s in range(most, 0, -1) if self.N % s == 0 and whole.steps % s == 0)
+        return dataclasses.replace(whole, splits=next(splits))
 
     @property
     def gate_up(self) -> Product:
-        """Of both matrices: a stage has 64 inputs of each."""
-        return self._product(self.F, self.D // TILE)
+        """Of both matrices."""
+        return self._product(2, self.F, self.D)
 
     @property
     def down(self) -> Product:
         """Of the activated row."""
-        return self._product(self.D, self.F // _STEP)
+        return self._product(1, self.D, self.F)
 
-    def _product(self, columns: int, steps: int) -> Product:
-        tiles = columns // TILE
+    def _product(self, matrices: int, columns: int, depth: int) -> Product:
+        whole = Product(matrices, columns, depth, 1, self.bits)
+        steps, of_unit = whole.steps, _UNIT_STEPS if self.bits == 16 else _FEW_BIT_UNIT_STEPS
 
         def slowest(splits: int) -> float:
-            """Steps of the CTA with the most. A unit costs two more, a split a quarter."""
-            return -(-tiles * splits // self.ctas) * (-(-steps // splits) + 2) + splits / 4
+            """Steps of the CTA with the most, and what its units and all splits cost beside."""
+            units = -(-whole.tiles * splits // self.ctas)
+            return units * (-(-steps // splits) + of_unit) + splits / 4
 
-        return Product(columns, steps, min(range(1, min(steps, _MAX_SPLITS) + 1), key=slowest))
+        best = min(range(1, min(steps, _MAX_SPLITS) + 1), key=slowest)
+        return dataclasses.replace(whole, splits=best)
 
     @property
     def qkv_words(self) -> int:
@@ -146,4 +198,4 @@ class LayerSizes:
     @property
     def activated_numbers(self) -> int:
         """Most columns of F that a unit of the product down takes."""
-        return -(-self.down.steps // self.down.splits) * _STEP
+        return -(-self.down.steps // self.down.splits) * self.down.step

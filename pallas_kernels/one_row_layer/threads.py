@@ -249,14 +249,15 @@ def load(ref, indices, size: int) -> list[Any]:
 
 
 def store(ref, indices, values) -> None:
-    """Neighbours of a ref of float32 or bfloat16; to SMEM up to 16 bytes, in bfloat16 pairs."""
+    """Neighbours of a ref of float32 or 16-bit floats; to SMEM up to 16 bytes, 16-bit in pairs."""
     element = ref.type.element_type
     if mgpu.utils.is_smem_ref(ref):
         if isinstance(element, ir.F32Type):
             words = [arith.bitcast(i32_type(), value) for value in values]
         else:
+            kind = "f16x2" if isinstance(element, ir.F16Type) else "bf16x2"
             pairs = zip(values[::2], values[1::2], strict=True)
-            words = [_bfloat16_pair(low, high) for low, high in pairs]
+            words = [_pair(low, high, kind) for low, high in pairs]
         at, constant = _shared_place(ref, indices)
         store_vector("st.shared", at, words, constant)
         return
@@ -274,10 +275,9 @@ def _halves(pair):
     return [arith.bitcast(ir.F32Type.get(), half) for half in halves]
 
 
-def _bfloat16_pair(low, high):
-    return llvm.inline_asm(
-        i32_type(), [high, low], "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", has_side_effects=False
-    )
+def _pair(low, high, kind: str):
+    form = f"cvt.rn.{kind}.f32 $0, $1, $2;"
+    return llvm.inline_asm(i32_type(), [high, low], form, "=r,f,f", has_side_effects=False)
 
 
 def _shared_place(ref, indices) -> tuple[Any, int]:

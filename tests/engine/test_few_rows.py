@@ -75,13 +75,13 @@ class PlainForms:
 
     def _linear(self, problem, h, leaves):
         self.called.add((problem.operation, problem.rows))
-        partial = xla.split_k_gemm(h, leaves["weight"].reshape(problem.depth, -1), 2)
+        partial = xla.split_k_gemm(h, _matrix(problem, leaves), 2)
         shape = (*partial.summands.shape[:2], *problem.columns)
         return Partial(partial.summands.reshape(shape), dtype=h.dtype)
 
     def _activated(self, problem, h, leaves):
         self.called.add((problem.operation, problem.rows))
-        return silu_and_mul(jnp.einsum("TD,DAF->TAF", h, leaves["weight"]))
+        return silu_and_mul((h @ _matrix(problem, leaves)).reshape(len(h), 2, -1))
 
     def _norm_linear(self, problem, x, update, weight, leaves):
         x, h = add_rms_norm(x, update, weight, problem.eps)
@@ -94,6 +94,10 @@ class PlainForms:
     def _merge_linear(self, problem, unmerged, leaves):
         assert len(unmerged) == 1 and unmerged.merge_indptr.size == 2
         return self._linear(problem, unmerged.out.reshape(1, -1), leaves)
+
+
+def _matrix(problem, leaves):
+    return problem.scheme.dequantise(leaves, problem.depth, jnp.float32).reshape(problem.depth, -1)
 
 
 def _unmerged_attention(*arguments, **options):

@@ -12,6 +12,7 @@ from rjax import engine_platform
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.models import DecoderLayer, Rotary, config_from_dict
 from rjax.pallas_kernels.partial import reduced
+from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.rope_and_cache.xla import rotate
 from rjax.worker.backend import choose_backend
 from rjax.worker.kernels import Dispatcher, Kernel
@@ -23,6 +24,13 @@ ROWS = (1, 8, 16)
 
 def _norm(x, weight, eps):
     return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps) * weight
+
+
+def _matrix(weight):
+    """[inputs, outputs] in float32."""
+    if isinstance(weight, ScaledWeight):
+        return weight.dequantise().reshape(-1, weight.values.shape[-1]).T
+    return weight.reshape(len(weight), -1)
 
 
 class PlainLayer:
@@ -43,9 +51,10 @@ class PlainLayer:
     ):
         self.words.append(words is not None)
         x = x if update is None else x + reduced(update)
-        qkv = jnp.einsum("TD,DKAH->TKAH", _norm(x, w.attention_norm, problem.eps), w.qkv)
         assert (w.qkv_bias, w.q_norm, w.k_norm) == (None,) * 3
         S, K, H = problem.page_size, problem.num_kv_heads, problem.head_dim
+        qkv = _norm(x, w.attention_norm, problem.eps) @ _matrix(w.qkv)
+        qkv = qkv.reshape(1, K, -1, H)
         q = rotate(qkv[:, :, :-2].reshape(1, -1, H), cos, sin).reshape(K, -1, H)
         k, v = rotate(qkv[:, :, -2], cos, sin), qkv[:, :, -1]
         page = jnp.where(slots[0] < 0, len(k_pages), slots[0] // S)
@@ -59,13 +68,21 @@ class PlainLayer:
         seen = jnp.arange(scores.shape[-1]) <= positions[0]
         weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf))
         attended = jnp.einsum("KGS,KSH->KGH", weights, jnp.where(seen[:, None], values, 0))
-        x = x + attended.reshape(1, -1) @ w.output
-        gate, up = jnp.einsum("TD,DAF->ATF", _norm(x, w.mlp_norm, problem.eps), w.gate_up)
-        return x, (jax.nn.silu(gate) * up) @ w.down, k_pages, v_pages, jnp.int32(len(self.words))
+        x = x + attended.reshape(1, -1) @ _matrix(w.output)
+        both = _norm(x, w.mlp_norm, problem.eps) @ _matrix(w.gate_up)
+        gate, up = jnp.split(both, 2, axis=1)
+        return (
+            x,
+            (jax.nn.silu(gate) * up) @ _matrix(w.down),
+            k_pages,
+            v_pages,
+            jnp.int32(len(self.words)),
+        )
 
 
+@pytest.mark.parametrize("quantization", [None, "fp8", "int4"])
 @pytest.mark.parametrize("at_once", [1, 4])
-def test_an_engine_answers_the_same(tiny, monkeypatch, at_once):
+def test_an_engine_answers_the_same(tiny, monkeypatch, at_once, quantization):
     layer, forms = PlainLayer(), PlainForms(ROWS, fused=True)
 
     def choose(*arguments, **options):
@@ -74,11 +91,11 @@ def test_an_engine_answers_the_same(tiny, monkeypatch, at_once):
         return dataclasses.replace(backend, dispatcher=Dispatcher("xla", kernels))
 
     monkeypatch.setattr(engine_platform, "choose_backend", choose)
-    _, got = answers(tiny, 1, num_decode_steps=at_once)
+    _, got = answers(tiny, 1, num_decode_steps=at_once, quantization=quantization)
     assert layer.words == [False, True]  # traced for the first layer and for all others
     assert not any(rows == 1 for _, rows in forms.called)
     monkeypatch.undo()
-    assert answers(tiny, 1)[1] == got
+    assert answers(tiny, 1, quantization=quantization)[1] == got
 
 
 @pytest.mark.parametrize(("rows", "kernels"), [(1, 28), (8, 0)])

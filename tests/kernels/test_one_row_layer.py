@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from rjax.pallas_kernels.one_row_layer import mosaic
-from rjax.pallas_kernels.one_row_layer.mosaic import LayerWeights, LayerWords
+from rjax.pallas_kernels.one_row_layer.mosaic import LayerWords
 from rjax.pallas_kernels.one_row_layer.sizes import LayerSizes
+from rjax.pallas_kernels.one_row_layer.weights import LayerWeights
 from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.words import EMPTY
+from tests.kernels.quantised_weights import weight_of
 
 EPS, HEAD_EPS, SPLITS = 1e-6, 1e-5, 3
 
@@ -29,10 +32,9 @@ class Layer:
     head_norms: bool = False
     bias: bool = False
 
-    @property
-    def sizes(self) -> LayerSizes:
-        """As on an H200."""
-        return LayerSizes(self.D, self.N, self.K, self.H, self.F, 132)
+    def sizes(self, bits: int = 16) -> LayerSizes:
+        """As on an H200; bits: of a weight."""
+        return LayerSizes(self.D, self.N, self.K, self.H, self.F, 132, bits)
 
 
 MODELS = {
@@ -44,16 +46,28 @@ MODELS = {
     "llama-3-8b": Layer(4096, 32, 8, 128, 14336),
 }
 POSITIONS = (0, 1, 63, 64, 100, 1023, 1024, 3000)
+FEW_BITS = (
+    *(("fp8", name) for name in ("qwen2.5-0.5b", "qwen3-0.6b", "llama-3-8b")),
+    *(("fp8 blocks", name) for name in ("qwen2.5-3b", "llama-3.2-1b")),
+    *(("int8", name) for name in ("qwen2.5-0.5b", "qwen3-4b")),
+    *(("int4 interleaved", name) for name in ("qwen3-0.6b", "qwen2.5-3b", "llama-3-8b")),
+    *(("int4 interleaved zeros", name) for name in ("qwen3-4b", "llama-3-8b")),
+)
 
 
+@pytest.mark.parametrize("bits", [16, 8, 4])
 @pytest.mark.parametrize("name", MODELS)
-def test_every_unit_has_work_and_words_do_not_overlap(name):
-    sizes = MODELS[name].sizes
+def test_every_unit_has_work_and_words_do_not_overlap(name, bits):
+    sizes = MODELS[name].sizes(bits)
+    if sizes.D % sizes.qkv.step:
+        pytest.skip("such a layer is refused")
     for product in (sizes.qkv, sizes.output, sizes.gate_up, sizes.down):
         assert 1 <= product.splits <= product.steps
         rounds = -(-product.units // sizes.ctas)
         assert product.units > (rounds - 1) * sizes.ctas * 0.6, "too few units in the last round"
-    assert sizes.N // sizes.output.splits * sizes.H % 128 == 0
+        columns = [first for tile in range(product.tiles) for first in product.first_columns(tile)]
+        assert sorted(columns) == list(range(0, product.matrices * product.columns, 64))
+    assert sizes.N // sizes.output.splits * sizes.H % sizes.output.step == 0
     assert sizes.heads * sizes.passes * sizes.K == sizes.N
     assert sizes.K * sizes.passes * sizes.kv_splits <= sizes.ctas
     firsts = (
@@ -63,9 +77,9 @@ def test_every_unit_has_work_and_words_do_not_overlap(name):
     assert list(firsts) == sorted(set(firsts)) and all(first % 4 == 0 for first in firsts)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_lowers_for_cuda(name):
-    abstract = jax.eval_shape(lambda: _arguments(MODELS[name], 0, pages=2))
+@pytest.mark.parametrize(("kind", "name"), [*((None, name) for name in MODELS), *FEW_BITS])
+def test_lowers_for_cuda(kind, name):
+    abstract = jax.eval_shape(lambda: _arguments(MODELS[name], 0, pages=2, kind=kind))
     lowered = _run.trace(*abstract, scale=0.1).lower(lowering_platforms=("cuda",))
     assert "mosaic_gpu" in lowered.as_text()
 
@@ -83,6 +97,11 @@ def test_lowers_for_cuda(name):
         ({"D": 3584, "N": 28, "K": 4, "F": 18944}, "leave 4 CTAs"),  # Qwen2.5-7B: 7 heads a group
         ({"D": 384, "N": 6, "K": 3, "H": 64, "F": 1024, "rotary_dim": 64}, "most of which would"),
         ({"D": 32768}, "too little shared memory"),
+        ({"values": "mxfp4"}, "weights in mxfp4; it takes fp8, int8, int4"),
+        ({"values": "int4", "group": 64}, "scales of 64 inputs; it takes multiples of 128"),
+        ({"values": "fp8", "group": 128, "zero_points": True}, "fp8 weights with zero points"),
+        ({"values": "int4", "zero_points": True}, "it takes those of groups of int4"),
+        ({"values": "int4", "group": 128, "D": 896, "N": 14, "K": 2}, "multiples of 256"),
     ],
 )
 def test_refusals(change, why):
@@ -96,8 +115,19 @@ def test_refusals(change, why):
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_plain_jax(name, position):
+    _compare(name, position)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("position", [100, 1024])
+@pytest.mark.parametrize(("kind", "name"), FEW_BITS)
+def test_few_bit_weights_equal_plain_jax(kind, name, position):
+    _compare(name, position, kind)
+
+
+def _compare(name, position, kind=None):
     layer = MODELS[name]
-    arguments = _arguments(layer, position)
+    arguments = _arguments(layer, position, kind=kind)
     *arguments, words = arguments
     expected, found = _reference(*arguments, scale=layer.H**-0.5), []
     for _ in range(2):  # with both words
@@ -140,7 +170,7 @@ def test_ten_thousand_random_steps(name):
         return words, jnp.maximum(worst, jnp.stack([_error(*pair) for pair in pairs]))
 
     run = jax.jit(lambda words: jax.lax.fori_loop(0, 10_000, step, (words, jnp.zeros(4)))[1])
-    worst = np.asarray(run(LayerWords.empty(layer.sizes)))
+    worst = np.asarray(run(LayerWords.empty(layer.sizes())))
     assert (worst <= [0.03, 0.03, 2.0**-6, 2.0**-6]).all(), worst
 
 
@@ -162,8 +192,8 @@ def test_padding_writes_no_kv():
     np.testing.assert_array_equal(*(np.isnan(np.asarray(x)) for x in (v_pages, arguments[6])))
 
 
-def _arguments(layer: Layer, position: int, pages: int = 64):
-    """Of `_run`; KV that no token of the sequence wrote is NaN."""
+def _arguments(layer: Layer, position: int, pages: int = 64, kind: str | None = None):
+    """Of `_run`; KV that no token of the sequence wrote is NaN. kind: of few-bit weights."""
     draw = iter(jax.random.split(jax.random.key(position), 32))
 
     def normal(*shape, scale=1.0):
@@ -183,6 +213,12 @@ def _arguments(layer: Layer, position: int, pages: int = 64):
         normal(D, 2, F, scale=D**-0.5),
         normal(F, D, scale=F**-0.5),
     )
+    bits = 16
+    if kind is not None:
+        shapes = {"qkv": (1, K * A * H, D), "output": (1, D, N * H)}
+        shapes |= {"gate_up": (2, F, D), "down": (1, D, F)}
+        few = {name: weight_of(kind, *shape) for name, shape in shapes.items()}
+        weights, bits = dataclasses.replace(weights, **few), few["qkv"].bits
     count = position // 64 + 1
     table = 1 + jax.random.permutation(next(draw), pages - 1)[:count].astype(jnp.int32)
     table = jnp.zeros((1, max(count, 4)), jnp.int32).at[0, :count].set(table[:count])
@@ -198,7 +234,7 @@ def _arguments(layer: Layer, position: int, pages: int = 64):
         *(normal(1, D), Partial(normal(SPLITS, 1, D).astype(jnp.float32), dtype=jnp.bfloat16)),
         *(weights, jnp.cos(angles)[None], jnp.sin(angles)[None], *pools, table),
         *(jnp.array([position], jnp.int32), slot[None].astype(jnp.int32)),
-        LayerWords.empty(layer.sizes),
+        LayerWords.empty(layer.sizes(bits)),
     )
 
 
@@ -220,7 +256,10 @@ def _reference(x, update, w, cos, sin, k_pages, v_pages, table, positions, slots
         return (value * jax.lax.rsqrt(mean + eps) * weight.astype(f32)).astype(bf16)
 
     def product(row, weight):
-        flat = weight.reshape(row.shape[-1], -1).astype(f32)
+        if isinstance(weight, ScaledWeight):
+            flat = weight.dequantise().reshape(-1, row.shape[-1]).T
+        else:
+            flat = weight.reshape(row.shape[-1], -1).astype(f32)
         return jnp.dot(row.astype(f32), flat, precision="highest")
 
     def rotated(heads):
@@ -228,8 +267,8 @@ def _reference(x, update, w, cos, sin, k_pages, v_pages, table, positions, slots
         return jnp.concatenate([a * cos[0] - b * sin[0], b * cos[0] + a * sin[0]], -1).astype(bf16)
 
     x = (x.astype(f32) + update.summands.sum(0).astype(bf16).astype(f32)).astype(bf16)
-    _, K, A, H = w.qkv.shape
-    qkv = product(normed(x, w.attention_norm, EPS), w.qkv).astype(bf16).reshape(K, A, H)
+    _, K, _, H = k_pages.shape
+    qkv = product(normed(x, w.attention_norm, EPS), w.qkv).astype(bf16).reshape(K, -1, H)
     if w.qkv_bias is not None:
         qkv = (qkv.astype(f32) + w.qkv_bias.astype(f32)).astype(bf16)
     q, k, v = qkv[:, :-2], qkv[:, -2], qkv[:, -1]

@@ -5,15 +5,24 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from rjax.pallas_kernels.mosaic_emit import num_sms
-from rjax.pallas_kernels.one_row_layer.mosaic import LayerWords, decoder_layer, refusal
-from rjax.pallas_kernels.one_row_layer.sizes import LayerSizes
+from rjax.models.schemes import Scaled
+from rjax.pallas_kernels.one_row_layer.mosaic import (
+    LayerWords,
+    decoder_layer,
+    layer_sizes,
+    refusal,
+)
 from rjax.pallas_kernels.partial import Partial
 from rjax.worker.kernels.kernel import Kernel
 from rjax.worker.kernels.problem import Problem
 
 
 def _refusal(problem: Problem) -> str | None:
+    scheme = problem.scheme
+    stored = {}
+    if isinstance(scheme, Scaled):
+        stored = {"values": scheme.values, "group": scheme.block[1]}
+        stored["zero_points"] = scheme.zero_points
     return refusal(
         rows=problem.rows,
         D=problem.depth,
@@ -25,22 +34,26 @@ def _refusal(problem: Problem) -> str | None:
         rotary_dim=problem.rotary_dim,
         dtype=problem.dtype,
         kv_dtype=problem.kv_dtype,
+        **stored,
     )
 
 
 def _run(problem: Problem, x: Array, update: Any, *rest: Any) -> Any:
     *arrays, words = rest
-    sizes = LayerSizes(
+    scheme = problem.scheme
+    sizes = layer_sizes(
         D=problem.depth,
         N=problem.num_heads,
         K=problem.num_kv_heads,
         H=problem.head_dim,
         F=problem.columns[0],
-        ctas=num_sms(),
+        values=scheme.values if isinstance(scheme, Scaled) else None,
     )
     if update is None:  # of the first layer; as many summands as in the others, for one kernel
         update = Partial(jnp.zeros((sizes.down.splits, *x.shape), jnp.float32), dtype=x.dtype)
-    operands: tuple[Any, ...] = (x, update, *arrays, words or LayerWords.empty(sizes))
+    if words is None or words.current.shape != (sizes.words,):  # the layer before has other bits
+        words = LayerWords.empty(sizes)
+    operands: tuple[Any, ...] = (x, update, *arrays, words)
     options = {"scale": problem.score_scale, "eps": problem.eps, "head_eps": problem.head_eps}
     return decoder_layer(*operands, **options)
 

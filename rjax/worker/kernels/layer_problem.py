@@ -4,12 +4,14 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from rjax.models import DecoderLayer, Rotary
+from rjax.models import DecoderLayer, Linear, Rotary
 from rjax.models.layers.attention import Attention
 from rjax.models.layers.mlp import Mlp
-from rjax.models.schemes import UNQUANTISED
-from rjax.pallas_kernels.one_row_layer.mosaic import LayerWeights
+from rjax.models.schemes import Scaled, Unquantised
+from rjax.pallas_kernels.one_row_layer.weights import LayerWeights
+from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.worker.kernels.problem import Problem
+from rjax.worker.kernels.quantised import scaled_weight
 
 
 def layer_problem(
@@ -18,7 +20,7 @@ def layer_problem(
     """What a kernel is chosen by; None for a layer that no kernel computes as a whole.
 
     Such kernels know RMS norms before attention and feed-forward, a rotary embedding of halves,
-    norms and biases of queries and keys, and silu with a gate; weights that are not quantised.
+    norms and biases of queries and keys, and silu with a gate; all weights of one scheme.
     """
     attention, mlp = layer.attention, layer.mlp
     if not isinstance(attention, Attention) or not isinstance(mlp, Mlp):
@@ -32,7 +34,8 @@ def layer_problem(
         and layer.attention_post_norm is None
         and layer.mlp_post_norm is None
         and all(norm is not None and norm.is_rms for norm in norms)
-        and all(projection.scheme == UNQUANTISED for projection in projections)
+        and isinstance(attention.qkv.scheme, Scaled | Unquantised)
+        and all(projection.scheme == attention.qkv.scheme for projection in projections)
         and all(projection.bias is None for projection in projections[1:])
         and mlp.activation.is_swiglu
         and attention.norm_joins_rope
@@ -54,7 +57,7 @@ def layer_problem(
         dtype=jnp.dtype(dtype).name,
         depth=D,
         columns=(mlp.down.depth,),
-        scheme=UNQUANTISED,
+        scheme=attention.qkv.scheme,
         eps=layer.attention_norm.eps,
         head_eps=0.0 if attention.q_norm is None else attention.q_norm.eps,
         score_scale=spec.scale,
@@ -80,11 +83,21 @@ def layer_weights(layer: DecoderLayer) -> LayerWeights:
     return LayerWeights(
         attention_norm=layer.attention_norm.weight[...],
         mlp_norm=layer.mlp_norm.weight[...],
-        qkv=attention.qkv.leaves["weight"],
+        qkv=_stored(attention.qkv, 1),
         qkv_bias=None if attention.qkv.bias is None else attention.qkv.bias[...],
         q_norm=of_norm(attention.q_norm),
         k_norm=of_norm(attention.k_norm),
-        output=output.leaves["weight"].reshape(output.depth, -1),
-        gate_up=mlp.up.leaves["weight"],
-        down=mlp.down.leaves["weight"],
+        output=_stored(output, 1, (output.depth, -1)),
+        gate_up=_stored(mlp.up, 2),
+        down=_stored(mlp.down, 1),
     )
+
+
+def _stored(
+    linear: Linear, matrices: int, shape: tuple[int, int] | None = None
+) -> Array | ScaledWeight:
+    """The weight; shape: of one in 16 bits, None for its own."""
+    if isinstance(linear.scheme, Scaled):
+        return scaled_weight(linear.scheme, linear.leaves, linear.output_shape, matrices)
+    weight = linear.leaves["weight"]
+    return weight if shape is None else weight.reshape(shape)

@@ -1,6 +1,7 @@
 """The kernels of quantised projections on Hopper."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -132,20 +133,28 @@ def _fp8_dot_refusal(problem: Problem) -> str | None:
     return None
 
 
-def _scaled_weight(problem: Problem, leaves: dict[str, Array], matrices: int) -> ScaledWeight:
+def scaled_weight(
+    scheme: Scaled, leaves: Mapping[str, Array], columns: tuple[int, ...], matrices: int
+) -> ScaledWeight:
+    """The operand of a kernel, of a projection's leaves; columns: shape of its result after T."""
+
     def flat(leaf: Array) -> Array:
-        outputs = math.prod(leaf.shape[: len(problem.columns)])
-        inputs = (-1,) if leaf.ndim > len(problem.columns) else ()
+        outputs = math.prod(leaf.shape[: len(columns)])
+        inputs = (-1,) if leaf.ndim > len(columns) else ()
         return leaf.reshape(matrices, outputs // matrices, *inputs)
 
-    scheme, zero_points = problem.scheme, leaves.get("weight_zero_point")
-    assert isinstance(scheme, Scaled)
+    zero_points = leaves.get("weight_zero_point")
     return ScaledWeight(
         flat(leaves["weight"]),
         flat(leaves["weight_scale"]),
         None if zero_points is None else flat(zero_points),
         interleaved=scheme.is_interleaved(leaves["weight"].shape),
     )
+
+
+def _scaled_weight(problem: Problem, leaves: dict[str, Array], matrices: int) -> ScaledWeight:
+    assert isinstance(problem.scheme, Scaled)
+    return scaled_weight(problem.scheme, leaves, problem.columns, matrices)
 
 
 def _shaped(problem: Problem, partial: Partial) -> Partial:
