@@ -198,7 +198,7 @@ def parser() -> argparse.ArgumentParser:
     p = command_parser("bench.compare_torch", __doc__)
     which = p.add_mutually_exclusive_group(required=True)
     which.add_argument("--shapes", choices=sorted(SHAPES), help="a model's shapes, random weights")
-    which.add_argument("--model", help="a model folder of the Llama or Qwen2 kind")
+    which.add_argument("--model", help="a model folder of the Llama, Qwen2 or Qwen3 kind")
     p.add_argument("--batch", type=wholes(1), default=[1, 16, 64], help="rows")
     p.add_argument("--prefix", type=wholes(0), default=[0, 512, 2048, 8192], help="shared tokens")
     p.add_argument("--own", type=whole(1), default=128, help="further tokens of each row")

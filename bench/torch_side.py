@@ -118,12 +118,14 @@ def slope(run, steps: int) -> float:
     return (long - short) / steps
 
 
-def rotated_qkv(x, weight, bias, norm, eps, cos, sin, heads: tuple[int, int, int]):
-    """Queries, keys and values; queries and keys are rotated."""
-    N, K, H = heads
+def rotated_qkv(x, weights: tuple, eps, cos, sin, heads: tuple[int, int, int]):
+    """Queries, keys and values; queries and keys are normed, if they have norms, and rotated."""
+    (weight, bias, norm, head_norms), (N, K, H) = weights, heads
     h = F.rms_norm(x, (x.shape[-1],), norm, eps)
     qkv = linear(h, weight, bias).view(x.shape[0], -1, H)
     q, k, v = qkv.split([N, K, K], dim=1)
+    if head_norms is not None:
+        q, k = (F.rms_norm(t, (H,), w, eps) for t, w in zip((q, k), head_norms, strict=True))
     q, k = (t * cos + _halves(t) * sin for t in (q, k))
     return q, k.unsqueeze(2).contiguous(), v.unsqueeze(2).contiguous()
 
@@ -199,9 +201,8 @@ class Hand:
         cos, sin = cos[:, 0, None], sin[:, 0, None]
         heads = (self.N, self.K, self.H)
         for layer, (shared, own) in zip(self.layers, pools, strict=True):
-            q, k, v = self.before(
-                x, layer["qkv"], layer["bias"], layer["norm"], self.eps, cos, sin, heads
-            )
+            weights = tuple(layer[name] for name in ("qkv", "bias", "norm", "head_norms"))
+            q, k, v = self.before(x, weights, self.eps, cos, sin, heads)
             own[0].index_copy_(2, slot, k)
             own[1].index_copy_(2, slot, v)
             # The queries of a group are rows of one matmul with their KV head; no head is repeated.

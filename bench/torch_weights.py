@@ -95,10 +95,12 @@ def fused_layer(layer) -> dict[str, Any]:
     attention, mlp = layer.self_attn, layer.mlp
     parts = (attention.q_proj, attention.k_proj, attention.v_proj)
     biased = parts[0].bias is not None
+    normed = getattr(attention, "q_norm", None) is not None
     return {
         "norm": layer.input_layernorm.weight,
         "qkv": torch.cat([p.weight for p in parts]),
         "bias": torch.cat([p.bias for p in parts]) if biased else None,
+        "head_norms": (attention.q_norm.weight, attention.k_norm.weight) if normed else None,
         "out": attention.o_proj.weight,
         "mlp_norm": layer.post_attention_layernorm.weight,
         "up": torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
