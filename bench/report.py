@@ -126,7 +126,7 @@ def _decode_steps(found: Record) -> str:
         return table
     title = "Time by kind of kernel, from the profiler:"
     columns = step_breakdown.COLUMNS
-    used = {key: name for key, name in columns.items() if any(row[key] for row in kinds)}
+    used = {key: name for key, name in columns.items() if any(row.get(key) for row in kinds)}
     return f"{table}\n\n{title}\n\n{markdown(kinds, used)}"
 
 

@@ -66,18 +66,31 @@ def test_a_file_that_is_no_record_is_refused(tmp_path):
         load(tmp_path / "x.json")
 
 
-@pytest.mark.parametrize("name", ["decode_step", "decode_step_growth"])
-def test_the_parts_of_steps_are_whole(name):
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("decode_step_growth", ("products", "attention", "logits", "norms", "writes", "rest")),
+        ("decode_step", ("layers", "logits", "rest")),
+        ("decode_step_fp8", ("layers", "logits", "rest")),
+    ],
+)
+def test_the_parts_of_steps_are_whole(name, kinds):
     """Rooflines add up to those of the steps, kinds of kernels to the busy time of the device."""
     found = load(RESULTS / f"{name}.json")
     shown = step_breakdown.breakdown(found)
-    assert len(shown) == len(found["rows"])
-    for row, part in zip(found["rows"], shown, strict=True):
+    covered = [row for row in found["rows"] if step_breakdown.is_covered(row)]
+    for row, part in zip(covered, shown, strict=True):
         floors = [value for key, value in part.items() if key.endswith("_floor")]
         assert sum(floors) == pytest.approx(row["floor_ms"], rel=1e-6)
-        kinds = ("products", "attention", "logits", "norms", "writes", "rest")
-        assert sum(part[kind] for kind in kinds) == pytest.approx(row["busy_ms"])
         assert all(part[kind] > 0 for kind in kinds)
+        every = (*kinds, "norms") if "norms" in part else kinds
+        assert sum(part[kind] for kind in set(every)) == pytest.approx(row["busy_ms"])
+
+
+def test_rows_with_many_unknown_kernels_have_no_parts():
+    """The table was profiled with the four longest kernels of each step."""
+    found = load(RESULTS / "decode_step.json")
+    assert 0 < len(step_breakdown.breakdown(found)) < len(found["rows"])
 
 
 def test_kernels_are_told_by_name_and_a_product_that_runs_once_is_that_of_the_logits():
@@ -89,11 +102,11 @@ def test_kernels_are_told_by_name_and_a_product_that_runs_once_is_that_of_the_lo
         ("merge_kernel", 32.0, 1e-3),
         ("loop_gather_fusion", 1.0, 5e-4),
     ]
-    row = {"model": "llama-3-8b", "batch": 64, "shared": 2048, "own": 256, "busy_ms": 9.0}
+    row = {"model": "llama-3-8b", "batch": 64, "shared": 2048, "own": 256, "busy_ms": 8.2}
     row["longest"] = [{"name": n, "count": c, "seconds": t} for n, c, t in longest]
     rates = {"copy_bytes_per_s": 4e12, "matmul_flop_per_s": 8e14}
     [part] = step_breakdown.breakdown({"rows": [row, row | {"longest": []}], **rates})
     times = {key: part[key] for key in ("products", "attention", "logits", "norms", "rest")}
     assert times == pytest.approx(
-        {"products": 4.0, "attention": 3.0, "logits": 0.4, "norms": 0.0, "rest": 1.6}
+        {"products": 4.0, "attention": 3.0, "logits": 0.4, "norms": 0.0, "rest": 0.8}
     )
