@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rjax.models.schemes import Scaled
 from rjax.pallas_kernels.one_row_layer import mosaic
 from rjax.pallas_kernels.one_row_layer.mosaic import LayerWords
 from rjax.pallas_kernels.one_row_layer.sizes import LayerSizes
@@ -15,6 +16,8 @@ from rjax.pallas_kernels.one_row_layer.weights import LayerWeights
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.words import EMPTY
+from rjax.worker.kernels.layer_kernel import ONE_ROW_LAYER
+from rjax.worker.kernels.problem import Problem
 from tests.kernels.quantised_weights import weight_of
 
 EPS, HEAD_EPS, SPLITS = 1e-6, 1e-5, 3
@@ -55,12 +58,17 @@ FEW_BITS = (
 )
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        (name, bits)
+        for name, layer in MODELS.items()
+        for bits in (16, 8, 4)
+        if layer.D % (1024 // bits) == 0  # others are refused
+    ],
+)
 def test_every_unit_has_work_and_words_do_not_overlap(name, bits):
     sizes = MODELS[name].sizes(bits)
-    if sizes.D % sizes.qkv.step:
-        pytest.skip("such a layer is refused")
     for product in (sizes.qkv, sizes.output, sizes.gate_up, sizes.down):
         assert 1 <= product.splits <= product.steps
         rounds = -(-product.units // sizes.ctas)
@@ -82,6 +90,33 @@ def test_lowers_for_cuda(kind, name):
     abstract = jax.eval_shape(lambda: _arguments(MODELS[name], 0, pages=2, kind=kind))
     lowered = _run.trace(*abstract, scale=0.1).lower(lowering_platforms=("cuda",))
     assert "mosaic_gpu" in lowered.as_text()
+
+
+def test_a_layer_behind_one_with_other_bits_has_words_of_its_own():
+    layer = MODELS["qwen3-0.6b"]
+    problem = Problem(
+        operation="decoder_layer",
+        rows=1,
+        dtype="bfloat16",
+        depth=layer.D,
+        columns=(layer.F,),
+        scheme=Scaled("fp8"),
+        num_heads=layer.N,
+        num_kv_heads=layer.K,
+        head_dim=layer.H,
+        rotary_dim=layer.H,
+        page_size=64,
+        kv_dtype="bfloat16",
+    )
+    assert ONE_ROW_LAYER.refusal(problem) is None
+
+    def run():
+        *arguments, _ = _arguments(layer, 0, pages=2, kind="fp8")
+        words = LayerWords.empty(layer.sizes(16))
+        return ONE_ROW_LAYER.run(problem, *arguments, words)
+
+    *_, words = jax.eval_shape(run)
+    assert words.current.shape == (layer.sizes(8).words,) != (layer.sizes(16).words,)
 
 
 @pytest.mark.parametrize(
