@@ -50,11 +50,34 @@ MXFP4 = "mxfp4"
 GROWTH = tuple(
     Row("llama-3-8b", DecodeCase(64, shared, 256)) for shared in (0, 2048, 8192, 16384, 32768)
 )
-TENSOR_PARALLEL = (
-    Row("llama-3-8b", DecodeCase(1, 0, 1024), None, 2.5),
-    Row("llama-3-8b", DecodeCase(64, 2048, 256), None, 3.2),
-    Row("llama-3-8b", DecodeCase(256, 8192, 256), None, 6.4),
-    Row("llama-3-70b", DecodeCase(1, 0, 1024), None, 4.7, layers=20),
-    Row("llama-3-70b", DecodeCase(64, 2048, 256), None, 5.3, layers=20),
-)
-"""Its targets are those of two H200."""
+_LLAMA_8B = (DecodeCase(1, 0, 1024), DecodeCase(64, 2048, 256), DecodeCase(256, 8192, 256))
+_LLAMA_70B = (DecodeCase(1, 0, 1024), DecodeCase(64, 2048, 256))
+_TARGETS_8B = {2: (2.5, 3.2, 6.4), 4: (1.7, 2.4, None), 8: (1.3, 2.1, None)}
+_TARGETS_70B = {2: (4.7, 5.3), 4: (None, 12.0), 8: (None, 8.5)}  # on two GPUs of 20 layers
+_FP8_TARGETS_70B = {4: 7.5, 8: 5.5}
+
+
+def tensor_parallel(devices: int) -> tuple[Row, ...]:
+    """The rows for several GPUs; targets are those of 2, 4 and 8 H200, other numbers have none.
+
+    On fewer than four, 20 of the 80 layers of Llama-3-70B have to do.
+    """
+    targets = _TARGETS_8B.get(devices, (None,) * len(_LLAMA_8B))
+    rows = [
+        Row("llama-3-8b", case, target_ms=target)
+        for case, target in zip(_LLAMA_8B, targets, strict=True)
+    ]
+    targets = _TARGETS_70B.get(devices, (None,) * len(_LLAMA_70B))
+    layers = 20 if devices < 4 else None
+    for case, target in zip(_LLAMA_70B, targets, strict=True):
+        fp8 = _FP8_TARGETS_70B.get(devices) if case.batch > 1 else None
+        rows.append(
+            Row(
+                "llama-3-70b",
+                case,
+                target_ms=target,
+                targets=() if fp8 is None else (("fp8", fp8),),
+                layers=layers,
+            )
+        )
+    return tuple(rows)

@@ -39,7 +39,7 @@ from tqdm import tqdm
 
 from bench.ceilings import Ceilings, measure_ceilings
 from bench.command_line import command_parser, keep, run, save_part
-from bench.decode_rows import EXPERTS, GROWTH, MXFP4, TABLE, TENSOR_PARALLEL, Row
+from bench.decode_rows import EXPERTS, GROWTH, MXFP4, TABLE, Row, tensor_parallel
 from bench.kernel_profile import kernel_times
 from bench.kernels.timing import burst_seconds, seconds_per_call
 from bench.step_roofline import DecodeCase, roofline_seconds
@@ -385,17 +385,17 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print, keep."""
     options = parser().parse_args(arguments)
+    devices = options.tensor_parallel_size
     if options.model is not None:
         case = DecodeCase(options.batch, options.shared, options.own)
         rows: tuple[Row, ...] = (Row(options.model, case),)
     else:
-        table = TENSOR_PARALLEL if options.tensor_parallel_size > 1 else TABLE
+        table = tensor_parallel(devices) if devices > 1 else TABLE
         table = GROWTH if options.growth else EXPERTS if options.experts else table
         rows = tuple(row for row in table if options.only in row.model)
-    if options.tensor_parallel_size > jax.device_count():
+    if devices > jax.device_count():
         raise SystemExit(
-            f"--tensor-parallel-size is {options.tensor_parallel_size}; "
-            f"this machine has {jax.device_count()} device(s)"
+            f"--tensor-parallel-size is {devices}; this machine has {jax.device_count()} device(s)"
         )
     longest = max((row.case.context for row in rows), default=0)
     if options.max_model_len is not None and options.max_model_len < longest:
@@ -406,7 +406,6 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(f"no row of the table has a model named like {options.only!r}")
     kind = "_growth" if options.growth else "_experts" if options.experts else ""
     name = f"decode_step{kind}"
-    devices = options.tensor_parallel_size
     name += "" if devices == 1 else f"_tp{devices}"
     name += "" if options.quantization is None else f"_{options.quantization}"
     name += "" if options.max_model_len is None else "_long"

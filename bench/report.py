@@ -154,6 +154,8 @@ SECTIONS: dict[str, Section] = {
         "One decode step with a long maximum sequence length", _decode_steps
     ),
     "decode_step_tp2": Section("One decode step on two GPUs", _decode_steps),
+    "decode_step_tp4": Section("One decode step on four GPUs", _decode_steps),
+    "decode_step_tp8": Section("One decode step on eight GPUs", _decode_steps),
     "decode_step_experts": Section("One decode step with experts", _decode_steps),
     "decode_step_growth": Section("A growing prefix", _decode_steps, decode_step.draw),
     "attention": Section("Attention of one layer", _rows(attention.COLUMNS), attention.draw),

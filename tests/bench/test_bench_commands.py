@@ -20,7 +20,7 @@ from bench import (
     throughput,
 )
 from bench.ceilings import Ceilings, measure_ceilings
-from bench.decode_rows import EXPERTS, GROWTH, TABLE, TENSOR_PARALLEL, Row
+from bench.decode_rows import EXPERTS, GROWTH, TABLE, Row, tensor_parallel
 from bench.longbench import __main__ as longbench
 from bench.random_checkpoint import write_checkpoint
 from bench.step_roofline import DecodeCase, roofline_seconds, stages
@@ -63,7 +63,10 @@ def test_the_roofline_of_a_step_reads_weights_and_kv_once():
     assert roofline_seconds(config, many, BFLOAT16, ceilings) == pytest.approx(8.1e-3, rel=0.05)
 
 
-@pytest.mark.parametrize("row", [*TABLE, *EXPERTS, *GROWTH, *TENSOR_PARALLEL], ids=str)
+_SEVERAL = tuple(row for devices in (2, 3, 4, 8) for row in tensor_parallel(devices))
+
+
+@pytest.mark.parametrize("row", [*TABLE, *EXPERTS, *GROWTH, *_SEVERAL], ids=str)
 def test_every_row_of_the_tables_is_a_model(row):
     changed = {} if row.layers is None else {"num_hidden_layers": row.layers}
     config = config_from_dict(SHAPES[row.model] | changed)

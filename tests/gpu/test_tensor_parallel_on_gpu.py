@@ -1,4 +1,4 @@
-"""Engines on two GPUs: the tokens of one GPU up to rounding, and the same bits in every run."""
+"""Engines on several GPUs: the tokens of one up to rounding, and the same bits in every run."""
 
 import jax
 import pytest
@@ -20,16 +20,19 @@ def logprobs(outputs) -> list:
     ]
 
 
-def test_tokens_are_those_of_one_gpu_and_runs_are_equal(tmp_path):
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_tokens_are_those_of_one_gpu_and_runs_are_equal(devices, tmp_path):
+    if jax.device_count() < devices:
+        pytest.skip(f"{jax.device_count()} GPUs")
     path = folder(tmp_path, "llama")
     alone, _ = answers(path, 12, backend="mosaic")
-    pair, llm = answers(path, 12, backend="mosaic", tensor_parallel_size=2)
-    same_up_to_rounding(pair, alone)
+    several, llm = answers(path, 12, backend="mosaic", tensor_parallel_size=devices)
+    same_up_to_rounding(several, alone)
     sums = {use.kernel for use in llm.kernels() if use.operation.startswith("all_reduce")}
     assert sums == {"mosaic.all_reduce_rms_norm", "mosaic.all_reduce"}
-    again, _ = answers(path, 12, backend="mosaic", tensor_parallel_size=2)
-    assert [output.token_ids for output in again] == [output.token_ids for output in pair]
-    assert logprobs(again) == logprobs(pair)
+    again, _ = answers(path, 12, backend="mosaic", tensor_parallel_size=devices)
+    assert [output.token_ids for output in again] == [output.token_ids for output in several]
+    assert logprobs(again) == logprobs(several)
 
 
 def test_collectives_of_xla_take_the_place_of_the_exchange(tmp_path, monkeypatch):
