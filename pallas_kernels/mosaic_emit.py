@@ -3,13 +3,11 @@
 # Pallas passes a leading context to inlined functions, which its types do not say.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
-from typing import Any
-
 import jax
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, nvvm, vector
+from jaxlib.mlir.dialects import arith, llvm, vector
 
 THREADS = 128
 """Threads of a warpgroup."""
@@ -18,8 +16,6 @@ SCALAR = plgpu.Layout.WG_SPLAT(())
 
 GLOBAL, SHARED = 1, 3
 """Address spaces of pointers."""
-
-_EVICT_FIRST = 0x12F0000000000000  # the L2 cache policy that createpolicy encodes for evict_first
 
 _H200_SMS = 132
 
@@ -103,35 +99,3 @@ def store_strided(ref, value, layout) -> None:
             vector.store(register, ref_, [arith.index_cast(index, at)], alignment=size)
 
     store(ref, value)
-
-
-def evict_first() -> None:
-    """Give the last ``copy_gmem_to_smem`` the L2 eviction policy evict_first.
-
-    For bytes that are read once per step: they do not evict data that is read again soon. Pallas
-    has no such option, so this replaces the copy just emitted by one with the hint.
-    """
-
-    @plgpu.inline_mgpu(arg_types=())
-    def hint(_):
-        name = nvvm.CpAsyncBulkTensorGlobalToSharedClusterOp.OPERATION_NAME
-        block = ir.InsertionPoint.current.block
-        copies: list[Any] = [op for op in block.operations if op.operation.name == name]
-        assert copies, "no copy precedes in this block"
-        copy = copies[-1]
-        nvvm.cp_async_bulk_tensor_shared_cluster_global(
-            copy.dstMem,
-            copy.tmaDescriptor,
-            list(copy.coordinates),
-            copy.mbar,
-            list(copy.im2colOffsets),
-            multicast_mask=copy.multicastMask,
-            l2_cache_hint=mgpu.c(_EVICT_FIRST, ir.IntegerType.get_signless(64)),
-            mode=copy.mode,
-            is_cta_only=copy.isCTAOnly,
-            group=copy.group,
-            predicate=copy.predicate,
-        )
-        copy.operation.erase()
-
-    hint()

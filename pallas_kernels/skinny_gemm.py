@@ -35,7 +35,8 @@ from rjax.pallas_kernels.gemv_row import (
     SmemRow,
     StoredRow,
 )
-from rjax.pallas_kernels.mosaic_emit import SCALAR, evict_first
+from rjax.pallas_kernels.mosaic_emit import SCALAR
+from rjax.pallas_kernels.tma_copy import evict_first
 
 _ACC = plgpu.WGMMAAccumulatorRef
 ROWS = (1, 8, 16, 32, 64, 128)

@@ -21,9 +21,9 @@ from jaxtyping import Array
 from rjax.pallas_kernels.grouped_gemm.config import WGMMA_M, GroupedConfig, swizzle_atom
 from rjax.pallas_kernels.grouped_gemm.grouped_weight import GroupedWeight
 from rjax.pallas_kernels.grouped_gemm.left_operand import Item, LeftOperand, Stages
-from rjax.pallas_kernels.mosaic_emit import evict_first
 from rjax.pallas_kernels.quantised_gemm import upcast
 from rjax.pallas_kernels.quantised_gemm.products import zeros
+from rjax.pallas_kernels.tma_copy import evict_first
 
 _STEP = 64  # inputs that are widened while as many are multiplied
 _PER_OUTPUT = plgpu.Layout.WGMMA.reduce(1)

@@ -19,7 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import scf
 
-from rjax.pallas_kernels.mosaic_emit import add, address, evict_first, i32, mul
+from rjax.pallas_kernels.mosaic_emit import add, address, i32, mul
 from rjax.pallas_kernels.one_row_layer import attention as heads_of
 from rjax.pallas_kernels.one_row_layer import few_bit_gemv, gemv
 from rjax.pallas_kernels.one_row_layer.few_bit_gemv import FewBits
@@ -29,6 +29,7 @@ from rjax.pallas_kernels.one_row_layer.smem_row import Row
 from rjax.pallas_kernels.one_row_layer.stage_scales import arrive_after_copies
 from rjax.pallas_kernels.one_row_layer.tables import TablePlaces, tables
 from rjax.pallas_kernels.one_row_layer.threads import CONSUMERS, arrived, begun, simt
+from rjax.pallas_kernels.tma_copy import evict_first
 from rjax.pallas_kernels.words import EMPTY, store_words
 
 

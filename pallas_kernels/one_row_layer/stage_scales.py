@@ -14,7 +14,7 @@ from typing import Any
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, nvvm
+from jaxlib.mlir.dialects import arith, llvm
 
 from rjax.pallas_kernels.mosaic_emit import (
     SCALAR,
@@ -30,6 +30,7 @@ from rjax.pallas_kernels.mosaic_emit import (
 from rjax.pallas_kernels.one_row_layer.sizes import TILE
 from rjax.pallas_kernels.one_row_layer.smem_row import GROUP
 from rjax.pallas_kernels.one_row_layer.threads import equal, load, select, shared_address
+from rjax.pallas_kernels.tma_copy import last_copy_barrier
 
 STAGE_COLUMNS = 2 * TILE
 """Of both blocks of a stage."""
@@ -113,16 +114,6 @@ def _taken(word, element, ref):
     return arith.extf(ir.F32Type.get(), arith.bitcast(kind, half))
 
 
-def _last_copy():
-    """The last ``copy_gmem_to_smem`` of this block."""
-    name = nvvm.CpAsyncBulkTensorGlobalToSharedClusterOp.OPERATION_NAME
-    copies: list[Any] = [
-        op for op in ir.InsertionPoint.current.block.operations if op.operation.name == name
-    ]
-    assert copies, "no copy precedes in this block"
-    return copies[-1]
-
-
 def _copy_word(target, source) -> None:
     """Copy four bytes from GMEM (int64 address) to SMEM (int32 address), asynchronously."""
     form = "cp.async.ca.shared.global [$0], [$1], 4;"
@@ -136,7 +127,7 @@ def arrive_after_copies() -> None:
 
     @plgpu.inline_mgpu(arg_types=())
     def emit(_):
-        barrier, nothing = _last_copy().mbar, ir.Type.parse("!llvm.void")
+        barrier, nothing = last_copy_barrier(), ir.Type.parse("!llvm.void")
         llvm.inline_asm(nothing, [barrier], form, "r,~{memory}", has_side_effects=True)
 
     emit()

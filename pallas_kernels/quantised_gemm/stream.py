@@ -29,7 +29,7 @@ from jaxlib.mlir.dialects import arith, memref, vector
 from jaxtyping import Array, Float
 
 from rjax.pallas_kernels.gemv_row import RowSource, SmemRow
-from rjax.pallas_kernels.mosaic_emit import SCALAR, evict_first
+from rjax.pallas_kernels.mosaic_emit import SCALAR
 from rjax.pallas_kernels.quantised_gemm.config import (
     FEW_ROWS,
     MAX_TILE_ROWS,
@@ -50,6 +50,7 @@ from rjax.pallas_kernels.quantised_gemm.products import (
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import GROUP, QuantisedRows, padded_rows
 from rjax.pallas_kernels.quantised_gemm.scaled_weight import ScaledWeight
 from rjax.pallas_kernels.quantised_gemm.scales import PROMOTION, Scales
+from rjax.pallas_kernels.tma_copy import evict_first
 
 _ACC = plgpu.WGMMAAccumulatorRef
 

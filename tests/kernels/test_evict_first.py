@@ -16,11 +16,12 @@ from bench.machine_code import kernels_of
 from rjax.pallas_kernels.attention import mosaic
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.gate_up_gemm.mosaic import gate_up_gemm
-from rjax.pallas_kernels.mosaic_emit import evict_first
 from rjax.pallas_kernels.split_k_gemm.mosaic import split_k_gemm
+from rjax.pallas_kernels.tma_copy import evict_first
 
 _COPY = nvvm.CpAsyncBulkTensorGlobalToSharedClusterOp.OPERATION_NAME
 _DESCRIPTOR, _HINT = 1, 6  # operand segments of a copy
+_LINE, _LINE_DESCRIPTOR = "cp.async.bulk.tensor", 2  # of PTX, with jax 0.12, and its operand
 MANY_ROWS = batches.Batch(shared=128, members=(2,), own=(200, 40), queries=(190, 2))
 
 
@@ -34,6 +35,9 @@ def hints(function, *arguments):
         if op.operation.name.endswith(_COPY):
             segments = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
             found[op.operands[_DESCRIPTOR]].append(segments[_HINT])
+        line = op.attributes["asm_string"].value if "asm_string" in op.attributes else ""
+        if _LINE in line and ".mbarrier::" in line:
+            found[op.operands[_LINE_DESCRIPTOR]].append(int(".L2::cache_hint" in line))
         for inner in (x for region in op.regions for block in region.blocks for x in block):
             visit(inner)
 

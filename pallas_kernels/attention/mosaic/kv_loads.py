@@ -21,7 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from rjax.pallas_kernels.attention.mosaic.config import CONSUMERS, KV_TILE, LAST_TILE_TOKENS
 from rjax.pallas_kernels.attention.mosaic.pipeline import KVPipeline
 from rjax.pallas_kernels.attention.mosaic.work_tile import WorkTile
-from rjax.pallas_kernels.mosaic_emit import evict_first
+from rjax.pallas_kernels.tma_copy import evict_first
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
