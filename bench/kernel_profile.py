@@ -2,6 +2,8 @@
 
 import collections
 import dataclasses
+import heapq
+import itertools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,11 @@ from jax.profiler import ProfileData
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KernelTime:
-    """How often one kernel ran, and its device time in seconds."""
+    """How often one kernel ran, and its device time in seconds.
+
+    Kernels overlap where one starts before those that it depends on have ended. Time then counts
+    for the kernel that ends first, so the times of all kernels add up to that in which any ran.
+    """
 
     name: str
     count: float
@@ -44,19 +50,24 @@ def kernel_times(run: Callable[[], object], runs: int = 4) -> tuple[list[KernelT
             if line.name.startswith("Stream")
             for event in line.events
         ]
-    count: collections.Counter[str] = collections.Counter()
-    spent: collections.Counter[str] = collections.Counter()
-    for name, _, duration in events:
-        count[name] += 1
-        spent[name] += round(duration)
+    count = collections.Counter(name for name, _, _ in events)
+    spent = spent_by_name([(name, start, start + length) for name, start, length in events])
     found = [KernelTime(n, count[n] / runs, 1e-9 * t / runs) for n, t in spent.most_common()]
-    return found, _busy([(start, start + length) for _, start, length in events]) / runs
+    return found, 1e-9 * sum(spent.values()) / runs
 
 
-def _busy(spans: list[tuple[float, float]]) -> float:
-    """Seconds that at least one of the spans (ns) covers."""
-    covered, reached = 0.0, float("-inf")
-    for start, stop in sorted(spans):
-        covered += max(0.0, stop - max(start, reached))
-        reached = max(reached, stop)
-    return 1e-9 * covered
+def spent_by_name(spans: list[tuple[str, float, float]]) -> collections.Counter[str]:
+    """The time of each name in spans (name, start, stop), as in `KernelTime`."""
+    spent: collections.Counter[str] = collections.Counter()
+    waiting = sorted(spans, key=lambda span: span[1], reverse=True)
+    running: list[tuple[float, str]] = []
+    moments = sorted({moment for _, *both in spans for moment in both})
+    for now, following in itertools.pairwise(moments):
+        while waiting and waiting[-1][1] <= now:
+            name, _, stop = waiting.pop()
+            heapq.heappush(running, (stop, name))
+        while running and running[0][0] <= now:
+            heapq.heappop(running)
+        if running:
+            spent[running[0][1]] += following - now  # type: ignore[assignment]
+    return spent
