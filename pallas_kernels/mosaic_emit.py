@@ -17,6 +17,9 @@ SCALAR = plgpu.Layout.WG_SPLAT(())
 GLOBAL, SHARED = 1, 3
 """Address spaces of pointers."""
 
+EARLY_STARTS = jax.__version_info__ >= (0, 12)
+"""Whether XLA lets kernels of a CUDA graph start before those that they depend on have ended."""
+
 _H200_SMS = 132
 
 
@@ -99,3 +102,18 @@ def store_strided(ref, value, layout) -> None:
             vector.store(register, ref_, [arith.index_cast(index, at)], alignment=size)
 
     store(ref, value)
+
+
+def begin_kernel(early_weights: bool = False) -> None:
+    """The first statement of a kernel: programmatic dependent launch.
+
+    Lets the kernels behind start, then waits until those that this one depends on have ended. With
+    ``early_weights`` it does not wait: the kernel may read weights that no kernel of the program
+    writes, and calls ``plgpu.griddepcontrol_wait`` in every thread that reads or writes anything
+    else, before it does. All other arrays may still be written, or read, by a kernel before.
+
+    Without ``EARLY_STARTS`` the instructions have no effect.
+    """
+    plgpu.griddepcontrol_launch_dependents()
+    if not early_weights:
+        plgpu.griddepcontrol_wait()

@@ -6,6 +6,8 @@ consumer warpgroup for each 64 rows multiplies them (wgmma) and passes the accum
 epilogue. Bytes moved: the weights once from device memory, with the L2 policy evict_first; the rows
 once per column tile, from the L2 cache; the output of the epilogue.
 
+The first weights may arrive while the kernels before still run (`begin_kernel`).
+
 wgmma takes 64 rows. A pipeline stage holds only the real rows, and the instruction reads beyond
 them into the following stages. Rows of a GEMM are independent, so those results are dropped.
 """
@@ -35,7 +37,7 @@ from rjax.pallas_kernels.gemv_row import (
     SmemRow,
     StoredRow,
 )
-from rjax.pallas_kernels.mosaic_emit import SCALAR
+from rjax.pallas_kernels.mosaic_emit import SCALAR, begin_kernel
 from rjax.pallas_kernels.tma_copy import evict_first
 
 _ACC = plgpu.WGMMAAccumulatorRef
@@ -113,6 +115,8 @@ def skinny_gemm(
     config: GemmConfig,
     out: jax.ShapeDtypeStruct,
     epilogue: Callable[..., None],
+    *,
+    early_weights: bool = False,
 ) -> tuple[Array, ...]:
     """Compute h @ w[:, i] for all i; return the output of the epilogue and of a RowSource.
 
@@ -125,6 +129,7 @@ def skinny_gemm(
         epilogue: called with (output in GMEM, W accumulators of the CTA, each float32
             [64, block_n] in WGMMA layout, index of the split, first row, first column); stores the
             existing rows (``store_rows``).
+        early_weights: whether no kernel of the program writes w, so that it may be read early.
 
     Raises:
         ValueError: a shape or dtype the kernel does not take.
@@ -149,6 +154,7 @@ def skinny_gemm(
         """GMEM: h [T, D] or the operands of the row source, w [D, W, E], out, other results. SMEM:
         h_smem [rows of all stages or swizzle atoms of one row, block_k], w_smem
         [stages, W, block_k, block_n], scratch [4]. Barriers, one per stage: full, empty."""
+        begin_kernel(early_weights)
         inputs, [w, out, *others] = refs[: len(operands)], refs[len(operands) :]
         column = pl.multiple_of(lax.axis_index("column") * block_n, block_n)
         split = lax.axis_index("split")
@@ -162,23 +168,36 @@ def skinny_gemm(
             if consumers > 1:
                 plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
 
-            def load(i, stage):
-                depth = pl.ds(pl.multiple_of((start + i) * block_k, block_k), block_k)
+            def depth_of(i):
+                return pl.ds(pl.multiple_of((start + i) * block_k, block_k), block_k)
+
+            def load_weights(i, stage):
                 for which in range(W):
-                    tile = w.at[depth, which, pl.ds(column, block_n)]
+                    tile = w.at[depth_of(i), which, pl.ds(column, block_n)]
                     plgpu.copy_gmem_to_smem(tile, w_smem.at[stage, which], full.at[stage])
                     evict_first()
+
+            def load_rows(i, stage):
                 if source is None:
-                    rows = pl.ds(pl.multiple_of(stage * T, T), T)
-                    plgpu.copy_gmem_to_smem(inputs[0].at[:, depth], h_smem.at[rows], full.at[stage])
+                    tile, place = inputs[0].at[:, depth_of(i)], pl.multiple_of(stage * T, T)
+                    plgpu.copy_gmem_to_smem(tile, h_smem.at[pl.ds(place, T)], full.at[stage])
 
             def refill(i, _):
                 stage = lax.rem(i, jnp.int32(stages))
                 plgpu.barrier_wait(empty.at[stage])
                 load(i, stage)
 
+            def load(i, stage):
+                load_weights(i, stage)
+                load_rows(i, stage)
+
             first = jnp.minimum(count, stages)
-            lax.fori_loop(0, first, lambda i, _: load(i, i), None)
+            if early_weights:
+                lax.fori_loop(0, first, lambda i, _: load_weights(i, i), None)
+                plgpu.griddepcontrol_wait()
+                lax.fori_loop(0, first, lambda i, _: load_rows(i, i), None)
+            else:
+                lax.fori_loop(0, first, lambda i, _: load(i, i), None)
             lax.fori_loop(first, count, refill, None)
 
         @pl.when(wg < consumers)
@@ -186,6 +205,8 @@ def skinny_gemm(
             if consumers > 1:
                 plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
             first_row = wg * _WGMMA_M if consumers > 1 else jnp.int32(0)
+            if early_weights:
+                plgpu.griddepcontrol_wait()
             if source is not None:
                 columns = (start * block_k, count * block_k, blocks * block_k, D)
                 is_first = (column == 0) & (split == 0)

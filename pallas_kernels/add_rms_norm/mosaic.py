@@ -12,7 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.mosaic_emit import THREADS, store_strided, widest_vector
+from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, store_strided, widest_vector
 from rjax.pallas_kernels.partial import Partial
 
 
@@ -62,6 +62,7 @@ def add_rms_norm(
         """GMEM: x [T, D], update [T, D] or its summands [X, T, D], weight [D], residual [T, D],
         normed [T, D].
         """
+        begin_kernel()
         row = lax.axis_index("row")
         inputs = (x_ref, update_ref, weight_ref)
         residual, normed = normed_row(*inputs, row, eps, x.dtype, strided)

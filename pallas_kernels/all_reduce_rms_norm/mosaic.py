@@ -33,7 +33,7 @@ from rjax.pallas_kernels.all_reduce_rms_norm.peers import (
     slot_words,
     used_words,
 )
-from rjax.pallas_kernels.mosaic_emit import THREADS, num_sms, store_strided
+from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, num_sms, store_strided
 from rjax.pallas_kernels.partial import Partial
 
 _WORDS = 4  # of a load or store: 16 bytes
@@ -128,6 +128,7 @@ def _launch(name: str, shapes, update: Partial, peers: Peers, x, weight, eps: fl
         """GMEM: summands [X, T, D], table [1, devices + 1, 2], state [1, 2]; x [T, D] and weight
         [D] with a norm; bias [D] if there is one; the results [T, D], the next state [1, 2].
         SMEM: scratch [2, 4 * warpgroups]."""
+        begin_kernel()
         *operands, scratch = refs
         operands, results = operands[: len(optional)], operands[len(optional) :]
         bias_ref = operands[-1] if update.bias is not None else None

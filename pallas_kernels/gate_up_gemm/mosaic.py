@@ -42,7 +42,9 @@ def normed_refusal(
     return refusal(rows, depth, columns, dtype)
 
 
-def gate_up_gemm(h: Float[Array, "T D"], w: Float[Array, "D 2 F"]) -> Float[Array, "T F"]:
+def gate_up_gemm(
+    h: Float[Array, "T D"], w: Float[Array, "D 2 F"], *, early_weights: bool = False
+) -> Float[Array, "T F"]:
     """silu(h @ w[:, 0]) * (h @ w[:, 1]) in h's dtype (SwiGLU; Shazeer, 2020).
 
     Sums and activation are float32, and only the result is rounded. A GEMM followed by
@@ -51,11 +53,12 @@ def gate_up_gemm(h: Float[Array, "T D"], w: Float[Array, "D 2 F"]) -> Float[Arra
     Args:
         h, w: bfloat16 or float16, the same for both. T is 1, 8, 16, 32, 64 or 128; D and F are
             multiples of 64, and D is a multiple of 128 if T is 1.
+        early_weights: whether no kernel of the program writes w, so that it may be read early.
 
     Raises:
         ValueError: a shape or dtype the kernel does not take.
     """
-    return _gemm(h, w)[0]
+    return _gemm(h, w, early_weights)[0]
 
 
 def norm_gate_up_gemm(
@@ -64,6 +67,8 @@ def norm_gate_up_gemm(
     weight: Float[Array, " D"],
     eps: float,
     w: Float[Array, "D 2 F"],
+    *,
+    early_weights: bool = False,
 ) -> tuple[Float[Array, "1 D"], Float[Array, "1 F"]]:
     """(x + update, ``gate_up_gemm`` of its RMSNorm); arguments as in ``add_rms_norm``.
 
@@ -72,12 +77,14 @@ def norm_gate_up_gemm(
     """
     if _choose_config(1, *w.shape[::2])[1] > 1:
         residual, h = add_rms_norm(x, update, weight, eps)
-        return residual, _gemm(h, w)[0]
-    hidden, residual = _gemm(NormedRow(x, update, weight, eps), w)
+        return residual, _gemm(h, w, early_weights)[0]
+    hidden, residual = _gemm(NormedRow(x, update, weight, eps), w, early_weights)
     return residual, hidden
 
 
-def _gemm(h: Float[Array, "T D"] | RowSource, w: Float[Array, "D 2 F"]) -> tuple[Array, ...]:
+def _gemm(
+    h: Float[Array, "T D"] | RowSource, w: Float[Array, "D 2 F"], early_weights: bool
+) -> tuple[Array, ...]:
     (T, D), F = h.shape, w.shape[2]
 
     def epilogue(out, accs, split, row, column):
@@ -86,8 +93,9 @@ def _gemm(h: Float[Array, "T D"] | RowSource, w: Float[Array, "D 2 F"]) -> tuple
         store_rows(out, hidden.astype(out.dtype), row, column)
 
     shape = jax.ShapeDtypeStruct((T, F), h.dtype)
+    config = _choose_config(T, D, F)[0]
     return skinny_gemm.skinny_gemm(
-        "gate_up_gemm", h, w, _choose_config(T, D, F)[0], shape, epilogue
+        *("gate_up_gemm", h, w, config, shape, epilogue), early_weights=early_weights
     )
 
 

@@ -28,6 +28,7 @@ from jaxtyping import Array, Float
 from rjax.pallas_kernels.grouped_gemm.config import WGMMA_M, GroupedConfig
 from rjax.pallas_kernels.grouped_gemm.left_operand import Item, LeftOperand, Stages
 from rjax.pallas_kernels.grouped_gemm.work_list import WorkList
+from rjax.pallas_kernels.mosaic_emit import begin_kernel
 
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, {2: 232, 3: 152}
 
@@ -70,6 +71,7 @@ def grouped_gemm(
         """GMEM: x [slots, D], tile_expert [tiles], num_tiles [1], arrays of the left operand,
         operands of the epilogue, out. SMEM: x_smem [stages, R, block_k], scratch of the left
         operand. Barriers, one per stage: full, empty."""
+        begin_kernel()  # which weights to read is the result of a kernel before
         weights, (*others, out_ref) = refs[:num_arrays], refs[num_arrays:]
         cta, ctas = lax.axis_index("cta"), jnp.int32(config.num_ctas)
         items = num_tiles[0] * columns

@@ -18,7 +18,17 @@ from jaxlib.mlir.dialects import arith, llvm, math, memref, nvvm
 from jaxtyping import Array, Int
 
 from rjax.pallas_kernels.grouped_gemm.work_list import WorkList, max_tiles
-from rjax.pallas_kernels.mosaic_emit import THREADS, add, div, i32, i32_type, mul, rem, thread_index
+from rjax.pallas_kernels.mosaic_emit import (
+    THREADS,
+    add,
+    begin_kernel,
+    div,
+    i32,
+    i32_type,
+    mul,
+    rem,
+    thread_index,
+)
 
 _WARP = 32
 _WARPS = THREADS // _WARP
@@ -70,6 +80,7 @@ def make_work_list_mosaic(experts: Int[Array, "T X"], num_experts: int, rows: in
         """GMEM int32: experts [pairs], tile_expert [tiles], num_tiles [1], slot_pair [slots],
         pair_slot [pairs]. SMEM int32: counts [chunks, columns], first_slot [columns], warp_tiles
         [4]."""
+        begin_kernel()
         refs = experts_ref, tile_expert, num_tiles, slot_pair, pair_slot, *scratch
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),) * len(refs))

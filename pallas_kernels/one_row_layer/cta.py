@@ -89,8 +89,8 @@ class Ring:
 class LayerCta:
     """A CTA's part of the layer.
 
-    ``begun_position`` is the row's, a load that was `begun`; ``few_bits`` has the four products by
-    name, or none with 16-bit weights.
+    ``few_bits`` has the four products by name, or none with 16-bit weights; ``begun_position`` is
+    the row's, a load that was `begun`, or None as long as only weights may be read.
     """
 
     sizes: LayerSizes
@@ -102,10 +102,10 @@ class LayerCta:
     scratch: dict[str, Any]
     ring: Ring
     cta: Any
-    begun_position: Any
     scale: float
     eps: float
     head_eps: float
+    begun_position: Any = None
 
     # The units of a CTA, the same for producer and consumers
 
@@ -148,11 +148,18 @@ class LayerCta:
 
     # Producer
 
-    def produce(self, other) -> None:
-        """Copy all blocks of the CTA, in the order of the stages; empty the other words."""
+    def produce_qkv(self):
+        """Copy the weights of the first product; the number of stages used."""
+        return self._produce(self.sizes.qkv, "qkv", jnp.int32(0))
+
+    def produce(self, other, number=None) -> None:
+        """Copy all blocks of the CTA, in the order of the stages; empty the other words.
+
+        number: stages used, where the weights of the first product are copied already.
+        """
         sizes = self.sizes
         first_page = self._page(jnp.int32(0))
-        number = self._produce(sizes.qkv, "qkv", jnp.int32(0))
+        number = self.produce_qkv() if number is None else number
         _empty(other, self.cta, sizes)
         number = self._produce_kv(number, first_page)
         number = self._produce(sizes.output, "output", number)

@@ -27,7 +27,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Int32
 
-from rjax.pallas_kernels.mosaic_emit import num_sms
+from rjax.pallas_kernels.mosaic_emit import begin_kernel, num_sms
 from rjax.pallas_kernels.one_row_layer.cta import LayerCta, Ring
 from rjax.pallas_kernels.one_row_layer.sizes import TILE, LayerSizes
 from rjax.pallas_kernels.one_row_layer.smem_row import GROUP, padded
@@ -167,6 +167,7 @@ def decoder_layer(
     scale: float,
     eps: float,
     head_eps: float = 0.0,
+    early_weights: bool = False,
 ) -> tuple[
     Float[Array, "1 D"], Partial, Float[Array, "P K S H"], Float[Array, "P K S H"], LayerWords
 ]:
@@ -184,6 +185,8 @@ def decoder_layer(
         words: of this launch and the one before.
         scale: of the scores.
         eps, head_eps: of the norms, and of those of queries and keys.
+        early_weights: whether no kernel of the program writes the weights, so that they may be read
+            before the kernels before have ended.
 
     Returns:
         (the residual stream after attention, the update of the feed-forward, the pages, the words
@@ -236,6 +239,8 @@ def decoder_layer(
         inputs = dict(zip(given, refs, strict=False))
         blocks, few_blocks = (ring, ring) if sizes.bits == 16 else ring
         k_ref, v_ref, current, other, residual, partial = refs[len(given) :]
+        begin_kernel(early_weights)
+        position = None if early_weights else begun(inputs["positions"], 0)
         cta, wg = lax.axis_index("cta"), lax.axis_index("wg")
         layer = LayerCta(
             sizes=sizes,
@@ -249,21 +254,28 @@ def decoder_layer(
                 blocks, few_blocks, full, empty, stages, _under_way(sizes, stages), scale_words
             ),
             cta=cta,
-            begun_position=begun(inputs["positions"], 0),
             scale=scale,
             eps=eps,
             head_eps=head_eps,
         )
 
+        def placed() -> LayerCta:
+            at = position
+            if early_weights:
+                plgpu.griddepcontrol_wait()
+                at = begun(inputs["positions"], 0)
+            return dataclasses.replace(layer, begun_position=at)
+
         @pl.when(wg == _WARPGROUPS)
         def _producer():
             plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
-            layer.produce(other)
+            number = layer.produce_qkv() if early_weights else None
+            placed().produce(other, number)
 
         @pl.when(wg < _WARPGROUPS)
         def _consumer():
             plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
-            layer.consume()
+            placed().consume()
 
     pools = [jax.new_ref(array) for array in mutable]
     floats = {

@@ -21,7 +21,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref
 
 from rjax.pallas_kernels.gemv_row import read_chunk, reduce_warpgroup, strided
-from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS, store_strided
+from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS, begin_kernel, store_strided
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import (
     LARGEST,
     MIN_ABS_MAX,
@@ -68,6 +68,7 @@ def merge_quantise(attention: UnmergedAttention) -> QuantisedRows:
     ):
         """GMEM: indptr int32 [T + 1], out [T, N * H], outs [X, N * H], lses [X, N], values
         [T, N * H], scale [1, R]. SMEM: scratch [warpgroups, 4], largest_smem [warpgroups]."""
+        begin_kernel()
         row, wg = lax.axis_index("row"), lax.axis_index("wg")
         begin, end = indptr[row], indptr[row + 1]
         # The last chunk overlaps the one before.

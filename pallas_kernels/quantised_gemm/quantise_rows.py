@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from rjax.pallas_kernels.add_rms_norm import mosaic
-from rjax.pallas_kernels.mosaic_emit import THREADS, store_strided, widest_vector
+from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, store_strided, widest_vector
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.quantised_gemm.quantised_rows import (
     LARGEST,
@@ -54,6 +54,7 @@ def quantise_rows(h: Float[Array, "T E"]) -> QuantisedRows:
 
     def quantise_rows_kernel(h_ref, values_ref, scale_ref):
         """GMEM: h [T, E], values [T, E], scale [1, R]."""
+        begin_kernel()
         row = lax.axis_index("row")
         value = plgpu.load(h_ref.at[row], layout=strided)
         _store_quantised(values_ref, scale_ref, row, value, strided)
@@ -85,6 +86,7 @@ def add_rms_norm_quantise(
         x_ref, update_ref, weight_ref, residual_ref, values_ref, scale_ref
     ):
         """GMEM: as in ``normed_row``; residual [T, D], values [T, D], scale [1, R]."""
+        begin_kernel()
         row = lax.axis_index("row")
         inputs = (x_ref, update_ref, weight_ref)
         residual, normed = mosaic.normed_row(*inputs, row, eps, x.dtype, strided)

@@ -23,12 +23,15 @@ class ScaledWeight:
         scale: [W, X] per channel, or [W, X / rows, E / inputs] per block of (rows, inputs).
         zero_points: int8, of the scale's shape, or None.
         interleaved: whether int4 values are in the order of ``interleaving``.
+        is_early: whether kernels may read it before those that they depend on have ended, because
+            no kernel of the program writes it.
     """
 
     values: Num[Array, "W X E"]
     scale: Float[Array, "W ..."]
     zero_points: Num[Array, "W ..."] | None = None
     interleaved: bool = dataclasses.field(default=False, metadata={"static": True})
+    is_early: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property
     def block(self) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 One CTA computes 64 outputs of W matrices for each consumer warpgroup, for one tile of rows, over
 one split of the depth. A producer warpgroup copies blocks of weights and rows (TMA) through a
 pipeline in shared memory; the consumers multiply them (``products``) and pass float32 sums to the
-epilogue.
+epilogue. The first weights may arrive while the kernels before still run (`begin_kernel`).
 
 Bytes moved: the weights once from device memory, with the L2 policy evict_first if there is one
 tile of rows; their scales once; weights and rows once per CTA, from the L2 cache; the output of the
@@ -29,7 +29,7 @@ from jaxlib.mlir.dialects import arith, memref, vector
 from jaxtyping import Array, Float
 
 from rjax.pallas_kernels.gemv_row import RowSource, SmemRow
-from rjax.pallas_kernels.mosaic_emit import SCALAR
+from rjax.pallas_kernels.mosaic_emit import SCALAR, begin_kernel
 from rjax.pallas_kernels.quantised_gemm.config import (
     FEW_ROWS,
     MAX_TILE_ROWS,
@@ -123,6 +123,7 @@ def stream_gemm(
         quantised row source, its staged and row_sums (`SmemRow`), sums_smem
         [groups - 1, consumers, W, 64, R]. Barriers, one per stage: full, empty; filled: the row is
         there; summed: all sums but those of the first group."""
+        begin_kernel(weight.is_early)
         given, [w, scale, *refs] = refs[: len(inputs)], refs[len(inputs) :]
         out_ref, *results = refs[len(refs) - 1 - len(others) :]
         refs = refs[: len(refs) - 1 - len(others)]
@@ -143,17 +144,21 @@ def stream_gemm(
             if warpgroups > 1:
                 plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
 
-            def load(i, stage):
-                depth = pl.ds(pl.multiple_of((start + i) * block_k, block_k), block_k)
+            def depth_of(i):
+                return pl.ds(pl.multiple_of((start + i) * block_k, block_k), block_k)
+
+            def load_weights(i, stage):
                 for which in range(W):
-                    tile = w.at[which, pl.ds(first, tile_x), depth]
+                    tile = w.at[which, pl.ds(first, tile_x), depth_of(i)]
                     plgpu.copy_gmem_to_smem(tile, w_smem.at[stage, which], full.at[stage])
                     if shape.row_tiles == 1:
                         evict_first()
+
+            def load_rows(i, stage):
                 if source is not None:
                     return
                 # Rows beyond T are out of bounds: the copy fills them with zeros.
-                x_tile = given[0].at[pl.ds(row, R), depth]
+                x_tile = given[0].at[pl.ds(row, R), depth_of(i)]
                 plgpu.copy_gmem_to_smem(x_tile, x_smem.at[stage], full.at[stage])
                 if grouped:
                     of_tile = x_scale.at[start + i, pl.ds(row, scale_rows)]
@@ -164,8 +169,17 @@ def stream_gemm(
                 plgpu.barrier_wait(empty.at[stage])
                 load(i, stage)
 
+            def load(i, stage):
+                load_weights(i, stage)
+                load_rows(i, stage)
+
             filled = jnp.minimum(count, stages)
-            lax.fori_loop(0, filled, lambda i, _: load(i, i), None)
+            if weight.is_early:
+                lax.fori_loop(0, filled, lambda i, _: load_weights(i, i), None)
+                plgpu.griddepcontrol_wait()
+                lax.fori_loop(0, filled, lambda i, _: load_rows(i, i), None)
+            else:
+                lax.fori_loop(0, filled, lambda i, _: load(i, i), None)
             lax.fori_loop(filled, count, refill, None)
 
         @pl.when(wg < warpgroups)
@@ -190,6 +204,8 @@ def stream_gemm(
 
             scales.prefetch(start * block_k, most_columns)
             last_scales = scales.load_last()
+            if weight.is_early:
+                plgpu.griddepcontrol_wait()
             if source is not None:
                 columns = (start * block_k, count * block_k, most_columns, E)
                 smem_row = SmemRow(x_smem, row_transforms, *columns, row_scale, staged, row_sums)

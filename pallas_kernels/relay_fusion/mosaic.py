@@ -23,7 +23,13 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, vector
 from jaxtyping import Array, Float, Int
 
-from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS, store_strided, thread_index
+from rjax.pallas_kernels.mosaic_emit import (
+    SCALAR,
+    THREADS,
+    begin_kernel,
+    store_strided,
+    thread_index,
+)
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 
 _MAX_VECTOR = 8  # elements per thread: 16 bytes of bf16
@@ -93,7 +99,7 @@ def _merge(
     def merge_kernel(indptr, outs, lses, out_ref, *lse_refs):
         """GMEM: indptr int32 [T + 1], outs [X, N * H], lses [X, N], out [T, N * H], and perhaps
         lse [T, N]."""
-        plgpu.griddepcontrol_wait()
+        begin_kernel()
         block, chunk = lax.axis_index("rows"), lax.axis_index("chunk")
         first = jnp.minimum(chunk * size, width - size)
 

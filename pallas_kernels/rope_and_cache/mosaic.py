@@ -24,7 +24,14 @@ from jaxlib.mlir.dialects import math as mlir_math
 from jaxtyping import Array, Float, Int
 
 from rjax.pallas_kernels.fp8 import Scales, check_scales
-from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS, i32, i32_type, thread_index
+from rjax.pallas_kernels.mosaic_emit import (
+    SCALAR,
+    THREADS,
+    begin_kernel,
+    i32,
+    i32_type,
+    thread_index,
+)
 from rjax.pallas_kernels.partial import Partial
 
 _WARP = 32
@@ -141,6 +148,7 @@ def rope_and_cache(
         the norms [H] if any, cos, sin [T, R], slots [T], k_scales and v_scales [K] or [P, K] if
         any, k_pages and v_pages [P, K, S, H], out [T, N, H].
         """
+        begin_kernel()
         token, block = lax.axis_index("token"), lax.axis_index("block")
 
         @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType() for _ in refs), SCALAR, SCALAR))

@@ -11,7 +11,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.mosaic_emit import THREADS, store_strided
+from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, store_strided
 
 _MAX_VECTOR = 8  # elements per thread: 16 bytes
 
@@ -50,6 +50,7 @@ def silu_and_mul(h: Float[Array, "T 2 F"]) -> Float[Array, "T F"]:
 
     def silu_and_mul_kernel(h_ref, out_ref):
         """GMEM: h [T, 2, F], out [T, F]."""
+        begin_kernel()
         row, chunk = lax.axis_index("row"), lax.axis_index("chunk")
         first = pl.multiple_of(jnp.minimum(chunk * size, F - size), vector)
 

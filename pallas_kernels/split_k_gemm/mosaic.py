@@ -51,7 +51,11 @@ def merged_refusal(rows: int, depth: int, columns: int, dtype: DTypeLike) -> str
 
 
 def split_k_gemm(
-    h: Float[Array, "T D"], w: Float[Array, "D E"], *, splits: int | None = None
+    h: Float[Array, "T D"],
+    w: Float[Array, "D E"],
+    *,
+    splits: int | None = None,
+    early_weights: bool = False,
 ) -> Partial:
     """h @ w as split-K partials; deterministic.
 
@@ -59,16 +63,20 @@ def split_k_gemm(
         h, w: bfloat16 or float16, the same for both. T is 1, 8, 16, 32, 64 or 128; D and E are
             multiples of 64, and D is a multiple of 128 if T is 1.
         splits: X; None for as many as fill the SMs, at most 8.
+        early_weights: whether no kernel of the program writes w, so that it may be read early.
 
     Raises:
         ValueError: a shape or dtype the kernel does not take.
     """
-    return Partial(_gemm(h, w, splits)[0], dtype=h.dtype)
+    return Partial(_gemm(h, w, splits, early_weights)[0], dtype=h.dtype)
 
 
-def merge_split_k_gemm(attention: UnmergedAttention, w: Float[Array, "D E"]) -> Partial:
+def merge_split_k_gemm(
+    attention: UnmergedAttention, w: Float[Array, "D E"], *, early_weights: bool = False
+) -> Partial:
     """``split_k_gemm`` of one row of attention, merged in the same kernel; D is N * H."""
-    return Partial(_gemm(MergedRow(attention), w, None)[0], dtype=attention.out.dtype)
+    summands, *_ = _gemm(MergedRow(attention), w, None, early_weights)
+    return Partial(summands, dtype=attention.out.dtype)
 
 
 def norm_split_k_gemm(
@@ -77,9 +85,11 @@ def norm_split_k_gemm(
     weight: Float[Array, " D"],
     eps: float,
     w: Float[Array, "D E"],
+    *,
+    early_weights: bool = False,
 ) -> tuple[Float[Array, "1 D"], Partial]:
     """(x + update, ``split_k_gemm`` of its RMSNorm); arguments as in ``add_rms_norm``."""
-    summands, residual = _gemm(NormedRow(x, update, weight, eps), w, None)
+    summands, residual = _gemm(NormedRow(x, update, weight, eps), w, None, early_weights)
     return residual, Partial(summands, dtype=x.dtype)
 
 
@@ -90,7 +100,10 @@ def _columns_per_cta(depth: int, columns: int) -> int:
 
 
 def _gemm(
-    h: Float[Array, "T D"] | RowSource, w: Float[Array, "D E"], splits: int | None
+    h: Float[Array, "T D"] | RowSource,
+    w: Float[Array, "D E"],
+    splits: int | None,
+    early_weights: bool,
 ) -> tuple[Array, ...]:
     (T, D), E = h.shape, w.shape[1]
     config = _choose_config(T, D, E, splits)
@@ -99,7 +112,9 @@ def _gemm(
         store_rows(out.at[split], accs[0], row, column)
 
     shape = jax.ShapeDtypeStruct((config.split_k, T, E), jnp.float32)
-    return skinny_gemm.skinny_gemm("split_k_gemm", h, w[:, None], config, shape, epilogue)
+    return skinny_gemm.skinny_gemm(
+        *("split_k_gemm", h, w[:, None], config, shape, epilogue), early_weights=early_weights
+    )
 
 
 def _choose_config(T: int, depth: int, columns: int, splits: int | None) -> GemmConfig:

@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Float32, Int
 
-from rjax.pallas_kernels.mosaic_emit import THREADS, widest_vector
+from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, widest_vector
 
 type Score = Literal["softmax", "sigmoid", "softmax_of_topk"]
 
@@ -71,6 +71,7 @@ def top_k_routing(
     def top_k_routing_kernel(logits_ref, *refs):
         """GMEM float32: logits [Z, T, columns], correction [columns] or none; experts int32 [T, X],
         weights [T, X]."""
+        begin_kernel()
         *given, experts_ref, weights_ref = refs
         row = lax.axis_index("row")
         x = plgpu.load(logits_ref.at[0, row], layout=strided)

@@ -78,6 +78,8 @@ class PagedOperations(Operations):
         record: called with every choice of a kernel.
         peers: exchange buffers of the mesh; None without.
         groups: page groups of the layers; None if all share their pages.
+        early_weights: whether the weights are arguments of the compiled program, so that no kernel
+            of it writes them; see `Problem`.
     """
 
     def __init__(
@@ -90,6 +92,8 @@ class PagedOperations(Operations):
         record: Callable[[Choice], None] | None = None,
         peers: Peers | None = None,
         groups: PageGroups | None = None,
+        *,
+        early_weights: bool = False,
     ) -> None:
         self.k_pages = list(k_pages)
         self.v_pages = list(v_pages)
@@ -99,6 +103,7 @@ class PagedOperations(Operations):
         self._backend = backend
         self._mesh = mesh
         self._record = record
+        self._early_weights = early_weights
         self._words: LayerWords | None = None
         self._sums = DeviceSums(mesh, self._choose, peers) if mesh.size > 1 else None
 
@@ -117,7 +122,12 @@ class PagedOperations(Operations):
         index = layer.attention.layer
         group, pool = (0, index) if self._groups is None else self._groups.layers[index]
         pages = self.k_pages[pool], self.v_pages[pool]
-        problem = layer_problem(layer, rotary, pages[0], rows=len(x), dtype=x.dtype)
+        problem = layer_problem(
+            *(layer, rotary, pages[0]),
+            rows=len(x),
+            dtype=x.dtype,
+            early_weights=self._early_weights,
+        )
         if problem is None or group != 0 or (update is not None and _has_bias(update)):
             return None
         kernel = self._choose(problem).kernel
@@ -405,6 +415,7 @@ class PagedOperations(Operations):
             activation=activation,
             eps=eps,
             pending_bias=pending_bias,
+            early_weights=self._early_weights,
         )
 
     def _choose(self, problem: Problem) -> Choice:

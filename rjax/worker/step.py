@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Float32, Int, UInt32
 
 from rjax.models.sharding import partition_spec
 from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
+from rjax.pallas_kernels.mosaic_emit import EARLY_STARTS
 from rjax.sampling import (
     Argmax,
     SampleResult,
@@ -101,7 +102,8 @@ def compile_step(
         choices: list[Choice] = []
         pools, groups = (state.k_pages, state.v_pages), layout.shape.groups
         operations = PagedOperations(
-            *pools, batch, backend, mesh, choices.append, state.peers, groups
+            *(*pools, batch, backend, mesh, choices.append, state.peers, groups),
+            early_weights=EARLY_STARTS,  # they are ``leaves``
         )
         tokens = jnp.where(batch.token_slot >= 0, state.last_tokens[batch.token_slot], batch.tokens)
         hidden = model(tokens, batch.positions, operations)

@@ -53,6 +53,8 @@ def interpreting(monkeypatch: Any):
     """Mosaic kernels that are traced inside run on the CPU."""
     monkeypatch.setattr(jaxpr_interpret.JaxprInterpreter, "_interpret_wgmma_ref_p", _wgmma_rule)
     monkeypatch.setattr(shared_memory.Barrier, "deallocate", _deallocate)
+    for name in ("griddepcontrol_wait", "griddepcontrol_launch_dependents"):
+        monkeypatch.setattr(plgpu, name, lambda: None)  # kernels run one after the other
     try:
         with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(inline_mgpu="ignore")):
             yield

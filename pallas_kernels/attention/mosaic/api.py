@@ -43,7 +43,6 @@ def paged_attention(
     v_scales: Scales | None = None,
     num_ctas: int | None = None,
     ping_pong: bool = True,
-    early_launch: bool = True,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
     """Attention of packed query rows over paged KV, as the plan says; same contract as xla.
 
@@ -60,7 +59,6 @@ def paged_attention(
         num_ctas: persistent CTAs to launch; None for one an SM.
         ping_pong: the consumer warpgroups of a cooperative work tile take turns on the tensor
             cores.
-        early_launch: launch while the kernel before still runs, and wait for it on the device.
 
     Returns:
         Output in q's dtype and natural-log LSE in float32; 0 and -inf for rows that see nothing,
@@ -74,7 +72,7 @@ def paged_attention(
     operands = _operands(q, k_pages, v_pages, page_table, positions, options)
     packed = _packed(plan, operands)
     cfg = _config(spec, packed, operands)
-    cfg = dataclasses.replace(cfg, ping_pong=ping_pong, early_launch=early_launch)
+    cfg = dataclasses.replace(cfg, ping_pong=ping_pong)
     if num_ctas is not None:
         cfg = dataclasses.replace(cfg, num_ctas=num_ctas)
     return _launch(cfg, packed, operands, sinks)
@@ -169,7 +167,6 @@ def _config(spec: AttentionSpec, packed: PackedPlan, operands: Operands) -> Kern
         q_stages=q_stages,
         kv_stages=num_kv_stages(H, q_rows, q_stages, operands.k_pages.dtype.itemsize),
         ping_pong=True,
-        early_launch=True,
     )
 
 

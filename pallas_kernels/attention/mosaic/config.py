@@ -37,8 +37,6 @@ class KernelConfig:
         kv_stages: pipeline stages in shared memory, of two KV tiles each.
         ping_pong: the consumer warpgroups of a cooperative work tile take turns on the tensor
             cores, so that the softmax of one overlaps the products of the other.
-        early_launch: start while the kernel before still runs, and wait for it on the device
-            (programmatic dependent launch).
     """
 
     scale: float
@@ -49,7 +47,6 @@ class KernelConfig:
     num_ctas: int
     kv_stages: int
     ping_pong: bool
-    early_launch: bool
 
     @property
     def score_unit(self) -> float:

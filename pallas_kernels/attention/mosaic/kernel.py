@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from rjax.pallas_kernels.attention.mosaic.config import CONSUMERS, KernelConfig
 from rjax.pallas_kernels.attention.mosaic.consumer import run_consumer
@@ -23,6 +22,7 @@ from rjax.pallas_kernels.attention.mosaic.cta import Cta
 from rjax.pallas_kernels.attention.mosaic.memory import GlobalMemory, KernelShape, SharedMemory
 from rjax.pallas_kernels.attention.mosaic.producer import run_producer
 from rjax.pallas_kernels.attention.mosaic.tile_scheduler import TileScheduler
+from rjax.pallas_kernels.mosaic_emit import begin_kernel
 
 CTA_AXIS, WARPGROUP_AXIS = "cta", "wg"
 """Names of the grid axis and of the axis of warpgroups."""
@@ -37,8 +37,7 @@ def make_kernel(cfg: KernelConfig, shape: KernelShape, options: tuple[str, ...])
     def attention_kernel(*operands_and_results, **scratch) -> None:
         gmem = GlobalMemory.bind(operands_and_results, options)
         smem = SharedMemory(**scratch)
-        if cfg.early_launch:
-            plgpu.griddepcontrol_wait()
+        begin_kernel()
         pipeline = smem.pipeline(cfg)
         wg = lax.axis_index(WARPGROUP_AXIS)
         can_reverse = shape.has_cooperative and shape.has_head_pairs

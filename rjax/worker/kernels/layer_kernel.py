@@ -54,8 +54,13 @@ def _run(problem: Problem, x: Array, update: Any, *rest: Any) -> Any:
     if words is None or words.current.shape != (sizes.words,):  # the layer before has other bits
         words = LayerWords.empty(sizes)
     operands: tuple[Any, ...] = (x, update, *arrays, words)
-    options = {"scale": problem.score_scale, "eps": problem.eps, "head_eps": problem.head_eps}
-    return decoder_layer(*operands, **options)
+    return decoder_layer(
+        *operands,
+        scale=problem.score_scale,
+        eps=problem.eps,
+        head_eps=problem.head_eps,
+        early_weights=problem.early_weights,
+    )
 
 
 ONE_ROW_LAYER = Kernel(

@@ -15,7 +15,13 @@ from rjax.worker.kernels.quantised import scaled_weight
 
 
 def layer_problem(
-    layer: DecoderLayer, rotary: Rotary | None, k_pages: Array, *, rows: int, dtype: DTypeLike
+    layer: DecoderLayer,
+    rotary: Rotary | None,
+    k_pages: Array,
+    *,
+    rows: int,
+    dtype: DTypeLike,
+    early_weights: bool = False,
 ) -> Problem | None:
     """What a kernel is chosen by; None for a layer that no kernel computes as a whole.
 
@@ -58,6 +64,7 @@ def layer_problem(
         depth=D,
         columns=(mlp.down.depth,),
         scheme=attention.qkv.scheme,
+        early_weights=early_weights,
         eps=layer.attention_norm.eps,
         head_eps=0.0 if attention.q_norm is None else attention.q_norm.eps,
         score_scale=spec.scale,

@@ -66,6 +66,7 @@ def linear_problem(
     activation: Activation | None = None,
     eps: float = 0.0,
     pending_bias: bool = False,
+    early_weights: bool = False,
 ) -> Problem:
     """What a kernel is chosen by."""
     return Problem(
@@ -81,6 +82,7 @@ def linear_problem(
         bias=linear.bias is not None,
         pending_bias=pending_bias,
         needs_partial=sharding.needs_partial,
+        early_weights=early_weights,
         eps=eps,
     )
 

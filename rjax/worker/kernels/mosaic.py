@@ -124,31 +124,35 @@ def _shaped(problem: Problem, partial: Partial) -> Partial:
 
 
 def _split_k(problem: Problem, h: Array, leaves: dict[str, Array]) -> Partial:
-    return _shaped(problem, split_k_gemm.split_k_gemm(h, _flat(problem, leaves)))
+    weight, early = _flat(problem, leaves), problem.early_weights
+    return _shaped(problem, split_k_gemm.split_k_gemm(h, weight, early_weights=early))
 
 
 def _norm_split_k(
     problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
 ) -> tuple[Array, Partial]:
     x, partial = split_k_gemm.norm_split_k_gemm(
-        x, update, weight, problem.eps, _flat(problem, leaves)
+        *(x, update, weight, problem.eps, _flat(problem, leaves)),
+        early_weights=problem.early_weights,
     )
     return x, _shaped(problem, partial)
 
 
 def _merge_split_k(problem: Problem, attention: Any, leaves: dict[str, Array]) -> Partial:
-    return split_k_gemm.merge_split_k_gemm(attention, _flat(problem, leaves))
+    weight, early = _flat(problem, leaves), problem.early_weights
+    return split_k_gemm.merge_split_k_gemm(attention, weight, early_weights=early)
 
 
 def _gated(problem: Problem, h: Array, leaves: dict[str, Array]) -> Array:
-    del problem
-    return gate_up_gemm.gate_up_gemm(h, leaves["weight"])
+    return gate_up_gemm.gate_up_gemm(h, leaves["weight"], early_weights=problem.early_weights)
 
 
 def _norm_gated(
     problem: Problem, x: Array, update: Any, weight: Array, leaves: dict[str, Array]
 ) -> tuple[Array, Array]:
-    return gate_up_gemm.norm_gate_up_gemm(x, update, weight, problem.eps, leaves["weight"])
+    return gate_up_gemm.norm_gate_up_gemm(
+        *(x, update, weight, problem.eps, leaves["weight"]), early_weights=problem.early_weights
+    )
 
 
 def _add_rms_norm(problem: Problem, x: Array, update: Any, weight: Array) -> Any:

@@ -68,6 +68,8 @@ class Problem:
         needs_partial: the depth is sharded over devices, so that the result must be a Partial.
         peer_capacity: numbers of a share that fit the exchange buffers of the devices; 0 without
             such buffers.
+        early_weights: no kernel of the program writes the weights, because they are its arguments.
+            A kernel may then read them before the kernels that it depends on have ended.
         eps: of the norm.
         router: of route.
         num_experts, top_k: J of one device, and the experts of a row.
@@ -94,6 +96,7 @@ class Problem:
     pending_bias: bool = False
     needs_partial: bool = False
     peer_capacity: int = 0
+    early_weights: bool = False
     eps: float = 0.0
     router: Router | None = None
     num_experts: int = 0

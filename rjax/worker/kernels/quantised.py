@@ -1,5 +1,6 @@
 """The kernels of quantised projections on Hopper."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -154,7 +155,8 @@ def scaled_weight(
 
 def _scaled_weight(problem: Problem, leaves: dict[str, Array], matrices: int) -> ScaledWeight:
     assert isinstance(problem.scheme, Scaled)
-    return scaled_weight(problem.scheme, leaves, problem.columns, matrices)
+    weight = scaled_weight(problem.scheme, leaves, problem.columns, matrices)
+    return dataclasses.replace(weight, is_early=problem.early_weights)
 
 
 def _shaped(problem: Problem, partial: Partial) -> Partial:
