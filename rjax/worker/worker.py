@@ -1,5 +1,6 @@
 """The worker: runs steps of one model on one mesh of devices."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -235,9 +236,15 @@ class Worker:
         return CompileProgress(self.num_compiled, self.num_compiled, self._runner.waited_seconds)
 
     def close(self) -> None:
-        """Stop compiling in the background."""
+        """Stop compiling in the background; wait for what the device has yet to compute.
+
+        If a process ended while the device still computes, XLA's threads would release the host's
+        arrays in an interpreter that is gone, and abort the process.
+        """
         if self._background is not None:
             self._background.close()
+        with contextlib.suppress(RuntimeError):  # of a step that failed
+            jax.block_until_ready(self._state.arrays)
 
     def warmup(
         self, when: Warmup = "on", modes: Sequence[SamplerMode] = ("greedy", "random", "full")

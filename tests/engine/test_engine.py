@@ -271,3 +271,14 @@ def test_the_next_step_is_dispatched_before_the_last_one_is_read(tiny, monkeypat
     monkeypatch.setattr(engine._worker, "read", spy_read)
     run(engine, [("a", [1, 2], SamplingParams(temperature=0, max_tokens=4))])
     assert events == ["dispatch", *["dispatch", "read"] * 3, "read"]
+
+
+def test_closing_waits_for_the_steps_that_are_under_way(tiny, monkeypatch):
+    """A process that ends while the device computes may be aborted by a thread of XLA."""
+    engine = make_engine(tiny)
+    engine.add_request("a", list(range(1, 9)), SamplingParams(max_tokens=8, ignore_eos=True))
+    engine.step()
+    last, waited = engine._worker._state.arrays.last_tokens, []
+    monkeypatch.setattr("jax.block_until_ready", lambda arrays: waited.append(arrays.last_tokens))
+    engine.close()
+    assert len(waited) == 1 and waited[0] is last
