@@ -52,13 +52,14 @@ def kernel_times(run: Callable[[], object], runs: int = 4) -> tuple[list[KernelT
         ]
     count = collections.Counter(name for name, _, _ in events)
     spent = spent_by_name([(name, start, start + length) for name, start, length in events])
-    found = [KernelTime(n, count[n] / runs, 1e-9 * t / runs) for n, t in spent.most_common()]
+    longest = sorted(spent.items(), key=lambda item: item[1], reverse=True)
+    found = [KernelTime(name, count[name] / runs, 1e-9 * t / runs) for name, t in longest]
     return found, 1e-9 * sum(spent.values()) / runs
 
 
-def spent_by_name(spans: list[tuple[str, float, float]]) -> collections.Counter[str]:
+def spent_by_name(spans: list[tuple[str, float, float]]) -> dict[str, float]:
     """The time of each name in spans (name, start, stop), as in `KernelTime`."""
-    spent: collections.Counter[str] = collections.Counter()
+    spent: dict[str, float] = collections.defaultdict(float)
     waiting = sorted(spans, key=lambda span: span[1], reverse=True)
     running: list[tuple[float, str]] = []
     moments = sorted({moment for _, *both in spans for moment in both})
@@ -69,5 +70,5 @@ def spent_by_name(spans: list[tuple[str, float, float]]) -> collections.Counter[
         while running and running[0][0] <= now:
             heapq.heappop(running)
         if running:
-            spent[running[0][1]] += following - now  # type: ignore[assignment]
+            spent[running[0][1]] += following - now
     return spent
