@@ -29,7 +29,11 @@ def test_tokens_are_those_of_one_gpu_and_runs_are_equal(devices, tmp_path):
     several, llm = answers(path, 12, backend="mosaic", tensor_parallel_size=devices)
     same_up_to_rounding(several, alone)
     sums = {use.kernel for use in llm.kernels() if use.operation.startswith("all_reduce")}
-    assert sums >= {"mosaic.all_reduce_rms_norm", "mosaic.all_reduce"}  # long prompts take XLA's
+    exchanged = {"mosaic.all_reduce_rms_norm", "mosaic.all_reduce"}
+    if devices == 2:
+        assert sums == exchanged
+    else:  # the buffers of more devices hold fewer rows: prompts may take XLA's sums
+        assert exchanged <= sums <= exchanged | {"xla.all_reduce"}
     again, _ = answers(path, 12, backend="mosaic", tensor_parallel_size=devices)
     assert [output.token_ids for output in again] == [output.token_ids for output in several]
     assert logprobs(again) == logprobs(several)
