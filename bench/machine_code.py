@@ -15,6 +15,7 @@ Needs the CUDA plugin of JAX and ptxas (``pip install -e '.[cuda13]'``, or ``--p
 
 import argparse
 import collections
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,22 @@ COLUMNS = {
 _PAGE = 64  # tokens
 
 
-def lowered_step(model: str, case: DecodeCase, quantization: str | None = None) -> Any:
-    """The decode step of a model, lowered for a Hopper GPU without running it."""
-    config = with_quantization(config_from_dict(SHAPES[model]), quantization)
+def lowered_step(
+    model: str | dict[str, Any],
+    case: DecodeCase,
+    quantization: str | None = None,
+    without: str | None = None,
+) -> Any:
+    """The decode step of a model, lowered for a Hopper GPU without running it.
+
+    Args:
+        model: a name of ``SHAPES``, or a config.json.
+        case: rows of the step and their contexts.
+        quantization: of the weights.
+        without: a kernel that the step must do without.
+    """
+    config = config_from_dict(SHAPES[model] if isinstance(model, str) else model)
+    config = with_quantization(config, quantization)
     dtype = jnp.dtype(config.dtype)
     backend = choose_backend(
         "mosaic",
@@ -69,6 +83,8 @@ def lowered_step(model: str, case: DecodeCase, quantization: str | None = None) 
         dtype=dtype,
         page_size=_PAGE,
     )
+    if without is not None:
+        backend = dataclasses.replace(backend, dispatcher=backend.dispatcher.without(without))
     shape = step_shape(case, backend, page_size=_PAGE, relay="auto")
     graph, weights = nnx.split(nnx.eval_shape(lambda: init_model(config, dtype=dtype)))
     leaves, tree = jax.tree.flatten(weights)

@@ -1,10 +1,12 @@
-"""Runs a small batch through the attention kernels under NVIDIA's compute-sanitizer.
+"""Runs the kernels of small batches under NVIDIA's compute-sanitizer.
 
     python -m bench.kernels.sanitize                       # reads and writes out of bounds
-    python -m bench.kernels.sanitize --tool synccheck --backend triton
+    python -m bench.kernels.sanitize --tool racecheck --only one-row
+    python -m bench.kernels.sanitize --tool synccheck --backend triton --only attention
 
-Prefixes, unique tokens of every length up to a few pages, and a prompt chunk; each result is
-checked. The sanitizer is part of the CUDA toolkit; the exit status is 3 if it is missing.
+Attention to prefixes, to unique tokens of every length up to a few pages, and of a prompt chunk;
+then decode steps of one row and of few rows (``sanitize_steps``). Each result is checked. The
+sanitizer is part of the CUDA toolkit; the exit status is 3 if it is missing.
 """
 
 import argparse
@@ -13,12 +15,14 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import jax
 
 from bench.kernels.backends import NAMES, Kernel, choose_kernel
 from bench.kernels.cases import Case, make_inputs
 from bench.kernels.check import errors
+from bench.kernels.sanitize_steps import check_step, step_cases
 from rjax.cli.parser import OneLineParser
 
 _MISSING = 3
@@ -26,30 +30,38 @@ _PLACES = ("/usr/local/cuda*/bin/compute-sanitizer", "/opt/nvidia/**/compute-san
 _SECONDS = 500
 
 
-def cases(kernel: Kernel) -> list[Case]:
+def attention_cases(kernel: Kernel) -> list[Case]:
     """Small cases with every kind of work item."""
     tile = kernel.tile_rows(4)
     lengths = (1, 63, 64, 65, 130)
     return [
-        Case("relay", 5, 256, lengths, N=8, K=2, tile_rows=tile, split=128),
-        Case("prompt", 2, 0, 140, queries=70, N=8, K=2, tile_rows=tile, split=64),
-        Case("fp8", 5, 128, lengths, N=8, K=2, tile_rows=tile, split=128, fp8=True),
+        Case("attention-relay", 5, 256, lengths, N=8, K=2, tile_rows=tile, split=128),
+        Case("attention-prompt", 2, 0, 140, queries=70, N=8, K=2, tile_rows=tile, split=64),
+        Case("attention-fp8", 5, 128, lengths, N=8, K=2, tile_rows=tile, split=128, fp8=True),
     ]
 
 
-def check(kernel: Kernel) -> int:
-    """The number of wrong cases."""
-    wrong = 0
-    for case in cases(kernel):
-        inputs = make_inputs(case, 0, 1, kernel.dtype)
-        attend = jax.jit(kernel.attention, static_argnames="spec")
-        prepare = jax.jit(kernel.prepare, static_argnums=2)
-        plan = prepare(inputs.plan, inputs.positions, (case.N, case.K))
-        out, lse = attend(*inputs.arguments, plan, spec=case.spec, **inputs.options)
-        error, _ = errors(case, inputs, out, lse, case.spec, rows=4)
-        print(f"{case.name}: relative error {error:.1e}", flush=True)
-        wrong += not error < 1e-2
-    return wrong
+def check_attention(case: Case, kernel: Kernel) -> bool:
+    """Whether the attention is right; prints a line."""
+    start = time.perf_counter()
+    inputs = make_inputs(case, 0, 1, kernel.dtype)
+    attend = jax.jit(kernel.attention, static_argnames="spec")
+    prepare = jax.jit(kernel.prepare, static_argnums=2)
+    plan = prepare(inputs.plan, inputs.positions, (case.N, case.K))
+    out, lse = attend(*inputs.arguments, plan, spec=case.spec, **inputs.options)
+    error, _ = errors(case, inputs, out, lse, case.spec, rows=4)
+    print(
+        f"{case.name}: relative error {error:.1e}, {time.perf_counter() - start:.1f} s", flush=True
+    )
+    return error < 1e-2
+
+
+def check(kernel: Kernel, only: str = "") -> list[bool]:
+    """Whether each case whose name contains ``only`` is right."""
+    attention = [case for case in attention_cases(kernel) if only in case.name]
+    steps = [case for case in step_cases() if only in case.name]
+    right = [check_attention(case, kernel) for case in attention]
+    return right + [check_step(case, kernel.name) for case in steps]
 
 
 def sanitizer() -> str | None:
@@ -68,15 +80,20 @@ def parser() -> argparse.ArgumentParser:
     tools = ("memcheck", "racecheck", "synccheck", "initcheck")
     p.add_argument("--tool", default="memcheck", choices=tools, help="of the sanitizer")
     p.add_argument("--backend", default="auto", choices=("auto", *NAMES), help="of the kernels")
+    p.add_argument("--only", default="", metavar="NAME", help="cases whose name contains this")
     p.add_argument("--bare", action="store_true", help="run the batch here, without the sanitizer")
     return p
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Return 0 without findings, 3 without a sanitizer."""
-    options = parser().parse_args(arguments)
+    p = parser()
+    options = p.parse_args(arguments)
     if options.bare:
-        return 1 if check(choose_kernel(options.backend)) else 0
+        right = check(choose_kernel(options.backend), options.only)
+        if not right:
+            p.error(f"--only: the name of no case contains {options.only!r}")
+        return 0 if all(right) else 1
     program = sanitizer()
     if program is None:
         print(
@@ -86,6 +103,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return _MISSING
     inside = ["-m", "bench.kernels.sanitize", "--bare", f"--backend={options.backend}"]
+    if options.only:
+        inside.append(f"--only={options.only}")
     command = [program, "--tool", options.tool, "--error-exitcode", "1", sys.executable, *inside]
     # A separate allocation for each array, so that reads beyond its end are found.
     environment = os.environ | {
@@ -93,7 +112,11 @@ def main(arguments: list[str] | None = None) -> int:
         # Otherwise XLA autotunes the GEMMs of the reference, slowly under the sanitizer.
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip(),
     }
-    return subprocess.run(command, env=environment, timeout=_SECONDS, check=False).returncode
+    try:
+        return subprocess.run(command, env=environment, timeout=_SECONDS, check=False).returncode
+    except subprocess.TimeoutExpired:
+        print(f"not done after {_SECONDS} s; run fewer cases at once with --only", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

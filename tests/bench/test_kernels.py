@@ -228,8 +228,11 @@ def test_the_sweep_covers_what_it_says():
 
 
 def test_the_sanitizer_runs_a_batch_that_is_right(monkeypatch, capsys, tmp_path):
-    assert sanitize.main(["--bare", "--backend=xla"]) == 0
+    assert sanitize.main(["--bare", "--backend=xla", "--only=attention"]) == 0
     assert capsys.readouterr().out.count("relative error") == 3
+    with pytest.raises(SystemExit):
+        sanitize.main(["--bare", "--backend=xla", "--only=other"])
+    assert "no case contains 'other'" in capsys.readouterr().err
     monkeypatch.setattr(sanitize, "sanitizer", lambda: None)
     assert sanitize.main(["--backend=xla"]) == 3
     assert "CUDA toolkit" in capsys.readouterr().err
@@ -241,6 +244,12 @@ def test_the_sanitizer_runs_a_batch_that_is_right(monkeypatch, capsys, tmp_path)
     assert sanitize.main(["--backend=xla", "--tool=synccheck"]) == 1
     assert told.read_text().startswith("platform --tool synccheck --error-exitcode 1 ")
     assert told.read_text().strip().endswith("bench.kernels.sanitize --bare --backend=xla")
+    assert sanitize.main(["--backend=xla", "--only=few"]) == 1
+    assert told.read_text().strip().endswith("--bare --backend=xla --only=few")
+    program.write_text("#!/bin/sh\nexec sleep 10\n")
+    monkeypatch.setattr(sanitize, "_SECONDS", 0.1)
+    assert sanitize.main(["--backend=xla"]) == 1
+    assert "--only" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("module", [kernels, cost_model, sanitize])
