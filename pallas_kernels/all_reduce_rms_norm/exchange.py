@@ -8,6 +8,7 @@ the row allows it; `peers` has the protocol.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,10 +16,10 @@ import numpy as np
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, gpu, memref, scf, vector
+from jaxlib.mlir.dialects import arith, gpu, llvm, memref, scf, vector
 
 from rjax.pallas_kernels.mosaic_emit import SCALAR, THREADS, add, i32, i32_type, mul, thread_index
-from rjax.pallas_kernels.words import EMPTY, poll_words, store_words
+from rjax.pallas_kernels.words import EMPTY, load_vector, poll_words, store_words
 
 _WORD_BYTES = 4
 _BATCH_WORDS = 32  # words of a thread that are polled together
@@ -62,10 +63,10 @@ class Exchange:
             slot = add(mul(region, self.devices), rank)
             word = add(mul(slot, self.slot), first)
             receivers = range(self.devices) if to_all else [to]
-            bases = [_address(table, device) for device in receivers]
+            bases = [buffer_address(table, device) for device in receivers]
             for i, register in enumerate(value_.registers.flat):
                 words = _words(register)
-                byte = _byte(add(word, _element(i, len(words))))
+                byte = bytes_of(add(word, _element(i, len(words))))
                 for base in bases:
                     store_words(arith.addi(base, byte), words, "relaxed.sys.")
 
@@ -92,7 +93,7 @@ class Exchange:
             layout = self.layout.to_mgpu()
             shape = layout.registers_shape((self.columns,))
             size = layout.vec_size
-            base = _address(table, rank)
+            base = buffer_address(table, rank)
             slot = add(mul(region, self.devices), start)
             word = add(mul(slot, self.slot), first)
             count = int(np.prod(shape))
@@ -100,7 +101,7 @@ class Exchange:
             registers = []
             for begin in range(0, count, batch):
                 places = [
-                    _byte(add(word, add(_element(i, size), other * self.slot)))
+                    bytes_of(add(word, add(_element(i, size), other * self.slot)))
                     for i in range(begin, min(count, begin + batch))
                     for other in range(senders)
                 ]
@@ -126,7 +127,7 @@ class Exchange:
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), *scalars))
         def emit(_, table, region_, rank_, words_, thread_):
             region, rank, words, thread = _scalars(region_, rank_, words_, thread_)
-            base = _address(table, rank)
+            base = buffer_address(table, rank)
             start = mul(region, self.devices * self.slot)
             first = mul(add(thread, thread_index()), 4)
             empty = [i32(EMPTY)] * 4
@@ -134,18 +135,26 @@ class Exchange:
             with ir.InsertionPoint(loop.body):
                 word = add(start, loop.induction_variable)
                 for device in range(self.devices):
-                    byte = _byte(add(word, device * self.slot))
+                    byte = bytes_of(add(word, device * self.slot))
                     store_words(arith.addi(base, byte), empty, "")
                 scf.yield_([])
 
         emit(self.table, region, self.rank, words, thread)
 
 
-def cta_sum(value, scratch, layout, warpgroups: int):
+def row_sum(value, scratch, layout, warpgroups: int, ctas: int):
     """The sum of float32 ``value`` (in ``layout``) over all warpgroups; every thread gets it.
 
-    scratch: SMEM, float32 [4 * warpgroups]. The next call must have another one: a slow thread may
-    still read this one.
+    Of several CTAs, a cluster, each reads the scratch of the others. It must call `leave_cluster`
+    before it ends.
+
+    Args:
+        value: of this warpgroup.
+        scratch: SMEM, float32 [4 * warpgroups]. The next call must have another one: a slow thread
+            may still read this one.
+        layout: of ``value``.
+        warpgroups: of a CTA.
+        ctas: that share the row.
     """
 
     @plgpu.inline_mgpu(
@@ -167,14 +176,46 @@ def cta_sum(value, scratch, layout, warpgroups: int):
         warp = arith.index_cast(index, arith.divui(thread, i32(_WARP)))
         with mgpu.when(is_first):
             memref.store(total, scratch_, [warp])
-        gpu.barrier()
-        total = None
-        for i in range(4 * warpgroups):
-            number = memref.load(scratch_, [mgpu.c(i, index)])
-            total = number if total is None else arith.addf(total, number)
-        return mgpu.FragmentedArray.splat(total, (), is_signed=None)
+        if ctas > 1:
+            _cluster_barrier("barrier.cluster.arrive.release.aligned;")
+            _cluster_barrier("barrier.cluster.wait.acquire.aligned;")
+            numbers = [n for cta in range(ctas) for n in _numbers_of(scratch_, cta, 4 * warpgroups)]
+            _cluster_barrier("barrier.cluster.arrive.release.aligned;")
+        else:
+            gpu.barrier()
+            numbers = [memref.load(scratch_, [mgpu.c(i, index)]) for i in range(4 * warpgroups)]
+        return mgpu.FragmentedArray.splat(functools.reduce(arith.addf, numbers), (), is_signed=None)
 
     return emit(scratch, value)
+
+
+def leave_cluster() -> None:
+    """Wait until the other CTAs of the cluster have read the scratch of `row_sum`."""
+
+    @plgpu.inline_mgpu()
+    def emit(_):
+        _cluster_barrier("barrier.cluster.wait.acquire.aligned;")
+
+    emit()
+
+
+def _cluster_barrier(instruction: str) -> None:
+    # Convergent: LLVM would otherwise copy it into both branches of a condition before it.
+    void, options = ir.Type.parse("!llvm.void"), {"has_side_effects": True, "convergent": True}
+    llvm.inline_asm(void, [], instruction, "~{memory}", **options)
+
+
+def _numbers_of(scratch, cta: int, count: int):
+    """``count`` float32 numbers from the scratch of a CTA of the cluster."""
+    place = llvm.ptrtoint(i32_type(), mgpu.utils.memref_ptr(scratch))
+    form = "mapa.shared::cluster.u32 $0, $1, $2;"
+    place = llvm.inline_asm(i32_type(), [place, i32(cta)], form, "=r,r,r")
+    words = [
+        word
+        for first in range(0, count, 4)
+        for word in load_vector("ld.shared::cluster", place, 4, _WORD_BYTES * first)
+    ]
+    return [arith.bitcast(ir.F32Type.get(), word) for word in words]
 
 
 def _scalars(*values):
@@ -186,12 +227,12 @@ def _element(i: int, size: int):
     return add(mul(thread_index(), size), i * THREADS * size)
 
 
-def _byte(word):
+def bytes_of(word):
     i64 = ir.IntegerType.get_signless(64)
     return arith.muli(arith.extsi(i64, word), mgpu.c(_WORD_BYTES, i64))
 
 
-def _address(table, device):
+def buffer_address(table, device):
     """int64 address of the buffer of a device (int32 or a number)."""
     index, i64 = ir.IndexType.get(), ir.IntegerType.get_signless(64)
     device = arith.index_cast(index, i32(device))

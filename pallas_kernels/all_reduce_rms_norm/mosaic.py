@@ -11,7 +11,8 @@ so all have the same bits.
 
 A CTA handles rows ``cta``, ``cta + CTAs``, ...; it pushes all of its shares before it waits. There
 is at most one CTA an SM, so that all run at once and no device waits for rows that another has not
-begun.
+begun. With few rows, a cluster of two or four CTAs shares each, because one SM would take longer to
+push and to poll than the words are under way; the numbers are added in the same order.
 """
 
 import functools
@@ -24,7 +25,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.all_reduce_rms_norm.exchange import Exchange, cta_sum
+from rjax.pallas_kernels.all_reduce_rms_norm.exchange import (
+    Exchange,
+    leave_cluster,
+    row_sum,
+)
 from rjax.pallas_kernels.all_reduce_rms_norm.peers import (
     MAX_COLUMNS,
     REGIONS,
@@ -109,6 +114,11 @@ def _warpgroups(D: int) -> tuple[int, int]:
     return 1, 2 if D % (2 * THREADS) == 0 else 1
 
 
+def _ctas_of_a_row(rows: int, warpgroups: int) -> int:
+    """CTAs that share a row, each with as many of its warpgroups."""
+    return next(n for n in (4, 2, 1) if n == 1 or (n <= warpgroups and n * rows <= num_sms()))
+
+
 def _launch(name: str, shapes, update: Partial, peers: Peers, x, weight, eps: float):
     X, T, D = update.summands.shape
     why = refusal(T, D, update.dtype, peers.capacity)
@@ -116,7 +126,8 @@ def _launch(name: str, shapes, update: Partial, peers: Peers, x, weight, eps: fl
         raise ValueError(why)
     warpgroups, vector = _warpgroups(D)
     columns = D // warpgroups
-    ctas = min(T, num_sms())
+    ctas, parts = min(T, num_sms()), _ctas_of_a_row(T, warpgroups)
+    of_a_cta = warpgroups // parts
     layout = plgpu.Layout.WG_STRIDED((columns,), vec_size=vector)
     dtype, normed = update.dtype, weight is not None
     devices, slot = peers.devices, slot_words(peers.devices, peers.capacity)
@@ -127,12 +138,13 @@ def _launch(name: str, shapes, update: Partial, peers: Peers, x, weight, eps: fl
     def kernel(summands_ref, table_ref, state_ref, *refs):
         """GMEM: summands [X, T, D], table [1, devices + 1, 2], state [1, 2]; x [T, D] and weight
         [D] with a norm; bias [D] if there is one; the results [T, D], the next state [1, 2].
-        SMEM: scratch [2, 4 * warpgroups]."""
+        SMEM: scratch [2, 4 * warpgroups of a CTA]."""
         begin_kernel()
         *operands, scratch = refs
         operands, results = operands[: len(optional)], operands[len(optional) :]
         bias_ref = operands[-1] if update.bias is not None else None
-        cta, wg = lax.axis_index("cta"), lax.axis_index("wg")
+        cta, part = lax.axis_index("cta"), lax.axis_index("part")
+        wg = part * of_a_cta + lax.axis_index("wg")
         exchange = Exchange(table_ref, devices, slot, layout, columns)
         region, last_words = state_ref[0, 0], state_ref[0, 1]
         first = pl.multiple_of(wg * columns, vector)
@@ -178,7 +190,8 @@ def _launch(name: str, shapes, update: Partial, peers: Peers, x, weight, eps: fl
             residual = (addend + total.astype(jnp.float32)).astype(dtype)
             store_strided(residual_ref.at[row, pl.ds(first, columns)], residual, layout)
             y = residual.astype(jnp.float32)
-            mean = cta_sum(y * y, scratch.at[lax.rem(i, 2)], layout, warpgroups) * (1.0 / D)
+            total = row_sum(y * y, scratch.at[lax.rem(i, 2)], layout, of_a_cta, parts)
+            mean = total * (1.0 / D)
             value = (y * lax.rsqrt(mean + eps) * scale).astype(dtype)
             store_strided(normed_ref.at[row, pl.ds(first, columns)], value, layout)
 
@@ -195,13 +208,18 @@ def _launch(name: str, shapes, update: Partial, peers: Peers, x, weight, eps: fl
             results[-1][0, 0] = lax.rem(region + 1, REGIONS)
             results[-1][0, 1] = jnp.int32(used_words(devices, T, D))
 
+        if normed and parts > 1:
+            leave_cluster()
+
     *found, state = plgpu.kernel(
         _named(kernel, name),
         out_type=(*shapes, jax.ShapeDtypeStruct((1, 2), jnp.int32)),
-        scratch_types=(plgpu.SMEM((2, 4 * warpgroups), jnp.float32),),
+        scratch_types=(plgpu.SMEM((2, 4 * of_a_cta), jnp.float32),),
         grid=(ctas,),
         grid_names=("cta",),
-        num_threads=warpgroups,
+        cluster=(parts,),
+        cluster_names=("part",),
+        num_threads=of_a_cta,
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(
             unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
