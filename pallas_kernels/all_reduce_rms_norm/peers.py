@@ -91,12 +91,15 @@ def used_words(devices: int, rows: int, columns: int) -> int:
 
 
 def slot_words(devices: int, capacity: int) -> int:
-    """Words of a slot in which every update of at most ``capacity`` numbers has room."""
+    """Words of a slot in which every update of at most ``capacity`` numbers has room.
+
+    A multiple of 4, since vectors of 4 words are moved.
+    """
     if devices <= 2:
         return capacity
     one_shot = max(devices * MAX_COLUMNS, _ONE_SHOT_BYTES // 4 // (devices - 1))
     two_shot = 2 * (capacity // devices + MAX_COLUMNS)
-    return max(min(capacity, one_shot), two_shot)
+    return -(-max(min(capacity, one_shot), two_shot) // 4) * 4
 
 
 def buffer_words(devices: int, capacity: int) -> int:

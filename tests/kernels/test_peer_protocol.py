@@ -117,3 +117,4 @@ def test_every_update_of_the_capacity_has_room(devices, rows, columns):
     smaller = -(-rows * columns // 128) * 128  # of an engine with few rows
     used = peers.used_words(devices, rows, columns)
     assert used <= peers.slot_words(devices, min(smaller, capacity)) or smaller > capacity
+    assert peers.slot_words(devices, min(smaller, capacity)) % 4 == 0  # of vectors
