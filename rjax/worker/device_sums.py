@@ -1,4 +1,4 @@
-"""Sums of the devices' shares: the updates of the residual stream, and the embedding."""
+"""Sums of the devices' shares, and their argmax: residual stream, embedding and tokens."""
 
 import math
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from rjax.models import Embedding, Norm
 from rjax.models.sharding import TENSOR_AXIS, partition_spec
 from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
 from rjax.pallas_kernels.partial import Partial
+from rjax.sampling import first_largest
 from rjax.worker.kernels import Choice, Problem
 from rjax.worker.kernels.run import run_kernel
 
@@ -20,7 +21,7 @@ _SHARES, _WHOLE = PartitionSpec(TENSOR_AXIS), PartitionSpec()
 
 
 class DeviceSums:
-    """The operations all_reduce and all_reduce_rms_norm of one trace of the step.
+    """The operations named all_reduce of one trace of the step.
 
     The Mosaic kernels exchange shares through ``peers``. Where they refuse, XLA's collectives do,
     and shares are added in the same order.
@@ -31,7 +32,7 @@ class DeviceSums:
         peers: exchange buffers of the mesh, or None.
 
     Attributes:
-        peers: for the next sum. Each sum takes them from the one before, which keeps all sums of a
+        peers: for the next exchange. Each takes them from the one before, which keeps all of a
             device in one order.
     """
 
@@ -76,6 +77,22 @@ class DeviceSums:
             check_vma=False,
         )
         return self.all_reduce(Partial(lookup(table, tokens), dtype=table.dtype))
+
+    def argmax(self, logits: Float32[Array, "B V"]) -> Int[Array, " B"]:
+        """``jnp.argmax`` over V, with one exchange if the devices share V; no NaN."""
+        spec = partition_spec("B V", logits.shape, self._mesh)
+        if spec[1] is None:  # every device has all logits
+            return first_largest(logits)
+        B, V = logits.shape
+        problem = Problem(
+            operation="all_reduce_argmax",
+            rows=B,
+            dtype="float32",
+            depth=V // self._mesh.size,
+            peer_capacity=0 if self.peers is None else self.peers.capacity,
+        )
+        [found] = self._sum(self._choose(problem), (logits,), (spec,))
+        return found
 
     def _problem(self, operation: Any, update: Partial, eps: float = 0.0) -> Problem:
         return Problem(

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Float32, Int
 
 from rjax.batch.page_groups import PageGroups
 from rjax.models import (
@@ -34,6 +34,7 @@ from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.one_row_layer.mosaic import LayerWords
 from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.sampling import first_largest
 from rjax.worker.backend import Backend
 from rjax.worker.device_sums import DeviceSums
 from rjax.worker.group_views import GroupView, group_views
@@ -109,8 +110,12 @@ class PagedOperations(Operations):
 
     @property
     def peers(self) -> Peers | None:
-        """Exchange buffers as the last sum over the devices leaves them; None without."""
+        """Exchange buffers as the last operation over the devices leaves them; None without."""
         return None if self._sums is None else self._sums.peers
+
+    def argmax(self, logits: Float32[Array, "B V"]) -> Int[Array, " B"]:
+        """``jnp.argmax`` over V, which the devices may share; no NaN."""
+        return first_largest(logits) if self._sums is None else self._sums.argmax(logits)
 
     def decoder_layer(
         self, layer: DecoderLayer, residual: Residual, rotary: Rotary | None

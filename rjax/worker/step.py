@@ -25,7 +25,6 @@ from rjax.sampling import (
 from rjax.worker.backend import Backend
 from rjax.worker.kernels import Choice
 from rjax.worker.paged_operations import PagedOperations
-from rjax.worker.sharded_argmax import sharded_argmax
 from rjax.worker.step_input import PackedLayout
 from rjax.worker.step_shape import StepFeatures
 
@@ -117,7 +116,7 @@ def compile_step(
             logits,
             None,
             features,
-            sharded_argmax(mesh),
+            operations.argmax,
         )
         prompt = _prompt_logprobs(model, hidden, jnp.asarray(batch.targets), features)
         if traced is not None:

@@ -15,7 +15,8 @@ from bench.decode_step import Bench
 from bench.step_roofline import DecodeCase
 from rjax.benchmarks.model_shapes import SHAPES
 from rjax.sampling import first_largest
-from rjax.worker.sharded_argmax import sharded_argmax
+from rjax.worker.device_sums import DeviceSums
+from rjax.worker.kernels import Dispatcher
 
 config = SHAPES["tiny"] | {"num_key_value_heads": 4, "num_attention_heads": 8}
 case = DecodeCase(4, 64, 16)
@@ -51,7 +52,7 @@ x[3] = -5.0
 x[3, 48:] = -4.0
 for array, spec in ((x, PartitionSpec(None, "tensor")), (x[:, :63], PartitionSpec())):
     given = jax.device_put(array, NamedSharding(mesh, spec))
-    got = jax.jit(sharded_argmax(mesh))(given)
+    got = jax.jit(DeviceSums(mesh, Dispatcher.of("xla").choose, None).argmax)(given)
     np.testing.assert_array_equal(got, first_largest(jnp.asarray(array)))
 print("equal")
 """

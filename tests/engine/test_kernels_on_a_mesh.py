@@ -59,7 +59,7 @@ for rows in (1, 8):
             peers=peers,
         )
         uses = {use.kernel for use in reported if use.operation.startswith("all_reduce")}
-        all_sums = {"mosaic.all_reduce", "mosaic.all_reduce_rms_norm"}
+        all_sums = {"mosaic.all_reduce", "mosaic.all_reduce_rms_norm", "mosaic.all_reduce_argmax"}
         assert uses == (all_sums if devices > 1 else set()), uses
         found[devices] = collections.Counter(kernel.name for kernel in kernels)
     # The kernel that sums the devices' shares computes the norm, so that of a GEMM does not.
@@ -69,6 +69,7 @@ for rows in (1, 8):
         one[plain] += count if plain != "mosaic.add_rms_norm" else 0
     for devices, kernels in found.items():
         assert kernels.pop("mosaic.all_reduce") == 1  # the embedding
+        assert kernels.pop("mosaic.all_reduce_argmax") == 1
         assert kernels.pop("mosaic.all_reduce_rms_norm") == 2 * config.num_layers
         assert kernels == +one, (rows, devices, kernels, one)
 print("same kernels")

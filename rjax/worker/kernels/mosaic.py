@@ -8,7 +8,10 @@ from jaxtyping import Array
 from rjax.models import Routing
 from rjax.models.routing import router_logits
 from rjax.models.schemes import UNQUANTISED
+from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.add_rms_norm import mosaic as add_rms_norm
+from rjax.pallas_kernels.all_reduce_argmax import mosaic as all_reduce_argmax
+from rjax.pallas_kernels.all_reduce_argmax.xla import local_argmax
 from rjax.pallas_kernels.all_reduce_rms_norm import mosaic as all_reduce_rms_norm
 from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
 from rjax.pallas_kernels.gate_up_gemm import mosaic as gate_up_gemm
@@ -79,6 +82,10 @@ def _all_reduce_refusal(problem: Problem) -> str | None:
     return all_reduce_rms_norm.refusal(
         problem.rows, problem.depth, problem.dtype, problem.peer_capacity
     )
+
+
+def _all_reduce_argmax_refusal(problem: Problem) -> str | None:
+    return all_reduce_argmax.refusal(problem.rows, problem.peer_capacity)
 
 
 def _activation_refusal(problem: Problem) -> str | None:
@@ -170,6 +177,11 @@ def _all_reduce_rms_norm(
     return all_reduce_rms_norm.all_reduce_rms_norm(x, update, weight, problem.eps, peers)
 
 
+def _all_reduce_argmax(problem: Problem, x: Array, peers: Peers) -> tuple[Array, Peers]:
+    del problem
+    return all_reduce_argmax.all_reduce_argmax(*local_argmax(x, TENSOR_AXIS), peers)
+
+
 def _activation(problem: Problem, h: Array) -> Array:
     del problem
     return silu_and_mul.silu_and_mul(h)
@@ -236,7 +248,13 @@ def _experts(
     )
 
 
-_WITHOUT_WEIGHTS = ("add_rms_norm", "all_reduce", "all_reduce_rms_norm", "activation")
+_WITHOUT_WEIGHTS = (
+    "add_rms_norm",
+    "all_reduce",
+    "all_reduce_rms_norm",
+    "all_reduce_argmax",
+    "activation",
+)
 
 
 def _kernel(name: str, operation: Operation, refusal: Any, run: Any) -> Kernel:
@@ -254,6 +272,9 @@ MOSAIC_KERNELS = (
     _kernel("all_reduce", "all_reduce", _all_reduce_refusal, _all_reduce),
     _kernel(
         "all_reduce_rms_norm", "all_reduce_rms_norm", _all_reduce_refusal, _all_reduce_rms_norm
+    ),
+    _kernel(
+        "all_reduce_argmax", "all_reduce_argmax", _all_reduce_argmax_refusal, _all_reduce_argmax
     ),
     _kernel("silu_and_mul", "activation", _activation_refusal, _activation),
     _kernel("rope_and_cache", "rope_and_cache", _rope_and_cache_refusal, _rope_and_cache),

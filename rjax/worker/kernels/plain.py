@@ -10,6 +10,7 @@ from rjax.models.routing import route, router_logits
 from rjax.models.schemes.grouped import dequantise_expert
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
+from rjax.pallas_kernels.all_reduce_argmax.xla import all_reduce_argmax
 from rjax.pallas_kernels.all_reduce_rms_norm.xla import all_reduce
 from rjax.pallas_kernels.grouped_gemm.xla import experts
 from rjax.pallas_kernels.partial import Partial
@@ -37,6 +38,11 @@ def _add_rms_norm(problem: Problem, x: Any, update: Any, weight: Any) -> Any:
 def _all_reduce(problem: Problem, update: Partial, peers: Any) -> Any:
     del problem
     return all_reduce(update, TENSOR_AXIS), peers
+
+
+def _all_reduce_argmax(problem: Problem, x: Float[Array, "T W"], peers: Any) -> Any:
+    del problem
+    return all_reduce_argmax(x, TENSOR_AXIS), peers
 
 
 def _activation(problem: Problem, h: Float[Array, "T A F"]) -> Float[Array, "T F"]:
@@ -93,6 +99,7 @@ PLAIN_KERNELS = (
     _kernel("linear", _linear),
     _kernel("add_rms_norm", _add_rms_norm),
     _kernel("all_reduce", _all_reduce),
+    _kernel("all_reduce_argmax", _all_reduce_argmax),
     _kernel("activation", _activation),
     _kernel("rope_and_cache", _rope_and_cache),
     _kernel("route", _route),

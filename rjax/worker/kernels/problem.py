@@ -15,6 +15,7 @@ type Operation = Literal[
     "add_rms_norm",
     "all_reduce",
     "all_reduce_rms_norm",
+    "all_reduce_argmax",
     "activation",
     "norm_rope_and_cache",
     "rope_and_cache",
@@ -41,6 +42,8 @@ class Problem:
               a Partial with a device's summands and peers a `Peers` or None;
             - all_reduce_rms_norm: (x, update, norm weight, peers) to (x + the sum of the update
               over the devices, its norm, peers);
+            - all_reduce_argmax: (x [T, W], peers) to (the index of the largest number of each row
+              over all devices, peers), where W are the columns of a device, in float32;
             - activation: h [T, A, F] to [T, F];
             - norm_rope_and_cache: (qkv, weights of the norms of a query and a key, and as next);
             - rope_and_cache: (qkv, cos, sin, K pages, V pages, slots, scales) to (q, K pages,

@@ -1,4 +1,4 @@
-"""The kernels of a step, found by tracing one layer of each kind."""
+"""The kernels of a step, found by tracing one layer of each kind and the choice of tokens."""
 
 import functools
 from typing import Any
@@ -52,7 +52,8 @@ def step_kernels(
             shares = jnp.zeros((mesh.size, *x.shape), jnp.float32)
             update = Partial(shares, dtype=x.dtype)
         residual = nnx.merge(graph, state)(Residual(x, update), rotary, operations)
-        return residual.x, operations.summed(residual.update)
+        logits = jnp.zeros((shape.seqs, model.vocab_size), jnp.float32)
+        return residual.x, operations.summed(residual.update), operations.argmax(logits)
 
     x = jax.ShapeDtypeStruct((shape.rows, model.hidden_size), dtype)
     page = jax.ShapeDtypeStruct((1, model.num_kv_heads, shape.page_size, model.head_dim), kv_dtype)

@@ -1,0 +1,1 @@
+"""Index of the largest number over the devices."""
