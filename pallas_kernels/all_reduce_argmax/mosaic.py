@@ -5,7 +5,8 @@ row, and compares the pairs as they arrive, from device 0 on: of equal numbers t
 exchange is that of the sums (`pallas_kernels.all_reduce_rms_norm.peers`), so no collective of XLA
 is left in a decode step, whose devices XLA would have wait for each other on the host.
 
-One thread handles a row, and 128 rows are a CTA.
+One thread handles a row. There is a CTA on every SM, because all restore the words of the call
+before, which may be as many as those of a sum of many rows.
 """
 
 # Pallas passes a leading context to inlined functions, which its types do not say.
@@ -75,7 +76,7 @@ def all_reduce_argmax(
         raise ValueError(why)
     devices, slot = peers.devices, slot_words(peers.devices, peers.capacity)
     assert slot >= _PAIR * B
-    ctas = -(-B // THREADS)
+    ctas = num_sms()
 
     def all_reduce_argmax_kernel(values_ref, indices_ref, table_ref, state_ref, *results):
         """GMEM: values and indices [B], table [1, devices + 1, 2], state [1, 2]; the results [B],
