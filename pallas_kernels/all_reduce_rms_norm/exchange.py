@@ -1,4 +1,4 @@
-"""The parts of the exchange inside the kernel: push a share, take all shares, restore ``EMPTY``.
+"""The parts of the exchange inside a kernel: push a share, take all shares, restore ``EMPTY``.
 
 Words (`pallas_kernels.words`) cross NVLink as relaxed accesses of system scope, 16 bytes each where
 the row allows it; `peers` has the protocol.
@@ -228,6 +228,7 @@ def _element(i: int, size: int):
 
 
 def bytes_of(word):
+    """int64 bytes before the word with an int32 index."""
     i64 = ir.IntegerType.get_signless(64)
     return arith.muli(arith.extsi(i64, word), mgpu.c(_WORD_BYTES, i64))
 

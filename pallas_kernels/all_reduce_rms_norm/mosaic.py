@@ -10,9 +10,10 @@ so all have the same bits.
   which adds it and pushes the sum to all. 8 * T * D / devices bytes to each other one.
 
 A CTA handles rows ``cta``, ``cta + CTAs``, ...; it pushes all of its shares before it waits. There
-is at most one CTA an SM, so that all run at once and no device waits for rows that another has not
+are no more CTAs than SMs, so that all run at once and no device waits for rows that another has not
 begun. With few rows, a cluster of two or four CTAs shares each, because one SM would take longer to
-push and to poll than the words are under way; the numbers are added in the same order.
+push and to poll than the words are under way; the numbers are added in the same order. (Where a GPC
+has no room for another cluster of four, an SM has room for several CTAs of one warpgroup.)
 """
 
 import functools

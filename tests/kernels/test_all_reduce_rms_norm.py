@@ -73,6 +73,8 @@ GPU_CASES = [  # X, T, D: odd sizes; rows of one, two and four warpgroups; rows 
     (2, 133, 3584),
     (1, 64, 8192),
     (4, 7, 2048),
+    (1, 33, 4096),  # as many clusters of four CTAs as there may be, and of two
+    (2, 66, 8192),
 ]
 
 
