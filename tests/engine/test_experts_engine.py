@@ -95,7 +95,7 @@ def test_kernels_name_the_experts(folder):
 
 
 @pytest.mark.parametrize(
-    "quantization", ["fp8", pytest.param("int8", marks=pytest.mark.slow), "int4"]
+    "quantization", ["fp8", *(pytest.param(x, marks=pytest.mark.slow) for x in ("int8", "int4"))]
 )
 def test_quantised_experts_answer_as_their_dequantised_weights(folder, quantization):
     engine = make_engine(folder, quantization=quantization)

@@ -111,6 +111,7 @@ print(answers({folder!r}, tensor_parallel_size=2))
 """
 
 
+@pytest.mark.slow
 def test_blocks_of_fp8_give_the_tokens_of_the_dequantised_weights(tmp_path):
     quantised, plain = write_quantised(tmp_path, LATENT, "deepseek-fp8", seed=4)
     want = answers(plain)
