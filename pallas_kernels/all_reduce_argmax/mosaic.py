@@ -2,7 +2,7 @@
 
 Each device pushes the largest number of its columns and the index of it to all devices, 8 bytes a
 row, and compares the pairs as they arrive, from device 0 on: of equal numbers the first counts. The
-exchange is that of the sums (`pallas_kernels.all_reduce_rms_norm.peers`), so no collective of XLA
+exchange is that of the sums (`pallas_kernels.peer_exchange.peers`), so no collective of XLA
 is left in a decode step, whose devices XLA would have wait for each other on the host.
 
 One thread handles a row. There is a CTA on every SM, because all restore the words of the call
@@ -22,12 +22,6 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref
 from jaxtyping import Array, Float32, Int32
 
-from rjax.pallas_kernels.all_reduce_rms_norm.exchange import (
-    Exchange,
-    buffer_address,
-    bytes_of,
-)
-from rjax.pallas_kernels.all_reduce_rms_norm.peers import REGIONS, Peers, slot_words
 from rjax.pallas_kernels.mosaic_emit import (
     SCALAR,
     THREADS,
@@ -39,6 +33,13 @@ from rjax.pallas_kernels.mosaic_emit import (
     num_sms,
     thread_index,
 )
+from rjax.pallas_kernels.peer_exchange.peer_buffers import (
+    PeerBuffers,
+    buffer_address,
+    bytes_of,
+    scalars_of,
+)
+from rjax.pallas_kernels.peer_exchange.peers import REGIONS, Peers, slot_words
 from rjax.pallas_kernels.words import EMPTY, poll_words, store_words
 
 _PAIR = 2  # words of a row: the bits of the number, and the index
@@ -84,13 +85,13 @@ def all_reduce_argmax(
         begin_kernel()
         result_ref, next_ref = results
         cta = lax.axis_index("cta")
-        exchange = Exchange(table_ref, devices, slot, None, 0)
+        buffers = PeerBuffers(table_ref, devices, slot)
         region, last_words = state_ref[0, 0], state_ref[0, 1]
-        scalars = (cta, region, exchange.rank)
-        _push(values_ref, indices_ref, table_ref, scalars, B, devices, slot)
+        scalars = (cta, region, buffers.rank)
+        _push(buffers, values_ref, indices_ref, *scalars)
         before = lax.rem(region + REGIONS - 1, REGIONS)
-        exchange.restore(before, last_words, cta * THREADS, ctas * THREADS)
-        _take(result_ref, table_ref, scalars, B, devices, slot)
+        buffers.restore(before, last_words, cta * THREADS, ctas * THREADS)
+        _take(buffers, result_ref, *scalars)
 
         @pl.when(cta == 0)
         def _():
@@ -111,12 +112,13 @@ def all_reduce_argmax(
     return result, Peers(peers.table, state, peers.capacity)
 
 
-def _push(values, indices, table, scalars, B: int, devices: int, slot: int) -> None:
+def _push(buffers: PeerBuffers, values, indices, cta, region, rank) -> None:
     """Write the pair of this thread's row to this device's slot in the buffers of all devices."""
+    [B] = values.shape
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 3, *(SCALAR,) * 3))
     def emit(_, values_, indices_, table_, *scalars_):
-        cta, region, rank = (x.registers.flat[0] for x in scalars_)
+        cta, region, rank = scalars_of(*scalars_)
         row, is_row = _row(cta, B)
         with mgpu.when(is_row):
             at = [arith.index_cast(ir.IndexType.get(), row)]
@@ -124,26 +126,27 @@ def _push(values, indices, table, scalars, B: int, devices: int, slot: int) -> N
             is_empty = arith.cmpi(arith.CmpIPredicate.eq, bits, i32(EMPTY))
             bits = arith.select(is_empty, i32(0), bits)  # -0.0 is equal to 0.0
             pair = [bits, memref.load(indices_, at)]
-            place = bytes_of(_word(region, rank, row, devices, slot))
-            for receiver in range(devices):
+            place = bytes_of(buffers.word(region, rank, mul(row, _PAIR)))
+            for receiver in range(buffers.devices):
                 address = arith.addi(buffer_address(table_, receiver), place)
                 store_words(address, pair, "relaxed.sys.")
 
-    emit(values, indices, table, *scalars)
+    emit(values, indices, buffers.table, cta, region, rank)
 
 
-def _take(result, table, scalars, B: int, devices: int, slot: int) -> None:
+def _take(buffers: PeerBuffers, result, cta, region, rank) -> None:
     """Wait for the pairs of this thread's row, and store the index of the largest number."""
+    [B] = result.shape
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 2, *(SCALAR,) * 3))
     def emit(_, result_, table_, *scalars_):
-        cta, region, rank = (x.registers.flat[0] for x in scalars_)
+        cta, region, rank = scalars_of(*scalars_)
         row, is_row = _row(cta, B)
         with mgpu.when(is_row):
             own = buffer_address(table_, rank)
             places = [
-                bytes_of(_word(region, i32(sender), row, devices, slot))
-                for sender in range(devices)
+                bytes_of(buffers.word(region, i32(sender), mul(row, _PAIR)))
+                for sender in range(buffers.devices)
             ]
             words = poll_words([(arith.addi(own, place), _PAIR) for place in places], "sys")
             numbers = [arith.bitcast(ir.F32Type.get(), word) for word in words[::_PAIR]]
@@ -154,16 +157,10 @@ def _take(result, table, scalars, B: int, devices: int, slot: int) -> None:
                 index = arith.select(is_larger, other, index)
             memref.store(index, result_, [arith.index_cast(ir.IndexType.get(), row)])
 
-    emit(result, table, *scalars)
+    emit(result, buffers.table, cta, region, rank)
 
 
 def _row(cta, B: int):
     """(int32 row of this thread, whether there is one)."""
     row = add(mul(cta, THREADS), thread_index())
     return row, arith.cmpi(arith.CmpIPredicate.slt, row, i32(B))
-
-
-def _word(region, sender, row, devices: int, slot: int):
-    """int32 index of the first word of a row in a sender's slot."""
-    start = mul(add(mul(region, devices), sender), slot)
-    return add(start, mul(row, _PAIR))

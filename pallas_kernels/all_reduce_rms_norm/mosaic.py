@@ -26,12 +26,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rjax.pallas_kernels.all_reduce_rms_norm.exchange import (
-    Exchange,
-    leave_cluster,
-    row_sum,
-)
-from rjax.pallas_kernels.all_reduce_rms_norm.peers import (
+from rjax.pallas_kernels.all_reduce_rms_norm.exchange import Exchange
+from rjax.pallas_kernels.all_reduce_rms_norm.row_sum import leave_cluster, row_sum
+from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, num_sms, store_strided
+from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.peer_exchange.peers import (
     MAX_COLUMNS,
     REGIONS,
     Peers,
@@ -39,8 +38,6 @@ from rjax.pallas_kernels.all_reduce_rms_norm.peers import (
     slot_words,
     used_words,
 )
-from rjax.pallas_kernels.mosaic_emit import THREADS, begin_kernel, num_sms, store_strided
-from rjax.pallas_kernels.partial import Partial
 
 _WORDS = 4  # of a load or store: 16 bytes
 

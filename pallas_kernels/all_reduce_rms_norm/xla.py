@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Float32
 
-from rjax.pallas_kernels.all_reduce_rms_norm.peers import MAX_PUSHED_BYTES
 from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.peer_exchange.peers import MAX_PUSHED_BYTES
 
 
 def all_reduce(update: Partial, axis: str) -> Float[Array, "T ..."]:

@@ -1,4 +1,4 @@
-"""Sums of the devices' shares, and their argmax: residual stream, embedding and tokens."""
+"""Sums of the devices' shares (residual stream, embedding), and the argmax of their logits."""
 
 import math
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from jaxtyping import Array, Float, Float32, Int
 
 from rjax.models import Embedding, Norm
 from rjax.models.sharding import TENSOR_AXIS, partition_spec
-from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
 from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.peer_exchange.peers import Peers
 from rjax.sampling import first_largest
 from rjax.worker.kernels import Choice, Problem
 from rjax.worker.kernels.run import run_kernel

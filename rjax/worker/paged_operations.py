@@ -29,10 +29,10 @@ from rjax.models import (
 )
 from rjax.models.layers.attention import Attention
 from rjax.models.sharding import TENSOR_AXIS
-from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
 from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.one_row_layer.mosaic import LayerWords
 from rjax.pallas_kernels.partial import Partial, reduced
+from rjax.pallas_kernels.peer_exchange.peers import Peers
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 from rjax.sampling import first_largest
 from rjax.worker.backend import Backend

@@ -1,4 +1,4 @@
-"""Memory through which the devices of a mesh sum their shares over NVLink."""
+"""Memory through which the devices of a mesh send each other numbers over NVLink."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int32
 
 from rjax.models.sharding import TENSOR_AXIS
-from rjax.pallas_kernels.all_reduce_rms_norm.peers import (
+from rjax.pallas_kernels.peer_exchange.peers import (
     Peers,
     buffer_words,
     update_capacity,

@@ -104,7 +104,7 @@ def by_lot(tiny):
     ),
     aborts=st.dictionaries(st.integers(3, 40), st.integers(0, 5), max_size=2),
 )
-@hypothesis.settings(max_examples=8)
+@hypothesis.settings(max_examples=15)
 def test_any_choice_gives_the_tokens_of_one_sequence_alone(by_lot, share, seed, arrivals, aborts):
     """Against the plain model, with requests that arrive, stream, stop and are aborted."""
     engine, policy, model = by_lot

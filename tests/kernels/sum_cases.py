@@ -15,12 +15,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rjax.pallas_kernels.add_rms_norm.xla import add_rms_norm
 from rjax.pallas_kernels.all_reduce_rms_norm import mosaic, xla
-from rjax.pallas_kernels.all_reduce_rms_norm.peers import (
+from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.peer_exchange.peers import (
     MAX_PUSHED_BYTES,
     Peers,
     buffer_words,
 )
-from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.words import EMPTY
 from rjax.worker.peer_memory import PeerMemory
 

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from rjax.pallas_kernels.all_reduce_argmax import mosaic
 from rjax.pallas_kernels.all_reduce_argmax.xla import all_reduce_argmax, local_argmax
-from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
+from rjax.pallas_kernels.peer_exchange.peers import Peers
 from rjax.worker.kernels import Dispatcher, Problem
 from rjax.worker.peer_memory import PeerMemory
 

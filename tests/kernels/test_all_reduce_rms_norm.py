@@ -15,9 +15,9 @@ import sum_cases
 from jax import lax
 
 from rjax.pallas_kernels.all_reduce_rms_norm import mosaic
-from rjax.pallas_kernels.all_reduce_rms_norm import peers as peers_module
-from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
 from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.peer_exchange import peers as peers_module
+from rjax.pallas_kernels.peer_exchange.peers import Peers
 from rjax.worker.kernels import Dispatcher, Problem
 from rjax.worker.peer_memory import PeerMemory
 

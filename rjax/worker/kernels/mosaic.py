@@ -13,10 +13,10 @@ from rjax.pallas_kernels.add_rms_norm import mosaic as add_rms_norm
 from rjax.pallas_kernels.all_reduce_argmax import mosaic as all_reduce_argmax
 from rjax.pallas_kernels.all_reduce_argmax.xla import local_argmax
 from rjax.pallas_kernels.all_reduce_rms_norm import mosaic as all_reduce_rms_norm
-from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
 from rjax.pallas_kernels.gate_up_gemm import mosaic as gate_up_gemm
 from rjax.pallas_kernels.grouped_gemm import mosaic as grouped_gemm
 from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.peer_exchange.peers import Peers
 from rjax.pallas_kernels.rope_and_cache import mosaic as rope_and_cache
 from rjax.pallas_kernels.silu_and_mul import mosaic as silu_and_mul
 from rjax.pallas_kernels.split_k_gemm import mosaic as split_k_gemm

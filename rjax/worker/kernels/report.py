@@ -11,8 +11,8 @@ from jax.typing import DTypeLike
 
 from rjax.batch.kernel_use import KernelUse
 from rjax.models import DecoderLayer, ModelConfig, Residual, rotary_tables
-from rjax.pallas_kernels.all_reduce_rms_norm.peers import Peers
 from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.peer_exchange.peers import Peers
 from rjax.worker.backend import Backend
 from rjax.worker.kernels.dispatcher import Choice
 from rjax.worker.kernels.uses import kernel_uses

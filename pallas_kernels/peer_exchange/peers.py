@@ -1,4 +1,4 @@
-"""Exchange buffers through which the devices of one process sum their shares.
+"""Exchange buffers through which the devices of one process send each other numbers.
 
 Every device has one buffer of int32 words, which all devices of the mesh can address over NVLink:
 ``REGIONS`` regions, each with one slot per device that sends. The words of a float32 share are

@@ -1,0 +1,1 @@
+"""Memory through which the devices of one process send each other numbers."""
