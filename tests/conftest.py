@@ -1,6 +1,7 @@
 """Test set-up: every annotation of the packages is checked at run time, in tests only."""
 
 import gc
+import os
 import sys
 
 import hypothesis
@@ -15,6 +16,10 @@ from tests import quick_compilation
 gc.set_threshold(50_000, 20, 10)
 
 quick_compilation.set_flags()
+
+# Each thread of an interpreted kernel that waits at a barrier holds one of XLA's threads. With one
+# a core, as is the default, all of them may wait for a thread that cannot start.
+os.environ.setdefault("PJRT_NPROC", "16")
 
 # An example may be the first to compile, or meet a busy machine.
 hypothesis.settings.register_profile("untimed", deadline=None)
