@@ -1,5 +1,7 @@
 """Fixtures of the server tests."""
 
+import functools
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +9,14 @@ import openai
 import pytest
 
 from .live_server import LiveServer, live_server, make_engine, write_model
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _certificates_are_read_once() -> Iterator[None]:
+    """Every client reads them, also for plain HTTP, and takes longer for it than for a request."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield
 
 
 @pytest.fixture(scope="session")
