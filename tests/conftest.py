@@ -1,4 +1,4 @@
-"""Test set-up: every annotation of the packages is checked at run time, in tests only."""
+"""Test set-up: annotations of rjax are checked at run time, in tests only."""
 
 import gc
 import os
@@ -16,8 +16,8 @@ gc.set_threshold(50_000, 20, 10)
 
 quick_compilation.set_flags()
 
-# Each thread of an interpreted kernel that waits at a barrier holds one of XLA's threads. With one
-# a core, as is the default, all of them may wait for a thread that cannot start.
+# Each thread of an interpreted kernel that waits at a barrier holds one of XLA's threads, of which
+# there are as many as cores by default: all may wait for a thread of the kernel that cannot start.
 os.environ.setdefault("PJRT_NPROC", "16")
 
 # An example may be the first to compile, or meet a busy machine.

@@ -31,11 +31,14 @@ KERNELS = {
     "few-rows-int4": _UNFUSED | _INT4 | {"merge_kernel"},
     "few-rows-experts": _UNFUSED | _EXPERTS | {"split_k_gemm", "merge_kernel"},
 }
+_QUICK = ("one-row", "one-row-unfused-fp8", "few-rows-fp8", "few-rows-experts")
 _SMALL = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 256, "num_hidden_layers": 1}
 _SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [n if n in _QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
+)
 def test_the_kernels_of_a_step(name):
     """Lowered for CUDA; the norm after the last layer is a kernel in every step."""
     case = CASES[name]
