@@ -77,7 +77,7 @@ class HostOnlyWorker:
     def move(self, operations) -> None:
         """Do nothing: there are no pages."""
 
-    def dispatch(self, batch, tables, *, may_queue) -> DispatchedStep:
+    def dispatch(self, batch, tables, *, may_queue, streams) -> DispatchedStep:
         """Do the host work of a step."""
         clock = [time.thread_time()]
         batch = by_shared_pages(batch, tables[0], page_size=PAGE_SIZE, kv_split=SPLIT)

@@ -201,8 +201,9 @@ class SchedulerSettings:
             the host's work per step, which helps small models and small batches; tokens then arrive
             in groups, and new requests wait for the group. The tokens are the same. "auto" is 4 for
             batch sizes whose measured times show that the host is slower than the device, while no
-            request streams or waits and as long as 4 steps take at most 10 ms. Otherwise, on a CPU
-            and with ``warmup`` "off" it is 1.
+            request waits and as long as 4 steps take at most 10 ms; while one streams, only if
+            tokens then come at least twice as fast. Otherwise, on a CPU and with ``warmup`` "off"
+            it is 1.
         max_logprobs: maximum alternatives that a request may ask for at each position.
         priority_patience: a request of priority p runs before this many earlier requests of
             priority p + 1, so that no request waits forever.

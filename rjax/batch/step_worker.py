@@ -98,6 +98,7 @@ class StepWorker(Protocol):
         tables: Int[np.ndarray, "groups slots pages"],
         *,
         may_queue: bool,
+        streams: bool,
     ) -> DispatchedStep:
         """Start a step and return at once.
 
@@ -106,6 +107,7 @@ class StepWorker(Protocol):
             tables: of each page group; row s lists the pages of the sequence in slot s.
             may_queue: whether a decode step may wait for those after it, to run in one program with
                 them.
+            streams: whether some request is to get each token at once.
         """
         ...
 

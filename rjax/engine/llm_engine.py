@@ -237,6 +237,7 @@ class LLMEngine(Closable):
             Steps dispatched.
         """
         most, tables = self._worker.num_decode_steps, self._scheduler.page_tables
+        automatic = self.config.scheduler.num_decode_steps == "auto"
         for count in range(1, most + 1):
             schedule = self._scheduler.schedule()
             if schedule.operations:
@@ -247,22 +248,18 @@ class LLMEngine(Closable):
                 self._end_failed(failed)
                 return count - 1
             self._count_memory()
-            may_queue = most > 1 and self._may_queue()
-            step = self._worker.dispatch(schedule.scheduled, tables, may_queue=may_queue)
+            step = self._worker.dispatch(
+                schedule.scheduled,
+                tables,
+                may_queue=most > 1 and not (automatic and self._scheduler.has_waiting),
+                streams=most > 1 and any([r.wants_every_step for r in self._requests.values()]),
+            )
             self._end_failed(failed)  # only now: other sequences may share the pages that it writes
             self._stats.count_step(step.num_tokens, step.stats)
             self._in_flight.append(step)
             if not step.is_queued:
                 return count
         return most
-
-    def _may_queue(self) -> bool:
-        """Whether decode steps may wait for others: always with a configured number of them, else
-        while no sequence waits to generate and no request streams."""
-        if self.config.scheduler.num_decode_steps != "auto":
-            return True
-        waiting = self._scheduler.has_waiting
-        return not waiting and not any([r.wants_every_step for r in self._requests.values()])
 
     def abort_request(self, request_id: str) -> None:
         """End a request now and free its pages.

@@ -14,6 +14,7 @@ _NUM_STEPS = 4  # of a program: a quarter of the dispatches and reads, and half 
 _WEIGHT = 1 / 16  # of the newest time
 _LATE, _NOT_LATE = 0.75, 0.5  # shares of late steps from which several steps pay, and no longer do
 _PAUSE = 512  # single steps before several are tried again
+_STREAM_SPEED_UP = 2  # from which tokens in groups are worth it to a stream
 _FIRST_RUNS = 3  # of a program: XLA makes its CUDA graph in the second
 _COMPILE_SECONDS = 2.0  # that lowering a program takes from the host
 
@@ -44,9 +45,10 @@ class _Times:
         late: smoothed share of single steps that the device had finished when the host read them.
         late_seconds: total time of those.
         single: smoothed seconds of a late single step: the host's time.
-        program: smoothed seconds of a program of several steps.
+        program: smoothed seconds of a program of several steps; None if it has to be measured.
         programs: of several steps, read so far.
         pause: single steps before several are tried again.
+        since_program: single steps since a program of several.
     """
 
     pays: bool = False
@@ -56,11 +58,21 @@ class _Times:
     program: float | None = None
     programs: int = 0
     pause: int = 0
+    since_program: int = 0
+
+    def pays_for_streams(self, num_steps: int) -> bool:
+        """Whether several steps are so much faster, or it has to be measured whether they are."""
+        if not self.pays or self.single is None:
+            return False
+        return self.program is None or _STREAM_SPEED_UP * self.program <= num_steps * self.single
 
     def add_step(self, seconds: float, *, late: bool) -> None:
         """Add a step that ran alone."""
         self.late += _WEIGHT * (late - self.late)
         self.pause = max(0, self.pause - 1)
+        self.since_program += 1
+        if self.since_program >= _PAUSE:
+            self.program = None
         if late:
             self.late_seconds += seconds
             self.single = _smoothed(self.single, seconds)
@@ -69,6 +81,7 @@ class _Times:
     def add_program(self, seconds: float, num_steps: int) -> None:
         """Add a program of several steps."""
         self.programs += 1
+        self.since_program = 0
         if self.programs <= _FIRST_RUNS:
             return
         self.program = _smoothed(self.program, seconds)
@@ -86,10 +99,12 @@ class MultiStepPolicy:
     them; then several steps a program pay. They no longer do if a program takes longer than its
     steps took alone, because the device has become the slower one, or longer than 10 ms. The first
     is measured in steps that run alone, the second in programs of several steps, so each mode says
-    when to leave it; a pause keeps the two from alternating.
+    when to leave it; a pause keeps the two from alternating. A request that streams gets its tokens
+    in groups only if they come at least twice as fast, for which a program is run now and then.
 
     A time counts from one read to the next, and only if the program was dispatched before the
-    first of them, so that the device was not idle in between for want of requests.
+    first of them, so that the device was not idle in between for want of requests, and if the host
+    prepared a program of as many steps meanwhile.
 
     Args:
         num_steps: decode steps of one program.
@@ -104,22 +119,32 @@ class MultiStepPolicy:
         self._times: collections.defaultdict[Hashable, _Times] = collections.defaultdict(_Times)
         self._allowed: Collection[Hashable] | None = None
         self._last_read: float | None = None
+        self._last_dispatched: DecodeProgram | None = None
 
     def allow_only(self, keys: Collection[Hashable]) -> None:
         """Let several steps pay for these keys only."""
         self._allowed = keys
 
-    def pays(self, key: Hashable) -> bool:
-        """Whether decode steps of this key should run several to a program."""
-        return (self._allowed is None or key in self._allowed) and self._times[key].pays
+    def pays(self, key: Hashable, *, streams: bool) -> bool:
+        """Whether decode steps of this key should run several to a program.
+
+        Args:
+            key: of the steps.
+            streams: whether some request is to get each token at once.
+        """
+        if self._allowed is not None and key not in self._allowed:
+            return False
+        times = self._times[key]
+        return times.pays_for_streams(self.num_steps) if streams else times.pays
 
     def pays_to_compile(self, key: Hashable) -> bool:
         """Whether the host has been too slow for as long as compiling the program disturbs it."""
-        return self.pays(key) and self._times[key].late_seconds >= _COMPILE_SECONDS
+        return self._times[key].late_seconds >= _COMPILE_SECONDS
 
     def dispatched(self, key: Hashable, num_steps: int) -> DecodeProgram:
         """A program that is dispatched now."""
-        return DecodeProgram(key, num_steps, self._clock())
+        self._last_dispatched = DecodeProgram(key, num_steps, self._clock())
+        return self._last_dispatched
 
     def read(self, program: DecodeProgram, *, late: bool) -> None:
         """Note that the tokens of a step are on the host now.
@@ -134,6 +159,9 @@ class MultiStepPolicy:
         last, now = self._last_read, self._clock()
         self._last_read = now
         if last is None or program.dispatched > last:
+            return
+        assert self._last_dispatched is not None
+        if self._last_dispatched.num_steps != program.num_steps:
             return
         times = self._times[program.key]
         if program.num_steps == 1:

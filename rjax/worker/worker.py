@@ -292,6 +292,7 @@ class Worker:
         tables: Int[np.ndarray, "groups slots pages"],
         *,
         may_queue: bool,
+        streams: bool,
     ) -> DispatchedStep:
         """Start a step and return at once.
 
@@ -303,6 +304,7 @@ class Worker:
             tables: of each page group; row s lists the pages of the sequence in slot s.
             may_queue: whether decode steps of one shape may start ``num_decode_steps`` at a time,
                 or as soon as anything else is to be done.
+            streams: whether some request is to get each token at once.
         """
         rows = sum([item.stop - item.start for item in batch])
         features = step_features(batch, self._max_logprobs)
@@ -315,7 +317,7 @@ class Worker:
             check_step_input(step_input, batch, num_pages=self.pool.num_pages, shape=shape)
         packed = self._runner.layouts[shape].pack(step_input)
         if may_queue and rows == len(batch) and self._queue.takes(features):
-            several = self._runs_several(shape, features)
+            several = self._runs_several(shape, features, streams)
             start = self._queue.add if several else self._queue.run_alone
             result = start(shape, features, packed)
             return DispatchedStep(batch, result, stats, rows, is_queued=result.result is None)
@@ -377,11 +379,11 @@ class Worker:
         run_empty_multi_steps(self._runner, self._state, keys, self.num_decode_steps)
         self._policy.allow_only(keys)
 
-    def _runs_several(self, shape: StepShape, features: StepFeatures) -> bool:
+    def _runs_several(self, shape: StepShape, features: StepFeatures, streams: bool) -> bool:
         """Whether decode steps are queued to run as one program, which is compiled in the
         background once it pays."""
         key = multi_step_key(shape, features)
-        if self._policy is not None and not self._policy.pays(key):
+        if self._policy is not None and not self._policy.pays(key, streams=streams):
             return False
         if self._background is None or self._background.is_compiled(key):
             return True

@@ -82,7 +82,7 @@ class FakeWorker:
         held = [sequence.pages] if None in windows else []
         return [*zip(range(9), windows, held + sequence.window_pages, strict=False)]
 
-    def dispatch(self, batch, tables, *, may_queue):
+    def dispatch(self, batch, tables, *, may_queue, streams):
         S, limits = self.page_size, self.limits
         assert sum(item.samples for item in batch) <= limits.max_num_seqs
         assert len(batch) <= limits.max_num_seqs + limits.max_prefill_ahead_seqs

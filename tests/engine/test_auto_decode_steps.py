@@ -30,10 +30,11 @@ class Drawn(MultiStepPolicy):
         self.share = share
         self.draw = np.random.default_rng(seed)
         self.told: list[int] = []
+        self.serves_streams = True
 
-    def pays(self, key):
+    def pays(self, key, *, streams):
         assert key.kind == "multi_step"
-        return bool(self.draw.random() < self.share)
+        return bool(self.draw.random() < self.share) and self.serves_streams >= streams
 
     def read(self, program, *, late):
         self.told.append(program.num_steps)
@@ -140,9 +141,23 @@ def test_any_choice_gives_the_tokens_of_one_sequence_alone(by_lot, share, seed, 
         assert done[name] or int(name) in aborts.values()
 
 
+def test_a_stream_has_each_token_of_a_program(tiny, decides):
+    decides(Drawn(1.0))
+    engine = make_engine(tiny)
+    params = SamplingParams(
+        temperature=0, max_tokens=10, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+    )
+    engine.add_request("a", [1, 2, 3], params)
+    found = []
+    while engine.has_unfinished_requests():
+        found += [len(output.outputs[0].token_ids) for output in engine.step()]
+    assert found == [1] * 10
+    assert engine.stats().multi_steps > 0
+
+
 def test_a_stream_and_a_waiting_request_get_single_steps(tiny, decides):
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
-    decides(Drawn(1.0))
+    decides(Drawn(1.0)).serves_streams = False
     alone = [("a", [1, 2, 3], params), ("b", [4, 5], params)]
     for some, options in (
         (whole(alone, streams=["b"]), {}),
@@ -193,7 +208,9 @@ def test_a_warm_up_compiles_what_is_short(tiny, decides, monkeypatch):
     for seconds, compiles in ((1e-9, False), (60.0, True)):
         monkeypatch.setattr(worker_module, "MAX_PROGRAM_SECONDS", seconds)
         policy = decides(Drawn(1.0))
-        monkeypatch.setattr(policy, "pays", lambda key, policy=policy: key in policy._allowed)
+        monkeypatch.setattr(
+            policy, "pays", lambda key, *, streams, policy=policy: key in policy._allowed
+        )
         engine = make_engine(tiny, **few)
         assert bool(policy._allowed) == compiles
         compiled = engine._worker.num_compiled

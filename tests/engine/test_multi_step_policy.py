@@ -23,10 +23,13 @@ class Machine:
         host: seconds to schedule a step and to handle its tokens.
         dispatch: seconds of the host for each program.
         device: seconds of the device for each step.
+        streams: whether a request streams.
     """
 
-    def __init__(self, host: float, dispatch: float, device: float) -> None:
-        self.host, self.dispatch, self.device = host, dispatch, device
+    def __init__(
+        self, host: float, dispatch: float, device: float, *, streams: bool = False
+    ) -> None:
+        self.host, self.dispatch, self.device, self.streams = host, dispatch, device, streams
         self.now = self.free = 0.0
         self.policy = MultiStepPolicy(clock=lambda: self.now)
         self.pending = None
@@ -36,7 +39,8 @@ class Machine:
         """Seconds a step, in steady state, over at least this many steps."""
         start, done = self.now, 0
         while done < steps:
-            number = self.policy.num_steps if self.policy.pays(key) else 1
+            pays = self.policy.pays(key, streams=self.streams)
+            number = self.policy.num_steps if pays else 1
             self.now += number * self.host
             program = self.policy.dispatched(key, number)
             self.now += self.dispatch
@@ -112,13 +116,50 @@ def test_neither_choice_would_have_been_much_faster(host, dispatch, device, data
     assert found < 1.1 * min(one, several)
 
 
+def test_a_stream_takes_several_steps_where_they_are_twice_as_fast():
+    machine = Machine(host=0.5 * MS, dispatch=3.5 * MS, device=1.1 * MS, streams=True)
+    machine.run(500)
+    assert machine.run(1000) == pytest.approx((0.5 + 3.5 / 4) * MS, rel=0.01)
+    assert machine.share() == 1
+    machine.device = 2.2 * MS  # 1.8 times as fast as one
+    machine.run(1000)
+    assert machine.share() < 0.03
+    machine.device = 1.1 * MS
+    machine.run(2000)
+    assert machine.share() == 1
+
+
+@given(host=st.floats(0.1, 3), dispatch=st.floats(0.05, 3), device=st.floats(0.2, 5))
+@settings(max_examples=25)
+def test_a_stream_takes_several_steps_only_there(host, dispatch, device):
+    machine = Machine(host * MS, dispatch * MS, device * MS, streams=True)
+    machine.run(500)
+    found, one = machine.run(5000), max(host + dispatch, device) * MS
+    several = max(host + dispatch / machine.policy.num_steps, device) * MS
+    is_short = machine.policy.num_steps * several < 0.99 * MAX_PROGRAM_SECONDS
+    if one > 2.01 * several and is_short:
+        assert found < 1.01 * several
+    elif one < 1.99 * several:
+        assert machine.share(5000) < 0.03
+        assert found < 1.01 * one
+
+
+def test_a_stream_changes_nothing_for_requests_without():
+    machine = Machine(host=0.5 * MS, dispatch=1.5 * MS, device=1.1 * MS, streams=True)
+    machine.run(1000)
+    assert machine.share() < 0.03
+    machine.streams = False
+    machine.run(1000)
+    assert machine.share() == 1
+
+
 def test_each_size_is_decided_alone():
     machine = Machine(host=0.5 * MS, dispatch=1.5 * MS, device=1 * MS)
     machine.run(500, "small")
     machine.device = 4 * MS
     machine.run(500, "large")
-    assert machine.policy.pays("small")
-    assert not machine.policy.pays("large")
+    assert machine.policy.pays("small", streams=False)
+    assert not machine.policy.pays("large", streams=False)
 
 
 def test_idle_time_is_not_the_hosts():
@@ -135,7 +176,7 @@ def test_a_program_is_compiled_once_the_host_was_slow_for_seconds():
     machine = Machine(host=0.5 * MS, dispatch=1.5 * MS, device=1 * MS)
     machine.policy.num_steps = 1  # not compiled
     machine.run(500)
-    assert machine.policy.pays("a")
+    assert machine.policy.pays("a", streams=False)
     assert not machine.policy.pays_to_compile("a")
     machine.run(600)
     assert machine.policy.pays_to_compile("a")
@@ -154,9 +195,9 @@ def test_only_what_is_allowed_pays():
     machine = Machine(host=0.5 * MS, dispatch=1.5 * MS, device=1.1 * MS)
     machine.policy.allow_only(["b"])
     machine.run(500, "a")
-    assert not machine.policy.pays("a")
+    assert not machine.policy.pays("a", streams=False)
     machine.run(500, "b")
-    assert machine.policy.pays("b")
+    assert machine.policy.pays("b", streams=False)
 
 
 @pytest.mark.parametrize(
