@@ -237,7 +237,7 @@ class LLMEngine(Closable):
             Steps dispatched.
         """
         most, tables = self._worker.num_decode_steps, self._scheduler.page_tables
-        automatic = self.config.scheduler.num_decode_steps == "auto"
+        automatic = most > 1 and self.config.scheduler.num_decode_steps == "auto"
         for count in range(1, most + 1):
             schedule = self._scheduler.schedule()
             if schedule.operations:
@@ -252,7 +252,7 @@ class LLMEngine(Closable):
                 schedule.scheduled,
                 tables,
                 may_queue=most > 1 and not (automatic and self._scheduler.has_waiting),
-                streams=most > 1 and any([r.wants_every_step for r in self._requests.values()]),
+                streams=automatic and any([r.wants_every_step for r in self._requests.values()]),
             )
             self._end_failed(failed)  # only now: other sequences may share the pages that it writes
             self._stats.count_step(step.num_tokens, step.stats)

@@ -138,7 +138,8 @@ class MultiStepPolicy:
         return times.pays_for_streams(self.num_steps) if streams else times.pays
 
     def pays_to_compile(self, key: Hashable) -> bool:
-        """Whether the host has been too slow for as long as compiling the program disturbs it."""
+        """Whether the host has been too slow for as long as compiling a program disturbs it; for
+        keys of which several steps pay."""
         return self._times[key].late_seconds >= _COMPILE_SECONDS
 
     def dispatched(self, key: Hashable, num_steps: int) -> DecodeProgram:

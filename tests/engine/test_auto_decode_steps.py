@@ -34,7 +34,8 @@ class Drawn(MultiStepPolicy):
 
     def pays(self, key, *, streams):
         assert key.kind == "multi_step"
-        return bool(self.draw.random() < self.share) and self.serves_streams >= streams
+        serves = self.serves_streams or not streams
+        return serves and bool(self.draw.random() < self.share)
 
     def read(self, program, *, late):
         self.told.append(program.num_steps)

@@ -24,7 +24,7 @@ config = config_from_dict(SHAPES["llama-3-8b"] | {"num_hidden_layers": 2})
 dtype = jnp.dtype(jnp.bfloat16)
 for rows in (1, 8):
     found = {}
-    for devices in (1, 2, 8):
+    for devices in (1, 2, 4, 8):
         mesh = Mesh(np.array(jax.devices()[:devices]), ("tensor",))
         backend = choose_backend(
             "mosaic", platform="gpu", compute_capability=9.0, model=config, dtype=dtype,

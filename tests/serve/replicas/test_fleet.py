@@ -62,6 +62,11 @@ def strays(outcomes: list[Outcome]) -> int:
     return sum(len(counts) - 1 for counts in homes(outcomes).values())
 
 
+def at_home(outcomes: list[Outcome]) -> int:
+    """Requests that the replica with most of their system prompt answered."""
+    return sum(max(counts.values()) for counts in homes(outcomes).values())
+
+
 @pytest.fixture(scope="module")
 def alone() -> list[Outcome]:
     """The same load on a server without replicas."""
@@ -88,6 +93,7 @@ def test_prompts_stay_with_their_replica_and_tokens_are_those_of_one(two, alone)
     assert [(o.status, o.error, o.finished) for o in outcomes] == [(200, "", True)] * 200
     assert [o.text for o in outcomes] == [o.text for o in alone]
     assert strays(outcomes) <= overloaded(two) - overloaded_before
+    assert at_home(outcomes) >= 130  # by chance about 116
     assert len({o.replica for o in outcomes}) == 2
     after = two.figures()
 
@@ -109,6 +115,7 @@ def test_three_replicas_and_no_process_is_left_of_a_killed_server(alone):
     assert len(pids) == 3
     assert [o.text for o in outcomes] == [o.text for o in alone]
     assert len({o.replica for o in outcomes}) == 3
+    assert at_home(outcomes) >= 110  # by chance about 87
 
 
 def test_nothing_listens_beyond_this_machine(two):
