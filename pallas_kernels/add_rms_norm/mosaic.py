@@ -81,10 +81,13 @@ def add_rms_norm(
     )(x, addend, weight)
 
 
-def normed_row(x_ref, update_ref, weight_ref, row, eps: float, dtype: DTypeLike, layout):
+def normed_row(
+    x_ref, update_ref, weight_ref, row, eps: float, dtype: DTypeLike, layout, *, total=jnp.sum
+):
     """(x + update, its RMSNorm) of a row, both [D] in ``dtype`` and ``layout`` (WG_STRIDED).
 
-    GMEM: x [T, D], update [T, D] or its summands [X, T, D], weight [D].
+    GMEM: x [T, D], update [T, D] or its summands [X, T, D], weight [D]. total: the sum of [D] over
+    the threads that hold it; ``jnp.sum`` where they are all of the CTA.
     """
     D = x_ref.shape[1]
 
@@ -101,5 +104,5 @@ def normed_row(x_ref, update_ref, weight_ref, row, eps: float, dtype: DTypeLike,
         update = update.astype(dtype).astype(jnp.float32)
     residual = (read(x_ref.at[row]) + update).astype(dtype)
     y = residual.astype(jnp.float32)
-    mean = jnp.sum(y * y) * (1.0 / D)
+    mean = total(y * y) * (1.0 / D)
     return residual, (y * lax.rsqrt(mean + eps) * scale).astype(dtype)

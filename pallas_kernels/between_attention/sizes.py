@@ -1,0 +1,126 @@
+"""The products of a launch and how its CTAs share them."""
+
+import dataclasses
+
+WGMMA_M = 64
+"""Columns of the weights that an instruction multiplies."""
+
+_MAX_SPLITS = 8
+_WIDE_FROM = 2048  # columns of the stream from which tiles of 128 are faster than those of 64
+_SMEM_BYTES = 220 * 1024  # of 227 KB; Pallas and the barriers need some
+_ROW_SLOTS = 8
+_UNDER_WAY_BYTES, _UNDER_WAY_AHEAD_BYTES = 96 * 1024, 32 * 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Product:
+    """Rows times one matrix or two of the same shape, in units of a column tile and a split.
+
+    Attributes:
+        depth: inputs, a multiple of ``step``.
+        columns: of each matrix.
+        matrices: 1 or 2.
+        tile: columns of a unit, of each matrix.
+        step: inputs that are multiplied at once.
+        splits: of the depth.
+    """
+
+    depth: int
+    columns: int
+    matrices: int
+    tile: int
+    step: int
+    splits: int
+
+    @classmethod
+    def of(
+        cls, depth: int, columns: int, matrices: int, slot: tuple[int, int], ctas: int
+    ) -> "Product":
+        """Split so that all CTAs have a unit; a pair of matrices is not split.
+
+        slot: (step, tile).
+        """
+        step, tile = slot
+        steps = depth // step
+        most = 1 if matrices > 1 else min(_MAX_SPLITS, steps)
+        splits = max(1, min(most, ctas * tile // columns))
+        return cls(depth, columns, matrices, tile, step, -(-steps // -(-steps // splits)))
+
+    @property
+    def tiles(self) -> int:
+        """Column tiles."""
+        return self.columns // self.tile
+
+    @property
+    def units(self) -> int:
+        """Units of all CTAs."""
+        return self.tiles * self.splits
+
+    @property
+    def steps(self) -> int:
+        """Of each split; those of the last one may lie beyond the depth, where TMA reads zeros.
+
+        All splits have as many, so that ptxas knows the number: where it did not, all wgmma of the
+        kernel took twice as long.
+        """
+        return -(-self.depth // self.step // self.splits)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BetweenSizes:
+    """The products in order, and the shared memory of a CTA.
+
+    Attributes:
+        rows, D: T and the columns of the residual stream.
+        output, gate_up, down: products of the layer.
+        qkv: of the next layer, or None.
+        ctas: of the grid, which all run at the same time.
+        weight_slots: of ``step`` inputs by ``tile`` columns, always 16 KB.
+        row_slots: of ``step`` inputs of all rows.
+        under_way, under_way_ahead: slots of weights that are copied at the same time: while the
+            consumer waits for them, and while they are copied ahead.
+    """
+
+    rows: int
+    D: int
+    output: Product
+    gate_up: Product
+    down: Product
+    qkv: Product | None
+    ctas: int
+    weight_slots: int
+    row_slots: int
+    under_way: int
+    under_way_ahead: int
+
+    @classmethod
+    def of(cls, rows: int, D: int, E: int, F: int, Q: int | None, ctas: int) -> "BetweenSizes":
+        """E: inputs of the output projection; Q: columns of the next qkv, or None."""
+        wide = D >= _WIDE_FROM and all(n % 128 == 0 for n in (D, F, Q or 0))
+        deep = not wide and all(n % 128 == 0 for n in (D, E, F))
+        step, tile = slot = 128 if deep else 64, 128 if wide else 64
+        row_bytes, slot_bytes = rows * step * 2, step * tile * 2
+        slots = (_SMEM_BYTES - _ROW_SLOTS * row_bytes) // slot_bytes
+        return cls(
+            rows=rows,
+            D=D,
+            output=Product.of(E, D, 1, slot, ctas),
+            gate_up=Product.of(D, F, 2, slot, ctas),
+            down=Product.of(F, D, 1, slot, ctas),
+            qkv=None if Q is None else Product.of(D, Q, 1, slot, ctas),
+            ctas=ctas,
+            weight_slots=slots,
+            row_slots=_ROW_SLOTS,
+            under_way=min(slots, _UNDER_WAY_BYTES // slot_bytes),
+            under_way_ahead=min(slots, _UNDER_WAY_AHEAD_BYTES // slot_bytes),
+        )
+
+    @property
+    def tile(self) -> int:
+        """Columns of a slot."""
+        return self.output.tile
+
+    @property
+    def step(self) -> int:
+        """Inputs of a slot."""
+        return self.output.step

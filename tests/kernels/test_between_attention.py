@@ -1,0 +1,147 @@
+"""The kernel from one attention to the next."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rjax.pallas_kernels.add_rms_norm.mosaic import add_rms_norm
+from rjax.pallas_kernels.between_attention.arrivals import Arrivals
+from rjax.pallas_kernels.between_attention.mosaic import BetweenWeights, between_attention, refusal
+from rjax.pallas_kernels.between_attention.sizes import BetweenSizes
+from rjax.pallas_kernels.gate_up_gemm.mosaic import gate_up_gemm
+from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.split_k_gemm.mosaic import split_k_gemm
+
+EPS = 1e-6
+
+# (T, D, E, F, Q): Llama-3-8B, Qwen2.5-3B, Qwen3-0.6B, Qwen2.5-0.5B, and a last layer
+SHAPES = [
+    (8, 4096, 4096, 14336, 6144),
+    (16, 2048, 2048, 11008, 2560),
+    (16, 1024, 2048, 3072, 4096),
+    (16, 896, 896, 4864, 1152),
+    (8, 4096, 4096, 14336, None),
+    (8, 128, 64, 128, 64),
+]
+
+
+def arguments(T, D, E, F, Q):
+    rng = np.random.default_rng(0)
+
+    def array(*shape, scale=1.0):
+        return jnp.asarray(rng.standard_normal(shape, np.float32) * scale, jnp.bfloat16)
+
+    weights = BetweenWeights(
+        output=array(E, D, scale=E**-0.5),
+        mlp_norm=1 + array(D, scale=0.1),
+        gate_up=array(D, 2, F, scale=D**-0.5),
+        down=array(F, D, scale=F**-0.5),
+        next_norm=None if Q is None else 1 + array(D, scale=0.1),
+        next_qkv=None if Q is None else array(D, Q, scale=D**-0.5),
+    )
+    return array(T, D), array(T, E), weights
+
+
+def shapes_of(*shape):
+    return jax.eval_shape(lambda: (*arguments(*shape), Arrivals.empty()))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_lowers(shape):
+    traced = jax.jit(lambda *given: between_attention(*given, EPS)).trace(*shapes_of(*shape))
+    traced.lower(lowering_platforms=("cuda",))
+    T, D, _, _, Q = shape
+    x, found, _ = traced.out_info
+    assert (x.shape, found.summands.shape[1:]) == ((T, D), (T, D if Q is None else Q))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("ctas", [114, 132])
+def test_units_are_all_steps_of_all_columns(shape, ctas):
+    T, *rest = shape
+    sizes = BetweenSizes.of(T, *rest, ctas)
+    for product in (sizes.output, sizes.gate_up, sizes.down, sizes.qkv):
+        if product is not None:
+            assert product.tiles * product.tile == product.columns
+            beyond = product.splits * product.steps * product.step - product.depth
+            assert 0 <= beyond < product.steps * product.step
+            assert product.matrices == 2 or product.units <= ctas
+    assert sizes.under_way <= sizes.weight_slots
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"rows": 7}, "7 rows"),
+        ({"rows": 32}, "32 rows"),
+        ({"D": 96}, "96"),
+        ({"F": 100}, "100"),
+        ({"Q": 32}, "32"),
+        ({"dtype": jnp.float32}, "float32"),
+    ],
+)
+def test_what_the_kernel_does_not_take(change, why):
+    sizes = {"rows": 8, "D": 128, "E": 64, "F": 128, "Q": 64, "dtype": jnp.bfloat16}
+    assert refusal(**sizes) is None
+    found = refusal(**(sizes | change))
+    assert found is not None
+    assert why in found
+
+
+def _product(h, w, product):
+    """Split-K partials of one matrix in the splits of the kernel."""
+    size = product.steps * product.step
+    parts = [slice(i * size, (i + 1) * size) for i in range(product.splits)]
+    summands = [split_k_gemm(h[:, part], w[part], splits=1).summands for part in parts]
+    return Partial(jnp.concatenate(summands), dtype=h.dtype)
+
+
+def separate(x, attended, weights):
+    """The same by the kernels of each part."""
+    (T, D), E, F = x.shape, attended.shape[1], len(weights.down)
+    Q = None if weights.next_qkv is None else weights.next_qkv.shape[1]
+    sizes = BetweenSizes.of(T, D, E, F, Q, jax.devices()[0].core_count)
+    update = _product(attended, weights.output, sizes.output)
+    x, h = add_rms_norm(x, update, weights.mlp_norm, EPS)
+    update = _product(gate_up_gemm(h, weights.gate_up), weights.down, sizes.down)
+    if sizes.qkv is None:
+        return x, update.summands
+    x, h = add_rms_norm(x, update, weights.next_norm, EPS)
+    return x, _product(h, weights.next_qkv, sizes.qkv).summands
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bits_are_those_of_separate_kernels(shape):
+    x, attended, weights = arguments(*shape)
+    run = jax.jit(lambda *given: between_attention(*given, EPS))
+    want = jax.jit(separate)(x, attended, weights)
+    arrivals = Arrivals.empty()
+    for _ in range(20):  # each launch takes the counters that the one before has emptied
+        stream, found, arrivals = run(x, attended, weights, arrivals)
+        np.testing.assert_array_equal(stream, want[0])
+        np.testing.assert_array_equal(found.summands, want[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("shape", SHAPES[2:4])
+def test_a_thousand_launches_in_one_program(shape):
+    x, attended, weights = arguments(*shape)
+
+    def step(_, carry):
+        x, arrivals = carry
+        stream, found, arrivals = between_attention(x, attended, weights, arrivals, EPS)
+        small = found.summands.sum((0, 2))[:, None].astype(x.dtype)
+        return jnp.tanh(stream + small), arrivals
+
+    def separately(_, x):
+        stream, summands = separate(x, attended, weights)
+        return jnp.tanh(stream + summands.sum((0, 2))[:, None].astype(x.dtype))
+
+    found = jax.jit(lambda x: jax.lax.fori_loop(0, 1000, step, (x, Arrivals.empty()))[0])(x)
+    want = jax.jit(lambda x: jax.lax.fori_loop(0, 1000, separately, x))(x)
+    np.testing.assert_array_equal(found, want)
+    assert np.isfinite(np.asarray(want, np.float32)).all()
