@@ -40,10 +40,18 @@ class DecoderLayer(nnx.Module):
         self.mlp_post_norm = Norm(config, dtype) if norms.on_outputs else None
 
     def __call__(
-        self, residual: Residual, rotary: Rotary | None, operations: Operations
+        self,
+        residual: Residual,
+        rotary: Rotary | None,
+        operations: Operations,
+        following: "DecoderLayer | None" = None,
     ) -> Residual:
-        """The stream after this layer; the next norm adds its last update."""
-        whole = operations.decoder_layer(self, residual, rotary)
+        """The stream after this layer; the next norm adds its last update.
+
+        following: the next layer, which is called next with the same operations: they may compute
+        its first projection already.
+        """
+        whole = operations.decoder_layer(self, residual, rotary, following)
         if whole is not None:
             return whole
         if self.parallel:
@@ -104,7 +112,9 @@ class Decoder(nnx.Module):
         residual = Residual(x)
         for i, layer in enumerate(self.layers):
             rope = self.config.rope_of(i)
-            residual = layer(residual, None if rope is None else rotary[rope], operations)
+            following = self.layers[i + 1] if i + 1 < len(self.layers) else None
+            tables = None if rope is None else rotary[rope]
+            residual = layer(residual, tables, operations, following)
         return operations.norm(residual, self.norm)[1]
 
     @property

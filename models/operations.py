@@ -161,10 +161,13 @@ class Operations(abc.ABC):
         """
 
     def decoder_layer(
-        self, layer: Any, residual: Residual, rotary: Rotary | None
+        self, layer: Any, residual: Residual, rotary: Rotary | None, following: Any = None
     ) -> Residual | None:
-        """The stream after a `DecoderLayer`; None to have it call the other operations."""
-        del layer, residual, rotary
+        """The stream after a `DecoderLayer`; None to have it call the other operations.
+
+        following: the layer behind it, the next for which this is called; None behind the last.
+        """
+        del layer, residual, rotary, following
         return None
 
     def embed(self, embedding: Embedding, tokens: Int[Array, " T"]) -> Float[Array, "T D"]:

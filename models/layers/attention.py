@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
+from jaxtyping import Array, Float
 
 from rjax.models.alibi import alibi_slopes
 from rjax.models.config import ModelConfig
@@ -14,7 +15,8 @@ from rjax.models.layers.parameter import parameter
 from rjax.models.operations import HeadNorms, HeadOptions, KvScales, Operations, Residual
 from rjax.models.rope import Rotary, halves_of_pairs
 from rjax.pallas_kernels.attention.spec import AttentionSpec
-from rjax.pallas_kernels.partial import reduced
+from rjax.pallas_kernels.partial import Partial, reduced
+from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
 
 
 class Attention(nnx.Module):
@@ -71,6 +73,16 @@ class Attention(nnx.Module):
     ) -> Residual:
         """The residual stream with the attention output as update."""
         residual, qkv = operations.norm_linear(residual, norm, self.qkv)
+        attended = self.attend(qkv, rotary, operations)
+        return residual.plus(operations.linear(self.output, attended))
+
+    def attend(
+        self,
+        qkv: Float[Array, "T K A H"] | Partial,
+        rotary: Rotary | None,
+        operations: Operations,
+    ) -> Float[Array, "T N H"] | UnmergedAttention:
+        """Attention of the projections, before the output projection."""
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             norms = HeadNorms(self.q_norm, self.k_norm)
@@ -93,8 +105,7 @@ class Attention(nnx.Module):
             options["heads"] = self._head_options()
         if norms is not None:
             options["norms"] = norms
-        attended = operations.attention(self.layer, qkv, rotary, self.spec, scales, **options)
-        return residual.plus(operations.linear(self.output, attended))
+        return operations.attention(self.layer, qkv, rotary, self.spec, scales, **options)
 
     def _head_options(self) -> HeadOptions:
         sinks = None if self.sinks is None else self.sinks[...]

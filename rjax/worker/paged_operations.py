@@ -30,7 +30,6 @@ from rjax.models import (
 from rjax.models.layers.attention import Attention
 from rjax.models.sharding import TENSOR_AXIS
 from rjax.pallas_kernels.attention.spec import AttentionSpec
-from rjax.pallas_kernels.one_row_layer.mosaic import LayerWords
 from rjax.pallas_kernels.partial import Partial, reduced
 from rjax.pallas_kernels.peer_exchange.peers import Peers
 from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
@@ -45,9 +44,9 @@ from rjax.worker.kernels.experts_problem import (
     own_experts,
     shares_of_bias,
 )
-from rjax.worker.kernels.layer_problem import layer_problem, layer_weights
 from rjax.worker.kernels.linear_problem import LinearSharding, linear_problem, linear_sharding
 from rjax.worker.kernels.run import run_kernel
+from rjax.worker.layer_kernels import LayerKernels
 from rjax.worker.step_input import StepInput
 from rjax.worker.value_specs import qkv_specs, shares, value_specs
 from rjax.worker.write_and_attend import write_and_attend
@@ -105,7 +104,13 @@ class PagedOperations(Operations):
         self._mesh = mesh
         self._record = record
         self._early_weights = early_weights
-        self._words: LayerWords | None = None
+        self._layers = LayerKernels(
+            self._choose,
+            lambda kernel, problem, operands: self._run(
+                kernel, problem, operands, (), lambda _: _WHOLE
+            ),
+            early_weights=early_weights,
+        )
         self._sums = DeviceSums(mesh, self._choose, peers) if mesh.size > 1 else None
 
     @property
@@ -118,32 +123,25 @@ class PagedOperations(Operations):
         return first_largest(logits) if self._sums is None else self._sums.argmax(logits)
 
     def decoder_layer(
-        self, layer: DecoderLayer, residual: Residual, rotary: Rotary | None
+        self,
+        layer: DecoderLayer,
+        residual: Residual,
+        rotary: Rotary | None,
+        following: DecoderLayer | None = None,
     ) -> Residual | None:
-        """The stream after a whole layer in one kernel, or None where there is no such kernel."""
-        x, update, step = residual.x, residual.update, self._step
+        """The stream after a layer, or None where no kernel computes more than an operation."""
         if self._mesh.size > 1 or not isinstance(layer.attention, Attention):
             return None
         index = layer.attention.layer
         group, pool = (0, index) if self._groups is None else self._groups.layers[index]
-        pages = self.k_pages[pool], self.v_pages[pool]
-        problem = layer_problem(
-            *(layer, rotary, pages[0]),
-            rows=len(x),
-            dtype=x.dtype,
-            early_weights=self._early_weights,
-        )
-        if problem is None or group != 0 or (update is not None and _has_bias(update)):
-            return None
-        kernel = self._choose(problem).kernel
-        if kernel is None:
-            return None
-        assert rotary is not None
-        operands = (x, update, layer_weights(layer), rotary.cos, rotary.sin, *pages)
-        operands += (step.page_table, step.positions, step.kv_slots, self._words)
-        x, update, *pages, self._words = self._run(kernel, problem, operands, (), lambda _: _WHOLE)
-        self.k_pages[pool], self.v_pages[pool] = pages
-        return Residual(x, update)
+        if group == 0:
+            pools = self.k_pages[pool], self.v_pages[pool]
+            whole = self._layers.whole_layer(layer, residual, rotary, pools, self._step)
+            if whole is not None:
+                residual, (self.k_pages[pool], self.v_pages[pool]) = whole
+                return residual
+        operands = (layer, residual, rotary, following, self, self._merged)
+        return self._layers.between_attention(*operands)
 
     def attention(
         self,
@@ -233,9 +231,7 @@ class PagedOperations(Operations):
                 operands, value = (h, linear.leaves), value_specs(sharding)
                 product = self._run(kernel, problem, operands, (specs, sharding.leaves), value)
                 return _with_bias(product, linear)
-            merge = self._backend.attention.merge
-            assert merge is not None
-            h = merge(h)
+        h = self._merged(h)
         h = h.reshape(len(h), linear.depth)
         problem = self._linear_problem("linear", linear, sharding, h)
         kernel = self._choose(problem).kernel
@@ -243,6 +239,13 @@ class PagedOperations(Operations):
         specs = (PartitionSpec(None, sharding.inputs), sharding.leaves)
         product = self._run(kernel, problem, (h, linear.leaves), specs, value_specs(sharding))
         return _with_bias(product, linear)
+
+    def _merged(self, h: Float[Array, "T ..."] | UnmergedAttention) -> Float[Array, "T ..."]:
+        if not isinstance(h, UnmergedAttention):
+            return h
+        merge = self._backend.attention.merge
+        assert merge is not None
+        return merge(h)
 
     def add_rms_norm(
         self, x: Float[Array, "T D"], update: Float[Array, "T D"] | Partial, norm: Norm

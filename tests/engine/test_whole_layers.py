@@ -22,7 +22,8 @@ from tests.engine.test_few_rows import PlainForms, answers
 ROWS = (1, 8, 16)
 
 
-def _norm(x, weight, eps):
+def rms_norm(x, weight, eps):
+    """In plain JAX, in the dtype of x."""
     return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps) * weight
 
 
@@ -53,7 +54,7 @@ class PlainLayer:
         x = x if update is None else x + reduced(update)
         assert (w.qkv_bias, w.q_norm, w.k_norm) == (None,) * 3
         S, K, H = problem.page_size, problem.num_kv_heads, problem.head_dim
-        qkv = _norm(x, w.attention_norm, problem.eps) @ _matrix(w.qkv)
+        qkv = rms_norm(x, w.attention_norm, problem.eps) @ _matrix(w.qkv)
         qkv = qkv.reshape(1, K, -1, H)
         q = rotate(qkv[:, :, :-2].reshape(1, -1, H), cos, sin).reshape(K, -1, H)
         k, v = rotate(qkv[:, :, -2], cos, sin), qkv[:, :, -1]
@@ -69,7 +70,7 @@ class PlainLayer:
         weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf))
         attended = jnp.einsum("KGS,KSH->KGH", weights, jnp.where(seen[:, None], values, 0))
         x = x + attended.reshape(1, -1) @ _matrix(w.output)
-        both = _norm(x, w.mlp_norm, problem.eps) @ _matrix(w.gate_up)
+        both = rms_norm(x, w.mlp_norm, problem.eps) @ _matrix(w.gate_up)
         gate, up = jnp.split(both, 2, axis=1)
         return (
             x,

@@ -21,6 +21,7 @@ _COPY = re.compile(r"cp[.]async[.]bulk[.]tensor")
 STEPS = [
     ("llama-3-8b", 64, None),
     ("llama-3-8b", 1, None),
+    ("llama-3-8b", 8, None),
     ("llama-3-8b", 64, "fp8"),
     ("llama-3-8b", 1, "int4"),
     ("qwen3-0.6b", 256, None),

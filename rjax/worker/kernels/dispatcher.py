@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from rjax.worker.kernels.between_attention import BETWEEN_ATTENTION
 from rjax.worker.kernels.kernel import Kernel, registered_kernels
 from rjax.worker.kernels.layer_kernel import ONE_ROW_LAYER
 from rjax.worker.kernels.mosaic import MOSAIC_KERNELS
@@ -43,7 +44,7 @@ class Dispatcher:
     def of(cls, backend: str) -> "Dispatcher":
         """With all kernels of a backend, those from `register_kernel` first, plain JAX last."""
         quantised = (*QUANTISED_KERNELS, QUANTISED_EXPERTS)
-        mosaic = (ONE_ROW_LAYER, *MOSAIC_KERNELS)
+        mosaic = (ONE_ROW_LAYER, BETWEEN_ATTENTION, *MOSAIC_KERNELS)
         kernels = (*registered_kernels(), *quantised, *mosaic, *PLAIN_KERNELS)
         return cls(backend, tuple(kernel for kernel in kernels if backend in kernel.backends))
 

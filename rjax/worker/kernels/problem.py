@@ -22,6 +22,7 @@ type Operation = Literal[
     "route",
     "experts",
     "decoder_layer",
+    "between_attention",
 ]
 
 
@@ -55,13 +56,17 @@ class Problem:
               `Operations.experts`;
             - decoder_layer: (x, update or None, `LayerWeights`, cos, sin, K pages, V pages, page
               table, positions, slots, `LayerWords` or None) to (x + the update of attention, the
-              update of the feed-forward, K pages, V pages, words for the next layer).
+              update of the feed-forward, K pages, V pages, words for the next layer);
+            - between_attention: (x, attended [T, E], `BetweenWeights`, `Arrivals`) to (the
+              stream, the update of the feed-forward or qkv of the next layer as a Partial, counters
+              for the next layer).
 
         label: the axes of a projection, such as "D -> K A H", for reports.
         rows: T.
         dtype: name of the float type of the activations.
         depth: entries that are contracted, or the numbers of a row.
-        columns: shape of the result after T.
+        columns: shape of the result after T; of between_attention E, F and the columns of qkv of
+            the next layer, if one follows.
         scheme: how the weight is stored; None where there is none.
         scale_block: (outputs, inputs) that share a scale of the weight; None without scales.
         down_scheme, down_scale_block: the same of the second weight of experts.

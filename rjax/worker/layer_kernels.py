@@ -1,0 +1,117 @@
+"""Kernels that compute more of a layer than one operation."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxtyping import Array, Float
+
+from rjax.models import DecoderLayer, Operations, Residual, Rotary
+from rjax.models.layers.attention import Attention
+from rjax.pallas_kernels.between_attention.arrivals import Arrivals
+from rjax.pallas_kernels.one_row_layer.mosaic import LayerWords
+from rjax.pallas_kernels.partial import Partial
+from rjax.pallas_kernels.unmerged_attention import UnmergedAttention
+from rjax.worker.kernels import Choice, Kernel, Problem
+from rjax.worker.kernels.between_attention import between_problem, between_weights
+from rjax.worker.kernels.layer_problem import layer_problem, layer_weights
+from rjax.worker.step_input import StepInput
+
+type _Pools = tuple[Float[Array, "P K S H"], Float[Array, "P K S H"]]
+
+
+class LayerKernels:
+    """Runs them, on one device, and keeps what they leave for the next layer.
+
+    Lives for one trace of the step.
+
+    Args:
+        choose: of the dispatcher.
+        run: a kernel on its operands.
+        early_weights: see `Problem`.
+    """
+
+    def __init__(
+        self,
+        choose: Callable[[Problem], Choice],
+        run: Callable[[Kernel, Problem, tuple[Any, ...]], Any],
+        *,
+        early_weights: bool,
+    ) -> None:
+        self._choose, self._run, self._early_weights = choose, run, early_weights
+        self._words: LayerWords | None = None
+        self._arrivals: Arrivals | None = None
+        self._qkv: dict[int, Partial] = {}  # of the next layer, by its number
+
+    def whole_layer(
+        self,
+        layer: DecoderLayer,
+        residual: Residual,
+        rotary: Rotary | None,
+        pools: _Pools,
+        step: StepInput,
+    ) -> tuple[Residual, _Pools] | None:
+        """A layer in one kernel: (the stream after it, the pools), or None without such a kernel.
+
+        pools: of K and V, of the layer.
+        """
+        x, update = residual.x, residual.update
+        problem = layer_problem(
+            *(layer, rotary, pools[0]),
+            rows=len(x),
+            dtype=x.dtype,
+            early_weights=self._early_weights,
+        )
+        if problem is None or (isinstance(update, Partial) and update.bias is not None):
+            return None
+        kernel = self._choose(problem).kernel
+        if kernel is None:
+            return None
+        assert rotary is not None
+        operands = (x, update, layer_weights(layer), rotary.cos, rotary.sin, *pools)
+        operands += (step.page_table, step.positions, step.kv_slots, self._words)
+        x, update, k_pages, v_pages, self._words = self._run(kernel, problem, operands)
+        return Residual(x, update), (k_pages, v_pages)
+
+    def between_attention(
+        self,
+        layer: DecoderLayer,
+        residual: Residual,
+        rotary: Rotary | None,
+        following: DecoderLayer | None,
+        operations: Operations,
+        merged: Callable[[Array | UnmergedAttention], Array],
+    ) -> Residual | None:
+        """Attention, then one kernel up to that of the next layer, or None without such a kernel.
+
+        Args:
+            layer, residual, rotary, following: as in `Operations.decoder_layer`.
+            operations: for attention, and for the projection before it in the first layer.
+            merged: its result as one array.
+        """
+        problem = between_problem(
+            *(layer, following),
+            rows=len(residual.x),
+            dtype=residual.x.dtype,
+            early_weights=self._early_weights,
+        )
+        kernel = None if problem is None else self._choose(problem).kernel
+        if problem is None or kernel is None:
+            return None
+        attention = layer.attention
+        assert isinstance(attention, Attention)
+        qkv = self._qkv.pop(attention.layer, None)
+        if qkv is None:
+            residual, qkv = operations.norm_linear(residual, layer.attention_norm, attention.qkv)
+        attended = merged(attention.attend(qkv, rotary, operations))
+        flat = attended.reshape(len(attended), -1)
+        arrivals = self._arrivals or Arrivals.empty()
+        operands = (residual.x, flat, between_weights(layer, following), arrivals)
+        x, found, self._arrivals = self._run(kernel, problem, operands)
+        if following is None:
+            return Residual(x, found)
+        assert isinstance(following.attention, Attention)
+        projection = following.attention.qkv
+        summands = found.summands.reshape(*found.summands.shape[:2], *projection.output_shape)
+        bias = None if projection.bias is None else projection.bias[...]
+        self._qkv[following.attention.layer] = Partial(summands, bias, found.dtype)
+        return Residual(x)

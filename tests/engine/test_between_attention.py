@@ -1,0 +1,123 @@
+"""Steps of few rows that are one kernel from one attention to the next, here in a plain form."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bench.machine_code import kernels_of, lowered_step
+from bench.step_roofline import DecodeCase
+from rjax import engine_platform
+from rjax.benchmarks.model_shapes import SHAPES
+from rjax.models import DecoderLayer, config_from_dict
+from rjax.pallas_kernels.between_attention.arrivals import Arrivals
+from rjax.pallas_kernels.partial import Partial
+from rjax.worker.backend import choose_backend
+from rjax.worker.kernels import Dispatcher, Kernel
+from rjax.worker.kernels.between_attention import between_problem
+from tests.engine.test_few_rows import PlainForms, answers
+from tests.engine.test_whole_layers import rms_norm
+
+ROWS = (8, 16)
+
+
+class PlainBetween:
+    """A plain form of the kernel, and for which rows it was traced, with or without a next layer.
+
+    The counters must be empty at the first layer of a step, and pass from layer to layer.
+    """
+
+    def __init__(self) -> None:
+        self.traced: set[tuple[int, bool]] = set()
+        self.kernel = Kernel(
+            "plain.between",
+            "between_attention",
+            frozenset({"xla"}),
+            lambda problem: None if problem.rows in ROWS else f"{problem.rows} rows",
+            self._run,
+        )
+
+    def _run(self, problem, x, attended, w, arrivals):
+        self.traced.add((problem.rows, w.next_qkv is not None))
+        E, F, *following = problem.columns
+        assert (attended.shape[1], len(w.down)) == (E, F)
+        assert following == ([] if w.next_qkv is None else [w.next_qkv.shape[1]])
+        x = x + attended @ w.output
+        gate, up = jnp.moveaxis(
+            jnp.tensordot(rms_norm(x, w.mlp_norm, problem.eps), w.gate_up, 1), 1, 0
+        )
+        update = (jax.nn.silu(gate) * up) @ w.down
+        arrivals = Arrivals(arrivals.other, arrivals.current)
+        if w.next_qkv is None:
+            return x, _halves(update), arrivals
+        x = x + update
+        return x, _halves(rms_norm(x, w.next_norm, problem.eps) @ w.next_qkv), arrivals
+
+
+def _halves(value):
+    return Partial(jnp.stack([value / 4, value * 0.75]), dtype=value.dtype)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_decode_steps": 4}, {"kv_cache_dtype": "fp8"}])
+def test_an_engine_answers_the_same(tiny, monkeypatch, options):
+    between, forms = PlainBetween(), PlainForms(ROWS, fused=False)
+
+    def choose(*arguments, **given):
+        backend = forms.taken_by(choose_backend(*arguments, **given), given["model"])
+        kernels = (between.kernel, *backend.dispatcher.kernels)
+        return dataclasses.replace(backend, dispatcher=Dispatcher("xla", kernels))
+
+    monkeypatch.setattr(engine_platform, "choose_backend", choose)
+    _, got = answers(tiny, 9, **options)
+    assert {(rows, last) for rows, last in between.traced if rows == 16} == {
+        (16, True),
+        (16, False),
+    }
+    monkeypatch.undo()
+    assert answers(tiny, 9, **options)[1] == got
+
+
+def test_a_step_of_few_rows_is_four_kernels_a_layer():
+    lowered = lowered_step("qwen3-0.6b", DecodeCase(16, 512, 128))
+    counts = {}
+    for count, module in kernels_of(lowered):
+        name = next(
+            (name for name in (b"between_attention", b"split_k_gemm") if name in module), b"other"
+        )
+        counts[name] = counts.get(name, 0) + count
+    # Rotation, attention and its merge are the others, with the last norm.
+    assert counts == {b"between_attention": 28, b"split_k_gemm": 1, b"other": 3 * 28 + 1}
+
+
+def _layer(**change):
+    config = config_from_dict(SHAPES["qwen3-0.6b"] | {"num_hidden_layers": 1} | change)
+    return DecoderLayer(config, 0, jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attention_bias": True},
+        {"mlp_bias": True, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+        {"hidden_act": "gelu"},
+    ],
+)
+def test_layers_that_have_no_such_kernel(change):
+    plain = _layer()
+    assert between_problem(plain, plain, rows=8, dtype=jnp.bfloat16) is not None
+    other = _layer(**change)
+    for layers in ((other, None), (other, plain), (plain, other)):
+        assert between_problem(*layers, rows=8, dtype=jnp.bfloat16) is None
+
+
+def test_a_problem_has_the_columns_of_the_next_layer():
+    layer = _layer()
+    alone = between_problem(layer, None, rows=8, dtype=jnp.bfloat16)
+    both = between_problem(layer, layer, rows=8, dtype=jnp.bfloat16)
+    assert alone is not None
+    assert both is not None
+    assert (alone.depth, alone.columns) == (1024, (2048, 3072))
+    assert both.columns == (2048, 3072, 4096)
+    assert np.isclose(both.eps, 1e-6)
