@@ -38,6 +38,12 @@ TABLE = (
     Row("qwen3-0.6b", DecodeCase(1, 0, 1024), 1.4),
     Row("qwen3-0.6b", DecodeCase(64, 2048, 128), 1.8),
 )
+FEW_ROWS = (
+    Row("llama-3-8b", DecodeCase(8, 2048, 256)),
+    Row("qwen2.5-3b", DecodeCase(16, 1656, 128)),
+    Row("qwen2.5-0.5b", DecodeCase(16, 512, 128), None, 0.55),
+    Row("qwen3-0.6b", DecodeCase(16, 2048, 128)),
+)
 EXPERTS = (
     Row("qwen3-30b-a3b", DecodeCase(1, 0, 1024), None, 2.1),
     Row("qwen3-30b-a3b", DecodeCase(16, 2048, 256), None, 11.0),

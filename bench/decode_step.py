@@ -3,6 +3,7 @@
     python -m bench.decode_step                       # the table: H200, about three minutes
     python -m bench.decode_step --only qwen2.5-0.5b   # the rows of one model
     python -m bench.decode_step --growth              # 64 rows, a prefix growing to 32768 tokens
+    python -m bench.decode_step --few-rows            # 8 and 16 rows, about two minutes
     python -m bench.decode_step --experts             # mixtures of experts, about five minutes
     python -m bench.decode_step --experts --only qwen3 --quantization fp8
     python -m bench.decode_step --experts --only gpt-oss --quantization mxfp4   # as published
@@ -39,7 +40,7 @@ from tqdm import tqdm
 
 from bench.ceilings import Ceilings, measure_ceilings
 from bench.command_line import command_parser, keep, run, save_part
-from bench.decode_rows import EXPERTS, GROWTH, MXFP4, TABLE, Row, tensor_parallel
+from bench.decode_rows import EXPERTS, FEW_ROWS, GROWTH, MXFP4, TABLE, Row, tensor_parallel
 from bench.kernel_profile import kernel_times
 from bench.kernels.timing import burst_seconds, seconds_per_call
 from bench.step_roofline import DecodeCase, roofline_seconds
@@ -345,6 +346,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--only", default="", help="rows of the table whose model name contains this")
     p.add_argument("--growth", action="store_true", help="the growing prefix in place of the table")
     p.add_argument("--experts", action="store_true", help="mixtures of experts in its place")
+    p.add_argument("--few-rows", action="store_true", help="steps of 8 and 16 rows in its place")
     p.add_argument("--model", choices=sorted(SHAPES), help="one row of your own, with the next 3")
     p.add_argument("--batch", type=whole(1), default=4, help="rows")
     p.add_argument("--shared", type=whole(0), default=64, help="tokens that all rows share")
@@ -392,6 +394,7 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         table = tensor_parallel(devices) if devices > 1 else TABLE
         table = GROWTH if options.growth else EXPERTS if options.experts else table
+        table = FEW_ROWS if options.few_rows else table
         rows = tuple(row for row in table if options.only in row.model)
     if devices > jax.device_count():
         raise SystemExit(
@@ -405,6 +408,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not rows:
         raise SystemExit(f"no row of the table has a model named like {options.only!r}")
     kind = "_growth" if options.growth else "_experts" if options.experts else ""
+    kind = "_few_rows" if options.few_rows else kind
     name = f"decode_step{kind}"
     name += "" if devices == 1 else f"_tp{devices}"
     name += "" if options.quantization is None else f"_{options.quantization}"

@@ -150,6 +150,11 @@ _LONGBENCH = {key: name for key, name in longbench.COLUMNS.items() if key != "to
 
 SECTIONS: dict[str, Section] = {
     "decode_step": Section("One decode step", _decode_steps),
+    "decode_step_few_rows": Section("One decode step of few rows", _decode_steps),
+    "decode_step_few_rows_without": Section(
+        "One decode step of few rows, without the kernel from one attention to the next",
+        _decode_steps,
+    ),
     "decode_step_long": Section(
         "One decode step with a long maximum sequence length", _decode_steps
     ),

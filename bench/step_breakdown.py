@@ -39,6 +39,7 @@ _IN_LAYERS = ("products", "attention", "norms", "writes")
 _COVERED = 0.96  # of the time of all kernels; with less, a kind may be missing
 _KINDS = {
     "one_row_layer": "layers",
+    "between_attention": "products",
     "attention_kernel": "attention",
     "merge_kernel": "attention",
     "add_rms_norm_kernel": "norms",
@@ -62,7 +63,8 @@ def breakdown(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     Rows are those whose longest kernels, as many as were profiled, take nearly all of the time. A
     GEMM that runs once per step computes the logits. "Other" are kernels that are not among the
     longest of the row, and separate activation kernels. In steps of one row the GEMMs include
-    relay fusion and most norms, and a whole layer all that a layer has.
+    relay fusion and most norms, and a whole layer all that a layer has; in those of 8 and 16 rows
+    the GEMMs include norms.
     """
     ceilings = Ceilings(found["copy_bytes_per_s"], found["matmul_flop_per_s"])
     return [_breakdown(row, ceilings) for row in found["rows"] if is_covered(row)]

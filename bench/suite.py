@@ -22,6 +22,11 @@ from rjax.cli.parser import OneLineParser
 
 COMMANDS: dict[str, tuple[str, int]] = {
     "decode_step": ("bench.decode_step", 240),
+    "decode_step_few_rows": ("bench.decode_step --few-rows", 150),
+    "decode_step_few_rows_without": (
+        "bench.decode_step --few-rows --without mosaic.between_attention",
+        150,
+    ),
     "decode_step_long": ("bench.decode_step --max-model-len 131072", 240),
     "decode_step_growth": ("bench.decode_step --growth", 120),
     "throughput": ("bench.throughput --shapes llama-3-8b", 180),

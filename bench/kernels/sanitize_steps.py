@@ -1,8 +1,9 @@
 """Decode steps of one or two layers, each compared with a step in plain JAX and float32.
 
-They run the kernels between the attention kernels: a layer of one row in one launch and in
-several, split-K and gate-up GEMMs, norms, RoPE with the KV write, GEMMs of fp8 and int4 weights,
-and experts. Weights are random and equal in both steps; so are KV and tokens.
+They run the kernels between the attention kernels: a layer of one row, or what few rows need from
+one attention to the next, in one launch and in several, split-K and gate-up GEMMs, norms, RoPE with
+the KV write, GEMMs of fp8 and int4 weights, and experts. Weights are random and equal in both
+steps; so are KV and tokens.
 """
 
 import dataclasses
@@ -59,6 +60,7 @@ def step_cases() -> list[StepCase]:
         StepCase("one-row-unfused-fp8", ONE_ROW, DENSE, "fp8", layer, _FP8_ROWS_BOUND),
         StepCase("one-row-unfused-int4", ONE_ROW, DENSE, "int4", layer),
         StepCase("few-rows", FEW_ROWS, DENSE),
+        StepCase("few-rows-unfused", FEW_ROWS, DENSE, None, "mosaic.between_attention"),
         StepCase("few-rows-fp8", FEW_ROWS, DENSE, "fp8", bound=_FP8_ROWS_BOUND),
         StepCase("few-rows-int4", FEW_ROWS, DENSE, "int4"),
         StepCase("few-rows-experts", FEW_ROWS, EXPERTS),
