@@ -344,9 +344,10 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = command_parser("bench.decode_step", __doc__)
     p.add_argument("--only", default="", help="rows of the table whose model name contains this")
-    p.add_argument("--growth", action="store_true", help="the growing prefix in place of the table")
-    p.add_argument("--experts", action="store_true", help="mixtures of experts in its place")
-    p.add_argument("--few-rows", action="store_true", help="steps of 8 and 16 rows in its place")
+    tables = p.add_mutually_exclusive_group()
+    tables.add_argument("--growth", action="store_true", help="a growing prefix, not the table")
+    tables.add_argument("--experts", action="store_true", help="mixtures of experts in its place")
+    tables.add_argument("--few-rows", action="store_true", help="steps of 8 and 16 rows instead")
     p.add_argument("--model", choices=sorted(SHAPES), help="one row of your own, with the next 3")
     p.add_argument("--batch", type=whole(1), default=4, help="rows")
     p.add_argument("--shared", type=whole(0), default=64, help="tokens that all rows share")
