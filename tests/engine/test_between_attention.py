@@ -60,7 +60,14 @@ def _halves(value):
     return Partial(jnp.stack([value / 4, value * 0.75]), dtype=value.dtype)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_decode_steps": 4}, {"kv_cache_dtype": "fp8"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_decode_steps": 4},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"kv_cache_dtype": "fp8"}, marks=pytest.mark.slow),
+    ],
+)
 def test_an_engine_answers_the_same(tiny, monkeypatch, options):
     between, forms = PlainBetween(), PlainForms(ROWS, fused=False)
 

@@ -47,7 +47,10 @@ def shapes_of(*shape):
     return jax.eval_shape(lambda: (*arguments(*shape), Arrivals.empty()))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape",
+    [s if s in SHAPES[3:5] else pytest.param(s, marks=pytest.mark.slow) for s in SHAPES],
+)
 def test_lowers(shape):
     traced = jax.jit(lambda *given: between_attention(*given, EPS)).trace(*shapes_of(*shape))
     traced.lower(lowering_platforms=("cuda",))
