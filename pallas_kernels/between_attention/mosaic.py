@@ -130,10 +130,9 @@ def between_attention(
     }
     if weights.next_norm is not None and weights.next_qkv is not None:
         arrays |= {"next_norm": weights.next_norm, "qkv": weights.next_qkv[:, None]}
-    wrong = {name: str(a.dtype) for name, a in arrays.items() if a.dtype != dtype}
-    wrong = {name: found for name, found in wrong.items() if "norm" not in name}
+    wrong = [name for name, a in arrays.items() if "norm" not in name and a.dtype != dtype]
     if wrong:
-        raise ValueError(f"x is {dtype}, but {wrong}; the kernel takes one 16-bit dtype")
+        raise ValueError(f"x is {dtype}, but not {', '.join(wrong)}; the kernel takes one dtype")
 
     def partials(product: Product) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((product.splits, T, product.columns), jnp.float32)

@@ -1,5 +1,7 @@
 """The kernel from one attention to the next."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,6 +92,13 @@ def test_what_the_kernel_does_not_take(change, why):
     found = refusal(**(sizes | change))
     assert found is not None
     assert why in found
+
+
+def test_one_dtype():
+    x, attended, weights = arguments(*SHAPES[-1])
+    weights = dataclasses.replace(weights, down=weights.down.astype(jnp.float16))
+    with pytest.raises(ValueError, match="but not down"):
+        between_attention(x, attended, weights, Arrivals.empty(), EPS)
 
 
 def _product(h, w, product):
