@@ -8,7 +8,7 @@ For each kernel: calls per step, bytes of code, registers per thread, bytes of r
 performance notes of ptxas (C7513, C7520: wgmma are serialised), and the number of loops that
 overwrite the left operand of a wgmma. The last must be 0 for attention (it is a bug of ptxas;
 bench/kernels/README.md); GEMMs of few-bit weights make their left operand anew for each product.
-Notes depend on the version of ptxas: use the one of the machine that runs the kernels.
+Versions of ptxas differ: give the one of the machine that runs the kernels.
 
 Needs the CUDA plugin of JAX and ptxas (``pip install -e '.[cuda13]'``, or ``--plugin`` and
 ``--ptxas``), and a C compiler. Lost operands are found with nvdisasm (from the extra triton, or

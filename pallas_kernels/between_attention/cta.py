@@ -67,8 +67,8 @@ class Slots:
 def arrive_once(barrier) -> None:
     """``plgpu.barrier_arrive`` of a warpgroup whose wgmma are done, by one thread for all 128.
 
-    wgmma are done for all threads of a warpgroup at once, and an arrival of each thread would keep
-    the barrier busy for as long as the product takes.
+    wgmma are done for all threads of a warpgroup at once. A predicate, not a branch: with a branch
+    by thread between them, ptxas serialises all wgmma of the kernel (C7520).
     """
     plgpu.barrier_arrive(barrier)
 

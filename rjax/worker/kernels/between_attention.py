@@ -15,6 +15,7 @@ from rjax.pallas_kernels.between_attention.arrivals import Arrivals
 from rjax.pallas_kernels.between_attention.mosaic import BetweenWeights
 from rjax.pallas_kernels.partial import Partial
 from rjax.worker.kernels.kernel import Kernel
+from rjax.worker.kernels.layer_problem import plain_parts
 from rjax.worker.kernels.problem import Problem
 
 
@@ -28,18 +29,19 @@ def between_problem(
 ) -> Problem | None:
     """What a kernel is chosen by; None for layers between whose attentions no kernel computes all.
 
-    Such kernels know RMS norms before attention and feed-forward, silu with a gate, unquantised
-    weights, and a bias of queries, keys and values only.
+    Such kernels know layers of `plain_parts` with unquantised weights.
     """
-    layers = [layer] if following is None else [layer, following]
-    if not all(map(_is_plain, layers)):
+    parts = _parts(layer)
+    if parts is None:
         return None
-    attention, mlp = _parts(layer)
+    attention, mlp = parts
     norms, columns = [layer.mlp_norm], [attention.output.depth, mlp.down.depth]
     if following is not None:
-        qkv = _parts(following)[0].qkv
+        next_parts = _parts(following)
+        if next_parts is None:
+            return None
         norms.append(following.attention_norm)
-        columns.append(math.prod(qkv.output_shape))
+        columns.append(math.prod(next_parts[0].qkv.output_shape))
     eps = {norm.eps for norm in norms if norm is not None}
     if len(eps) != 1:
         return None
@@ -55,38 +57,22 @@ def between_problem(
     )
 
 
-def _is_plain(layer: DecoderLayer) -> bool:
-    attention, mlp = layer.attention, layer.mlp
-    if not isinstance(attention, Attention) or not isinstance(mlp, Mlp):
-        return False
-    projections = (attention.qkv, attention.output, mlp.up, mlp.down)
-    norms = (layer.attention_norm, layer.mlp_norm)
-    return (
-        not layer.parallel
-        and layer.scale == 1
-        and layer.attention_post_norm is None
-        and layer.mlp_post_norm is None
-        and all(norm is not None and norm.is_rms for norm in norms)
-        and all(projection.scheme == UNQUANTISED for projection in projections)
-        and all(projection.bias is None for projection in projections[1:])
-        and mlp.activation.is_swiglu
-    )
-
-
-def _parts(layer: DecoderLayer) -> tuple[Attention, Mlp]:
-    assert isinstance(layer.attention, Attention) and isinstance(layer.mlp, Mlp)
-    return layer.attention, layer.mlp
+def _parts(layer: DecoderLayer) -> tuple[Attention, Mlp] | None:
+    parts = plain_parts(layer)
+    return parts if parts is not None and parts[0].qkv.scheme == UNQUANTISED else None
 
 
 def between_weights(layer: DecoderLayer, following: DecoderLayer | None) -> BetweenWeights:
     """The arrays of layers that have a `between_problem`."""
-    attention, mlp = _parts(layer)
-    assert layer.mlp_norm is not None
+    parts = _parts(layer)
+    assert parts is not None and layer.mlp_norm is not None
+    attention, mlp = parts
     next_norm = next_qkv = None
     if following is not None:
-        assert following.attention_norm is not None
+        next_parts = _parts(following)
+        assert next_parts is not None and following.attention_norm is not None
         next_norm = following.attention_norm.weight[...]
-        next_qkv = _matrix(_parts(following)[0].qkv)
+        next_qkv = _matrix(next_parts[0].qkv)
     return BetweenWeights(
         output=_matrix(attention.output),
         mlp_norm=layer.mlp_norm.weight[...],

@@ -28,22 +28,13 @@ def layer_problem(
     Such kernels know RMS norms before attention and feed-forward, a rotary embedding of halves,
     norms and biases of queries and keys, and silu with a gate; all weights of one scheme.
     """
-    attention, mlp = layer.attention, layer.mlp
-    if not isinstance(attention, Attention) or not isinstance(mlp, Mlp):
+    parts = plain_parts(layer)
+    if parts is None:
         return None
-    projections = (attention.qkv, attention.output, mlp.up, mlp.down)
-    norms = (layer.attention_norm, layer.mlp_norm)
+    attention, mlp = parts
     spec = attention.spec
     plain = (
-        not layer.parallel
-        and layer.scale == 1
-        and layer.attention_post_norm is None
-        and layer.mlp_post_norm is None
-        and all(norm is not None and norm.is_rms for norm in norms)
-        and isinstance(attention.qkv.scheme, Scaled | Unquantised)
-        and all(projection.scheme == attention.qkv.scheme for projection in projections)
-        and all(projection.bias is None for projection in projections[1:])
-        and mlp.activation.is_swiglu
+        isinstance(attention.qkv.scheme, Scaled | Unquantised)
         and attention.norm_joins_rope
         and (attention.q_norm is None) == (attention.k_norm is None)
         and attention.sinks is None
@@ -75,6 +66,30 @@ def layer_problem(
         kv_dtype=jnp.dtype(k_pages.dtype).name,
         page_size=k_pages.shape[2],
     )
+
+
+def plain_parts(layer: DecoderLayer) -> tuple[Attention, Mlp] | None:
+    """Attention and feed-forward of a layer such as Llama's, or None for another kind.
+
+    It has RMS norms before both, silu with a gate, all weights of one scheme, and a bias of
+    queries, keys and values at most.
+    """
+    attention, mlp = layer.attention, layer.mlp
+    if not isinstance(attention, Attention) or not isinstance(mlp, Mlp):
+        return None
+    projections = (attention.qkv, attention.output, mlp.up, mlp.down)
+    norms = (layer.attention_norm, layer.mlp_norm)
+    plain = (
+        not layer.parallel
+        and layer.scale == 1
+        and layer.attention_post_norm is None
+        and layer.mlp_post_norm is None
+        and all(norm is not None and norm.is_rms for norm in norms)
+        and all(projection.scheme == attention.qkv.scheme for projection in projections)
+        and all(projection.bias is None for projection in projections[1:])
+        and mlp.activation.is_swiglu
+    )
+    return (attention, mlp) if plain else None
 
 
 def layer_weights(layer: DecoderLayer) -> LayerWeights:
