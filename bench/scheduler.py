@@ -1,11 +1,11 @@
 """Host time of a step, without a device: ``python -m bench.scheduler``.
 
 An engine with a pool of 100,000 pages, all of them in use or cached, decodes 8 to 1024 sequences.
-Its worker does everything except running the step: scheduling, batch order, step input, attention
-plan, packing, and reading the tokens. Sequences share a system prompt of 1024 tokens. "Step" is the
-time if only final outputs are returned, as by ``LLM.generate``; "streamed" if every token is. Times
-are medians over steps of the CPU time of the engine thread; the growth is relative to the previous
-row. Writes ``bench/results/scheduler.json``.
+Its worker does everything except running the step: scheduling, the step's input (batch order,
+attention plan, packing), and reading the tokens. Sequences share a system prompt of 1024 tokens.
+"Step" is the time if only final outputs are returned, as by ``LLM.generate``; "streamed" if every
+token is. Times are medians over steps of the CPU time of the engine thread; the growth is relative
+to the previous row. Writes ``bench/results/scheduler.json``.
 """
 
 import json
@@ -33,8 +33,8 @@ from rjax.engine.parts import EngineParts
 from rjax.pallas_kernels.attention.planner import CostModel, PlanShape
 from rjax.pallas_kernels.attention.split_policy import SplitPolicy
 from rjax.sampling import RequestOutputKind, SamplingParams
-from rjax.worker.batch_order import by_shared_pages
-from rjax.worker.step_input import PackedLayouts, build_step_input
+from rjax.worker.step_input import PackedLayouts
+from rjax.worker.step_inputs import StepInputs
 from rjax.worker.step_shape import ShapeTable, step_features
 
 PAGES, PAGE_SIZE, LENGTH, BUDGET, SPLIT = 100_000, 64, 8192, 8192, 512
@@ -61,11 +61,11 @@ class HostOnlyWorker:
             padded_rows=lambda rows: rows,
             growth=2,
         )
-        self.seconds = dict.fromkeys(("order", "input", "pack"), 0.0)
-        self._layouts = PackedLayouts()
-        self._cost = CostModel(
+        self.seconds = {"input": 0.0}
+        cost = CostModel(
             single_row_item=1.0, single_row_token=0.01, multi_row_item=1.2, multi_row_token=0.012
         )
+        self._inputs = StepInputs(PackedLayouts(), cost)
 
     def admit(self, slot, row) -> None:
         """Do nothing: there is no sampling state."""
@@ -79,19 +79,13 @@ class HostOnlyWorker:
 
     def dispatch(self, batch, tables, *, may_queue, streams) -> DispatchedStep:
         """Do the host work of a step."""
-        clock = [time.thread_time()]
-        batch = by_shared_pages(batch, tables[0], page_size=PAGE_SIZE, kv_split=SPLIT)
-        clock.append(time.thread_time())
+        start = time.thread_time()
         rows = sum([item.stop - item.start for item in batch])
         shape = self.shapes.choose(rows=rows, seqs=len(batch))
-        step_input, stats = build_step_input(batch, tables, shape, self._cost)
         step_features(batch, 0)
-        clock.append(time.thread_time())
-        self._layouts[shape].pack(step_input)
-        clock.append(time.thread_time())
-        for name, start, stop in zip(self.seconds, clock, clock[1:], strict=False):
-            self.seconds[name] = stop - start
-        return DispatchedStep(batch, np.ones(len(batch), np.int32), stats, rows)
+        made = self._inputs.make(batch, tables, shape)
+        self.seconds["input"] = time.thread_time() - start
+        return DispatchedStep(made.batch, np.ones(len(batch), np.int32), made.stats, rows)
 
     def read(self, step) -> StepReadout:
         """Tokens for all."""
@@ -139,7 +133,7 @@ def measure_steps(
         temperature=0, max_tokens=4096, ignore_eos=True, detokenize=False, output_kind=kind
     )
     for i in range(num_seqs):
-        own = rng.integers(0, 128, OWN + int(rng.integers(0, 64))).tolist()
+        own = rng.integers(0, 128, OWN + int(rng.integers(0, SPLIT))).tolist()
         engine.add_request(str(i), system + own, params)
     scheduler, worker = engine._scheduler, engine._worker
     assert isinstance(worker, HostOnlyWorker)

@@ -113,14 +113,18 @@ class BackgroundCompiler:
             Exception: a program cannot be compiled; the error of the first.
         """
         with (
-            tqdm(total=len(self._tasks), desc=title, disable=not progress) as bar,
             self._changed,
+            tqdm(
+                initial=len(self._compiled),
+                total=len(self._compiled) + len(self._tasks),
+                desc=title,
+                disable=not progress,
+            ) as bar,
         ):
-            before = len(self._compiled)
             try:
                 while not self._closed and any(map(self._is_pending, self._tasks)):
                     self._wait()
-                    bar.update(len(self._compiled) - before - bar.n)
+                    bar.update(len(self._compiled) - bar.n)
             except BaseException:  # Ctrl-C: begin no further program
                 self.close()
                 raise

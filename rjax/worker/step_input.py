@@ -1,6 +1,7 @@
 """The input of a step, packed into one array that reaches the device in one transfer."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -278,12 +279,12 @@ class PackedLayout:
         starts = self._starts[first : first + 2]
         return np.stack([packed[start : start + size] for start in starts])
 
-    def unpack(self, packed: Int[Array, " Z"]) -> StepInput:
-        """The StepInput again, as slices of the device array."""
-        leaves: list[Any] = []
-        for start, shape in zip(self._starts, self._shapes, strict=True):
-            size = int(np.prod(shape))
-            leaves.append(packed[start : start + size].reshape(shape))
+    def unpack(self, packed: Int[IntArray, " Z"]) -> StepInput:
+        """The StepInput again, as slices of the device array, or as views of the host's."""
+        leaves: list[Any] = [
+            packed[start : start + math.prod(shape)].reshape(shape)
+            for start, shape in zip(self._starts, self._shapes, strict=True)
+        ]
         return jax.tree.unflatten(self._treedef, leaves)
 
 

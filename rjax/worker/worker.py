@@ -30,7 +30,6 @@ from rjax.sampling import SamplerMode, SlotRow
 from rjax.worker.backend import Backend
 from rjax.worker.background_compiler import CompileTask
 from rjax.worker.background_warmup import BackgroundWarmup
-from rjax.worker.batch_order import by_shared_pages
 from rjax.worker.compiled_programs import CompiledPrograms
 from rjax.worker.cost_model import fitted_cost_model
 from rjax.worker.device_state import DeviceState, make_step_state
@@ -47,7 +46,8 @@ from rjax.worker.program_identity import program_identity
 from rjax.worker.program_store import open_store
 from rjax.worker.programs import StepPrograms, multi_step_key
 from rjax.worker.readout import read_result, start_copy
-from rjax.worker.step_input import PackedLayouts, build_step_input, check_step_input
+from rjax.worker.step_input import PackedLayouts
+from rjax.worker.step_inputs import StepInputs
 from rjax.worker.step_runner import StepRunner, UnsampledStep
 from rjax.worker.step_shape import StepFeatures, StepShape, step_features
 from rjax.worker.step_sizing import shape_table
@@ -84,6 +84,7 @@ class Worker:
 
     Attributes:
         shapes: of the compiled steps.
+        inputs: makes the steps' inputs.
         pool: size of the KV pool.
         num_host_pages: pages of host memory for swapped sequences.
         num_decode_steps: decode steps of one program at most.
@@ -110,7 +111,6 @@ class Worker:
         self._model_config = model
         self._max_logprobs = min(config.scheduler.max_logprobs, model.vocab_size)
         self._progress = config.use_tqdm
-        self._check_values = config.check_values
         self._kv_dtype = kv_dtype
         self._backend, self._mesh = backend, mesh
         groups = page_groups(
@@ -129,7 +129,7 @@ class Worker:
         self._dtype = loaded.model.dtype
         # The fit for the dtype of the weights serves fp8 pages too.
         fitted = fitted_cost_model(backend, model, self._dtype, mesh)
-        self._sharing: Sharing = _sharing(config, fitted or backend.tuning.cost_model)
+        sharing = _sharing(config, fitted or backend.tuning.cost_model)
         words = self.shapes.largest.rows * model.hidden_size
         # Programs write it through its address, so it lives as long as they may run.
         self._peer_memory, peers = None, None
@@ -165,6 +165,8 @@ class Worker:
         self.num_decode_steps = number
         shapes = shapes_of(leaves), shapes_of(self._state.arrays)
         layouts = PackedLayouts()
+        pages = self.pool.num_pages if config.check_values else None
+        self.inputs = StepInputs(layouts, sharing, pages)
         self._lowering = ProgramLowering(
             StepPrograms(graph, treedef, backend, mesh, layouts),
             *shapes,
@@ -309,13 +311,8 @@ class Worker:
         rows = sum([item.stop - item.start for item in batch])
         features = step_features(batch, self._max_logprobs)
         shape = self._choose_shape(rows, len(batch), features)
-        batch = by_shared_pages(
-            batch, tables[0], page_size=shape.page_size, kv_split=shape.kv_split_size
-        )
-        step_input, stats = build_step_input(batch, tables, shape, self._sharing)
-        if self._check_values:
-            check_step_input(step_input, batch, num_pages=self.pool.num_pages, shape=shape)
-        packed = self._runner.layouts[shape].pack(step_input)
+        made = self.inputs.make(batch, tables, shape)
+        batch, packed, stats = made.batch, made.packed, made.stats
         if may_queue and rows == len(batch) and self._queue.takes(features):
             several = self._runs_several(shape, features, streams)
             start = self._queue.add if several else self._queue.run_alone

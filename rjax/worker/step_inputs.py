@@ -1,0 +1,180 @@
+"""The packed input of each step: built anew, or from the step before where only lengths differ.
+
+To plan attention is most of the host's work for a step, and a decode step of a small model takes
+the device less time than that. From one decode step to the next each sequence grows by a token, and
+the plan stays as it is but for the ends of its last items, until a sequence begins a KV split.
+"""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Int
+
+from rjax.batch.scheduled_sequence import ScheduledSequence
+from rjax.pallas_kernels.attention.planner import PlanStats, Sharing
+from rjax.worker.batch_order import by_shared_pages
+from rjax.worker.step_input import PackedLayouts, StepInput, build_step_input, check_step_input
+from rjax.worker.step_shape import StepShape
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OrderedInput:
+    """A step's input.
+
+    Attributes:
+        batch: in the order of the step.
+        packed: as by `PackedLayout.pack`; nothing writes it later.
+        stats: what its attention reads.
+    """
+
+    batch: list[ScheduledSequence]
+    packed: Int[np.ndarray, " Z"]
+    stats: PlanStats
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _DecodeStep:
+    """A decode step, which the next one may follow.
+
+    Attributes:
+        shape: of the step.
+        scheduled: its batch as it was scheduled.
+        order: index in ``scheduled`` of each sequence of the step.
+        stops: length of each sequence of the step.
+        ends: the single-row items that end where their sequence does.
+        made: the input.
+    """
+
+    shape: StepShape
+    scheduled: list[ScheduledSequence]
+    order: list[int]
+    stops: Int[np.ndarray, " A"]
+    ends: Int[np.ndarray, " X"]
+    made: OrderedInput
+
+    def is_followed_by(self, batch: list[ScheduledSequence], shape: StepShape) -> bool:
+        """Whether a batch has the same sequences, each with its next token, and the same splits."""
+        if len(batch) != len(self.scheduled) or shape != self.shape:
+            return False
+        for (sequence, start, stop, samples, stored), before in zip(
+            batch, self.scheduled, strict=True
+        ):
+            if sequence is not before.sequence or start != before.stop or stop != start + 1:
+                return False
+            if not samples or stored > start:
+                return False
+        return bool((self.stops % shape.kv_split_size).all())
+
+
+class StepInputs:
+    """Makes the input of one step after the other.
+
+    Args:
+        layouts: of the packed inputs.
+        sharing: which shared pages attention reads once.
+        num_pages: of the KV pool, to check each input against; None checks nothing.
+
+    Attributes:
+        sharing: as above.
+    """
+
+    def __init__(
+        self, layouts: PackedLayouts, sharing: Sharing, num_pages: int | None = None
+    ) -> None:
+        self._layouts, self._num_pages = layouts, num_pages
+        self.sharing: Sharing = sharing
+        self._last: _DecodeStep | None = None
+
+    def make(
+        self,
+        batch: list[ScheduledSequence],
+        tables: Int[np.ndarray, "groups slots pages"],
+        shape: StepShape,
+    ) -> OrderedInput:
+        """The input of the next step.
+
+        Args:
+            batch: in any order; in that of the result, sequences with the same pages are
+                neighbours.
+            tables: of each page group; row s lists the pages of the sequence in slot s.
+            shape: of the compiled step.
+
+        Raises:
+            ValueError: the input does not fit the pool, if that is checked.
+        """
+        if self._last is not None and self._last.is_followed_by(batch, shape):
+            self._last = self._follow(self._last, batch, tables)
+            return self._last.made
+        ordered = by_shared_pages(
+            batch, tables[0], page_size=shape.page_size, kv_split=shape.kv_split_size
+        )
+        step_input, stats = build_step_input(ordered, tables, shape, self.sharing)
+        self._check(step_input, ordered, shape)
+        made = OrderedInput(ordered, self._layouts[shape].pack(step_input), stats)
+        self._last = _decode_step(batch, step_input, shape, made)
+        return made
+
+    def _follow(
+        self, last: _DecodeStep, batch: list[ScheduledSequence], tables: np.ndarray
+    ) -> _DecodeStep:
+        """The step after ``last``."""
+        shape, A = last.shape, len(batch)
+        ordered = [batch[i] for i in last.order]
+        sequences = [item.sequence for item in ordered]
+        slots = np.fromiter([s.slot for s in sequences], np.int32, A)
+        known = np.fromiter([s.num_known for s in sequences], np.int32, A)
+        positions, stops = last.stops, last.stops + 1
+        packed = last.made.packed.copy()
+        fields = self._layouts[shape].unpack(packed)  # views
+        fields.slots[:A] = slots
+        fields.positions[:A] = positions
+        fields.page_table[:A] = tables[0, slots]
+        pages = fields.page_table[np.arange(A), positions // shape.page_size]
+        fields.kv_slots[:A] = pages * shape.page_size + positions % shape.page_size
+        fields.token_slot[:A] = np.where(stops > known, slots, -1)
+        fields.tokens[:A] = 0
+        for b in np.flatnonzero(stops <= known).tolist():
+            [fields.tokens[b]] = sequences[b].tokens(ordered[b].start, ordered[b].stop)
+        fields.plan.lists[0].kv_stop[last.ends] += 1
+        self._check(fields, ordered, shape)
+        before = last.made.stats
+        stats = PlanStats(
+            kv_tokens_read=before.kv_tokens_read + last.ends.size,
+            kv_tokens_unshared=before.kv_tokens_unshared + A,
+            shared_groups=before.shared_groups,
+        )
+        made = OrderedInput(ordered, packed, stats)
+        return _DecodeStep(shape, batch, last.order, stops, last.ends, made)
+
+    def _check(
+        self, step_input: StepInput, batch: list[ScheduledSequence], shape: StepShape
+    ) -> None:
+        if self._num_pages is not None:
+            check_step_input(step_input, batch, num_pages=self._num_pages, shape=shape)
+
+
+def _decode_step(
+    scheduled: list[ScheduledSequence],
+    step_input: StepInput,
+    shape: StepShape,
+    made: OrderedInput,
+) -> _DecodeStep | None:
+    """The step, if it only decodes and has no window, whose plan would move with each step."""
+    if shape.groups is not None or shape.plan.window is not None:
+        return None
+    if not all([item.samples and item.stop == item.start + 1 for item in scheduled]):
+        return None
+    place = {id(item.sequence): i for i, item in enumerate(scheduled)}
+    A = len(scheduled)
+    stops = np.fromiter([item.stop for item in made.batch], np.int32, A)
+    single_row = step_input.plan.lists[0]
+    live = slice(int(single_row.num_items))
+    lengths = stops[np.asarray(single_row.table_row)[live]]
+    return _DecodeStep(
+        shape=shape,
+        scheduled=scheduled,
+        order=[place[id(item.sequence)] for item in made.batch],
+        stops=stops,
+        ends=np.flatnonzero(np.asarray(single_row.kv_stop)[live] == lengths),
+        made=made,
+    )

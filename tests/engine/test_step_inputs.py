@@ -1,0 +1,150 @@
+"""The input of a decode step made from the one before it, beside one that is built anew."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rjax.batch.scheduled_sequence import ScheduledSequence
+from rjax.pallas_kernels.attention.planner import PlanShape
+from rjax.pallas_kernels.attention.split_policy import SplitPolicy
+from rjax.sampling import SamplingParams
+from rjax.worker import step_inputs
+from rjax.worker.step_input import PackedLayouts, build_step_input
+from rjax.worker.step_inputs import StepInputs
+from rjax.worker.step_shape import StepShape
+
+from .tiny import make_engine, run
+
+PAGE, PAGES, SPLIT, SEQS = 4, 12, 8, 6
+LAYOUTS = PackedLayouts()
+
+
+def step_shape(policy: SplitPolicy | None = None) -> StepShape:
+    plan = PlanShape(
+        rows=8,
+        seqs=8,
+        max_context=PAGE * PAGES,
+        tile_rows=4,
+        kv_split_size=SPLIT,
+        split_policy=policy,
+    )
+    return StepShape(rows=8, seqs=8, table_pages=PAGES, page_size=PAGE, plan=plan)
+
+
+class Batches:
+    """Sequences of a prefix tree that grow by a token each step, in pages of their own."""
+
+    def __init__(self, lengths, shared, seed: int):
+        self.rng = np.random.default_rng(seed)
+        self.pages = SEQS * PAGES
+        self.tables = self.rng.permutation(self.pages).astype(np.int32).reshape(1, SEQS, PAGES)
+        for b in range(1, len(lengths)):
+            common = min(shared, lengths[b] // PAGE, lengths[0] // PAGE)
+            self.tables[0, b, :common] = self.tables[0, 0, :common]
+        self.lengths = list(lengths)
+        slots = self.rng.permutation(SEQS)[: len(lengths)]
+        self.tables[0, slots] = self.tables[0, : len(lengths)].copy()
+        self.sequences = [self.sequence(int(slot), n) for slot, n in enumerate(slots)]
+        self.running = list(range(len(lengths)))
+
+    def sequence(self, number: int, slot):
+        return SimpleNamespace(
+            slot=int(slot),
+            num_known=0,
+            tokens=lambda start, stop: [100 * number + n for n in range(start, stop)],
+            params=SimpleNamespace(prompt_logprobs=None),
+        )
+
+    def step(self) -> list[ScheduledSequence]:
+        """The next batch; now and then a sequence pauses or the order changes."""
+        if self.rng.random() < 0.1:
+            self.running = [b for b in range(len(self.lengths)) if self.rng.random() < 0.8]
+            self.rng.shuffle(self.running)
+        batch = []
+        for b in self.running:
+            start = self.lengths[b]
+            if start < PAGE * PAGES:
+                self.lengths[b] += 1
+                self.sequences[b].num_known = start + int(self.rng.integers(0, 2))
+                batch.append(ScheduledSequence(self.sequences[b], start, start + 1, True))
+        return batch
+
+
+LENGTHS = st.lists(st.integers(1, PAGE * PAGES - 1), min_size=1, max_size=SEQS)
+
+
+@settings(max_examples=60)
+@given(lengths=LENGTHS, shared=st.integers(0, PAGES), seed=st.integers(0, 99))
+@pytest.mark.usefixtures("no_annotations_checked")
+def test_it_is_what_is_built_anew(lengths, shared, seed):
+    """Array for array, where nothing coalesces splits by the load of the whole batch."""
+    batches, shape = Batches(lengths, shared, seed), step_shape()
+    inputs = StepInputs(LAYOUTS, "on", batches.pages)
+    for _ in range(30):
+        if not (batch := batches.step()):
+            break
+        made = inputs.make(batch, batches.tables, shape)
+        assert sorted(map(id, made.batch)) == sorted(map(id, batch))
+        anew, stats = build_step_input(made.batch, batches.tables, shape, "on")
+        np.testing.assert_array_equal(made.packed, LAYOUTS[shape].pack(anew))
+        assert made.stats == stats
+
+
+@settings(max_examples=60)
+@given(lengths=LENGTHS, shared=st.integers(0, PAGES), seed=st.integers(0, 99))
+@pytest.mark.usefixtures("no_annotations_checked")
+def test_coalesced_splits_cover_the_same_tokens(lengths, shared, seed):
+    """``check_step_input`` passes, and the items read as many tokens."""
+    batches = Batches(lengths, shared, seed)
+    shape = step_shape(SplitPolicy(2, 3, 4, multi_row_lanes=2, single_lane_rows=2))
+    inputs = StepInputs(LAYOUTS, "on", batches.pages)
+    for _ in range(30):
+        if not (batch := batches.step()):
+            break
+        made = inputs.make(batch, batches.tables, shape)
+        _, stats = build_step_input(made.batch, batches.tables, shape, "on")
+        assert made.stats == stats
+
+
+@pytest.mark.usefixtures("no_annotations_checked")
+def test_a_plan_serves_until_a_sequence_begins_a_split(monkeypatch):
+    built, build = [], step_inputs.build_step_input
+
+    def counted(*args):
+        built.append(args)
+        return build(*args)
+
+    monkeypatch.setattr(step_inputs, "build_step_input", counted)
+    batches, inputs = Batches([3, 11], 0, 0), StepInputs(LAYOUTS, "on")
+    batches.rng = SimpleNamespace(random=lambda: 1.0, integers=lambda *_: 0)
+    seen = []
+    for _ in range(14):
+        first = inputs.make(batches.step(), batches.tables, step_shape()).packed
+        kept = first.copy()
+        seen.append((len(built), first, kept))
+    assert [n for n, _, _ in seen] == [1] * 5 + [2] * 8 + [3]  # positions 8 and 16, 16 and 24
+    for _, packed, kept in seen:
+        np.testing.assert_array_equal(packed, kept)
+
+
+def test_an_engine_gives_the_same_tokens(tiny, monkeypatch):
+    """With sequences that join, leave and are preempted, and each input checked."""
+    requests = [
+        (
+            str(i),
+            [*range(1, 20 + 7 * i), 50 + i],
+            SamplingParams(temperature=0, max_tokens=50 - 9 * i),
+        )
+        for i in range(4)
+    ]
+    answers = []
+    for follows in (True, False):
+        if not follows:
+            monkeypatch.setattr(step_inputs._DecodeStep, "is_followed_by", lambda *_: False)
+        done = run(make_engine(tiny, check_values=True, num_pages=20), requests)
+        answers.append({name: dataclasses.astuple(done[name].outputs[0])[:3] for name in done})
+    assert answers[0] == answers[1]
