@@ -2,7 +2,7 @@
 
 It splits the KV of the batch at multiples of the KV split size, finds neighbouring sequences that
 share the pages of a split (a shared prefix), and makes one item for all of them where that pays.
-``split_policy`` then coalesces the splits. Everything is NumPy, O(sequences * splits), once a step.
+``split_policy`` then coalesces the splits. Everything is NumPy, O(sequences * splits).
 """
 
 import dataclasses
