@@ -47,10 +47,15 @@ COMMANDS: dict[str, tuple[str, int]] = {
         "rjax bench latency --shapes llama-3-8b --json bench/results/latency.json",
         150,
     ),
+    "latency_qwen3": (
+        "rjax bench latency --shapes qwen3-0.6b --num-decode-steps auto --output 512 "
+        "--prefix 0,2048 --rounds 3 --json bench/results/latency_qwen3.json",
+        200,
+    ),
     "swap": ("bench.swap --shapes llama-3-8b", 120),
     "longbench": ("bench.longbench --json bench/results/longbench.json", 120),
 }
-_STOPS_ITSELF = ("throughput", "prefill", "compare_torch", "attention", "latency")
+_STOPS_ITSELF = ("throughput", "prefill", "compare_torch", "attention", "latency", "latency_qwen3")
 _LAST_POINT = 30.0  # seconds that a started point may still take
 
 
