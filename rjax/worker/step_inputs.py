@@ -52,6 +52,33 @@ class _DecodeStep:
     ends: Int[np.ndarray, " X"]
     made: OrderedInput
 
+    @classmethod
+    def of(
+        cls,
+        scheduled: list[ScheduledSequence],
+        step_input: StepInput,
+        shape: StepShape,
+        made: OrderedInput,
+    ) -> "_DecodeStep | None":
+        """The step, if it only decodes and has no window, whose plan would move with each step."""
+        if shape.groups is not None or shape.plan.window is not None:
+            return None
+        if not all([item.samples and item.stop == item.start + 1 for item in scheduled]):
+            return None
+        place = {id(item.sequence): i for i, item in enumerate(scheduled)}
+        stops = np.fromiter([item.stop for item in made.batch], np.int32, len(scheduled))
+        single_row = step_input.plan.lists[0]
+        live = slice(int(single_row.num_items))
+        lengths = stops[np.asarray(single_row.table_row)[live]]
+        return cls(
+            shape=shape,
+            scheduled=scheduled,
+            order=[place[id(item.sequence)] for item in made.batch],
+            stops=stops,
+            ends=np.flatnonzero(np.asarray(single_row.kv_stop)[live] == lengths),
+            made=made,
+        )
+
     def is_followed_by(self, batch: list[ScheduledSequence], shape: StepShape) -> bool:
         """Whether a batch has the same sequences, each with its next token, and the same splits."""
         if len(batch) != len(self.scheduled) or shape != self.shape:
@@ -111,7 +138,7 @@ class StepInputs:
         step_input, stats = build_step_input(ordered, tables, shape, self.sharing)
         self._check(step_input, ordered, shape)
         made = OrderedInput(ordered, self._layouts[shape].pack(step_input), stats)
-        self._last = _decode_step(batch, step_input, shape, made)
+        self._last = _DecodeStep.of(batch, step_input, shape, made)
         return made
 
     def _follow(
@@ -151,30 +178,3 @@ class StepInputs:
     ) -> None:
         if self._num_pages is not None:
             check_step_input(step_input, batch, num_pages=self._num_pages, shape=shape)
-
-
-def _decode_step(
-    scheduled: list[ScheduledSequence],
-    step_input: StepInput,
-    shape: StepShape,
-    made: OrderedInput,
-) -> _DecodeStep | None:
-    """The step, if it only decodes and has no window, whose plan would move with each step."""
-    if shape.groups is not None or shape.plan.window is not None:
-        return None
-    if not all([item.samples and item.stop == item.start + 1 for item in scheduled]):
-        return None
-    place = {id(item.sequence): i for i, item in enumerate(scheduled)}
-    A = len(scheduled)
-    stops = np.fromiter([item.stop for item in made.batch], np.int32, A)
-    single_row = step_input.plan.lists[0]
-    live = slice(int(single_row.num_items))
-    lengths = stops[np.asarray(single_row.table_row)[live]]
-    return _DecodeStep(
-        shape=shape,
-        scheduled=scheduled,
-        order=[place[id(item.sequence)] for item in made.batch],
-        stops=stops,
-        ends=np.flatnonzero(np.asarray(single_row.kv_stop)[live] == lengths),
-        made=made,
-    )
