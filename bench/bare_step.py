@@ -84,7 +84,7 @@ def _input(case: DecodeCase, shape: StepShape, worker: Worker) -> StepInput:
         np.full(B, case.context, np.int32),
         page_size=S,
         shape=shape.plan,
-        sharing=worker.inputs.sharing,
+        sharing=worker.input_builder.sharing,
     )
 
     def rows(values: np.ndarray) -> np.ndarray:

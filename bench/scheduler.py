@@ -34,7 +34,7 @@ from rjax.pallas_kernels.attention.planner import CostModel, PlanShape
 from rjax.pallas_kernels.attention.split_policy import SplitPolicy
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.worker.step_input import PackedLayouts
-from rjax.worker.step_inputs import StepInputs
+from rjax.worker.step_input_builder import StepInputBuilder
 from rjax.worker.step_shape import ShapeTable, step_features
 
 PAGES, PAGE_SIZE, LENGTH, BUDGET, SPLIT = 100_000, 64, 8192, 8192, 512
@@ -65,7 +65,7 @@ class HostOnlyWorker:
         cost = CostModel(
             single_row_item=1.0, single_row_token=0.01, multi_row_item=1.2, multi_row_token=0.012
         )
-        self._inputs = StepInputs(PackedLayouts(), cost)
+        self._input_builder = StepInputBuilder(PackedLayouts(), cost)
 
     def admit(self, slot, row) -> None:
         """Do nothing: there is no sampling state."""
@@ -83,7 +83,7 @@ class HostOnlyWorker:
         rows = sum([item.stop - item.start for item in batch])
         shape = self.shapes.choose(rows=rows, seqs=len(batch))
         step_features(batch, 0)
-        made = self._inputs.make(batch, tables, shape)
+        made = self._input_builder.build(batch, tables, shape)
         self.seconds["input"] = time.thread_time() - start
         return DispatchedStep(made.batch, np.ones(len(batch), np.int32), made.stats, rows)
 

@@ -47,7 +47,7 @@ from rjax.worker.program_store import open_store
 from rjax.worker.programs import StepPrograms, multi_step_key
 from rjax.worker.readout import read_result, start_copy
 from rjax.worker.step_input import PackedLayouts
-from rjax.worker.step_inputs import StepInputs
+from rjax.worker.step_input_builder import StepInputBuilder
 from rjax.worker.step_runner import StepRunner, UnsampledStep
 from rjax.worker.step_shape import StepFeatures, StepShape, step_features
 from rjax.worker.step_sizing import shape_table
@@ -84,7 +84,7 @@ class Worker:
 
     Attributes:
         shapes: of the compiled steps.
-        inputs: makes the steps' inputs.
+        input_builder: makes the inputs of the steps.
         pool: size of the KV pool.
         num_host_pages: pages of host memory for swapped sequences.
         num_decode_steps: decode steps of one program at most.
@@ -166,7 +166,7 @@ class Worker:
         shapes = shapes_of(leaves), shapes_of(self._state.arrays)
         layouts = PackedLayouts()
         pages = self.pool.num_pages if config.check_values else None
-        self.inputs = StepInputs(layouts, sharing, pages)
+        self.input_builder = StepInputBuilder(layouts, sharing, pages)
         self._lowering = ProgramLowering(
             StepPrograms(graph, treedef, backend, mesh, layouts),
             *shapes,
@@ -311,7 +311,7 @@ class Worker:
         rows = sum([item.stop - item.start for item in batch])
         features = step_features(batch, self._max_logprobs)
         shape = self._choose_shape(rows, len(batch), features)
-        made = self.inputs.make(batch, tables, shape)
+        made = self.input_builder.build(batch, tables, shape)
         batch, packed, stats = made.batch, made.packed, made.stats
         if may_queue and rows == len(batch) and self._queue.takes(features):
             several = self._runs_several(shape, features, streams)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rjax.sampling import SamplingParams
-from rjax.worker import step_inputs
+from rjax.worker import step_input_builder
 
 from .tiny import make_engine, run
 
@@ -34,7 +34,7 @@ def test_real_steps_pass_and_answer_the_same(tiny):
     ],
 )
 def test_a_step_that_does_not_fit_is_refused(tiny, monkeypatch, field, change, message):
-    build = step_inputs.build_step_input
+    build = step_input_builder.build_step_input
 
     def wrong(*args):
         made, stats = build(*args)
@@ -42,7 +42,7 @@ def test_a_step_that_does_not_fit_is_refused(tiny, monkeypatch, field, change, m
         return dataclasses.replace(made, **{field: value}), stats
 
     engine = make_engine(tiny, check_values=True)
-    monkeypatch.setattr(step_inputs, "build_step_input", wrong)
+    monkeypatch.setattr(step_input_builder, "build_step_input", wrong)
     engine.add_request(*REQUESTS[0])
     with pytest.raises(ValueError, match=message):
         engine.step()

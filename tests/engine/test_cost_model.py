@@ -59,9 +59,9 @@ def test_an_engine_takes_the_fit_of_its_device(tiny):
     before = make_engine(tiny)
     keep_cost_model(key(), MODEL, made_by="a test")
     assert look() == MODEL
-    assert make_engine(tiny)._worker.inputs.sharing == MODEL
-    assert before._worker.inputs.sharing not in (MODEL, "on", "off")
-    assert make_engine(tiny, enable_relay_attention="on")._worker.inputs.sharing == "on"
+    assert make_engine(tiny)._worker.input_builder.sharing == MODEL
+    assert before._worker.input_builder.sharing not in (MODEL, "on", "off")
+    assert make_engine(tiny, enable_relay_attention="on")._worker.input_builder.sharing == "on"
 
 
 def test_the_functional_engine_takes_it_too():

@@ -12,6 +12,7 @@ from rjax.pallas_kernels.between_attention.arrivals import Arrivals
 from rjax.pallas_kernels.between_attention.mosaic import BetweenWeights, between_attention, refusal
 from rjax.pallas_kernels.between_attention.sizes import BetweenSizes
 from rjax.pallas_kernels.gate_up_gemm.mosaic import gate_up_gemm
+from rjax.pallas_kernels.mosaic_emit import num_sms
 from rjax.pallas_kernels.partial import Partial
 from rjax.pallas_kernels.split_k_gemm.mosaic import split_k_gemm
 
@@ -113,7 +114,7 @@ def separate(x, attended, weights):
     """The same by the kernels of each part."""
     (T, D), E, F = x.shape, attended.shape[1], len(weights.down)
     Q = None if weights.next_qkv is None else weights.next_qkv.shape[1]
-    sizes = BetweenSizes.of(T, D, E, F, Q, jax.devices()[0].core_count)
+    sizes = BetweenSizes.of(T, D, E, F, Q, num_sms())
     update = _product(attended, weights.output, sizes.output)
     x, h = add_rms_norm(x, update, weights.mlp_norm, EPS)
     update = _product(gate_up_gemm(h, weights.gate_up), weights.down, sizes.down)

@@ -93,7 +93,7 @@ class _DecodeStep:
         return bool((self.stops % shape.kv_split_size).all())
 
 
-class StepInputs:
+class StepInputBuilder:
     """Makes the input of one step after the other.
 
     Args:
@@ -112,7 +112,7 @@ class StepInputs:
         self.sharing: Sharing = sharing
         self._last: _DecodeStep | None = None
 
-    def make(
+    def build(
         self,
         batch: list[ScheduledSequence],
         tables: Int[np.ndarray, "groups slots pages"],

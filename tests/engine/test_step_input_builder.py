@@ -12,9 +12,9 @@ from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.pallas_kernels.attention.planner import PlanShape
 from rjax.pallas_kernels.attention.split_policy import SplitPolicy
 from rjax.sampling import SamplingParams
-from rjax.worker import step_inputs
+from rjax.worker import step_input_builder
 from rjax.worker.step_input import PackedLayouts, build_step_input
-from rjax.worker.step_inputs import StepInputs
+from rjax.worker.step_input_builder import StepInputBuilder
 from rjax.worker.step_shape import StepShape
 
 from .tiny import make_engine, run
@@ -48,7 +48,7 @@ class Batches:
         self.lengths = list(lengths)
         slots = self.rng.permutation(SEQS)[: len(lengths)]
         self.tables[0, slots] = self.tables[0, : len(lengths)].copy()
-        self.sequences = [self.sequence(int(slot), n) for slot, n in enumerate(slots)]
+        self.sequences = [self.sequence(number, slot) for number, slot in enumerate(slots)]
         self.running = list(range(len(lengths)))
 
     def sequence(self, number: int, slot):
@@ -83,11 +83,11 @@ LENGTHS = st.lists(st.integers(1, PAGE * PAGES - 1), min_size=1, max_size=SEQS)
 def test_it_is_what_is_built_anew(lengths, shared, seed):
     """Array for array, where nothing coalesces splits by the load of the whole batch."""
     batches, shape = Batches(lengths, shared, seed), step_shape()
-    inputs = StepInputs(LAYOUTS, "on", batches.pages)
+    builder = StepInputBuilder(LAYOUTS, "on", batches.pages)
     for _ in range(30):
         if not (batch := batches.step()):
             break
-        made = inputs.make(batch, batches.tables, shape)
+        made = builder.build(batch, batches.tables, shape)
         assert sorted(map(id, made.batch)) == sorted(map(id, batch))
         anew, stats = build_step_input(made.batch, batches.tables, shape, "on")
         np.testing.assert_array_equal(made.packed, LAYOUTS[shape].pack(anew))
@@ -101,29 +101,29 @@ def test_coalesced_splits_cover_the_same_tokens(lengths, shared, seed):
     """``check_step_input`` passes, and the items read as many tokens."""
     batches = Batches(lengths, shared, seed)
     shape = step_shape(SplitPolicy(2, 3, 4, multi_row_lanes=2, single_lane_rows=2))
-    inputs = StepInputs(LAYOUTS, "on", batches.pages)
+    builder = StepInputBuilder(LAYOUTS, "on", batches.pages)
     for _ in range(30):
         if not (batch := batches.step()):
             break
-        made = inputs.make(batch, batches.tables, shape)
+        made = builder.build(batch, batches.tables, shape)
         _, stats = build_step_input(made.batch, batches.tables, shape, "on")
         assert made.stats == stats
 
 
 @pytest.mark.usefixtures("no_annotations_checked")
 def test_a_plan_serves_until_a_sequence_begins_a_split(monkeypatch):
-    built, build = [], step_inputs.build_step_input
+    built, build = [], step_input_builder.build_step_input
 
     def counted(*args):
         built.append(args)
         return build(*args)
 
-    monkeypatch.setattr(step_inputs, "build_step_input", counted)
-    batches, inputs = Batches([3, 11], 0, 0), StepInputs(LAYOUTS, "on")
+    monkeypatch.setattr(step_input_builder, "build_step_input", counted)
+    batches, builder = Batches([3, 11], 0, 0), StepInputBuilder(LAYOUTS, "on")
     batches.rng = SimpleNamespace(random=lambda: 1.0, integers=lambda *_: 0)
     seen = []
     for _ in range(14):
-        first = inputs.make(batches.step(), batches.tables, step_shape()).packed
+        first = builder.build(batches.step(), batches.tables, step_shape()).packed
         kept = first.copy()
         seen.append((len(built), first, kept))
     assert [n for n, _, _ in seen] == [1] * 5 + [2] * 8 + [3]  # positions 8 and 16, 16 and 24
@@ -137,14 +137,23 @@ def test_an_engine_gives_the_same_tokens(tiny, monkeypatch):
         (
             str(i),
             [*range(1, 20 + 7 * i), 50 + i],
-            SamplingParams(temperature=0, max_tokens=50 - 9 * i),
+            SamplingParams(temperature=0, max_tokens=80 - 9 * i),
         )
         for i in range(4)
     ]
-    answers = []
+    answers, followed, follow = [], [], StepInputBuilder._follow
+
+    def counted(builder, last, *args):
+        followed.append(len(last.stops))
+        return follow(builder, last, *args)
+
+    monkeypatch.setattr(StepInputBuilder, "_follow", counted)
     for follows in (True, False):
         if not follows:
-            monkeypatch.setattr(step_inputs._DecodeStep, "is_followed_by", lambda *_: False)
-        done = run(make_engine(tiny, check_values=True, num_pages=20), requests)
+            monkeypatch.setattr(step_input_builder._DecodeStep, "is_followed_by", lambda *_: False)
+        engine = make_engine(tiny, check_values=True, num_pages=20)
+        done = run(engine, requests)
         answers.append({name: dataclasses.astuple(done[name].outputs[0])[:3] for name in done})
+        assert engine.stats().preemptions > 0
+    assert set(followed) >= {1, 2, 3}  # sequences at once
     assert answers[0] == answers[1]
