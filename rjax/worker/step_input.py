@@ -79,13 +79,18 @@ class StepInput:
     plan: AttentionPlan
     windows: tuple[WindowInput, ...] = ()
 
+    @property
+    def plans(self) -> tuple[AttentionPlan, ...]:
+        """Those of all page groups, one a window."""
+        return (self.plan, *[window.plan for window in self.windows])
+
 
 def build_step_input(
     batch: list[ScheduledSequence],
     tables: Int[np.ndarray, "groups slots pages"],
     shape: StepShape,
     sharing: Sharing,
-) -> tuple[StepInput, PlanStats]:
+) -> tuple[StepInput, tuple[PlanStats, ...]]:
     """Build the input of a step of this shape from a batch, in its order.
 
     Args:
@@ -94,6 +99,9 @@ def build_step_input(
             pages that it does not hold are ignored.
         shape: of the compiled step.
         sharing: which shared pages attention reads once.
+
+    Returns:
+        The input, and what each of its plans reads, in the order of ``shape.kinds``.
     """
     A, S = len(batch), shape.page_size
     sequences, *columns = zip(*batch, strict=True) if batch else [()] * 5
@@ -114,9 +122,7 @@ def build_step_input(
     token_slot = np.full(shape.rows, -1, np.int32)
     token_slot[query_start[1:][unknown] - 1] = slots[unknown]
     tokens, targets = _tokens(batch, np.flatnonzero(start < known), query_start, shape.rows)
-    kinds = ((None, 0, 1),) if shape.groups is None else shape.groups.kinds
-    if kinds[0][0] is not None:
-        _repeat_first_page(page_table[:A], _first_pages(start, kinds[0][0], S))
+    repeat_first_pages(page_table[:A], start, shape)
     plan, main_stats = plan_attention(
         page_table[:A],
         query_start,
@@ -126,17 +132,15 @@ def build_step_input(
         sharing=sharing,
     )
     windows, plan_stats = [], [main_stats]
-    for (window, group, end), window_shape in zip(kinds[1:], shape.window_plans, strict=True):
+    for (window, group, end), window_shape in zip(shape.kinds[1:], shape.window_plans, strict=True):
         assert window is not None
         of_window = tables[group:end]
-        found = of_window[:, slots[of_row], positions // S] * S + positions % S
-        found[:, unwritten] = -1
-        padded_slots = np.full((end - group, shape.rows), -1, np.int32)
-        padded_slots[:, :T] = found
-        first = _first_pages(start, window, S)
-        columns = first[:, None] + np.arange(shape.window_pages(window))
-        pages = np.zeros((end - group, shape.seqs, columns.shape[1]), np.int32)
-        pages[:, :A] = of_window[:, slots[:, None], np.minimum(columns, shape.table_pages - 1)]
+        kv_slots_of_window = np.full((end - group, shape.rows), -1, np.int32)
+        found = window_kv_slots(of_window, slots[of_row], positions, S)
+        kv_slots_of_window[:, :T] = np.where(unwritten, -1, found)
+        first = first_pages(start, window, S)
+        pages = np.zeros((end - group, shape.seqs, shape.window_pages(window)), np.int32)
+        pages[:, :A] = pages_from(of_window, slots, first, pages.shape[2])
         window_plan, window_stats = plan_attention(
             of_window,
             query_start,
@@ -146,7 +150,8 @@ def build_step_input(
             sharing=sharing,
             table_rows=slots,
         )
-        windows.append(WindowInput(padded_slots, pages, _padded(first, shape.seqs, 0), window_plan))
+        first = _padded(first, shape.seqs, 0)
+        windows.append(WindowInput(kv_slots_of_window, pages, first, window_plan))
         plan_stats.append(window_stats)
     step_input = StepInput(
         tokens=tokens,
@@ -161,11 +166,14 @@ def build_step_input(
         plan=plan,
         windows=tuple(windows),
     )
-    return step_input, main_stats if shape.groups is None else _mean(plan_stats, shape.groups)
+    return step_input, tuple(plan_stats)
 
 
-def _mean(stats: list[PlanStats], groups: PageGroups) -> PlanStats:
-    """What all layers read, divided by their number."""
+def mean_stats(stats: tuple[PlanStats, ...], groups: PageGroups | None) -> PlanStats:
+    """What all layers read, divided by their number; ``stats`` are those of each plan."""
+    if groups is None:
+        [found] = stats
+        return found
     layers = [groups.layers_of(window) for window, _, _ in groups.kinds]
 
     def mean(values: list[int]) -> int:
@@ -178,16 +186,46 @@ def _mean(stats: list[PlanStats], groups: PageGroups) -> PlanStats:
     )
 
 
-def _first_pages(start: Int[np.ndarray, " A"], window: int, page_size: int) -> np.ndarray:
+def first_pages(start: Int[np.ndarray, " A"], window: int, page_size: int) -> np.ndarray:
     """Number of the first page that the rows of each sequence reach; ``start`` is its first row."""
     return np.fromiter([first_page(s, window, page_size) for s in start.tolist()], np.int32)
 
 
-def _repeat_first_page(page_table: Int[np.ndarray, "A M"], first: Int[np.ndarray, " A"]) -> None:
-    """Replace the entries before the first page by it; see `WindowInput.page_tables`."""
+def repeat_first_pages(
+    page_table: Int[np.ndarray, "A M"], start: Int[np.ndarray, " A"], shape: StepShape
+) -> None:
+    """Replace the entries before the first page, where all layers have a window, by that page.
+
+    `WindowInput.page_tables` does so for the other page groups.
+    """
+    window = shape.kinds[0][0]
+    if window is None:
+        return
+    first = first_pages(start, window, shape.page_size)
     held = page_table[np.arange(first.size), first]
     before = np.arange(page_table.shape[1]) < first[:, None]
     np.copyto(page_table, held[:, None], where=before)
+
+
+def window_kv_slots(
+    tables: Int[np.ndarray, "W slots pages"],
+    slots: Int[np.ndarray, " T"],
+    positions: Int[np.ndarray, " T"],
+    page_size: int,
+) -> Int[np.ndarray, "W T"]:
+    """KV index of each row in each page group; ``slots`` is that of the row's sequence."""
+    return tables[:, slots, positions // page_size] * page_size + positions % page_size
+
+
+def pages_from(
+    tables: Int[np.ndarray, "W slots pages"],
+    slots: Int[np.ndarray, " A"],
+    first: Int[np.ndarray, " A"],
+    count: int,
+) -> Int[np.ndarray, "W A R"]:
+    """``count`` pages of each sequence from its ``first`` on; the table's last is repeated."""
+    columns = np.minimum(first[:, None] + np.arange(count), tables.shape[2] - 1)
+    return tables[:, slots[:, None], columns]
 
 
 def check_step_input(
@@ -201,9 +239,9 @@ def check_step_input(
     rows = [item.stop - item.start for item in batch]
     owners = np.repeat(np.arange(len(batch)), rows).astype(np.int32)
     owners = _padded(owners, step_input.positions.shape[0], 0)
-    kinds = ((None, 0, 1),) if shape.groups is None else shape.groups.kinds
-    checked = [(step_input.page_table, step_input.kv_slots, step_input.plan, kinds[0][0])]
-    for found, (window, _, _) in zip(step_input.windows, kinds[1:], strict=True):
+    window = shape.kinds[0][0]
+    checked = [(step_input.page_table, step_input.kv_slots, step_input.plan, window)]
+    for found, (window, _, _) in zip(step_input.windows, shape.kinds[1:], strict=True):
         tables = np.asarray(found.page_tables(shape.table_pages))
         for table, slots in zip(tables, found.kv_slots, strict=True):
             checked.append((table, slots, found.plan, window))

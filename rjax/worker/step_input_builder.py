@@ -2,7 +2,8 @@
 
 To plan attention is most of the host's work for a step, and a decode step of a small model takes
 the device less time than that. From one decode step to the next each sequence grows by a token, and
-the plan stays as it is but for the ends of its last items, until a sequence begins a KV split.
+a plan stays as it is but for the ends of its last items, until a sequence begins a KV split, or its
+window leaves one.
 """
 
 import dataclasses
@@ -11,9 +12,19 @@ import numpy as np
 from jaxtyping import Int
 
 from rjax.batch.scheduled_sequence import ScheduledSequence
-from rjax.pallas_kernels.attention.planner import PlanStats, Sharing
+from rjax.pallas_kernels.attention.planner import PlanShape, PlanStats, Sharing
 from rjax.worker.batch_order import by_shared_pages
-from rjax.worker.step_input import PackedLayouts, StepInput, build_step_input, check_step_input
+from rjax.worker.step_input import (
+    PackedLayouts,
+    StepInput,
+    build_step_input,
+    check_step_input,
+    first_pages,
+    mean_stats,
+    pages_from,
+    repeat_first_pages,
+    window_kv_slots,
+)
 from rjax.worker.step_shape import StepShape
 
 
@@ -41,7 +52,8 @@ class _DecodeStep:
         scheduled: its batch as it was scheduled.
         order: index in ``scheduled`` of each sequence of the step.
         stops: length of each sequence of the step.
-        ends: the single-row items that end where their sequence does.
+        ends: of each plan, the single-row items that end where their sequence does.
+        stats: of each plan.
         made: the input.
     """
 
@@ -49,7 +61,8 @@ class _DecodeStep:
     scheduled: list[ScheduledSequence]
     order: list[int]
     stops: Int[np.ndarray, " A"]
-    ends: Int[np.ndarray, " X"]
+    ends: list[Int[np.ndarray, " X"]]
+    stats: tuple[PlanStats, ...]
     made: OrderedInput
 
     @classmethod
@@ -58,24 +71,27 @@ class _DecodeStep:
         scheduled: list[ScheduledSequence],
         step_input: StepInput,
         shape: StepShape,
+        stats: tuple[PlanStats, ...],
         made: OrderedInput,
     ) -> "_DecodeStep | None":
-        """The step, if it only decodes and has no window, whose plan would move with each step."""
-        if shape.groups is not None or shape.plan.window is not None:
-            return None
+        """The step, if it only decodes."""
         if not all([item.samples and item.stop == item.start + 1 for item in scheduled]):
             return None
         place = {id(item.sequence): i for i, item in enumerate(scheduled)}
         stops = np.fromiter([item.stop for item in made.batch], np.int32, len(scheduled))
-        single_row = step_input.plan.lists[0]
-        live = slice(int(single_row.num_items))
-        lengths = stops[np.asarray(single_row.table_row)[live]]
+        ends = []
+        for plan in step_input.plans:
+            single_row = plan.lists[0]
+            live = slice(int(single_row.num_items))
+            lengths = stops[np.asarray(single_row.table_row)[live]]
+            ends.append(np.flatnonzero(np.asarray(single_row.kv_stop)[live] == lengths))
         return cls(
             shape=shape,
             scheduled=scheduled,
             order=[place[id(item.sequence)] for item in made.batch],
             stops=stops,
-            ends=np.flatnonzero(np.asarray(single_row.kv_stop)[live] == lengths),
+            ends=ends,
+            stats=stats,
             made=made,
         )
 
@@ -90,7 +106,17 @@ class _DecodeStep:
                 return False
             if not samples or stored > start:
                 return False
-        return bool((self.stops % shape.kv_split_size).all())
+        return all([self._keeps_splits(plan) for plan in shape.plans])
+
+    def _keeps_splits(self, plan: PlanShape) -> bool:
+        """Whether the rows of the next step see the same KV splits."""
+        positions = self.stops
+        if not (positions % plan.kv_split_size).all():
+            return False
+        if plan.window is None:
+            return True
+        first_seen = positions - plan.window + 1
+        return bool(((first_seen <= 0) | (first_seen % plan.kv_split_size != 0)).all())
 
 
 class StepInputBuilder:
@@ -137,8 +163,9 @@ class StepInputBuilder:
         )
         step_input, stats = build_step_input(ordered, tables, shape, self.sharing)
         self._check(step_input, ordered, shape)
-        made = OrderedInput(ordered, self._layouts[shape].pack(step_input), stats)
-        self._last = _DecodeStep.of(batch, step_input, shape, made)
+        packed = self._layouts[shape].pack(step_input)
+        made = OrderedInput(ordered, packed, mean_stats(stats, shape.groups))
+        self._last = _DecodeStep.of(batch, step_input, shape, stats, made)
         return made
 
     def _follow(
@@ -156,22 +183,33 @@ class StepInputBuilder:
         fields.slots[:A] = slots
         fields.positions[:A] = positions
         fields.page_table[:A] = tables[0, slots]
-        pages = fields.page_table[np.arange(A), positions // shape.page_size]
-        fields.kv_slots[:A] = pages * shape.page_size + positions % shape.page_size
+        repeat_first_pages(fields.page_table[:A], positions, shape)
+        [fields.kv_slots[:A]] = window_kv_slots(tables[:1], slots, positions, shape.page_size)
         fields.token_slot[:A] = np.where(stops > known, slots, -1)
         fields.tokens[:A] = 0
         for b in np.flatnonzero(stops <= known).tolist():
             [fields.tokens[b]] = sequences[b].tokens(ordered[b].start, ordered[b].stop)
-        fields.plan.lists[0].kv_stop[last.ends] += 1
+        for found, (window, group, end) in zip(fields.windows, shape.kinds[1:], strict=True):
+            assert window is not None
+            of_window, first = tables[group:end], first_pages(positions, window, shape.page_size)
+            found.kv_slots[:, :A] = window_kv_slots(of_window, slots, positions, shape.page_size)
+            found.pages[:, :A] = pages_from(of_window, slots, first, found.pages.shape[2])
+            found.first_page[:A] = first
+        for plan, ends in zip(fields.plans, last.ends, strict=True):
+            plan.lists[0].kv_stop[ends] += 1
         self._check(fields, ordered, shape)
-        before = last.made.stats
-        stats = PlanStats(
-            kv_tokens_read=before.kv_tokens_read + last.ends.size,
-            kv_tokens_unshared=before.kv_tokens_unshared + A,
-            shared_groups=before.shared_groups,
+        stats = tuple(
+            [
+                PlanStats(
+                    kv_tokens_read=before.kv_tokens_read + ends.size,
+                    kv_tokens_unshared=before.kv_tokens_unshared + A,
+                    shared_groups=before.shared_groups,
+                )
+                for before, ends in zip(last.stats, last.ends, strict=True)
+            ]
         )
-        made = OrderedInput(ordered, packed, stats)
-        return _DecodeStep(shape, batch, last.order, stops, last.ends, made)
+        made = OrderedInput(ordered, packed, mean_stats(stats, shape.groups))
+        return _DecodeStep(shape, batch, last.order, stops, last.ends, stats, made)
 
     def _check(
         self, step_input: StepInput, batch: list[ScheduledSequence], shape: StepShape

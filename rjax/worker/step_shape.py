@@ -22,7 +22,7 @@ class StepShape:
         page_size: S.
         plan: shapes of the attention plan, of the first page group.
         groups: page groups of the layers; None if all layers share their pages and keep all.
-        window_plans: shapes of the plans of the other windows, as ``groups.kinds`` lists them.
+        window_plans: shapes of the plans of the other windows, as ``kinds`` lists them.
     """
 
     rows: int
@@ -34,9 +34,19 @@ class StepShape:
     window_plans: tuple[PlanShape, ...] = ()
 
     @property
+    def kinds(self) -> tuple[tuple[int | None, int, int], ...]:
+        """(window, first page group, group after the last) of each plan."""
+        return ((None, 0, 1),) if self.groups is None else self.groups.kinds
+
+    @property
+    def plans(self) -> tuple[PlanShape, ...]:
+        """The shapes of all plans, in the order of ``kinds``."""
+        return (self.plan, *self.window_plans)
+
+    @property
     def kv_split_size(self) -> int:
         """The smallest KV split of the plans."""
-        return min(plan.kv_split_size for plan in (self.plan, *self.window_plans))
+        return min(plan.kv_split_size for plan in self.plans)
 
     def window_pages(self, window: int) -> int:
         """Pages that the tokens of one sequence in a step reach at most, under this window."""

@@ -8,46 +8,64 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rjax.batch.page_groups import PageGroups
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.pallas_kernels.attention.planner import PlanShape
 from rjax.pallas_kernels.attention.split_policy import SplitPolicy
 from rjax.sampling import SamplingParams
 from rjax.worker import step_input_builder
-from rjax.worker.step_input import PackedLayouts, build_step_input
+from rjax.worker.step_input import PackedLayouts, build_step_input, mean_stats
 from rjax.worker.step_input_builder import StepInputBuilder
 from rjax.worker.step_shape import StepShape
 
 from .tiny import make_engine, run
 
+type Windows = tuple[int | None, ...]
+
 PAGE, PAGES, SPLIT, SEQS = 4, 12, 8, 6
 LAYOUTS = PackedLayouts()
 
 
-def step_shape(policy: SplitPolicy | None = None) -> StepShape:
-    plan = PlanShape(
+def step_shape(policy: SplitPolicy | None = None, windows: Windows = (None,)) -> StepShape:
+    """Of layers with these windows, each in a page group of its own."""
+    plans = [
+        PlanShape(
+            rows=8,
+            seqs=8,
+            max_context=PAGE * PAGES,
+            tile_rows=4,
+            kv_split_size=SPLIT,
+            split_policy=policy,
+            window=window,
+        )
+        for window in dict.fromkeys(windows)
+    ]
+    groups = PageGroups(windows, tuple((group, 0) for group in range(len(windows))))
+    return StepShape(
         rows=8,
         seqs=8,
-        max_context=PAGE * PAGES,
-        tile_rows=4,
-        kv_split_size=SPLIT,
-        split_policy=policy,
+        table_pages=PAGES,
+        page_size=PAGE,
+        plan=plans[0],
+        groups=None if windows == (None,) else groups,
+        window_plans=tuple(plans[1:]),
     )
-    return StepShape(rows=8, seqs=8, table_pages=PAGES, page_size=PAGE, plan=plan)
 
 
 class Batches:
     """Sequences of a prefix tree that grow by a token each step, in pages of their own."""
 
-    def __init__(self, lengths, shared, seed: int):
+    def __init__(self, lengths, shared, seed: int, groups: int = 1):
         self.rng = np.random.default_rng(seed)
-        self.pages = SEQS * PAGES
-        self.tables = self.rng.permutation(self.pages).astype(np.int32).reshape(1, SEQS, PAGES)
+        self.pages = groups * SEQS * PAGES
+        tables = self.rng.permutation(self.pages).astype(np.int32).reshape(groups, SEQS, PAGES)
         for b in range(1, len(lengths)):
             common = min(shared, lengths[b] // PAGE, lengths[0] // PAGE)
-            self.tables[0, b, :common] = self.tables[0, 0, :common]
+            tables[:, b, :common] = tables[:, 0, :common]
+        self.tables = tables.copy()
         self.lengths = list(lengths)
         slots = self.rng.permutation(SEQS)[: len(lengths)]
-        self.tables[0, slots] = self.tables[0, : len(lengths)].copy()
+        self.tables[:, slots] = tables[:, : len(lengths)]
         self.sequences = [self.sequence(number, slot) for number, slot in enumerate(slots)]
         self.running = list(range(len(lengths)))
 
@@ -75,14 +93,15 @@ class Batches:
 
 
 LENGTHS = st.lists(st.integers(1, PAGE * PAGES - 1), min_size=1, max_size=SEQS)
+WINDOWS = st.sampled_from([(None,), (None, 6), (None, 5, 5, 11), (9,), (17, 1)])
 
 
-@settings(max_examples=60)
-@given(lengths=LENGTHS, shared=st.integers(0, PAGES), seed=st.integers(0, 99))
+@settings(max_examples=100)
+@given(lengths=LENGTHS, shared=st.integers(0, PAGES), windows=WINDOWS, seed=st.integers(0, 99))
 @pytest.mark.usefixtures("no_annotations_checked")
-def test_it_is_what_is_built_anew(lengths, shared, seed):
+def test_it_is_what_is_built_anew(lengths, shared, windows, seed):
     """Array for array, where nothing coalesces splits by the load of the whole batch."""
-    batches, shape = Batches(lengths, shared, seed), step_shape()
+    batches, shape = Batches(lengths, shared, seed, len(windows)), step_shape(None, windows)
     builder = StepInputBuilder(LAYOUTS, "on", batches.pages)
     for _ in range(30):
         if not (batch := batches.step()):
@@ -91,27 +110,35 @@ def test_it_is_what_is_built_anew(lengths, shared, seed):
         assert sorted(map(id, made.batch)) == sorted(map(id, batch))
         anew, stats = build_step_input(made.batch, batches.tables, shape, "on")
         np.testing.assert_array_equal(made.packed, LAYOUTS[shape].pack(anew))
-        assert made.stats == stats
+        assert made.stats == mean_stats(stats, shape.groups)
 
 
-@settings(max_examples=60)
-@given(lengths=LENGTHS, shared=st.integers(0, PAGES), seed=st.integers(0, 99))
+@settings(max_examples=100)
+@given(lengths=LENGTHS, shared=st.integers(0, PAGES), windows=WINDOWS, seed=st.integers(0, 99))
 @pytest.mark.usefixtures("no_annotations_checked")
-def test_coalesced_splits_cover_the_same_tokens(lengths, shared, seed):
+def test_coalesced_splits_cover_the_same_tokens(lengths, shared, windows, seed):
     """``check_step_input`` passes, and the items read as many tokens."""
-    batches = Batches(lengths, shared, seed)
-    shape = step_shape(SplitPolicy(2, 3, 4, multi_row_lanes=2, single_lane_rows=2))
+    batches = Batches(lengths, shared, seed, len(windows))
+    shape = step_shape(SplitPolicy(2, 3, 4, multi_row_lanes=2, single_lane_rows=2), windows)
     builder = StepInputBuilder(LAYOUTS, "on", batches.pages)
     for _ in range(30):
         if not (batch := batches.step()):
             break
         made = builder.build(batch, batches.tables, shape)
         _, stats = build_step_input(made.batch, batches.tables, shape, "on")
-        assert made.stats == stats
+        assert made.stats == mean_stats(stats, shape.groups)
 
 
+# Positions 3 to 16 and 11 to 24. Splits begin at 8, 16 and 24; a window of 6 leaves them at 13, 21.
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [
+        ((None,), [1] * 5 + [2] * 8 + [3]),
+        ((None, 6), [1] * 2 + [2] * 3 + [3] * 5 + [4] * 3 + [5]),
+    ],
+)
 @pytest.mark.usefixtures("no_annotations_checked")
-def test_a_plan_serves_until_a_sequence_begins_a_split(monkeypatch):
+def test_a_plan_serves_until_splits_change(monkeypatch, windows, expected):
     built, build = [], step_input_builder.build_step_input
 
     def counted(*args):
@@ -119,14 +146,14 @@ def test_a_plan_serves_until_a_sequence_begins_a_split(monkeypatch):
         return build(*args)
 
     monkeypatch.setattr(step_input_builder, "build_step_input", counted)
-    batches, builder = Batches([3, 11], 0, 0), StepInputBuilder(LAYOUTS, "on")
+    batches, builder = Batches([3, 11], 0, 0, len(windows)), StepInputBuilder(LAYOUTS, "on")
     batches.rng = SimpleNamespace(random=lambda: 1.0, integers=lambda *_: 0)
     seen = []
     for _ in range(14):
-        first = builder.build(batches.step(), batches.tables, step_shape()).packed
+        first = builder.build(batches.step(), batches.tables, step_shape(None, windows)).packed
         kept = first.copy()
         seen.append((len(built), first, kept))
-    assert [n for n, _, _ in seen] == [1] * 5 + [2] * 8 + [3]  # positions 8 and 16, 16 and 24
+    assert [n for n, _, _ in seen] == expected
     for _, packed, kept in seen:
         np.testing.assert_array_equal(packed, kept)
 
