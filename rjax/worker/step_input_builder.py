@@ -2,8 +2,9 @@
 
 To plan attention is most of the host's work for a step, and a decode step of a small model takes
 the device less time than that. From one decode step to the next each sequence grows by a token, and
-a plan stays as it is but for the ends of its last items, until a sequence begins a KV split, or its
-window leaves one.
+a plan stays as it is but for the ends of its last items, until a sequence begins a KV split or its
+window leaves one. With many sequences nearly every step has such a sequence; where splits are
+coalesced anyway, their last items then grow into the next split for a few steps.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from jaxtyping import Int
 
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.pallas_kernels.attention.planner import PlanShape, PlanStats, Sharing
+from rjax.pallas_kernels.attention.work_list import AttentionPlan
 from rjax.worker.batch_order import by_shared_pages
 from rjax.worker.step_input import (
     PackedLayouts,
@@ -26,6 +28,10 @@ from rjax.worker.step_input import (
     window_kv_slots,
 )
 from rjax.worker.step_shape import StepShape
+
+COALESCED_STEPS = 16
+"""Steps, at least, of a plan for many sequences whose splits are coalesced. Their last items become
+that much longer at most."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ class _DecodeStep:
         order: index in ``scheduled`` of each sequence of the step.
         stops: length of each sequence of the step.
         ends: of each plan, the single-row items that end where their sequence does.
+        more_steps: that the plans serve.
         stats: of each plan.
         made: the input.
     """
@@ -62,6 +69,7 @@ class _DecodeStep:
     order: list[int]
     stops: Int[np.ndarray, " A"]
     ends: list[Int[np.ndarray, " X"]]
+    more_steps: int
     stats: tuple[PlanStats, ...]
     made: OrderedInput
 
@@ -79,25 +87,25 @@ class _DecodeStep:
             return None
         place = {id(item.sequence): i for i, item in enumerate(scheduled)}
         stops = np.fromiter([item.stop for item in made.batch], np.int32, len(scheduled))
-        ends = []
-        for plan in step_input.plans:
-            single_row = plan.lists[0]
-            live = slice(int(single_row.num_items))
-            lengths = stops[np.asarray(single_row.table_row)[live]]
-            ends.append(np.flatnonzero(np.asarray(single_row.kv_stop)[live] == lengths))
+        ends = [_growing_items(plan, stops) for plan in step_input.plans]
+        more_steps = [
+            _more_steps(*found, stops)
+            for found in zip(shape.plans, step_input.plans, ends, strict=True)
+        ]
         return cls(
             shape=shape,
             scheduled=scheduled,
             order=[place[id(item.sequence)] for item in made.batch],
             stops=stops,
             ends=ends,
+            more_steps=min(more_steps),
             stats=stats,
             made=made,
         )
 
     def is_followed_by(self, batch: list[ScheduledSequence], shape: StepShape) -> bool:
-        """Whether a batch has the same sequences, each with its next token, and the same splits."""
-        if len(batch) != len(self.scheduled) or shape != self.shape:
+        """Whether its plans serve a batch: the same sequences, each with its next token."""
+        if not self.more_steps or len(batch) != len(self.scheduled) or shape != self.shape:
             return False
         for (sequence, start, stop, samples, stored), before in zip(
             batch, self.scheduled, strict=True
@@ -106,17 +114,57 @@ class _DecodeStep:
                 return False
             if not samples or stored > start:
                 return False
-        return all([self._keeps_splits(plan) for plan in shape.plans])
+        return True
 
-    def _keeps_splits(self, plan: PlanShape) -> bool:
-        """Whether the rows of the next step see the same KV splits."""
-        positions = self.stops
-        if not (positions % plan.kv_split_size).all():
-            return False
-        if plan.window is None:
-            return True
-        first_seen = positions - plan.window + 1
-        return bool(((first_seen <= 0) | (first_seen % plan.kv_split_size != 0)).all())
+
+def _growing_items(plan: AttentionPlan, stops: Int[np.ndarray, " A"]) -> Int[np.ndarray, " X"]:
+    """The single-row items of a plan that end where their sequence does."""
+    single_row = plan.lists[0]
+    live = slice(int(single_row.num_items))
+    lengths = stops[np.asarray(single_row.table_row)[live]]
+    return np.flatnonzero(np.asarray(single_row.kv_stop)[live] == lengths)
+
+
+def _more_steps(
+    shape: PlanShape,
+    plan: AttentionPlan,
+    growing: Int[np.ndarray, " X"],
+    stops: Int[np.ndarray, " A"],
+) -> int:
+    """Decode steps that a plan serves after its own, in which sequences have lengths ``stops``."""
+    if not stops.size:
+        return 0
+    split, window = shape.kv_split_size, shape.window
+    position = stops - 1
+    steps = split - 1 - int((position % split).max())
+    first_seen = None if window is None else position - window + 1
+    if first_seen is not None:
+        edge = np.where(first_seen < 0, first_seen, first_seen % split)
+        steps = min(steps, split - 1 - int(edge.max()))
+    few = stops.size * COALESCED_STEPS < split  # whose plan is the same whatever was before
+    if few or shape.split_policy is None or growing.size < stops.size:
+        return steps
+    coalesced = COALESCED_STEPS - 1
+    if first_seen is not None:
+        coalesced = min(coalesced, _steps_in_sight(plan, growing, first_seen))
+    return max(steps, coalesced)
+
+
+def _steps_in_sight(
+    plan: AttentionPlan, growing: Int[np.ndarray, " X"], first_seen: Int[np.ndarray, " A"]
+) -> int:
+    """Decode steps until a row's window leaves an item behind."""
+    steps = []
+    padded = np.append(first_seen, 0)
+    for number, items in enumerate(plan.lists):
+        live = np.arange(int(items.num_items))
+        if number == 0:
+            live = np.setdiff1d(live, growing)
+        start = np.asarray(items.row_start)[live]
+        runs = np.stack([start, start + np.asarray(items.row_count)[live]], axis=1)
+        furthest = np.maximum.reduceat(padded, runs.ravel())[::2]
+        steps.append(np.asarray(items.kv_stop)[live] - 1 - furthest)
+    return int(np.concatenate(steps).min(initial=COALESCED_STEPS))  # of no item
 
 
 class StepInputBuilder:
@@ -209,7 +257,14 @@ class StepInputBuilder:
             ]
         )
         made = OrderedInput(ordered, packed, mean_stats(stats, shape.groups))
-        return _DecodeStep(shape, batch, last.order, stops, last.ends, stats, made)
+        return dataclasses.replace(
+            last,
+            scheduled=batch,
+            stops=stops,
+            more_steps=last.more_steps - 1,
+            stats=stats,
+            made=made,
+        )
 
     def _check(
         self, step_input: StepInput, batch: list[ScheduledSequence], shape: StepShape

@@ -15,7 +15,7 @@ from rjax.pallas_kernels.attention.split_policy import SplitPolicy
 from rjax.sampling import SamplingParams
 from rjax.worker import step_input_builder
 from rjax.worker.step_input import PackedLayouts, build_step_input, mean_stats
-from rjax.worker.step_input_builder import StepInputBuilder
+from rjax.worker.step_input_builder import COALESCED_STEPS, StepInputBuilder
 from rjax.worker.step_shape import StepShape
 
 from .tiny import make_engine, run
@@ -24,6 +24,7 @@ type Windows = tuple[int | None, ...]
 
 PAGE, PAGES, SPLIT, SEQS = 4, 12, 8, 6
 LAYOUTS = PackedLayouts()
+POLICY = SplitPolicy(2, 3, 4, multi_row_lanes=2, single_lane_rows=2)
 
 
 def step_shape(policy: SplitPolicy | None = None, windows: Windows = (None,)) -> StepShape:
@@ -116,17 +117,61 @@ def test_it_is_what_is_built_anew(lengths, shared, windows, seed):
 @settings(max_examples=100)
 @given(lengths=LENGTHS, shared=st.integers(0, PAGES), windows=WINDOWS, seed=st.integers(0, 99))
 @pytest.mark.usefixtures("no_annotations_checked")
-def test_coalesced_splits_cover_the_same_tokens(lengths, shared, windows, seed):
-    """``check_step_input`` passes, and the items read as many tokens."""
+def test_plans_of_coalesced_splits_are_right(lengths, shared, windows, seed):
+    """``check_step_input`` passes, each row sees a token of each item, and little is read twice."""
     batches = Batches(lengths, shared, seed, len(windows))
-    shape = step_shape(SplitPolicy(2, 3, 4, multi_row_lanes=2, single_lane_rows=2), windows)
+    shape = step_shape(POLICY, windows)
     builder = StepInputBuilder(LAYOUTS, "on", batches.pages)
     for _ in range(30):
         if not (batch := batches.step()):
             break
         made = builder.build(batch, batches.tables, shape)
         _, stats = build_step_input(made.batch, batches.tables, shape, "on")
-        assert made.stats == mean_stats(stats, shape.groups)
+        anew = mean_stats(stats, shape.groups)
+        if windows == (None,):
+            assert made.stats == anew
+        else:  # some splits are read until the last of their row's items begins
+            beyond = (COALESCED_STEPS + SPLIT) * len(batch)
+            assert 0 <= made.stats.kv_tokens_read - anew.kv_tokens_read <= beyond
+        fields = LAYOUTS[shape].unpack(made.packed)
+        for plan, plan_shape in zip(fields.plans, shape.plans, strict=True):
+            if plan_shape.window is not None:
+                assert_in_sight(plan, fields.positions, plan_shape.window)
+
+
+def assert_in_sight(plan, positions, window: int):
+    """Each item ends after the first token that each of its rows sees."""
+    for items in plan.lists:
+        for i in range(int(items.num_items)):
+            start = items.row_start[i]
+            furthest = positions[start : start + items.row_count[i]].max()
+            assert items.kv_stop[i] > furthest - window + 1
+
+
+@pytest.mark.usefixtures("no_annotations_checked")
+def test_coalesced_splits_are_planned_every_few_steps(monkeypatch):
+    """However often one of many sequences begins a split."""
+    plans = count_builds(monkeypatch)
+    batches, shape = Batches([1, 2, 3, 4, 5, 6], 0, 0), step_shape(POLICY)
+    batches.rng = SimpleNamespace(random=lambda: 1.0, integers=lambda *_: 0)
+    builder = StepInputBuilder(LAYOUTS, "on", batches.pages)
+    seen = []
+    for _ in range(2 * COALESCED_STEPS + 1):
+        builder.build(batches.step(), batches.tables, shape)
+        seen.append(len(plans))
+    assert seen == [1] * COALESCED_STEPS + [2] * COALESCED_STEPS + [3]
+
+
+def count_builds(monkeypatch) -> list:
+    """A list that grows with each input that is built anew."""
+    built, build = [], step_input_builder.build_step_input
+
+    def counted(*args):
+        built.append(args)
+        return build(*args)
+
+    monkeypatch.setattr(step_input_builder, "build_step_input", counted)
+    return built
 
 
 # Positions 3 to 16 and 11 to 24. Splits begin at 8, 16 and 24; a window of 6 leaves them at 13, 21.
@@ -139,13 +184,7 @@ def test_coalesced_splits_cover_the_same_tokens(lengths, shared, windows, seed):
 )
 @pytest.mark.usefixtures("no_annotations_checked")
 def test_a_plan_serves_until_splits_change(monkeypatch, windows, expected):
-    built, build = [], step_input_builder.build_step_input
-
-    def counted(*args):
-        built.append(args)
-        return build(*args)
-
-    monkeypatch.setattr(step_input_builder, "build_step_input", counted)
+    built = count_builds(monkeypatch)
     batches, builder = Batches([3, 11], 0, 0, len(windows)), StepInputBuilder(LAYOUTS, "on")
     batches.rng = SimpleNamespace(random=lambda: 1.0, integers=lambda *_: 0)
     seen = []
