@@ -1,12 +1,13 @@
 """Runs the kernels of small batches under NVIDIA's compute-sanitizer.
 
     python -m bench.kernels.sanitize                       # reads and writes out of bounds
-    python -m bench.kernels.sanitize --tool racecheck --only one-row
+    python -m bench.kernels.sanitize --tool racecheck --only few-rows-fp8
     python -m bench.kernels.sanitize --tool synccheck --backend triton --only attention
 
 Attention to prefixes, to unique tokens of every length up to a few pages, and of a prompt chunk;
-then decode steps of one row and of few rows (``sanitize_steps``). Each result is checked. The
-sanitizer is part of the CUDA toolkit; the exit status is 3 if it is missing.
+then decode steps of one row and of few rows (``sanitize_steps``). Each result is checked. Each case
+has a process of its own, so that the others are checked if the sanitizer itself crashes. It is part
+of the CUDA toolkit; the exit status is 3 if it is missing.
 """
 
 import argparse
@@ -27,17 +28,16 @@ from rjax.cli.parser import OneLineParser
 
 _MISSING = 3
 _PLACES = ("/usr/local/cuda*/bin/compute-sanitizer", "/opt/nvidia/**/compute-sanitizer")
-_SECONDS = 500
+_SECONDS = 300  # of one case
 
 
-def attention_cases(kernel: Kernel) -> list[Case]:
-    """Small cases with every kind of work item."""
-    tile = kernel.tile_rows(4)
+def attention_cases(tile_rows: int) -> list[Case]:
+    """Small cases with every kind of work item; ``tile_rows`` rows of a prefix tile."""
     lengths = (1, 63, 64, 65, 130)
     return [
-        Case("attention-relay", 5, 256, lengths, N=8, K=2, tile_rows=tile, split=128),
-        Case("attention-prompt", 2, 0, 140, queries=70, N=8, K=2, tile_rows=tile, split=64),
-        Case("attention-fp8", 5, 128, lengths, N=8, K=2, tile_rows=tile, split=128, fp8=True),
+        Case("attention-relay", 5, 256, lengths, N=8, K=2, tile_rows=tile_rows, split=128),
+        Case("attention-prompt", 2, 0, 140, queries=70, N=8, K=2, tile_rows=tile_rows, split=64),
+        Case("attention-fp8", 5, 128, lengths, N=8, K=2, tile_rows=tile_rows, split=128, fp8=True),
     ]
 
 
@@ -56,12 +56,18 @@ def check_attention(case: Case, kernel: Kernel) -> bool:
     return error < 1e-2
 
 
-def check(kernel: Kernel, only: str = "") -> list[bool]:
-    """Whether each case whose name contains ``only`` is right."""
-    attention = [case for case in attention_cases(kernel) if only in case.name]
-    steps = [case for case in step_cases() if only in case.name]
+def chosen(only: str) -> list[str]:
+    """The case of this name, or else those whose name contains it."""
+    names = [case.name for case in (*attention_cases(1), *step_cases())]
+    return [only] if only in names else [name for name in names if only in name]
+
+
+def check(kernel: Kernel, names: list[str]) -> bool:
+    """Whether each of these cases is right."""
+    attention = [case for case in attention_cases(kernel.tile_rows(4)) if case.name in names]
+    steps = [case for case in step_cases() if case.name in names]
     right = [check_attention(case, kernel) for case in attention]
-    return right + [check_step(case, kernel.name) for case in steps]
+    return all(right + [check_step(case, kernel.name) for case in steps])
 
 
 def sanitizer() -> str | None:
@@ -80,8 +86,13 @@ def parser() -> argparse.ArgumentParser:
     tools = ("memcheck", "racecheck", "synccheck", "initcheck")
     p.add_argument("--tool", default="memcheck", choices=tools, help="of the sanitizer")
     p.add_argument("--backend", default="auto", choices=("auto", *NAMES), help="of the kernels")
-    p.add_argument("--only", default="", metavar="NAME", help="cases whose name contains this")
-    p.add_argument("--bare", action="store_true", help="run the batch here, without the sanitizer")
+    p.add_argument(
+        "--only",
+        default="",
+        metavar="NAME",
+        help="the case of this name, or all whose name contains it",
+    )
+    p.add_argument("--bare", action="store_true", help="run the cases here, without the sanitizer")
     return p
 
 
@@ -89,11 +100,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Return 0 without findings, 3 without a sanitizer."""
     p = parser()
     options = p.parse_args(arguments)
+    names = chosen(options.only)
+    if not names:
+        p.error(f"--only: the name of no case contains {options.only!r}")
     if options.bare:
-        right = check(choose_kernel(options.backend), options.only)
-        if not right:
-            p.error(f"--only: the name of no case contains {options.only!r}")
-        return 0 if all(right) else 1
+        return 0 if check(choose_kernel(options.backend), names) else 1
     program = sanitizer()
     if program is None:
         print(
@@ -102,10 +113,19 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return _MISSING
-    inside = ["-m", "bench.kernels.sanitize", "--bare", f"--backend={options.backend}"]
-    if options.only:
-        inside.append(f"--only={options.only}")
-    command = [program, "--tool", options.tool, "--error-exitcode", "1", sys.executable, *inside]
+    failed = []
+    for name in names:
+        inside = ["-m", "bench.kernels.sanitize", "--bare", f"--backend={options.backend}"]
+        tool = [program, "--tool", options.tool, "--error-exitcode", "1"]
+        if status := _run([*tool, sys.executable, *inside, f"--only={name}"]):
+            print(f"{name}: {status}", file=sys.stderr)
+            failed.append(name)
+    print(f"{options.tool}: {len(names) - len(failed)} of {len(names)} cases without a finding")
+    return 1 if failed else 0
+
+
+def _run(command: list[str]) -> str | None:
+    """How one case failed, or None."""
     # A separate allocation for each array, so that reads beyond its end are found.
     environment = os.environ | {
         "XLA_PYTHON_CLIENT_ALLOCATOR": "platform",
@@ -113,10 +133,12 @@ def main(arguments: list[str] | None = None) -> int:
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip(),
     }
     try:
-        return subprocess.run(command, env=environment, timeout=_SECONDS, check=False).returncode
+        status = subprocess.run(command, env=environment, timeout=_SECONDS, check=False).returncode
     except subprocess.TimeoutExpired:
-        print(f"not done after {_SECONDS} s; run fewer cases at once with --only", file=sys.stderr)
-        return 1
+        return f"not done after {_SECONDS} s"
+    if status < 0:
+        return f"the sanitizer ended by signal {-status}"
+    return f"exit status {status}" if status else None
 
 
 if __name__ == "__main__":

@@ -236,20 +236,35 @@ def test_the_sanitizer_runs_a_batch_that_is_right(monkeypatch, capsys, tmp_path)
     monkeypatch.setattr(sanitize, "sanitizer", lambda: None)
     assert sanitize.main(["--backend=xla"]) == 3
     assert "CUDA toolkit" in capsys.readouterr().err
-    # One that only tells what it was asked.
+    # One that only tells what it was asked, and crashes in one case.
     program, told = tmp_path / "sanitizer", tmp_path / "told"
-    program.write_text(f'#!/bin/sh\necho "$XLA_PYTHON_CLIENT_ALLOCATOR $@" > {told}\nexit 1\n')
+    program.write_text(
+        f'#!/bin/sh\necho "$XLA_PYTHON_CLIENT_ALLOCATOR $@" >> {told}\n'
+        'case "$*" in *prompt) kill -SEGV $$;; *fp8) exit 1;; esac\n'
+    )
     program.chmod(0o755)
     monkeypatch.setattr(sanitize, "sanitizer", lambda: str(program))
-    assert sanitize.main(["--backend=xla", "--tool=synccheck"]) == 1
-    assert told.read_text().startswith("platform --tool synccheck --error-exitcode 1 ")
-    assert told.read_text().strip().endswith("bench.kernels.sanitize --bare --backend=xla")
-    assert sanitize.main(["--backend=xla", "--only=few"]) == 1
-    assert told.read_text().strip().endswith("--bare --backend=xla --only=few")
+    assert sanitize.main(["--backend=xla", "--tool=synccheck", "--only=attention"]) == 1
+    commands = told.read_text().splitlines()
+    assert [command.rsplit("=", 1)[1] for command in commands] == [
+        "attention-relay",
+        "attention-prompt",
+        "attention-fp8",
+    ]
+    assert commands[0].startswith("platform --tool synccheck --error-exitcode 1 ")
+    assert "bench.kernels.sanitize --bare --backend=xla --only=" in commands[0]
+    found = capsys.readouterr()
+    assert found.out == "synccheck: 1 of 3 cases without a finding\n"
+    assert found.err.splitlines() == [
+        "attention-prompt: the sanitizer ended by signal 11",
+        "attention-fp8: exit status 1",
+    ]
+    assert sanitize.main(["--backend=xla", "--only=one-row"]) == 0
+    assert capsys.readouterr().out == "memcheck: 1 of 1 cases without a finding\n"
     program.write_text("#!/bin/sh\nexec sleep 10\n")
     monkeypatch.setattr(sanitize, "_SECONDS", 0.1)
-    assert sanitize.main(["--backend=xla"]) == 1
-    assert "--only" in capsys.readouterr().err
+    assert sanitize.main(["--backend=xla", "--only=one-row"]) == 1
+    assert "one-row: not done after 0.1 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("module", [kernels, cost_model, sanitize])
