@@ -4,8 +4,9 @@ An engine with a pool of 100,000 pages, all of them in use or cached, decodes 8 
 Its worker does everything except running the step: scheduling, the step's input (batch order,
 attention plan, packing), and reading the tokens. Sequences share a system prompt of 1024 tokens.
 "Step" is the time if only final outputs are returned, as by ``LLM.generate``; "streamed" if every
-token is. Times are medians over steps of the CPU time of the engine thread; the growth is relative
-to the previous row. Writes ``bench/results/scheduler.json``.
+token is. Times are means over steps of the CPU time of the engine thread; the growth is relative
+to the previous row. Long-lived objects are not garbage-collected, as by ``LLM.generate`` and by the
+server. Writes ``bench/results/scheduler.json``.
 """
 
 import json
@@ -30,6 +31,7 @@ from rjax.config import EngineConfig
 from rjax.engine.block_manager import BlockManager
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.parts import EngineParts
+from rjax.gc_freeze import freeze_gc_heap
 from rjax.pallas_kernels.attention.planner import CostModel, PlanShape
 from rjax.pallas_kernels.attention.split_policy import SplitPolicy
 from rjax.sampling import RequestOutputKind, SamplingParams
@@ -126,7 +128,7 @@ def finish(engine: LLMEngine) -> None:
 def measure_steps(
     engine: LLMEngine, num_seqs: int, steps: int, kind: RequestOutputKind
 ) -> dict[str, float]:
-    """Median milliseconds of the phases of a decode step of ``num_seqs`` sequences."""
+    """Mean milliseconds of the phases of a decode step of ``num_seqs`` sequences."""
     rng = np.random.default_rng(1)
     system = rng.integers(0, 128, SYSTEM).tolist()
     params = SamplingParams(
@@ -162,7 +164,7 @@ def measure_steps(
     for i in range(num_seqs):
         engine.abort_request(str(i))
     finish(engine)
-    return {name: 1e3 * statistics.median(row[name] for row in rows) for name in rows[0]}
+    return {name: 1e3 * statistics.fmean(row[name] for row in rows) for name in rows[0]}
 
 
 def measure_lookup(tokens: int, repeats: int = 7) -> float:
@@ -206,8 +208,9 @@ def main() -> None:
     engine = make_engine(max(options.seqs))
     steps = {}
     for n in options.seqs:
-        steps[n] = measure_steps(engine, n, options.steps, RequestOutputKind.FINAL_ONLY)
-        streamed = measure_steps(engine, n, options.steps, RequestOutputKind.DELTA)
+        with freeze_gc_heap():
+            steps[n] = measure_steps(engine, n, options.steps, RequestOutputKind.FINAL_ONLY)
+            streamed = measure_steps(engine, n, options.steps, RequestOutputKind.DELTA)
         steps[n]["streamed"] = streamed["step"]
     lookups = {n: measure_lookup(n) for n in (1000, 10_000, 100_000)}
     columns = list(next(iter(steps.values())))
