@@ -6,8 +6,8 @@
 
 Attention to prefixes, to unique tokens of every length up to a few pages, and of a prompt chunk;
 then decode steps of one row and of few rows (``sanitize_steps``). Each result is checked. Each case
-has a process of its own, so that the others are checked if the sanitizer itself crashes. It is part
-of the CUDA toolkit; the exit status is 3 if it is missing.
+has a process of its own, on one core: with several the sanitizer itself crashes, in most steps
+before their first kernel. It is part of the CUDA toolkit; the exit status is 3 if it is missing.
 """
 
 import argparse
@@ -126,16 +126,25 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(command: list[str]) -> str | None:
     """How one case failed, or None."""
-    # A separate allocation for each array, so that reads beyond its end are found.
-    environment = os.environ | {
-        "XLA_PYTHON_CLIENT_ALLOCATOR": "platform",
+    flags = [
+        os.environ.get("XLA_FLAGS", ""),
         # Otherwise XLA autotunes the GEMMs of the reference, slowly under the sanitizer.
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip(),
+        "--xla_gpu_autotune_level=0",
+        "--xla_gpu_force_compilation_parallelism=1",
+    ]
+    environment = os.environ | {
+        # A separate allocation for each array, so that reads beyond its end are found.
+        "XLA_PYTHON_CLIENT_ALLOCATOR": "platform",
+        "XLA_FLAGS": " ".join(flags).strip(),
     }
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # the process inherits it
     try:
         status = subprocess.run(command, env=environment, timeout=_SECONDS, check=False).returncode
     except subprocess.TimeoutExpired:
         return f"not done after {_SECONDS} s"
+    finally:
+        os.sched_setaffinity(0, cores)
     if status < 0:
         return f"the sanitizer ended by signal {-status}"
     return f"exit status {status}" if status else None

@@ -239,7 +239,7 @@ def test_the_sanitizer_runs_a_batch_that_is_right(monkeypatch, capsys, tmp_path)
     # One that only tells what it was asked, and crashes in one case.
     program, told = tmp_path / "sanitizer", tmp_path / "told"
     program.write_text(
-        f'#!/bin/sh\necho "$XLA_PYTHON_CLIENT_ALLOCATOR $@" >> {told}\n'
+        f'#!/bin/sh\necho "$XLA_PYTHON_CLIENT_ALLOCATOR $(nproc) $@" >> {told}\n'
         'case "$*" in *prompt) kill -SEGV $$;; *fp8) exit 1;; esac\n'
     )
     program.chmod(0o755)
@@ -251,7 +251,7 @@ def test_the_sanitizer_runs_a_batch_that_is_right(monkeypatch, capsys, tmp_path)
         "attention-prompt",
         "attention-fp8",
     ]
-    assert commands[0].startswith("platform --tool synccheck --error-exitcode 1 ")
+    assert commands[0].startswith("platform 1 --tool synccheck --error-exitcode 1 ")
     assert "bench.kernels.sanitize --bare --backend=xla --only=" in commands[0]
     found = capsys.readouterr()
     assert found.out == "synccheck: 1 of 3 cases without a finding\n"
