@@ -52,12 +52,14 @@ class Tools:
         ptxas: the assembler.
         compiler: the C compiler.
         nvdisasm: the disassembler, or None.
+        relocatable: whether kernels become relocatable objects, as nvJitLink makes them.
     """
 
     plugin: Path
     ptxas: Path
     compiler: Path
     nvdisasm: Path | None
+    relocatable: bool = False
 
 
 def find_tools(
@@ -115,7 +117,8 @@ def assembled(modules: Iterable[bytes], tools: Tools) -> Iterator[tuple[dict[str
             text = _ptx(module, here, tools)
             source, binary = here / "kernel.ptx", here / "kernel.cubin"
             source.write_text(text)
-            said = _run([tools.ptxas, f"-arch={_ARCHITECTURE}", "-v", source, "-o", binary])
+            options = [f"-arch={_ARCHITECTURE}", "-v", *(["-c"] if tools.relocatable else [])]
+            said = _run([tools.ptxas, *options, source, "-o", binary])
             lost = None
             if tools.nvdisasm is not None:
                 lost = len(lost_operands(_run([tools.nvdisasm, "-c", binary])))

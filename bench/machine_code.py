@@ -3,12 +3,15 @@
     python -m bench.machine_code                             # steps of Llama-3-8B, 1 and 64 rows
     python -m bench.machine_code --shapes qwen2.5-3b --batch 64 --ptx FOLDER
     python -m bench.machine_code --quantization int4
+    python -m bench.machine_code --relocatable               # as jax 0.12 compiles them
 
 For each kernel: calls per step, bytes of code, registers per thread, bytes of register spills,
 performance notes of ptxas (C7513, C7520: wgmma are serialised), and the number of loops that
 overwrite the left operand of a wgmma. The last must be 0 for attention (it is a bug of ptxas;
 bench/kernels/README.md); GEMMs of few-bit weights make their left operand anew for each product.
-Versions of ptxas differ: give the one of the machine that runs the kernels.
+Versions of ptxas differ: give the one of the machine that runs the kernels. Jax 0.12 has nvJitLink
+in place of ptxas, which makes relocatable objects and therefore ignores setmaxnreg (note C7504):
+kernels that need it then spill registers.
 
 Needs the CUDA plugin of JAX and ptxas (``pip install -e '.[cuda13]'``, or ``--plugin`` and
 ``--ptxas``), and a C compiler. Lost operands are found with nvdisasm (from the extra triton, or
@@ -133,6 +136,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--plugin", type=Path, help="xla_cuda_plugin.so, where it is not installed")
     p.add_argument("--ptxas", type=Path, help="the assembler, where it is not installed")
     p.add_argument("--nvdisasm", type=Path, help="the disassembler, where it is not installed")
+    p.add_argument("--relocatable", action="store_true", help="compile as nvJitLink does")
     p.add_argument("--ptx", type=Path, help="folder to write each kernel's PTX to")
     return p
 
@@ -151,6 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
     tools = find_tools(options.plugin, options.ptxas, options.nvdisasm)
+    tools = dataclasses.replace(tools, relocatable=options.relocatable)
     own = ("plugin", "ptxas", "nvdisasm", "ptx")
     settings = {k: v for k, v in vars(options).items() if k not in own}
     found = record("bench.machine_code", [], settings, assembler=version(tools))
