@@ -1,4 +1,7 @@
-"""Host time of a step, without a device: ``python -m bench.scheduler``.
+"""Host time of a step, without a device.
+
+    python -m bench.scheduler               # layers with full attention
+    python -m bench.scheduler --window 128  # half of the layers have a window, as in gpt-oss
 
 An engine with a pool of 100,000 pages, all of them in use or cached, decodes 8 to 1024 sequences.
 Its worker does everything except running the step: scheduling, the step's input (batch order,
@@ -6,9 +9,10 @@ attention plan, packing), and reading the tokens. Sequences share a system promp
 "Step" is the time if only final outputs are returned, as by ``LLM.generate``; "streamed" if every
 token is. Times are means over steps of the CPU time of the engine thread; the growth is relative
 to the previous row. Long-lived objects are not garbage-collected, as by ``LLM.generate`` and by the
-server. Writes ``bench/results/scheduler.json``.
+server. Writes ``bench/results/scheduler.json`` or ``scheduler_window.json``.
 """
 
+import argparse
 import json
 import os
 import pathlib
@@ -21,6 +25,7 @@ import numpy as np
 
 from bench.command_line import run
 from rjax.batch.dispatched_step import DispatchedStep
+from rjax.batch.page_groups import PageGroups
 from rjax.batch.page_hash import PageHashes, root_key
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_readout import StepReadout
@@ -42,7 +47,7 @@ from rjax.worker.step_shape import ShapeTable, step_features
 PAGES, PAGE_SIZE, LENGTH, BUDGET, SPLIT = 100_000, 64, 8192, 8192, 512
 _POLICY = SplitPolicy(16, 33, 64, multi_row_lanes=2, single_lane_rows=16)
 SYSTEM, OWN = 1024, 512
-RESULT = pathlib.Path(__file__).parent / "results" / "scheduler.json"
+RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 class HostOnlyWorker:
@@ -51,17 +56,21 @@ class HostOnlyWorker:
     num_host_pages = 0
     num_decode_steps = 1
 
-    def __init__(self, limits: StepLimits) -> None:
-        self.pool = PoolSize(PAGES, 1)
+    def __init__(self, limits: StepLimits, window: int | None) -> None:
+        groups = None
+        if window is not None:
+            groups = PageGroups((None, window), ((0, 0), (1, 0)))
+        self.pool = PoolSize(PAGES, 1, (None,) if groups is None else groups.windows)
         self.shapes = ShapeTable(
             limits=limits,
             max_model_len=LENGTH,
             page_size=PAGE_SIZE,
-            plan_shape=lambda rows, seqs, _: PlanShape(
-                rows, seqs, LENGTH, min(32, rows), SPLIT, _POLICY
+            plan_shape=lambda rows, seqs, _, window=None: PlanShape(
+                rows, seqs, LENGTH, min(32, rows), SPLIT, _POLICY, window
             ),
             padded_rows=lambda rows: rows,
             growth=2,
+            groups=groups,
         )
         self.seconds = {"input": 0.0}
         cost = CostModel(
@@ -94,8 +103,8 @@ class HostOnlyWorker:
         return StepReadout(step.result, None, None)
 
 
-def make_engine(num_seqs: int) -> LLMEngine:
-    """An engine whose pool is full of cached pages."""
+def make_engine(num_seqs: int, window: int | None = None) -> LLMEngine:
+    """An engine whose pool is full of cached pages; ``window`` is that of half of the layers."""
     config = EngineConfig.from_options(
         {"max_num_seqs": num_seqs, "max_num_batched_tokens": BUDGET, "page_size": PAGE_SIZE}
     )
@@ -103,7 +112,7 @@ def make_engine(num_seqs: int) -> LLMEngine:
     engine = LLMEngine(
         EngineParts(
             config=config,
-            worker=HostOnlyWorker(limits),
+            worker=HostOnlyWorker(limits, window),
             vocab_size=128,
             max_model_len=LENGTH,
             limits=limits,
@@ -191,8 +200,11 @@ def measure_lookup(tokens: int, repeats: int = 7) -> float:
 def main() -> None:
     """Measure, print a table and write it as JSON."""
     parser = OneLineParser(
-        prog="python -m bench.scheduler", description="Host time of a step, without a device."
+        prog="python -m bench.scheduler",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--window", type=whole(1), help="of half of the layers, in tokens")
     parser.add_argument("--steps", type=whole(1), default=60, help="timed of each (default: 60)")
     parser.add_argument(
         "--seqs",
@@ -201,11 +213,11 @@ def main() -> None:
         default=[8, 64, 256, 1024],
         help="running sequences (default: 8 64 256 1024)",
     )
-    parser.add_argument(
-        "--output", type=pathlib.Path, default=RESULT, help="file for the result as JSON"
-    )
+    parser.add_argument("--output", type=pathlib.Path, help="file for the result as JSON")
     options = parser.parse_args()
-    engine = make_engine(max(options.seqs))
+    name = "scheduler.json" if options.window is None else "scheduler_window.json"
+    output = options.output or RESULTS / name
+    engine = make_engine(max(options.seqs), options.window)
     steps = {}
     for n in options.seqs:
         with freeze_gc_heap():
@@ -223,7 +235,8 @@ def main() -> None:
     for n, found in lookups.items():
         print(f"look-up of {n:7,} tokens: {found:7.3f} ms")
     record = {
-        "command": "python -m bench.scheduler",
+        "command": "python -m bench.scheduler"
+        + ("" if options.window is None else f" --window {options.window}"),
         "pages": PAGES,
         "page_size": PAGE_SIZE,
         "max_model_len": LENGTH,
@@ -238,8 +251,8 @@ def main() -> None:
         "processor": platform.processor() or platform.machine(),
         "cpus": os.cpu_count(),
     }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(record, indent=2) + "\n")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from rjax.models import (
 from rjax.worker.backend import Backend, choose_backend
 from rjax.worker.dtype import choose_dtype, choose_kv_dtype
 from rjax.worker.kernels.expert_advice import advise_whole_experts
+from rjax.worker.nccl import check_nccl
 from rjax.worker.step_sizing import gpu_pool_tokens, shape_table
 
 _SMALL_PROJECTION = 2**24
@@ -178,7 +179,7 @@ def choose_platform(config: EngineConfig, model: ModelConfig) -> EnginePlatform:
 
     Raises:
         InvalidConfigError: JAX has several processes, there are too few devices, they cannot share
-            the model, or the backend cannot run it.
+            the model, NCCL is too old, or the backend cannot run it.
     """
     devices = jax.devices()
     if jax.process_count() > 1:
@@ -192,6 +193,8 @@ def choose_platform(config: EngineConfig, model: ModelConfig) -> EnginePlatform:
             f"tensor_parallel_size is {config.tensor_parallel_size}; there are {len(devices)} "
             "devices"
         )
+    if config.tensor_parallel_size > 1 and devices[0].platform == "gpu":
+        check_nccl()
     mesh = jax.make_mesh(
         (config.tensor_parallel_size,),
         ("tensor",),

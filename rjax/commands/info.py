@@ -16,7 +16,8 @@ from rjax.cli.vllm_flags import instead_of
 _NAME = "rjax info"
 _PACKAGES = (
     *("jax", "jaxlib", "flax", "numpy", "transformers", "tokenizers", "safetensors"),
-    *("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-triton", "llguidance", "fastapi", "uvicorn"),
+    *("jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+    *("jax-triton", "llguidance", "fastapi", "uvicorn"),
 )
 _EPILOG = """\
 examples:

@@ -62,6 +62,7 @@ for rows in (1, 8):
     # The kernel that sums the devices' shares computes the norm, so that of a GEMM does not.
     assert eight.pop("mosaic.all_reduce") == 1  # the embedding
     assert eight.pop("mosaic.all_reduce_rms_norm") == 2 * config.num_layers
+    assert eight.pop("mosaic.all_reduce_argmax") == 1  # greedy tokens
     one = collections.Counter(name.replace("norm_split_k", "split_k") for name in one.elements())
     one.pop("mosaic.add_rms_norm")
     assert eight == one, (rows, eight, one)
