@@ -115,7 +115,7 @@ def build_step_input(
     page_table = np.zeros((shape.seqs, shape.table_pages), np.int32)
     page_table[:A] = tables[0, slots]
     unwritten = positions < stored[of_row]
-    kv_slots = page_table[of_row, positions // S] * S + positions % S
+    [kv_slots] = kv_slots_of(tables[:1], slots[of_row], positions, S)
     kv_slots[unwritten] = -1
     known = np.fromiter([s.num_known for s in sequences], np.int32, A)
     unknown = stop > known  # the last token of a sequence may still be on the device
@@ -135,9 +135,9 @@ def build_step_input(
     for (window, group, end), window_shape in zip(shape.kinds[1:], shape.window_plans, strict=True):
         assert window is not None
         of_window = tables[group:end]
-        kv_slots_of_window = np.full((end - group, shape.rows), -1, np.int32)
-        found = window_kv_slots(of_window, slots[of_row], positions, S)
-        kv_slots_of_window[:, :T] = np.where(unwritten, -1, found)
+        padded_slots = np.full((end - group, shape.rows), -1, np.int32)
+        written = kv_slots_of(of_window, slots[of_row], positions, S)
+        padded_slots[:, :T] = np.where(unwritten, -1, written)
         first = first_pages(start, window, S)
         pages = np.zeros((end - group, shape.seqs, shape.window_pages(window)), np.int32)
         pages[:, :A] = pages_from(of_window, slots, first, pages.shape[2])
@@ -150,8 +150,7 @@ def build_step_input(
             sharing=sharing,
             table_rows=slots,
         )
-        first = _padded(first, shape.seqs, 0)
-        windows.append(WindowInput(kv_slots_of_window, pages, first, window_plan))
+        windows.append(WindowInput(padded_slots, pages, _padded(first, shape.seqs, 0), window_plan))
         plan_stats.append(window_stats)
     step_input = StepInput(
         tokens=tokens,
@@ -207,7 +206,7 @@ def repeat_first_pages(
     np.copyto(page_table, held[:, None], where=before)
 
 
-def window_kv_slots(
+def kv_slots_of(
     tables: Int[np.ndarray, "W slots pages"],
     slots: Int[np.ndarray, " T"],
     positions: Int[np.ndarray, " T"],

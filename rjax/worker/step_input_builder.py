@@ -22,10 +22,10 @@ from rjax.worker.step_input import (
     build_step_input,
     check_step_input,
     first_pages,
+    kv_slots_of,
     mean_stats,
     pages_from,
     repeat_first_pages,
-    window_kv_slots,
 )
 from rjax.worker.step_shape import StepShape
 
@@ -58,7 +58,7 @@ class _DecodeStep:
         scheduled: its batch as it was scheduled.
         order: index in ``scheduled`` of each sequence of the step.
         stops: length of each sequence of the step.
-        ends: of each plan, the single-row items that end where their sequence does.
+        growing: of each plan, the single-row items that end where their sequence does.
         more_steps: that the plans serve.
         stats: of each plan.
         made: the input.
@@ -68,7 +68,7 @@ class _DecodeStep:
     scheduled: list[ScheduledSequence]
     order: list[int]
     stops: Int[np.ndarray, " A"]
-    ends: list[Int[np.ndarray, " X"]]
+    growing: list[Int[np.ndarray, " X"]]
     more_steps: int
     stats: tuple[PlanStats, ...]
     made: OrderedInput
@@ -87,17 +87,17 @@ class _DecodeStep:
             return None
         place = {id(item.sequence): i for i, item in enumerate(scheduled)}
         stops = np.fromiter([item.stop for item in made.batch], np.int32, len(scheduled))
-        ends = [_growing_items(plan, stops) for plan in step_input.plans]
+        growing = [_growing_items(plan, stops) for plan in step_input.plans]
         more_steps = [
             _more_steps(*found, stops)
-            for found in zip(shape.plans, step_input.plans, ends, strict=True)
+            for found in zip(shape.plans, step_input.plans, growing, strict=True)
         ]
         return cls(
             shape=shape,
             scheduled=scheduled,
             order=[place[id(item.sequence)] for item in made.batch],
             stops=stops,
-            ends=ends,
+            growing=growing,
             more_steps=min(more_steps),
             stats=stats,
             made=made,
@@ -167,6 +167,23 @@ def _steps_in_sight(
     return int(np.concatenate(steps).min(initial=COALESCED_STEPS))  # of no item
 
 
+def _move_windows(
+    fields: StepInput,
+    tables: Int[np.ndarray, "groups slots pages"],
+    slots: Int[np.ndarray, " A"],
+    positions: Int[np.ndarray, " A"],
+    shape: StepShape,
+) -> None:
+    """Write the windows of a decode step at these positions, but for their plans."""
+    A, S = slots.size, shape.page_size
+    for found, (window, group, end) in zip(fields.windows, shape.kinds[1:], strict=True):
+        assert window is not None
+        of_window, first = tables[group:end], first_pages(positions, window, S)
+        found.kv_slots[:, :A] = kv_slots_of(of_window, slots, positions, S)
+        found.pages[:, :A] = pages_from(of_window, slots, first, found.pages.shape[2])
+        found.first_page[:A] = first
+
+
 class StepInputBuilder:
     """Makes the input of one step after the other.
 
@@ -230,30 +247,26 @@ class StepInputBuilder:
         fields = self._layouts[shape].unpack(packed)  # views
         fields.slots[:A] = slots
         fields.positions[:A] = positions
-        fields.page_table[:A] = tables[0, slots]
-        repeat_first_pages(fields.page_table[:A], positions, shape)
-        [fields.kv_slots[:A]] = window_kv_slots(tables[:1], slots, positions, shape.page_size)
+        page_table = tables[0, slots]
+        repeat_first_pages(page_table, positions, shape)
+        fields.page_table[:A] = page_table
+        [fields.kv_slots[:A]] = kv_slots_of(tables[:1], slots, positions, shape.page_size)
         fields.token_slot[:A] = np.where(stops > known, slots, -1)
         fields.tokens[:A] = 0
         for b in np.flatnonzero(stops <= known).tolist():
             [fields.tokens[b]] = sequences[b].tokens(ordered[b].start, ordered[b].stop)
-        for found, (window, group, end) in zip(fields.windows, shape.kinds[1:], strict=True):
-            assert window is not None
-            of_window, first = tables[group:end], first_pages(positions, window, shape.page_size)
-            found.kv_slots[:, :A] = window_kv_slots(of_window, slots, positions, shape.page_size)
-            found.pages[:, :A] = pages_from(of_window, slots, first, found.pages.shape[2])
-            found.first_page[:A] = first
-        for plan, ends in zip(fields.plans, last.ends, strict=True):
-            plan.lists[0].kv_stop[ends] += 1
+        _move_windows(fields, tables, slots, positions, shape)
+        for plan, growing in zip(fields.plans, last.growing, strict=True):
+            plan.lists[0].kv_stop[growing] += 1
         self._check(fields, ordered, shape)
         stats = tuple(
             [
                 PlanStats(
-                    kv_tokens_read=before.kv_tokens_read + ends.size,
+                    kv_tokens_read=before.kv_tokens_read + growing.size,
                     kv_tokens_unshared=before.kv_tokens_unshared + A,
                     shared_groups=before.shared_groups,
                 )
-                for before, ends in zip(last.stats, last.ends, strict=True)
+                for before, growing in zip(last.stats, last.growing, strict=True)
             ]
         )
         made = OrderedInput(ordered, packed, mean_stats(stats, shape.groups))
