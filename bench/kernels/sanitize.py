@@ -6,8 +6,8 @@
 
 Attention to prefixes, to unique tokens of every length up to a few pages, and of a prompt chunk;
 then decode steps of one row and of few rows (``sanitize_steps``). Each result is checked. Each case
-has a process of its own, on one core: with several the sanitizer itself crashes, in most steps
-before their first kernel. It is part of the CUDA toolkit; the exit status is 3 if it is missing.
+has a process of its own, on one core: with several the tool itself crashes in most steps. The
+sanitizer is part of the CUDA toolkit; the exit status is 3 if it is missing.
 """
 
 import argparse
@@ -113,11 +113,11 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return _MISSING
+    command = [program, "--tool", options.tool, "--error-exitcode", "1", sys.executable]
+    command += ["-m", "bench.kernels.sanitize", "--bare", f"--backend={options.backend}"]
     failed = []
     for name in names:
-        inside = ["-m", "bench.kernels.sanitize", "--bare", f"--backend={options.backend}"]
-        tool = [program, "--tool", options.tool, "--error-exitcode", "1"]
-        if status := _run([*tool, sys.executable, *inside, f"--only={name}"]):
+        if status := _run([*command, f"--only={name}"]):
             print(f"{name}: {status}", file=sys.stderr)
             failed.append(name)
     print(f"{options.tool}: {len(names) - len(failed)} of {len(names)} cases without a finding")

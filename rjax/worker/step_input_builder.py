@@ -30,8 +30,8 @@ from rjax.worker.step_input import (
 from rjax.worker.step_shape import StepShape
 
 COALESCED_STEPS = 16
-"""Steps, at least, of a plan for many sequences whose splits are coalesced. Their last items become
-that much longer at most."""
+"""Steps that a plan for many sequences serves at least where splits are coalesced, unless a window
+leaves an item before. Their last items grow by fewer tokens than this into the next split."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -141,7 +141,8 @@ def _more_steps(
     if first_seen is not None:
         edge = np.where(first_seen < 0, first_seen, first_seen % split)
         steps = min(steps, split - 1 - int(edge.max()))
-    few = stops.size * COALESCED_STEPS < split  # whose plan is the same whatever was before
+    # Few sequences seldom begin a split, and the plan of one alone stays that of its length.
+    few = stops.size * COALESCED_STEPS < split
     if few or shape.split_policy is None or growing.size < stops.size:
         return steps
     coalesced = COALESCED_STEPS - 1

@@ -3,6 +3,7 @@
 import dataclasses
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,10 @@ from hypothesis import strategies as st
 from rjax.batch.page_groups import PageGroups
 from rjax.batch.scheduled_sequence import ScheduledSequence
 from rjax.pallas_kernels.attention.planner import PlanShape
+from rjax.pallas_kernels.attention.reference import paged_attention_reference
+from rjax.pallas_kernels.attention.spec import AttentionSpec
 from rjax.pallas_kernels.attention.split_policy import SplitPolicy
+from rjax.pallas_kernels.attention.xla.attention import paged_attention
 from rjax.sampling import SamplingParams
 from rjax.worker import step_input_builder
 from rjax.worker.step_input import PackedLayouts, build_step_input, mean_stats
@@ -27,7 +31,9 @@ LAYOUTS = PackedLayouts()
 POLICY = SplitPolicy(2, 3, 4, multi_row_lanes=2, single_lane_rows=2)
 
 
-def step_shape(policy: SplitPolicy | None = None, windows: Windows = (None,)) -> StepShape:
+def step_shape(
+    policy: SplitPolicy | None = None, windows: Windows = (None,), split: int = SPLIT
+) -> StepShape:
     """Of layers with these windows, each in a page group of its own."""
     plans = [
         PlanShape(
@@ -35,7 +41,7 @@ def step_shape(policy: SplitPolicy | None = None, windows: Windows = (None,)) ->
             seqs=8,
             max_context=PAGE * PAGES,
             tile_rows=4,
-            kv_split_size=SPLIT,
+            kv_split_size=split,
             split_policy=policy,
             window=window,
         )
@@ -118,7 +124,8 @@ def test_it_is_what_is_built_anew(lengths, shared, windows, seed):
 @given(lengths=LENGTHS, shared=st.integers(0, PAGES), windows=WINDOWS, seed=st.integers(0, 99))
 @pytest.mark.usefixtures("no_annotations_checked")
 def test_plans_of_coalesced_splits_are_right(lengths, shared, windows, seed):
-    """``check_step_input`` passes, each row sees a token of each item, and little is read twice."""
+    """``check_step_input`` passes, no window has left an item, and little more than the tokens of
+    a new plan is read."""
     batches = Batches(lengths, shared, seed, len(windows))
     shape = step_shape(POLICY, windows)
     builder = StepInputBuilder(LAYOUTS, "on", batches.pages)
@@ -130,7 +137,7 @@ def test_plans_of_coalesced_splits_are_right(lengths, shared, windows, seed):
         anew = mean_stats(stats, shape.groups)
         if windows == (None,):
             assert made.stats == anew
-        else:  # some splits are read until the last of their row's items begins
+        else:  # a window may have left a split, but not the item that reads it
             beyond = (COALESCED_STEPS + SPLIT) * len(batch)
             assert 0 <= made.stats.kv_tokens_read - anew.kv_tokens_read <= beyond
         fields = LAYOUTS[shape].unpack(made.packed)
@@ -146,6 +153,59 @@ def assert_in_sight(plan, positions, window: int):
             start = items.row_start[i]
             furthest = positions[start : start + items.row_count[i]].max()
             assert items.kv_stop[i] > furthest - window + 1
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 6), (9,)])
+@pytest.mark.usefixtures("no_annotations_checked")
+def test_attention_of_items_that_grow_into_the_next_split(windows, monkeypatch):
+    """It is that of the float32 reference, with pages that no row sees full of NaN."""
+    built, grown = count_builds(monkeypatch), 0
+    batches = Batches([1, 4, 15, 22, 23, 31], 3, 0, len(windows))
+    batches.rng = SimpleNamespace(random=lambda: 1.0, integers=lambda *_: 0)
+    shape = step_shape(POLICY, windows)
+    builder = StepInputBuilder(LAYOUTS, "on", batches.pages)
+    rng = np.random.default_rng(0)
+    q = jnp.asarray(rng.standard_normal((8, 4, 16)), jnp.float32)
+    pools = rng.standard_normal((2, batches.pages, 2, PAGE, 16)).astype(np.float32)
+    for _ in range(COALESCED_STEPS):
+        before = len(built)
+        fields = LAYOUTS[shape].unpack(builder.build(batches.step(), batches.tables, shape).packed)
+        tables = [fields.page_table, *[found.page_tables(PAGES)[0] for found in fields.windows]]
+        for table, plan, (window, _, _) in zip(tables, fields.plans, shape.kinds, strict=True):
+            spec = AttentionSpec(0.25, window)
+            k, v = unseen_pages_poisoned(pools, np.asarray(table), fields.positions, window)
+            row_table = jnp.asarray(table)[jnp.clip(jnp.arange(8), 0, len(table) - 1)]
+            positions = jnp.asarray(fields.positions)
+            found = paged_attention(q, k, v, jnp.asarray(table), positions, plan, spec)
+            want = paged_attention_reference(q, k, v, row_table, positions, spec)
+            for mine, reference in zip(found, want, strict=True):
+                np.testing.assert_allclose(mine, reference, rtol=1e-5, atol=1e-5)
+        begins = (fields.positions > 0) & (fields.positions % SPLIT == 0)
+        grown += int(begins.sum()) if len(built) == before else 0
+    assert grown > 0
+
+
+def unseen_pages_poisoned(pools, table, positions, window):
+    """K and V, with NaN in the pages of which no row sees a token."""
+    seen = np.zeros(pools.shape[1], bool)
+    for row, position in enumerate(positions):
+        if position >= 0:
+            first = 0 if window is None else max(0, position - window + 1)
+            seen[table[row, first // PAGE : position // PAGE + 1]] = True
+    return jnp.asarray(np.where(seen[:, None, None, None], pools, np.nan))
+
+
+@given(length=st.integers(1, PAGE * PAGES - 30), windows=WINDOWS)
+@pytest.mark.usefixtures("no_annotations_checked")
+def test_one_sequence_has_the_plan_of_its_length(length, windows):
+    """Whatever was before, with coalesced splits too."""
+    batches, shape = Batches([length], 0, 0, len(windows)), step_shape(POLICY, windows, 32)
+    batches.rng = SimpleNamespace(random=lambda: 1.0, integers=lambda *_: 0)
+    builder = StepInputBuilder(LAYOUTS, "on", batches.pages)
+    for _ in range(30):
+        made = builder.build(batches.step(), batches.tables, shape)
+        anew, _ = build_step_input(made.batch, batches.tables, shape, "on")
+        np.testing.assert_array_equal(made.packed, LAYOUTS[shape].pack(anew))
 
 
 @pytest.mark.usefixtures("no_annotations_checked")

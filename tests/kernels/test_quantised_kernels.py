@@ -88,13 +88,16 @@ def plain(problem: Problem, h: jax.Array, leaves: Any) -> np.ndarray:
     return np.asarray(product)
 
 
-# Not of one row, whose kernels the interpreter cannot run; tests with the marker gpu do.
-LAYERS = [("D -> K A H", 8), ("N H -> D", 16), ("D -> A F", 8), ("F -> D", 2)]
+LAYERS = [("D -> K A H", 8), ("N H -> D", 16), ("D -> A F", 8), ("F -> D", 1)]
 
 
 @pytest.mark.parametrize(("name", "case"), crossed(list(SCHEMES), LAYERS, 2))
 def test_streamed(name, case, monkeypatch):
     axes, rows = case
+    if (name, rows) == ("fp8", 1):
+        rows = (
+            2  # the interpreter cannot run the kernel of one row: test_quantised_row.py, on a GPU
+        )
     monkeypatch.setattr(mosaic, "store_transposed", store_transposed)
     monkeypatch.setattr(upcast, "load_interleaved", load_interleaved)
     monkeypatch.setattr(quantise_rows, "store_strided", store_all)
