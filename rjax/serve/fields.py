@@ -113,13 +113,14 @@ def known_fields(
                 context = {"name": name, "advice": refused[name].advice}
                 raise PydanticCustomError("refused_field", "{name}", context)
         elif check is not None and check.strict:
-            raise PydanticCustomError("unknown_field", "{name}", {"name": _shown(name)})
+            raise PydanticCustomError(
+                "unknown_field", "{name}", {"name": ascii(shortened(name))[1:-1]}
+            )
         elif check is not None and len(check.ignored) < _MAX_UNKNOWN:
-            check.ignored[place + _shown(name)] = None
+            check.ignored[place + ascii(shortened(name))[1:-1]] = None
     return found
 
 
-def _shown(name: str) -> str:
-    """A field name from a client, as one line of ASCII."""
-    cut = name if len(name) <= _MAX_NAME else name[:_MAX_NAME] + "..."
-    return ascii(cut)[1:-1]
+def shortened(text: str) -> str:
+    """A client's text, short enough for a line of the log."""
+    return text if len(text) <= _MAX_NAME else text[:_MAX_NAME] + "..."

@@ -36,7 +36,7 @@ class ServeLimits:
     request_logprobs: int = _limit(524_288, "logprobs of a request: tokens times alternatives")
     token_ids: int = _limit(131_072, "entries of a list of token ids other than a prompt")
     tools: int = _limit(128, "functions of one chat request")
-    name_chars: int = _limit(128, "characters in a name, a user, or a cache salt")
+    name_chars: int = _limit(128, "characters in a name or a cache salt")
     body_bytes: int = _limit(16 * 2**20, "bytes of a request body")
     header_bytes: int = _limit(64 * 2**10, "bytes of a request's headers")
     headers: int = _limit(100, "headers of a request")

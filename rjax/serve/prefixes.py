@@ -17,7 +17,7 @@ from rjax.serve.prefix_registry import RegisteredPrefix
 from rjax.serve.prompts import encode, message_tokens
 from rjax.serve.requests import PrefixRequest
 from rjax.serve.responses import PrefixCard, PrefixList
-from rjax.serve.sampling import check_identifier
+from rjax.serve.sampling import check_salt
 from rjax.serve.service import Service
 from rjax.serve.tenancy import cache_salt, engine_prefix_name
 
@@ -38,7 +38,7 @@ async def register(body: PrefixRequest, tenant: Tenant, service: Service) -> Pre
             "or two dots",
             param="name",
         )
-    check_identifier("cache_salt", body.cache_salt, limits)
+    check_salt(body.cache_salt, limits)
     tokens = await _tokens(body, tenant, service)
     salt = cache_salt(tenant, body.cache_salt)
     found = RegisteredPrefix(body.name, tokens, salt, body.pin, int(time.time()))

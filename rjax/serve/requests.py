@@ -1,5 +1,6 @@
 """Request models, with the names of vLLM. README.md documents each field."""
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -19,6 +20,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from rjax.serve import refused_fields
 from rjax.serve.fields import Refused, known_fields
+from rjax.tokenization.chat import call_arguments
 
 
 def _whole(value: Any) -> Any:
@@ -36,6 +38,15 @@ def _logprobs_flag(value: Any) -> Any:
     return bool(value)
 
 
+def _arguments_text(value: Any) -> Any:
+    """Accept what vLLM and Ollama do for the arguments of an earlier call: an object, no text, null
+    as text, and JSON that was encoded twice. Other text stays as the model wrote it."""
+    if isinstance(value, dict) or (isinstance(value, str) and value.lstrip()[:1] in ("", '"', "n")):
+        found = call_arguments(value)
+        return value if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+    return value
+
+
 type Number = float | int
 Integer = Annotated[int, BeforeValidator(_whole)]
 # Some clients of vLLM send 0 or 1.
@@ -43,6 +54,12 @@ LogprobsFlag = Annotated[
     bool,
     BeforeValidator(_logprobs_flag),
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "integer", "enum": [0, 1]}]}),
+]
+CallArguments = Annotated[
+    str,
+    BeforeValidator(_arguments_text),
+    Field(description="JSON"),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
 ]
 # A field without effect, with any value.
 Ignored = Annotated[Any, Field(exclude=True)]
@@ -243,7 +260,7 @@ class FunctionCall(RequestModel):
     place: ClassVar[str] = "messages.tool_calls.function."
 
     name: str
-    arguments: Annotated[str, Field(description="JSON")]
+    arguments: CallArguments = "{}"
 
 
 class ToolCall(RequestModel):

@@ -126,23 +126,20 @@ def check_limits(body: SamplingRequest, limits: ServeLimits) -> None:
         value = getattr(body, name)
         if value is not None and not isinstance(value, str) and len(value) > most:
             raise ApiError(400, f"{name} has {len(value)} entries; give at most {most}", param=name)
-    for name in ("user", "cache_salt"):
-        check_identifier(name, getattr(body, name), limits)
+    check_salt(body.cache_salt, limits)
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream set to true", param="stream_options")
 
 
-def check_identifier(name: str, value: str | None, limits: ServeLimits) -> None:
-    """Check that an identifier, such as a user or a cache salt, is short printable ASCII.
+def check_salt(salt: str | None, limits: ServeLimits) -> None:
+    """Check the length of a cache salt.
 
     Raises:
         ApiError: 400.
     """
-    if value is not None and not (
-        1 <= len(value) <= limits.name_chars and value.isascii() and value.isprintable()
-    ):
+    if salt is not None and not 1 <= len(salt) <= limits.name_chars:
         raise ApiError(
-            400, f"{name}: give 1 to {limits.name_chars} printable ASCII characters", param=name
+            400, f"cache_salt: give 1 to {limits.name_chars} characters", param="cache_salt"
         )
 
 

@@ -5,6 +5,7 @@ import logging
 from typing import Any
 
 from rjax.serve.auth import Tenant
+from rjax.serve.fields import shortened
 from rjax.serve.limits import ServeLimits
 from rjax.serve.requests import SamplingRequest
 
@@ -13,7 +14,9 @@ _log = logging.getLogger("rjax.serve.requests")
 
 def engine_options(body: SamplingRequest, tenant: Tenant, limits: ServeLimits) -> dict[str, Any]:
     """Log a request and return its options for the engine's ``add_request``."""
-    _log.info("%s, user %s", tenant.name, body.user or "-")
+    # The text is a client's: repr escapes line breaks and everything else that does not print.
+    user = repr(shortened(body.user)) if body.user else "-"
+    _log.info("%s, user %s", tenant.name, user)
     options: dict[str, Any] = {"priority": body.priority or 0, "timeout": limits.request_seconds}
     salt = cache_salt(tenant, body.cache_salt)
     if salt is not None:

@@ -1,7 +1,8 @@
 """Checks of chat messages and template variables."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rjax.errors import InvalidRequestError
@@ -10,8 +11,9 @@ from rjax.errors import InvalidRequestError
 def check_messages(messages: object) -> list[dict[str, Any]]:
     """Messages for a chat template: objects with a role and a content.
 
-    A content given as a list of ``{"type": "text", "text": ...}`` parts is joined to one text.
-    Other parts, such as images and audio, are not supported.
+    A content given as a list of ``{"type": "text", "text": ...}`` parts is joined to one text, a
+    line for each part. Other parts, such as images and audio, are not supported. The content of a
+    message with tool calls may be absent and is then empty; their arguments become JSON values.
 
     Raises:
         InvalidRequestError: a message is invalid; the error names it.
@@ -37,8 +39,10 @@ def _check_message(i: int, message: object) -> dict[str, Any]:
             f"messages[{i}] has the role {role!r}; give one such as 'system', 'user', 'assistant'"
         )
     content = message.get("content")
-    if content is None and message.get("tool_calls"):
-        return dict(message)
+    calls = message.get("tool_calls")
+    if isinstance(calls, Sequence) and calls:
+        content = "" if content is None else content
+        message = {**message, "content": content, "tool_calls": list(map(_parse_call, calls))}
     if isinstance(content, str):
         return dict(message)
     if isinstance(content, Sequence) and not isinstance(content, bytes):
@@ -51,11 +55,42 @@ def _check_message(i: int, message: object) -> dict[str, Any]:
                     f"messages[{i}] has a content part of type {kind!r}; only text is read"
                 )
             texts.append(text)
-        return {**message, "content": "".join(texts)}
+        return {**message, "content": join_parts(texts)}
     raise InvalidRequestError(
         f"messages[{i}] has a content of type {type(content).__name__}; give a string or a list "
         "of text parts"
     )
+
+
+def join_parts(texts: Iterable[str]) -> str:
+    """The text of a message with several text parts, a line for each part as in vLLM."""
+    return "\n".join(texts)
+
+
+def call_arguments(given: object) -> Any:
+    """The arguments of a tool call as a JSON value, which templates iterate.
+
+    Absent and empty arguments and the text ``null`` are an empty object. A text of JSON is parsed,
+    also one that was encoded twice. Text that is not JSON stays as it is.
+    """
+    found = given
+    for _ in range(2):
+        if not isinstance(found, str):
+            break
+        try:
+            found = json.loads(found) if found.strip() else None
+        except (ValueError, RecursionError):
+            break
+    return {} if found is None else found
+
+
+def _parse_call(call: object) -> object:
+    """A tool call with its arguments as a JSON value."""
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        return call
+    function = call["function"]
+    arguments = call_arguments(function.get("arguments"))
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any], apply: Any) -> dict[str, Any]:

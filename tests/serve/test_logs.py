@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import logging
 
 import httpx2
@@ -16,6 +17,11 @@ from rjax.serve.throughput_log import log_throughput, throughput_line
 
 from .live_server import LiveServer, live_server, make_engine
 
+BODIES = {
+    "/v1/completions": {"prompt": "a", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+    "/v1/responses": {"input": "a", "max_output_tokens": 1},
+}
 POST = {"type": "http", "method": "POST", "path": "/v1/completions"}
 
 
@@ -137,3 +143,31 @@ def test_a_model_has_several_names(folder):
             body = {"model": name, "prompt": "a", "max_tokens": 1}
             assert httpx2.post(url + "/completions", json=body).json()["model"] == "first"
         assert httpx2.get(url + "/models/third").status_code == 404
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_users_are_any_texts_in_one_line(server: LiveServer, path, caplog):
+    caplog.set_level(logging.INFO, "rjax.serve.requests")
+    shown = {
+        "ann": "'ann'",
+        "björn": "'björn'",
+        "张三": "'张三'",
+        "": "-",
+        "a\nb\x1b[31m\u202e": r"'a\nb\x1b[31m\u202e'",
+        "x" * 2000: f"'{'x' * 64}...'",
+    }
+    for user in shown:
+        body = json.dumps(
+            {**BODIES[path], "user": user, "safety_identifier": user, "stream": False}
+        )
+        answer = httpx2.post(
+            server.url + path,
+            content=body,
+            headers={"Content-Type": "application/json"},
+            timeout=60,
+        )
+        assert answer.status_code == 200, answer.text
+        if path == "/v1/responses":
+            assert answer.json()["user"] == answer.json()["safety_identifier"] == user
+    lines = [r.getMessage() for r in caplog.records if r.name == "rjax.serve.requests"]
+    assert [line.partition("user ")[2] for line in lines] == list(shown.values())

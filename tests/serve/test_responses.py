@@ -83,7 +83,7 @@ def test_items_become_the_messages_of_a_chat(client, server: LiveServer):
     items: list[Any] = [
         {"role": "developer", "content": "Be brief."},
         {"type": "message", "role": "user", "content": [
-            {"type": "input_text", "text": "Who lives "},
+            {"type": "input_text", "text": "Who lives"},
             {"type": "input_text", "text": "there?"}]},
         {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}]},
         {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [
@@ -98,7 +98,7 @@ def test_items_become_the_messages_of_a_chat(client, server: LiveServer):
     other = {"type": "function", "function": {"name": "count", "arguments": "{}"}}
     messages: list[Any] = [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Who lives there?"},
+        {"role": "user", "content": "Who lives\nthere?"},
         {"role": "assistant", "content": "Let me see.", "tool_calls": [{"id": "call_1", **call}]},
         {"role": "tool", "tool_call_id": "call_1", "content": "Ann"},
         {"role": "assistant", "tool_calls": [{"id": "call_2", **other}]},

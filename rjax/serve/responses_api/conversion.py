@@ -28,7 +28,7 @@ from rjax.serve.responses_api.requests import (
     ResponsesRequest,
     TextFormat,
 )
-from rjax.serve.sampling import check_identifier
+from rjax.tokenization.chat import join_parts
 
 LOGPROBS = "message.output_text.logprobs"
 _SAME = (
@@ -59,9 +59,7 @@ def check_fields(body: ResponsesRequest, limits: ServeLimits, *, reasons: bool) 
     Raises:
         ApiError: 400.
     """
-    for name in ("safety_identifier", "prompt_cache_key"):
-        check_identifier(name, getattr(body, name), limits)
-    if body.user is not None and body.safety_identifier not in (None, body.user):
+    if body.user and body.safety_identifier not in (None, body.user):
         raise ApiError(
             400, "user and safety_identifier differ; give one of them", param="safety_identifier"
         )
@@ -167,7 +165,9 @@ def input_messages(given: str | list[Item]) -> list[Message]:
                 found[-1].tool_calls = [*(found[-1].tool_calls or ()), call]
             case FunctionOutputItem():
                 output = item.output
-                text = output if isinstance(output, str) else "".join(part.text for part in output)
+                text = (
+                    output if isinstance(output, str) else join_parts(part.text for part in output)
+                )
                 found.append(Message(role="tool", content=text, tool_call_id=item.call_id))
     return found
 
@@ -193,7 +193,7 @@ def renamed(error: ApiError) -> ApiError:
 def _text(item: MessageItem) -> str:
     if isinstance(item.content, str):
         return item.content
-    return "".join(
+    return join_parts(
         part.refusal if isinstance(part, Refusal) else part.text for part in item.content
     )
 

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 from rjax.serve import refused_fields
 from rjax.serve.fields import Refused
 from rjax.serve.requests import (
+    CallArguments,
     FailFastDict,
     FailFastList,
     Ignored,
@@ -77,7 +78,7 @@ class FunctionCallItem(RequestModel):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: Annotated[str, Field(description="JSON")]
+    arguments: CallArguments = "{}"
     id: Ignored = None
     status: Ignored = None
     parsed_arguments: Ignored = None

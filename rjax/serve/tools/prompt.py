@@ -4,9 +4,10 @@ import json
 from typing import Any
 
 from rjax.errors import InvalidRequestError
-from rjax.serve.requests import Message, Tool, ToolCall
+from rjax.serve.requests import Message, Tool
 from rjax.serve.tools.formats import ToolFormat
 from rjax.tokenization import Tokenizer
+from rjax.tokenization.chat import join_parts
 
 _INTRODUCTION = (
     "You may call these functions, each described by a JSON schema:\n{functions}\n"
@@ -42,7 +43,7 @@ def conversation(
     found: list[dict[str, Any]] = []
     for message in messages:
         role = "system" if message.role == "developer" else message.role
-        entry: dict[str, Any] = {"role": role, "content": _content(message)}
+        entry: dict[str, Any] = {"role": role, "content": message_text(message)}
         if message.name is not None:
             entry["name"] = message.name
         entry |= _reasoning(message)
@@ -50,7 +51,7 @@ def conversation(
             if message.tool_call_id is not None:
                 entry["tool_call_id"] = message.tool_call_id
             if message.tool_calls:
-                entry["tool_calls"] = [_native_call(call) for call in message.tool_calls]
+                entry["tool_calls"] = [call.model_dump() for call in message.tool_calls]
         elif message.tool_calls:
             calls = fmt.separator.join(
                 fmt.call_text(call.function.name, call.function.arguments)
@@ -69,16 +70,10 @@ def conversation(
 
 
 def message_text(message: Message) -> str:
-    """The joined text of a message, or its refusal if it has no text."""
+    """The text of a message, a line for each part, or its refusal if it has no text."""
     if isinstance(message.content, list):
-        return "".join(part.text for part in message.content)
+        return join_parts(part.text for part in message.content)
     return message.content or message.refusal or ""
-
-
-def _content(message: Message) -> str | None:
-    """The text for the template; None for an assistant message with calls and no text."""
-    bare = message.content is None and message.refusal is None
-    return None if bare and message.tool_calls else message_text(message)
 
 
 def _reasoning(message: Message) -> dict[str, str]:
@@ -100,18 +95,6 @@ def _reasoning(message: Message) -> dict[str, str]:
     if not message.content:
         names.append("thinking")  # gpt-oss's name; its template refuses it together with content
     return dict.fromkeys(names, text)
-
-
-def _native_call(call: ToolCall) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.function.arguments)
-    except (ValueError, RecursionError):
-        arguments = call.function.arguments  # templates print a string unchanged
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.function.name, "arguments": arguments},
-    }
 
 
 def _describe(tools: list[Tool], messages: list[dict[str, Any]], fmt: ToolFormat) -> None:
