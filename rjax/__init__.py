@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from rjax.async_llm import AsyncLLM
     from rjax.beam_search import BeamSearchParams
     from rjax.config import EngineConfig
-    from rjax.errors import InvalidConfigError, InvalidRequestError, OutOfMemoryError, RjaxError
+    from rjax.errors import (
+        ContextLengthError,
+        InvalidConfigError,
+        InvalidRequestError,
+        OutOfMemoryError,
+        RjaxError,
+    )
     from rjax.llm import LLM
     from rjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
     from rjax.sampling import RequestOutputKind, SamplingParams, StructuredOutputsParams
@@ -26,6 +32,7 @@ __all__ = [
     "AsyncLLMEngine",
     "BeamSearchParams",
     "CompletionOutput",
+    "ContextLengthError",
     "EngineConfig",
     "InvalidConfigError",
     "InvalidRequestError",
@@ -54,7 +61,10 @@ _HOME = {
         ("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"), "rjax.outputs"
     ),
     **dict.fromkeys(
-        ("InvalidConfigError", "InvalidRequestError", "OutOfMemoryError", "RjaxError"),
+        (
+            *("ContextLengthError", "InvalidConfigError", "InvalidRequestError"),
+            *("OutOfMemoryError", "RjaxError"),
+        ),
         "rjax.errors",
     ),
 }

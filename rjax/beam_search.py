@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, no_type_check
 
-from rjax.errors import InvalidRequestError
+from rjax.errors import ContextLengthError, InvalidRequestError
 from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.sampling import SamplingParams
 
@@ -174,9 +174,10 @@ def run_beam_search(
         )
     for prompt in prompts:
         if len(prompt) + params.max_tokens > engine.max_model_len:
-            raise InvalidRequestError(
-                f"a prompt of {len(prompt)} tokens and {params.max_tokens} new ones exceed "
-                f"max_model_len {engine.max_model_len}: shorten it or lower max_tokens"
+            raise ContextLengthError(
+                f"This model's maximum context length is {engine.max_model_len} tokens, and a "
+                f"prompt has {len(prompt)} tokens and max_tokens {params.max_tokens}: shorten it, "
+                "lower max_tokens or raise max_model_len"
             )
     ask = SamplingParams(
         temperature=0, max_tokens=1, logprobs=wanted, ignore_eos=True, detokenize=False

@@ -12,6 +12,31 @@ class InvalidRequestError(RjaxError, ValueError):
     """A prompt or a sampling parameter is not acceptable; the message says what would be."""
 
 
+class ContextLengthError(InvalidRequestError):
+    """A prompt leaves no room for an output token within ``max_model_len``.
+
+    The messages begin as those of OpenAI's API, because clients that then ask another model look
+    for these words.
+    """
+
+    @classmethod
+    def of_tokens(cls, count: int, max_model_len: int) -> "ContextLengthError":
+        """The error of a prompt of ``count`` tokens."""
+        return cls(
+            f"This model's maximum context length is {max_model_len} tokens, and the prompt has "
+            f"{count} tokens; at most {max_model_len - 1} fit, with one for the output: shorten it "
+            "or raise max_model_len"
+        )
+
+    @classmethod
+    def of_characters(cls, what: str, count: int, max_model_len: int) -> "ContextLengthError":
+        """The error of a text, ``what``, that is too long for any ``max_model_len`` tokens."""
+        return cls(
+            f"This model's maximum context length is {max_model_len} tokens, which cannot hold the "
+            f"{count} characters of {what}: shorten it or raise max_model_len"
+        )
+
+
 class InvalidConfigError(RjaxError, ValueError):
     """An engine setting is unknown, out of range or contradicts another."""
 

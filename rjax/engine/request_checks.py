@@ -7,7 +7,7 @@ from typing import Any, no_type_check
 
 import numpy as np
 
-from rjax.errors import InvalidRequestError
+from rjax.errors import ContextLengthError, InvalidRequestError
 from rjax.sampling import SamplingParams
 
 _SALT_CHARS = 128
@@ -35,13 +35,8 @@ class RequestChecks:
         """The prompt as plain ints of the vocabulary, short enough for one output token."""
         if len(token_ids) == 0:
             raise InvalidRequestError("the prompt is empty; give at least one token")
-        limit = self.max_model_len - 1
-        if len(token_ids) > limit:
-            raise InvalidRequestError(
-                f"the prompt has {len(token_ids)} tokens; at most {limit} fit "
-                f"(max_model_len {self.max_model_len}, less one for the output): shorten it or "
-                "raise max_model_len"
-            )
+        if len(token_ids) >= self.max_model_len:
+            raise ContextLengthError.of_tokens(len(token_ids), self.max_model_len)
         plain = set(map(type, token_ids)) == {int}
         if plain and min(token_ids) >= 0 and max(token_ids) < self.vocab_size:
             return list(token_ids)  # the common case, much faster than token by token

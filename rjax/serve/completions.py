@@ -48,6 +48,7 @@ async def complete(
         tokens = prefixes.find(body.prefix, tenant, service).token_ids
         prompts = [(None, tokens + own) for _, own in prompts]
     lengths = [len(tokens) for _, tokens in prompts]
+    service.check_prompts(lengths, "prompt")
     check_logprobs_count(params, lengths, service.max_model_len, service.limits.request_logprobs)
     group = RequestGroup(service, params)
     builder = _ResponseBuilder(body, service, params.n)

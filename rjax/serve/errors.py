@@ -9,7 +9,13 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from rjax.errors import EngineDeadError, InvalidRequestError, OutOfMemoryError, OverloadedError
+from rjax.errors import (
+    ContextLengthError,
+    EngineDeadError,
+    InvalidRequestError,
+    OutOfMemoryError,
+    OverloadedError,
+)
 
 _log = logging.getLogger("rjax.serve")
 _TYPES = {
@@ -23,6 +29,7 @@ _TYPES = {
     431: "invalid_request_error",
     503: "service_unavailable_error",
 }
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 _MAX_MESSAGE = 1000  # characters; a message may quote the client's input
 
 
@@ -63,6 +70,8 @@ def as_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
+        case ContextLengthError():
+            return ApiError(400, str(error), code=CONTEXT_LENGTH_EXCEEDED)
         case InvalidRequestError():
             return ApiError(400, str(error))
         case OverloadedError():

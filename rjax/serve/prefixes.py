@@ -40,6 +40,7 @@ async def register(body: PrefixRequest, tenant: Tenant, service: Service) -> Pre
         )
     check_salt(body.cache_salt, limits)
     tokens = await _tokens(body, tenant, service)
+    service.check_prompts([len(tokens)], "prompt")
     salt = cache_salt(tenant, body.cache_salt)
     found = RegisteredPrefix(body.name, tokens, salt, body.pin, int(time.time()))
     async with service.prefixes.lock(tenant, body.name):

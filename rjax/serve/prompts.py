@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from rjax.errors import OverloadedError
+from rjax.errors import ContextLengthError, OverloadedError
 from rjax.serve.auth import Tenant
-from rjax.serve.errors import ApiError
+from rjax.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from rjax.serve.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -81,7 +81,7 @@ async def encode(
         param: request field of the texts, for messages.
         add_special_tokens: add the BOS token.
         last: keep only this many tokens at the end of each text.
-        most: maximum of tokens per text; ``max_model_len`` by default.
+        most: maximum of tokens per text; by default that of a prompt to run.
 
     Raises:
         ApiError, InvalidRequestError, OverloadedError.
@@ -94,9 +94,10 @@ async def encode(
         "sizes": [len(text) for text in encoded],
         "add_special_tokens": add_special_tokens,
         "last": last,
-        "most_tokens": service.max_model_len if most is None else most,
+        "max_model_len": service.max_model_len,
+        "most_tokens": service.max_model_len - 1 if most is None else most,
     }
-    head, data = await _run(service, tenant, task, b"".join(encoded), "tokenising")
+    head, data = await _run(service, tenant, task, b"".join(encoded), "tokenising", param)
     return _rows(head["sizes"], data)
 
 
@@ -183,12 +184,14 @@ async def message_tokens(
         options=options,
         longest_text=service.longest_text,
         last=last,
-        most_tokens=service.max_model_len if most is None else most,
+        max_model_len=service.max_model_len,
+        most_tokens=service.max_model_len - 1 if most is None else most,
         add_special_tokens=add_special_tokens,
     )
     data = _utf8(layout.model_dump_json(), "messages")
     task = {"task": "layout"}
-    head, found = await _run(service, tenant, task, data, "laying out the messages")
+    what = "laying out the messages"
+    head, found = await _run(service, tenant, task, data, what, "messages")
     (tokens,) = _rows(head["sizes"], found)
     if not tokens:
         raise ApiError(400, "the messages make an empty prompt", param="messages")
@@ -196,14 +199,16 @@ async def message_tokens(
 
 
 async def _run(
-    service: Service, tenant: Tenant, task: dict[str, Any], data: bytes, what: str
+    service: Service, tenant: Tenant, task: dict[str, Any], data: bytes, what: str, param: str
 ) -> tuple[dict[str, Any], bytes]:
-    """Run a task in a worker process."""
+    """Run a task on the texts of a request field, ``param``, in a worker process."""
     try:
         return await service.texts.run(task, data, tenant=tenant.name, what=what)
     except OverloadedError as error:
         service.metrics.rejected(error.reason)
         raise
+    except ContextLengthError as error:
+        raise ApiError(400, str(error), code=CONTEXT_LENGTH_EXCEEDED, param=param) from error
 
 
 def _utf8(text: str, param: str) -> bytes:

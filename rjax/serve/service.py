@@ -3,13 +3,15 @@
 import asyncio
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request
 
 from rjax.async_engine import AsyncLLMEngine
+from rjax.errors import ContextLengthError
 from rjax.serve.auth import KeyRing
-from rjax.serve.errors import ApiError
+from rjax.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from rjax.serve.fields import UnknownFields
 from rjax.serve.limits import ServeLimits
 from rjax.serve.metrics import Metrics
@@ -156,12 +158,22 @@ class Service:
             ApiError: 400.
         """
         if len(text) > self.longest_text:
-            raise ApiError(
-                400,
-                f"{param} has {len(text)} characters, more than {self.max_model_len} tokens can "
-                "hold; shorten it",
-                param=param,
-            )
+            error = ContextLengthError.of_characters(param, len(text), self.max_model_len)
+            raise ApiError(400, str(error), code=CONTEXT_LENGTH_EXCEEDED, param=param)
+
+    def check_prompts(self, lengths: Sequence[int], param: str) -> None:
+        """Refuse prompts with more tokens than leave room for an output token.
+
+        Args:
+            lengths: tokens of each prompt.
+            param: request field of the prompts, for messages.
+
+        Raises:
+            ApiError: 400.
+        """
+        if (most := max(lengths, default=0)) >= self.max_model_len:
+            error = ContextLengthError.of_tokens(most, self.max_model_len)
+            raise ApiError(400, str(error), code=CONTEXT_LENGTH_EXCEEDED, param=param)
 
 
 async def get_service(request: Request) -> Service:

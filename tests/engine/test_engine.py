@@ -28,7 +28,10 @@ def engine(tiny):
     ("tokens", "message"),
     [
         ([], "empty"),
-        ([0] * LENGTH, f"has {LENGTH} tokens; at most {LENGTH - 1}"),
+        (
+            [0] * LENGTH,
+            f"context length is {LENGTH} tokens.*has {LENGTH} tokens; at most {LENGTH - 1}",
+        ),
         ([0] * (LENGTH + 7), "shorten it"),
         ([1, VOCAB], f"token id {VOCAB} is outside"),
         ([-1], "token id -1 is outside"),

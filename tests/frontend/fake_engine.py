@@ -9,7 +9,7 @@ from rjax.batch.kernel_use import KernelUse
 from rjax.engine.completion import Completion
 from rjax.engine.protocol import Engine
 from rjax.engine.stats import EngineStats
-from rjax.errors import InvalidRequestError
+from rjax.errors import ContextLengthError, InvalidRequestError
 from rjax.outputs import RequestMetrics, RequestOutput
 from rjax.sampling import SamplingParams
 from rjax.tokenization import Tokenizer
@@ -71,7 +71,7 @@ class FakeEngine(Engine):
         if not tokens:
             raise InvalidRequestError("the prompt is empty")
         if len(tokens) >= self.max_model_len:
-            raise InvalidRequestError(f"the prompt has {len(tokens)} tokens, too many")
+            raise ContextLengthError.of_tokens(len(tokens), self.max_model_len)
         if not all(0 <= token < self.vocab_size for token in tokens):
             raise InvalidRequestError("token id outside the model's vocabulary")
         params.check_model(self.vocab_size, 20)

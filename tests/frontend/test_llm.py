@@ -95,7 +95,7 @@ def test_single_prompts_and_lists_of_one() -> None:
         ([-1], "vocabulary"),
         ([2**31], "vocabulary"),
         ([600], "vocabulary"),
-        ("x" * 5000, "too many"),
+        ("x" * 5000, "maximum context length"),
         ("a\ud800", "surrogate"),
     ],
 )

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rjax import generate
-from rjax.errors import InvalidRequestError
+from rjax.errors import ContextLengthError, InvalidRequestError
 from rjax.llm import LLM
 from rjax.sampling import SamplingParams
 
@@ -90,6 +90,9 @@ def test_bad_prompts_harm_no_other(llm: LLM) -> None:
     for prompt in bad:
         with pytest.raises(InvalidRequestError):
             llm.generate(prompt, use_tqdm=False)
+    with pytest.raises(ContextLengthError, match=r"^prompt 0: This model's maximum context length"):
+        llm.generate(bad[-1], use_tqdm=False)
+    assert isinstance(outputs[len(bad)].error, ContextLengthError)
     assert not llm.engine.has_unfinished_requests()
 
 

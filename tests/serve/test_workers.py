@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rjax.errors import InvalidRequestError, OverloadedError
+from rjax.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from rjax.serve.errors import ApiError
 from rjax.serve.workers import frames
 from rjax.serve.workers.pool import WorkerLimits, WorkerPool
@@ -49,14 +49,17 @@ def in_pool[T](
 def encode(pool: WorkerPool, text: str, tenant: str = "a", **more: object) -> Awaitable:
     data = text.encode()
     head = {"task": "encode", "sizes": [len(data)], "add_special_tokens": False, "last": None}
-    head |= {"most_tokens": 10**9, **more}
+    head |= {"most_tokens": 10**9, "max_model_len": 4, **more}
     return pool.run(head, data, tenant=tenant, what="tokenising")
 
 
 def test_answers_are_the_tokenizers(folder):
     async def work(pool: WorkerPool) -> dict:
-        with pytest.raises(InvalidRequestError, match="at most 3 fit"):
+        with pytest.raises(ContextLengthError, match=r"length is 4 tokens.* at most 3 fit"):
             await encode(pool, "Who lives in Peru, and who in Chile?", most_tokens=3)
+        with pytest.raises(InvalidRequestError, match="at most 4 are") as error:  # to count them
+            await encode(pool, "Who lives in Peru, and who in Chile?", most_tokens=4)
+        assert not isinstance(error.value, ContextLengthError)
         head, _ = await encode(pool, "Who lives in Peru, and who in Chile?", last=3, most_tokens=3)
         return head
 

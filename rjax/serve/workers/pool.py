@@ -6,7 +6,7 @@ import dataclasses
 import os
 from typing import Any
 
-from rjax.errors import InvalidRequestError, OverloadedError
+from rjax.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from rjax.serve.errors import ApiError
 from rjax.serve.workers import frames
 from rjax.serve.workers.task_slots import TaskSlot, TaskSlots
@@ -110,6 +110,8 @@ class WorkerPool:
                 return head, data
             case "invalid":
                 raise InvalidRequestError(head["message"])
+            case "context":
+                raise ContextLengthError(head["message"])
             case "memory":
                 raise self._too_large(what)
         raise RuntimeError(f"{what} failed in a worker process")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from rjax.errors import InvalidRequestError
+from rjax.errors import ContextLengthError, InvalidRequestError
 from rjax.serve.requests import Message, Tool
 from rjax.serve.tools import TOOL_FORMATS, conversation, tools_for_template
 from rjax.serve.workers.memory import resident_bytes
@@ -44,7 +44,8 @@ class Layout(BaseModel):
         options: of the template.
         longest_text: maximum of characters of a prompt.
         last: keep only this many tokens at the end.
-        most_tokens: maximum of tokens; longer prompts are refused.
+        max_model_len: of the model.
+        most_tokens: maximum of tokens; below ``max_model_len`` if they are a prompt to run.
         add_special_tokens: add the BOS token before the template's output.
     """
 
@@ -56,6 +57,7 @@ class Layout(BaseModel):
     options: dict[str, Any]
     longest_text: int
     last: int | None
+    max_model_len: int
     most_tokens: int
     add_special_tokens: bool
 
@@ -89,22 +91,22 @@ class Tasks:
     def _layout(self, head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         task = Layout.model_validate_json(data)
         # Check the length before templates and tokenisation multiply it.
-        self._check_length(sum(map(len, _texts(task))), task.longest_text)
+        self._check_length(sum(map(len, _texts(task))), task)
         tokenizer = self._tokenizer
         text = tokenizer.apply_chat_template(
             conversation(task.messages, task.tools, tokenizer, TOOL_FORMATS[task.tool_format]),
             tools=tools_for_template(task.tools, tokenizer),
             **task.options,
         )
-        self._check_length(len(text), task.longest_text)
+        self._check_length(len(text), task)
         rows = [tokenizer.encode(text, add_special_tokens=task.add_special_tokens)]
-        return _answer(rows, task.last, task.most_tokens)
+        return _answer(rows, task.last, task.most_tokens, task.max_model_len)
 
     def _encode(self, head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         ends = list(itertools.accumulate(head["sizes"], initial=0))
         texts = [data[start:end].decode() for start, end in itertools.pairwise(ends)]
         rows = self._tokenizer.encode_batch(texts, head["add_special_tokens"])
-        return _answer(rows, head["last"], head["most_tokens"])
+        return _answer(rows, head["last"], head["most_tokens"], head["max_model_len"])
 
     def _compile(self, head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         if self._llt is None:
@@ -124,21 +126,22 @@ class Tasks:
         return {"bytes": max(0, resident_bytes() - before)}, b""
 
     @staticmethod
-    def _check_length(characters: int, most: int) -> None:
-        if characters > most:
-            raise InvalidRequestError(
-                f"the request's texts have {characters} characters; more than {most} fit no "
-                "prompt of this model, shorten them"
-            )
+    def _check_length(characters: int, task: Layout) -> None:
+        if characters > task.longest_text:
+            raise ContextLengthError.of_characters("the messages", characters, task.max_model_len)
 
 
-def _answer(rows: list[list[int]], last: int | None, most: int) -> tuple[dict[str, Any], bytes]:
+def _answer(
+    rows: list[list[int]], last: int | None, most: int, max_model_len: int
+) -> tuple[dict[str, Any], bytes]:
     """A result with the token ids of all rows, concatenated as int32."""
     rows = rows if last is None else [row[-last:] for row in rows]
     for row in rows:
+        if len(row) > most and most < max_model_len:
+            raise ContextLengthError.of_tokens(len(row), max_model_len)
         if len(row) > most:
             raise InvalidRequestError(
-                f"a prompt has {len(row)} tokens; at most {most} fit, shorten it"
+                f"the text has {len(row)} tokens; at most {most} are returned"
             )
     return {"sizes": [len(row) for row in rows]}, b"".join(
         np.asarray(row, np.int32).tobytes() for row in rows

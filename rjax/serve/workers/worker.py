@@ -4,7 +4,7 @@ import logging
 import socket
 from typing import Any
 
-from rjax.errors import InvalidRequestError
+from rjax.errors import ContextLengthError, InvalidRequestError
 from rjax.serve.workers import frames
 from rjax.serve.workers.memory import resident_bytes
 from rjax.serve.workers.tasks import Tasks
@@ -16,7 +16,8 @@ def work(tasks: Tasks, source: socket.socket) -> None:
     """Run tasks one at a time until the socket is closed.
 
     The object of each result has ``grown``, the growth of the process's memory in bytes, and on
-    failure ``error``: "invalid" (with ``message``, for the client), "memory" or "internal".
+    failure ``error``: "invalid" or "context" (a `ContextLengthError`), with ``message`` for the
+    client, "memory" or "internal".
     """
     first = resident_bytes()
     while (message := frames.receive(source)) is not None:
@@ -27,6 +28,8 @@ def work(tasks: Tasks, source: socket.socket) -> None:
 def _run(tasks: Tasks, head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
     try:
         return tasks.run(head, data)
+    except ContextLengthError as error:
+        return {"error": "context", "message": str(error)}, b""
     except InvalidRequestError as error:
         return {"error": "invalid", "message": str(error)[:2000]}, b""
     except MemoryError:
