@@ -13,8 +13,12 @@ END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 FUNCTIONS = "functions."
 _ROLE = f"{START}assistant"
 _ENDS = (END, CALL, RETURN, START, CHANNEL)
+_CHANNELS = ("analysis", "commentary", "final")
 _ANY_END = re.compile("|".join(map(re.escape, _ENDS)))
-_CHANNEL_NAME = re.compile(re.escape(CHANNEL) + r"\s*([a-z]+)")
+_HEADER_END = re.compile("|".join(map(re.escape, (MESSAGE, END, CALL, RETURN, START))))
+_CHANNEL_NAME = re.compile(re.escape(CHANNEL) + rf"\s*({'|'.join(_CHANNELS)}|[a-z]*)")
+# Parts of a header after its channel; any text behind them is that of a message without MESSAGE.
+_AFTER_CHANNEL = re.compile(rf"(\s*to=[^\s<]*)?\s*({re.escape(CONSTRAIN)})?\s*(json\b)?\s*")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _AFTER_ROLE = (CHANNEL, MESSAGE, CONSTRAIN, "to=")
 _MAX_HEADER = 512  # characters; names are shorter
@@ -27,6 +31,9 @@ class HarmonyParser:
     The channel ``analysis`` is reasoning. A message to ``functions.name`` is a tool call if the
     name is known. All other text is content: the channel ``final``, other ``commentary`` and text
     without a header. Messages of one kind are joined by a line break.
+
+    Models sometimes leave out ``MESSAGE``. Such a header ends where the message does, and the text
+    behind its parts is content in the channel ``final``, arguments in a call, and else reasoning.
 
     Args:
         header: the part of the first message's header that the prompt contains.
@@ -87,7 +94,8 @@ class HarmonyParser:
         return bool(text)
 
     def _header(self, ended: bool) -> bool:
-        """State: a message header up to ``MESSAGE``; an invalid header becomes content.
+        """State: a message header up to ``MESSAGE`` or the message's end; an invalid one becomes
+        content.
 
         Only the first ``_MAX_HEADER`` characters decide, in order, so that the decision does not
         depend on how the text is divided into pieces.
@@ -96,12 +104,18 @@ class HarmonyParser:
         header = text[:_MAX_HEADER]
         after_role = header[len(_ROLE) :].lstrip() if header.startswith(_ROLE) else ""
         follows = _may_follow_role(after_role)
-        end = header.find(MESSAGE) if follows else -1
-        if end >= 0:
-            self._buffer = text[end + len(MESSAGE) :]
-            self._open_by(text[:end])
-            return True
-        if len(header) == _MAX_HEADER or not follows:
+        full = len(header) == _MAX_HEADER
+        if follows:
+            end = _HEADER_END.search(header, len(START) if header.startswith(START) else 0)
+            if end is not None and end.group() == MESSAGE:
+                self._buffer = text[end.end() :]
+                self._open_by(text[: end.start()])
+                return True
+            whole = header if end is None else header[: end.start()]
+            if end is not None or (_channel(whole) in _CHANNELS if full else ended):
+                self._open_without_message(whole)
+                return True
+        if full or not follows:
             self._open("content")
             if after_role:
                 self._buffer = text[len(header) - len(after_role) :]
@@ -110,21 +124,34 @@ class HarmonyParser:
                 self._emit(marker)
                 self._buffer = text.removeprefix(marker)
             return True
-        if ended:
-            self._buffer = ""
         return False
 
     def _open_by(self, header: str) -> None:
         """Start the message of this header."""
+        if not self._open_call(header):
+            self._open("reasoning" if _channel(header) == "analysis" else "content")
+
+    def _open_without_message(self, header: str) -> None:
+        """Start the message of a header without ``MESSAGE``, with the text that the header has."""
+        start = _text_start(header)
+        text = header[start:]
+        self._buffer = self._buffer[start:]
+        if any(part.startswith(text) for part in _AFTER_ROLE):  # nothing, or the start of a part
+            self._buffer = self._buffer[len(text) :]
+            self._open("content")
+        elif not text.startswith("{") or not self._open_call(header[:start]):
+            self._open("content" if _channel(header) == "final" else "reasoning")
+
+    def _open_call(self, header: str) -> bool:
+        """Start the call of this header, if its recipient is a known function."""
         recipient = _RECIPIENT.search(header)
         name = recipient.group(1).removeprefix(FUNCTIONS) if recipient else None
-        if name in self._names and self.num_calls < _MOST_CALLS:
-            self._pieces.append(CallDelta(self.num_calls, "", id=new_call_id(), name=name))
-            self.num_calls += 1
-            self._kind, self._state = "call", self._body
-            return
-        channel = _CHANNEL_NAME.search(header)
-        self._open("reasoning" if channel and channel.group(1) == "analysis" else "content")
+        if name not in self._names or self.num_calls >= _MOST_CALLS:
+            return False
+        self._pieces.append(CallDelta(self.num_calls, "", id=new_call_id(), name=name))
+        self.num_calls += 1
+        self._kind, self._state = "call", self._body
+        return True
 
     def _open(self, kind: Literal["reasoning", "content"]) -> None:
         self._kind, self._state = kind, self._body
@@ -165,3 +192,17 @@ class HarmonyParser:
 def _may_follow_role(text: str) -> bool:
     """Whether a header may continue with this (possibly incomplete) text after its role."""
     return any(part.startswith(text[: len(part)]) for part in _AFTER_ROLE)
+
+
+def _channel(header: str) -> str:
+    """The name of a header's channel, the last one if it has several; empty if it has none."""
+    return "".join(_CHANNEL_NAME.findall(header)[-1:])
+
+
+def _text_start(header: str) -> int:
+    """Index of the text of a header without ``MESSAGE``, behind its channel and other parts."""
+    start = 0
+    for channel in _CHANNEL_NAME.finditer(header):
+        start = channel.end()
+    parts = _AFTER_CHANNEL.match(header, start) if start else None
+    return len(header) if parts is None else parts.end()
