@@ -398,8 +398,9 @@ class LLM(SynchronizedClosable):
     def kernels(self) -> list[KernelUse]:
         """The kernel of each operation at each step size, and why not a faster one.
 
-        An operation that no kernel computes whole, such as a norm with the projection after it, is
-        listed by its parts.
+        Where no kernel does an operation as a whole, such as a decoder layer or a norm with the
+        projection after it, ``kernel`` is None and ``refused`` has the reasons; the operations that
+        it consists of are listed too.
         """
         return self.engine.kernels()
 

@@ -190,9 +190,11 @@ def _lines(found: dict[str, Any]) -> list[str]:
 
 def _kernel_lines(uses: list[dict[str, Any]]) -> list[str]:
     """A table of operations with a column for each step size, and the reasons of refusals."""
+    from rjax.batch.kernel_use import SEPARATE
+
     sizes = list(dict.fromkeys(use["rows"] for use in uses))
     operations = list(dict.fromkeys(use["operation"] for use in uses))
-    kernel = {(use["operation"], use["rows"]): use["kernel"] for use in uses}
+    kernel = {(use["operation"], use["rows"]): use["kernel"] or SEPARATE for use in uses}
     table = [["operation", *(f"{size:,} rows a step" for size in sizes)]]
     table += [[name, *(kernel.get((name, size), "-") for size in sizes)] for name in operations]
     widths = [max(len(row[i]) for row in table) for i in range(len(sizes) + 1)]

@@ -136,7 +136,7 @@ def test_the_kernels_compute_what_plain_jax_does(family, devices, tmp_path):
         plain, _ = answers(path, count, backend="xla")
         fast, llm = answers(path, count, backend="mosaic", tensor_parallel_size=devices)
         same_up_to_rounding(fast, plain)
-        used = {use.kernel for use in llm.kernels()}
+        used = {use.kernel for use in llm.kernels() if use.kernel is not None}
         assert any(kernel.startswith("mosaic.") for kernel in used)
         if devices == 1 and family in ("llama", "qwen2", "qwen3"):
             assert "mosaic.one_row_layer" in used

@@ -29,13 +29,14 @@ class KernelLog:
 def kernel_uses(rows: int, choices: Iterable[Choice], backend: Backend) -> list[KernelUse]:
     """The distinct uses of kernels in a step of so many rows, attention first.
 
-    An operation that no kernel computes whole is left out: its parts are there.
+    An operation that no kernel does as a whole is there for the kernels that refused it, beside the
+    operations that it consists of.
     """
     attention = f"{backend.name}.paged_attention"
     uses = [KernelUse(rows, "attention", "", attention, backend.refused)]
     for choice in choices:
-        if choice.kernel is not None:
-            problem = choice.problem
-            use = (problem.operation, problem.label, choice.kernel.name, choice.refused)
-            uses.append(KernelUse(rows, *use))
+        if choice.kernel is None and not choice.refused:
+            continue  # the backend has no kernel of this operation
+        problem, name = choice.problem, None if choice.kernel is None else choice.kernel.name
+        uses.append(KernelUse(rows, problem.operation, problem.label, name, choice.refused))
     return list(dict.fromkeys(uses))

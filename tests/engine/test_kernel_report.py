@@ -1,0 +1,83 @@
+"""The report of kernels names each operation, its kernel, and why a faster one does not take it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from rjax.batch.kernel_use import KernelUse
+from rjax.benchmarks.model_shapes import SHAPES
+from rjax.commands.info import _kernel_lines
+from rjax.models import config_from_dict
+from rjax.worker.backend import choose_backend
+from rjax.worker.kernels.report import step_kernels
+from rjax.worker.step_input import PackedLayout
+from rjax.worker.step_shape import StepShape
+
+
+def report(backend_name, rows, **change):
+    config = config_from_dict(SHAPES["qwen3-0.6b"] | {"num_hidden_layers": 1} | change)
+    gpu = {"platform": "gpu", "compute_capability": 9.0}
+    backend = choose_backend(
+        backend_name,
+        **(gpu if backend_name == "mosaic" else {"platform": "cpu", "compute_capability": None}),
+        model=config,
+        dtype=jnp.dtype(jnp.bfloat16),
+        page_size=64,
+        devices=1,
+    )
+    shape = StepShape(rows, rows, 16, 64, backend.plan_shape(rows, rows, 1024, 64, coalesce=True))
+    uses = step_kernels(
+        shape,
+        PackedLayout(shape),
+        model=config,
+        dtype=jnp.bfloat16,
+        kv_dtype=jnp.bfloat16,
+        backend=backend,
+        mesh=Mesh(np.array(jax.devices()[:1]), ("tensor",)),
+    )
+    return {use.operation: use for use in uses}, uses
+
+
+def test_operations_that_no_kernel_does_as_a_whole_are_there_for_their_refusals():
+    found, uses = report("mosaic", 8)
+    layer = found["decoder_layer"]
+    assert layer.kernel is None
+    [(name, reason)] = layer.refused
+    assert name == "mosaic.one_row_layer"
+    assert "row" in reason
+    assert str(layer) == f"decoder_layer by separate kernels ({name} does not: {reason})"
+    assert found["attention"].kernel == "mosaic.paged_attention"  # what it consists of
+    lines = _kernel_lines(
+        [
+            {
+                "rows": u.rows,
+                "operation": u.operation,
+                "kernel": u.kernel,
+                "refused": dict(u.refused),
+            }
+            for u in uses
+        ]
+    )
+    assert any(
+        line.split("  ")[0] == "decoder_layer" and "separate kernels" in line for line in lines
+    )
+    assert f"{name} does not take decoder_layer of 8 rows: {reason}" in lines
+
+
+def test_a_kernel_of_the_whole_is_the_only_one():
+    found, _ = report("mosaic", 1)
+    assert found["decoder_layer"].kernel == "mosaic.one_row_layer"
+    assert found["decoder_layer"].refused == ()
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_operations_without_any_kernel_are_left_out(rows):
+    found, _ = report("xla", rows)
+    assert "decoder_layer" not in found
+    assert all(use.kernel is not None for use in found.values())
+
+
+def test_text_of_a_use():
+    assert str(KernelUse(8, "linear", "D -> F", "xla.linear", ())) == "linear D -> F by xla.linear"
