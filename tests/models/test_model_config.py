@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from field_cases import FULL, LLAMA, MIXED, OPT, YARN, of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,37 +13,11 @@ from rjax.models.families import FAMILIES
 from rjax.models.families.rope_fields import ROPE_KINDS
 from rjax.models.rope import RopeConfig, inverse_frequencies
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 100,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 8192,
-}
-OPT = {
-    "architectures": ["OPTForCausalLM"],
-    "vocab_size": 100,
-    "hidden_size": 64,
-    "ffn_dim": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 128,
-}
-
-
-def of(architecture, **changes):
-    return {**LLAMA, "architectures": [f"{architecture}ForCausalLM"], **changes}
-
 
 def read(values):
     return models.config_from_dict(values)
 
 
-MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
-FULL = ["full_attention"] * 3
 SHORT = {"type": "su", "short_factor": [1.0], "long_factor": [1.0] * 8}
 LLAMA3 = {
     "factor": 8.0,
@@ -73,9 +48,6 @@ LLAMA3 = {
 )
 def test_old_and_new_spellings_agree(new, old):
     assert read(LLAMA | new) == read(LLAMA | old)
-
-
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
 
 
 def test_yarn_settings():
