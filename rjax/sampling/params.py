@@ -52,8 +52,8 @@ class SamplingParams:
         top_k: sample from the k most likely tokens and those that tie with the last of them; 0 or
             -1 is off.
         min_p: 0 to 1: sample from tokens with at least this fraction of the highest probability.
-        seed: 0 to 2**63-1. The same seed gives the same tokens, independent of the batch. None
-            draws a random seed.
+        seed: -2**63 to 2**63-1. The same seed gives the same tokens, independent of the batch. None
+            or -1 draws a random seed.
         stop: up to 16 strings that end the text; stored as a tuple.
         stop_token_ids: up to 64 token ids that end the sequence; stored as a tuple.
         ignore_eos: continue after the model's end-of-sequence token.
@@ -133,6 +133,8 @@ class SamplingParams:
             self._set(name, value)
         if self.top_k == -1:
             self._set("top_k", 0)
+        if self.seed == -1:
+            self._set("seed", None)
 
     def _check_lists(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -386,7 +388,7 @@ _INTEGERS = {
 }
 _OPTIONAL_INTEGERS = {
     "best_of": (1, LIMITS.n, ", or None for n"),
-    "seed": (0, 2**63 - 1, ", or None for a fresh one"),
+    "seed": (-(2**63), 2**63 - 1, ", or None for a fresh one"),
     "max_tokens": (1, _INT32_MAX, ", or None for up to the model's length"),
     "logprobs": (-1, _INT32_MAX, ", or None for no log-probabilities"),
     "prompt_logprobs": (-1, _INT32_MAX, ", or None for no log-probabilities"),

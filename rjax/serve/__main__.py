@@ -81,7 +81,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     prefix_files = command_line.prefix_files(arguments, limits)
     config = EngineConfig.from_options(options)
     root = _name(options.get("model"))
-    model, *aliases = dict.fromkeys(arguments.served_model_name or [root])
+    model, *aliases = command_line.served_names(arguments, root)
     with bind(arguments.host, arguments.port) as listener:
         if not keys and not _loopback(arguments.host):
             print(

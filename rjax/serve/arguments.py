@@ -206,6 +206,21 @@ def _add_log_arguments(logs: "argparse._ArgumentGroup") -> None:
     )
 
 
+def served_names(arguments: argparse.Namespace, root: str) -> list[str]:
+    """The model's names in requests, the one of responses first; by default ``root``.
+
+    Raises:
+        InvalidConfigError: a name is blank.
+    """
+    names = list(dict.fromkeys(arguments.served_model_name or [root]))
+    if not all(name.strip() for name in names):
+        raise InvalidConfigError(
+            "--served-model-name holds a blank name; give names that requests can have, or leave "
+            f"it out for {root!r}"
+        )
+    return names
+
+
 def tool_format(arguments: argparse.Namespace) -> str:
     """The format of tool calls; harmony's follows from its reasoning parser.
 

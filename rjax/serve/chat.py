@@ -18,7 +18,7 @@ from rjax.serve.disconnect import cancel_on_disconnect
 from rjax.serve.errors import ApiError
 from rjax.serve.event_stream import EventStream
 from rjax.serve.logprobs import chat_logprobs, check_logprobs_count, prompt_logprobs
-from rjax.serve.prompts import chat_prompt
+from rjax.serve.prompts import chat_prompt, kept_tokens
 from rjax.serve.reasoning import OutputDelta, ReasoningTokens
 from rjax.serve.request_group import RequestGroup
 from rjax.serve.requests import ChatCompletionRequest, NamedTool, Tool
@@ -72,7 +72,8 @@ async def prepare_chat(body: ChatCompletionRequest, tenant: Tenant, service: Ser
         check_constrained(params)
     if service.output_format.shows_special_tokens(bool(tools)):
         params = dataclasses.replace(params, skip_special_tokens=False)
-    prompt = await chat_prompt(body, tools, tenant, service)
+    last = kept_tokens(body, params.max_tokens, service)
+    prompt = await chat_prompt(body, tools, last, tenant, service)
     start = _start(body, prompt[1], service)
     if constraint is not None:
         constraint = service.output_format.after_reasoning(constraint, start, calls=of_calls)

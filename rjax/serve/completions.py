@@ -17,7 +17,7 @@ from rjax.serve.disconnect import cancel_on_disconnect
 from rjax.serve.errors import as_api_error, error_body
 from rjax.serve.event_stream import EventStream
 from rjax.serve.logprobs import check_logprobs_count, completion_logprobs, prompt_logprobs
-from rjax.serve.prompts import completion_prompts
+from rjax.serve.prompts import completion_prompts, kept_tokens
 from rjax.serve.request_group import RequestGroup
 from rjax.serve.requests import CompletionRequest, SamplingRequest
 from rjax.serve.responses import (
@@ -28,7 +28,12 @@ from rjax.serve.responses import (
     PromptTokensDetails,
     UsageInfo,
 )
-from rjax.serve.sampling import check_constrained, completion_params, request_constraint
+from rjax.serve.sampling import (
+    check_constrained,
+    completion_params,
+    max_tokens,
+    request_constraint,
+)
 from rjax.serve.service import Service
 from rjax.serve.tenancy import engine_options
 
@@ -42,11 +47,14 @@ async def complete(
     constraint = request_constraint(body, service.limits, literal=service.literal_json_schemas)
     if constraint is not None:
         check_constrained(params)
-    prompts = await completion_prompts(body, tenant, service)
+    prefix = []
     if body.prefix is not None:
+        prefix = prefixes.find(body.prefix, tenant, service).token_ids
+    last = kept_tokens(body, params.max_tokens, service, len(prefix))
+    prompts = await completion_prompts(body, last, tenant, service)
+    if prefix:
         # The prefix may have no text, so echo decodes the joined tokens.
-        tokens = prefixes.find(body.prefix, tenant, service).token_ids
-        prompts = [(None, tokens + own) for _, own in prompts]
+        prompts = [(None, prefix + own) for _, own in prompts]
     lengths = [len(tokens) for _, tokens in prompts]
     service.check_prompts(lengths, "prompt")
     check_logprobs_count(params, lengths, service.max_model_len, service.limits.request_logprobs)
@@ -106,6 +114,7 @@ class _ResponseBuilder:
 
     def __init__(self, body: CompletionRequest, service: Service, n: int) -> None:
         self._body = body
+        self._scores = max_tokens(body) == 0  # the prompt; no token is shown
         self._service = service
         self._n = n
         self._head: dict[str, Any] = {
@@ -152,7 +161,7 @@ class _ResponseBuilder:
             yield stream_error(error)
 
     def _hidden(self, output: RequestOutput) -> int:
-        if self._body.max_tokens != 0:
+        if not self._scores:
             return 0
         return sum(len(c.token_ids) for c in output.outputs)
 
@@ -178,7 +187,7 @@ class _ResponseBuilder:
         body = self._body
         index = i * self._n + completion.index
         echo = body.echo and first
-        hidden = body.max_tokens == 0
+        hidden = self._scores
         text = "" if hidden else completion.text
         before = ""
         if echo:
@@ -224,7 +233,7 @@ class _ResponseBuilder:
             entries += output.prompt_logprobs
         elif echo:
             self._offsets[index] = len(before)
-        if self._body.max_tokens != 0:
+        if not self._scores:
             tokens += completion.token_ids
             entries += completion.logprobs
         offset = self._offsets.get(index, 0)

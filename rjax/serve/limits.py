@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rjax.errors import InvalidConfigError
+from rjax.sampling.limits import LIMITS
 
 
 def _limit(default: Any, meaning: str) -> Any:
@@ -29,12 +30,12 @@ class ServeLimits:
     sequences: int = _limit(256, "prompts times samples of one request")
     messages: int = _limit(1024, "messages of one chat request, input items of one response")
     parts: int = _limit(4096, "text parts and tool calls of one chat request or input")
-    stop_strings: int = _limit(4, "stop strings")
-    bad_words: int = _limit(128, "bad words")
+    stop_strings: int = _limit(LIMITS.stop_strings, "stop strings")
+    bad_words: int = _limit(LIMITS.bad_words, "bad words")
     logprobs: int = _limit(20, "alternatives per token")
-    logit_bias: int = _limit(1024, "tokens with a bias")
+    logit_bias: int = _limit(LIMITS.logit_bias, "tokens with a bias")
     request_logprobs: int = _limit(524_288, "logprobs of a request: tokens times alternatives")
-    token_ids: int = _limit(131_072, "entries of a list of token ids other than a prompt")
+    token_ids: int = _limit(262_144, "entries of a list of token ids other than a prompt")
     tools: int = _limit(128, "functions of one chat request")
     name_chars: int = _limit(128, "characters in a name or a cache salt")
     body_bytes: int = _limit(16 * 2**20, "bytes of a request body")
@@ -47,7 +48,7 @@ class ServeLimits:
     body_seconds: float = _limit(30.0, "seconds for a request body to arrive")
     schema_depth: int = _limit(32, "nesting of a JSON schema")
     schema_bytes: int = _limit(64 * 2**10, "bytes of a JSON schema, regex, grammar or choice list")
-    choices: int = _limit(256, "alternatives of a choice")
+    choices: int = _limit(4096, "alternatives of a choice")
     grammar_seconds: float = _limit(5.0, "seconds to compile a regex, schema or grammar")
     grammar_cache: int = _limit(128, "cached compiled grammars")
     grammar_cache_bytes: int = _limit(256 * 2**20, "bytes of cached compiled grammars")

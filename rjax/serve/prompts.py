@@ -21,10 +21,39 @@ from rjax.serve.workers.tasks import Layout
 type TokenPrompt = tuple[str | None, list[int]]
 
 
+def kept_tokens(
+    body: CompletionRequest | ChatCompletionRequest,
+    max_tokens: int | None,
+    service: Service,
+    prefix: int = 0,
+) -> int | None:
+    """Tokens to keep at the end of each prompt; None keeps all.
+
+    ``truncate_prompt_tokens`` -1 keeps what fits beside ``prefix`` and ``max_tokens`` tokens, or
+    beside one token if ``max_tokens`` is None.
+
+    Raises:
+        ApiError: 400, they leave no room for a prompt.
+    """
+    if body.truncate_prompt_tokens != -1:
+        return body.truncate_prompt_tokens
+    room = service.max_model_len - prefix - (max_tokens or 1)
+    if room < 1:
+        taken = f"prefix has {prefix} tokens and " if prefix else ""
+        raise ApiError(
+            400,
+            f"truncate_prompt_tokens is -1, but {taken}max_tokens is {max_tokens or 1}, which "
+            f"leaves no token of max_model_len {service.max_model_len} for a prompt; lower "
+            "max_tokens",
+            param="truncate_prompt_tokens",
+        )
+    return room
+
+
 async def completion_prompts(
-    body: CompletionRequest, tenant: Tenant, service: Service
+    body: CompletionRequest, last: int | None, tenant: Tenant, service: Service
 ) -> list[TokenPrompt]:
-    """Text (None if unknown) and token ids of each prompt.
+    """Text (None if unknown) and token ids of each prompt, of which ``last`` tokens are kept.
 
     Raises:
         ApiError, InvalidRequestError, OverloadedError.
@@ -51,15 +80,13 @@ async def completion_prompts(
         special = body.add_special_tokens
         if special is None:  # a prefix already has the BOS token
             special = body.prefix is None
-        last = body.truncate_prompt_tokens
         rows = await encode(texts, tenant, service, "prompt", add_special_tokens=special, last=last)
         if not all(rows):
             raise ApiError(400, "a prompt has no token; give another text", param="prompt")
         # The text of a truncated prompt is unknown.
         cut = [last is not None and len(row) == last for row in rows]
         return [(None if c else t, row) for t, row, c in zip(texts, rows, cut, strict=True)]
-    most = body.truncate_prompt_tokens
-    return [(None, tokens if most is None else tokens[-most:]) for tokens in prompts]
+    return [(None, tokens if last is None else tokens[-last:]) for tokens in prompts]
 
 
 async def encode(
@@ -102,13 +129,18 @@ async def encode(
 
 
 async def chat_prompt(
-    body: ChatCompletionRequest, tools: list[Tool], tenant: Tenant, service: Service
+    body: ChatCompletionRequest,
+    tools: list[Tool],
+    last: int | None,
+    tenant: Tenant,
+    service: Service,
 ) -> TokenPrompt:
     """Token ids of a chat request's prompt.
 
     Args:
         body: of the request.
         tools: described to the model.
+        last: keep only this many tokens at the end.
         tenant: of the client.
         service: of the app.
 
@@ -116,7 +148,6 @@ async def chat_prompt(
         ApiError, InvalidRequestError, OverloadedError.
     """
     options = layout_options(body, service)
-    last = body.truncate_prompt_tokens
     special = body.add_special_tokens
     tokens = await message_tokens(
         body.messages, tools, options, tenant, service, add_special_tokens=special, last=last

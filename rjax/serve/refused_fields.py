@@ -41,7 +41,6 @@ SAMPLING = {
 COMPLETION = SAMPLING | {
     "suffix": Refused("text is only written after a prompt, not before a suffix", ("",)),
     "prompt_embeds": Refused("give the prompt as text or token ids", ([],)),
-    "max_completion_tokens": Refused("use max_tokens"),
     "messages": Refused("use /v1/chat/completions", ([],)),
     "tools": Refused("use /v1/chat/completions", ([],)),
 }

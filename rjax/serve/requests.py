@@ -192,6 +192,10 @@ class SamplingRequest(RequestModel):
     stop_token_ids: FailFastList[int] | None = None
     ignore_eos: bool | None = None
     max_tokens: Integer | None = None
+    max_completion_tokens: Annotated[
+        Integer | None,
+        Field(description="newer name of max_tokens; if both are set, they must agree"),
+    ] = None
     min_tokens: Integer | None = None
     prompt_logprobs: Integer | None = None
     skip_special_tokens: bool | None = None
@@ -206,7 +210,10 @@ class SamplingRequest(RequestModel):
     ] = None
     return_token_ids: Annotated[bool, Field(description="add token ids to the response")] = False
     truncate_prompt_tokens: Annotated[
-        Integer | None, Field(description="keep only this many tokens at the end of each prompt")
+        Integer | None,
+        Field(
+            description="keep only this many tokens at the end of each prompt; -1: as many as fit"
+        ),
     ] = None
     return_tokens_as_token_ids: Annotated[
         bool, Field(description="logprobs contain token_id:N instead of a token's text")
@@ -336,7 +343,6 @@ class ChatCompletionRequest(SamplingRequest):
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.CHAT
 
     messages: FailFastList[Message]
-    max_completion_tokens: Integer | None = None
     logprobs: LogprobsFlag | None = None
     top_logprobs: Integer | None = None
     tools: FailFastList[Tool] | None = None

@@ -25,7 +25,6 @@ _PASSED_ON = (
     "stop",
     "stop_token_ids",
     "ignore_eos",
-    "max_tokens",
     "min_tokens",
     "prompt_logprobs",
     "skip_special_tokens",
@@ -59,7 +58,7 @@ def completion_params(
         given["logprobs"] = _alternatives("logprobs", body.logprobs, limits, vocab_size)
         if body.echo:
             given["prompt_logprobs"] = given["logprobs"]
-    if body.max_tokens == 0:
+    if given.get("max_tokens") == 0:
         if not body.echo:
             raise ApiError(400, "max_tokens is 0; give 1 or more, or set echo", param="max_tokens")
         given["max_tokens"] = 1
@@ -80,14 +79,6 @@ def chat_params(
     """
     check_limits(body, limits)
     given = _given(body, limits, vocab_size)
-    if body.max_completion_tokens is not None:
-        if body.max_tokens not in (None, body.max_completion_tokens):
-            raise ApiError(
-                400,
-                "max_tokens and max_completion_tokens differ; give one of them",
-                param="max_completion_tokens",
-            )
-        given["max_tokens"] = body.max_completion_tokens
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs set to true", param="top_logprobs")
     if body.logprobs:
@@ -104,6 +95,22 @@ def chat_params(
     return _params({"max_tokens": None, **defaults}, given, body)
 
 
+def max_tokens(body: SamplingRequest) -> int | None:
+    """The most tokens to generate, which has two names.
+
+    Raises:
+        ApiError: 400, both are set and differ.
+    """
+    newer = body.max_completion_tokens
+    if newer is not None and body.max_tokens not in (None, newer):
+        raise ApiError(
+            400,
+            "max_tokens and max_completion_tokens differ; give one of them",
+            param="max_completion_tokens",
+        )
+    return body.max_tokens if newer is None else newer
+
+
 def check_limits(body: SamplingRequest, limits: ServeLimits) -> None:
     """Check the server's limits; SamplingParams checks those of the engine.
 
@@ -112,7 +119,7 @@ def check_limits(body: SamplingRequest, limits: ServeLimits) -> None:
     """
     if body.n is not None:
         _bounded("n", body.n, 1, limits.n)
-    if body.truncate_prompt_tokens is not None:
+    if body.truncate_prompt_tokens not in (None, -1):
         _bounded("truncate_prompt_tokens", body.truncate_prompt_tokens, 1, 2**31 - 1)
     if body.priority is not None:
         _bounded("priority", body.priority, -(2**31), 2**31 - 1)
@@ -184,8 +191,8 @@ def request_constraint(
             raise ApiError(
                 400, "structured_outputs: its one entry is null", param="structured_outputs"
             )
-    if len(found) > 1:
-        raise ApiError(400, "give response_format or structured_outputs, not both")
+    if len(set(found)) > 1:
+        raise ApiError(400, "response_format and structured_outputs differ; give one of them")
     return found[0] if found else None
 
 
@@ -220,6 +227,8 @@ def _of_format(body: SamplingRequest, limits: ServeLimits, *, literal: bool) -> 
 
 def _given(body: SamplingRequest, limits: ServeLimits, vocab_size: int | None) -> dict[str, Any]:
     given = {name: value for name in _PASSED_ON if (value := getattr(body, name)) is not None}
+    if (most := max_tokens(body)) is not None:
+        given["max_tokens"] = most
     if body.prompt_logprobs is not None:
         name = "prompt_logprobs"
         given[name] = _alternatives(name, body.prompt_logprobs, limits, vocab_size)

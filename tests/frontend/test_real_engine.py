@@ -90,9 +90,11 @@ def test_bad_prompts_harm_no_other(llm: LLM) -> None:
     for prompt in bad:
         with pytest.raises(InvalidRequestError):
             llm.generate(prompt, use_tqdm=False)
-    with pytest.raises(ContextLengthError, match=r"^prompt 0: This model's maximum context length"):
+    with pytest.raises(ContextLengthError, match=r"^This model's maximum context length is 512"):
         llm.generate(bad[-1], use_tqdm=False)
-    assert isinstance(outputs[len(bad)].error, ContextLengthError)
+    kept = outputs[len(bad)].error
+    assert isinstance(kept, ContextLengthError)
+    assert str(kept).startswith(f"prompt {len(bad)}: This model's maximum context length is 512")
     assert not llm.engine.has_unfinished_requests()
 
 

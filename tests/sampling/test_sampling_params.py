@@ -30,10 +30,11 @@ FLAGS = (
     "include_stop_str_in_output",
 )
 BAD = [
-    *[(name, bad) for name in WHOLE for bad in (True, 1.5, math.nan, "1", [], -2, HUGE, -HUGE)],
+    *[(name, bad) for name in WHOLE for bad in (True, 1.5, math.nan, "1", [], HUGE, -HUGE)],
+    *[(name, -2) for name in WHOLE if name != "seed"],
     *[(name, 2**31) for name in WHOLE if name != "seed"],
     *[(name, bad) for name in ("n", "max_tokens") for bad in (0, -1)],
-    *[(name, -1) for name in ("seed", "min_tokens")],
+    ("min_tokens", -1),
     *[(name, None) for name in ("n", "top_k", "min_tokens", *REAL, *FLAGS)],
     *[
         (name, bad)
@@ -45,6 +46,7 @@ BAD = [
     *[(name, bad) for name in FLAGS for bad in (0, 1, "true", [])],
     ("n", 16385),
     ("seed", 2**63),
+    ("seed", -(2**63) - 1),
     ("temperature", 2.0001),
     ("top_p", 0),
     ("top_p", 1.0001),
@@ -242,6 +244,16 @@ def test_sequence_seeds():
     assert len(set(seeds)) == 100
     assert all(0 <= seed < 2**64 for seed in seeds)
     assert sequence_seed(0, 1) == 5836529245451711556
+
+
+def test_negative_seeds():
+    """-1 is no seed, as in vLLM; other negative seeds are seeds of their own."""
+    assert SamplingParams(seed=-1) == SamplingParams(seed=None)
+    assert SamplingParams(seed=-2).seed == -2
+    first = {sequence_seed(seed, 0) for seed in (-(2**63), -2, 0, 2, 2**63 - 1)}
+    assert len(first) == 5
+    assert all(0 <= seed < 2**64 for seed in first)
+    assert sequence_seed(-2, 1) != sequence_seed(2, 1)
 
 
 ANYTHING = st.recursive(

@@ -55,6 +55,8 @@ def test_a_bad_key_is_found_before_the_model_is_loaded(tmp_path, capsys):
     ("given", "said"),
     [
         (["--port", "70000"], "--port is 70000; give 0 to 65535"),
+        (["--served-model-name", ""], "--served-model-name holds a blank name"),
+        (["--served-model-name", "a", " "], "--served-model-name holds a blank name"),
         (["--port", "x"], "invalid int value"),
         (["--root-path", "llm/"], "give a path such as /llm"),
         (["--root-path", "/v1"], "the route /v1/"),

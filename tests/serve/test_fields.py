@@ -169,7 +169,6 @@ def test_many_unknown_fields_of_one_object_are_refused(caplog):
 
 REFUSED: list[tuple[type[RequestModel], str, Any, str]] = [
     (CompletionRequest, "suffix", "b", "suffix"),
-    (CompletionRequest, "max_completion_tokens", 5, "max_tokens"),
     (CompletionRequest, "guided_json", {}, "structured_outputs"),
     (ChatCompletionRequest, "functions", [{"name": "f"}], "tools"),
     (ChatCompletionRequest, "function_call", {"name": "f"}, "tool_choice"),
@@ -368,6 +367,16 @@ def test_completions_take_a_response_format():
     body = parsed(CompletionRequest, COMPLETION | {"response_format": {"type": "json_object"}})
     found = request_constraint(body, LIMITS, literal=False)
     assert found is not None and found.kind == "json"
+
+
+def test_two_equal_constraints_are_one():
+    body = {"response_format": {"type": "json_object"}, "structured_outputs": {"json_object": True}}
+    parsed_body = parsed(CompletionRequest, COMPLETION | body)
+    found = request_constraint(parsed_body, LIMITS, literal=False)
+    assert found is not None and found.kind == "json"
+    body["structured_outputs"] = {"regex": "a"}
+    with pytest.raises(ApiError, match="differ"):
+        request_constraint(parsed(CompletionRequest, COMPLETION | body), LIMITS, literal=False)
 
 
 def test_the_option():

@@ -48,10 +48,10 @@ NUMBERS = {
     "presence_penalty": (-2.1, 2.1),
     "frequency_penalty": (-2.1, 2.1),
     "repetition_penalty": (0, -1, 101),
-    "seed": (-1,),
+    "seed": (2**63,),
     "prompt_logprobs": (-2, 21),
     "priority": (),
-    "truncate_prompt_tokens": (0, -1, 2**31),
+    "truncate_prompt_tokens": (0, -2, 2**31),
 }
 CASES = [
     *((COMPLETION, name, bad) for name, values in NUMBERS.items() for bad in values),
@@ -66,7 +66,7 @@ CASES = [
     *((COMPLETION, "prompt", bad) for bad in (None, 5, {}, ["a"] * 129, [[1]] * 129, "a" * 10**6)),
     (COMPLETION, "prompt", [1] * 512),
     (COMPLETION, "prompt", "\ud800"),
-    (COMPLETION, "stop", ["a"] * 5),
+    (COMPLETION, "stop", [str(i) for i in range(17)]),
     (COMPLETION, "stop", [""]),
     (COMPLETION, "stop", ["x" * 2000]),
     *((COMPLETION, "bad_words", bad) for bad in ("a", [""], ["x" * 2000], ["a"] * 129, [1], [" "])),
@@ -97,7 +97,7 @@ CASES = [
     (CHAT, "response_format", schema_format({"type": "integer", "minimum": 5, "maximum": 1})),
     *((COMPLETION, "structured_outputs", bad) for bad in (
         {}, {"regex": "("}, {"regex": ""}, {"regex": "a" * 70_000}, {"grammar": "start: nothing"},
-        {"regex": "a", "choice": ["b"]}, {"choice": []}, {"choice": [""]}, {"choice": ["a"] * 257},
+        {"regex": "a", "choice": ["b"]}, {"choice": []}, {"choice": [""]}, {"choice": ["a"] * 4097},
         {"json": nested(40)}, {"json": "{"}, {"json": "[1]"}, {"json": "[" * 5000}, {"json": None},
         {"regex": "\ud800"}, {"grammar": 'start: %json {"type": 5}'}, {"json_object": False},
     )),

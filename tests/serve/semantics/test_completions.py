@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from rjax.sampling import LIMITS
+
 ROUTE = "/v1/completions"
 
 
@@ -103,6 +105,66 @@ def test_allowed_token_ids_are_the_only_ones(post):
     assert set(found["choices"][0]["token_ids"]) <= {77, 78}
 
 
+def test_the_server_takes_what_the_engine_takes(post):
+    """lm-eval's humaneval sends nine stop strings."""
+    stop = [
+        f"\n{word}"
+        for word in ["class", "def", "if", "print", "for", "while", "try", "with", "return"]
+    ]
+    ids = list(range(100, 100 + LIMITS.stop_token_ids))
+    more = [str(i) for i in range(LIMITS.stop_strings - len(stop))]
+    status, found = post(ROUTE, prompt="a", max_tokens=3, stop=stop + more, stop_token_ids=ids)
+    assert status == 200, found
+
+
+def test_two_names_of_max_tokens(post):
+    """guidellm sends both."""
+    wanted = post(ROUTE, prompt="a", max_tokens=3)[1]["choices"]
+    for given in ({"max_tokens": 3, "max_completion_tokens": 3}, {"max_completion_tokens": 3}):
+        assert post(ROUTE, prompt="a", **given)[1]["choices"] == wanted
+    scored = {"echo": True, "logprobs": 0, "return_token_ids": True}
+    wanted = post(ROUTE, prompt="a", max_tokens=0, **scored)[1]
+    found = post(ROUTE, prompt="a", max_completion_tokens=0, **scored)[1]
+    assert found["choices"] == wanted["choices"]
+    assert found["usage"] == wanted["usage"]
+
+
+def test_truncation_to_what_fits(post):
+    """-1 keeps the end of the prompt that leaves room for max_tokens."""
+    ids = [*range(40, 140)] * 6
+    for form, given in ((ids, {}), ("Who lives in Peru? " * 300, {"add_special_tokens": False})):
+        given = {"prompt": form, "max_tokens": 7, "ignore_eos": True, **given}
+        status, found = post(ROUTE, truncate_prompt_tokens=-1, return_token_ids=True, **given)
+        assert status == 200, found
+        assert found["usage"]["prompt_tokens"] == 512 - 7
+        assert found["usage"]["completion_tokens"] == 7
+        if form is ids:
+            assert found["choices"][0]["prompt_token_ids"] == ids[-505:]
+    assert (
+        post(ROUTE, prompt="a", truncate_prompt_tokens=-1)[1]["choices"]
+        == post(ROUTE, prompt="a")[1]["choices"]
+    )
+    chat = {"messages": [{"role": "user", "content": "Who lives in Peru? " * 300}]}
+    status, found = post("/v1/chat/completions", truncate_prompt_tokens=-1, max_tokens=9, **chat)
+    assert (status, found["usage"]["prompt_tokens"]) == (200, 503)
+    status, found = post("/v1/chat/completions", truncate_prompt_tokens=-1, **chat)
+    assert (status, found["usage"]["prompt_tokens"]) == (200, 511)
+
+
+def test_negative_seeds(post):
+    """-1 draws a seed; others are as good as positive ones."""
+    given = {"prompt": "a", "max_tokens": 24, "temperature": 2, "ignore_eos": True}
+
+    def text(seed: int) -> str:
+        status, found = post(ROUTE, seed=seed, **given)
+        assert status == 200, found
+        return found["choices"][0]["text"]
+
+    assert text(-2) == text(-2)
+    assert text(-2) != text(2)
+    assert text(-1) != text(-1)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -125,7 +187,11 @@ def test_allowed_token_ids_are_the_only_ones(post):
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),
-        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": list("abcdefghijklmnopq")}, "stop"),
+        ({"max_completion_tokens": 3}, "max_completion_tokens"),
+        ({"max_completion_tokens": 0, "max_tokens": 0}, "max_tokens"),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 512}, "truncate_prompt_tokens"),
+        ({"seed": -(2**63) - 1}, "seed"),
         ({"stop": [""]}, "stop"),
         ({"suffix": "b"}, "suffix"),
         ({"stream_options": {"include_usage": True}}, "stream"),
