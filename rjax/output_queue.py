@@ -5,21 +5,20 @@ vLLM's counterpart is ``RequestOutputCollector``.
 
 import asyncio
 import time
-from collections import deque
 
 from rjax.errors import OverloadedError
 from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.sampling import RequestOutputKind
 
-_MAX_UNMERGED = 32  # unread outputs of one request; later ones are merged into the last
-_TIME_SLICE = 0.01  # seconds that one reader may run before it yields to the event loop
+_TIME_SLICE = 0.002  # seconds that one reader may run before it yields to the event loop
 
 
 class OutputQueue:
-    """Outputs of one request, or of several that are read together, in order.
+    """Outputs of one request, or of several that are read together; at most one unread output of
+    each request.
 
-    If the reader falls behind, later DELTA outputs of a request are merged into one, and a
-    CUMULATIVE output replaces the one before it. If the unread tokens exceed ``most_unread``, the
+    If the reader falls behind, later DELTA outputs of a request are merged into its unread one, and
+    a CUMULATIVE output replaces the one before it. If the unread tokens exceed ``most_unread``, the
     queue is closed with an error, which bounds its memory.
 
     Call all methods from one event loop.
@@ -34,11 +33,10 @@ class OutputQueue:
     def __init__(self, kind: RequestOutputKind, most_unread: int) -> None:
         self._kind = kind
         self._most_unread = most_unread
-        self._items: deque[RequestOutput | Exception] = deque()
-        self._last: dict[str, RequestOutput] = {}
-        self._num_unread: dict[str, int] = {}
+        self._outputs: dict[str, RequestOutput] = {}  # by request, the longest unread first
+        self._error: Exception | None = None
+        self._ended = False
         self._unread = 0
-        self._cut = False
         self._not_empty = asyncio.Event()
         self._slice_start = 0.0
 
@@ -49,34 +47,23 @@ class OutputQueue:
             OverloadedError: too many tokens are unread. The unread outputs are dropped, and the
                 reader gets this error next.
         """
-        if self._cut:
+        if self._ended:
             return
-        name = output.request_id
-        num_unread = self._num_unread.get(name, 0)
-        latest = self._kind is RequestOutputKind.CUMULATIVE and num_unread > 0
-        self._unread += _size(output) - (_size(self._last[name]) if latest else 0)
+        earlier = self._outputs.get(output.request_id)
+        if self._kind is RequestOutputKind.CUMULATIVE:
+            replaced, earlier = earlier, None
+            self._unread -= 0 if replaced is None else _size(replaced)
+        self._unread += _size(output)
         bounded = self._kind is not RequestOutputKind.FINAL_ONLY
-        if bounded and self._items and self._unread > self._most_unread:
-            self._cut = True
-            self._items.clear()
-            self._last.clear()
+        if bounded and self._outputs and self._unread > self._most_unread:
+            self._outputs.clear()
             self.fail(self._too_slow())
             raise self._too_slow()
-        if latest:
-            self._replace(name, output)
+        if earlier is not None:
+            merge_delta(earlier, output)
             return
-        if self._kind is RequestOutputKind.DELTA and num_unread >= _MAX_UNMERGED:
-            merge_delta(self._last[name], output)
-            return
-        self._num_unread[name] = num_unread + 1
-        self._last[name] = output
-        self._items.append(output)
+        self._outputs[output.request_id] = output
         self._not_empty.set()
-
-    def _replace(self, name: str, output: RequestOutput) -> None:
-        """Replace the request's last unread output by a newer CUMULATIVE one."""
-        place = next(i for i, item in enumerate(self._items) if item is self._last[name])
-        self._items[place] = self._last[name] = output
 
     def _too_slow(self) -> OverloadedError:
         return OverloadedError(
@@ -86,9 +73,10 @@ class OutputQueue:
         )
 
     def fail(self, error: Exception) -> None:
-        """Add an error, which `get` raises."""
-        self._items.append(error)
-        self._not_empty.set()
+        """End the queue: after the unread outputs, `get` raises this error once."""
+        if not self._ended:
+            self._error, self._ended = error, True
+            self._not_empty.set()
 
     async def get(self) -> RequestOutput:
         """Wait for the next output and take it.
@@ -96,24 +84,21 @@ class OutputQueue:
         Raises:
             Exception: what `fail` was given.
         """
-        if self._items and time.monotonic() - self._slice_start > _TIME_SLICE:
-            await asyncio.sleep(0)  # yield, so that a full queue does not block other tasks
+        if self._outputs and time.monotonic() - self._slice_start > _TIME_SLICE:
+            await asyncio.sleep(0)  # yield, so that one reader of many requests blocks no other
             self._slice_start = time.monotonic()
-        while not self._items:
+        while not self._outputs:
+            if self._error is not None:
+                try:
+                    raise self._error
+                finally:
+                    self._error = None  # break the cycle of error, traceback, frame and queue
             self._not_empty.clear()
             await self._not_empty.wait()
             self._slice_start = time.monotonic()
-        item = self._items.popleft()
-        if isinstance(item, Exception):
-            try:
-                raise item
-            finally:
-                del item  # break the cycle of the error, its traceback and this frame
-        self._unread -= _size(item)
-        self._num_unread[item.request_id] -= 1
-        if not self._num_unread[item.request_id]:
-            del self._num_unread[item.request_id], self._last[item.request_id]
-        return item
+        output = self._outputs.pop(next(iter(self._outputs)))
+        self._unread -= _size(output)
+        return output
 
 
 def _size(output: RequestOutput) -> int:

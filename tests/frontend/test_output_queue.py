@@ -19,11 +19,11 @@ DELTA, CUMULATIVE, FINAL = (
 
 def output(name: str, token: int, *, finished: bool = False, **more: Any) -> RequestOutput:
     reason = "length" if finished else None
-    one = CompletionOutput(0, f"{token},", [token], finish_reason=reason, **more)
-    if "logprobs" in more:
-        more["logprobs"] = list(more["logprobs"])
-    two = CompletionOutput(1, f"{-token},", [-token], finish_reason=reason, **more)
-    return RequestOutput(name, None, [1], outputs=[one, two], finished=finished)
+    made = []
+    for index, sampled in enumerate((token, -token)):
+        own = {name: list(value) if name == "logprobs" else value for name, value in more.items()}
+        made.append(CompletionOutput(index, f"{sampled},", [sampled], finish_reason=reason, **own))
+    return RequestOutput(name, None, [1], outputs=made, finished=finished)
 
 
 def read(queue: OutputQueue, count: int) -> list[RequestOutput]:
@@ -44,24 +44,23 @@ def test_a_reader_in_time_gets_each_output():
         ]
 
 
-def test_a_late_reader_gets_all_tokens_in_few_outputs():
+def test_a_late_reader_gets_all_tokens_in_one_output():
     queue = OutputQueue(DELTA, 10**6)
     for i in range(1000):
         entry = {i: Logprob(-0.5, 1)}
         queue.put(output("a", i, finished=i == 999, logprobs=[entry], cumulative_logprob=-0.5 * i))
         if i % 10 == 0:
             queue.put(output("b", i, finished=i == 990))
-    found = read(queue, 64)
-    assert not queue._items
-    for name, tokens in (("a", [*range(1000)]), ("b", [*range(0, 1000, 10)])):
-        own = [o for o in found if o.request_id == name]
-        assert len(own) == 32
-        assert [t for o in own for t in o.outputs[0].token_ids] == tokens
-        assert [t for o in own for t in o.outputs[1].token_ids] == [-t for t in tokens]
-        assert "".join(o.outputs[0].text for o in own) == "".join(f"{t}," for t in tokens)
-        assert [o.finished for o in own] == [False] * 31 + [True]
-        assert own[-1].outputs[0].finish_reason == "length"
-    logprobs = [e for o in found if o.request_id == "a" for e in o.outputs[0].logprobs or []]
+    found = read(queue, 2)
+    assert not queue._outputs
+    for one, name, tokens in zip(found, "ab", ([*range(1000)], [*range(0, 1000, 10)]), strict=True):
+        assert one.request_id == name
+        assert one.outputs[0].token_ids == tokens
+        assert one.outputs[1].token_ids == [-t for t in tokens]
+        assert one.outputs[0].text == "".join(f"{t}," for t in tokens)
+        assert one.finished
+        assert one.outputs[0].finish_reason == "length"
+    logprobs = found[0].outputs[0].logprobs or []
     assert [next(iter(entry)) for entry in logprobs] == [*range(1000)]
 
 
@@ -72,7 +71,7 @@ def test_of_cumulative_outputs_the_last_one_is_enough():
         queue.put(output("b", -i))
     found = [(o.request_id, o.outputs[0].token_ids) for o in read(queue, 2)]
     assert found == [("a", [99]), ("b", [-99])]
-    assert not queue._items
+    assert not queue._outputs
     queue.put(output("a", 7))
     assert read(queue, 1)[0].outputs[0].token_ids == [7]
 
@@ -87,8 +86,8 @@ def test_a_reader_that_stays_behind_is_cut(alternatives):
         queue.put(output("a", i, **more))
     with pytest.raises(OverloadedError, match="more than 100 tokens"):
         queue.put(output("a", 99, **more))
-    queue.put(output("a", 100, **more))  # nothing is kept any more
-    assert len(queue._items) == 1
+    queue.put(output("a", 100, **more))
+    assert not queue._outputs  # nothing is kept
     with pytest.raises(OverloadedError, match="read faster"):
         read(queue, 1)
 
@@ -98,7 +97,7 @@ def test_what_was_read_makes_room():
     for i in range(1000):
         queue.put(output("a", i))
         if i % 4 == 3:
-            read(queue, 4)
+            assert read(queue, 1)[0].outputs[0].token_ids == [*range(i - 3, i + 1)]
 
 
 def test_a_whole_answer_has_no_bound():
