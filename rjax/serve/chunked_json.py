@@ -15,6 +15,7 @@ from rjax.serve.threads import WorkThreads
 _ENTRIES = 128  # list entries per chunk
 _BYTES = 64 * 2**10  # per send
 _SMALL = 8192  # tokens and alternatives of a response that is serialised on the event loop
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 class ChunkedJSONResponse(Response):
@@ -101,14 +102,10 @@ def iter_json(value: Any, exclude: frozenset[str] = frozenset()) -> Iterator[str
                     yield "," if i else ""
                     yield from iter_json(entry)
             else:
-                yield _json(entries)[1:-1]
+                yield _ENCODER.encode(entries)[1:-1]
         yield "]"
     else:
-        yield _json(value)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        yield _ENCODER.encode(value)
 
 
 def _blocks(pieces: Iterator[str]) -> Iterator[bytes]:

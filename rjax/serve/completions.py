@@ -171,15 +171,19 @@ class _ResponseBuilder:
         """A chunk; the first one may hold the prompt's tokens and logprobs."""
         usage = self._count.usage() if continuous_usage(self._body) else None
 
-        def make() -> str:
+        hidden = {"usage"} if usage is None else None
+
+        def make() -> CompletionResponse:
             choice = self._choice(i, output, completion, first=first)
-            response = CompletionResponse(**self._head, choices=[choice], usage=usage)
-            hidden = frozenset(("usage",)) if usage is None else frozenset()
-            return "".join(iter_json(response, exclude=hidden))
+            return CompletionResponse(**self._head, choices=[choice], usage=usage)
 
         body = self._body
         large = body.echo or body.return_token_ids or body.prompt_logprobs is not None
-        return await self._service.response_threads.run(make) if first and large else make()
+        if not (first and large):
+            return make().model_dump_json(exclude=hidden)
+        return await self._service.response_threads.run(
+            lambda: "".join(iter_json(make(), exclude=frozenset(hidden or ())))
+        )
 
     def _choice(
         self, i: int, output: RequestOutput, completion: CompletionOutput, *, first: bool
