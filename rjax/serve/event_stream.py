@@ -7,7 +7,7 @@ from typing import NamedTuple
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from rjax.serve.disconnect import wait_for_disconnect
+from rjax.serve.disconnect import on_disconnect, wait_for_disconnect
 
 
 class NamedEvent(NamedTuple):
@@ -23,8 +23,8 @@ class EventStream(StreamingResponse):
     Args:
         events: data of each event, or its name and data. The iterator must turn its errors into
             events, because the status line is sent before the first one.
-        close: called once at the end, on success, error or disconnect, even if ``events`` was never
-            started.
+        close: called at the end, on success, error or disconnect, even if ``events`` was never
+            started; maybe more than once.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
+        on_disconnect(scope, self._close)
         sending = asyncio.ensure_future(self._send(send))
         gone = asyncio.ensure_future(wait_for_disconnect(receive))
         try:

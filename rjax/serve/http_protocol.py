@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rjax.serve.connections import ConnectionLimiter
+from rjax.serve.disconnect import Disconnect
 from rjax.serve.errors import ApiError, error_response
 
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -37,6 +38,17 @@ class BoundedProtocol(H11Protocol):
         self._health_paths = health_paths
         self._retry_after = retry_after
         self._counted: _CountingTransport
+        self._disconnect = Disconnect()
+        self._inner = self.app
+        self.app = self._run
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, which may register what to do if the client disconnects."""
+        self._disconnect = Disconnect()
+        self._disconnect.offer(scope)
+        if self.cycle.disconnected:
+            self._disconnect.lost()
+        await self._inner(scope, receive, send)
 
     def connection_made(self, transport: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A client connected."""
@@ -46,11 +58,13 @@ class BoundedProtocol(H11Protocol):
         if admission == "refused":
             transport.abort()
         elif admission == "health only":
-            self.app = _HealthOnly(self.app, self._health_paths, self._retry_after)
+            self._inner = _HealthOnly(self._inner, self._health_paths, self._retry_after)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection was closed."""
         self._open.close(self)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._disconnect.lost()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

@@ -1,5 +1,6 @@
 """Clients that connect, stream and vanish: afterwards every page is free and health is green."""
 
+import asyncio
 import contextlib
 import json
 import random
@@ -10,6 +11,8 @@ from typing import Any
 
 import httpx2
 import pytest
+
+from rjax.serve.server import bind
 
 from .live_server import LiveServer
 
@@ -113,3 +116,53 @@ def test_a_gone_client_frees_its_pages_at_once(server: LiveServer, monkeypatch):
     server.wait_idle()
     assert server.used_bytes() == 0
     assert engine.stats().output_tokens - before < 900, "they went on to the end"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_lost_connection_aborts_before_its_message(server: LiveServer, monkeypatch, stream):
+    """The message ``http.disconnect`` comes late on a busy event loop; here it never does."""
+
+    async def never(receive: Any) -> None:
+        await asyncio.Event().wait()
+
+    name = f"rjax.serve.{'event_stream' if stream else 'disconnect'}.wait_for_disconnect"
+    monkeypatch.setattr(name, never)
+    body = {"prompt": "Who?", "max_tokens": 400, "ignore_eos": True, "stream": stream}
+    host, port = server.url.removeprefix("http://").split(":")
+    content = json.dumps(body).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\n\r\n"
+    )
+    with socket.create_connection((host, int(port)), timeout=60) as link:
+        link.sendall(head.encode() + content)
+        end = time.monotonic() + 60
+        while server.service.engine.num_live == 0:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+    before = server.call(lambda engine: engine.stats().output_tokens)
+    server.wait_idle()
+    assert server.call(lambda engine: engine.stats().output_tokens) - before < 300
+
+
+def test_small_pieces_are_sent_at_once():
+    """Without TCP_NODELAY the second piece of a kept connection waits for a delayed ACK."""
+
+    async def connect() -> int:
+        accepted = asyncio.get_running_loop().create_future()
+        listener = bind("127.0.0.1", 0)
+        listener.listen()
+        served = await asyncio.start_server(
+            lambda _, writer: accepted.set_result(writer), sock=listener
+        )
+        async with served:
+            _, client = await asyncio.open_connection(*listener.getsockname())
+            writer = await accepted
+            found = writer.get_extra_info("socket").getsockopt(
+                socket.IPPROTO_TCP, socket.TCP_NODELAY
+            )
+            client.close()
+            writer.close()
+            return found
+
+    assert asyncio.run(connect())
