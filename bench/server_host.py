@@ -1,0 +1,300 @@
+"""What a streamed token costs the server on the host, without a device.
+
+    python -m bench.server_host                       # token ids, 64 and 256 streams
+    python -m bench.server_host --chat --streams 64   # chats
+    python -m bench.server_host --stop --logprobs 5   # text with stop strings and logprobs
+
+The real server and engine, over a worker that packs every step and then waits for ``--step-ms``
+instead of a device. Clients are raw sockets in processes of their own. "Share" is the throughput
+over that of a device that never waits, streams / step; "loop" and "engine" are the CPU time of the
+event loop and of the engine's thread, per streamed chunk. TTFT and gaps are what clients see. CPU
+times hold on a machine with other load; the others need cores of their own.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import multiprocessing
+import os
+import pathlib
+import platform
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from bench.command_line import run
+from bench.scheduler import HostOnlyWorker
+from rjax.batch.dispatched_step import DispatchedStep
+from rjax.batch.page_hash import root_key
+from rjax.batch.step_limits import StepLimits
+from rjax.batch.step_readout import HostLogprobs, StepReadout
+from rjax.benchmarks.options import whole
+from rjax.benchmarks.stream_client import Arrival, Streamed, stream_load_in_processes
+from rjax.benchmarks.text_tables import text
+from rjax.cli.parser import OneLineParser
+from rjax.config import EngineConfig
+from rjax.engine.llm_engine import LLMEngine
+from rjax.engine.parts import EngineParts
+from rjax.models import BUNDLED_MODEL, config_from_folder, resolve_folder
+from rjax.serve.app import build_app
+from rjax.serve.responses import model_card
+from rjax.serve.server import Server, bind
+from rjax.serve.service import Service
+from rjax.serve.service_builder import make_service
+from rjax.serve.starting_app import StartingApp
+from rjax.tokenization import Tokenizer
+
+_SHARED, _UNIQUE = 2048, 64
+COLUMNS = {
+    "work": "work",
+    "streams": "streams",
+    "share": "share",
+    "tokens_per_s": "tok/s",
+    "loop_us": "loop us/chunk",
+    "engine_us": "engine us/chunk",
+    "ttft_ms_p50": "TTFT p50 ms",
+    "ttft_ms_p99": "p99",
+    "gap_ms_p50": "gap p50 ms",
+    "gap_ms_p99": "p99",
+    "gap_ms_max": "max",
+}
+
+
+class PacedWorker(HostOnlyWorker):
+    """Does the host's work of each step; the device's is a wait."""
+
+    def __init__(self, limits: StepLimits, vocab_size: int, step_seconds: float) -> None:
+        super().__init__(limits, None)
+        self._tokens = np.random.default_rng(0).integers(40, vocab_size, 2**16).astype(np.int32)
+        self._step_seconds = step_seconds
+        self._free_at = 0.0
+        self._steps = 0
+
+    def dispatch(self, batch, tables, *, may_queue, streams) -> DispatchedStep:
+        """Dispatch to a device that runs one step after the other."""
+        step = super().dispatch(batch, tables, may_queue=may_queue, streams=streams)
+        self._free_at = max(self._free_at, time.monotonic()) + self._step_seconds
+        return dataclasses.replace(step, result=self._free_at)
+
+    def read(self, step) -> StepReadout:
+        """Wait for the device; tokens are drawn at random."""
+        time.sleep(max(0.0, step.result - time.monotonic()))
+        self._steps += 1
+        start = self._steps * 977 % (len(self._tokens) - len(step.batch))
+        rows = len(step.batch)
+        return StepReadout(self._tokens[start : start + rows], self._logprobs(rows), None)
+
+    def _logprobs(self, rows: int) -> HostLogprobs:
+        return HostLogprobs(
+            np.full(rows, -1.5, np.float32),
+            np.ones(rows, np.int32),
+            np.tile(np.arange(40, 60, dtype=np.int32), (rows, 1)),
+            np.tile(np.linspace(-1.5, -9, 20, dtype=np.float32), (rows, 1)),
+        )
+
+
+class _Clocks:
+    """CPU time of the server's two threads."""
+
+    def __init__(self, service: Service) -> None:
+        threads = {thread.name: thread for thread in threading.enumerate()}
+        engine = threads["rjax-engine"].ident
+        loop = threading.main_thread().ident
+        assert engine is not None and loop is not None
+        self._clocks = [time.pthread_getcpuclockid(ident) for ident in (loop, engine)]
+
+    def read(self) -> list[float]:
+        """Seconds of the event loop and of the engine."""
+        return [time.clock_gettime(clock) for clock in self._clocks]
+
+
+def _serve(settings: dict[str, Any], pipe: Any) -> None:
+    """Serve in this process: sends the port, and the threads' CPU times whenever it is asked."""
+    folder = resolve_folder(BUNDLED_MODEL)
+    model = config_from_folder(folder)
+    tokenizer = Tokenizer(folder, model_folder=folder)
+    limits = StepLimits(settings["num_seqs"], 8192)
+    config = EngineConfig.from_options(
+        {"max_num_seqs": settings["num_seqs"], "max_num_batched_tokens": 8192, "page_size": 64}
+    )
+    engine = LLMEngine(
+        EngineParts(
+            config=config,
+            worker=PacedWorker(limits, len(tokenizer.hf), settings["step_seconds"]),
+            vocab_size=model.vocab_size,
+            max_model_len=8192,
+            limits=limits,
+            identity=root_key("bench"),
+            tokenizer=tokenizer,
+            model_config=model,
+        )
+    )
+    service = make_service(engine, model="bench")
+    card = model_card(service.model, service.root, service.created, None)
+    app = StartingApp([card], keys=service.keys, limits=service.limits, http=service.http)
+    listener = bind("127.0.0.1", 0)
+
+    def ready() -> None:
+        clocks = _Clocks(service)
+
+        def answer() -> None:
+            pipe.send(listener.getsockname()[1])
+            while pipe.recv():
+                pipe.send(clocks.read())
+            server.should_exit = True
+
+        threading.Thread(target=answer, daemon=True).start()
+
+    server = Server(app, lambda: (service, build_app(service)), ready=ready)
+    asyncio.run(server.run_on(listener))
+
+
+def _arrivals(streams: int, options: argparse.Namespace, seed: int) -> list[Arrival]:
+    """Requests that arrive at once, with a shared prefix."""
+    rng = np.random.default_rng(7)
+    shared = rng.integers(40, 300, _SHARED).tolist()
+    own = np.random.default_rng(seed).integers(40, 300, (streams, _UNIQUE)).tolist()
+    body: dict[str, Any] = {
+        "model": "bench",
+        "max_tokens": options.max_tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    if options.stop:
+        body["stop"] = ["\n\n###", "Question:", "</answer>"]
+    if options.usage:
+        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    if options.logprobs and options.chat:
+        body |= {"logprobs": True, "top_logprobs": options.logprobs}
+    elif options.logprobs:
+        body["logprobs"] = options.logprobs
+    if options.chat:
+        tokens = Tokenizer(resolve_folder(BUNDLED_MODEL))
+        text_of = [tokens.decode(ids, skip_special_tokens=True) for ids in [shared, *own]]
+        return [
+            Arrival(
+                0.0,
+                "/v1/chat/completions",
+                {
+                    **body,
+                    "messages": [
+                        {"role": "system", "content": text_of[0]},
+                        {"role": "user", "content": suffix},
+                    ],
+                },
+            )
+            for suffix in text_of[1:]
+        ]
+    return [Arrival(0.0, "/v1/completions", {**body, "prompt": shared + ids}) for ids in own]
+
+
+def figures(answers: list[Streamed], tokens: int) -> dict[str, float]:
+    """Throughput and latency of a load; raises RuntimeError if an answer is not whole."""
+    for answer in answers:
+        if not answer.ended or answer.status != 200 or "error" in (answer.events or ["error"])[-1]:
+            last = answer.events[-1:] or ["nothing"]
+            raise RuntimeError(f"an answer failed: status {answer.status}, {last[0][:300]}")
+    first = np.array([answer.times[0] - answer.sent for answer in answers])
+    gaps = np.concatenate([np.diff(answer.times) for answer in answers])
+    span = max(a.times[-1] for a in answers) - min(a.sent for a in answers)
+    found = {"tokens_per_s": len(answers) * tokens / span}
+    found["chunks"] = float(sum(len(answer.times) for answer in answers))
+    for name, values in (("ttft_ms", first), ("gap_ms", gaps)):
+        for p in (50, 99):
+            found[f"{name}_p{p}"] = float(np.percentile(values, p)) * 1e3
+        found[f"{name}_max"] = float(values.max()) * 1e3
+    return found
+
+
+def measure(streams: int, step_ms: float, options: argparse.Namespace) -> dict[str, Any]:
+    """One load, after one like it that fills the prefix cache and opens all paths."""
+    pipe, server_end = multiprocessing.Pipe()
+    settings = {"num_seqs": streams, "step_seconds": step_ms / 1e3}
+    context = multiprocessing.get_context("spawn")
+    server = context.Process(target=_serve, args=(settings, server_end))
+    server.start()
+    try:
+        return {"work": _work(options), **_measure(streams, step_ms, options, pipe)}
+    finally:
+        pipe.send(False)
+        server.join(30)
+        server.kill()
+
+
+def _measure(
+    streams: int, step_ms: float, options: argparse.Namespace, pipe: Any
+) -> dict[str, Any]:
+    port = pipe.recv()
+    stream_load_in_processes("127.0.0.1", port, _arrivals(streams, options, 1), options.clients)
+    arrivals = _arrivals(streams, options, 2)
+    pipe.send(True)
+    before = pipe.recv()
+    answers = stream_load_in_processes("127.0.0.1", port, arrivals, options.clients)
+    pipe.send(True)
+    after = pipe.recv()
+    found = figures(answers, options.max_tokens)
+    loop, engine = (b - a for a, b in zip(before, after, strict=True))
+    chunks = found["chunks"]
+    return {
+        "streams": streams,
+        "step_ms": step_ms,
+        "share": found["tokens_per_s"] * step_ms / 1e3 / streams,
+        "loop_us": loop / chunks * 1e6,
+        "engine_us": engine / chunks * 1e6,
+        **found,
+    }
+
+
+def _work(options: argparse.Namespace) -> str:
+    parts = ["chats" if options.chat else "completions"]
+    parts += ["stop strings"] * options.stop + ["usage"] * options.usage
+    parts += [f"{options.logprobs} logprobs"] * bool(options.logprobs)
+    return ", ".join(parts)
+
+
+def main() -> None:
+    """Measure each number of streams and print a table."""
+    parser = OneLineParser(
+        prog="python -m bench.server_host",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--streams", type=whole(1), nargs="+", default=[64, 256], help="(default: 64 256)"
+    )
+    parser.add_argument(
+        "--step-ms",
+        type=float,
+        nargs="+",
+        default=[4.1, 13.0],
+        help="milliseconds of a step, one for each number of streams (default: 4.1 13)",
+    )
+    parser.add_argument("--max-tokens", type=whole(2), default=128, help="of a stream")
+    parser.add_argument("--clients", type=whole(1), default=2, help="client processes (default: 2)")
+    parser.add_argument("--chat", action="store_true", help="chats instead of completions")
+    parser.add_argument("--stop", action="store_true", help="three stop strings")
+    parser.add_argument("--usage", action="store_true", help="usage in each chunk")
+    parser.add_argument("--logprobs", type=int, default=0, metavar="N", help="of each token")
+    parser.add_argument("--json", type=pathlib.Path, help="file for the result as JSON")
+    options = parser.parse_args()
+    if len(options.step_ms) != len(options.streams):
+        parser.error("--step-ms has one number for each of --streams")
+    rows = [measure(*each, options) for each in zip(options.streams, options.step_ms, strict=True)]
+    print(text(rows, COLUMNS))
+    if options.json is not None:
+        record = {
+            "command": f"python -m bench.server_host {' '.join(sys.argv[1:])}".strip(),
+            "rows": rows,
+            "python": platform.python_version(),
+            "processor": platform.processor() or platform.machine(),
+            "cpus": os.cpu_count(),
+        }
+        options.json.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    run("bench.server_host", main)
