@@ -77,6 +77,7 @@ command `python -m bench.suite` runs all benchmarks.
 | `python -m bench.table_answers` | exact answers of the bundled model about unseen tables |
 | `python -m bench.quantised_answers` | the same with quantised weights, and perplexity |
 | `python -m bench.scheduler` | host time of a step |
+| `python -m bench.server_host` | host time of a streamed token in the server |
 | `python -m bench.swap` | a step while pages are swapped to or from host memory |
 
 The roofline is the shortest possible time: the larger of the time to move all bytes at the copy

@@ -5,6 +5,7 @@ a system call and a time stamp; the pieces are parsed after the stream has ended
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import subprocess
@@ -36,7 +37,7 @@ class Streamed:
     Attributes:
         sent: when the request was sent.
         status: of the answer; 0 if the connection failed.
-        times: of each event, when its last byte arrived.
+        times: of each event, when the HTTP chunk that ends it had arrived.
         events: data of each event, ``[DONE]`` left out; of an answer that is no stream, its body.
         ended: whether the answer came to its end.
     """
@@ -101,7 +102,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _read(found: Streamed, pieces: Sequence[tuple[float, bytes]]) -> None:
-    """Take the events, and the time of each one's last byte, out of what arrived."""
+    """Take the events and their times out of what arrived."""
     data = b"".join(piece for _, piece in pieces)
     head, _, body = data.partition(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 "):
@@ -190,17 +191,19 @@ def stream_load_in_processes(
     Raises:
         RuntimeError: a client failed.
     """
-    clients = [
-        subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(processes)
-    ]
-    pipes: list[Any] = [(client.stdin, client.stdout) for client in clients]
-    try:
+    with contextlib.ExitStack() as stack:
+        clients = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", __name__],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for _ in range(processes)
+        ]
+        pipes: list[Any] = [(client.stdin, client.stdout) for client in clients]
         for _, output in pipes:
             output.readline()  # it has started
         start = time.perf_counter() + lead_seconds
@@ -209,9 +212,6 @@ def stream_load_in_processes(
             given.write(json.dumps([host, port, part, start, key]))
             given.close()
         texts = [output.read() for _, output in pipes]
-    finally:
-        for client in clients:
-            client.kill() if client.stdin and not client.stdin.closed else client.wait()
     if any(client.returncode for client in clients):
         raise RuntimeError("a client process failed; what it printed says why")
     return [Streamed(*found) for text in texts for found in json.loads(text)]
