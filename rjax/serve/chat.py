@@ -19,7 +19,7 @@ from rjax.serve.errors import ApiError
 from rjax.serve.event_stream import EventStream
 from rjax.serve.logprobs import chat_logprobs, check_logprobs_count, prompt_logprobs
 from rjax.serve.prompts import chat_prompt, kept_tokens
-from rjax.serve.reasoning import OutputDelta, ReasoningTokens
+from rjax.serve.reasoning import OutputReader
 from rjax.serve.request_group import RequestGroup
 from rjax.serve.requests import ChatCompletionRequest, NamedTool, Tool
 from rjax.serve.responses import (
@@ -247,11 +247,8 @@ class _ResponseBuilder:
         self._body = body
         self._params = params
         names = frozenset(tool.function.name for tool in tools)
-        self._parsers = [service.output_format.parser(start, names) for _ in range(params.n)]
-        self._reasoning: list[ReasoningTokens] = []
-        if service.output_format.reasons:
-            given = service.tokenizer, prompt_token_ids, params
-            self._reasoning = [ReasoningTokens(parser, *given) for parser in self._parsers]
+        given = start, names, service.tokenizer, prompt_token_ids, params
+        self._readers = [OutputReader(service.output_format, *given) for _ in range(params.n)]
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -273,7 +270,7 @@ class _ResponseBuilder:
         )
 
     def _choice(self, completion: CompletionOutput) -> ChatCompletionResponseChoice:
-        found = self._read(completion)
+        found = self._readers[completion.index].read(completion)
         made = [
             ResponseToolCall(
                 id=call.id, function=ResponseFunctionCall(name=call.name, arguments=call.arguments)
@@ -324,7 +321,7 @@ class _ResponseBuilder:
         """The chunks of one sample's delta: reasoning, content, tool calls, then finish reason."""
         index = completion.index
         ended = completion.finish_reason is not None
-        found = self._read(completion)
+        found = self._readers[index].read(completion)
         deltas = []
         if found.reasoning:
             deltas.append(
@@ -378,22 +375,13 @@ class _ResponseBuilder:
             **self._head, object="chat.completion.chunk", choices=choices
         )
 
-    def _read(self, completion: CompletionOutput) -> OutputDelta:
-        """Parse an output's text and count its reasoning tokens."""
-        index = completion.index
-        ended = completion.finish_reason is not None
-        found = self._parsers[index].feed(completion.text, ended=ended)
-        if self._reasoning:
-            self._reasoning[index].add(completion)
-        return found
-
     def _usage(self) -> UsageInfo:
-        return self._count.usage(sum(tokens.count() for tokens in self._reasoning))
+        return self._count.usage(sum(reader.count_reasoning() for reader in self._readers))
 
     def _reason(self, completion: CompletionOutput) -> FinishReason:
         reason = completion.finish_reason
         assert reason is not None
-        called = self._parsers[completion.index].num_calls > 0
+        called = self._readers[completion.index].num_calls > 0
         return "tool_calls" if reason == "stop" and called else reason
 
     def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:

@@ -59,15 +59,23 @@ def form(parser: str | None, tokenizer: Tokenizer, tools: str = "hermes") -> Out
 def read(
     answers: OutputFormat, start: str, pieces: list[str], names: frozenset[str] = NAMES
 ) -> tuple[str, str, list[tuple[str, str]]]:
+    """The parts of a signed text."""
     parser = answers.parser(start, names)
     found = [parser.feed(text, ended=i == len(pieces) - 1) for i, text in enumerate(pieces)]
     calls = join_call_deltas(itertools.chain.from_iterable(piece.calls for piece in found))
     assert parser.num_calls == len(calls)
+    unsign = answers.tags.unsign
     return (
-        "".join(piece.reasoning for piece in found),
-        "".join(piece.content for piece in found),
-        [(call.name, call.arguments) for call in calls],
+        unsign("".join(piece.reasoning for piece in found)),
+        unsign("".join(piece.content for piece in found)),
+        [(call.name, unsign(call.arguments)) for call in calls],
     )
+
+
+def forms(answers: OutputFormat, text: str) -> list[list[str]]:
+    """A text whose tags are tokens, signed: whole, by character, and with an empty end."""
+    signed = answers.tags.sign(text)
+    return [[signed], list(signed), [*signed, ""]]
 
 
 THINK_CASES = [
@@ -92,7 +100,7 @@ THINK_CASES = [
 def test_reasoning_between_tags(tagged, parser, tail, text, reasoning, content):
     answers = form(parser, tagged)
     start = answers.start(f"<|assistant|>{tail}", None)
-    for pieces in ([text], list(text), [*text, ""]):
+    for pieces in forms(answers, text):
         assert read(answers, start, pieces) == (reasoning, content, [])
 
 
@@ -103,18 +111,20 @@ def test_an_answer_that_goes_on(tagged):
         ("<think>so</think>a", ("", "x</think>y", [])),
         ("text", ("", "x</think>y", [])),
     ):
-        assert read(answers, answers.start("", continued), ["x</think>y"]) == expected
+        signed = answers.tags.sign("x</think>y")
+        assert read(answers, answers.start("", continued), [signed]) == expected
 
 
 def test_calls_after_the_reasoning(tagged):
     answers = form("qwen3", tagged)
     text = f"<think>{CALL}</think>\nSo: {CALL}\n{CALL}"
     # The first </think> stands inside the call that is reasoned about.
-    assert read(answers, "undecided", [text])[0].startswith('<tool_call>\n{"name": "find"')
+    signed = answers.tags.sign(text)
+    assert read(answers, "undecided", [signed])[0].startswith('<tool_call>\n{"name": "find"')
     text = f"<think>a call</think>\nSo: {CALL}\n{CALL}"
     call = ("find", '{"a": "</think>"}')
-    assert read(answers, "undecided", [text]) == ("a call", "So: ", [call, call])
-    assert read(answers, "undecided", list(text)) == ("a call", "So: ", [call, call])
+    for pieces in forms(answers, text):
+        assert read(answers, "undecided", pieces) == ("a call", "So: ", [call, call])
 
 
 ANALYSIS = "<|channel|>analysis<|message|>hm<|end|>"
@@ -141,7 +151,7 @@ HARMONY_CASES = [
         [("find", "{}")],
     ),
     (FIRST, f"{TO_FIND.replace('find', 'evil')}{{}}<|call|>", "", "{}", []),
-    (FIRST, f"{ANALYSIS}{FIRST}<|chann", "hm", "", []),
+    (FIRST, f"{ANALYSIS}{FIRST}<|chann", "hm", "<|chann", []),
     (FIRST, "<|channel|>analysis<|message|>hm <|en", "hm <|en", "", []),
     (FIRST, "Hi, no channel", "", "Hi, no channel", []),
     (FIRST, "<think><|message|>", "", "<think><|message|>", []),
@@ -181,7 +191,7 @@ HARMONY_CASES = [
 @pytest.mark.parametrize(("start", "text", "reasoning", "content", "calls"), HARMONY_CASES)
 def test_channels(special, start, text, reasoning, content, calls):
     answers = form("openai_gptoss", special)
-    for pieces in ([text], list(text), [*text, ""]):
+    for pieces in forms(answers, text):
         assert read(answers, start, pieces) == (reasoning, content, calls)
 
 
@@ -215,10 +225,11 @@ STARTS = {
 
 
 @given(st.sampled_from(sorted(STARTS, key=str)), st.sampled_from(sorted(TOOL_FORMATS)), st.data())
-def test_pieces_do_not_matter(special, parser, fmt, data):
-    answers = form(parser, special, fmt)
+def test_pieces_do_not_matter(plain, special, parser, fmt, data):
+    tags_are_text = parser != "openai_gptoss" and data.draw(st.booleans())
+    answers = form(parser, plain if tags_are_text else special, fmt)
     start = data.draw(st.sampled_from(STARTS[parser]))
-    text = "".join(data.draw(st.lists(st.sampled_from(PARTS))))
+    text = answers.tags.sign("".join(data.draw(st.lists(st.sampled_from(PARTS)))))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
     names = data.draw(st.sampled_from((NAMES, frozenset[str]())))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rjax.outputs import CompletionOutput, FinishReason
 from rjax.sampling import SamplingParams
-from rjax.serve.reasoning import REASONING_PARSERS, ReasoningTokens, choose_output_format
+from rjax.serve.reasoning import REASONING_PARSERS, OutputReader, choose_output_format
 from rjax.serve.tools import TOOL_FORMATS
 from rjax.structured.lark import SpecialTokens
 from rjax.tokenization import Tokenizer
@@ -57,11 +57,9 @@ def count(
             may be behind the tokens.
         finish, stop: why it ends.
     """
-    answers = choose_output_format(
-        parser, TOOL_FORMATS["hermes"], "auto", tokenizer, SpecialTokens()
-    )
-    parser = answers.parser(start, frozenset())
-    counter = ReasoningTokens(parser, tokenizer, [], PARAMS)
+    tags = SpecialTokens({token.content: i for i, token in tokenizer.added_tokens.items()})
+    answers = choose_output_format(parser, TOOL_FORMATS["hermes"], "auto", tokenizer, tags)
+    reader = OutputReader(answers, start, frozenset(), tokenizer, [], PARAMS)
     shown = tokens[:-1] if finish == "stop" and not isinstance(stop, str) else tokens
     text = tokenizer.decode(shown, skip_special_tokens=False).rstrip("\ufffd")
     at, place, found = 0, 0, 0
@@ -69,11 +67,10 @@ def count(
         last = (next_at, next_place) == (len(tokens), len(text))
         made: Any = (finish, stop) if last else (None, None)
         piece, new = text[place:next_place], tokens[at:next_at]
-        parser.feed(piece, ended=made[0] is not None)
-        counter.add(CompletionOutput(0, piece, new, finish_reason=made[0], stop_reason=made[1]))
+        reader.read(CompletionOutput(0, piece, new, finish_reason=made[0], stop_reason=made[1]))
         at, place = next_at, next_place
-        assert counter.count() >= found  # it never goes back
-        found = counter.count()
+        assert reader.count_reasoning() >= found  # it never goes back
+        found = reader.count_reasoning()
         if last:
             break
     return found

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from rjax.serve.reasoning.tags import Tags
 from rjax.serve.requests import Tool
 from rjax.serve.tools import CallDelta
 from rjax.structured.constraint import Constraint
@@ -63,9 +64,15 @@ class OutputParser(Protocol):
 class OutputFormat(Protocol):
     """How a model writes reasoning, content and tool calls.
 
+    Its parsers read text with signs for the ``tags`` that are tokens (`rjax.serve.reasoning.tags`).
     The ``start`` state of an output follows from the end of its prompt, for example whether the
     prompt has opened the reasoning.
     """
+
+    @property
+    def tags(self) -> Tags:
+        """The tags of its outputs."""
+        ...
 
     @property
     def reasons(self) -> bool:

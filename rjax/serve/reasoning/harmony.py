@@ -4,23 +4,25 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-from rjax.serve.markers import partial_marker
 from rjax.serve.reasoning.base import OutputDelta, ReasoningSpan
+from rjax.serve.reasoning.tags import tag_signs
 from rjax.serve.tools import CallDelta, new_call_id
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+TAGS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
 FUNCTIONS = "functions."
-_ROLE = f"{START}assistant"
-_ENDS = (END, CALL, RETURN, START, CHANNEL)
+_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _CALL, _RETURN = tag_signs(TAGS).values()
+_ROLE = f"{_START}assistant"
 _CHANNELS = ("analysis", "commentary", "final")
-_ANY_END = re.compile("|".join(map(re.escape, _ENDS)))
-_HEADER_END = re.compile("|".join(map(re.escape, (MESSAGE, END, CALL, RETURN, START))))
-_CHANNEL_NAME = re.compile(re.escape(CHANNEL) + rf"\s*({'|'.join(_CHANNELS)}|[a-z]*)")
+_BODY_END = re.compile(f"[{_END}{_CALL}{_RETURN}{_START}{_CHANNEL}]")
+_HEADER_END = re.compile(f"[{_MESSAGE}{_END}{_CALL}{_RETURN}{_START}]")
+_CHANNEL_NAME = re.compile(rf"{_CHANNEL}\s*({'|'.join(_CHANNELS)}|[a-z]*)")
+_NAME = rf"[^\s<{_CHANNEL}{_CONSTRAIN}]"
+_RECIPIENT = re.compile(rf"\bto=({_NAME}+)")
 # Parts of a header after its channel; any text behind them is that of a message without MESSAGE.
-_AFTER_CHANNEL = re.compile(rf"(\s*to=[^\s<]*)?\s*({re.escape(CONSTRAIN)})?\s*(json\b)?\s*")
-_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
-_AFTER_ROLE = (CHANNEL, MESSAGE, CONSTRAIN, "to=")
+_AFTER_CHANNEL = re.compile(rf"(\s*to={_NAME}*)?\s*{_CONSTRAIN}?\s*(json\b)?\s*")
+_AFTER_ROLE = (_CHANNEL, _MESSAGE, _CONSTRAIN, "to=")
 _MAX_HEADER = 512  # characters; names are shorter
 _MOST_CALLS = 128
 
@@ -34,6 +36,8 @@ class HarmonyParser:
 
     Models sometimes leave out ``MESSAGE``. Such a header ends where the message does, and the text
     behind its parts is content in the channel ``final``, arguments in a call, and else reasoning.
+
+    The text has signs for the format's tags (`rjax.serve.reasoning.tags`), which are all tokens.
 
     Args:
         header: the part of the first message's header that the prompt contains.
@@ -84,11 +88,9 @@ class HarmonyParser:
     def _between(self, ended: bool) -> bool:
         """State: before a message."""
         self._buffer = text = self._buffer.lstrip()
-        if text.startswith((START, CHANNEL, MESSAGE)):
+        if text.startswith((_START, _CHANNEL, _MESSAGE)):
             self._state = self._header
             return True
-        if partial_marker(text, START, CHANNEL, MESSAGE) == len(text) and not ended:
-            return False
         if text:
             self._open("content")
         return bool(text)
@@ -106,8 +108,8 @@ class HarmonyParser:
         follows = _may_follow_role(after_role)
         full = len(header) == _MAX_HEADER
         if follows:
-            end = _HEADER_END.search(header, len(START) if header.startswith(START) else 0)
-            if end is not None and end.group() == MESSAGE:
+            end = _HEADER_END.search(header, len(_START) if header.startswith(_START) else 0)
+            if end is not None and end.group() == _MESSAGE:
                 self._buffer = text[end.end() :]
                 self._open_by(text[: end.start()])
                 return True
@@ -120,7 +122,7 @@ class HarmonyParser:
             if after_role:
                 self._buffer = text[len(header) - len(after_role) :]
             else:  # the marker itself becomes content
-                marker = START if text.startswith(START) else CHANNEL
+                marker = _START if text.startswith(_START) else _CHANNEL
                 self._emit(marker)
                 self._buffer = text.removeprefix(marker)
             return True
@@ -161,19 +163,18 @@ class HarmonyParser:
             self._spans.append(ReasoningSpan(place, place, is_open=True))
 
     def _body(self, ended: bool) -> bool:
-        end = _ANY_END.search(self._buffer)
+        end = _BODY_END.search(self._buffer)
         if end is None:
-            keep = 0 if ended else partial_marker(self._buffer, *_ENDS)
-            cut = len(self._buffer) - keep
-            self._emit(self._buffer[:cut])
-            self._buffer = self._buffer[cut:]
+            self._emit(self._buffer)
+            self._buffer = ""
             return False
         self._emit(self._buffer[: end.start()])
         if self._spans and self._spans[-1].is_open:
             place = self._position() + end.start()
             self._spans[-1] = self._spans[-1]._replace(end=place, is_open=False)
         # Keep a marker that starts the next header.
-        self._buffer = self._buffer[end.start() if end.group() in (START, CHANNEL) else end.end() :]
+        opens = end.group() in (_START, _CHANNEL)
+        self._buffer = self._buffer[end.start() if opens else end.end() :]
         self._state = self._between
         return True
 

@@ -1,6 +1,7 @@
 """The harmony format as an `OutputFormat`: start states and grammars."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from rjax.serve.reasoning.harmony import (
     CHANNEL,
@@ -9,8 +10,10 @@ from rjax.serve.reasoning.harmony import (
     FUNCTIONS,
     MESSAGE,
     START,
+    TAGS,
     HarmonyParser,
 )
+from rjax.serve.reasoning.tags import Tags
 from rjax.serve.requests import Tool
 from rjax.serve.tools.arguments import arguments_rule
 from rjax.structured.constraint import Constraint
@@ -22,11 +25,21 @@ _THOUGHT = f'thought: {CHANNEL} "analysis" {MESSAGE} TEXT {END} {START} "assista
 MARKERS = (START, CHANNEL, MESSAGE, END, CONSTRAIN)
 
 
+def harmony_tags(ids: Mapping[str, int]) -> Tags:
+    """The tags of the harmony format, with the token ids of a tokenizer."""
+    return Tags(TAGS, ids)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class HarmonyFormat:
     """The harmony format of gpt-oss, with the channels analysis, commentary and final. The start
-    state is the part of the first message's header that the prompt contains."""
+    state is the part of the first message's header that the prompt contains.
 
+    Attributes:
+        tags: see `OutputFormat`; all of `MARKERS` are tokens.
+    """
+
+    tags: Tags
     reasons: bool = True
     prompt_tokens: int = 24
 
@@ -48,7 +61,7 @@ class HarmonyFormat:
 
     def parser(self, start: str, names: frozenset[str]) -> HarmonyParser:
         """See `OutputFormat`."""
-        return HarmonyParser(start, names)
+        return HarmonyParser(self.tags.sign(start), names)
 
     def calls_grammar(self, tools: list[Tool], *, several: bool, literal: bool) -> str:
         """See `OutputFormat`. In this format the first call ends the turn."""

@@ -2,8 +2,9 @@
 
 from rjax.errors import InvalidConfigError
 from rjax.serve.reasoning.base import OutputFormat
-from rjax.serve.reasoning.harmony_format import MARKERS, HarmonyFormat
+from rjax.serve.reasoning.harmony_format import MARKERS, HarmonyFormat, harmony_tags
 from rjax.serve.reasoning.tagged import TaggedFormat
+from rjax.serve.reasoning.tags import Tags
 from rjax.serve.reasoning.think import ThinkTags
 from rjax.serve.tools import ToolFormat
 from rjax.structured.lark import SpecialTokens
@@ -41,7 +42,14 @@ def choose_output_format(
     special = frozenset(token.content for token in added.values() if token.special)
     if reasoning_parser is None or reasoning_parser in THINK_TAGS:
         think = None if reasoning_parser is None else THINK_TAGS[reasoning_parser]
-        return TaggedFormat(tools=tools, think=think, hidden=special, special_tokens=special_tokens)
+        own = () if think is None else (think.begin, think.end)
+        return TaggedFormat(
+            tools=tools,
+            think=think,
+            tags=Tags((*own, *tools.tags()), special_tokens.special),
+            hidden=special,
+            special_tokens=special_tokens,
+        )
     if reasoning_parser != HARMONY:
         raise InvalidConfigError(
             f"the reasoning parser is {reasoning_parser!r}; choose one of "
@@ -58,4 +66,4 @@ def choose_output_format(
             f"the reasoning parser {HARMONY} reads tool calls itself; leave out the tool call "
             f"parser {tool_format}"
         )
-    return HarmonyFormat()
+    return HarmonyFormat(harmony_tags({token.content: i for i, token in added.items()}))

@@ -4,9 +4,10 @@ import dataclasses
 from typing import cast
 
 from rjax.serve.reasoning.base import OutputDelta, ReasoningSpan
+from rjax.serve.reasoning.tags import Tags
 from rjax.serve.reasoning.think import Thinking, ThinkParser, ThinkTags
 from rjax.serve.requests import Tool
-from rjax.serve.tools import ToolCallParser, ToolFormat
+from rjax.serve.tools import PYTHON_TAG, ToolCallParser, ToolFormat
 from rjax.structured.constraint import Constraint
 from rjax.structured.lark import TEXT_RULE, SpecialTokens, regex_text
 
@@ -56,12 +57,14 @@ class TaggedFormat:
     Attributes:
         tools: format of the tool calls.
         think: tags of the reasoning; None if the model does not reason.
+        tags: see `OutputFormat`.
         hidden: special tokens, which the text omits by default.
         special_tokens: of the tokenizer, for grammars.
     """
 
     tools: ToolFormat
     think: ThinkTags | None
+    tags: Tags
     hidden: frozenset[str]
     special_tokens: SpecialTokens
 
@@ -86,10 +89,17 @@ class TaggedFormat:
 
     def parser(self, start: str, names: frozenset[str]) -> TaggedParser:
         """See `OutputFormat`."""
-        return TaggedParser(
-            None if self.think is None else ThinkParser(self.think, cast(Thinking, start)),
-            ToolCallParser(self.tools, names) if names else None,
-        )
+        sign = self.tags.sign
+        think = calls = None
+        if self.think is not None:
+            begin, end = sign(self.think.begin), sign(self.think.end)
+            signed = dataclasses.replace(self.think, begin=begin, end=end)
+            think = ThinkParser(signed, cast(Thinking, start))
+        if names:
+            begin, end = sign(self.tools.begin), sign(self.tools.end)
+            signed = dataclasses.replace(self.tools, begin=begin, end=end)
+            calls = ToolCallParser(signed, names, python_tag=sign(PYTHON_TAG))
+        return TaggedParser(think, calls)
 
     def calls_grammar(self, tools: list[Tool], *, several: bool, literal: bool) -> str:
         """See `OutputFormat`."""

@@ -32,6 +32,10 @@ class ToolFormat:
     separator: str
     anywhere: bool
 
+    def tags(self) -> tuple[str, ...]:
+        """The texts around calls, which are tokens of many models."""
+        return tuple(filter(None, (self.begin.strip(), self.end.strip(), PYTHON_TAG)))
+
     def call_text(self, name: str, arguments: str) -> str:
         """A call as the model would write it."""
         return f"{self.begin}{self._object(name, arguments)}{self.end}"

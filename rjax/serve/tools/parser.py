@@ -12,7 +12,6 @@ from rjax.serve.tools.formats import PYTHON_TAG, ToolFormat
 _DECODER = json.JSONDecoder()
 _MOST_CALLS = 128
 _MAX_HEAD = 512  # characters before the arguments; names are shorter
-_LEAD = re.compile(rf"\s*(?:{re.escape(PYTHON_TAG)}\s*)?")
 _HEAD = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?'
     r'"name"\s*:\s*"([a-zA-Z0-9_.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
@@ -55,10 +54,15 @@ class ToolCallParser:
     Args:
         fmt: how this model writes calls.
         names: functions that may be called.
+        python_tag: Llama's tag before calls, as it is in the text.
     """
 
-    def __init__(self, fmt: ToolFormat, names: frozenset[str]) -> None:
+    def __init__(
+        self, fmt: ToolFormat, names: frozenset[str], *, python_tag: str = PYTHON_TAG
+    ) -> None:
         self._format = fmt
+        self._python_tag = python_tag
+        self._lead_form = re.compile(rf"\s*(?:{re.escape(python_tag)}\s*)?")
         self._begin, self._end = fmt.begin.strip(), fmt.end.strip()
         self._names = names
         self._buffer = ""  # text that is not emitted yet
@@ -96,12 +100,12 @@ class ToolCallParser:
 
     def _opening(self, ended: bool) -> bool:
         """State: the start of an output that is either only calls or only content."""
-        lead = _LEAD.match(self._buffer)
+        lead = self._lead_form.match(self._buffer)
         assert lead is not None
         rest = self._buffer[lead.end() :]
         if rest.startswith("{"):
             self._open(lead.end(), lead.group())
-        elif PYTHON_TAG.startswith(rest) and not ended:
+        elif self._python_tag.startswith(rest) and not ended:
             return False
         else:
             self._state = self._prose

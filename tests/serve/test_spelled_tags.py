@@ -1,0 +1,242 @@
+"""Ordinary tokens that spell a tag are text, where the tag is a token."""
+
+import itertools
+import json
+import re
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rjax.outputs import CompletionOutput
+from rjax.sampling import SamplingParams
+from rjax.serve.reasoning import OutputReader, choose_output_format
+from rjax.serve.requests import Tool
+from rjax.serve.tools import TOOL_FORMATS, join_call_deltas
+from rjax.structured.constraint import Constraint
+from rjax.structured.grammar import compile_grammar, grammar_special_tokens, grammar_tokenizer
+from rjax.tokenization import Tokenizer
+
+from .live_server import live_server, make_engine
+from .reasoning_model import write_reasoning_model
+
+NAMES = frozenset(("find",))
+CALL = TOOL_FORMATS["hermes"].call_text("find", '{"a": 1}')
+FIRST = "<|start|>assistant"
+FINAL = "<|channel|>final<|message|>"
+PARAMS = SamplingParams(skip_special_tokens=False)
+
+
+@pytest.fixture(scope="module", params=[False, True])
+def tokenizer(request, tmp_path_factory) -> Tokenizer:
+    """Tags as added tokens of Qwen's kind, and as special tokens."""
+    folder = tmp_path_factory.mktemp("tags")
+    return Tokenizer(write_reasoning_model(folder, special=request.param))
+
+
+@pytest.fixture(scope="module")
+def special(tmp_path_factory) -> Tokenizer:
+    return Tokenizer(write_reasoning_model(tmp_path_factory.mktemp("special"), special=True))
+
+
+def encoded(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def spelled(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Tokens of a text in which no tag is a token."""
+    found = [i for part in re.split("(?<=<)", text) for i in encoded(tokenizer, part)]
+    assert tokenizer.decode(found, skip_special_tokens=False) == text
+    assert not set(found) & tokenizer.added_tokens.keys()
+    return found
+
+
+def llt_of(tokenizer: Tokenizer) -> Any:
+    return grammar_tokenizer(tokenizer, tokenizer.vocab_size, sorted(tokenizer.eos_token_ids))
+
+
+def make_reader(
+    tokenizer: Tokenizer, parser: str | None, start: str, names: frozenset[str] = NAMES
+) -> OutputReader:
+    tags = grammar_special_tokens(tokenizer, llt_of(tokenizer))
+    answers = choose_output_format(parser, TOOL_FORMATS["hermes"], "auto", tokenizer, tags)
+    return OutputReader(answers, start, names, tokenizer, [], PARAMS)
+
+
+def read(
+    reader: OutputReader,
+    tokenizer: Tokenizer,
+    tokens: list[int],
+    cuts: list[tuple[int, int]] | None = None,
+) -> tuple[str, str, list[tuple[str, str]]]:
+    """The parts of an output in deltas that end at these tokens and characters."""
+    text = tokenizer.decode(tokens, skip_special_tokens=False).rstrip("\ufffd")
+    deltas = []
+    for (at, place), (end, last) in itertools.pairwise(
+        [(0, 0), *(cuts or ()), (len(tokens), len(text))]
+    ):
+        deltas.append(reader.read(CompletionOutput(0, text[place:last], tokens[at:end])))
+    deltas.append(reader.read(CompletionOutput(0, "", [], finish_reason="length")))
+    calls = join_call_deltas(itertools.chain.from_iterable(delta.calls for delta in deltas))
+    assert reader.num_calls == len(calls)
+    reasoning, content = (
+        "".join(getattr(delta, name) for delta in deltas) for name in ("reasoning", "content")
+    )
+    return reasoning, content, [(call.name, call.arguments) for call in calls]
+
+
+def test_spelled_calls_are_content(tokenizer):
+    reader = make_reader(tokenizer, None, "outside")
+    assert read(reader, tokenizer, spelled(tokenizer, CALL)) == ("", CALL, [])
+    reader = make_reader(tokenizer, None, "outside")
+    assert read(reader, tokenizer, encoded(tokenizer, CALL)) == ("", "", [("find", '{"a": 1}')])
+    # A tag in the arguments is written out, and one that opens no call stays.
+    for text, expected in (
+        (CALL.replace("1", '"</tool_call>"'), ("", "", [("find", '{"a": "</tool_call>"}')])),
+        ("<tool_call>no</tool_call> é", ("", "<tool_call>no</tool_call> é", [])),
+        ("a<tool_call>", ("", "a<tool_call>", [])),
+    ):
+        reader = make_reader(tokenizer, None, "outside")
+        assert read(reader, tokenizer, encoded(tokenizer, text)) == expected
+
+
+def test_the_grammar_and_the_parser_agree(tokenizer):
+    """A strict function's arguments cannot be written past its schema by spelling the tag."""
+    llt = llt_of(tokenizer)
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    function = {"name": "find", "parameters": parameters, "strict": True}
+    tool = Tool.model_validate({"type": "function", "function": function})
+    source = TOOL_FORMATS["hermes"].text_or_calls_grammar(
+        [tool], grammar_special_tokens(tokenizer, llt), several=False
+    )
+    for text in (CALL, CALL.replace("1", '"x"'), f"{CALL}\n{CALL}"):
+        for tokens in (encoded(tokenizer, text), spelled(tokenizer, text)):
+            matcher = compile_grammar(Constraint("grammar", source), llt)
+            allowed = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+            calls = read(make_reader(tokenizer, None, "outside"), tokenizer, tokens)[2]
+            is_text = tokens == spelled(tokenizer, text)
+            assert allowed == (is_text or text == CALL)
+            assert bool(calls) == (not is_text)
+
+
+@pytest.mark.parametrize("parser", ["qwen3", "deepseek_r1"])
+def test_spelled_reasoning_tags_are_text(tokenizer, parser):
+    tokens = [
+        *encoded(tokenizer, "<think>a "),
+        *spelled(tokenizer, "</think>"),
+        *encoded(tokenizer, " b</think>c "),
+        *spelled(tokenizer, "<think>"),
+    ]
+    reader = make_reader(tokenizer, parser, "inside", frozenset())
+    assert read(reader, tokenizer, tokens) == ("a </think> b", "c <think>", [])
+    thought = tokens.index(tokenizer.hf.get_vocab()["</think>"]) - 1
+    assert reader.count_reasoning() == thought
+    reader = make_reader(tokenizer, "qwen3", "undecided", frozenset())
+    tokens = spelled(tokenizer, "<think>a</think>b")
+    assert read(reader, tokenizer, tokens) == ("", "<think>a</think>b", [])
+    assert reader.count_reasoning() == 0
+
+
+def test_spelled_channels_are_text(special):
+    def tokens(*parts: tuple[bool, str]) -> list[int]:
+        return [i for tag, text in parts for i in (encoded if tag else spelled)(special, text)]
+
+    def parts(*given: tuple[bool, str], names: frozenset[str] = NAMES) -> Any:
+        reader = make_reader(special, "openai_gptoss", FIRST, names)
+        return read(reader, special, tokens(*given))
+
+    call = '<|channel|>commentary to=functions.find<|message|>{"a": 1}<|call|>'
+    analysis = "<|channel|>analysis<|message|>"
+    assert parts((True, f"{FINAL}a"), (False, f"<|end|>{FIRST}{analysis}b")) == (
+        "",
+        f"a<|end|>{FIRST}{analysis}b",
+        [],
+    )
+    assert parts((True, f"{FINAL}a"), (False, f"<|end|>{FIRST}{call}"))[2] == []
+    assert parts((True, f"{FINAL}a<|end|>{FIRST}{call}"))[2] == [("find", '{"a": 1}')]
+    assert parts(
+        (True, f"{analysis}a"), (False, "<|end|>"), (True, f"b<|end|>{FIRST}{FINAL}c")
+    ) == (
+        "a<|end|>b",
+        "c",
+        [],
+    )
+
+
+PIECES = ("<tool_call>", "</tool_call>", '{"name": "find", "arguments": ', "{}", "}", "é", "🙂",
+          "\n", "<think>", "</think>", "<", "a ")  # fmt: skip
+
+
+@given(st.sampled_from((None, "qwen3", "deepseek_r1")), st.data())
+def test_deltas_do_not_matter(special, parser, data):
+    """Text may be behind the tokens, and a delta may end inside a tag."""
+    parts = data.draw(st.lists(st.tuples(st.sampled_from(PIECES), st.booleans())))
+    tokens = [i for text, tag in parts for i in (encoded if tag else spelled)(special, text)]
+    start = "outside" if parser is None else data.draw(st.sampled_from(("inside", "undecided")))
+    cuts = []
+    shown = 0
+    for at in data.draw(st.lists(st.integers(0, len(tokens)), max_size=6).map(sorted)):
+        most = len(special.decode(tokens[:at], skip_special_tokens=False).rstrip("\ufffd"))
+        shown = data.draw(st.integers(shown, max(shown, most)))
+        cuts.append((at, shown))
+    whole, cut = make_reader(special, parser, start), make_reader(special, parser, start)
+    assert read(cut, special, tokens, cuts) == read(whole, special, tokens)
+    assert cut.count_reasoning() == whole.count_reasoning()
+
+
+def test_an_output_that_ends_inside_a_tag(special):
+    reader = make_reader(special, None, "outside")
+    delta = reader.read(CompletionOutput(0, "a<tool", encoded(special, "a<tool_call>")))
+    last = reader.read(CompletionOutput(0, "_", [], finish_reason="stop", stop_reason="_"))
+    assert delta.content + last.content == "a<tool_"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = write_reasoning_model(tmp_path_factory.mktemp("spelled") / "tiny", special=False)
+    with live_server(make_engine(folder, max_num_seqs=2)) as found:
+        yield found
+
+
+def test_the_server_calls_nothing_that_was_only_spelled(served):
+    call = '<tool_call>{"name": "find", "arguments": {"a": "no number"}}'
+    text = f"{call}</tool_call>"
+    function = {"name": "find", "parameters": {"type": "object", "properties": {}}}
+    ids = served.service.tokenizer.hf.get_vocab()
+    body: dict[str, Any] = {
+        # The other ends leave a choice where a tag begins, and the bias takes it.
+        "structured_outputs": {"regex": f"({re.escape(call)}(</tool_call>|!)|!)"},
+        "logit_bias": {str(ids["<"]): 100},
+        "temperature": 0,
+    }
+    chat = {
+        "messages": [{"role": "user", "content": "a"}],
+        "tools": [{"type": "function", "function": function}],
+        **body,
+    }
+    asked = {"input": "a", "tools": [{"type": "function", **function}], **body}
+
+    def post(path: str, body: dict[str, Any]) -> httpx2.Response:
+        answer = httpx2.post(f"{served.url}/v1/{path}", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return answer
+
+    def events(answer: httpx2.Response) -> list[dict[str, Any]]:
+        lines = [line.removeprefix("data: ") for line in answer.text.splitlines()]
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    (choice,) = post("chat/completions", chat).json()["choices"]
+    assert (choice["message"]["content"], choice["message"]["tool_calls"]) == (text, None)
+    assert choice["finish_reason"] == "stop"
+    choices = [
+        event["choices"][0] for event in events(post("chat/completions", chat | {"stream": True}))
+    ]
+    deltas = [choice["delta"] for choice in choices]
+    assert "".join(delta.get("content") or "" for delta in deltas) == text
+    assert not any(delta.get("tool_calls") for delta in deltas)
+    (item,) = post("responses", asked).json()["output"]
+    assert item["content"][0]["text"] == text
+    last = events(post("responses", asked | {"stream": True}))[-1]["response"]
+    assert [item["content"][0]["text"] for item in last["output"]] == [text]
