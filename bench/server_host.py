@@ -3,12 +3,14 @@
     python -m bench.server_host                       # token ids, 64 and 256 streams
     python -m bench.server_host --chat --streams 64   # chats
     python -m bench.server_host --stop --logprobs 5   # text with stop strings and logprobs
+    python -m bench.server_host --url http://127.0.0.1:8000   # the same load on a running server
 
 The real server and engine, over a worker that packs every step and then waits for ``--step-ms``
 instead of a device. Clients are raw sockets in processes of their own. "Share" is the throughput
 over that of a device that never waits, streams / step; "loop" and "engine" are the CPU time of the
 event loop and of the engine's thread, per streamed chunk. TTFT and gaps are what clients see. CPU
-times hold on a machine with other load; the others need cores of their own.
+times hold on a machine with other load; the others need cores of their own. Of a running server,
+which may be of another engine, only the clients' figures are known.
 """
 
 import argparse
@@ -22,6 +24,8 @@ import platform
 import sys
 import threading
 import time
+import urllib.parse
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -159,7 +163,7 @@ def _arrivals(streams: int, options: argparse.Namespace, seed: int) -> list[Arri
     shared = rng.integers(40, 300, _SHARED).tolist()
     own = np.random.default_rng(seed).integers(40, 300, (streams, _UNIQUE)).tolist()
     body: dict[str, Any] = {
-        "model": "bench",
+        "model": options.model,
         "max_tokens": options.max_tokens,
         "ignore_eos": True,
         "stream": True,
@@ -229,24 +233,39 @@ def _measure(
     streams: int, step_ms: float, options: argparse.Namespace, pipe: Any
 ) -> dict[str, Any]:
     port = pipe.recv()
-    stream_load_in_processes("127.0.0.1", port, _arrivals(streams, options, 1), options.clients)
-    arrivals = _arrivals(streams, options, 2)
-    pipe.send(True)
-    before = pipe.recv()
-    answers = stream_load_in_processes("127.0.0.1", port, arrivals, options.clients)
-    pipe.send(True)
-    after = pipe.recv()
-    found = figures(answers, options.max_tokens)
-    loop, engine = (b - a for a, b in zip(before, after, strict=True))
-    chunks = found["chunks"]
+
+    def clocks() -> list[float]:
+        pipe.send(True)
+        return pipe.recv()
+
+    spent: list[list[float]] = []
+    found = load("127.0.0.1", port, streams, options, lambda: spent.append(clocks()))
+    loop, engine = (b - a for a, b in zip(*spent, strict=True))
     return {
         "streams": streams,
         "step_ms": step_ms,
         "share": found["tokens_per_s"] * step_ms / 1e3 / streams,
-        "loop_us": loop / chunks * 1e6,
-        "engine_us": engine / chunks * 1e6,
+        "loop_us": loop / found["chunks"] * 1e6,
+        "engine_us": engine / found["chunks"] * 1e6,
         **found,
     }
+
+
+def load(
+    host: str,
+    port: int,
+    streams: int,
+    options: argparse.Namespace,
+    around: Callable[[], object] = lambda: None,
+) -> dict[str, float]:
+    """The figures of a load, after one like it that fills the prefix cache and opens all paths;
+    ``around`` is called before and after the one that counts."""
+    stream_load_in_processes(host, port, _arrivals(streams, options, 1), options.clients)
+    arrivals = _arrivals(streams, options, 2)
+    around()
+    answers = stream_load_in_processes(host, port, arrivals, options.clients)
+    around()
+    return figures(answers, options.max_tokens)
 
 
 def _work(options: argparse.Namespace) -> str:
@@ -280,10 +299,23 @@ def main() -> None:
     parser.add_argument("--usage", action="store_true", help="usage in each chunk")
     parser.add_argument("--logprobs", type=int, default=0, metavar="N", help="of each token")
     parser.add_argument("--json", type=pathlib.Path, help="file for the result as JSON")
+    parser.add_argument("--url", help="of a running server, without /v1")
+    parser.add_argument("--model", default="bench", help="name on that server")
     options = parser.parse_args()
     if len(options.step_ms) != len(options.streams):
         parser.error("--step-ms has one number for each of --streams")
-    rows = [measure(*each, options) for each in zip(options.streams, options.step_ms, strict=True)]
+    if options.url is None:
+        each = zip(options.streams, options.step_ms, strict=True)
+        rows = [measure(*one, options) for one in each]
+    else:
+        url = urllib.parse.urlsplit(options.url)
+        if url.scheme != "http" or url.hostname is None:
+            parser.error(f"--url {options.url}: give an address as http://127.0.0.1:8000")
+        place = url.hostname, url.port or 80
+        rows = [
+            {"work": _work(options), "streams": n, **load(*place, n, options)}
+            for n in options.streams
+        ]
     print(text(rows, COLUMNS))
     if options.json is not None:
         record = {
