@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, no_type_check
 
 from rjax.errors import ContextLengthError, InvalidRequestError
-from rjax.outputs import CompletionOutput, RequestOutput
-from rjax.sampling import SamplingParams
+from rjax.outputs import CompletionOutput, Logprob, RequestOutput
+from rjax.sampling import RequestOutputKind, SamplingParams
 
 type EarlyStopping = bool | Literal["never"]
 
@@ -72,10 +72,14 @@ class BeamSearchParams:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Beam:
-    """Tokens generated so far and the sum of their log-probabilities."""
+    """Tokens generated so far and the sum of their log-probabilities.
+
+    ``logprobs`` has the alternatives of each token, if the search keeps them.
+    """
 
     tokens: tuple[int, ...]
     total: float
+    logprobs: tuple[dict[int, Logprob], ...] = ()
 
 
 class BeamSearch:
@@ -84,33 +88,64 @@ class BeamSearch:
     Args:
         params: of the search.
         ends: tokens that end a beam.
+        num_logprobs: alternatives that beams keep for each token; None keeps nothing.
 
     Attributes:
         running: the beams to continue, best first; empty when the search is over.
         finished: (score, beam), best first, at most ``beam_width``.
     """
 
-    def __init__(self, params: BeamSearchParams, ends: frozenset[int]) -> None:
+    def __init__(
+        self, params: BeamSearchParams, ends: frozenset[int], num_logprobs: int | None = None
+    ) -> None:
         self.running = [Beam((), 0.0)]
         self.finished: list[tuple[float, Beam]] = []
         self._params = params
         self._ends = ends
+        self._num_logprobs = num_logprobs
 
     @property
     def num_candidates(self) -> int:
         """Candidates per round: enough to leave ``beam_width`` that do not end a beam."""
         return max(2, 1 + len(self._ends)) * self._params.beam_width
 
-    def advance(self, found: Sequence[dict[int, float]]) -> None:
-        """Extend the running beams by their most likely next tokens and log-probabilities."""
+    def sampling_params(self) -> SamplingParams:
+        """The request for the next token of one beam."""
+        return SamplingParams(
+            temperature=0,
+            max_tokens=1,
+            logprobs=self.num_candidates,
+            ignore_eos=True,
+            detokenize=self._num_logprobs is not None,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def check_width(self, most: int) -> None:
+        """Check that the engine gives enough alternatives per token.
+
+        Raises:
+            InvalidRequestError: more than ``most`` are needed.
+        """
+        if self.num_candidates > most:
+            raise InvalidRequestError(
+                f"a beam search of width {self._params.beam_width} with {len(self._ends)} ending "
+                f"tokens looks at {self.num_candidates} next tokens; the engine gives {most}: "
+                "raise max_logprobs or lower the width"
+            )
+
+    def advance(self, found: Sequence[dict[int, Logprob]]) -> None:
+        """Extend the running beams by their most likely next tokens."""
         width = self._params.beam_width
-        grown = [
-            Beam((*beam.tokens, token), beam.total + logprob)
-            for beam, tokens in zip(self.running, found, strict=True)
-            for token, logprob in tokens.items()
+        candidates = [
+            (beam.total + entry.logprob, beam, token, entries)
+            for beam, entries in zip(self.running, found, strict=True)
+            for token, entry in entries.items()
         ]
-        grown.sort(key=lambda beam: -beam.total)
-        grown = grown[: self.num_candidates]
+        candidates.sort(key=lambda candidate: -candidate[0])
+        grown = [
+            Beam((*beam.tokens, token), total, self._kept(beam, token, entries))
+            for total, beam, token, entries in candidates[: self.num_candidates]
+        ]
         length = len(self.running[0].tokens) + 1
         last = length >= self._params.max_tokens
         ended = [last or beam.tokens[-1] in self._ends for beam in grown]
@@ -121,6 +156,15 @@ class BeamSearch:
             self.finished = sorted([*self.finished, *scored], key=lambda pair: -pair[0])[:width]
         running = [b for b, end in zip(grown, ended, strict=True) if not end][:width]
         self.running = running if running and self._may_improve(running[0], length) else []
+
+    def _kept(
+        self, beam: Beam, token: int, entries: dict[int, Logprob]
+    ) -> tuple[dict[int, Logprob], ...]:
+        """The logprobs of a beam with one more token."""
+        if self._num_logprobs is None:
+            return ()
+        best = sorted(entries.items(), key=lambda item: item[1].rank)[: self._num_logprobs]
+        return *beam.logprobs, {token: entries[token], **dict(best)}
 
     @property
     def _is_full(self) -> bool:
@@ -165,13 +209,8 @@ def run_beam_search(
     eos = engine.tokenizer.eos_token_ids if engine.tokenizer and not params.ignore_eos else ()
     ends = frozenset((*eos, *params.stop_token_ids))
     searches = [BeamSearch(params, ends) for _ in prompts]
-    wanted = searches[0].num_candidates if searches else 0
-    most = engine.config.scheduler.max_logprobs
-    if wanted > most:
-        raise InvalidRequestError(
-            f"beam_width {params.beam_width} with {len(ends)} ending tokens looks at {wanted} next "
-            f"tokens; the engine gives {most}: raise max_logprobs or lower beam_width"
-        )
+    for search in searches[:1]:
+        search.check_width(engine.config.scheduler.max_logprobs)
     for prompt in prompts:
         if len(prompt) + params.max_tokens > engine.max_model_len:
             raise ContextLengthError(
@@ -179,16 +218,14 @@ def run_beam_search(
                 f"prompt has {len(prompt)} tokens and max_tokens {params.max_tokens}: shorten it, "
                 "lower max_tokens or raise max_model_len"
             )
-    ask = SamplingParams(
-        temperature=0, max_tokens=1, logprobs=wanted, ignore_eos=True, detokenize=False
-    )
     waiting: dict[str, tuple[int, int]] = {}
-    answers: list[dict[int, dict[int, float]]] = [{} for _ in prompts]
+    answers: list[dict[int, dict[int, Logprob]]] = [{} for _ in prompts]
 
     def start(i: int) -> None:
         for b, beam in enumerate(searches[i].running):
             request_id = f"{name}-{i}-{len(beam.tokens)}-{b}"
-            engine.add_request(request_id, [*prompts[i], *beam.tokens], ask)
+            tokens = [*prompts[i], *beam.tokens]
+            engine.add_request(request_id, tokens, searches[i].sampling_params())
             waiting[request_id] = i, b
 
     cached: dict[int, int] = {}
@@ -204,7 +241,7 @@ def run_beam_search(
                 cached.setdefault(i, output.num_cached_tokens)
                 logprobs = output.outputs[0].logprobs
                 assert logprobs is not None, "every request asks for them"
-                answers[i][b] = {token: entry.logprob for token, entry in logprobs[0].items()}
+                answers[i][b] = logprobs[0]
                 if len(answers[i]) == len(searches[i].running):
                     searches[i].advance([answers[i][n] for n in range(len(answers[i]))])
                     answers[i] = {}

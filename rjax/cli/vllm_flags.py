@@ -124,7 +124,6 @@ _INSTEAD: tuple[tuple[str, str], ...] = (
     ),
     ("--default-chat-template-kwargs", "send chat_template_kwargs with the requests"),
     ("--response-role", "leave it out; the role is assistant"),
-    ("--return-tokens-as-token-ids", "send return_tokens_as_token_ids with the requests"),
     ("--enable-force-include-usage", "send stream_options with the requests"),
     (
         "--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers "

@@ -46,7 +46,7 @@ class RequestChecks:
                 raise InvalidRequestError(f"{token!r} is not a token id; give whole numbers")
             if not 0 <= token < self.vocab_size:
                 raise InvalidRequestError(
-                    f"token id {token} is outside the model's vocabulary; ids are 0 to "
+                    f"token id {token} is out of vocabulary; the model's ids are 0 to "
                     f"{self.vocab_size - 1}"
                 )
             tokens.append(int(token))

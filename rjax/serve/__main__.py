@@ -101,6 +101,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             "strict_fields": arguments.strict_fields,
             "reasoning_parser": arguments.reasoning_parser,
             "literal_json_schemas": arguments.literal_json_schemas,
+            "return_tokens_as_token_ids": arguments.return_tokens_as_token_ids,
         }
         stats_seconds = None if arguments.disable_log_stats else _STATS_SECONDS
         if replicas is None:

@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
 
 import rjax
-from rjax.serve import pooling, prefixes, server_info
+from rjax.serve import invocations, pooling, prefixes, server_info
 from rjax.serve.bodies import json_body
 from rjax.serve.chat import chat
 from rjax.serve.chunked_json import chunked_response
@@ -51,6 +51,7 @@ ROUTERS = (
     page.router,
     private,
     responses.router,
+    invocations.router,
     pooling.router,
     server_info.private,
 )
@@ -163,18 +164,23 @@ async def tokenize(
         )
     else:
         assert isinstance(body.prompt, str)
-        special = body.add_special_tokens is not False
+        special = body.add_special_tokens
         (tokens,) = await encode(
-            [body.prompt], tenant, service, "prompt", add_special_tokens=special, most=most
+            [body.prompt],
+            tenant,
+            service,
+            "prompt",
+            add_special_tokens=special is not False,
+            repeat=special is True,
+            most=most,
         )
 
     def answer() -> TokenizeResponse:
-        text = service.tokenizer.token_text
         return TokenizeResponse(
             tokens=tokens,
             count=len(tokens),
             max_model_len=service.max_model_len,
-            token_strs=[text(token) for token in tokens] if body.return_token_strs else None,
+            token_strs=service.tokenizer.pieces(tokens) if body.return_token_strs else None,
         )
 
     return await chunked_response(answer, len(tokens), service.response_threads)

@@ -137,6 +137,11 @@ def _add_server_arguments(server: "argparse._ArgumentGroup") -> None:
         help="show the tokenizer's configuration and chat template at /tokenizer_info",
     )
     server.add_argument(
+        "--enable-request-id-headers",
+        action="store_true",
+        help="give each response the header X-Request-Id: that of its request, or a new one",
+    )
+    server.add_argument(
         "--drain-seconds",
         type=float,
         default=30.0,
@@ -177,6 +182,12 @@ def _add_output_arguments(outputs: "argparse._ArgumentGroup") -> None:
         "--reasoning-parser",
         choices=("qwen3", "deepseek_r1", _HARMONY),
         help="separate the model's reasoning from the content, by its markup (default: none)",
+    )
+    outputs.add_argument(
+        "--return-tokens-as-token-ids",
+        action="store_true",
+        help="write token_id:N instead of a token's text in logprobs, unless a request sets "
+        "return_tokens_as_token_ids to false",
     )
     outputs.add_argument(
         "--literal-json-schemas",
@@ -267,6 +278,7 @@ def http_options(arguments: argparse.Namespace) -> HttpOptions:
         root_path=arguments.root_path,
         allow_credentials=arguments.allow_credentials,
         tokenizer_info=arguments.enable_tokenizer_info_endpoint,
+        request_id_headers=arguments.enable_request_id_headers,
         **lists,
     )
 

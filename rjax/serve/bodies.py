@@ -1,6 +1,6 @@
 """Parse and validate request bodies, with bounded work."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from rjax.serve.service import Service, get_service
 
 _SMALL = 32 * 2**10  # bytes; smaller bodies are parsed on the event loop
 _FIELD_ERRORS = frozenset(("refused_field", "unknown_field"))
+# Names that clients of vLLM look for.
+_BOUNDS = frozenset(("greater_than_equal", "less_than_equal"))
 _NO_PLACE = frozenset(
     (
         "body",
@@ -33,7 +35,11 @@ _NO_PLACE = frozenset(
 _PARTS = ("content", "tool_calls", "output", "summary")  # lists of a message or an item
 
 
-def json_body[B: RequestModel](kind: type[B]) -> Callable[[Request], Awaitable[B]]:
+type Kind[B] = type[B] | Mapping[str, type[B]]
+"""The model of a body, or the models by the field that tells them apart."""
+
+
+def json_body[B: RequestModel](kind: Kind[B]) -> Callable[[Request], Awaitable[B]]:
     """A FastAPI dependency that parses the body as JSON of this model.
 
     The values are counted before the body is parsed. Large bodies are parsed on a thread, one at a
@@ -56,7 +62,7 @@ def json_body[B: RequestModel](kind: type[B]) -> Callable[[Request], Awaitable[B
 
 
 def parse_body[B: RequestModel](
-    data: bytes, kind: type[B], limits: ServeLimits, unknown: UnknownFields
+    data: bytes, kind: Kind[B], limits: ServeLimits, unknown: UnknownFields
 ) -> B:
     """Parse and validate a body; unknown fields are logged.
 
@@ -77,12 +83,21 @@ def parse_body[B: RequestModel](
         raise ApiError(400, "the body is not valid JSON", code="invalid_json") from error
     _check_lengths(found, limits)
     check = unknown.check()
+    model = kind if isinstance(kind, type) else _by_field(kind, found)
     try:
-        body = kind.model_validate(found, context=check)
+        body = model.model_validate(found, context=check)
     except ValidationError as error:
         raise _as_api_error(error) from None
     unknown.warn(check.ignored)
     return body
+
+
+def _by_field[B: RequestModel](kinds: Mapping[str, type[B]], found: dict[str, Any]) -> type[B]:
+    """The model of the first of these fields that the body has."""
+    for name, kind in kinds.items():
+        if found.get(name) is not None:
+            return kind
+    raise ApiError(400, f"the body has none of the fields {', '.join(kinds)}; give one of them")
 
 
 def at_most_values(data: bytes, most: int) -> bool:
@@ -100,7 +115,7 @@ def at_most_values(data: bytes, most: int) -> bool:
     return int(np.count_nonzero(before & ~inside)) < most
 
 
-async def _parse_large[B: RequestModel](data: bytes, kind: type[B], service: Service) -> B:
+async def _parse_large[B: RequestModel](data: bytes, kind: Kind[B], service: Service) -> B:
     async with service.large_bodies:
         return await service.threads.run(
             parse_body, data, kind, service.limits, service.unknown_fields
@@ -156,5 +171,8 @@ def _as_api_error(error: ValidationError) -> ApiError:
         message = f"{param!r} is not a parameter of this route, or not one that this server knows"
         return ApiError(400, f"{message}; leave it out", code="unknown_parameter", param=param)
     forms = {e["type"] for e in found if e["loc"][:-1] == first["loc"][:-1]}
-    message = "give a number" if {"int_type", "float_type"} <= forms else first["msg"]
+    number = {"int_type", "float_type"} <= forms or {"int_parsing", "float_parsing"} <= forms
+    message = "give a number" if number else first["msg"]
+    if first["type"] in _BOUNDS:
+        message += f" ({first['type']})"
     return ApiError(400, f"{param or 'the body'}: {message}", param=param)

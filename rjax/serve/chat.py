@@ -12,12 +12,19 @@ from fastapi.responses import Response
 from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.sampling import SamplingParams
 from rjax.serve.auth import Tenant
+from rjax.serve.beam_search import check_beam_search, request_group
 from rjax.serve.chunked_json import chunked_response, response_size
-from rjax.serve.completions import UsageCounter, continuous_usage, stream_error, usage_wanted
+from rjax.serve.completions import (
+    UsageCounter,
+    continuous_usage,
+    stream_error,
+    tokens_as_token_ids,
+    usage_wanted,
+)
 from rjax.serve.disconnect import cancel_on_disconnect
 from rjax.serve.errors import ApiError
 from rjax.serve.event_stream import EventStream
-from rjax.serve.logprobs import chat_logprobs, check_logprobs_count, prompt_logprobs
+from rjax.serve.logprobs import chat_logprobs, prompt_logprobs, within_logprobs_limit
 from rjax.serve.prompts import chat_prompt, kept_tokens
 from rjax.serve.reasoning import OutputReader
 from rjax.serve.request_group import RequestGroup
@@ -37,7 +44,7 @@ from rjax.serve.responses import (
     ResponseToolCall,
     UsageInfo,
 )
-from rjax.serve.sampling import chat_params, check_constrained, request_constraint
+from rjax.serve.sampling import chat_params, check_constrained, max_tokens, request_constraint
 from rjax.serve.service import Service
 from rjax.serve.structured_outputs import json_constraint, text_constraint
 from rjax.serve.tenancy import engine_options
@@ -66,7 +73,8 @@ async def prepare_chat(body: ChatCompletionRequest, tenant: Tenant, service: Ser
     """
     service.check_model(body.model)
     tools = _tools(body, service)
-    params = chat_params(body, service.defaults, service.limits, service.vocab_size)
+    check_beam_search(body)
+    params = chat_params(body, service.defaults, service.limits, service.alternatives)
     constraint, of_calls = _constraint(body, tools, service)
     if constraint is not None:
         check_constrained(params)
@@ -77,9 +85,14 @@ async def prepare_chat(body: ChatCompletionRequest, tenant: Tenant, service: Ser
     start = _start(body, prompt[1], service)
     if constraint is not None:
         constraint = service.output_format.after_reasoning(constraint, start, calls=of_calls)
-    lengths = [len(prompt[1])]
-    check_logprobs_count(params, lengths, service.max_model_len, service.limits.request_logprobs)
-    group = RequestGroup(service, params)
+    params = within_logprobs_limit(
+        params,
+        [len(prompt[1])],
+        service.max_model_len,
+        service.limits.request_logprobs,
+        max_tokens_given=max_tokens(body) is not None,
+    )
+    group = request_group(body, service, params)
     options = {"tenant": tenant.name, **engine_options(body, tenant, service.limits)}
     builder = _ResponseBuilder(body, service, params, tools, prompt[1], start)
     return ChatRun(params, group, builder, lambda: group.start([prompt], constraint, **options))
@@ -246,6 +259,7 @@ class _ResponseBuilder:
     ) -> None:
         self._body = body
         self._params = params
+        self._as_token_ids = tokens_as_token_ids(body, service)
         names = frozenset(tool.function.name for tool in tools)
         given = start, names, service.tokenizer, prompt_token_ids, params
         self._readers = [OutputReader(service.output_format, *given) for _ in range(params.n)]
@@ -299,15 +313,17 @@ class _ResponseBuilder:
         begun: set[int] = set()
         ended: set[int] = set()
         async for _, output in group.outputs():
+            self._count.add_prompt(0, output)
+            for index in (completion.index for completion in output.outputs):
+                if index not in begun:
+                    tokens = output.prompt_token_ids if not begun else None
+                    begun.add(index)
+                    yield self._first_chunk(index, tokens)
             self._count.add(0, output)
             for completion in output.outputs:
                 index = completion.index
                 if index in ended:
                     continue
-                if index not in begun:
-                    tokens = output.prompt_token_ids if not begun else None
-                    begun.add(index)
-                    yield self._first_chunk(index, tokens)
                 if completion.finish_reason is not None:
                     ended.add(index)
                 for chunk in self._delta_chunks(completion):
@@ -391,7 +407,7 @@ class _ResponseBuilder:
             completion.token_ids,
             completion.logprobs,
             self._params.logprobs or 0,
-            as_token_ids=self._body.return_tokens_as_token_ids,
+            as_token_ids=self._as_token_ids,
         )
 
 

@@ -12,11 +12,12 @@ from fastapi.responses import Response
 from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.serve import prefixes
 from rjax.serve.auth import Tenant
+from rjax.serve.beam_search import check_beam_search, request_group
 from rjax.serve.chunked_json import chunked_response, iter_json, response_size
 from rjax.serve.disconnect import cancel_on_disconnect
 from rjax.serve.errors import as_api_error, error_body
 from rjax.serve.event_stream import EventStream
-from rjax.serve.logprobs import check_logprobs_count, completion_logprobs, prompt_logprobs
+from rjax.serve.logprobs import completion_logprobs, prompt_logprobs, within_logprobs_limit
 from rjax.serve.prompts import completion_prompts, kept_tokens
 from rjax.serve.request_group import RequestGroup
 from rjax.serve.requests import CompletionRequest, SamplingRequest
@@ -43,7 +44,8 @@ async def complete(
 ) -> Response:
     """Answer a completion request."""
     service.check_model(body.model)
-    params = completion_params(body, service.defaults, service.limits, service.vocab_size)
+    check_beam_search(body)
+    params = completion_params(body, service.defaults, service.limits, service.alternatives)
     constraint = request_constraint(body, service.limits, literal=service.literal_json_schemas)
     if constraint is not None:
         check_constrained(params)
@@ -57,8 +59,14 @@ async def complete(
         prompts = [(None, prefix + own) for _, own in prompts]
     lengths = [len(tokens) for _, tokens in prompts]
     service.check_prompts(lengths, "prompt")
-    check_logprobs_count(params, lengths, service.max_model_len, service.limits.request_logprobs)
-    group = RequestGroup(service, params)
+    params = within_logprobs_limit(
+        params,
+        lengths,
+        service.max_model_len,
+        service.limits.request_logprobs,
+        max_tokens_given=max_tokens(body) is not None,
+    )
+    group = request_group(body, service, params)
     builder = _ResponseBuilder(body, service, params.n)
     options = engine_options(body, tenant, service.limits)
     if body.stream:
@@ -92,8 +100,12 @@ class UsageCounter:
             output: with tokens that were not counted before.
             hidden: how many of them the response omits.
         """
-        self._prompts[index] = (len(output.prompt_token_ids), output.num_cached_tokens)
+        self.add_prompt(index, output)
         self._generated += sum(len(c.token_ids) for c in output.outputs) - hidden
+
+    def add_prompt(self, index: int, output: RequestOutput) -> None:
+        """Count an output's prompt alone, before its generated tokens are reported."""
+        self._prompts[index] = (len(output.prompt_token_ids), output.num_cached_tokens)
 
     def usage(self, reasoning: int = 0) -> UsageInfo:
         """The usage so far, of which ``reasoning`` generated tokens are reasoning."""
@@ -241,7 +253,7 @@ class _ResponseBuilder:
             tokens += completion.token_ids
             entries += completion.logprobs
         offset = self._offsets.get(index, 0)
-        as_ids = self._body.return_tokens_as_token_ids
+        as_ids = tokens_as_token_ids(self._body, self._service)
         found = completion_logprobs(tokens, entries, offset, as_token_ids=as_ids)
         token_text = self._service.tokenizer.token_text
         if echo and tokens and entries[0] is None:
@@ -251,6 +263,12 @@ class _ResponseBuilder:
         if found.tokens:
             self._offsets[index] = found.text_offset[-1] + len(token_text(tokens[-1]))
         return found
+
+
+def tokens_as_token_ids(body: SamplingRequest, service: Service) -> bool:
+    """Whether logprobs contain ``token_id:N`` instead of a token's text."""
+    asked = body.return_tokens_as_token_ids
+    return service.return_tokens_as_token_ids if asked is None else asked
 
 
 def usage_wanted(body: SamplingRequest) -> bool:

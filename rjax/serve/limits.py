@@ -32,9 +32,11 @@ class ServeLimits:
     parts: int = _limit(4096, "text parts and tool calls of one chat request or input")
     stop_strings: int = _limit(LIMITS.stop_strings, "stop strings")
     bad_words: int = _limit(LIMITS.bad_words, "bad words")
-    logprobs: int = _limit(20, "alternatives per token")
     logit_bias: int = _limit(LIMITS.logit_bias, "tokens with a bias")
-    request_logprobs: int = _limit(524_288, "logprobs of a request: tokens times alternatives")
+    request_logprobs: int = _limit(
+        524_288,
+        "logprobs of a request: tokens times alternatives; without max_tokens an answer ends there",
+    )
     token_ids: int = _limit(262_144, "entries of a list of token ids other than a prompt")
     tools: int = _limit(128, "functions of one chat request")
     name_chars: int = _limit(128, "characters in a name or a cache salt")

@@ -1,5 +1,6 @@
 """Logprobs in the two formats of OpenAI's API."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,27 +12,39 @@ from rjax.serve.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob,
 _LOWEST = -9999.0  # instead of -inf, which JSON does not support
 
 
-def check_logprobs_count(
-    params: SamplingParams, lengths: Sequence[int], max_model_len: int, most: int
-) -> None:
-    """Check that a request's logprobs do not exceed the limit.
+def within_logprobs_limit(
+    params: SamplingParams,
+    lengths: Sequence[int],
+    max_model_len: int,
+    most: int,
+    *,
+    max_tokens_given: bool = True,
+) -> SamplingParams:
+    """The parameters of a request whose logprobs do not exceed the limit.
 
     Args:
         params: of the request.
         lengths: tokens of each prompt; each of the ``n`` samples repeats its prompt's logprobs.
         max_model_len: most tokens of a prompt and its output.
         most: maximum of logprobs; every alternative of every token counts.
+        max_tokens_given: the request has ``max_tokens``; otherwise it is lowered to what fits.
 
     Raises:
-        ApiError: 400.
+        ApiError: 400, they exceed it.
     """
     count = 0
     if params.prompt_logprobs is not None:
         count += sum(lengths) * (params.prompt_logprobs + 1) * params.n
     if params.logprobs is not None:
-        room = (max(0, max_model_len - length) for length in lengths)
-        tokens = sum(r if params.max_tokens is None else min(r, params.max_tokens) for r in room)
-        count += tokens * (params.logprobs + 1) * params.num_sequences
+        each = (params.logprobs + 1) * params.num_sequences
+        room = [max(0, max_model_len - length) for length in lengths]
+        if params.max_tokens is not None:
+            room = [min(r, params.max_tokens) for r in room]
+        fit = (most - count) // (each * len(lengths))
+        if fit >= 1 and fit < max(room) and not max_tokens_given:
+            params = dataclasses.replace(params, max_tokens=fit)
+            room = [min(r, fit) for r in room]
+        count += sum(room) * each
     if count > most:
         raise ApiError(
             400,
@@ -40,6 +53,7 @@ def check_logprobs_count(
             "or max_tokens",
             param="logprobs" if params.prompt_logprobs is None else "prompt_logprobs",
         )
+    return params
 
 
 def completion_logprobs(

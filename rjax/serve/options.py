@@ -29,6 +29,7 @@ class HttpOptions:
         allowed_headers: headers of their requests.
         allow_credentials: whether their requests may have cookies.
         tokenizer_info: whether GET /tokenizer_info is enabled.
+        request_id_headers: whether responses have the header ``X-Request-Id``.
 
     Raises:
         InvalidConfigError: a path, an origin or a name is invalid, or CORS options are set without
@@ -41,6 +42,7 @@ class HttpOptions:
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
     tokenizer_info: bool = False
+    request_id_headers: bool = False
 
     def __post_init__(self) -> None:
         if self.root_path and not _ROOT.fullmatch(self.root_path):

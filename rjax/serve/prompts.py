@@ -78,9 +78,16 @@ async def completion_prompts(
     if isinstance(prompts[0], str):
         texts = cast(list[str], prompts)
         special = body.add_special_tokens
-        if special is None:  # a prefix already has the BOS token
-            special = body.prefix is None
-        rows = await encode(texts, tenant, service, "prompt", add_special_tokens=special, last=last)
+        rows = await encode(
+            texts,
+            tenant,
+            service,
+            "prompt",
+            # A prefix already has the BOS token.
+            add_special_tokens=body.prefix is None if special is None else special,
+            repeat=special is True,
+            last=last,
+        )
         if not all(rows):
             raise ApiError(400, "a prompt has no token; give another text", param="prompt")
         # The text of a truncated prompt is unknown.
@@ -96,6 +103,7 @@ async def encode(
     param: str,
     *,
     add_special_tokens: bool = True,
+    repeat: bool = False,
     last: int | None = None,
     most: int | None = None,
 ) -> list[list[int]]:
@@ -107,6 +115,7 @@ async def encode(
         service: of the app.
         param: request field of the texts, for messages.
         add_special_tokens: add the BOS token.
+        repeat: also to a text that starts with it.
         last: keep only this many tokens at the end of each text.
         most: maximum of tokens per text; by default that of a prompt to run.
 
@@ -120,6 +129,7 @@ async def encode(
         "task": "encode",
         "sizes": [len(text) for text in encoded],
         "add_special_tokens": add_special_tokens,
+        "repeat": repeat,
         "last": last,
         "max_model_len": service.max_model_len,
         "most_tokens": service.max_model_len - 1 if most is None else most,

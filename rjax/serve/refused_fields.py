@@ -15,7 +15,6 @@ _OWN_TEMPLATE = (
 )
 
 SAMPLING = {
-    "use_beam_search": Refused("the server samples; rjax.LLM.beam_search searches", (False,)),
     "guided_json": Refused(f"{_STRUCTURED}.json"),
     "guided_regex": Refused(f"{_STRUCTURED}.regex"),
     "guided_choice": Refused(f"{_STRUCTURED}.choice"),
@@ -56,6 +55,8 @@ CHAT = SAMPLING | {
 }
 _AS_CHAT = "use /v1/chat/completions"
 RESPONSES = SAMPLING | {
+    "use_beam_search": Refused(_AS_CHAT, (False,)),
+    "length_penalty": Refused(_AS_CHAT, (1,)),
     "background": Refused(
         "answers come on the connection of the request alone; stream, or send the request from a "
         "thread",

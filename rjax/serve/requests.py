@@ -1,7 +1,6 @@
 """Request models, with the names of vLLM. README.md documents each field."""
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -23,19 +22,10 @@ from rjax.serve.fields import Refused, known_fields
 from rjax.tokenization.chat import call_arguments
 
 
-def _whole(value: Any) -> Any:
-    """Accept 1.0 for 1, as JSON Schema does; some client languages have no integers."""
-    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
-        return int(value)
-    return value
-
-
 def _logprobs_flag(value: Any) -> Any:
-    if type(value) is not int:
-        return value
-    if value not in (0, 1):
+    if type(value) is int and value not in (0, 1):
         raise PydanticCustomError("flag", "give true, and their number in top_logprobs")
-    return bool(value)
+    return value
 
 
 def _arguments_text(value: Any) -> Any:
@@ -48,13 +38,8 @@ def _arguments_text(value: Any) -> Any:
 
 
 type Number = float | int
-Integer = Annotated[int, BeforeValidator(_whole)]
-# Some clients of vLLM send 0 or 1.
-LogprobsFlag = Annotated[
-    bool,
-    BeforeValidator(_logprobs_flag),
-    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "integer", "enum": [0, 1]}]}),
-]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+LogprobsFlag = Annotated[bool, BeforeValidator(_logprobs_flag)]
 CallArguments = Annotated[
     str,
     BeforeValidator(_arguments_text),
@@ -70,7 +55,10 @@ type TemplateKwargs = FailFastDict[str | bool | Number | None]
 
 
 class RequestModel(BaseModel):
-    """Base class of request bodies and their objects: strict types; null is an absent field.
+    """Base class of request bodies and their objects; null is an absent field.
+
+    As in vLLM, texts and numbers that pydantic's lax mode converts are accepted: "5" and 5.0 for 5,
+    "true" and 1 for true.
 
     `rjax.serve.fields.known_fields` handles unknown fields; the validation context is a
     `rjax.serve.fields.FieldCheck`. The number of errors of a body is bounded by its known fields
@@ -82,7 +70,7 @@ class RequestModel(BaseModel):
         names: JSON names of the fields.
     """
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="ignore")
 
     place: ClassVar[str] = ""
     refused: ClassVar[Mapping[str, Refused]] = {}
@@ -179,45 +167,55 @@ class SamplingRequest(RequestModel):
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.SAMPLING
 
     model: Annotated[str | None, Field(description="must be the served model's name")] = None
-    n: Integer | None = None
+    n: int | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
     temperature: Number | None = None
     top_p: Number | None = None
-    top_k: Integer | None = None
+    top_k: int | None = None
     min_p: Number | None = None
-    seed: Integer | None = None
+    seed: Seed | None = None
     stop: str | FailFastList[str] | None = None
     stop_token_ids: FailFastList[int] | None = None
     ignore_eos: bool | None = None
-    max_tokens: Integer | None = None
+    max_tokens: int | None = None
     max_completion_tokens: Annotated[
-        Integer | None,
+        int | None,
         Field(description="newer name of max_tokens; if both are set, they must agree"),
     ] = None
-    min_tokens: Integer | None = None
-    prompt_logprobs: Integer | None = None
+    min_tokens: int | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     logit_bias: FailFastDict[Number] | None = None
     allowed_token_ids: FailFastList[int] | None = None
     bad_words: FailFastList[str] | None = None
-    priority: Annotated[Integer | None, Field(description="smaller runs earlier")] = None
+    priority: Annotated[int | None, Field(description="smaller runs earlier")] = None
     cache_salt: Annotated[
         str | None, Field(description="only prompts with the same salt share cached KV")
     ] = None
     return_token_ids: Annotated[bool, Field(description="add token ids to the response")] = False
     truncate_prompt_tokens: Annotated[
-        Integer | None,
+        int | None,
         Field(
             description="keep only this many tokens at the end of each prompt; -1: as many as fit"
         ),
     ] = None
     return_tokens_as_token_ids: Annotated[
-        bool, Field(description="logprobs contain token_id:N instead of a token's text")
-    ] = False
+        bool | None,
+        Field(
+            description="logprobs contain token_id:N instead of a token's text; default: "
+            "--return-tokens-as-token-ids"
+        ),
+    ] = None
+    use_beam_search: Annotated[
+        bool | None, Field(description="return the n most likely texts, by beam search")
+    ] = None
+    length_penalty: Annotated[
+        Number | None, Field(description="of a beam search; above 1 favours long texts")
+    ] = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
@@ -241,13 +239,15 @@ class CompletionRequest(SamplingRequest):
         None
     )
     best_of: Annotated[
-        Integer | None, Field(description="samples to generate; the n most likely are returned")
+        int | None, Field(description="samples to generate; the n most likely are returned")
     ] = None
-    logprobs: Integer | None = None
+    logprobs: int | None = None
     echo: bool = False
     add_special_tokens: Annotated[
         bool | None,
-        Field(description="add the BOS token to text prompts; default: true without prefix"),
+        Field(
+            description="add the BOS token to text prompts; default: unless one has it or prefix"
+        ),
     ] = None
 
 
@@ -286,7 +286,7 @@ class Message(RequestModel):
     place: ClassVar[str] = "messages."
     refused: ClassVar[Mapping[str, Refused]] = refused_fields.MESSAGE
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Annotated[str, Field(description="one that the chat template takes")]
     content: str | FailFastList[TextPart] | None = None
     name: str | None = None
     tool_calls: FailFastList[ToolCall] | None = None
@@ -344,7 +344,7 @@ class ChatCompletionRequest(SamplingRequest):
 
     messages: FailFastList[Message]
     logprobs: LogprobsFlag | None = None
-    top_logprobs: Integer | None = None
+    top_logprobs: int | None = None
     tools: FailFastList[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: Annotated[bool | None, Field(description="false: at most one call")] = None

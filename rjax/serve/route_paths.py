@@ -8,6 +8,7 @@ ROUTE_PATHS = (
     *("/health", "/ping", "/load", "/version", "/metrics"),
     *("/tokenizer_info", "/openapi.json", "/docs"),
     *("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model:path}"),
+    "/invocations",
     *("/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items"),
     "/v1/responses/{response_id}/cancel",
     *("/v1/prefixes", "/v1/prefixes/{name}", "/tokenize", "/detokenize"),

@@ -1,5 +1,6 @@
 """Convert request fields to SamplingParams and constraints."""
 
+import dataclasses
 import warnings
 from typing import Any
 
@@ -37,25 +38,58 @@ _PASSED_ON = (
 _COMPLETION_TOKENS = 16  # OpenAI's default
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Alternatives:
+    """The alternatives per token that requests may ask for.
+
+    Attributes:
+        most: ``max_logprobs`` of the engine.
+        vocab_size: width of the logits; None if it is unknown.
+    """
+
+    most: int = 20
+    vocab_size: int | None = None
+
+    def count(self, name: str, value: int) -> int:
+        """The number of alternatives of a request field; -1 asks for the whole vocabulary, as in
+        vLLM.
+
+        Raises:
+            ApiError: 400.
+        """
+        if value == -1 and self.vocab_size is not None:
+            if self.vocab_size <= self.most:
+                return self.vocab_size
+            raise ApiError(
+                400,
+                f"{name} is -1, the whole vocabulary of {self.vocab_size} tokens; at most "
+                f"{self.most} are given: ask for fewer, or start the server with --max-logprobs "
+                f"{self.vocab_size}",
+                param=name,
+            )
+        return _bounded(name, value, 0, self.most)
+
+
+DEFAULT_ALTERNATIVES = Alternatives()
+
+
 def completion_params(
     body: CompletionRequest,
     defaults: dict[str, Any],
     limits: ServeLimits,
-    vocab_size: int | None = None,
+    alternatives: Alternatives = DEFAULT_ALTERNATIVES,
 ) -> SamplingParams:
     """Sampling parameters of a /v1/completions request.
-
-    ``logprobs`` -1 asks for ``vocab_size`` alternatives and is refused if ``vocab_size`` is None.
 
     ``max_tokens`` 0 with ``echo`` scores the prompt: the engine still samples one token, which the
     response omits.
     """
     check_limits(body, limits)
-    given = _given(body, limits, vocab_size)
+    given = _given(body, alternatives)
     if body.best_of is not None:
         given["best_of"] = _bounded("best_of", body.best_of, 1, limits.n)
     if body.logprobs is not None:
-        given["logprobs"] = _alternatives("logprobs", body.logprobs, limits, vocab_size)
+        given["logprobs"] = alternatives.count("logprobs", body.logprobs)
         if body.echo:
             given["prompt_logprobs"] = given["logprobs"]
     if given.get("max_tokens") == 0:
@@ -69,20 +103,16 @@ def chat_params(
     body: ChatCompletionRequest,
     defaults: dict[str, Any],
     limits: ServeLimits,
-    vocab_size: int | None = None,
+    alternatives: Alternatives = DEFAULT_ALTERNATIVES,
 ) -> SamplingParams:
     """Sampling parameters of a chat request; ``max_tokens`` defaults to what the model's length
-    leaves.
-
-    ``top_logprobs`` -1 asks for ``vocab_size`` alternatives and is refused if ``vocab_size`` is
-    None.
-    """
+    leaves."""
     check_limits(body, limits)
-    given = _given(body, limits, vocab_size)
+    given = _given(body, alternatives)
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs set to true", param="top_logprobs")
     if body.logprobs:
-        top = _alternatives("top_logprobs", body.top_logprobs or 0, limits, vocab_size)
+        top = alternatives.count("top_logprobs", body.top_logprobs or 0)
         given["logprobs"] = top
         if body.echo and not body.stream:
             given.setdefault("prompt_logprobs", top)
@@ -225,13 +255,15 @@ def _of_format(body: SamplingRequest, limits: ServeLimits, *, literal: bool) -> 
     return [json_constraint(wanted.json_schema.schema_, limits, param, literal=literal)]
 
 
-def _given(body: SamplingRequest, limits: ServeLimits, vocab_size: int | None) -> dict[str, Any]:
+def _given(body: SamplingRequest, alternatives: Alternatives) -> dict[str, Any]:
     given = {name: value for name in _PASSED_ON if (value := getattr(body, name)) is not None}
     if (most := max_tokens(body)) is not None:
         given["max_tokens"] = most
     if body.prompt_logprobs is not None:
         name = "prompt_logprobs"
-        given[name] = _alternatives(name, body.prompt_logprobs, limits, vocab_size)
+        given[name] = alternatives.count(name, body.prompt_logprobs)
+    if body.use_beam_search:
+        given["temperature"] = 1.0  # without effect, and allows several beams
     return given
 
 
@@ -249,21 +281,6 @@ def _params(
     except InvalidRequestError as error:
         param = str(error).split(" ", 1)[0].split("[", 1)[0]
         raise ApiError(400, str(error), param=param if param in given else None) from error
-
-
-def _alternatives(name: str, value: int, limits: ServeLimits, vocab_size: int | None) -> int:
-    """Number of alternatives per token; -1 asks for the whole vocabulary, as in vLLM."""
-    if value == -1 and vocab_size is not None:
-        if vocab_size <= limits.logprobs:
-            return vocab_size
-        raise ApiError(
-            400,
-            f"{name} is -1, the whole vocabulary of {vocab_size} tokens; at most "
-            f"{limits.logprobs} are given: ask for fewer, or start the server with --limit "
-            f"logprobs={vocab_size} and --max-logprobs {vocab_size}",
-            param=name,
-        )
-    return _bounded(name, value, 0, limits.logprobs)
 
 
 def _bounded(name: str, value: int, low: int, high: int) -> int:

@@ -15,6 +15,7 @@ from rjax.serve.routing import ServiceDep, private_router
 from rjax.tokenization import Tokenizer
 
 _OF_FILES = ("name_or_path", "_file", "_files", "is_local", "local_files_only", "cache_dir")
+_ADDED_TOKEN = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
 _UNHEALTHY: dict[int | str, dict[str, Any]] = {503: {"model": HealthResponse}}
 
 public = APIRouter()
@@ -92,5 +93,9 @@ def tokenizer_configuration(tokenizer: Tokenizer) -> dict[str, Any]:
     found = {name: value for name, value in hf.init_kwargs.items() if not name.endswith(_OF_FILES)}
     found["tokenizer_class"] = type(hf).__name__
     found["chat_template"] = hf.chat_template
-    # Convert AddedToken objects to text.
+    found["added_tokens_decoder"] = {
+        str(token_id): {name: getattr(token, name) for name in _ADDED_TOKEN}
+        for token_id, token in tokenizer.added_tokens.items()
+    }
+    # Special tokens by name are AddedToken objects, and become their text.
     return json.loads(json.dumps(found, default=str))

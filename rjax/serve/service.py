@@ -19,6 +19,7 @@ from rjax.serve.options import HttpOptions
 from rjax.serve.prefix_registry import PrefixRegistry
 from rjax.serve.reasoning import OutputFormat
 from rjax.serve.responses_api.store import ResponseStore
+from rjax.serve.sampling import Alternatives
 from rjax.serve.structured_outputs import GrammarCache
 from rjax.serve.threads import WorkThreads
 from rjax.serve.throughput_log import log_throughput
@@ -45,13 +46,14 @@ class Service:
         texts: workers that render chat templates and tokenise.
         compilers: workers that compile grammars.
         unknown_fields: handles unknown fields of request bodies.
-        vocab_size: width of the logits.
+        alternatives: alternatives per token that requests may ask for.
         large_bodies: limits the parsing of large bodies to one at a time.
         threads: for bounded work on requests.
         response_threads: for bounded work on responses.
         tools: how tool calls are written in prompts.
         output_format: how outputs are parsed.
         literal_json_schemas: do not close objects of JSON schemas, as in `generation_schema`.
+        return_tokens_as_token_ids: default of the request field with this name.
         replica_tag: name of this replica among several, in the ids of stored responses.
         limits, keys, metrics, grammars, responses, http: see their types.
     """
@@ -62,7 +64,7 @@ class Service:
     root: str
     created: int
     max_model_len: int
-    vocab_size: int
+    alternatives: Alternatives
     unknown_fields: UnknownFields
     limits: ServeLimits
     keys: KeyRing
@@ -78,6 +80,7 @@ class Service:
     responses: ResponseStore
     http: HttpOptions
     literal_json_schemas: bool = False
+    return_tokens_as_token_ids: bool = False
     replica_tag: str = ""
     aliases: tuple[str, ...] = ()
     prefixes: PrefixRegistry = dataclasses.field(default_factory=PrefixRegistry)

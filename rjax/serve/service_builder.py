@@ -14,6 +14,7 @@ from rjax.serve.metrics import Metrics
 from rjax.serve.options import HttpOptions
 from rjax.serve.reasoning import choose_output_format
 from rjax.serve.responses_api.store import ResponseStore
+from rjax.serve.sampling import Alternatives
 from rjax.serve.service import Service
 from rjax.serve.structured_outputs import GrammarCache
 from rjax.serve.threads import WorkThreads
@@ -37,6 +38,7 @@ def make_service(
     strict_fields: bool = False,
     reasoning_parser: str | None = None,
     literal_json_schemas: bool = False,
+    return_tokens_as_token_ids: bool = False,
     http: HttpOptions | None = None,
     created: int | None = None,
     replica_tag: str = "",
@@ -58,6 +60,7 @@ def make_service(
             in the content.
         literal_json_schemas: do not close objects of JSON schemas without
             ``additionalProperties``.
+        return_tokens_as_token_ids: default of the request field with this name.
         http: options for proxies and browsers.
         created: when the server started, in seconds since 1970; None is now.
         replica_tag: see `Service`.
@@ -117,7 +120,9 @@ def make_service(
         root=root or model,
         created=int(time.time()) if created is None else created,
         max_model_len=engine.max_model_len,
-        vocab_size=vocab_size,
+        alternatives=Alternatives(
+            min(engine.config.scheduler.max_logprobs, vocab_size), vocab_size
+        ),
         unknown_fields=UnknownFields(strict=strict_fields),
         limits=limits,
         keys=keys,
@@ -133,6 +138,7 @@ def make_service(
             reasoning_parser, tools, tool_format, tokenizer, grammars.special_tokens
         ),
         literal_json_schemas=literal_json_schemas,
+        return_tokens_as_token_ids=return_tokens_as_token_ids,
         replica_tag=replica_tag,
         responses=ResponseStore(limits.responses, limits.responses_bytes),
         http=http or HttpOptions(),

@@ -16,6 +16,7 @@ from rjax.serve.limits import ServeLimits
 from rjax.serve.options import HttpOptions
 from rjax.serve.page.files import PAGE_PATHS
 from rjax.serve.page.routes import page_response
+from rjax.serve.request_ids import with_request_id
 from rjax.serve.request_limits import RequestLimitsMiddleware
 from rjax.serve.responses import HealthResponse, ModelCard, ModelList
 
@@ -87,6 +88,8 @@ class StartingApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        if self.http.request_id_headers and scope["type"] == "http":
+            send = with_request_id(scope, send)
         if self._app is None and self._may_wait(scope):
             self._waiting += 1
             try:

@@ -76,24 +76,29 @@ class Tokenizer:
         """Whether `apply_chat_template` works without a ``chat_template`` argument."""
         return bool(self.hf.chat_template)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool = True, *, repeat: bool = False
+    ) -> list[int]:
         """Token ids of a text, with the special tokens that the model expects.
 
         No special tokens are added to a text that already starts with the BOS token, such as the
-        output of a chat template.
+        output of a chat template, unless ``repeat`` is set.
 
         Raises:
             InvalidRequestError: the text holds an unpaired surrogate.
         """
-        return self.encode_batch([text], add_special_tokens)[0]
+        return self.encode_batch([text], add_special_tokens, repeat=repeat)[0]
 
     def encode_batch(
-        self, texts: Sequence[str], add_special_tokens: bool = True
+        self, texts: Sequence[str], add_special_tokens: bool = True, *, repeat: bool = False
     ) -> list[list[int]]:
         """`encode` for several texts at once, on all cores."""
         for text in texts:
             _check_text(text)
-        bare = [not add_special_tokens or self._has_special_tokens(text) for text in texts]
+        bare = [
+            not add_special_tokens or (not repeat and self._has_special_tokens(text))
+            for text in texts
+        ]
         found: list[list[int]] = [[] for _ in texts]
         for without in (False, True):
             rows = [i for i, b in enumerate(bare) if b is without]
@@ -118,6 +123,10 @@ class Tokenizer:
         return self.hf.decode(
             ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Entries of the vocabulary, such as ``"Ġthe"`` or ``"▁the"``; empty for ids outside it."""
+        return [piece or "" for piece in self.hf.convert_ids_to_tokens(list(token_ids))]
 
     def token_text(self, token_id: int) -> str:
         """Text of one token as in the middle of a text, including special tokens, for logprobs."""

@@ -169,7 +169,7 @@ def test_a_strict_server(folder):
 @pytest.mark.slow
 def test_logprobs_of_the_whole_vocabulary(folder):
     vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
-    limits = ServeLimits(logprobs=vocab, request_logprobs=vocab * 16)
+    limits = ServeLimits(request_logprobs=vocab * 16)
     with live_server(make_engine(folder, max_logprobs=vocab), limits=limits) as found:
         asked = {"prompt": [5, 6, 7], "prompt_logprobs": -1, "max_tokens": 1}
         first, *others = complete(found, **asked)["choices"][0]["prompt_logprobs"]

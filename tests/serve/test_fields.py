@@ -23,7 +23,12 @@ from rjax.serve.requests import (
     TokenizeRequest,
 )
 from rjax.serve.responses_api.requests import ResponsesRequest
-from rjax.serve.sampling import chat_params, completion_params, request_constraint
+from rjax.serve.sampling import (
+    Alternatives,
+    chat_params,
+    completion_params,
+    request_constraint,
+)
 
 HI = [{"role": "user", "content": "a"}]
 CHAT: dict[str, Any] = {"messages": HI}
@@ -173,7 +178,7 @@ REFUSED: list[tuple[type[RequestModel], str, Any, str]] = [
     (ChatCompletionRequest, "functions", [{"name": "f"}], "tools"),
     (ChatCompletionRequest, "function_call", {"name": "f"}, "tool_choice"),
     (ChatCompletionRequest, "audio", {"voice": "a"}, "text"),
-    (ChatCompletionRequest, "use_beam_search", True, "beam_search"),
+    (ResponsesRequest, "use_beam_search", True, "/v1/chat/completions"),
     (ChatCompletionRequest, "lora_path", "a", "adapters"),
     (ChatCompletionRequest, "chat_template", "{{ 1 }}", "--chat-template"),
     (ChatCompletionRequest, "prefix", "support", "prefixes"),
@@ -328,7 +333,7 @@ def test_whole_numbers_may_be_written_with_a_point(value):
     found = (params.n, params.max_tokens, params.seed, params.top_k, params.min_tokens)
     assert found == (1,) * 5
     assert all(type(number) is int for number in found)
-    for bad in (1.5, 1e400, "1", True, [1]):
+    for bad in (1.5, 1e400, "one", "1.5", "9" * 5000, [1], {"a": 1}):
         assert refusal(ChatCompletionRequest, CHAT | {"n": bad}).param == "n"
 
 
@@ -346,13 +351,13 @@ def test_logprobs_of_a_chat_may_be_0_or_1():
 
 def test_logprobs_of_the_whole_vocabulary_stay_within_the_limit():
     body = parsed(CompletionRequest, COMPLETION | {"prompt_logprobs": -1, "logprobs": -1})
-    with pytest.raises(ApiError, match="--limit logprobs=300 and --max-logprobs 300") as caught:
-        completion_params(body, {}, LIMITS, 300)
+    with pytest.raises(ApiError, match="with --max-logprobs 300") as caught:
+        completion_params(body, {}, LIMITS, Alternatives(20, 300))
     assert caught.value.param == "prompt_logprobs"
-    params = completion_params(body, {}, ServeLimits(logprobs=300), 300)
+    params = completion_params(body, {}, LIMITS, Alternatives(300, 300))
     assert (params.logprobs, params.prompt_logprobs) == (300, 300)
     chat = parsed(ChatCompletionRequest, CHAT | {"logprobs": True, "top_logprobs": -1})
-    assert chat_params(chat, {}, ServeLimits(logprobs=300), 300).logprobs == 300
+    assert chat_params(chat, {}, LIMITS, Alternatives(300, 300)).logprobs == 300
     with pytest.raises(ApiError, match="0 to 20"):
         completion_params(body, {}, LIMITS)
 

@@ -15,7 +15,7 @@ from rjax.serve.chunked_json import chunked_response, iter_json, response_size
 from rjax.serve.completions import _ResponseBuilder
 from rjax.serve.errors import ApiError
 from rjax.serve.limits import ServeLimits
-from rjax.serve.logprobs import check_logprobs_count
+from rjax.serve.logprobs import within_logprobs_limit
 from rjax.serve.requests import CompletionRequest
 from rjax.serve.responses import ChatCompletionResponseChoice, ChatMessage, TokenizeResponse
 
@@ -136,6 +136,20 @@ def test_logprobs_within_the_length_are_allowed():
     """Without ``max_tokens`` the model's length bounds them, and is few enough here."""
     params = SamplingParams(max_tokens=None, logprobs=20, prompt_logprobs=20)
     most = LENGTH * ALTERNATIVES
-    check_logprobs_count(params, [100], LENGTH, most)
+    within_logprobs_limit(params, [100], LENGTH, most)
     with pytest.raises(ApiError, match=f"up to {most} logprobs"):
-        check_logprobs_count(params, [100], LENGTH, most - 1)
+        within_logprobs_limit(params, [100], LENGTH, most - 1)
+
+
+def test_without_max_tokens_the_limit_of_logprobs_ends_an_answer():
+    params = SamplingParams(max_tokens=None, logprobs=20, n=2)
+
+    def limited(lengths: list[int], most: int, **more: Any) -> SamplingParams:
+        return within_logprobs_limit(params, lengths, LENGTH, most, **more)
+
+    assert limited([100], 10 * 2 * 21, max_tokens_given=False).max_tokens == 10
+    assert limited([100], 10**6, max_tokens_given=False) == params
+    assert limited([100, 100], 10 * 2 * 21, max_tokens_given=False).max_tokens == 5
+    for lengths, most, given in (([100], 10 * 2 * 21, True), ([100], 41, False)):
+        with pytest.raises(ApiError, match="logprobs are asked for"):
+            limited(lengths, most, max_tokens_given=given)

@@ -22,6 +22,9 @@ def test_text_to_tokens_and_back(server: LiveServer):
     found = post(server, "/tokenize", prompt=text, return_token_strs=True)
     assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
     assert found["max_model_len"] == 512
+    pieces = server.service.tokenizer.hf.convert_ids_to_tokens(found["tokens"])
+    assert found["token_strs"] == pieces
+    assert "\ufffd" not in "".join(pieces)  # as entries of the vocabulary, not as decoded text
     shown = post(server, "/detokenize", tokens=found["tokens"])["prompt"]
     assert shown == "<|begin|>" + text  # nothing is hidden
     bare = post(server, "/tokenize", prompt=text, add_special_tokens=False)["tokens"]

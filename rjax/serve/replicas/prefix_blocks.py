@@ -14,7 +14,7 @@ BLOCK_BYTES = 256
 
 _MOST_BLOCKS = 512  # of a request; later text no longer changes the choice
 _DIGEST = 12  # bytes of a key
-_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/invocations")
 
 
 def prefix_blocks(path: str, body: bytes, tenant: str) -> tuple[bytes, ...]:

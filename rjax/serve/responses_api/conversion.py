@@ -126,6 +126,7 @@ def chat_body(
     return ChatCompletionRequest(
         messages=messages,
         max_completion_tokens=body.max_output_tokens,
+        return_tokens_as_token_ids=False,
         response_format=None if wanted is None else _format(wanted),
         tools=None if body.tools is None else [_tool(tool.model_dump()) for tool in body.tools],
         tool_choice=NamedTool(type="function", function=NamedFunction(name=body.tool_choice.name))

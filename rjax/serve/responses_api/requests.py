@@ -13,9 +13,9 @@ from rjax.serve.requests import (
     FailFastDict,
     FailFastList,
     Ignored,
-    Integer,
     Number,
     RequestModel,
+    Seed,
     StructuredOutputs,
     TemplateKwargs,
 )
@@ -246,10 +246,10 @@ class ResponsesRequest(RequestModel):
     tools: FailFastList[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
     parallel_tool_calls: Annotated[bool | None, Field(description="false: at most one call")] = None
-    max_output_tokens: Integer | None = None
+    max_output_tokens: int | None = None
     temperature: Number | None = None
     top_p: Number | None = None
-    top_logprobs: Integer | None = None
+    top_logprobs: int | None = None
     include: FailFastList[Includable] | None = None
     reasoning: Reasoning | None = None
     metadata: Annotated[FailFastDict[str] | None, Field(description="repeated in the response")] = (
@@ -262,20 +262,20 @@ class ResponsesRequest(RequestModel):
     ] = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    top_k: Integer | None = None
+    top_k: int | None = None
     min_p: Number | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
-    seed: Integer | None = None
+    seed: Seed | None = None
     stop: str | FailFastList[str] | None = None
     stop_token_ids: FailFastList[int] | None = None
     ignore_eos: bool | None = None
-    min_tokens: Integer | None = None
+    min_tokens: int | None = None
     logit_bias: FailFastDict[Number] | None = None
     allowed_token_ids: FailFastList[int] | None = None
     bad_words: FailFastList[str] | None = None
-    priority: Annotated[Integer | None, Field(description="smaller runs earlier")] = None
+    priority: Annotated[int | None, Field(description="smaller runs earlier")] = None
     cache_salt: Annotated[
         str | None, Field(description="only prompts with the same salt share cached KV")
     ] = None

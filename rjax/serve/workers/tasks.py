@@ -99,13 +99,15 @@ class Tasks:
             **task.options,
         )
         self._check_length(len(text), task)
-        rows = [tokenizer.encode(text, add_special_tokens=task.add_special_tokens)]
+        # Only a request that asks for them adds special tokens, also to a template that has some.
+        rows = [tokenizer.encode(text, task.add_special_tokens, repeat=True)]
         return _answer(rows, task.last, task.most_tokens, task.max_model_len)
 
     def _encode(self, head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         ends = list(itertools.accumulate(head["sizes"], initial=0))
         texts = [data[start:end].decode() for start, end in itertools.pairwise(ends)]
-        rows = self._tokenizer.encode_batch(texts, head["add_special_tokens"])
+        special, repeat = head["add_special_tokens"], head.get("repeat", False)
+        rows = self._tokenizer.encode_batch(texts, special, repeat=repeat)
         return _answer(rows, head["last"], head["most_tokens"], head["max_model_len"])
 
     def _compile(self, head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -153,6 +155,7 @@ def _texts(task: Layout) -> Iterator[str]:
     for message in task.messages:
         content = message.content or ""
         yield from [content] if isinstance(content, str) else (part.text for part in content)
+        yield message.role
         yield message.name or ""
         yield message.refusal or ""
         yield message.reasoning or message.reasoning_content or ""

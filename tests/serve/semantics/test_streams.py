@@ -50,6 +50,9 @@ def test_continuous_usage_grows_to_the_whole(stream):
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts)
     assert counts[-1] == 5
+    for chunk, count in zip(chunks, counts, strict=True):  # the role comes before the first token
+        role = any("role" in choice.get("delta", {}) for choice in chunk["choices"])
+        assert role == (count == 0)
     for chunk in chunks:
         usage = chunk["usage"]
         assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
