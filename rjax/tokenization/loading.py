@@ -1,5 +1,7 @@
 """Load a ``transformers`` tokenizer from a folder, a file or an object."""
 
+import inspect
+import json
 import pathlib
 from typing import Any
 
@@ -9,6 +11,7 @@ _FORMS = (
     "give a folder with tokenizer.json and tokenizer_config.json, a file tokenizer.json, or a "
     "tokenizer of transformers or tokenizers"
 )
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 _NEEDED = (
     "__call__",
     "__len__",
@@ -78,9 +81,11 @@ def _of_file(path: pathlib.Path) -> Any:
 
 
 def _of_folder(folder: pathlib.Path) -> Any:
-    import transformers
-
     try:
+        if (folder / "tokenizer.json").is_file():
+            return _of_tokenizer_json(folder)
+        import transformers
+
         return transformers.AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
@@ -92,6 +97,56 @@ def _of_folder(folder: pathlib.Path) -> Any:
             f"no tokenizer could be loaded from {str(folder)!r} (it needs tokenizer.json and "
             f"tokenizer_config.json): {why}"
         ) from error
+
+
+def _of_tokenizer_json(folder: pathlib.Path) -> Any:
+    """The tokenizer of tokenizer.json, with special tokens and templates as in transformers.
+
+    AutoTokenizer would load the class that tokenizer_config.json or config.json names. Most classes
+    take only the vocabulary from tokenizer.json and replace its normalizer and pre-tokenizer.
+    """
+    import transformers
+
+    found = transformers.PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+    config = _object(folder / "tokenizer_config.json")
+    vocabulary, added = found.get_vocab(), found.get_added_vocab()
+    for name, token in _class_tokens(folder, config).items():
+        if name in config or name in found.special_tokens_map:
+            continue
+        if token in added:  # keep its flags
+            setattr(found, name, token)
+        elif token in vocabulary:
+            found.add_special_tokens({name: token})
+    return found
+
+
+def _class_tokens(folder: pathlib.Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """The special tokens that the tokenizer's class has by default, such as GPT-2's."""
+    import transformers
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    config = _object(folder / "config.json")
+    name = (
+        tokenizer_config.get("tokenizer_class")
+        or config.get("tokenizer_class")
+        or TOKENIZER_MAPPING_NAMES.get(config.get("model_type"))
+    )
+    kind = getattr(transformers, str(name).removesuffix("Fast"), None)
+    if not isinstance(kind, type):
+        return {}
+    parameters = inspect.signature(kind).parameters
+    defaults = {key: parameters[key].default for key in _SPECIAL_TOKENS if key in parameters}
+    return {key: str(value) for key, value in defaults.items() if value}
+
+
+def _object(path: pathlib.Path) -> dict[str, Any]:
+    """A JSON object; empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} holds {type(found).__name__}, expected an object")
+    return found
 
 
 def _first(error: Exception) -> str:

@@ -57,8 +57,10 @@ def _byte_level(bos: bool) -> RustTokenizer:
 def _metaspace(scheme: str) -> RustTokenizer:
     rust = RustTokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     byte_tokens = [AddedToken(f"<0x{b:02X}>", normalized=False) for b in range(256)]
-    split = scheme == "first"
-    rust.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
+    as_normalizer = scheme == "normalizer"
+    rust.pre_tokenizer = pre_tokenizers.Metaspace(
+        prepend_scheme="always" if as_normalizer else scheme, split=scheme != "always"
+    )
     rust.decoder = decoders.Sequence(
         [
             decoders.Replace("▁", " "),
@@ -76,7 +78,13 @@ def _metaspace(scheme: str) -> RustTokenizer:
     vocab = state["model"]["vocab"]
     for token in byte_tokens:
         vocab.setdefault(token.content, len(vocab))
+    if as_normalizer:
+        state["pre_tokenizer"] = None
     rust = RustTokenizer.from_str(json.dumps(state))
+    if as_normalizer:  # as in the file of Llama 2
+        rust.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
     rust.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", rust.token_to_id("<s>"))]
     )
@@ -122,6 +130,7 @@ KINDS = {
     "byte_level_bos": functools.partial(_byte_level, True),
     "metaspace_first": functools.partial(_metaspace, "first"),
     "metaspace_always": functools.partial(_metaspace, "always"),
+    "metaspace_normalizer": functools.partial(_metaspace, "normalizer"),
     "unigram": _unigram,
     "wordpiece": _wordpiece,
     "straddled": _straddled,
