@@ -156,6 +156,6 @@ def _check_generation(tokenizer: Tokenizer, path: str) -> None:
     ends, most = len(tokenizer.eos_token_ids), LIMITS.eos_token_ids
     if ends > most:
         raise InvalidConfigError(
-            f"{path} and the tokenizer name {ends} end-of-sequence ids; at most {most} fit: take "
-            "some out of eos_token_id"
+            f"{path} (or config.json) and the tokenizer name {ends} end-of-sequence ids; at most "
+            f"{most} fit: take some out of eos_token_id"
         )

@@ -146,7 +146,7 @@ _IGNORED = frozenset(
         "num_labels",
         "number_of_conv_states",
         "problem_type",
-        # Special tokens: read from the tokenizer and generation_config.json.
+        # Special tokens: read with the tokenizer.
         "bos_token_id",
         "eos_token_id",
         "pad_token_id",

@@ -1,11 +1,11 @@
 """Load a ``transformers`` tokenizer from a folder, a file or an object."""
 
 import inspect
-import json
 import pathlib
 from typing import Any
 
 from rjax.errors import InvalidConfigError
+from rjax.tokenization.json_file import read_object
 
 _FORMS = (
     "give a folder with tokenizer.json and tokenizer_config.json, a file tokenizer.json, or a "
@@ -38,7 +38,7 @@ def load_tokenizer(source: Any) -> tuple[Any, pathlib.Path | None]:
         InvalidConfigError: the error names the missing file or method.
     """
     if not isinstance(source, str | pathlib.Path):
-        return _of_object(source), None
+        return _ofread_object(source), None
     path = pathlib.Path(source)
     if path.is_file():
         return _of_file(path), None
@@ -49,7 +49,7 @@ def load_tokenizer(source: Any) -> tuple[Any, pathlib.Path | None]:
     return _of_folder(path), path
 
 
-def _of_object(given: Any) -> Any:
+def _ofread_object(given: Any) -> Any:
     import tokenizers
 
     if isinstance(given, tokenizers.Tokenizer):
@@ -108,7 +108,7 @@ def _of_tokenizer_json(folder: pathlib.Path) -> Any:
     import transformers
 
     found = transformers.PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-    config = _object(folder / "tokenizer_config.json")
+    config = read_object(folder / "tokenizer_config.json")
     vocabulary, added = found.get_vocab(), found.get_added_vocab()
     for name, token in _class_tokens(folder, config).items():
         if name in config or name in found.special_tokens_map:
@@ -125,7 +125,7 @@ def _class_tokens(folder: pathlib.Path, tokenizer_config: dict[str, Any]) -> dic
     import transformers
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
-    config = _object(folder / "config.json")
+    config = read_object(folder / "config.json")
     name = (
         tokenizer_config.get("tokenizer_class")
         or config.get("tokenizer_class")
@@ -137,16 +137,6 @@ def _class_tokens(folder: pathlib.Path, tokenizer_config: dict[str, Any]) -> dic
     parameters = inspect.signature(kind).parameters
     defaults = {key: parameters[key].default for key in _SPECIAL_TOKENS if key in parameters}
     return {key: str(value) for key, value in defaults.items() if value}
-
-
-def _object(path: pathlib.Path) -> dict[str, Any]:
-    """A JSON object; empty if there is no such file."""
-    if not path.is_file():
-        return {}
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
-        raise ValueError(f"{path.name} holds {type(found).__name__}, expected an object")
-    return found
 
 
 def _first(error: Exception) -> str:

@@ -26,7 +26,8 @@ class Tokenizer:
         source: a folder with the tokenizer's files, whose code is never run; a tokenizer.json file;
             or a tokenizer object of ``transformers`` or ``tokenizers``.
         chat_template: Jinja source that replaces the tokenizer's template; rendered in a sandbox.
-        model_folder: folder of generation_config.json, if it differs from ``source``.
+        model_folder: folder of generation_config.json and config.json, if it differs from
+            ``source``.
 
     Attributes:
         folder: the folder of ``source``; None if it is a file or an object.
@@ -57,7 +58,7 @@ class Tokenizer:
 
     @functools.cached_property
     def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a sequence, from the tokenizer and generation_config.json."""
+        """Tokens that end a sequence, from the tokenizer and the model's `GenerationConfig`."""
         own = self.hf.eos_token_id
         return self.generation.eos_token_ids | (frozenset() if own is None else {own})
 
