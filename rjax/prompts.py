@@ -55,14 +55,12 @@ def split_prompts(prompts: Any) -> list[Any]:
 
 def parse_prompt(prompt: Any) -> Prompt:
     """One prompt in any of its forms. Token ids are checked for being whole numbers; the engine
-    checks them against the model.
+    checks them against the model. A text may be empty: the BOS token is then the prompt.
 
     Raises:
-        InvalidRequestError: an empty prompt or none of the forms.
+        InvalidRequestError: no token ids, or none of the forms.
     """
     if isinstance(prompt, str):
-        if not prompt:
-            raise InvalidRequestError("the prompt is empty; give at least one character")
         return Prompt(prompt, None)
     if isinstance(prompt, Mapping):
         return _parse_mapping(prompt)
@@ -74,7 +72,8 @@ def parse_prompt(prompt: Any) -> Prompt:
 def encode_texts(
     prompts: "list[Prompt | InvalidRequestError]", encode: Callable[[list[str]], list[list[int]]]
 ) -> "list[Prompt | InvalidRequestError]":
-    """Fill in the token ids of text prompts: all at once, one by one where a text is bad."""
+    """Fill in the token ids of text prompts: all at once, one by one where a text is bad. A prompt
+    without tokens is refused."""
     texts = [p.text or "" for p in prompts if isinstance(p, Prompt) and p.token_ids is None]
     rows: list[list[int] | InvalidRequestError] = []
     try:
@@ -91,6 +90,11 @@ def encode_texts(
     for prompt in prompts:
         if isinstance(prompt, Prompt) and prompt.token_ids is None:
             row = next(found)
+            if not row:
+                row = InvalidRequestError(
+                    "the prompt is empty, and the tokenizer adds no BOS token; give at least one "
+                    "character"
+                )
             filled.append(row if isinstance(row, InvalidRequestError) else Prompt(prompt.text, row))
         else:
             filled.append(prompt)

@@ -108,8 +108,11 @@ def refuse_pooling(method: str) -> Never:
 
 
 def _pair(i: int, context: Any, end: Any) -> tuple[Prompt, Prompt]:
-    found = Prompt("", None) if isinstance(context, str) and not context else parse_prompt(context)
-    after = parse_prompt(end)
+    found, after = parse_prompt(context), parse_prompt(end)
+    if after.token_ids is None and not after.text:
+        raise InvalidRequestError(
+            f"pair {i}: the continuation is empty; give one character or more"
+        )
     if (found.token_ids is None) != (after.token_ids is None):
         raise InvalidRequestError(
             f"pair {i}: give prompt and continuation both as text or both as token ids"

@@ -73,7 +73,7 @@ async def completion_prompts(
             f"{len(prompts)} prompts; give at most {service.limits.prompts} in one request",
             param="prompt",
         )
-    if not all(prompts):
+    if any(not item and not isinstance(item, str) for item in prompts):
         raise ApiError(400, "a prompt is empty; give at least one token", param="prompt")
     if isinstance(prompts[0], str):
         texts = cast(list[str], prompts)
@@ -89,7 +89,11 @@ async def completion_prompts(
             last=last,
         )
         if not all(rows):
-            raise ApiError(400, "a prompt has no token; give another text", param="prompt")
+            raise ApiError(
+                400,
+                "a prompt is empty, and no BOS token is added; give at least one character",
+                param="prompt",
+            )
         # The text of a truncated prompt is unknown.
         cut = [last is not None and len(row) == last for row in rows]
         return [(None if c else t, row) for t, row, c in zip(texts, rows, cut, strict=True)]

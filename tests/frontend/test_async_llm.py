@@ -100,7 +100,7 @@ def test_refusals_harm_no_other(tiny_llm: LLM) -> None:
     async def ask(llm: AsyncLLM) -> None:
         bad = StructuredOutputsParams(regex="(")
         asked = [
-            last(llm.generate("", SEEDED)),
+            last(llm.generate([], SEEDED)),
             last(llm.generate([10**6], SEEDED)),
             last(llm.generate("a", SEEDED, prefix="unknown")),
             last(llm.generate("a", SamplingParams(structured_outputs=bad))),

@@ -65,10 +65,10 @@ def use(llm: LLM, path: pathlib.Path) -> list[Any]:
     llm.drop_prefix("rules")
     llm.load_prefix(path)
     llm.fill_prefix_kv_cache("Another beginning of all the prompts. ")
-    some = ask(llm, ["Who?", "", [10**6], {"no": "prompt"}, "Where?"])
+    some = ask(llm, ["Who?", [], [10**6], {"no": "prompt"}, "Where?"])
     assert [output.error is None for output in some] == [True, False, False, False, True]
     found.append(some)
-    for bad in ("", [10**6], []):
+    for bad in ({"prompt": 1}, [10**6], []):
         with pytest.raises(InvalidRequestError):
             ask(llm, bad)
         with pytest.raises(InvalidRequestError):

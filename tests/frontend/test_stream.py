@@ -122,12 +122,12 @@ def test_threads_stream_side_by_side(tiny_llm: LLM) -> None:
 
 
 def test_refused_prompts_and_parameters(tiny_llm: LLM) -> None:
-    chunks = list(tiny_llm.stream(["good", "", [10**6]], SamplingParams(max_tokens=2)))
+    chunks = list(tiny_llm.stream(["good", [], [10**6]], SamplingParams(max_tokens=2)))
     errors = {chunk.prompt_index: chunk.error for chunk in chunks if chunk.finished}
     assert errors[0] is None
     assert all(isinstance(errors[i], InvalidRequestError) for i in (1, 2))
     final = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY)
-    for bad, params in (("", None), ("a", final), ("a", SamplingParams(best_of=2))):
+    for bad, params in (([], None), ("a", final), ("a", SamplingParams(best_of=2))):
         with pytest.raises(InvalidRequestError):
             tiny_llm.stream(bad, params)
     assert idle(tiny_llm)

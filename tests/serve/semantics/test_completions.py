@@ -169,8 +169,8 @@ def test_negative_seeds(post):
     ("given", "said"),
     [
         ({"prompt": []}, "prompt"),
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": ["a", ""]}, "prompt"),
+        ({"prompt": "", "add_special_tokens": False}, "prompt"),
+        ({"prompt": ["a", ""], "add_special_tokens": False}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": [-1]}, "-1"),
         ({"prompt": [10**6]}, "1000000"),
