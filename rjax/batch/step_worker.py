@@ -1,11 +1,12 @@
 """The interface through which the engine drives a worker."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Protocol
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, UInt32
 
 from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
@@ -111,8 +112,10 @@ class StepWorker(Protocol):
         """
         ...
 
-    def sample(self, step: DispatchedStep) -> DispatchedStep:
-        """Sample a forward-only step, now that the token masks of its sequences are known."""
+    def sample(
+        self, step: DispatchedStep, bitmasks: Mapping[int, UInt32[np.ndarray, " W"]]
+    ) -> DispatchedStep:
+        """Sample a forward-only step, under the bitmasks of these rows; others are free."""
         ...
 
     def read(self, step: DispatchedStep) -> StepReadout:

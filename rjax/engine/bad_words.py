@@ -15,7 +15,8 @@ class BadWordsMask:
     """A `rjax.batch.token_mask.TokenMask` that prevents token sequences from being completed.
 
     Args:
-        sequences: none empty; the last token of each is forbidden after the others.
+        sequences: none empty, of ids below ``vocab_size``; the last token of each is forbidden
+            after the others.
         vocab_size: width of the logits.
     """
 
@@ -46,10 +47,11 @@ class BadWordsMask:
 def bad_words_masks(
     params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int, eos: frozenset[int]
 ) -> list[BadWordsMask]:
-    """A mask for each sample of a request with ``bad_words``.
+    """A mask for each sample of a request with ``bad_words``; none if no word can be generated.
 
     As in vLLM, a word is forbidden as the tokenizer encodes it at the start of a text, and after a
-    space if that encoding differs in its first token and has as many tokens.
+    space if that encoding differs in its first token and has as many tokens. An encoding with a
+    token beyond the logits is never generated and needs no mask.
 
     Raises:
         InvalidRequestError: there is no tokenizer, or no token would be allowed.
@@ -68,9 +70,12 @@ def bad_words_masks(
             found.append(spaced)
     if not found:
         raise InvalidRequestError("bad_words hold no token; give words that are written")
+    found = [tokens for tokens in found if max(tokens) < vocab_size]
+    if not found:
+        return []
     forbidden = {tokens[-1] for tokens in found}
     if params.min_tokens:
-        forbidden.update(params.suppressed_ids(eos))
+        forbidden.update(token for token in params.suppressed_ids(eos) if token < vocab_size)
     allowed = params.allowed_token_ids
     if len(forbidden) >= vocab_size or (allowed is not None and forbidden.issuperset(allowed)):
         raise InvalidRequestError("bad_words leave no token that is allowed; give fewer")

@@ -226,7 +226,10 @@ class LLMEngine(Closable):
             outputs += self._read(self._in_flight.popleft(), alone=alone)
         if self._in_flight and self._in_flight[-1].forward_only:
             # The token masks have the last tokens now.
-            self._in_flight[-1] = self._worker.sample(self._in_flight[-1])
+            step = self._in_flight[-1]
+            bitmasks, failed = self._masks.of_step(step.batch)
+            self._end_failed(failed)
+            self._in_flight[-1] = self._worker.sample(step, bitmasks)
         self._kv_events.flush(self._stats)
         return outputs
 
@@ -374,13 +377,13 @@ class LLMEngine(Closable):
     def _salted_root(self, salt: str | None) -> bytes:
         return self._root if salt is None else salted_key(self._root, self._checks.salt(salt))
 
-    def _admit(self, admitted: list[Sequence]) -> list[tuple[Request, Exception]]:
+    def _admit(self, admitted: list[Sequence]) -> list[tuple[str, Exception]]:
         """Fill the sampling state of admitted sequences.
 
         Returns:
-            The requests whose state cannot be made, each with the error.
+            The ids of requests whose state cannot be made, each with the error.
         """
-        failed: list[tuple[Request, Exception]] = []
+        failed: list[tuple[str, Exception]] = []
         for sequence in admitted:
             request = self._requests[sequence.request_id]
             if request.metrics.first_scheduled_time is None:
@@ -398,15 +401,15 @@ class LLMEngine(Closable):
                     vocab_size=self._vocab_size,
                 )
             except Exception as error:  # in its parameters: only this request ends
-                failed.append((request, error))
+                failed.append((sequence.request_id, error))
             else:
                 self._worker.admit(sequence.slot, row)
         return failed
 
-    def _end_failed(self, failed: list[tuple[Request, Exception]]) -> None:
-        """End and report requests that have a slot but no sampling state."""
-        for request, error in failed:
-            if self._requests.pop(request.request_id, None) is not None:  # n samples, one report
+    def _end_failed(self, failed: list[tuple[str, Exception]]) -> None:
+        """End and report requests whose sampling state or mask is not usable."""
+        for request_id, error in failed:
+            if request := self._requests.pop(request_id, None):  # n samples, one report
                 self._fail(request, error)
                 self._pending_outputs.append(request.snapshot())
 

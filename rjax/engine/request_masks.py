@@ -4,7 +4,12 @@ import functools
 from collections.abc import Sequence
 from typing import no_type_check
 
-from rjax.batch.token_mask import TokenMask
+import numpy as np
+from jaxtyping import UInt32
+
+from rjax.batch.scheduled_sequence import ScheduledSequence
+from rjax.batch.sequence import SequenceStatus
+from rjax.batch.token_mask import TokenMask, read_bitmask
 from rjax.engine.bad_words import bad_words_masks
 from rjax.errors import InvalidRequestError
 from rjax.sampling import SamplingParams
@@ -37,8 +42,8 @@ class RequestMasks:
             masks: those that the caller gave.
 
         Raises:
-            InvalidRequestError: a wrong number of masks, or masks beside ``bad_words``; also as
-                `structured`.
+            InvalidRequestError: a wrong number of masks, a mask that is not usable, or masks beside
+                ``bad_words``; also as `structured`.
         """
         if len(masks) not in (0, params.num_sequences):
             raise InvalidRequestError(
@@ -48,9 +53,29 @@ class RequestMasks:
             if masks:
                 raise InvalidRequestError("bad_words and masks exclude one another; give one")
             masks = bad_words_masks(params, self._tokenizer, self._vocab_size, self._eos)
+        for mask in masks:
+            read_bitmask(mask, self._vocab_size)
         if params.structured_outputs is not None and not masks:
             masks = self.structured(params)
         return masks
+
+    def of_step(
+        self, batch: Sequence[ScheduledSequence]
+    ) -> tuple[dict[int, UInt32[np.ndarray, " W"]], list[tuple[str, Exception]]]:
+        """The masks' bitmasks now, by row, and the requests whose masks fail with their errors."""
+        found: dict[int, UInt32[np.ndarray, " W"]] = {}
+        failed: list[tuple[str, Exception]] = []
+        for row, item in enumerate(batch):
+            sequence = item.sequence
+            if sequence.mask is None or not item.samples:
+                continue
+            if sequence.status is SequenceStatus.FINISHED:
+                continue
+            try:
+                found[row] = read_bitmask(sequence.mask, self._vocab_size)
+            except Exception as error:  # in its mask: only this request ends
+                failed.append((sequence.request_id, error))
+        return found, failed
 
     def structured(self, params: SamplingParams) -> list[TokenMask]:
         """The masks of ``structured_outputs``, one per sample; none without. Any thread may call

@@ -6,12 +6,18 @@ from typing import Any, Literal
 
 import llguidance
 
+from rjax.errors import InvalidRequestError
 from rjax.serve.errors import ApiError
 from rjax.serve.limits import ServeLimits
 from rjax.serve.threads import WorkThreads
 from rjax.serve.workers.pool import WorkerPool
 from rjax.structured.constraint import Constraint, choice_source, json_source
-from rjax.structured.grammar import compile_grammar, grammar_special_tokens, grammar_tokenizer
+from rjax.structured.grammar import (
+    NEEDED,
+    compile_grammar,
+    grammar_special_tokens,
+    grammar_tokenizer,
+)
 from rjax.structured.mask import GrammarMask, start_masks
 from rjax.structured.schemas import generation_schema
 from rjax.tokenization import Tokenizer
@@ -44,7 +50,7 @@ class GrammarCache:
         self._threads = threads
         self._vocab_size = vocab_size
         self._llt = grammar_tokenizer(tokenizer, vocab_size, sorted(tokenizer.eos_token_ids))
-        self.special_tokens = grammar_special_tokens(tokenizer, self._llt)
+        self.special_tokens = grammar_special_tokens(tokenizer, self._llt, vocab_size)
         # Matchers in their initial state, with the bytes that compiling them took.
         self._kept: OrderedDict[Constraint, tuple[llguidance.LLMatcher, int]] = OrderedDict()
 
@@ -58,13 +64,14 @@ class GrammarCache:
         """
         found = self._kept.get(constraint)
         if found is None:
+            if self._llt is None:
+                raise InvalidRequestError(NEEDED)
             tried, _ = await self._workers.run(
                 {"task": "compile", "kind": constraint.kind, "outer": constraint.outer},
                 constraint.source.encode(),
                 tenant=tenant,
                 what=f"compiling the {constraint.kind}",
             )
-            assert self._llt is not None, "the worker refuses constraints without it"
             matcher = await self._threads.run(compile_grammar, constraint, self._llt)
             found = self._kept[constraint] = matcher, tried["bytes"]
         self._kept.move_to_end(constraint)
@@ -74,7 +81,9 @@ class GrammarCache:
         ):
             self._kept.popitem(last=False)
         seconds = self._limits.mask_seconds
-        return await self._threads.run(start_masks, found[0], self._vocab_size, count, seconds)
+        return await self._threads.run(
+            start_masks, found[0], self._llt, self._vocab_size, count, seconds
+        )
 
 
 def json_constraint(

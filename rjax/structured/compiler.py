@@ -29,13 +29,13 @@ class GrammarCompiler:
 
     Raises:
         InvalidConfigError: the package llguidance is not installed.
-        InvalidRequestError: llguidance does not support the tokenizer.
+        InvalidRequestError: the tokenizer cannot make grammars.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         try:
             from rjax.structured import mask
-            from rjax.structured.grammar import compile_grammar, grammar_tokenizer
+            from rjax.structured.grammar import NEEDED, compile_grammar, grammar_tokenizer
         except ModuleNotFoundError as error:
             raise InvalidConfigError(
                 f"structured_outputs needs the package {error.name}, which is not installed; "
@@ -46,9 +46,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         llt = grammar_tokenizer(tokenizer, vocab_size, sorted(tokenizer.eos_token_ids))
         if llt is None:
-            raise InvalidRequestError(
-                "structured output needs a fast tokenizer, which this model does not have"
-            )
+            raise InvalidRequestError(NEEDED)
         self._llt = llt
         self._kept: OrderedDict[Constraint, LLMatcher] = OrderedDict()  # matchers in initial state
         self._lock = threading.Lock()
@@ -69,7 +67,7 @@ class GrammarCompiler:
                         f"the {constraint.kind} is not valid: {error}"
                     ) from error
             try:
-                masks = self._start(matcher, self._vocab_size, count, math.inf)
+                masks = self._start(matcher, self._llt, self._vocab_size, count, math.inf)
             except ValueError as error:
                 raise InvalidRequestError(str(error)) from error
             self._kept[constraint] = matcher

@@ -9,27 +9,41 @@ from rjax.structured.constraint import Constraint
 from rjax.structured.lark import JSON_FORM, SpecialTokens
 from rjax.tokenization import Tokenizer
 
+NEEDED = (
+    "structured output needs a fast tokenizer and an end-of-sequence token in the model's "
+    "vocabulary, and this model has no such pair"
+)
+
 
 def grammar_tokenizer(
     tokenizer: Tokenizer, vocab_size: int, eos_token_ids: list[int]
 ) -> llguidance.LLTokenizer | None:
-    """The tokenizer for llguidance; None if it is not a fast tokenizer."""
-    if not tokenizer.is_fast:
+    """The tokenizer for llguidance; None if it cannot make grammars (`NEEDED`).
+
+    It has the tokens of the logits and of the tokenizer, whichever are more.
+    """
+    ends = [token for token in eos_token_ids if token < vocab_size]
+    if not tokenizer.is_fast or not ends:
         return None
-    return llguidance.hf.from_tokenizer(tokenizer.hf, n_vocab=vocab_size, eos_token=eos_token_ids)
+    width = max(vocab_size, 1 + max(tokenizer.hf.get_vocab().values(), default=0))
+    return llguidance.hf.from_tokenizer(tokenizer.hf, n_vocab=width, eos_token=ends)
 
 
 def grammar_special_tokens(
-    tokenizer: Tokenizer, seen: llguidance.LLTokenizer | None
+    tokenizer: Tokenizer, seen: llguidance.LLTokenizer | None, vocab_size: int
 ) -> SpecialTokens:
     """The added tokens that llguidance treats as special, which includes every token in angle
-    brackets."""
+    brackets. Tokens beyond the logits, which are never sampled, are left out."""
     if seen is None:
         return SpecialTokens()
     added = tokenizer.hf.added_tokens_decoder
     return SpecialTokens(
-        {token.content: i for i, token in added.items() if seen.is_special_token(i)},
-        tuple(tokenizer.eos_token_ids),
+        {
+            token.content: i
+            for i, token in added.items()
+            if i < vocab_size and seen.is_special_token(i)
+        },
+        tuple(token for token in tokenizer.eos_token_ids if token < vocab_size),
     )
 
 

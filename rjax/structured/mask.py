@@ -34,15 +34,21 @@ class GrammarMask:
 
     Args:
         matcher: in its initial state, without an error; the mask takes ownership.
-        bitmask: of the first token.
+        bitmask: of the first token, from `first_bitmask`.
+        vocab_size: width of the logits.
         budget: of the request.
     """
 
     def __init__(
-        self, matcher: llguidance.LLMatcher, bitmask: np.ndarray, budget: MaskBudget
+        self,
+        matcher: llguidance.LLMatcher,
+        bitmask: np.ndarray,
+        vocab_size: int,
+        budget: MaskBudget,
     ) -> None:
         self._matcher = matcher
         self._bitmask = bitmask
+        self._vocab_size = vocab_size
         self._budget = budget
         self.failure: str | None = None
         """Why the grammar failed, if it did."""
@@ -50,7 +56,7 @@ class GrammarMask:
     @property
     def bitmask(self) -> UInt32[np.ndarray, " W"]:
         """Bitmask of the allowed tokens."""
-        return self._bitmask[0].view(np.uint32)
+        return self._bitmask[0, : -(-self._vocab_size // 32)].view(np.uint32)
 
     def accept(self, token_id: int) -> None:
         """Advance by a sampled token.
@@ -61,7 +67,7 @@ class GrammarMask:
         start = time.perf_counter()
         if not self._matcher.consume_token(token_id):
             self._fail("the grammar cannot go on")
-        llguidance.numpy.fill_next_token_bitmask(self._matcher, self._bitmask)
+        _fill(self._matcher, self._bitmask, self._vocab_size)
         if self._matcher.is_error() or not self._bitmask.any():
             self._fail("no token fits the grammar")
         if not self._budget.spend(time.perf_counter() - start):
@@ -72,14 +78,25 @@ class GrammarMask:
         raise ValueError(self.failure)
 
 
-def first_bitmask(matcher: llguidance.LLMatcher, vocab_size: int) -> np.ndarray:
-    """The bitmask of the first token, [1, W] int32, of a matcher in its initial state.
+def first_bitmask(
+    matcher: llguidance.LLMatcher, tokenizer: llguidance.LLTokenizer, vocab_size: int
+) -> np.ndarray:
+    """The bitmask of the first token of a matcher in its initial state.
+
+    Args:
+        matcher: of the grammar.
+        tokenizer: of the matcher.
+        vocab_size: width of the logits.
+
+    Returns:
+        [1, W] int32 with a bit for each token of ``tokenizer``, which may have more than the
+        logits; the bits of the others are 0.
 
     Raises:
         ValueError: no first token is allowed.
     """
-    bitmask = np.zeros((1, -(-vocab_size // 32)), np.int32)
-    llguidance.numpy.fill_next_token_bitmask(matcher, bitmask)
+    bitmask = np.zeros((1, -(-tokenizer.vocab_size // 32)), np.int32)
+    _fill(matcher, bitmask, vocab_size)
     if matcher.is_error() or not bitmask.any():
         raise ValueError(
             f"the constraint allows no text: {brief(matcher.get_error())}".removesuffix(": ")
@@ -88,12 +105,17 @@ def first_bitmask(matcher: llguidance.LLMatcher, vocab_size: int) -> np.ndarray:
 
 
 def start_masks(
-    matcher: llguidance.LLMatcher, vocab_size: int, count: int, seconds: float
+    matcher: llguidance.LLMatcher,
+    tokenizer: llguidance.LLTokenizer,
+    vocab_size: int,
+    count: int,
+    seconds: float,
 ) -> list[GrammarMask]:
     """Masks of the samples of one request.
 
     Args:
         matcher: in its initial state; not changed.
+        tokenizer: of the matcher.
         vocab_size: width of the logits.
         count: samples.
         seconds: initial time budget of all their masks together (`MaskBudget`).
@@ -102,6 +124,18 @@ def start_masks(
         ValueError: no first token is allowed.
     """
     first = matcher.deep_copy()
-    bitmask = first_bitmask(first, vocab_size)
+    bitmask = first_bitmask(first, tokenizer, vocab_size)
     budget = MaskBudget(seconds)
-    return [GrammarMask(first.deep_copy(), bitmask.copy(), budget) for _ in range(count)]
+    return [
+        GrammarMask(first.deep_copy(), bitmask.copy(), vocab_size, budget) for _ in range(count)
+    ]
+
+
+def _fill(matcher: llguidance.LLMatcher, bitmask: np.ndarray, vocab_size: int) -> None:
+    """Write the bitmask of the next token, without the tokens beyond the logits."""
+    llguidance.numpy.fill_next_token_bitmask(matcher, bitmask)
+    words, bits = divmod(vocab_size, 32)
+    if bits:
+        bitmask[0, words] &= np.uint32((1 << bits) - 1).view(np.int32)
+        words += 1
+    bitmask[0, words:] = 0

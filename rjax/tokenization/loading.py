@@ -109,13 +109,13 @@ def _of_tokenizer_json(folder: pathlib.Path) -> Any:
 
     found = transformers.PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
     config = read_object(folder / "tokenizer_config.json")
-    vocabulary, added = found.get_vocab(), found.get_added_vocab()
+    backend = found.backend_tokenizer
     for name, token in _class_tokens(folder, config).items():
         if name in config or name in found.special_tokens_map:
             continue
-        if token in added:  # keep its flags
+        if token in found.added_tokens_encoder:  # keep its flags
             setattr(found, name, token)
-        elif token in vocabulary:
+        elif backend.token_to_id(token) is not None:
             found.add_special_tokens({name: token})
     return found
 

@@ -5,14 +5,14 @@ import dataclasses
 import functools
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Int
+from jaxtyping import Int, UInt32
 
 from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
@@ -20,7 +20,6 @@ from rjax.batch.kernel_use import KernelUse
 from rjax.batch.page_groups import page_groups
 from rjax.batch.page_operations import PageOperation
 from rjax.batch.scheduled_sequence import ScheduledSequence
-from rjax.batch.sequence import SequenceStatus
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_readout import StepReadout
 from rjax.config import EngineConfig, Warmup
@@ -395,17 +394,15 @@ class Worker:
             return fitting[0]
         return self._background.choose(fitting, features)
 
-    def sample(self, step: DispatchedStep) -> DispatchedStep:
-        """Sample a forward-only step, under the masks that its sequences have now."""
+    def sample(
+        self, step: DispatchedStep, bitmasks: Mapping[int, UInt32[np.ndarray, " W"]]
+    ) -> DispatchedStep:
+        """Sample a forward-only step, under the bitmasks of these rows; others are free."""
         self._queue.flush()
         unsampled: UnsampledStep = step.result
         bitmask = self._runner.bitmask(unsampled.rows.shape[1])
-        for b, item in enumerate(step.batch):
-            sequence = item.sequence
-            if not item.samples or sequence.mask is None:
-                continue
-            if sequence.status is not SequenceStatus.FINISHED:
-                bitmask[b] = sequence.mask.bitmask
+        for b, row in bitmasks.items():
+            bitmask[b] = row
         result = self._runner.sample(self._state, unsampled, bitmask)
         return dataclasses.replace(step, result=start_copy(result), forward_only=False)
 

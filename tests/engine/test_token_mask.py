@@ -107,3 +107,69 @@ def test_each_sample_has_its_mask(engine):
     assert [o.token_ids for o in run(engine, [])["two"].outputs] == scripts
     with pytest.raises(InvalidRequestError, match="masks"):
         ask(engine, "one", params, [Script([1])])
+
+
+class Fixed:
+    """Always the same bitmask."""
+
+    def __init__(self, bitmask: object) -> None:
+        self.bitmask = bitmask
+
+    def accept(self, token_id: int) -> None: ...
+
+
+def test_unusable_masks_are_refused_when_they_are_given(engine):
+    class Raises(Fixed):
+        @property
+        def bitmask(self) -> np.ndarray:
+            raise IndexError("no such token")
+
+        @bitmask.setter
+        def bitmask(self, value: object) -> None: ...
+
+    only_beyond = np.zeros(WORDS, np.uint32)
+    only_beyond[-1] = np.uint32(1 << VOCAB % 32)
+    params = SamplingParams(temperature=0, max_tokens=4)
+    for mask, message in (
+        (Fixed(np.ones(WORDS + 1, np.uint32)), r"is uint32\[5\]; give uint32\[4\]"),
+        (Fixed(np.ones(WORDS, np.int32)), "is int32"),
+        (Fixed([1] * WORDS), "is list"),
+        (Fixed(np.zeros(WORDS, np.uint32)), "allows no token"),
+        (Fixed(only_beyond), "allows no token"),
+        (Raises(None), "IndexError"),
+        ("mask", "is str; give an object with bitmask and accept"),
+    ):
+        with pytest.raises(InvalidRequestError, match=message):
+            ask(engine, "bad", params, [mask])
+    assert not engine.has_unfinished_requests()
+
+
+def test_bits_beyond_the_vocabulary_are_ignored(engine):
+    bitmask = np.zeros(WORDS, np.uint32)
+    bitmask[-1] = 0xFFFFFFFF ^ ((1 << VOCAB % 32) - 1)
+    bitmask[0] = 1 << 5
+    for temperature in (0, 1):
+        params = SamplingParams(temperature=temperature, max_tokens=4)
+        ask(engine, "beyond", params, [Fixed(bitmask)])
+        assert run(engine, [])["beyond"].outputs[0].token_ids == [5] * 4
+
+
+@pytest.mark.parametrize("becomes", [None, np.ones(1, np.uint32), np.zeros(WORDS, np.uint32)])
+def test_a_mask_that_fails_later_ends_its_request_alone(engine, becomes):
+    class Later(Fixed):
+        def accept(self, token_id: int) -> None:
+            self.bitmask = becomes
+
+    params = SamplingParams(temperature=0, max_tokens=8)
+    alone = run(engine, [("alone", PROMPT, params)])["alone"].outputs[0].token_ids
+    bitmask = np.zeros(WORDS, np.uint32)
+    bitmask[0] = 1 << 5
+    ask(engine, "bad", SamplingParams(n=2, max_tokens=8), [Later(bitmask), Fixed(bitmask)])
+    done = run(engine, [("good", PROMPT, params)])
+    assert done["good"].outputs[0].token_ids == alone
+    assert [o.finish_reason for o in done["bad"].outputs] == ["error", "error"]
+    assert [o.token_ids for o in done["bad"].outputs] == [[5], [5]]
+    assert isinstance(done["bad"].error, InvalidRequestError)
+    assert run(engine, [("after", PROMPT, params)])["after"].outputs[0].token_ids == alone
+    engine.reset_prefix_cache()
+    assert engine.stats().kv_bytes_used == 0

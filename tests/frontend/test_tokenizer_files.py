@@ -171,3 +171,17 @@ def test_a_class_brings_its_special_tokens(tmp_path: pathlib.Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     found = Tokenizer(tmp_path)
     assert (found.bos_token, found.hf.eos_token) == (None, "</s>")
+
+
+def test_folders_without_the_file_are_loaded_by_transformers(tmp_path: pathlib.Path) -> None:
+    rust = FILES["byte_level"]()
+    rust.model.save(str(tmp_path))
+    settings = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "unk_token": "<unk>"}))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("merges.txt", "tokenizer_config.json", "vocab.json"),
+    ]
+    found = Tokenizer(tmp_path)
+    assert found.eos_token_ids == {rust.token_to_id("</s>")}
+    for text in ("hello world", " a b", "caf\u00e8 \u4f60"):
+        assert found.decode(found.encode(text)) == text

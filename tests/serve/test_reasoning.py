@@ -52,7 +52,9 @@ def llguidance_tokenizer(tokenizer: Tokenizer) -> Any:
 
 def form(parser: str | None, tokenizer: Tokenizer, tools: str = "hermes") -> OutputFormat:
     named = "auto" if parser == "openai_gptoss" else tools
-    special_tokens = grammar_special_tokens(tokenizer, llguidance_tokenizer(tokenizer))
+    special_tokens = grammar_special_tokens(
+        tokenizer, llguidance_tokenizer(tokenizer), tokenizer.vocab_size
+    )
     return choose_output_format(parser, TOOL_FORMATS[tools], named, tokenizer, special_tokens)
 
 

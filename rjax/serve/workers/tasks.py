@@ -13,7 +13,7 @@ from rjax.serve.requests import Message, Tool
 from rjax.serve.tools import TOOL_FORMATS, conversation, tools_for_template
 from rjax.serve.workers.memory import resident_bytes
 from rjax.structured.constraint import Constraint
-from rjax.structured.grammar import compile_grammar, grammar_tokenizer
+from rjax.structured.grammar import NEEDED, compile_grammar, grammar_tokenizer
 from rjax.structured.mask import first_bitmask
 from rjax.tokenization import Tokenizer
 
@@ -112,9 +112,7 @@ class Tasks:
 
     def _compile(self, head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         if self._llt is None:
-            raise InvalidRequestError(
-                "structured output needs a fast tokenizer, which this model does not have"
-            )
+            raise InvalidRequestError(NEEDED)
         before = resident_bytes()
         try:
             constraint = Constraint(head["kind"], data.decode(), head["outer"])
@@ -122,7 +120,7 @@ class Tasks:
         except ValueError as error:
             raise InvalidRequestError(f"the {head['kind']} is not valid: {error}") from error
         try:
-            first_bitmask(matcher, self._vocab_size)
+            first_bitmask(matcher, self._llt, self._vocab_size)
         except ValueError as error:
             raise InvalidRequestError(str(error)) from error
         return {"bytes": max(0, resident_bytes() - before)}, b""
