@@ -133,7 +133,9 @@ def test_a_killed_zygote_starts_anew_and_leaves_nothing(folder):
         with old, new:
             assert old.recv(1) == b"", "its worker has ended"
             text = {"task": "encode", "sizes": [1], "add_special_tokens": False}
-            new.sendall(frames.pack(text | {"last": None, "most_tokens": 9}, b"a"))
+            new.sendall(
+                frames.pack(text | {"last": None, "most_tokens": 9, "max_model_len": 9}, b"a")
+            )
             answer = frames.receive(new)
             assert answer is not None and answer[0]["sizes"] == [1]
             own.end(first)  # of another zygote: nothing happens
