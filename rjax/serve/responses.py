@@ -115,13 +115,19 @@ class DeltaToolCall(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """The assistant's message; ``reasoning_content`` repeats ``reasoning`` for older clients."""
+    """The assistant's message; ``reasoning_content`` repeats ``reasoning`` for older clients.
+
+    As in vLLM, fields of OpenAI's API without a value here are null.
+    """
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
     tool_calls: list[ResponseToolCall] | None = None
 
 
@@ -144,6 +150,8 @@ class ChatCompletionResponse(BaseModel):
     created: int
     model: str
     choices: list[ChatCompletionResponseChoice]
+    service_tier: None = None
+    system_fingerprint: None = None
     usage: UsageInfo
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None

@@ -145,6 +145,14 @@ def test_an_invocation_is_a_chat_or_a_completion(server: LiveServer, route, body
     assert stream.text.endswith("data: [DONE]\n\n")
 
 
+def test_a_chat_has_every_field_that_openais_client_knows(server: LiveServer):
+    found = post(server, "/v1/chat/completions", messages=[ASK], **GREEDY)
+    assert {"service_tier", "system_fingerprint"} <= found.keys()
+    message = found["choices"][0]["message"]
+    nulls = ("refusal", "annotations", "audio", "function_call", "tool_calls")
+    assert [message[name] for name in nulls] == [None] * 5
+
+
 @pytest.mark.parametrize("body", [{}, {"input": "a"}, {"messages": None}])
 def test_other_invocations_are_refused(server: LiveServer, body):
     found = httpx2.post(server.url + "/invocations", json=body)
