@@ -322,7 +322,7 @@ class SamplingParams:
             ids = getattr(self, name) or ()
             if len(ids) and (highest := max(ids)) >= vocab_size:
                 raise InvalidRequestError(
-                    f"{name} holds token id {highest}; this model's ids go from 0 to "
+                    f"{name} holds token id {highest}; this model has {vocab_size} ids, 0 to "
                     f"{vocab_size - 1}"
                 )
         for name in ("logprobs", "prompt_logprobs"):

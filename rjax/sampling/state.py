@@ -216,7 +216,7 @@ def _ids(name: str, ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndar
     if array.size and not (array.min() >= 0 and array.max() < vocab_size):
         found = array.max() if array.max() >= vocab_size else array.min()
         raise InvalidRequestError(
-            f"{name} holds token id {found}; this model's ids go from 0 to {vocab_size - 1}"
+            f"{name} holds token id {found}; this model has {vocab_size} ids, 0 to {vocab_size - 1}"
         )
     return array
 
