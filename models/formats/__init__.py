@@ -1,7 +1,12 @@
 """Weight formats: how checkpoints store quantised weights."""
 
 from rjax.models.formats.on_load import ON_LOAD, OnLoad
-from rjax.models.formats.registry import format_names, read_format, register_format
+from rjax.models.formats.registry import (
+    format_names,
+    read_format,
+    register_format,
+    unknown_quantization_fields,
+)
 from rjax.models.formats.weight_format import StoredTensor, WeightFormat
 
 __all__ = [
@@ -12,4 +17,5 @@ __all__ = [
     "format_names",
     "read_format",
     "register_format",
+    "unknown_quantization_fields",
 ]

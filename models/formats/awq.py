@@ -21,6 +21,16 @@ from rjax.models.schemes.scaled import ScaleDType
 # The place of column j of 8 in its word; AutoAWQ packs the columns 0, 2, 4, 6, 1, 3, 5, 7.
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
+AWQ_FIELDS = frozenset(
+    {
+        *("bits", "group_size", "modules_to_not_convert", "q_group_size", "quant_method"),
+        *("version", "w_bit", "zero_point"),
+        # Kernels of other engines.
+        *("backend", "do_fuse", "exllama_config", "fuse_max_seq_len", "modules_to_fuse"),
+    }
+)
+"""Fields of the ``quantization_config`` that are read or do not matter to the values."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Awq(WeightFormat):

@@ -34,6 +34,7 @@ class Group:
         block: (outputs, inputs) of a block, (1, inputs) of a group; (1, None) for others.
         zero_points: whether there are zero points.
         static: whether there are scales for activations, which weights alone do not need.
+        ordered: the inputs are in groups by activation (actorder), which ``weight_g_idx`` gives.
     """
 
     targets: tuple[str, ...]
@@ -43,6 +44,7 @@ class Group:
     block: tuple[int, int | None]
     zero_points: bool
     static: bool
+    ordered: bool = False
 
     @property
     def bits(self) -> int:
@@ -119,7 +121,8 @@ class CompressedTensors(WeightFormat):
                 ((inputs,),),
                 ("I32", "I64"),
                 check=functools.partial(check_order, group=group.block[1] or inputs),
-                required=False,
+                required=group.ordered,
+                missing="config.json has an actorder that needs the group of each input",
                 used=False,
             )
         if group.static:

@@ -10,6 +10,21 @@ from rjax.models.formats.module_names import checked_entries
 from rjax.models.schemes.scaled import ScaledDType
 
 _WHERE = "config.json: quantization_config"
+COMPRESSED_TENSORS_FIELDS = frozenset(
+    {
+        *("config_groups", "format", "ignore", "kv_cache_scheme", "quant_method"),
+        *("quantization_status", "sparsity_config", "transform_config"),
+        # Facts about the file.
+        *("global_compression_ratio", "version"),
+    }
+)
+"""Fields of the ``quantization_config`` that are read or do not matter to the values."""
+_GROUP_FIELDS = {"format", "input_activations", "output_activations", "targets", "weights"}
+_WEIGHT_FIELDS = {
+    *("actorder", "block_structure", "group_size", "num_bits", "strategy", "symmetric", "type"),
+    # How the values were found, and types that the file's tensors have anyway.
+    *("dynamic", "observer", "observer_kwargs", "scale_dtype", "zp_dtype"),
+}
 _FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
 _VALUES: dict[tuple[str, int], ScaledDType] = {
     ("float", 8): "fp8",
@@ -39,6 +54,18 @@ def read_compressed_tensors(quantization: dict[str, Any]) -> CompressedTensors:
         ignored=checked_entries(fields.raw("ignore"), f"{_WHERE}.ignore"),
         kv_scales=_has_kv_scales(fields),
     )
+
+
+def unknown_group_fields(quantization: dict[str, Any]) -> set[str]:
+    """Fields inside the groups that nothing here knows."""
+    unknown = set()
+    for name, group in ConfigFields(quantization, _WHERE).inner("config_groups").values().items():
+        weights = group["weights"]
+        unknown |= {f"config_groups.{name}.{key}" for key in group.keys() - _GROUP_FIELDS}
+        unknown |= {
+            f"config_groups.{name}.weights.{key}" for key in weights.keys() - _WEIGHT_FIELDS
+        }
+    return unknown
 
 
 def _has_kv_scales(fields: ConfigFields) -> bool:
@@ -90,6 +117,7 @@ def _read_group(name: str, group: Any, whole: ConfigFields) -> Group:
         strategy=strategy,
         block=_block(strategy, weights, where),
         zero_points=not weights.flag("symmetric", True),
+        ordered=weights.raw("actorder") in ("group", "dynamic", True),
         static=isinstance(activations, dict) and not activations.get("dynamic"),
     )
 

@@ -14,6 +14,16 @@ from rjax.models.formats.module_names import checked_entries, is_in
 from rjax.models.formats.weight_format import FLOATS, StoredTensor, Target, WeightFormat
 from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
 
+FP8_FIELDS = frozenset(
+    {
+        *("activation_scheme", "fmt", "ignored_layers", "modules_to_not_convert"),
+        *("quant_method", "weight_block_size"),
+        # Scales of activations, and a choice of transformers.
+        *("dequantize", "scale_fmt"),
+    }
+)
+"""Fields of the ``quantization_config`` that are read or do not matter to the values."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fp8(WeightFormat):

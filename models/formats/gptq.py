@@ -22,6 +22,21 @@ from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
 from rjax.models.schemes.scaled import VALUE_DTYPES, ScaleDType
 
 _HEAD = "lm_head"
+GPTQ_FIELDS = frozenset(
+    {
+        *("bits", "checkpoint_format", "desc_act", "dynamic", "format", "group_size"),
+        *("is_marlin_format", "lm_head", "method", "modules_in_block_to_quantize"),
+        *("quant_method", "sym"),
+        # How the values were found, where they came from, and kernels of other engines.
+        *("act_group_aware", "backend", "batch_size", "block_name_to_quantize"),
+        *("cache_block_outputs", "damp_auto_increment", "damp_percent", "dataset"),
+        *("disable_exllama", "exllama_config", "max_input_length", "meta", "model_file_base_name"),
+        *("model_name_or_path", "model_seqlen", "module_name_preceding_first_block", "mse"),
+        *("pack_dtype", "pad_token_id", "static_groups", "tokenizer", "true_sequential"),
+        *("use_cuda_fp16", "use_exllama"),
+    }
+)
+"""Fields of the ``quantization_config`` that are read or do not matter to the values."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,11 +47,13 @@ class Settings:
         bits: 4 or 8.
         group_size: inputs that share a scale; -1 for all.
         symmetric: all zero points are half of the range.
+        ordered: the inputs are in groups by activation (desc_act), which ``g_idx`` gives.
     """
 
     bits: int
     group_size: int
     symmetric: bool
+    ordered: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,7 +134,8 @@ class Gptq(WeightFormat):
                 ((inputs,),),
                 ("I32",),
                 check=functools.partial(check_order, group=group),
-                required=False,
+                required=own.ordered,
+                missing="config.json has desc_act true, which needs the group of each input",
                 used=False,
             ),
         }
@@ -157,11 +175,7 @@ def read_gptq(quantization: dict[str, Any]) -> Gptq:
     where = "config.json: quantization_config"
     fields = ConfigFields(quantization, where)
     settings = _read_settings(fields, where)
-    version = str(fields.raw("checkpoint_format") or "gptq")
-    if version not in ("gptq", "gptq_v2"):
-        raise CheckpointError(
-            f"{where} has the checkpoint_format {version!r}; supported are 'gptq' and 'gptq_v2'"
-        )
+    version = _read_version(fields, where)
     quantised = fields.raw("modules_in_block_to_quantize")
     if isinstance(quantised, list) and quantised and isinstance(quantised[0], list):
         quantised = [name for group in quantised for name in group]
@@ -179,7 +193,27 @@ def _read_settings(fields: ConfigFields, where: str) -> Settings:
     if bits not in (4, 8):
         raise CheckpointError(f"{where} has {bits} bits; supported are 4 and 8")
     group_size = fields.integer("group_size", 128, minimum=-1)
-    return Settings(bits, group_size, fields.flag("sym", True))
+    return Settings(bits, group_size, fields.flag("sym", True), fields.flag("desc_act", False))
+
+
+def _read_version(fields: ConfigFields, where: str) -> str:
+    """``checkpoint_format``, which newer files have as ``format`` too."""
+    found = {name: fields.raw(name) for name in ("checkpoint_format", "format") if fields.has(name)}
+    for name, version in found.items():
+        if version not in ("gptq", "gptq_v2"):
+            raise CheckpointError(
+                f"{where} has the {name} {version!r}; supported are 'gptq' and 'gptq_v2'"
+            )
+    if len(set(found.values())) > 1:
+        raise CheckpointError(
+            f"{where} has the checkpoint_format {found['checkpoint_format']!r} and the format "
+            f"{found['format']!r}; they must be equal"
+        )
+    if (method := fields.raw("method")) not in (None, "gptq"):
+        raise CheckpointError(f"{where} has the method {method!r}; supported is 'gptq'")
+    if fields.flag("is_marlin_format", False):
+        raise CheckpointError(f"{where} has is_marlin_format true; supported is false")
+    return next(iter(found.values()), "gptq")
 
 
 def _read_exceptions(

@@ -14,6 +14,8 @@ from rjax.models.schemes import UNQUANTISED, Scaled, WeightScheme
 _BLOCK = 32  # inputs that share a scale
 _SCHEME = Scaled("mxfp4", (1, _BLOCK), scale_dtype="uint8")
 _EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
+MXFP4_FIELDS = frozenset({"dequantize", "modules_to_not_convert", "quant_method"})
+"""Fields of the ``quantization_config`` that are known: its tensors say everything."""
 _LARGEST_SCALE = 128  # the exponent of a scale of 2
 
 

@@ -4,15 +4,26 @@ from collections.abc import Callable
 from typing import Any
 
 from rjax.models.errors import CheckpointError
-from rjax.models.formats.awq import read_awq
-from rjax.models.formats.compressed_tensors_config import read_compressed_tensors
-from rjax.models.formats.fp8 import read_fp8
-from rjax.models.formats.gptq import read_gptq
-from rjax.models.formats.mxfp4 import read_mxfp4
+from rjax.models.formats.awq import AWQ_FIELDS, read_awq
+from rjax.models.formats.compressed_tensors_config import (
+    COMPRESSED_TENSORS_FIELDS,
+    read_compressed_tensors,
+    unknown_group_fields,
+)
+from rjax.models.formats.fp8 import FP8_FIELDS, read_fp8
+from rjax.models.formats.gptq import GPTQ_FIELDS, read_gptq
+from rjax.models.formats.mxfp4 import MXFP4_FIELDS, read_mxfp4
 from rjax.models.formats.weight_format import WeightFormat
 
 type FormatReader = Callable[[dict[str, Any]], WeightFormat]
 
+_FIELDS: dict[str, frozenset[str]] = {
+    "awq": AWQ_FIELDS,
+    "compressed-tensors": COMPRESSED_TENSORS_FIELDS,
+    "fp8": FP8_FIELDS,
+    "gptq": GPTQ_FIELDS,
+    "mxfp4": MXFP4_FIELDS,
+}
 _READERS: dict[str, FormatReader] = {
     "awq": read_awq,
     "compressed-tensors": read_compressed_tensors,
@@ -54,3 +65,15 @@ def read_format(quantization: Any) -> WeightFormat:
             f"supported (supported: {', '.join(format_names())}); use the unquantised checkpoint"
         )
     return read(quantization)
+
+
+def unknown_quantization_fields(quantization: dict[str, Any]) -> list[str]:
+    """Names of the fields that the format does not know, sorted; of a config that it takes.
+
+    A format from `register_format` checks its fields itself.
+    """
+    method = quantization["quant_method"]
+    unknown = set(quantization.keys() - _FIELDS.get(method, quantization.keys()))
+    if method == "compressed-tensors":
+        unknown |= unknown_group_fields(quantization)
+    return sorted(f"quantization_config.{name}" for name in unknown)

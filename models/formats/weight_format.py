@@ -27,6 +27,7 @@ class StoredTensor:
         check: finds what is wrong with the values, on the host before anything is loaded; its
             problem completes the sentence "the tensor ...".
         required: whether it must be there.
+        missing: why it must be there, for the error if it is not.
         used: whether the weight is made of it; others are only checked.
     """
 
@@ -36,6 +37,7 @@ class StoredTensor:
     axes: tuple[Literal["outputs", "inputs"] | None, ...] = (None,)
     check: Callable[[np.ndarray], str | None] | None = None
     required: bool = True
+    missing: str = ""
     used: bool = True
 
 

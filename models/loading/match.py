@@ -64,7 +64,9 @@ def match(
         }
     missing = shapes.keys() - tensors.keys() - optional
     if missing:
-        hint = (
+        reasons = {t.missing for t in expected.stored if t.name in missing and t.missing}
+        hint = "; " + " and ".join(sorted(reasons)) if reasons else ""
+        hint = hint or (
             "; set tie_word_embeddings to true in config.json if the embedding is also the head"
             if missing == {_HEAD}
             else "; the folder is incomplete or config.json describes another model"

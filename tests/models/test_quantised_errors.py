@@ -181,6 +181,34 @@ def test_inputs_in_the_order_of_activations(folder):
     refused(folder, r"up_proj\.g_idx orders the inputs by activation \(desc_act")
 
 
+NEEDS_ORDER = "; config.json has {} the group of each input$"
+
+
+@pytest.mark.parametrize("folder", ["gptq"], indirect=True)
+def test_an_order_of_activations_that_is_missing(folder):
+    change_config(folder, lambda config: config.update(desc_act=True))
+    models.load_model(folder, dtype="float32", progress=False)  # in the order of the inputs
+    change_tensors(folder, lambda tensors: tensors.pop(f"{UP}.g_idx"))
+    missing = NEEDS_ORDER.format("desc_act true, which needs")
+    refused(folder, rf"lacks the tensor {UP}\.g_idx{missing}")
+    own = {"+:.*mlp.*": {"desc_act": True}}
+    change_config(folder, lambda config: config.update(desc_act=False, dynamic=own))
+    refused(folder, rf"lacks the tensor {UP}\.g_idx{missing}")
+    change_config(folder, lambda config: config.pop("dynamic"))
+    models.load_model(folder, dtype="float32", progress=False)
+
+
+@pytest.mark.parametrize("folder", ["w4a16"], indirect=True)
+@pytest.mark.parametrize("order", ["group", "dynamic", True])
+def test_an_actorder_without_its_groups(folder, order):
+    def change(config):
+        next(iter(config["config_groups"].values()))["weights"]["actorder"] = order
+
+    change_config(folder, change)
+    missing = NEEDS_ORDER.format("an actorder that needs")
+    refused(folder, rf"lacks .*weight_g_idx.*{missing}")
+
+
 @pytest.mark.parametrize("folder", ["gptq-symmetric", "awq-symmetric"], indirect=True)
 def test_zero_points_of_a_symmetric_file(folder):
     change_tensors(folder, set_one(f"{UP}.qzeros", 0x12345678))
@@ -205,6 +233,14 @@ def test_the_shape_that_a_file_states(folder):
         ({"quant_method": "awq", "bits": 4, "group_size": "x"}, "group_size is 'x'"),
         ({"quant_method": "gptq", "bits": 3}, "has 3 bits; supported are 4 and 8"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "'marlin'"),
+        ({"quant_method": "gptq", "bits": 4, "format": "marlin"}, "has the format 'marlin'"),
+        (
+            {"quant_method": "gptq", "bits": 4, "format": "gptq_v2", "checkpoint_format": "gptq"},
+            "checkpoint_format 'gptq' and the format 'gptq_v2'; they must be equal",
+        ),
+        ({"quant_method": "gptq", "bits": 4, "method": "qqq"}, "has the method 'qqq'"),
+        ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "is_marlin_format true"),
+        ({"quant_method": "gptq", "bits": 4, "desc_act": "yes"}, "desc_act is 'yes'"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"[": {}}}, "dynamic has 're:\\['"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "has the fmt 'e5m2'; only e4m3"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "expected two positive whole"),
