@@ -74,7 +74,8 @@ class ModelConfig:
         hidden_size: D.
         num_layers, num_heads, num_kv_heads, head_dim: L, N, K, H.
         intermediate_size: F.
-        max_position_embeddings: longest sequence the checkpoint declares, in tokens.
+        max_position_embeddings: longest sequence the checkpoint declares, in tokens; see
+            `longest_sequence`.
         rope: rotary embedding; None for a model without.
         norm_eps: epsilon of every norm.
         tie_embeddings: the embedding is also the output projection.
@@ -104,6 +105,7 @@ class ModelConfig:
         scales: factors and soft caps.
         layer_ropes: one entry per layer, its rotary embedding or None; empty where all layers have
             ``rope``.
+        declares_stretched: ``max_position_embeddings`` counts the stretch of ``rope`` (Gemma 3).
         kv_head_copies: how often each KV head of the checkpoint is held, so that the devices of a
             mesh can share ``num_kv_heads`` evenly, which counts the copies; see `place`.
     """
@@ -143,6 +145,7 @@ class ModelConfig:
     norms: NormConfig = NormConfig()
     scales: ScaleConfig = ScaleConfig()
     layer_ropes: tuple[RopeConfig | None, ...] = ()
+    declares_stretched: bool = False
     kv_head_copies: int = 1
 
     def scheme_of(self, path: str) -> WeightScheme:
@@ -175,9 +178,21 @@ class ModelConfig:
 
     @property
     def longest_sequence(self) -> int:
-        """Tokens of the longest sequence; rope "dynamic" stretches the declared context."""
-        stretch = max((r.factor for r in self.ropes if r.kind == "dynamic"), default=1.0)
-        return int(self.max_position_embeddings * max(1.0, stretch))
+        """Tokens of the longest sequence: the declared context, or what its rope makes of it."""
+        declared = self.max_position_embeddings
+        if self.declares_stretched:
+            return declared
+        scaled = [rope for rope in self.ropes if rope.kind != "default"]
+        return max((rope.stretched(declared) for rope in scaled), default=declared)
+
+    @property
+    def default_length(self) -> int:
+        """Tokens of the longest sequence where no other length is chosen.
+
+        Of ropes that depend on a length, the one that their angles are for; see `for_length`.
+        """
+        chosen = [rope.max_length for rope in self.ropes if rope.depends_on_length]
+        return max(chosen, default=self.longest_sequence)
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:

@@ -85,8 +85,10 @@ class ConfigFields:
             self.refuse(name, f"a number from {_SMALLEST:g} to {_LARGEST:g}")
         return float(value)
 
-    def flag(self, name: str, default: bool) -> bool:
-        """true or false."""
+    def flag(self, name: str, default: bool, null: bool | None = None) -> bool:
+        """true or false; ``null`` is the meaning of null, if it is not that of a missing field."""
+        if null is not None and self.given(name) and not self.has(name):
+            return null
         value = self._get(name, default)
         if not isinstance(value, bool):
             self.refuse(name, "true or false")

@@ -57,6 +57,21 @@ class RopeConfig:
         """Whether the angles depend on ``max_length``."""
         return self.kind in ("dynamic", "longrope")
 
+    def stretched(self, declared: int) -> int:
+        """Tokens of the longest sequence of a model with this ``max_position_embeddings``.
+
+        yarn stretches the context that it was trained for, linear and dynamic the declared one.
+        With llama3 and longrope the declared context is stretched already. vLLM has the same rules.
+        """
+        match self.kind:
+            case "yarn":
+                length = self.original_max_position * max(1.0, self.factor)
+            case "linear" | "dynamic":
+                length = declared * max(1.0, self.factor)
+            case _:
+                return declared
+        return int(round(length, 3))  # a factor may be a rounded quotient of two lengths
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)

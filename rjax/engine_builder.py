@@ -119,7 +119,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
 def _model_length(wanted: int | None, config: ModelConfig) -> int:
     limit = config.longest_sequence
     if wanted is None:
-        return config.max_position_embeddings
+        return config.default_length
     if wanted > limit:
         raise InvalidConfigError(
             f"max_model_len is {wanted}; the model knows positions up to {limit}: lower it"

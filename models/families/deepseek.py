@@ -72,7 +72,7 @@ def _read_v3(fields: ConfigFields) -> ModelConfig:
         fields,
         "DeepseekV3ForCausalLM",
         _LATENT,
-        interleaved=fields.flag("rope_interleave", True),
+        interleaved=fields.flag("rope_interleave", True, null=False),
     )
     return dataclasses.replace(
         config,

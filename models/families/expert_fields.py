@@ -5,7 +5,10 @@ from rjax.models.errors import CheckpointError
 from rjax.models.experts_config import ExpertsConfig, Router
 
 NUM_EXPERTS_FIELDS = frozenset({"num_experts", "num_experts_per_tok", "num_local_experts"})
-"""Fields that `num_experts` reads."""
+"""Fields that `num_experts` reads with two names of the number of experts."""
+LOCAL_EXPERTS = ("num_experts", "num_local_experts")
+EXPERTS = ("num_local_experts", "num_experts")
+"""Both names of the number of experts: the family's own stands last, as another name wins."""
 SPARSE_LAYER_FIELDS = frozenset({"decoder_sparse_step", "mlp_only_layers"})
 """Fields that `sparse_layers` reads."""
 SIGMOID_ROUTER_FIELDS = frozenset(
@@ -20,9 +23,17 @@ TRAINING_FIELDS = frozenset({"output_router_logits", "router_aux_loss_coef"})
 """Fields of routers that do not change the logits."""
 
 
-def num_experts(fields: ConfigFields, experts: int, top_k: int) -> tuple[int, int]:
-    """(experts, experts of a row); the arguments are the family's defaults in transformers."""
-    name = "num_experts" if fields.has("num_experts") else "num_local_experts"
+def num_experts(
+    fields: ConfigFields, names: tuple[str, ...], experts: int, top_k: int
+) -> tuple[int, int]:
+    """(experts, experts of a row).
+
+    Args:
+        fields: of config.json.
+        names: of the field with the number of experts, the one that comes first in front.
+        experts, top_k: the family's defaults in transformers.
+    """
+    name = next((name for name in names if fields.has(name)), names[-1])
     found: int = fields.integer(name, experts)
     return found, fields.integer("num_experts_per_tok", top_k, maximum=found)
 
@@ -53,7 +64,7 @@ def read_sigmoid_router(
     groups: int = fields.integer("n_group", num_groups)
     return Router(
         score="sigmoid",
-        renormalise=fields.flag("norm_topk_prob", True),
+        renormalise=fields.flag("norm_topk_prob", True, null=False),
         scale=fields.number("routed_scaling_factor", scale),
         correction_bias=True,
         num_groups=groups,

@@ -1,13 +1,12 @@
 """How a family uses each field of config.json: read, constrained or ignored."""
 
 import dataclasses
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from rjax.models.config import ModelConfig
 from rjax.models.config_fields import ConfigFields
-
-_log = logging.getLogger(__name__)
+from rjax.models.families.rope_fields import ROPE_OBJECTS, unknown_rope_fields
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -18,11 +17,13 @@ class Constraint:
         holds: (value, all fields) to whether the value is allowed.
         allowed: the allowed values and the reason; ends the sentence "it must be".
         null: whether null is allowed too.
+        fits: (value, the config that was read) to the same, of what depends on several fields.
     """
 
     holds: Callable[[Any, ConfigFields], bool]
     allowed: str
     null: bool = True
+    fits: Callable[[Any, ModelConfig], bool] | None = None
 
 
 def one_of(*values: Any, why: str, null: bool = True) -> Constraint:
@@ -44,15 +45,18 @@ def absent(why: str) -> Constraint:
 class FieldTable:
     """Every field that transformers' config class and model code of a family know.
 
-    Fields in none of the three groups are unknown to transformers and have no effect there.
+    Fields in none of the three groups are unknown to transformers and have no effect there; a
+    warning names them.
 
     Attributes:
+        model_types: the values of ``model_type`` that transformers reads as this family.
         reads: the only fields that the reader of the family may read.
         constraints: fields that change the computation but are not read; values that the
             constraint does not allow are refused.
         ignores: fields that do not change the logits: training, generation, names and formats.
     """
 
+    model_types: frozenset[str]
     reads: frozenset[str]
     constraints: Mapping[str, Constraint]
     ignores: frozenset[str]
@@ -72,22 +76,32 @@ class FieldTable:
             value = fields.raw(name)
             if not (constraint.null if value is None else constraint.holds(value, fields)):
                 fields.refuse(name, constraint.allowed)
-        unknown = fields.names() - self.reads - self.constraints.keys() - self.ignores
-        if unknown:
-            _log.info("config.json: ignored unknown fields %s", sorted(unknown))
         return fields.only(self.reads)
 
+    def unknown(self, fields: ConfigFields) -> list[str]:
+        """Names of the fields that neither rjax nor transformers knows, sorted."""
+        names = fields.names() - self.reads - self.constraints.keys() - self.ignores
+        if self.reads >= ROPE_OBJECTS:
+            names |= unknown_rope_fields(fields)
+        return sorted(names)
 
-def _window_is_whole(value: Any, fields: ConfigFields) -> bool:
-    limit = fields.raw("max_position_embeddings")
-    return type(value) is int and type(limit) is int and value >= limit
+    def check_config(self, fields: ConfigFields, config: ModelConfig) -> None:
+        """Check the constraints that depend on what the fields mean together.
+
+        Raises CheckpointError as ``check`` does.
+        """
+        for name, constraint in self.constraints.items():
+            value = fields.raw(name)
+            if constraint.fits and value is not None and not constraint.fits(value, config):
+                fields.refuse(name, constraint.allowed)
 
 
 NO_WINDOWS: Mapping[str, Constraint] = {
     # These families do not declare them, but the KV cache of transformers applies them.
     "sliding_window": Constraint(
-        _window_is_whole,
-        "null or at least max_position_embeddings: this architecture has no sliding window",
+        lambda value, _: type(value) is int,
+        "null or at least the longest sequence: this architecture has no sliding window",
+        fits=lambda value, config: value >= config.longest_sequence,
     ),
     "layer_types": Constraint(
         lambda value, _: isinstance(value, list) and set(map(str, value)) <= {"full_attention"},
@@ -167,8 +181,10 @@ def field_table(
     ``model_types`` are the allowed values of ``model_type``: transformers chooses the model by it,
     not by ``architectures``.
     """
+    model_types = tuple(model_types)
     model_type = one_of(*model_types, why="any other contradicts architectures")
     return FieldTable(
+        model_types=frozenset(model_types),
         reads=frozenset(reads) | {"architectures", "dtype", "quantization_config", "torch_dtype"},
         constraints={"model_type": model_type, **_EVERYWHERE, **(constraints or {})},
         ignores=_IGNORED | frozenset(ignores),

@@ -30,7 +30,6 @@ _NORMS = {
 }
 _FIELDS = (LLAMA_FIELDS - {"hidden_act"}) | {
     "attention_bias",
-    "attn_logit_softcapping",
     "final_logit_softcapping",
     "hidden_activation",
     "layer_types",
@@ -50,7 +49,6 @@ def _read(
     *,
     rope: RopeRules | None,
     pattern: int,
-    attention_cap: float | None,
     logit_cap: float | None,
 ) -> ModelConfig:
     config = read_llama_config(
@@ -73,7 +71,6 @@ def _read(
         norms=NormConfig("sandwich", unit_offset=True),
         scales=ScaleConfig(
             attention=fields.integer("query_pre_attn_scalar", 256) ** -0.5,
-            attention_soft_cap=_cap(fields, "attn_logit_softcapping", attention_cap),
             embedding=math.sqrt(config.hidden_size),
             logit_soft_cap=_cap(fields, "final_logit_softcapping", logit_cap),
         ),
@@ -86,14 +83,16 @@ def _cap(fields: ConfigFields, name: str, default: float | None) -> float | None
 
 
 def _read_gemma2(fields: ConfigFields) -> ModelConfig:
-    return _read(
+    config = _read(
         fields,
         "Gemma2ForCausalLM",
         rope=DEFAULT_ROPE,
         pattern=2,
-        attention_cap=50.0,
         logit_cap=30.0,
     )
+    cap = _cap(fields, "attn_logit_softcapping", 50.0)
+    scales = dataclasses.replace(config.scales, attention_soft_cap=cap)
+    return dataclasses.replace(config, scales=scales)
 
 
 def _read_gemma3(fields: ConfigFields) -> ModelConfig:
@@ -102,7 +101,6 @@ def _read_gemma3(fields: ConfigFields) -> ModelConfig:
         "Gemma3ForCausalLM",
         rope=None,
         pattern=fields.integer("sliding_window_pattern", 6),
-        attention_cap=None,
         logit_cap=None,
     )
     thetas = {
@@ -114,6 +112,7 @@ def _read_gemma3(fields: ConfigFields) -> ModelConfig:
     return dataclasses.replace(
         config,
         qk_norm=True,
+        declares_stretched=True,
         rope=full,
         layer_ropes=tuple(full if window is None else sliding for window in config.sliding_windows),
     )
@@ -128,7 +127,7 @@ GEMMA2 = Family(
     "Gemma 2",
     field_table(
         ["gemma2"],
-        reads=_FIELDS,
+        reads=_FIELDS | {"attn_logit_softcapping"},
         constraints={**_CONSTRAINTS, **WHOLE_ROTATION},
         ignores=["initializer_range"],
     ),
@@ -142,7 +141,9 @@ GEMMA3 = Family(
         ["gemma3_text"],
         reads=(_FIELDS - OUTER_ROPE_FIELDS) | {"rope_local_base_freq", "sliding_window_pattern"},
         constraints={**_CONSTRAINTS, **WHOLE_ROTATION},
-        ignores={"initializer_range"} | OUTER_ROPE_FIELDS,
+        # transformers knows the soft cap of scores and does not apply it.
+        ignores={"_sliding_window_pattern", "attn_logit_softcapping", "initializer_range"}
+        | OUTER_ROPE_FIELDS,
     ),
     _read_gemma3,
     _weights,

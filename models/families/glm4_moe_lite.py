@@ -35,7 +35,7 @@ def _read(fields: ConfigFields) -> ModelConfig:
         "Glm4MoeLiteForCausalLM",
         _LATENT,
         norm_eps=1e-5,
-        interleaved=fields.flag("rope_interleave", True),
+        interleaved=fields.flag("rope_interleave", True, null=False),
     )
     return dataclasses.replace(
         config,

@@ -8,7 +8,12 @@ import dataclasses
 from rjax.models.config import ModelConfig
 from rjax.models.config_fields import ConfigFields
 from rjax.models.experts_config import ExpertsConfig, Router
-from rjax.models.families.expert_fields import NUM_EXPERTS_FIELDS, TRAINING_FIELDS, num_experts
+from rjax.models.families.expert_fields import (
+    LOCAL_EXPERTS,
+    NUM_EXPERTS_FIELDS,
+    TRAINING_FIELDS,
+    num_experts,
+)
 from rjax.models.families.expert_weights import expert_layers
 from rjax.models.families.family import Family
 from rjax.models.families.field_table import field_table
@@ -41,6 +46,7 @@ def _read(fields: ConfigFields) -> ModelConfig:
         head_dim=64,
         num_kv_heads=8,
         norm_eps=1e-5,
+        activation=None,
         rope=RopeRules(theta=theta) if scaled else None,
     )
     if not scaled:
@@ -52,7 +58,7 @@ def _read(fields: ConfigFields) -> ModelConfig:
         config = dataclasses.replace(config, rope=rope)
     bias = fields.flag("attention_bias", True)
     _, windows = patterned_windows(fields, config.num_layers, window=128, pattern=2)
-    experts, top_k = num_experts(fields, 128, 4)
+    experts, top_k = num_experts(fields, LOCAL_EXPERTS, 128, 4)
     return dataclasses.replace(
         config,
         qkv_bias=bias,
@@ -95,12 +101,12 @@ GPT_OSS = Family(
     "gpt-oss",
     field_table(
         ["gpt_oss"],
-        reads=LLAMA_FIELDS
+        reads=(LLAMA_FIELDS - {"hidden_act"})
         | NUM_EXPERTS_FIELDS
         | {"attention_bias", "layer_types", "sliding_window", "swiglu_alpha", "swiglu_limit"},
         constraints=WHOLE_ROTATION,
         ignores=TRAINING_FIELDS
-        | {"experts_per_token", "initial_context_length", "initializer_range"},
+        | {"experts_per_token", "hidden_act", "initial_context_length", "initializer_range"},
     ),
     _read,
     _weights,

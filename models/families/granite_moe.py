@@ -5,7 +5,7 @@ import dataclasses
 from rjax.models.config import ModelConfig
 from rjax.models.config_fields import ConfigFields
 from rjax.models.experts_config import ExpertsConfig, Router
-from rjax.models.families.expert_fields import NUM_EXPERTS_FIELDS, TRAINING_FIELDS, num_experts
+from rjax.models.families.expert_fields import TRAINING_FIELDS, num_experts
 from rjax.models.families.expert_weights import expert_layers
 from rjax.models.families.family import Family
 from rjax.models.families.field_table import NO_WINDOWS, field_table
@@ -22,7 +22,7 @@ from rjax.models.loading.piece import Piece, Weights
 def _read(fields: ConfigFields) -> ModelConfig:
     config = read_llama_config(fields, "GraniteMoeForCausalLM")
     bias = fields.flag("attention_bias", False)
-    experts, top_k = num_experts(fields, 8, 2)
+    experts, top_k = num_experts(fields, ("num_local_experts",), 8, 2)
     return dataclasses.replace(
         config,
         qkv_bias=bias,
@@ -68,7 +68,9 @@ GRANITE_MOE = Family(
     "Granite 3 (mixture of experts)",
     field_table(
         ["granitemoe"],
-        reads=LLAMA_FIELDS | NUM_EXPERTS_FIELDS | GRANITE_SCALES | {"attention_bias"},
+        reads=LLAMA_FIELDS
+        | GRANITE_SCALES
+        | {"attention_bias", "num_experts_per_tok", "num_local_experts"},
         constraints={**NO_WINDOWS, **WHOLE_ROTATION},
         ignores=TRAINING_FIELDS | {"initializer_range"},
     ),

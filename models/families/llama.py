@@ -59,7 +59,7 @@ def read_llama_config(
     num_kv_heads: int | None = None,
     norm_eps: float = 1e-6,
     tie_embeddings: bool = False,
-    activation: str = "silu",
+    activation: str | None = "silu",
     names: Mapping[str, str] | None = None,
     rope: RopeRules | None = DEFAULT_ROPE,
 ) -> ModelConfig:
@@ -69,7 +69,7 @@ def read_llama_config(
         fields: of config.json.
         architecture: of the family.
         head_dim, num_kv_heads, norm_eps, tie_embeddings, activation: the family's
-             defaults in transformers.
+             defaults in transformers. Without an activation, silu is the only one.
         has_head_dim: false where config.json has no head_dim: it is ``head_dim``, or
              hidden_size / num_attention_heads.
         has_kv_heads: false where each query head has a KV head of its own.
@@ -108,9 +108,9 @@ def read_llama_config(
         norm_eps=fields.number(names.get("rms_norm_eps", "rms_norm_eps"), norm_eps),
         tie_embeddings=fields.flag("tie_word_embeddings", tie_embeddings),
         sliding_windows=(None,) * num_layers,
-        activation=fields.choice(
-            names.get("hidden_act", "hidden_act"), ACTIVATION_NAMES, activation
-        ),
+        activation="silu"
+        if activation is None
+        else fields.choice(names.get("hidden_act", "hidden_act"), ACTIVATION_NAMES, activation),
         dtype=read_dtype(fields),
     )
 

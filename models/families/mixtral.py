@@ -5,7 +5,12 @@ import dataclasses
 from rjax.models.config import ModelConfig
 from rjax.models.config_fields import ConfigFields
 from rjax.models.experts_config import ExpertsConfig, Router
-from rjax.models.families.expert_fields import NUM_EXPERTS_FIELDS, TRAINING_FIELDS, num_experts
+from rjax.models.families.expert_fields import (
+    LOCAL_EXPERTS,
+    NUM_EXPERTS_FIELDS,
+    TRAINING_FIELDS,
+    num_experts,
+)
 from rjax.models.families.expert_weights import ExpertNames, expert_weights, fused_expert_weights
 from rjax.models.families.family import Family
 from rjax.models.families.field_table import NO_WINDOWS, field_table
@@ -15,6 +20,7 @@ from rjax.models.families.llama import (
     llama_weights,
     read_llama_config,
 )
+from rjax.models.families.rope_fields import RopeRules
 from rjax.models.families.windows import uniform_window
 from rjax.models.loading.piece import Weights
 
@@ -22,8 +28,10 @@ _NAMES = ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2")
 
 
 def _read(fields: ConfigFields) -> ModelConfig:
-    config = read_llama_config(fields, "MixtralForCausalLM", num_kv_heads=8, norm_eps=1e-5)
-    experts, top_k = num_experts(fields, 8, 2)
+    config = read_llama_config(
+        fields, "MixtralForCausalLM", num_kv_heads=8, norm_eps=1e-5, rope=RopeRules(theta=1e6)
+    )
+    experts, top_k = num_experts(fields, LOCAL_EXPERTS, 8, 2)
     return dataclasses.replace(
         config,
         sliding_windows=uniform_window(fields, config.num_layers, None),

@@ -5,7 +5,12 @@ import dataclasses
 from rjax.models.config import ModelConfig, NormConfig
 from rjax.models.config_fields import ConfigFields
 from rjax.models.experts_config import ExpertsConfig, Router
-from rjax.models.families.expert_fields import NUM_EXPERTS_FIELDS, TRAINING_FIELDS, num_experts
+from rjax.models.families.expert_fields import (
+    EXPERTS,
+    NUM_EXPERTS_FIELDS,
+    TRAINING_FIELDS,
+    num_experts,
+)
 from rjax.models.families.expert_weights import expert_weights, fused_expert_weights
 from rjax.models.families.family import Family
 from rjax.models.families.field_table import NO_WINDOWS, absent, field_table
@@ -21,7 +26,7 @@ from rjax.models.loading.piece import Weights
 def _read(fields: ConfigFields) -> ModelConfig:
     config = read_llama_config(fields, "OlmoeForCausalLM", norm_eps=1e-5)
     bias = fields.flag("attention_bias", False)
-    experts, top_k = num_experts(fields, 64, 8)
+    experts, top_k = num_experts(fields, EXPERTS, 64, 8)
     return dataclasses.replace(
         config,
         qkv_bias=bias,

@@ -6,7 +6,6 @@ from rjax.models.config import ModelConfig
 from rjax.models.config_fields import ConfigFields
 from rjax.models.experts_config import ExpertsConfig, Router
 from rjax.models.families.expert_fields import (
-    NUM_EXPERTS_FIELDS,
     SPARSE_LAYER_FIELDS,
     TRAINING_FIELDS,
     num_experts,
@@ -27,7 +26,7 @@ from rjax.models.loading.piece import Weights
 
 def _read(fields: ConfigFields) -> ModelConfig:
     config = read_llama_config(fields, "Qwen2MoeForCausalLM", num_kv_heads=16)
-    experts, top_k = num_experts(fields, 60, 4)
+    experts, top_k = num_experts(fields, ("num_experts",), 60, 4)
     return dataclasses.replace(
         config,
         qkv_bias=fields.flag("qkv_bias", True),
@@ -59,7 +58,7 @@ QWEN2_MOE = Family(
         ["qwen2_moe"],
         reads=LLAMA_FIELDS
         | LAYER_WINDOW_FIELDS
-        | NUM_EXPERTS_FIELDS
+        | {"num_experts", "num_experts_per_tok"}
         | SPARSE_LAYER_FIELDS
         | {"moe_intermediate_size", "norm_topk_prob", "qkv_bias"}
         | {"shared_expert_intermediate_size"},

@@ -6,6 +6,7 @@ from rjax.models.config import ModelConfig
 from rjax.models.config_fields import ConfigFields
 from rjax.models.experts_config import ExpertsConfig, Router
 from rjax.models.families.expert_fields import (
+    EXPERTS,
     NUM_EXPERTS_FIELDS,
     SPARSE_LAYER_FIELDS,
     TRAINING_FIELDS,
@@ -30,7 +31,7 @@ def _read(fields: ConfigFields) -> ModelConfig:
     bias = fields.flag("attention_bias", False)
     used = fields.flag("use_sliding_window", False)
     window = uniform_window(fields, config.num_layers, 4096)
-    experts, top_k = num_experts(fields, 128, 8)
+    experts, top_k = num_experts(fields, EXPERTS, 128, 8)
     return dataclasses.replace(
         config,
         qk_norm=True,

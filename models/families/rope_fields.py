@@ -36,11 +36,10 @@ INNER_ROPE_FIELDS = frozenset(
         "type",
     }
 )
-"""Fields of rope_parameters and rope_scaling that `read_rope` reads.
-
-The other field of transformers, mrope_section, is for several position axes, which are equal for
-text.
-"""
+"""Fields of rope_parameters and rope_scaling that `read_rope` reads."""
+_SEVERAL_AXES = frozenset({"mrope_section"})  # of positions, which are equal for text
+ROPE_OBJECTS = frozenset({"rope_parameters", "rope_scaling"})
+"""The objects with the settings of a rotary embedding, or with one for each type of layer."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,7 +88,10 @@ def read_rope(
                 "embedding for all layers is supported"
             )
     theta = fields.number("rope_theta", rules.theta)
-    part = fields.number("partial_rotary_factor", rules.part) if rules.partial else 1.0
+    part = 1.0
+    if rules.partial:  # null means all dims, a missing field the default
+        default = 1.0 if fields.given("partial_rotary_factor") else rules.part
+        part = fields.number("partial_rotary_factor", default)
     original = fields.integer("original_max_position_embeddings", rules.original)
     rules = dataclasses.replace(rules, theta=theta, part=part)
     return parse_rope(rope, name, head_dim, max_position, rules, original)
@@ -98,6 +100,19 @@ def read_rope(
 def rope_object(fields: ConfigFields) -> str:
     """Name of the object with the settings of a rotary embedding for all layers."""
     return "rope_scaling" if fields.inner("rope_scaling").names() else "rope_parameters"
+
+
+def unknown_rope_fields(fields: ConfigFields) -> set[str]:
+    """Fields inside those objects that neither rjax nor transformers knows."""
+    known = INNER_ROPE_FIELDS | _SEVERAL_AXES
+    unknown = set()
+    for name in ROPE_OBJECTS:
+        for key, value in fields.inner(name).values().items():
+            if isinstance(value, dict):
+                unknown |= {f"{name}.{key}.{inner}" for inner in value.keys() - known}
+            elif key not in known:
+                unknown.add(f"{name}.{key}")
+    return unknown
 
 
 def read_layer_ropes(

@@ -1,8 +1,9 @@
 """Reading config.json."""
 
 import dataclasses
-import difflib
+import functools
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ from rjax.models.config_fields import ConfigFields
 from rjax.models.errors import CheckpointError
 from rjax.models.families import FAMILIES
 from rjax.models.families.family import Family
-from rjax.models.formats import read_format
+from rjax.models.formats import read_format, unknown_quantization_fields
 from rjax.models.loading.linear_modules import with_format, with_quantization
+from rjax.models.loading.unsupported import unsupported
 
+_log = logging.getLogger(__name__)
 _MAX_CONFIG_BYTES = 16 << 20
+_MAX_TOKENS = 2**31 - 1
 
 
 def read_json(path: Path, limit: int) -> dict[str, Any]:
@@ -51,8 +55,31 @@ def config_from_folder(folder: str | Path, quantization: str | None = None) -> M
             f"{folder} has no config.json; give a Hugging Face model folder (config.json, "
             "*.safetensors, tokenizer files) or a hub id such as Qwen/Qwen3-0.6B"
         )
-    config = config_from_dict(read_json(path, _MAX_CONFIG_BYTES))
+    values = read_json(path, _MAX_CONFIG_BYTES)
+    config = config_from_dict(values)
+    _warn_of(str(path), tuple(unknown_fields(values)))
     return with_quantization(config, quantization)
+
+
+@functools.lru_cache(maxsize=64)  # an engine reads the file more than once
+def _warn_of(path: str, unknown: tuple[str, ...]) -> None:
+    if unknown:
+        _log.warning(
+            "config.json has fields that rjax does not know; they are ignored: %s (%s)",
+            ", ".join(unknown)[:2000],
+            path,
+        )
+
+
+def unknown_fields(values: Mapping[str, Any]) -> list[str]:
+    """Names of the fields of a usable config.json that nothing here knows.
+
+    Those of ``quantization_config`` and of the objects of rotary embeddings have their path.
+    """
+    fields = ConfigFields(values)
+    quantization = values.get("quantization_config")
+    of_weights = [] if quantization is None else unknown_quantization_fields(quantization)
+    return [*_family_of(fields).fields.unknown(fields), *of_weights]
 
 
 def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
@@ -63,6 +90,12 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     fields = ConfigFields(values)
     family = _family_of(fields)
     config = family.read_config(family.fields.check(fields))
+    family.fields.check_config(fields, config)
+    if config.longest_sequence > _MAX_TOKENS:
+        raise CheckpointError(
+            f"config.json: rope scaling stretches the context to {config.longest_sequence} tokens; "
+            f"it must be at most {_MAX_TOKENS}"
+        )
     quantization = values.get("quantization_config")
     if quantization is None:
         return config
@@ -71,13 +104,7 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
 
 
 def _family_of(fields: ConfigFields) -> Family:
-    found = fields.texts("architectures") or ()
-    for name in found:
+    for name in fields.texts("architectures") or ():
         if name in FAMILIES:
             return FAMILIES[name]
-    nearest = difflib.get_close_matches("".join(found[:1]), FAMILIES, 1, 0)[0]
-    raise CheckpointError(
-        f"config.json: architectures is {list(found)!s:.200}, which is not supported; the "
-        f"nearest that is: {nearest}. `rjax models` lists all; CONTRIBUTING.md says how to add a "
-        "family"
-    )
+    raise unsupported(fields)

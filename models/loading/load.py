@@ -62,7 +62,7 @@ def load_model(
         seed: of dummy weights.
         progress: show a bar while loading.
         max_length: tokens of the longest sequence, which the rope types dynamic and longrope depend
-            on; None for ``max_position_embeddings``.
+            on; None for the context that the checkpoint declares.
         expert_parallel: each device holds whole experts, not a share of each.
 
     Raises:

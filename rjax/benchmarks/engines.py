@@ -59,7 +59,7 @@ def model_length(options: argparse.Namespace) -> int:
     from rjax.models import BUNDLED_MODEL, config_from_folder, resolve_folder
 
     folder = resolve_folder(options.model or BUNDLED_MODEL, weights=False)
-    return config_from_folder(folder).max_position_embeddings
+    return config_from_folder(folder).default_length
 
 
 def pool_pages(options: argparse.Namespace, own: int, prefixes: Sequence[int] = ()) -> int:

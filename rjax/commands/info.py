@@ -137,7 +137,7 @@ def _step_kernels(config: Any, model: Any, chosen: Any) -> list[dict[str, Any]]:
     from rjax.worker.step_shape import StepShape
 
     backend, page_size = chosen.backend, config.cache.page_size
-    length = config.model.max_model_len or model.max_position_embeddings
+    length = config.model.max_model_len or model.default_length
     limits = chosen.step_limits(config, model, max_model_len=length)
     found = []
     for rows, seqs in (

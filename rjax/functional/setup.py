@@ -96,10 +96,10 @@ def prepare(
             devices cannot share the model.
     """
     config = model.config
-    if not 2 <= max_context <= config.max_position_embeddings:
+    if not 2 <= max_context <= config.default_length:
         raise InvalidConfigError(
             f"max_context is {max_context}; this model takes from 2 to "
-            f"{config.max_position_embeddings} tokens"
+            f"{config.default_length} tokens"
         )
     if page_size < 1:
         raise InvalidConfigError(f"page_size is {page_size}; give at least 1 token")

@@ -34,12 +34,15 @@ def of(architecture, **changes):
 FULL = ["full_attention"] * 3
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+# Of queries by position; transformers' Ministral 3 needs both.
+BETA = {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 2048}
 LONGROPE_LISTS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 LAYER_ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 2.0},
     "sliding_attention": {"rope_type": "default"},
 }
 
+WINDOWS = {"use_sliding_window": True, "sliding_window": 9}
 EXPERTS = {"moe_intermediate_size": 32}
 LATENT = {
     "num_key_value_heads": None,
@@ -47,6 +50,7 @@ LATENT = {
     "num_experts_per_tok": 2,
     "rope_scaling": YARN,
     "num_hidden_layers": 5,
+    **EXPERTS,
 }
 # A config of each family, from which a change of any field that is read can be seen.
 BASES = {
@@ -66,26 +70,28 @@ BASES = {
     "Gemma3ForCausalLM": of("Gemma3", rope_parameters=LAYER_ROPES),
     "Glm4ForCausalLM": of("Glm4", rope_scaling=YARN),
     "GraniteForCausalLM": of("Granite", rope_scaling=YARN),
-    "Glm4MoeForCausalLM": of("Glm4Moe", rope_scaling=YARN, n_routed_experts=12),
+    "Glm4MoeForCausalLM": of(
+        "Glm4Moe", rope_scaling=YARN, n_routed_experts=12, num_experts_per_tok=2
+    ),
     "Glm4MoeLiteForCausalLM": of("Glm4MoeLite", **LATENT),
     "GptOssForCausalLM": of("GptOss", rope_scaling=YARN),
     "GraniteMoeForCausalLM": of("GraniteMoe", rope_scaling=YARN),
     "LlamaForCausalLM": LLAMA | {"head_dim": 16, "rope_scaling": YARN},
-    "Ministral3ForCausalLM": of("Ministral3", rope_scaling=YARN),
-    "MinistralForCausalLM": of("Ministral", rope_scaling=YARN),
+    "Ministral3ForCausalLM": of("Ministral3", rope_scaling=YARN | BETA),
+    "MinistralForCausalLM": of("Ministral", rope_scaling=YARN, head_dim=16),
     "MistralForCausalLM": of("Mistral", rope_scaling=YARN),
-    "MixtralForCausalLM": of("Mixtral", rope_scaling=YARN),
+    "MixtralForCausalLM": of("Mixtral", rope_scaling=YARN, head_dim=16),
     "OPTForCausalLM": OPT,
     "Olmo2ForCausalLM": of("Olmo2", rope_scaling=YARN),
     "Olmo3ForCausalLM": of("Olmo3", rope_parameters=LAYER_ROPES),
-    "OlmoeForCausalLM": of("Olmoe", rope_scaling=YARN),
+    "OlmoeForCausalLM": of("Olmoe", rope_scaling=YARN, num_experts_per_tok=2),
     "Phi3ForCausalLM": of("Phi3"),
-    "Qwen2ForCausalLM": of("Qwen2", rope_scaling=YARN, use_sliding_window=True),
-    "Qwen2MoeForCausalLM": of("Qwen2Moe", rope_scaling=YARN, use_sliding_window=True, **EXPERTS),
-    "Qwen3ForCausalLM": of("Qwen3", rope_scaling=YARN, use_sliding_window=True),
+    "Qwen2ForCausalLM": of("Qwen2", rope_scaling=YARN, **WINDOWS),
+    "Qwen2MoeForCausalLM": of("Qwen2Moe", rope_scaling=YARN, **WINDOWS, **EXPERTS),
+    "Qwen3ForCausalLM": of("Qwen3", rope_scaling=YARN, **WINDOWS),
     "SeedOssForCausalLM": of("SeedOss", rope_scaling=YARN),
     "SmolLM3ForCausalLM": of("SmolLM3", rope_scaling=YARN, use_sliding_window=True),
-    "Qwen3MoeForCausalLM": of("Qwen3Moe", rope_scaling=YARN, **EXPERTS),
+    "Qwen3MoeForCausalLM": of("Qwen3Moe", rope_scaling=YARN, num_experts_per_tok=2, **EXPERTS),
 }
 # Another value of every field that some family reads.
 CHANGES = {
@@ -153,7 +159,7 @@ CHANGES = {
     "sliding_window": 7,
     "sliding_window_pattern": 3,
     "swiglu_alpha": 1.5,
-    "swiglu_limit": 6.0,
+    "swiglu_limit": 0.1,
     "tie_word_embeddings": True,
     "topk_group": 2,
     "topk_method": "group_limited_greedy",
@@ -168,6 +174,8 @@ CHANGES_OF = {
     ("Gemma2ForCausalLM", "layer_types"): FULL,
     ("Glm4ForCausalLM", "attention_bias"): False,
     ("Glm4ForCausalLM", "partial_rotary_factor"): 0.25,
+    ("Ministral3ForCausalLM", "rope_parameters"): {"rope_type": "default", **BETA},
+    ("Ministral3ForCausalLM", "rope_scaling"): {"type": "linear", "factor": 2.0, **BETA},
     ("OPTForCausalLM", "tie_word_embeddings"): False,
     ("Phi3ForCausalLM", "rope_scaling"): {"rope_theta": 5e5},
     ("Olmo3ForCausalLM", "rope_theta"): 7e5,
@@ -201,6 +209,20 @@ CHANGES_OF = {
     ("Qwen3MoeForCausalLM", "use_sliding_window"): True,
 }
 BESIDE = {
+    ("Qwen2MoeForCausalLM", "intermediate_size"): {"mlp_only_layers": [1]},
+    ("Qwen3MoeForCausalLM", "intermediate_size"): {"mlp_only_layers": [1]},
+    ("Qwen3MoeForCausalLM", "use_sliding_window"): {"sliding_window": 9},
+    # With layer_types transformers reads it as Ministral, which needs a head_dim.
+    ("MistralForCausalLM", "layer_types"): {"head_dim": 16, "sliding_window": 7},
+    ("MinistralForCausalLM", "layer_types"): {"sliding_window": 7},
+    ("DeepseekV2ForCausalLM", "intermediate_size"): {"first_k_dense_replace": 1},
+    ("Gemma2ForCausalLM", "layer_types"): {"sliding_window": 7},
+    ("GptOssForCausalLM", "layer_types"): {"sliding_window": 7},
+    **{
+        (f"{name}ForCausalLM", field): {"layer_types": MIXED}
+        for name in ("Gemma3", "Olmo3")
+        for field in ("rope_parameters", "rope_scaling", "rope_theta")
+    },
     ("Phi3ForCausalLM", "original_max_position_embeddings"): {
         "rope_scaling": {"type": "longrope", **LONGROPE_LISTS}
     },
@@ -302,7 +324,8 @@ def model_types(architecture):
     if own in MODEL_TYPES:
         return [MODEL_TYPES[own]]
     # transformers reads either name of these two as the other's.
-    return ["ministral", "mistral"] if own in ("mistral", "ministral") else [own]
+    others = {"ministral": ["mistral"], "mistral": ["ministral"]}
+    return [own, *others.get(own, [])]
 
 
 def change_of(architecture, field):
