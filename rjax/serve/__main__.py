@@ -89,6 +89,12 @@ def _serve(arguments: argparse.Namespace) -> int:
                 "--api-key-file",
                 file=sys.stderr,
             )
+        if key_ring.num_short:
+            print(
+                f"{NAME}: warning: {key_ring.num_short} of the API keys can be guessed; give keys "
+                "of at least 16 random characters",
+                file=sys.stderr,
+            )
         url = _url(listener)
         created = int(time.time())
         service_options = {

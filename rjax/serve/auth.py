@@ -26,26 +26,27 @@ class Tenant:
 
 
 _ANYONE = Tenant("anyone", None)
+_SHORT = 16  # characters; a shorter key may be guessed
 
 
 class KeyRing:
     """The accepted API keys. Without keys, all clients are one tenant.
 
     Args:
-        keys: at least 8 printable ASCII characters each.
+        keys: printable ASCII characters without spaces around them.
 
     Raises:
-        InvalidConfigError: a key is too short or not valid in a header.
+        InvalidConfigError: a key is empty or not valid in a header.
     """
 
     def __init__(self, keys: list[str]) -> None:
         secret = secrets.token_bytes(32)
         self._tenants: list[tuple[bytes, Tenant]] = []
         for number, key in enumerate(dict.fromkeys(keys)):
-            if not key.isascii() or not key.isprintable() or " " in key or len(key) < 8:
+            if not key or not key.isascii() or not key.isprintable() or key != key.strip():
                 raise InvalidConfigError(
-                    f"API key {number + 1} is not acceptable; give at least 8 printable ASCII "
-                    "characters without spaces"
+                    f"API key {number + 1} is {'not acceptable' if key else 'empty'}; give "
+                    "printable ASCII characters without spaces around them"
                 )
             salt = hmac.new(secret, key.encode(), hashlib.sha256).hexdigest()
             self._tenants.append((key.encode(), Tenant(f"key-{number + 1}", salt)))
@@ -54,6 +55,11 @@ class KeyRing:
     def tenants(self) -> list[Tenant]:
         """All tenants."""
         return [tenant for _, tenant in self._tenants] or [_ANYONE]
+
+    @property
+    def num_short(self) -> int:
+        """Keys that are short enough to be guessed."""
+        return sum(len(key) < _SHORT for key, _ in self._tenants)
 
     @property
     def open(self) -> bool:

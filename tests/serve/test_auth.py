@@ -11,6 +11,7 @@ from rjax.errors import InvalidConfigError
 from rjax.serve import auth
 from rjax.serve.app import build_app
 from rjax.serve.auth import KeyRing
+from rjax.serve.errors import ApiError
 from rjax.serve.tenancy import cache_salt
 
 from .live_server import LiveServer, live_server, make_engine
@@ -91,10 +92,21 @@ def test_keys_are_compared_in_constant_time_and_all_of_them(monkeypatch):
     assert len(seen) == 2
 
 
-@pytest.mark.parametrize("key", ["", "short", "with space 1", "ünicode-key", "line\nbreak-key"])
+@pytest.mark.parametrize("key", ["", " ", " around ", "ünicode-key", "line\nbreak-key"])
 def test_unusable_keys_are_refused(key):
-    with pytest.raises(InvalidConfigError):
-        KeyRing([key])
+    with pytest.raises(InvalidConfigError, match="API key 2 is"):
+        KeyRing([KEYS[0], key])
+
+
+@pytest.mark.parametrize("key", ["x", "test", "with space 1", "token-abc123"])
+def test_any_other_key_opens(key):
+    ring = KeyRing([key])
+    assert ring.tenant(f"Bearer {key}").name == "key-1"
+    assert ring.num_short == 1
+    with pytest.raises(ApiError):
+        ring.tenant(f"Bearer {key}x")
+    with pytest.raises(ApiError):
+        ring.tenant("Bearer ")
 
 
 def test_tenants_have_salts_of_their_own():

@@ -46,9 +46,25 @@ def test_steps_are_compiled_before_the_server_is_ready(folder, tmp_path):
 
 def test_a_bad_key_is_found_before_the_model_is_loaded(tmp_path, capsys):
     keys = tmp_path / "keys"
-    keys.write_text("sesame\n")
+    keys.write_text("ses\tame\n")
     assert main(["--api-key-file", str(keys), "--model", "/nowhere"]) == 2
     assert "API key 1 is not acceptable" in capsys.readouterr().err
+
+
+def test_short_keys_are_taken_with_a_warning(tmp_path, capsys):
+    keys = tmp_path / "keys"
+    keys.write_text("sesame\n")
+    unserved = ["--port", "0", "--model", "/nowhere"]
+    assert main(["--api-key", "test", "--api-key-file", str(keys), *unserved]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    [warning] = [line for line in lines if "warning" in line]
+    assert warning == (
+        "rjax serve: warning: 2 of the API keys can be guessed; give keys of at least 16 random "
+        "characters"
+    )
+    assert "/nowhere" in lines[-1]
+    assert main(["--api-key", "a-long-key-of-many-letters", *unserved]) == 2
+    assert "warning" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -73,6 +89,8 @@ def test_a_bad_key_is_found_before_the_model_is_loaded(tmp_path, capsys):
         (["--limit", "n=0"], "above 0"),
         (["--limit", "m=1"], "nearest"),
         (["--api-key-file", "/nowhere"], "/nowhere"),
+        (["--api-key-file", "/dev/null"], "holds no key"),
+        (["--api-key", ""], "API key 1 is empty"),
         (["--chat-template", "/nowhere"], "/nowhere"),
         (["--prefix-file", "a=/nowhere"], "a=/nowhere"),
         (["--prefix-file", f"a b={__file__}"], "a b="),
