@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import math
 import queue
 import threading
 import time
@@ -26,6 +27,7 @@ from rjax.sampling import SamplingParams
 type Health = Literal["ready", "draining", "hung", "dead"]
 
 _IDLE_WAIT = 0.25  # seconds between two heartbeats of an idle engine thread
+_STATS_SECONDS = 1.0  # between two records of the statistics, and to wait for newer ones
 _MAX_COMMAND_SECONDS = 0.05  # for commands between two steps while requests are unfinished
 _log = logging.getLogger(__name__)
 
@@ -37,8 +39,8 @@ class QueueLimits:
     Attributes:
         sequences: maximum of running and waiting sequences; every sample of a request counts.
         prompt_tokens: maximum of their prompt tokens, in total.
-        heartbeat_seconds: time without a heartbeat after which the engine thread counts as hung.
-            There is no heartbeat while a new shape compiles.
+        heartbeat_seconds: time without a heartbeat after which the engine thread counts as hung,
+            unless its step waits for a program to compile.
         unread_tokens: maximum of unread tokens of one request; every alternative in their logprobs
             counts as a token. Beyond it the request is aborted and its reader gets an
             OverloadedError.
@@ -120,6 +122,8 @@ class AsyncLLMEngine:
         self._empty = asyncio.Event()
         self._empty.set()
         self._heartbeat = time.monotonic()
+        self._last_stats: Any = None
+        self._stats_time = -math.inf
         self._draining = False
         self._dead = False
         self._failed = False
@@ -145,7 +149,8 @@ class AsyncLLMEngine:
         """The engine's state, judged by the thread's last heartbeat."""
         if self._dead or (self._loop is not None and not self._thread.is_alive()):
             return "dead"
-        if time.monotonic() - self._heartbeat > self.limits.heartbeat_seconds:
+        late = time.monotonic() - self._heartbeat > self.limits.heartbeat_seconds
+        if late and not self.engine.compile_progress().waiting:
             return "hung"
         return "draining" if self._draining else "ready"
 
@@ -255,6 +260,19 @@ class AsyncLLMEngine:
         finally:
             del done  # break the cycle of the error, its traceback and this frame
 
+    async def stats(self, seconds: float = _STATS_SECONDS) -> Any:
+        """The engine's statistics. If the current step takes longer than ``seconds``, those from
+        before that step.
+
+        Raises:
+            EngineDeadError: the engine has stopped.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.call(lambda engine: engine.stats())
+        except TimeoutError:
+            return self._last_stats
+
     def _post(
         self, loop: asyncio.AbstractEventLoop, function: Callable[[Engine], Any]
     ) -> asyncio.Future[Any]:
@@ -334,6 +352,7 @@ class AsyncLLMEngine:
         try:
             while self._take_commands():
                 if self.engine.has_unfinished_requests():
+                    self._record_stats()
                     outputs = self.engine.step()
                     if outputs:
                         self._call_in_loop(self._deliver, outputs)
@@ -343,6 +362,12 @@ class AsyncLLMEngine:
             _log.exception("the engine stopped on an error")
             self._call_in_loop(self.fail_all, EngineDeadError("the engine stopped on an error"))
             self._drop_inbox()
+
+    def _record_stats(self) -> None:
+        """Keep statistics for `stats`, in case the next step is a long one."""
+        now = time.monotonic()
+        if now - self._stats_time > _STATS_SECONDS:
+            self._last_stats, self._stats_time = self.engine.stats(), now
 
     def _take_commands(self) -> bool:
         """Run the queued commands; wait for one if there are no unfinished requests.

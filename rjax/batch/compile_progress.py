@@ -14,8 +14,10 @@ class CompileProgress:
         compiled: programs that are compiled.
         total: programs to compile. Grows when a request needs one that was not planned.
         waited_seconds: time that steps waited for programs to compile.
+        waiting: whether a step waits for one now.
     """
 
     compiled: int
     total: int
     waited_seconds: float
+    waiting: bool = False

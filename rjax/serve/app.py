@@ -1,6 +1,5 @@
 """The FastAPI app and its routes."""
 
-import asyncio
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, Request
@@ -29,6 +28,7 @@ from rjax.serve.requests import (
     TokenizeRequest,
 )
 from rjax.serve.responses import (
+    METRICS_TYPE,
     ChatCompletionResponse,
     CompletionResponse,
     DetokenizeResponse,
@@ -42,8 +42,6 @@ from rjax.serve.responses import (
 from rjax.serve.responses_api import routes as responses
 from rjax.serve.routing import ERRORS, EVENTS, ServiceDep, TenantDep, private_router
 from rjax.serve.service import Service
-
-_METRICS_SECONDS = 5.0  # the engine answers between two steps
 
 private = private_router()
 ROUTERS = (
@@ -261,14 +259,8 @@ async def drop_prefix(name: str, tenant: TenantDep, service: ServiceDep) -> Pref
 )
 async def metrics(service: ServiceDep) -> Response:
     """Prometheus metrics."""
-    try:
-        async with asyncio.timeout(_METRICS_SECONDS):
-            stats = await service.engine.call(lambda engine: engine.stats())
-    except TimeoutError as error:
-        raise ApiError(503, "the engine is busy with one step (compiling?)") from error
     return Response(
-        service.metrics.exposition(stats),
-        media_type="text/plain; version=0.0.4; charset=utf-8",
+        service.metrics.exposition(await service.engine.stats()), media_type=METRICS_TYPE
     )
 
 

@@ -82,7 +82,9 @@ class ServeLimits:
     health_connections: int = _limit(16, "further connections, only for health checks")
     header_seconds: float = _limit(10.0, "seconds for the headers of a request to arrive")
     keep_alive_seconds: int = _limit(30, "seconds that an idle connection stays open")
-    heartbeat_seconds: float = _limit(120.0, "seconds without a heartbeat before /health is a 503")
+    heartbeat_seconds: float = _limit(
+        120.0, "seconds of one step, unless it compiles, before /health is a 503"
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -4,6 +4,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Media type of Prometheus' text format."""
+
 type FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 

@@ -18,7 +18,7 @@ from rjax.serve.page.files import PAGE_PATHS
 from rjax.serve.page.routes import page_response
 from rjax.serve.request_ids import with_request_id
 from rjax.serve.request_limits import RequestLimitsMiddleware
-from rjax.serve.responses import HealthResponse, ModelCard, ModelList
+from rjax.serve.responses import METRICS_TYPE, HealthResponse, ModelCard, ModelList
 
 type EarlyRequests = Literal["wait", "refuse"]
 type EarlyStatus = Literal["starting", "draining", "dead"]
@@ -30,10 +30,10 @@ class StartingApp:
     """ASGI app that answers before the model is loaded.
 
     Until `open` is called, /health and /ping answer 503 with the progress, GET /v1/models answers
-    with the served model, and the page is served. Other requests wait and are then handed to the
-    real app, or get a 503 with Retry-After. A waiting request is dropped when its client
-    disconnects. Requests without a valid API key, and more waiting requests than the limit
-    ``connections``, are refused at once.
+    with the served model, GET /metrics has no metrics yet, and the page is served. Other requests
+    wait and are then handed to the real app, or get a 503 with Retry-After. A waiting request is
+    dropped when its client disconnects. Requests without a valid API key, and more waiting requests
+    than the limit ``connections``, are refused at once.
 
     Args:
         cards: the served model, under each of its names.
@@ -108,7 +108,8 @@ class StartingApp:
             or self._decided.is_set()
             or self._waiting >= self.limits.connections
             or scope["path"] in self.http.health_paths
-            or self._is_models(scope)
+            or self._is_get(scope, "/v1/models")
+            or self._is_get(scope, "/metrics")
             or self._is_page(scope)
         ):
             return False
@@ -147,9 +148,8 @@ class StartingApp:
             watch.cancel()
             await asyncio.wait({watch})  # one reader at a time
 
-    def _is_models(self, scope: Scope) -> bool:
-        paths = ("/v1/models", self.http.root_path + "/v1/models")
-        return scope["method"] == "GET" and scope["path"] in paths
+    def _is_get(self, scope: Scope, path: str) -> bool:
+        return scope["method"] == "GET" and scope["path"] in (path, self.http.root_path + path)
 
     def _is_page(self, scope: Scope) -> bool:
         return scope["method"] in ("GET", "HEAD") and scope["path"] in self.http.page_paths
@@ -170,6 +170,8 @@ class StartingApp:
         if self._is_page(scope):
             path = scope["path"]
             return page_response(path if path in PAGE_PATHS else path[len(self.http.root_path) :])
-        if self._is_models(scope):
+        if self._is_get(scope, "/v1/models"):
             return JSONResponse(ModelList(data=self._cards).model_dump())
+        if self._is_get(scope, "/metrics") and self._status == "starting":
+            return Response("# The model is being loaded.\n", media_type=METRICS_TYPE)
         return error_response(self._error, self.limits.retry_after)

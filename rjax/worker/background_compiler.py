@@ -135,7 +135,9 @@ class BackgroundCompiler:
         """How far it is."""
         with self._changed:
             total = len(self._compiled) + len(self._tasks) - len(self._failed)
-            return CompileProgress(len(self._compiled), total, self._waited)
+            return CompileProgress(
+                len(self._compiled), total, self._waited, waiting=self._waiting > 0
+            )
 
     def close(self) -> None:
         """Compile nothing more. Does not wait for programs that are being compiled."""

@@ -49,6 +49,7 @@ class StepRunner:
         programs: of the steps.
         layouts: of the packed inputs, by step shape.
         waited_seconds: time of the first calls, which compile what is not compiled yet.
+        waiting: whether a first call is under way.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class StepRunner:
         self.programs = programs
         self.layouts = layouts
         self.waited_seconds = 0.0
+        self.waiting = False
         self._vocab_size = vocab_size
         self._replicated = NamedSharding(mesh, PartitionSpec())
         self._all_allowed: dict[int, Array] = {}
@@ -150,7 +152,11 @@ class StepRunner:
         if key in self._called:
             return self.programs.get(key)(*arguments)
         start = time.perf_counter()
-        result = self.programs.get(key)(*arguments)
+        self.waiting = True
+        try:
+            result = self.programs.get(key)(*arguments)
+        finally:
+            self.waiting = False
         self.waited_seconds += time.perf_counter() - start
         self._called.add(key)
         return result

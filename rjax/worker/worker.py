@@ -234,7 +234,9 @@ class Worker:
         """How far compilation is; any thread may call this."""
         if self._background is not None:
             return self._background.progress()
-        return CompileProgress(self.num_compiled, self.num_compiled, self._runner.waited_seconds)
+        count, runner = self.num_compiled, self._runner
+        total = count + runner.waiting
+        return CompileProgress(count, total, runner.waited_seconds, waiting=runner.waiting)
 
     def close(self) -> None:
         """Stop compiling in the background; wait for what the device has yet to compute.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rjax.async_engine import AsyncLLMEngine, QueueLimits
+from rjax.batch.compile_progress import CompileProgress
 from rjax.engine.protocol import Engine
 from rjax.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from rjax.outputs import CompletionOutput, RequestOutput
@@ -26,6 +27,13 @@ class CountingEngine(Engine):
         self.gate = threading.Event()
         self.gate.set()
         self.threads: set[int] = set()
+        self.compiling = False
+
+    def compile_progress(self) -> CompileProgress:
+        return CompileProgress(0, 0, 0.0, waiting=self.compiling)
+
+    def stats(self) -> int:
+        return len(self.live)
 
     def add_request(self, request_id, prompt_token_ids, params, *, prompt=None, priority=0):
         if prompt_token_ids == [13]:
@@ -205,6 +213,27 @@ def test_silent_engine_is_unhealthy():
         inner.gate.set()
         assert await task == [0, 1]
         await until(lambda: engine.health == "ready")
+
+    drive(test, heartbeat_seconds=0.5)
+
+
+def test_a_step_that_compiles_is_healthy_and_has_figures():
+    async def test(engine, inner):
+        assert await engine.stats() == 0
+        inner.gate.clear()
+        inner.compiling = True
+        task = asyncio.ensure_future(collect(engine, [1], tokens(2)))
+        await until(lambda: bool(inner.live))
+        await asyncio.sleep(0.7)
+        assert engine.health == "ready"
+        engine.check_capacity(1, 1)
+        assert await engine.stats(0.05) == 1
+        inner.compiling = False
+        assert engine.health == "hung"
+        inner.gate.set()
+        assert await task == [0, 1]
+        await until(lambda: engine.health == "ready")
+        assert await engine.stats() == 0
 
     drive(test, heartbeat_seconds=0.5)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from rjax.batch.compile_progress import CompileProgress
 from rjax.engine.llm_engine import LLMEngine
@@ -46,6 +47,10 @@ def test_an_early_request_waits_and_is_answered(engine):
         for path in ("/v1/models", "/llm/v1/models"):
             [card] = httpx2.get(server.url + path, headers=BEARER).json()["data"]
             assert (card["id"], card["max_model_len"]) == ("tiny", None)
+        for path in ("/metrics", "/llm/metrics"):
+            figures = httpx2.get(server.url + path, headers=BEARER)
+            assert figures.status_code == 200
+            assert not list(text_string_to_metric_families(figures.text))
         assert not early.done()
         server.load()
         assert early.result().json()["choices"] == server.post().json()["choices"]

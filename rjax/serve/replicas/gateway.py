@@ -22,7 +22,7 @@ from rjax.serve.replicas.merged_metrics import merge_expositions
 from rjax.serve.replicas.prefix_blocks import prefix_blocks
 from rjax.serve.replicas.replica_request import Messages, ReplicaRequest, plain_scope
 from rjax.serve.request_limits import RequestLimitsMiddleware
-from rjax.serve.responses import HealthResponse, LoadResponse
+from rjax.serve.responses import METRICS_TYPE, HealthResponse, LoadResponse
 
 _ATTEMPTS = 3  # of a request whose replica dies before its first output
 _SMALL = 32 * 2**10  # bytes; smaller bodies are hashed on the event loop
@@ -207,12 +207,8 @@ class Gateway:
 
     async def _all_metrics(self) -> Response:
         found = await self._replicas.ask_all("metrics", _SECONDS)
-        if not found:
-            return self._refuse("no replica answers (all busy or starting?)")
         own = self._metrics.exposition(self._replicas.num_running)
-        return Response(
-            own + merge_expositions(found), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
+        return Response(own + merge_expositions(found), media_type=METRICS_TYPE)
 
     def _refuse(self, message: str) -> Response:
         return error_response(ApiError(503, message, code="overloaded"), self._limits.retry_after)

@@ -144,7 +144,7 @@ class Replica:
         }
 
     async def _stats(self) -> EngineStats:
-        return await self._service.engine.call(lambda engine: engine.stats())
+        return await self._service.engine.stats()
 
     async def __del__(self) -> None:
         """Called by Ray once, after the last request."""

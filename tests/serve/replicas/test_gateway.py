@@ -48,6 +48,7 @@ class Scripted:
     num_running: int = 2
     asked: list[ReplicaRequest] = dataclasses.field(default_factory=list)
     closed: int = 0
+    answers: bool = True
 
     async def serve(self, request: ReplicaRequest) -> AsyncGenerator[list[Any]]:
         self.asked.append(request)
@@ -64,6 +65,8 @@ class Scripted:
             self.closed += 1
 
     async def ask_all(self, method: str, seconds: float) -> list[Any]:
+        if not self.answers:
+            return []
         text = b'# HELP rjax:a A.\n# TYPE rjax:a gauge\nrjax:a{model_name="m"} 1\n'
         return [2, 3] if method == "num_live" else [("r0", text), ("r1", text)]
 
@@ -227,6 +230,10 @@ def test_routes_over_all_replicas():
     text = send(app, "GET", "/metrics").text
     assert 'rjax:a{replica="r1",model_name="m"} 1' in text
     assert 'rjax:num_replicas{model_name="m"} 2.0' in text
+    replicas.answers = False  # all busy or starting
+    alone = send(app, "GET", "/metrics")
+    assert alone.status_code == 200
+    assert 'rjax:num_replicas{model_name="m"} 2.0' in alone.text
     found = send(app, json={"name": "p", "prompt": "a"}, path="/v1/prefixes")
     assert (found.status_code, found.json()["error"]["code"]) == (404, "disabled")
     assert not replicas.asked
