@@ -44,9 +44,10 @@ from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.parts import EngineParts
 from rjax.models import BUNDLED_MODEL, config_from_folder, resolve_folder
+from rjax.serve.addresses import bind
 from rjax.serve.app import build_app
 from rjax.serve.responses import model_card
-from rjax.serve.server import Server, bind
+from rjax.serve.server import Server
 from rjax.serve.service import Service
 from rjax.serve.service_builder import make_service
 from rjax.serve.starting_app import StartingApp

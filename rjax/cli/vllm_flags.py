@@ -130,7 +130,6 @@ _INSTEAD: tuple[tuple[str, str], ...] = (
         "--enable-ssl-refresh",
         "put a reverse proxy with TLS in front of the server (see --root-path)",
     ),
-    ("--uds", "use --host and --port"),
     (
         "--api-server-count -asc --disable-frontend-multiprocessing",
         "use --limit text_workers=N, the processes that tokenise",

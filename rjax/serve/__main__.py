@@ -8,11 +8,9 @@ if __name__ == "__main__":  # before all imports, so that Ctrl-C works during th
 import argparse
 import asyncio
 import functools
-import ipaddress
 import logging
 import pathlib
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -50,8 +48,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         raise InvalidConfigError(
             f"--drain-seconds is {arguments.drain_seconds}; give 0 to 86400 seconds"
         )
-    if not 0 <= arguments.port < 65536:
-        raise InvalidConfigError(f"--port is {arguments.port}; give 0 to 65535")
+    address = command_line.address(arguments)
     keys = command_line.api_keys(arguments)
     http = command_line.http_options(arguments)
     tool_format = command_line.tool_format(arguments)
@@ -66,7 +63,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     try:
         from rjax.serve.auth import KeyRing
         from rjax.serve.responses import model_card
-        from rjax.serve.server import Server, bind, set_ulimit
+        from rjax.serve.server import Server, set_ulimit
         from rjax.serve.service_loader import ServiceLoader
         from rjax.serve.starting_app import StartingApp
     except ModuleNotFoundError as error:
@@ -82,8 +79,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     config = EngineConfig.from_options(options)
     root = _name(options.get("model"))
     model, *aliases = command_line.served_names(arguments, root)
-    with bind(arguments.host, arguments.port) as listener:
-        if not keys and not _loopback(arguments.host):
+    with address.bound() as listener:
+        if not keys and not address.is_private:
             print(
                 f"{NAME}: warning: anyone who reaches {arguments.host} may use this server; give "
                 "--api-key-file",
@@ -95,7 +92,7 @@ def _serve(arguments: argparse.Namespace) -> int:
                 "of at least 16 random characters",
                 file=sys.stderr,
             )
-        url = _url(listener)
+        api = address.api(listener)
         created = int(time.time())
         service_options = {
             "model": model,
@@ -139,8 +136,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
 
         def ready() -> None:
-            print("\n".join(loader.summary({"address": f"{url}/v1"})), file=sys.stderr)
-            print(f"{model} on {url}/v1", flush=True)
+            print("\n".join(loader.summary({"address": api})), file=sys.stderr)
+            print(f"{model} on {api}", flush=True)
 
         server = Server(
             app,
@@ -148,7 +145,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             drain_seconds=arguments.drain_seconds,
             access_log=arguments.access_log,
             stats_seconds=stats_seconds,
-            listening=lambda: _log.info("listening on %s, starting", url),
+            listening=lambda: _log.info("listening on %s, starting", address.url(listener)),
             ready=ready,
             interrupted=functools.partial(end_soon, NAME),
         )
@@ -171,22 +168,8 @@ def _end_by_signal(sig: int) -> None:
     signal.raise_signal(sig)
 
 
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 def _name(model: str | None) -> str:
     if model is None:
         return BUNDLED_NAME
     path = pathlib.Path(model)
     return path.resolve().name if path.exists() else model
-
-
-def _loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -9,6 +9,7 @@ from rjax.cli.parser import OneLineParser, add_no_ops
 from rjax.cli.prompts import read_text
 from rjax.cli.vllm_flags import SERVER_NO_OPS, instead_of
 from rjax.errors import InvalidConfigError
+from rjax.serve.addresses import Address, HostAddress, UnixAddress
 from rjax.serve.limits import ServeLimits
 from rjax.serve.options import HttpOptions, json_names
 from rjax.serve.prefix_names import is_valid_name
@@ -78,10 +79,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_server_arguments(server: "argparse._ArgumentGroup") -> None:
+    server.add_argument("--host", help="address to listen on (default: this machine only)")
+    server.add_argument("--port", type=int, help="0 takes a free one (default: 8000)")
     server.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: this machine only)"
+        "--uds",
+        metavar="PATH",
+        help="listen on a Unix socket instead, for its owner and group",
     )
-    server.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
     server.add_argument(
         "--served-model-name",
         nargs="+",
@@ -281,6 +285,23 @@ def http_options(arguments: argparse.Namespace) -> HttpOptions:
         request_id_headers=arguments.enable_request_id_headers,
         **lists,
     )
+
+
+def address(arguments: argparse.Namespace) -> Address:
+    """Where to listen.
+
+    Raises:
+        InvalidConfigError: the port is none, or a Unix socket has a host or port.
+    """
+    host, port, path = arguments.host, arguments.port, arguments.uds
+    if path is not None:
+        if host is not None or port is not None:
+            raise InvalidConfigError("--uds goes without --host and --port; leave them out")
+        return UnixAddress(path)
+    port = 8000 if port is None else port
+    if not 0 <= port < 65536:
+        raise InvalidConfigError(f"--port is {port}; give 0 to 65535")
+    return HostAddress("127.0.0.1" if host is None else host, port)
 
 
 def api_keys(arguments: argparse.Namespace) -> list[str]:

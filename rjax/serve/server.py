@@ -224,22 +224,3 @@ def _max_open_connections(limits: ServeLimits) -> int:
         room,
     )
     return room
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet; port 0 takes a free one.
-
-    Raises:
-        OSError: the address is in use or not local.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named, asyncio sets TCP_NODELAY on the connections.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.setblocking(False)
-        found.bind((host, port))
-    except OSError as error:
-        found.close()
-        raise OSError(error.errno, f"{host} port {port}: {error.strerror}") from None
-    return found

@@ -18,11 +18,12 @@ from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine_builder import build_engine
 from rjax.serve import prefixes
+from rjax.serve.addresses import Address, HostAddress
 from rjax.serve.app import build_app
 from rjax.serve.auth import KeyRing
 from rjax.serve.limits import ServeLimits
 from rjax.serve.responses import model_card
-from rjax.serve.server import Server, bind
+from rjax.serve.server import Server
 from rjax.serve.service import Service
 from rjax.serve.service_builder import make_service
 from rjax.serve.starting_app import StartingApp
@@ -30,6 +31,7 @@ from rjax.serve.workers.zygote import Zygote
 from tests.kept_programs import kept_programs
 
 LENGTH = 512
+_ANY_PORT = HostAddress("127.0.0.1", 0)
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -157,13 +159,19 @@ def live_server(
 
 @contextlib.contextmanager
 def running(
-    server: Server, *, send_buffer: int | None = None
+    server: Server, *, send_buffer: int | None = None, address: Address = _ANY_PORT
 ) -> Iterator[tuple[str, asyncio.AbstractEventLoop]]:
     """Run a server on a thread, and yield its URL and event loop once the port is open."""
-    listener = bind("127.0.0.1", 0)
+    with address.bound() as listener, _running(server, listener, send_buffer) as loop:
+        yield address.url(listener), loop
+
+
+@contextlib.contextmanager
+def _running(
+    server: Server, listener: socket.socket, send_buffer: int | None
+) -> Iterator[asyncio.AbstractEventLoop]:
     if send_buffer is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     loop = asyncio.new_event_loop()
     thread = threading.Thread(
         target=loop.run_until_complete, args=(server.run_on(listener),), daemon=True
@@ -174,7 +182,7 @@ def running(
         assert time.monotonic() < end, "the port did not open"
         time.sleep(0.01)
     try:
-        yield url, loop
+        yield loop
     finally:
         server.should_exit = True
         thread.join(60)

@@ -7,9 +7,9 @@ import httpx2
 import pytest
 
 from rjax.serve.__main__ import main
+from rjax.serve.addresses import bind
 from rjax.serve.app import ROUTERS
 from rjax.serve.route_paths import ROUTE_PATHS
-from rjax.serve.server import bind
 
 
 def test_an_address_in_use_is_named():
@@ -74,6 +74,12 @@ def test_short_keys_are_taken_with_a_warning(tmp_path, capsys):
         (["--served-model-name", ""], "--served-model-name holds a blank name"),
         (["--served-model-name", "a", " "], "--served-model-name holds a blank name"),
         (["--port", "x"], "invalid int value"),
+        (["--uds", "/tmp/x", "--port", "8000"], "--uds goes without --host and --port"),
+        (["--uds", "/tmp/x", "--host", "127.0.0.1"], "--uds goes without --host and --port"),
+        (["--uds", "/nowhere/x"], "--uds /nowhere/x: No such file or directory"),
+        (["--uds", __file__], "is a file that is no socket"),
+        (["--uds", "/tmp/" + "x" * 103], "give a path of at most 107 bytes"),
+        (["--uds", ""], "give a path of at most 107 bytes"),
         (["--root-path", "llm/"], "give a path such as /llm"),
         (["--root-path", "/v1"], "the route /v1/"),
         (["--root-path", "/metrics"], "the route /metrics begins"),
