@@ -56,6 +56,8 @@ class Sequence:
         host_slots: while swapped, (page group, page number) to host slot of the pages saved for it.
         num_saved: while swapped, tokens that were stored.
         group_pages: pages freed when it was preempted with its siblings; 0 once one has resumed.
+        arrival_time: of ``time.monotonic``.
+        first_scheduled_time, first_token_time, last_token_time: likewise; None before.
         slot: sampler slot while running.
         awaited: key of a pending page that it waits for.
         status: its queue.
@@ -94,6 +96,10 @@ class Sequence:
     host_slots: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict)
     num_saved: int = 0
     group_pages: int = 0
+    arrival_time: float = 0.0
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
     slot: int | None = None
     awaited: bytes | None = None
     status: SequenceStatus = SequenceStatus.WAITING

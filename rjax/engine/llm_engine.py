@@ -36,6 +36,7 @@ from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams, slot_row
 from rjax.sampling.seeds import drawn_seed
 
+_FINISHED = SequenceStatus.FINISHED
 _log = logging.getLogger(__name__)
 
 
@@ -273,9 +274,7 @@ class LLMEngine(Closable):
         if request is None:
             return
         self._prefixes.pending.discard(request_id)
-        for sequence in request.sequences:
-            if sequence.status is not SequenceStatus.FINISHED:
-                self._scheduler.finish(sequence)
+        self._stats.requests.finished["abort"] += self._scheduler.finish_all(request.sequences)
         request.abort()
         self._pending_outputs.append(request.snapshot())
 
@@ -309,6 +308,10 @@ class LLMEngine(Closable):
         return self._stats.now(
             self._scheduler, self._blocks, self.pinned_pages(), self._worker.pool.num_pages
         )
+
+    def reset_stats(self) -> None:
+        """Count anew. Figures of memory and of requests under way stay."""
+        self._stats = self._stats.anew()
 
     def set_shared_prefix(self, token_ids: Tokens[int]) -> None:
         """See `PrefixEngine.set_shared_prefix`."""
@@ -386,10 +389,8 @@ class LLMEngine(Closable):
         failed: list[tuple[str, Exception]] = []
         for sequence in admitted:
             request = self._requests[sequence.request_id]
-            if request.metrics.first_scheduled_time is None:
-                request.metrics.first_scheduled_time = time.monotonic()
             if not sequence.num_preemptions:
-                self._stats.count_admission(sequence)
+                self._stats.count_admission(sequence, request.metrics)
             assert sequence.slot is not None
             try:
                 row = slot_row(
@@ -418,15 +419,17 @@ class LLMEngine(Closable):
         self._timer.read(step, alone=alone, last=not self._in_flight)
         self._stats.multi_steps += result.num_steps > 1
         updated: dict[str, Request] = {}
-        row = received = 0
+        row = 0
         tokens = result.tokens.tolist()  # padded at the end
+        live = [s for s, _, _, samples, _ in step.batch if samples and s.status is not _FINISHED]
+        self._stats.requests.count_tokens(live, time.monotonic())
+        self._stats.output_tokens += len(live)
         for b, (sequence, start, stop, samples, _) in enumerate(step.batch):
             first_row = row
             row += stop - start
-            if sequence.status is SequenceStatus.FINISHED:
+            if sequence.status is _FINISHED:
                 continue
             request = self._requests[sequence.request_id]
-            received += samples
             try:
                 if request.prompt_logprobs is not None and sequence.index == 0 and result.prompt:
                     found = [logprobs_at(result.prompt, r) for r in range(first_row, row)]
@@ -442,7 +445,6 @@ class LLMEngine(Closable):
                 finished = True
             if request.wants_every_step or (finished and request.finished):
                 updated[sequence.request_id] = request
-        self._stats.output_tokens += received
         outputs = [request.snapshot() for request in updated.values()]
         for output in outputs:
             if output.finished:
@@ -455,7 +457,7 @@ class LLMEngine(Closable):
         """Add a token to a sequence; returns whether that finished it."""
         sequence.receive(token)
         if request.metrics.first_token_time is None:
-            request.metrics.first_token_time = time.monotonic()
+            request.metrics.first_token_time = sequence.last_token_time
         finished = request.completions[sequence.index].append(token, logprobs)
         if sequence.num_known % self._page_size == 0:
             self._scheduler.cache_full_pages(sequence)
@@ -464,14 +466,13 @@ class LLMEngine(Closable):
         if finished:
             self._prefixes.pending.pin_computed(request, sequence)
             self._scheduler.finish(sequence)
+            self._stats.requests.count_finished(request, sequence)
         return finished
 
     def _fail(self, request: Request, error: Exception) -> None:
         """End a request on an error."""
         _log.error("request %s failed", request.request_id, exc_info=error)
-        for sequence in request.sequences:
-            if sequence.status is not SequenceStatus.FINISHED:
-                self._scheduler.finish(sequence)
+        self._stats.requests.finished["error"] += self._scheduler.finish_all(request.sequences)
         request.fail(error)
         self._prefixes.pending.discard(request.request_id)
 

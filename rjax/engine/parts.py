@@ -6,6 +6,7 @@ from typing import Any
 
 from rjax.batch.step_limits import StepLimits
 from rjax.config import EngineConfig
+from rjax.engine.request_stats import RequestStats
 from rjax.engine.stats import EngineStats
 from rjax.models import ModelConfig
 from rjax.startup_times import StartupTimes
@@ -51,4 +52,5 @@ class EngineParts:
             max_num_seqs=self.limits.max_num_seqs,
             num_decode_steps=self.worker.num_decode_steps,
             page_bytes=self.worker.pool.page_bytes,
+            requests=RequestStats(self.max_model_len),
         )

@@ -76,6 +76,7 @@ class Request:
         ``order`` is that of its sequences, ``root`` the first key of their chains.
         """
         each = params.each_sequence()
+        now = time.monotonic()
         sequences = [
             Sequence(
                 request_id=request_id,
@@ -88,6 +89,7 @@ class Request:
                 hashes=PageHashes(root, page_size),
                 mask=masks[index] if masks else None,
                 logprob_start_len=logprob_start_len,
+                arrival_time=now,
             )
             for index in range(params.num_sequences)
         ]
@@ -111,7 +113,7 @@ class Request:
             params=params,
             sequences=sequences,
             completions=completions,
-            metrics=RequestMetrics(arrival_time=time.monotonic()),
+            metrics=RequestMetrics(arrival_time=now),
             tokenizer=tokenizer,
             prompt_logprobs=None if params.prompt_logprobs is None else unreported,
             deadline=deadline,

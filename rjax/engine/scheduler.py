@@ -129,6 +129,13 @@ class Scheduler:
                 raise AssertionError("finished twice")
         sequence.status = SequenceStatus.FINISHED
 
+    def finish_all(self, sequences: list[Sequence]) -> int:
+        """Remove those that have not finished; returns their number."""
+        live = [s for s in sequences if s.status is not SequenceStatus.FINISHED]
+        for sequence in live:
+            self.finish(sequence)
+        return len(live)
+
     def cache_full_pages(self, sequence: Sequence) -> None:
         """Register the sequence's full pages of known tokens in the prefix cache."""
         if sequence.status is _RUNNING:

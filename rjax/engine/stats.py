@@ -1,11 +1,14 @@
 """Counters and memory figures of an engine."""
 
 import dataclasses
+import time
 
 from rjax.batch.page_operations import CopyPages, PageOperation, SwapIn, SwapOut
 from rjax.batch.sequence import Sequence
 from rjax.engine.block_manager import BlockManager
+from rjax.engine.request_stats import RequestStats
 from rjax.engine.scheduler import Scheduler
+from rjax.outputs import RequestMetrics
 from rjax.pallas_kernels.attention.planner import PlanStats
 
 
@@ -44,6 +47,7 @@ class EngineStats:
         host_bytes_used: pages of swapped sequences in host memory.
         page_bytes: one page.
         kv_bytes_without_sharing: what the running sequences would take if each had its own pages.
+        requests: figures of requests with vLLM's definitions.
         peak_kv_bytes, peak_kv_bytes_unshared: the highest values of ``kv_bytes_used`` and
             ``kv_bytes_without_sharing``.
     """
@@ -82,9 +86,13 @@ class EngineStats:
     kv_bytes_without_sharing: int = 0
     peak_kv_bytes: int = 0
     peak_kv_bytes_unshared: int = 0
+    requests: RequestStats = dataclasses.field(default_factory=lambda: RequestStats(1))
 
-    def count_admission(self, sequence: Sequence) -> None:
-        """Count the first admission of a sequence."""
+    def count_admission(self, sequence: Sequence, request: RequestMetrics) -> None:
+        """Count the first admission of a sequence, and note its time."""
+        sequence.first_scheduled_time = time.monotonic()
+        if request.first_scheduled_time is None:
+            request.first_scheduled_time = sequence.first_scheduled_time
         self.prompt_tokens += len(sequence.prompt_token_ids)
         self.cached_tokens += sequence.num_cached or 0
         self.shared_tokens += sequence.num_shared
@@ -130,6 +138,17 @@ class EngineStats:
             self.peak_kv_bytes_unshared, self.kv_bytes_without_sharing
         )
 
+    def anew(self) -> "EngineStats":
+        """The statistics of this engine if it had done nothing."""
+        return EngineStats(
+            self.backend,
+            self.device,
+            max_num_seqs=self.max_num_seqs,
+            num_decode_steps=self.num_decode_steps,
+            page_bytes=self.page_bytes,
+            requests=RequestStats(self.requests.max_model_len),
+        )
+
     def now(
         self, scheduler: Scheduler, blocks: BlockManager, pinned: list[int], num_pages: int
     ) -> "EngineStats":
@@ -144,6 +163,7 @@ class EngineStats:
         return dataclasses.replace(
             self,
             steps_by_size=dict(self.steps_by_size),
+            requests=self.requests.copy(),
             preemptions=scheduler.num_preemptions,
             swaps=scheduler.num_swaps,
             num_swapped=len(scheduler.swapped),

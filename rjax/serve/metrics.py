@@ -1,8 +1,4 @@
-"""Prometheus metrics, with vLLM's names and the prefix ``rjax:``.
-
-Not implemented are vLLM's metrics of LoRA and speculative decoding, and the optional ones of single
-KV blocks (``kv_block_*``) and estimated work (``estimated_*``).
-"""
+"""Prometheus metrics, with vLLM's names and the prefix ``rjax:``, and those of vLLM itself."""
 
 import itertools
 from collections.abc import Iterable, Mapping
@@ -19,6 +15,7 @@ from prometheus_client.registry import Collector
 from rjax.engine.stats import EngineStats
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams
+from rjax.serve.vllm_metrics import vllm_metrics
 
 _SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160),
@@ -250,6 +247,7 @@ class _EngineFigures(Collector):
         )
         info.add_metric([self._model, *self._cache.values()], 1)
         yield info
+        yield from vllm_metrics(stats, self._model, self._cache)
 
     def _steps(self, stats: EngineStats) -> Metric:
         """Histogram of step sizes with buckets at powers of two."""

@@ -102,6 +102,7 @@ def run_warmup_requests(engine: "LLMEngine") -> None:
         engine.add_request(f"warm-up {i}", [0], greedy)
         while engine.has_unfinished_requests():
             engine.step()
+    engine.reset_stats()  # no client sent them
 
 
 def _log_progress(progress: CompileProgress) -> None:

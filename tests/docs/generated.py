@@ -130,13 +130,23 @@ def exposition() -> str:
 
 
 def metrics() -> str:
-    """The metrics, from the server's exposition."""
+    """The metrics with the prefix rjax, from the server's exposition."""
+    return _metrics("rjax:")
+
+
+def vllm_metrics() -> str:
+    """Those with vLLM's own names."""
+    return _metrics("vllm:")
+
+
+def _metrics(prefix: str) -> str:
     rows = []
     for family in text_string_to_metric_families(exposition()):
-        if family.name.endswith("_created"):
+        if family.name.endswith("_created") or not family.name.startswith(prefix):
             continue
         name = family.name + ("_total" if family.type == "counter" else "")
-        labels = {label for s in family.samples for label in s.labels} - {"model_name", "le"}
+        common = {"model_name", "engine", "le"}
+        labels = {label for s in family.samples for label in s.labels} - common
         rows.append([f"`{name}`", family.type, ", ".join(sorted(labels)), family.documentation])
     return table(["metric", "type", "labels", "meaning"], sorted(rows))
 
@@ -274,6 +284,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         vllm_no_ops,
         vllm_instead,
         metrics,
+        vllm_metrics,
         chat,
         examples,
         attention,

@@ -1,12 +1,19 @@
 """What /metrics tells: vLLM's names, and figures that move with what happens."""
 
 import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from rjax.engine.request_stats import Histogram
 from rjax.serve.limits import ServeLimits
+from rjax.worker.compiled_programs import CompiledPrograms
 
+from .hostile import until
 from .live_server import LiveServer, live_server, make_engine
 
 # vLLM's core set, for which dashboards exist; a histogram has _count, a counter _total.
@@ -120,3 +127,180 @@ def test_rejections_name_their_limit(folder):
         for reason in ("queued_sequences", "queued_tokens", "connections"):
             assert found[f'admission_rejections_total{{reason="{reason}"}}'] == 1, reason
         assert found['admission_rejections_total{reason="draining"}'] == 0
+
+
+def test_probes_and_figures_while_a_step_compiles(folder, monkeypatch):
+    get, entered, compiled = CompiledPrograms.get, threading.Event(), threading.Event()
+
+    def slow(programs: CompiledPrograms, key):
+        entered.set()
+        assert compiled.wait(60)
+        return get(programs, key)
+
+    limits = ServeLimits(heartbeat_seconds=2)
+    with live_server(make_engine(folder), limits=limits) as small, ThreadPoolExecutor() as threads:
+        monkeypatch.setattr(CompiledPrograms, "get", slow)
+        first = threads.submit(post, small, **BODY)
+        assert entered.wait(60)
+        time.sleep(2.5)
+        try:
+            health = httpx2.get(small.url + "/health")
+            assert health.status_code == 200
+            assert health.json() == {"status": "ready", "compiled": 0, "of": 1}
+            assert scrape(small)["num_requests_waiting"] == 1
+            second = threads.submit(post, small, **BODY)
+            until(lambda: small.service.num_live == 2, 10)
+        finally:
+            compiled.set()
+        assert {first.result().status_code, second.result().status_code} == {200}
+        assert scrape(small)["num_requests_waiting"] == 0
+
+
+# The series that the queries of vLLM's dashboards name (examples/observability, 0.8 to 0.13).
+DASHBOARDS = [
+    *("vllm:e2e_request_latency_seconds_bucket", "vllm:e2e_request_latency_seconds_sum"),
+    *("vllm:e2e_request_latency_seconds_count", "vllm:prompt_tokens_total"),
+    *("vllm:generation_tokens_total", "vllm:time_per_output_token_seconds_bucket"),
+    *("vllm:time_per_output_token_seconds_sum", "vllm:time_per_output_token_seconds_count"),
+    *("vllm:inter_token_latency_seconds_bucket", "vllm:inter_token_latency_seconds_sum"),
+    *("vllm:inter_token_latency_seconds_count", "vllm:num_requests_running"),
+    *("vllm:num_requests_waiting", "vllm:time_to_first_token_seconds_bucket"),
+    *("vllm:time_to_first_token_seconds_sum", "vllm:time_to_first_token_seconds_count"),
+    *("vllm:kv_cache_usage_perc", "vllm:request_prompt_tokens_bucket"),
+    *("vllm:request_prompt_tokens_sum", "vllm:request_prompt_tokens_count"),
+    *("vllm:request_generation_tokens_bucket", "vllm:request_generation_tokens_sum"),
+    *("vllm:request_generation_tokens_count", "vllm:request_success_total"),
+    *("vllm:request_queue_time_seconds_sum", "vllm:request_prefill_time_seconds_sum"),
+    *("vllm:request_decode_time_seconds_sum", "vllm:request_max_num_generation_tokens_sum"),
+    *("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
+    *("vllm:iteration_tokens_total_bucket", "vllm:request_params_max_tokens_bucket"),
+    *("vllm:request_time_per_output_token_seconds_bucket", "vllm:num_preemptions_total"),
+]
+
+
+@pytest.fixture
+def unused(folder):
+    with live_server(make_engine(folder)) as found:
+        yield found
+
+
+def vllm_values(server: LiveServer) -> dict[str, float]:
+    """Value by name, labels of vLLM checked and left out, but for that of the finish reason."""
+    text = httpx2.get(server.url + "/metrics").text
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.startswith("vllm:"):
+                labels = dict(sample.labels)
+                assert labels.pop("model_name") == "tiny"
+                assert labels.pop("engine") == "0"
+                kept = [labels[name] for name in ("finished_reason", "le") if name in labels]
+                key = ":".join([sample.name.removeprefix("vllm:"), *kept])
+                assert key not in found
+                found[key] = sample.value
+    return found
+
+
+def test_every_query_of_vllms_dashboards_has_a_series(server: LiveServer):
+    post(server, **BODY)
+    text = httpx2.get(server.url + "/metrics").text
+    families = text_string_to_metric_families(text)
+    found = {s.name: {"model_name", "engine"} <= set(s.labels) for f in families for s in f.samples}
+    assert {name: found.get(name) for name in DASHBOARDS} == dict.fromkeys(DASHBOARDS, True)
+
+
+def test_vllms_metrics_count_as_vllm_does(unused: LiveServer):
+    """The expectations of vLLM's own test of its counts: requests one after another."""
+    requests, prompt, generated = 5, 21, 6
+    tokens = list(range(40, 40 + prompt))
+    body = {"prompt": tokens, "max_tokens": generated, "temperature": 0, "ignore_eos": True}
+    for _ in range(requests):
+        assert post(unused, **body).status_code == 200
+    unused.wait_idle()
+    found = vllm_values(unused)
+    expected = {
+        "time_to_first_token_seconds_count": requests,
+        "inter_token_latency_seconds_count": requests * (generated - 1),
+        "time_per_output_token_seconds_count": requests * (generated - 1),
+        "request_time_per_output_token_seconds_count": requests,
+        "e2e_request_latency_seconds_count": requests,
+        "request_queue_time_seconds_count": requests,
+        "request_inference_time_seconds_count": requests,
+        "request_prefill_time_seconds_count": requests,
+        "request_decode_time_seconds_count": requests,
+        "request_prompt_tokens_sum": requests * prompt,
+        "request_prompt_tokens_count": requests,
+        "request_generation_tokens_sum": requests * generated,
+        "request_generation_tokens_count": requests,
+        "request_params_n_sum": requests,
+        "request_params_n_count": requests,
+        "request_params_max_tokens_sum": requests * generated,
+        "request_params_max_tokens_count": requests,
+        "request_max_num_generation_tokens_sum": requests * generated,
+        "iteration_tokens_total_sum": requests * (prompt + generated),
+        "iteration_tokens_total_count": requests * generated,
+        "prompt_tokens_total": requests * prompt,
+        "generation_tokens_total": requests * generated,
+        "request_success_total:length": requests,
+        "request_success_total:stop": 0,
+        "prefix_cache_queries_total": requests * prompt,
+        "num_requests_running": 0,
+        "num_requests_waiting": 0,
+        "num_preemptions_total": 0,
+        "cache_config_info": 1,
+    }
+    assert {name: found[name] for name in expected} == expected
+    hits = found["prefix_cache_hits_total"]
+    assert hits >= (requests - 1) * 16  # whole pages of 8 tokens, at least
+    assert found["prompt_tokens_cached_total"] == hits
+    assert found["request_prefill_kv_computed_tokens_sum"] == requests * prompt - hits
+    assert found["request_prompt_tokens_bucket:20.0"] == 0
+    assert found["request_prompt_tokens_bucket:50.0"] == requests
+    assert "request_prompt_tokens_bucket:500.0" in found  # 1, 2, 5, ... up to max_model_len, 512
+    assert "request_prompt_tokens_bucket:1000.0" not in found
+    waited = found["request_queue_time_seconds_sum"] + found["request_inference_time_seconds_sum"]
+    assert found["e2e_request_latency_seconds_sum"] == pytest.approx(waited)
+    first = found["request_queue_time_seconds_sum"] + found["request_prefill_time_seconds_sum"]
+    assert found["time_to_first_token_seconds_sum"] == pytest.approx(first)
+    gaps = found["inter_token_latency_seconds_sum"]
+    assert found["request_decode_time_seconds_sum"] == pytest.approx(gaps)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_samples_count_as_requests_in_vllms_metrics(unused: LiveServer, stream):
+    body = {"prompt": [9] * 10, "max_tokens": 5, "temperature": 1, "ignore_eos": True, "n": 3}
+    assert post(unused, stream=stream, **body).status_code == 200
+    unused.wait_idle()
+    found = vllm_values(unused)
+    assert found["prompt_tokens_total"] == found["request_prompt_tokens_sum"] == 30
+    assert found["request_success_total:length"] == 3
+    assert found["inter_token_latency_seconds_count"] == 12
+    assert (found["request_params_n_count"], found["request_params_n_sum"]) == (1, 3)
+    assert found["request_max_num_generation_tokens_count"] == 1
+    assert found["e2e_request_latency_seconds_count"] == 3
+
+
+def test_aborted_requests_in_vllms_metrics(unused: LiveServer, monkeypatch):
+    engine = unused.service.engine.engine
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda: time.sleep(0.02) or step())
+    with httpx2.stream(
+        "POST",
+        unused.url + "/v1/completions",
+        json={"prompt": [9] * 10, "max_tokens": 400, "ignore_eos": True, "stream": True},
+        timeout=60,
+    ) as answer:
+        next(answer.iter_lines())
+        assert vllm_values(unused)["num_requests_running"] == 1
+    unused.wait_idle()
+    found = vllm_values(unused)
+    assert found["num_requests_running"] == 0
+    assert found["request_success_total:abort"] == 1
+    assert found["e2e_request_latency_seconds_count"] == 0
+
+
+def test_an_edge_belongs_to_its_bucket():
+    found = Histogram((1.0, 5.0))
+    for value in (0.5, 1.0, 1.5, 5.0, 6.0):
+        found.observe(value, 2)
+    assert (found.counts, found.total) == ([4, 4, 2], 28.0)
