@@ -65,8 +65,17 @@ async def chat(
     return await chunked_response(lambda: run.response(output), size, service.response_threads)
 
 
-async def prepare_chat(body: ChatCompletionRequest, tenant: Tenant, service: Service) -> "ChatRun":
+async def prepare_chat(
+    body: ChatCompletionRequest, tenant: Tenant, service: Service, *, answer_logprobs: bool = False
+) -> "ChatRun":
     """Check a chat request and render its prompt, without submitting it.
+
+    Args:
+        body: of the request.
+        tenant: of the client.
+        service: of the app.
+        answer_logprobs: give logprobs only of the content's tokens, not of those of reasoning and
+            markers.
 
     Raises:
         ApiError, InvalidRequestError, OverloadedError.
@@ -94,7 +103,9 @@ async def prepare_chat(body: ChatCompletionRequest, tenant: Tenant, service: Ser
     )
     group = request_group(body, service, params)
     options = {"tenant": tenant.name, **engine_options(body, tenant, service.limits)}
-    builder = _ResponseBuilder(body, service, params, tools, prompt[1], start)
+    builder = _ResponseBuilder(
+        body, service, params, tools, prompt[1], start, answer_logprobs=answer_logprobs
+    )
     return ChatRun(params, group, builder, lambda: group.start([prompt], constraint, **options))
 
 
@@ -143,14 +154,22 @@ class ChatRun:
             ApiError, InvalidRequestError, OverloadedError, EngineDeadError.
         """
 
-        async def whole() -> list[RequestOutput]:
+        async def whole() -> RequestOutput:
             await self._start()
-            return await self._group.finals()
+            return await self.output()
 
         try:
-            (output,) = await cancel_on_disconnect(request, whole())
+            return await cancel_on_disconnect(request, whole())
         finally:
             self.close()
+
+    async def output(self) -> RequestOutput:
+        """The last output of a started run that does not stream.
+
+        Raises:
+            ApiError: a sample ended on an error.
+        """
+        (output,) = await self._group.finals()
         return output
 
     def response(self, output: RequestOutput) -> ChatCompletionResponse:
@@ -256,13 +275,19 @@ class _ResponseBuilder:
         tools: list[Tool],
         prompt_token_ids: list[int],
         start: str,
+        *,
+        answer_logprobs: bool,
     ) -> None:
         self._body = body
         self._params = params
         self._as_token_ids = tokens_as_token_ids(body, service)
         names = frozenset(tool.function.name for tool in tools)
         given = start, names, service.tokenizer, prompt_token_ids, params
-        self._readers = [OutputReader(service.output_format, *given) for _ in range(params.n)]
+        self._answer_logprobs = answer_logprobs and service.output_format.reasons
+        self._readers = [
+            OutputReader(service.output_format, *given, every_token=self._answer_logprobs)
+            for _ in range(params.n)
+        ]
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -353,9 +378,10 @@ class _ResponseBuilder:
         if completion.token_ids and not deltas and (logprobs is not None or tokens is not None):
             deltas.append(DeltaMessage(content=""))
         chunks = []
-        for delta in deltas:
-            chunks.append(self._chunk(index, delta, **more))
-            more = {}  # only the first chunk reports the tokens
+        # One chunk reports the tokens: the first, or that of the content if they are the content's.
+        reporting = len(deltas) - 1 if self._answer_logprobs else 0
+        for i, delta in enumerate(deltas):
+            chunks.append(self._chunk(index, delta, **(more if i == reporting else {})))
         chunks += [
             self._chunk(index, DeltaMessage(tool_calls=[_delta_tool_call(piece)]))
             for piece in found.calls
@@ -403,9 +429,12 @@ class _ResponseBuilder:
     def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
         if completion.logprobs is None:
             return None
+        tokens, entries = completion.token_ids, completion.logprobs
+        if self._answer_logprobs:
+            tokens, entries = self._readers[completion.index].answer_logprobs(completion)
         return chat_logprobs(
-            completion.token_ids,
-            completion.logprobs,
+            tokens,
+            entries,
             self._params.logprobs or 0,
             as_token_ids=self._as_token_ids,
         )

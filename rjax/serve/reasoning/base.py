@@ -24,10 +24,11 @@ class OutputDelta:
     calls: list[CallDelta] = dataclasses.field(default_factory=list)
 
 
-class ReasoningSpan(NamedTuple):
-    """Characters ``start`` to ``end`` of an output's text that are reasoning, without its markers.
+class TextSpan(NamedTuple):
+    """Characters ``start`` to ``end`` of an output's text that are reasoning, or content, without
+    its markers.
 
-    While it is ``is_open``, the text after ``end`` may still become reasoning.
+    While it is ``is_open``, the text after ``end`` may still become part of it.
     """
 
     start: int
@@ -45,8 +46,19 @@ class OutputParser(Protocol):
         ...
 
     @property
-    def reasoning_spans(self) -> list[ReasoningSpan]:
+    def reasoning_spans(self) -> list[TextSpan]:
         """The spans of reasoning so far, in order."""
+        ...
+
+    @property
+    def content_spans(self) -> list[TextSpan]:
+        """The spans of content so far, in order. Tool calls that are part of one are not left
+        out."""
+        ...
+
+    @property
+    def parsed(self) -> int:
+        """Characters whose part is known; those after them may be part of a marker."""
         ...
 
     @property

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-from rjax.serve.reasoning.base import OutputDelta, ReasoningSpan
+from rjax.serve.reasoning.base import OutputDelta, TextSpan
 from rjax.serve.reasoning.tags import tag_signs
 from rjax.serve.tools import CallDelta, new_call_id
 
@@ -48,7 +48,8 @@ class HarmonyParser:
         self._names = names
         self._buffer = header  # text that is not emitted yet
         self._fed = 0  # characters, without the header
-        self._spans: list[ReasoningSpan] = []
+        self._spans: list[TextSpan] = []
+        self._content_spans: list[TextSpan] = []
         # Each state consumes part of the buffer and returns whether to run the next state.
         self._state: Callable[[bool], bool] = self._between
         self._kind: Literal["reasoning", "content", "call"] = "content"
@@ -70,11 +71,21 @@ class HarmonyParser:
         return found
 
     @property
-    def reasoning_spans(self) -> list[ReasoningSpan]:
+    def reasoning_spans(self) -> list[TextSpan]:
         """See `OutputParser`."""
         if self._spans and self._spans[-1].is_open:
             return [*self._spans[:-1], self._spans[-1]._replace(end=self._position())]
         return self._spans
+
+    @property
+    def content_spans(self) -> list[TextSpan]:
+        """See `OutputParser`."""
+        return self._content_spans
+
+    @property
+    def parsed(self) -> int:
+        """See `OutputParser`."""
+        return self._position()
 
     @property
     def reasoning_limit(self) -> int | None:
@@ -160,7 +171,7 @@ class HarmonyParser:
         self._break = "\n" if kind in self._begun else ""
         if kind == "reasoning":
             place = max(0, self._position())
-            self._spans.append(ReasoningSpan(place, place, is_open=True))
+            self._spans.append(TextSpan(place, place, is_open=True))
 
     def _body(self, ended: bool) -> bool:
         end = _BODY_END.search(self._buffer)
@@ -172,6 +183,8 @@ class HarmonyParser:
         if self._spans and self._spans[-1].is_open:
             place = self._position() + end.start()
             self._spans[-1] = self._spans[-1]._replace(end=place, is_open=False)
+        if self._content_spans:
+            self._content_spans[-1] = self._content_spans[-1]._replace(is_open=False)
         # Keep a marker that starts the next header.
         opens = end.group() in (_START, _CHANNEL)
         self._buffer = self._buffer[end.start() if opens else end.end() :]
@@ -184,10 +197,20 @@ class HarmonyParser:
         if self._kind == "call":
             self._pieces.append(CallDelta(self.num_calls - 1, text))
             return
+        if self._kind == "content":
+            self._extend_content(len(text))
         parts = self._reasoning if self._kind == "reasoning" else self._content
         parts += self._break, text
         self._begun.add(self._kind)
         self._break = ""
+
+    def _extend_content(self, count: int) -> None:
+        """Note that the next ``count`` characters of the buffer are content."""
+        place, spans = max(0, self._position()), self._content_spans
+        if spans and spans[-1].is_open:
+            spans[-1] = spans[-1]._replace(end=place + count)
+        else:
+            spans.append(TextSpan(place, place + count, is_open=True))
 
 
 def _may_follow_role(text: str) -> bool:

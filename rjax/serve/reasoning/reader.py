@@ -4,8 +4,9 @@ import dataclasses
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from rjax.outputs import CompletionOutput
+from rjax.outputs import CompletionOutput, Logprob
 from rjax.sampling import SamplingParams
+from rjax.serve.reasoning.answer_tokens import AnswerTokens
 from rjax.serve.reasoning.base import OutputDelta, OutputFormat
 from rjax.serve.reasoning.tags import SignedText
 from rjax.tokenization import Tokenizer
@@ -24,6 +25,7 @@ class OutputReader:
         tokenizer: of the model.
         prompt_token_ids: of the prompt.
         params: of the request.
+        every_token: read all tokens, for `answer_logprobs`.
     """
 
     def __init__(
@@ -34,11 +36,14 @@ class OutputReader:
         tokenizer: Tokenizer,
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
+        *,
+        every_token: bool = False,
     ) -> None:
         self._tags = fmt.tags
         self._parser = fmt.parser(start, names)
         self._reads_tokens = fmt.reasons or bool(names and fmt.tags)
         self._reads_calls = bool(names)
+        self._answer = AnswerTokens(self._parser) if every_token else None
         self._text = SignedText(
             fmt.tags,
             tokenizer.detokenizer(
@@ -62,10 +67,22 @@ class OutputReader:
             self._end_tokens = 1
         text = completion.text
         if self._reads_tokens:
-            if self._reads_calls or not self._is_after_reasoning():
+            everything = self._reads_calls or self._answer is not None
+            if everything or not self._is_after_reasoning():
                 self._text.add(completion.token_ids)
             text = self._text.sign(text, ended=self._ended)
         return self._written_out(self._parser.feed(text, ended=self._ended))
+
+    def answer_logprobs(
+        self, completion: CompletionOutput
+    ) -> tuple[list[int], list[dict[int, Logprob]]]:
+        """Ids and logprobs of the content's tokens; see `AnswerTokens.take`.
+
+        Args:
+            completion: the output that was read last, with logprobs.
+        """
+        assert self._answer is not None
+        return self._answer.take(completion, self._text.ends)
 
     def count_reasoning(self) -> int:
         """Number of tokens that are certain to be reasoning."""

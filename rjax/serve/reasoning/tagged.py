@@ -3,7 +3,7 @@
 import dataclasses
 from typing import cast
 
-from rjax.serve.reasoning.base import OutputDelta, ReasoningSpan
+from rjax.serve.reasoning.base import OutputDelta, TextSpan
 from rjax.serve.reasoning.tags import Tags
 from rjax.serve.reasoning.think import Thinking, ThinkParser, ThinkTags
 from rjax.serve.requests import Tool
@@ -23,6 +23,7 @@ class TaggedParser:
     def __init__(self, think: ThinkParser | None, calls: ToolCallParser | None) -> None:
         self._think = think
         self._calls = calls
+        self._fed = 0  # characters
 
     @property
     def num_calls(self) -> int:
@@ -30,9 +31,21 @@ class TaggedParser:
         return 0 if self._calls is None else self._calls.num_calls
 
     @property
-    def reasoning_spans(self) -> list[ReasoningSpan]:
+    def reasoning_spans(self) -> list[TextSpan]:
         """See `OutputParser`."""
         return [] if self._think is None else self._think.reasoning_spans
+
+    @property
+    def content_spans(self) -> list[TextSpan]:
+        """See `OutputParser`."""
+        if self._think is None:
+            return [TextSpan(0, self._fed, is_open=True)]
+        return self._think.content_spans
+
+    @property
+    def parsed(self) -> int:
+        """See `OutputParser`."""
+        return self._fed if self._think is None else self._think.parsed
 
     @property
     def reasoning_limit(self) -> int | None:
@@ -41,6 +54,7 @@ class TaggedParser:
 
     def feed(self, text: str, *, ended: bool = False) -> OutputDelta:
         """Parse more text, the last if ``ended``; return the new parts."""
+        self._fed += len(text)
         reasoning = ""
         if self._think is not None:
             reasoning, text = self._think.feed(text, ended=ended)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from rjax.serve.markers import partial_marker
-from rjax.serve.reasoning.base import ReasoningSpan
+from rjax.serve.reasoning.base import TextSpan
 
 type Thinking = Literal["inside", "undecided", "outside"]
 
@@ -60,6 +60,7 @@ class ThinkParser:
         self._fed = 0  # characters
         self._from: int | None = None  # of the reasoning, in the text
         self._to: int | None = None
+        self._content_from: int | None = 0 if thinking == "outside" else None
         # Each state returns new reasoning, new content, and whether to run the next state.
         self._state: Callable[[bool], tuple[str, str, bool]] = (
             self._content if thinking == "outside" else self._opening
@@ -77,13 +78,25 @@ class ThinkParser:
         return reasoning, content
 
     @property
-    def reasoning_spans(self) -> list[ReasoningSpan]:
+    def reasoning_spans(self) -> list[TextSpan]:
         """See `OutputParser`."""
         if self._from is None:
             return []
         if self._to is None:
-            return [ReasoningSpan(self._from, self._position(), is_open=True)]
-        return [ReasoningSpan(self._from, self._to, is_open=False)]
+            return [TextSpan(self._from, self._position(), is_open=True)]
+        return [TextSpan(self._from, self._to, is_open=False)]
+
+    @property
+    def content_spans(self) -> list[TextSpan]:
+        """See `OutputParser`."""
+        if self._content_from is None:
+            return []
+        return [TextSpan(self._content_from, self.parsed, is_open=True)]
+
+    @property
+    def parsed(self) -> int:
+        """See `OutputParser`."""
+        return self._position()
 
     @property
     def reasoning_limit(self) -> int | None:
@@ -105,7 +118,7 @@ class ThinkParser:
         elif self._inside_at_first:
             self._from, self._state = self._position(), self._gap
         else:
-            self._state = self._content
+            self._content_from, self._state = self._position(), self._content
         return "", "", True
 
     def _gap(self, ended: bool) -> tuple[str, str, bool]:
@@ -136,7 +149,7 @@ class ThinkParser:
         self._buffer = self._buffer.lstrip()
         if not self._buffer:
             return "", "", False
-        self._state = self._content
+        self._content_from, self._state = self._position(), self._content
         return "", "", True
 
     def _content(self, ended: bool) -> tuple[str, str, bool]:
