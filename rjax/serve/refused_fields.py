@@ -57,11 +57,6 @@ _AS_CHAT = "use /v1/chat/completions"
 RESPONSES = SAMPLING | {
     "use_beam_search": Refused(_AS_CHAT, (False,)),
     "length_penalty": Refused(_AS_CHAT, (1,)),
-    "background": Refused(
-        "answers come on the connection of the request alone; stream, or send the request from a "
-        "thread",
-        (False,),
-    ),
     "conversation": Refused("use previous_response_id, or send the whole conversation as input"),
     "prompt": Refused("no prompts are stored here; use instructions and input"),
     "truncation": Refused(

@@ -55,6 +55,7 @@ class Service:
         literal_json_schemas: do not close objects of JSON schemas, as in `generation_schema`.
         return_tokens_as_token_ids: default of the request field with this name.
         replica_tag: name of this replica among several, in the ids of stored responses.
+        background: tasks of responses in the background.
         limits, keys, metrics, grammars, responses, http: see their types.
     """
 
@@ -84,6 +85,7 @@ class Service:
     replica_tag: str = ""
     aliases: tuple[str, ...] = ()
     prefixes: PrefixRegistry = dataclasses.field(default_factory=PrefixRegistry)
+    background: "set[asyncio.Task[None]]" = dataclasses.field(default_factory=set)
     large_bodies: asyncio.Semaphore = dataclasses.field(
         default_factory=lambda: asyncio.Semaphore(1)
     )
@@ -112,8 +114,11 @@ class Service:
         return await self.engine.drain(seconds)
 
     async def stop(self) -> None:
-        """See `AsyncLLMEngine.stop`."""
+        """See `AsyncLLMEngine.stop`. Responses in the background end too."""
         await self.engine.stop()
+        for task in self.background:
+            task.cancel()
+        await asyncio.gather(*self.background, return_exceptions=True)
 
     def close(self) -> None:
         """End the worker processes and threads."""

@@ -183,7 +183,6 @@ REFUSED: list[tuple[type[RequestModel], str, Any, str]] = [
     (ChatCompletionRequest, "chat_template", "{{ 1 }}", "--chat-template"),
     (ChatCompletionRequest, "prefix", "support", "prefixes"),
     (ChatCompletionRequest, "web_search_options", {}, "tools"),
-    (ResponsesRequest, "background", True, "connection"),
     (ResponsesRequest, "conversation", "c", "previous_response_id"),
     (ResponsesRequest, "prompt", {"id": "p"}, "instructions"),
     (ResponsesRequest, "truncation", "auto", "disabled"),

@@ -226,8 +226,21 @@ def test_reasoning_of_responses(served):
         ):
             again = client.responses.create(model="tiny", max_output_tokens=1, **more)
             assert again.usage is not None and again.usage.input_tokens == count
-        with pytest.raises(openai.BadRequestError, match="reasoning: its tokens"):
-            client.responses.create(input="a", include=["message.output_text.logprobs"])
+        asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+        shown = client.responses.create(input="Who?", **asked, **args)
+        [part] = shown.output[1].content
+        assert part.text == found.output_text
+        assert part.logprobs
+        *text, end = (entry.token for entry in part.logprobs)
+        assert ("".join(text), end) == (part.text, "<|end|>")
+        assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
+        events = list(client.responses.create(input="Who?", stream=True, **asked, **args))
+        deltas = [e for e in events if e.type == "response.output_text.delta"]
+        assert "".join(e.delta for e in deltas) == part.text
+        streamed = [entry.logprob for e in deltas for entry in e.logprobs]
+        assert streamed == [entry.logprob for entry in part.logprobs]
+        last = events[-1].response.output[1].content[0]
+        assert [entry.logprob for entry in last.logprobs] == streamed
 
 
 def test_reasoning_tokens_are_counted(served):

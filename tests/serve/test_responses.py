@@ -282,7 +282,7 @@ def test_a_response_that_is_not_to_be_stored_is_not(client):
         ({"tool_choice": {"type": "file_search"}}, "tool_choice", "no 'file_search'"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tools": TOOLS[:1] * 2}, "tools", "same name"),
-        ({"background": True}, "background", "connection"),
+        ({"background": True, "store": False}, "background", "needs store"),
         ({"truncation": "auto"}, "truncation", "disabled"),
         ({"conversation": "c"}, "conversation", "previous_response_id"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "function_call_output"),
@@ -335,8 +335,10 @@ def test_large_responses_are_written_on_threads(client, monkeypatch):
 
 def test_a_stored_response_is_given_whole(client):
     found = client.responses.create(input="a", max_output_tokens=1, **GREEDY)
-    with pytest.raises(openai.BadRequestError, match="stream"):
+    with pytest.raises(openai.BadRequestError, match="requested with background and stream"):
         client.responses.retrieve(found.id, stream=True)
+    with pytest.raises(openai.BadRequestError, match="'x' is not a parameter of this route"):
+        client.responses.retrieve(found.id, extra_query={"x": "1"})
 
 
 KEYS = ["first-key-1234", "second-key-5678"]

@@ -3,7 +3,6 @@
 from typing import Any
 
 from rjax.serve.errors import ApiError
-from rjax.serve.limits import ServeLimits
 from rjax.serve.requests import (
     ChatCompletionRequest,
     Function,
@@ -48,13 +47,8 @@ _NAMES = {
 }
 
 
-def check_fields(body: ResponsesRequest, limits: ServeLimits, *, reasons: bool) -> None:
+def check_fields(body: ResponsesRequest) -> None:
     """Check the fields that a chat request does not have.
-
-    Args:
-        body: of the request.
-        limits: of the server.
-        reasons: whether outputs may have reasoning.
 
     Raises:
         ApiError: 400.
@@ -72,17 +66,21 @@ def check_fields(body: ResponsesRequest, limits: ServeLimits, *, reasons: bool) 
             f"at most {value} characters",
             param="metadata",
         )
+    if body.background and body.store is False:
+        raise ApiError(
+            400, "background needs store: the response is read from the store", param="background"
+        )
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream set to true", param="stream_options")
     if body.top_logprobs and not wants_logprobs(body):
         raise ApiError(
             400, f"top_logprobs needs include to hold {LOGPROBS!r}", param="top_logprobs"
         )
-    if wants_logprobs(body) and (body.tools or reasons):
-        other = "tools: the tokens of a call" if body.tools else "reasoning: its tokens"
+    if wants_logprobs(body) and body.tools:
         raise ApiError(
             400,
-            f"{LOGPROBS!r} cannot go with {other} are no output text; use /v1/chat/completions",
+            f"{LOGPROBS!r} cannot go with tools: the tokens of a call are no output text; use "
+            "/v1/chat/completions",
             param="include",
         )
 

@@ -242,6 +242,10 @@ class ResponsesRequest(RequestModel):
     store: Annotated[
         bool | None, Field(description="keep the response in memory; null is true")
     ] = None
+    background: Annotated[
+        bool | None,
+        Field(description="return at once; get or cancel the stored response by its id"),
+    ] = None
     text: TextOptions | None = None
     tools: FailFastList[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None

@@ -6,11 +6,10 @@ from fastapi import Depends, Request
 from fastapi.responses import Response
 
 from rjax.serve.bodies import json_body
-from rjax.serve.errors import ApiError
 from rjax.serve.openapi import request_body_schema
 from rjax.serve.responses_api.input_items import InputItemPage
 from rjax.serve.responses_api.requests import ResponsesRequest
-from rjax.serve.responses_api.respond import respond, stored, stored_input
+from rjax.serve.responses_api.respond import cancelled, respond, stored, stored_input
 from rjax.serve.responses_api.responses import DeletedResponse, ResponsesResponse
 from rjax.serve.routing import ERRORS, EVENTS, ServiceDep, TenantDep, private_router
 
@@ -33,19 +32,28 @@ async def create_response(
     return await respond(body, request, tenant, service)
 
 
-@router.get("/v1/responses/{response_id}", response_model=ResponsesResponse)
+_STREAM_QUERY = {
+    "parameters": [
+        {"name": name, "in": "query", "schema": schema}
+        for name, schema in (
+            ("stream", {"type": "boolean", "default": False}),
+            ("starting_after", {"type": "integer", "minimum": 0}),
+        )
+    ]
+}
+
+
+@router.get(
+    "/v1/responses/{response_id}",
+    response_model=ResponsesResponse,
+    responses=EVENTS,
+    openapi_extra=_STREAM_QUERY,
+)
 async def find_response(
     response_id: str, request: Request, tenant: TenantDep, service: ServiceDep
 ) -> Response:
-    """A stored response."""
-    for name in request.query_params:
-        raise ApiError(
-            400,
-            f"{name[:100]!r} is not a parameter of this route; a stored response is given whole",
-            code="unknown_parameter",
-            param=name[:100],
-        )
-    return stored(response_id, tenant, service)
+    """A stored response, or with ``stream`` the events of a stream in the background."""
+    return stored(response_id, request.query_params, tenant, service)
 
 
 _QUERY = {
@@ -81,10 +89,5 @@ async def drop_response(
 
 @router.post("/v1/responses/{response_id}/cancel", response_model=ResponsesResponse)
 async def cancel_response(response_id: str, tenant: TenantDep, service: ServiceDep) -> Response:
-    """Refused: only background responses can be cancelled, and this server has none."""
-    service.responses.find(tenant.name, response_id)
-    raise ApiError(
-        400,
-        "the response has ended; to cancel one that goes on, close the connection of its request",
-        code="not_cancellable",
-    )
+    """Cancel a response in the background."""
+    return await cancelled(response_id, tenant, service)

@@ -2,39 +2,62 @@
 
 import dataclasses
 from collections import OrderedDict, defaultdict
+from collections.abc import Awaitable, Callable
 
 from rjax.serve.errors import ApiError
+from rjax.serve.responses_api.event_log import EventLog
 from rjax.serve.responses_api.input_items import InputItem
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class RunningResponse:
+    """How to end the generation of a response in the background.
+
+    Attributes:
+        abort: ends it; nothing more is stored.
+        cancel: ends it and stores the response as cancelled, unless it has just ended.
+    """
+
+    abort: Callable[[], object]
+    cancel: Callable[[], Awaitable[None]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A completed response.
+    """A response that has ended, or one in the background.
 
     Attributes:
         id: of the response.
         response: its JSON.
         conversation: JSON of the chat messages up to and including the response, without
-            instructions.
+            instructions; empty if no response can continue it.
         items: of the request's input.
+        background: whether it was made in the background.
+        running: how to end its generation; None if it has ended.
+        events: of a stream in the background.
     """
 
     id: str
     response: bytes
     conversation: bytes
     items: tuple[InputItem, ...] = ()
+    background: bool = False
+    running: RunningResponse | None = None
+    events: EventLog | None = None
 
     @property
     def size(self) -> int:
         """Bytes that count against ``responses_bytes``."""
         items = sum(len(item.id) + len(item.data) for item in self.items)
-        return len(self.response) + len(self.conversation) + items
+        events = 0 if self.events is None else self.events.size
+        return len(self.response) + len(self.conversation) + items + events
 
 
 class ResponseStore:
     """The stored responses of each tenant; the oldest are evicted for new ones.
 
-    Tenants cannot access or evict each other's responses.
+    Tenants cannot access or evict each other's responses. A response in the background that is
+    evicted or deleted is aborted.
 
     Args:
         most: maximum of responses of one tenant.
@@ -51,14 +74,28 @@ class ResponseStore:
         return size <= self._most_bytes
 
     def add(self, tenant: str, found: StoredResponse) -> None:
-        """Store a response of at most ``most_bytes`` bytes."""
+        """Store a new response of at most ``most_bytes`` bytes."""
         assert self.has_room(found.size)
         kept = self._tenants[tenant]
         kept.by_id[found.id] = found
         kept.size += found.size
-        while len(kept.by_id) > self._most or kept.size > self._most_bytes:
-            _, oldest = kept.by_id.popitem(last=False)
-            kept.size -= oldest.size
+        self._evict(kept)
+
+    def replace(self, tenant: str, found: StoredResponse) -> None:
+        """Store a newer state of a response, unless it was evicted or deleted."""
+        kept = self._tenants[tenant]
+        before = kept.by_id.get(found.id)
+        if before is not None:
+            kept.by_id[found.id] = found
+            kept.size += found.size - before.size
+            self._evict(kept)
+
+    def count_events(self, tenant: str, name: str, size: int) -> None:
+        """Count ``size`` bytes that were added to the events of a response."""
+        kept = self._tenants[tenant]
+        if name in kept.by_id:
+            kept.size += size
+            self._evict(kept)
 
     def find(self, tenant: str, name: str, param: str | None = None) -> StoredResponse:
         """A stored response of the tenant's.
@@ -84,9 +121,12 @@ class ResponseStore:
         Raises:
             ApiError: 404.
         """
-        kept = self._tenants[tenant]
-        kept.size -= self.find(tenant, name).size
-        del kept.by_id[name]
+        self.find(tenant, name)
+        self._tenants[tenant].drop(name)
+
+    def _evict(self, kept: "_Kept") -> None:
+        while len(kept.by_id) > self._most or kept.size > self._most_bytes:
+            kept.drop(next(iter(kept.by_id)))
 
 
 @dataclasses.dataclass
@@ -95,3 +135,9 @@ class _Kept:
 
     by_id: OrderedDict[str, StoredResponse] = dataclasses.field(default_factory=OrderedDict)
     size: int = 0
+
+    def drop(self, name: str) -> None:
+        found = self.by_id.pop(name)
+        self.size -= found.size
+        if found.running is not None:
+            found.running.abort()

@@ -107,6 +107,13 @@ class ResponseWriter:
         self._emit(ResponseEvent, f"response.{response.status}", response=response)
         return self._take()
 
+    def cancel(self) -> None:
+        """End the response with the items so far."""
+        if self._item is not None:
+            self._done.append(self._whole_item("incomplete"))
+        self.response.output = self._done
+        self.response.status = "cancelled"
+
     def fail(self, error: ApiError) -> list[StreamEvent]:
         """End the response with an error; return the last event."""
         response = self.response
