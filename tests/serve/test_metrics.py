@@ -290,7 +290,8 @@ def test_aborted_requests_in_vllms_metrics(unused: LiveServer, monkeypatch):
         json={"prompt": [9] * 10, "max_tokens": 400, "ignore_eos": True, "stream": True},
         timeout=60,
     ) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # closes the connection when it is dropped
+        next(lines)
         assert vllm_values(unused)["num_requests_running"] == 1
     unused.wait_idle()
     found = vllm_values(unused)
