@@ -1,11 +1,14 @@
 """Compile constraints to llguidance matchers, with limits on their work per token."""
 
 import json
+import re
 
 import llguidance
 import llguidance.hf
 
 from rjax.structured.constraint import Constraint
+from rjax.structured.exact_numbers import check_numbers
+from rjax.structured.exhausted_patterns import merge_exhausted_patterns
 from rjax.structured.lark import JSON_FORM, SpecialTokens
 from rjax.tokenization import Tokenizer
 
@@ -62,11 +65,12 @@ def compile_grammar(
     try:
         match constraint.kind:
             case "json":
-                grammar = make.grammar_from_json_schema(constraint.source, overrides=JSON_FORM)
+                source, _ = _prepared_schema(constraint.source, 0)
+                grammar = make.grammar_from_json_schema(source, overrides=JSON_FORM)
             case "regex":
                 grammar = make.grammar_from_regex(constraint.source)
             case "grammar":
-                lark = llguidance.grammar_from("grammar", constraint.source)
+                lark = llguidance.grammar_from("grammar", _prepared_grammar(constraint.source))
                 grammar = json.dumps({"grammars": [{"lark_grammar": lark}]})
         if constraint.outer:
             grammar = _with_outer(grammar, constraint.outer)
@@ -83,6 +87,33 @@ def compile_grammar(
     if matcher.is_error():
         raise ValueError(brief(matcher.get_error()))
     return matcher
+
+
+def _prepared_schema(text: str, start: int) -> tuple[str, int]:
+    """The JSON schema that starts at an offset, as llguidance can follow it, and its end.
+
+    Raises:
+        ValueError: it holds a number that would be rounded.
+    """
+    try:
+        schema, end = json.JSONDecoder().raw_decode(text, start)
+    except ValueError:  # llguidance says what is wrong
+        return text[start:], len(text)
+    if isinstance(schema, dict):
+        check_numbers(schema)
+        merge_exhausted_patterns(schema)
+    return json.dumps(schema), end
+
+
+def _prepared_grammar(source: str) -> str:
+    """A Lark grammar whose inline schemas are prepared."""
+    parts, place = [], 0
+    for found in re.finditer(r"%json\s*(?={)", source):
+        if found.end() >= place:
+            parts.append(source[place : found.end()])
+            schema, place = _prepared_schema(source, found.end())
+            parts.append(schema)
+    return "".join([*parts, source[place:]])
 
 
 def _with_outer(grammar: str, outer: str) -> str:

@@ -38,7 +38,7 @@ def generation_schema(schema: dict[str, Any], *, literal: bool = False) -> dict[
         literal: do not close objects.
     """
     root = json.loads(json.dumps(schema))
-    parts = list(_subschemas(root))
+    parts = list(subschemas(root))
     for part in parts:
         if isinstance(part.get("format"), str) and part["format"] not in _FORMATS:
             del part["format"]
@@ -69,12 +69,12 @@ def _children(schema: dict[str, Any], keyword: str) -> Iterator[dict[str, Any]]:
 
 
 @no_type_check  # called for each part of a large schema, where tests check every call
-def _subschemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def subschemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A schema and all schemas inside it."""
     yield schema
     for keyword in (*_MAPS, *_DIRECT):
         for child in _children(schema, keyword):
-            yield from _subschemas(child)
+            yield from subschemas(child)
 
 
 @no_type_check  # called for each part of a large schema, where tests check every call
@@ -118,7 +118,7 @@ def _keep_open(schema: dict[str, Any], root: dict[str, Any], kept: set[int]) -> 
     """Add a schema, its subschemas and everything they refer to, to ``kept``."""
     waiting = [schema]
     while waiting:
-        for part in _subschemas(waiting.pop()):
+        for part in subschemas(waiting.pop()):
             if id(part) in kept:
                 continue
             kept.add(id(part))
