@@ -105,7 +105,7 @@ class RequestOutput:
         finished: no further output will come.
         num_cached_tokens: leading prompt tokens whose KV was already there.
         error: why a prompt of a list was refused, an `InvalidRequestError`; why a prompt could not
-            be kept as a prefix, an `OutOfMemoryError`; or what ended a running request with
+            be kept as a prefix, an `OutOfMemoryError`; or what ended a sample with
             ``finish_reason`` "error"; otherwise None.
         prompt_index: place of the prompt in the list that `LLM` was given; 0 elsewhere.
     """

@@ -1,7 +1,6 @@
 """The engine: requests in, outputs out, one step at a time."""
 
 import itertools
-import logging
 import pathlib
 import time
 from collections import deque
@@ -37,7 +36,6 @@ from rjax.sampling import SamplingParams, slot_row
 from rjax.sampling.seeds import drawn_seed
 
 _FINISHED = SequenceStatus.FINISHED
-_log = logging.getLogger(__name__)
 
 
 class LLMEngine(Closable):
@@ -440,8 +438,8 @@ class LLMEngine(Closable):
                 if result.sampled is not None and sequence.params.logprobs is not None:
                     logprobs = logprobs_at(result.sampled, b)
                 finished = self._append(request, sequence, tokens[b], logprobs)
-            except Exception as error:  # in its text or mask: only this request ends
-                self._fail(request, error)
+            except Exception as error:  # in its text or mask: only this sample ends
+                self._fail(request, error, sequence if samples else None)
                 finished = True
             if request.wants_every_step or (finished and request.finished):
                 updated[sequence.request_id] = request
@@ -469,12 +467,13 @@ class LLMEngine(Closable):
             self._stats.requests.count_finished(request, sequence)
         return finished
 
-    def _fail(self, request: Request, error: Exception) -> None:
-        """End a request on an error."""
-        _log.error("request %s failed", request.request_id, exc_info=error)
-        self._stats.requests.finished["error"] += self._scheduler.finish_all(request.sequences)
-        request.fail(error)
-        self._prefixes.pending.discard(request.request_id)
+    def _fail(self, request: Request, error: Exception, only: Sequence | None = None) -> None:
+        """End a request, or only one of its samples, on an error."""
+        ended = request.sequences if only is None else [only]
+        self._stats.requests.finished["error"] += self._scheduler.finish_all(ended)
+        request.fail(error, [sequence.index for sequence in ended])
+        if not ended[0].index:  # its pages would be the prefix
+            self._prefixes.pending.discard(request.request_id)
 
     def _count_memory(self) -> None:
         unshared = sum([s.num_pages for s in self._scheduler.running])

@@ -11,12 +11,11 @@ from rjax.batch.step_readout import HostLogprobs
 from rjax.batch.token_mask import TokenMask
 from rjax.engine.completion import Completion, StepLogprobs, logprob_entry
 from rjax.errors import without_frames
-from rjax.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
+from rjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams, sequence_seed
 from rjax.tokenization import Tokenizer
 
 _log = logging.getLogger(__name__)
-_CUT_OFF: tuple[FinishReason, ...] = ("error", "abort")  # ends that no token caused
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -136,10 +135,11 @@ class Request:
                 completion.finish_reason, completion.stop_reason = "error", str(error)
                 self.error = without_frames(error)
 
-    def fail(self, error: Exception) -> None:
-        """End its unfinished samples on an error; to be called where the error was caught."""
+    def fail(self, error: Exception, samples: list[int]) -> None:
+        """End these samples on an error; to be called where the error was caught."""
+        _log.error("request %s failed", self.request_id, exc_info=error)
         self.error = without_frames(error)
-        for completion in self.completions:
+        for completion in (self.completions[index] for index in samples):
             if not completion.finished:
                 completion.finish_reason, completion.stop_reason = "error", str(error)
 
@@ -192,17 +192,14 @@ class Request:
         ]
         best = sorted(range(len(found)), key=lambda i: ranks[i], reverse=True)[: self.params.n]
         chosen = [found[i] for i in best]
-        # The samples that were cut off might have been better, so the choice reports their end.
-        reasons = {output.finish_reason for output in found}
-        cut_off: FinishReason | None = next(
-            (reason for reason in _CUT_OFF if reason in reasons), None
-        )
+        # Aborted samples might have been better, so the choice reports their end.
+        cut_off = any(output.finish_reason == "abort" for output in found)
         for index, output in enumerate(chosen):
             output.index = index
             if self.params.logprobs is None:
                 output.logprobs = None
-            if cut_off is not None and output.finish_reason is not None:
-                output.finish_reason = cut_off
+            if cut_off and output.finish_reason is not None:
+                output.finish_reason = "abort"
                 output.stop_reason = None
         return chosen
 

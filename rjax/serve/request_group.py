@@ -32,6 +32,7 @@ class RequestGroup:
         self._last: dict[str, float] = {}
         self._index: dict[str, int] = {}
         self._masks: list[GrammarMask] = []
+        self._failed: set[tuple[str, int]] = set()  # request id and index of a sample
 
     async def start(
         self,
@@ -98,8 +99,11 @@ class RequestGroup:
     async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """Yield every output with the index of its prompt until all prompts have finished.
 
+        A sample that ends on an error harms no other: its choice has the ``finish_reason`` "error",
+        and why its grammar failed as ``stop_reason``.
+
         Raises:
-            ApiError: a sample ended on an error: 400 if its grammar caused it, otherwise 500.
+            ApiError: every sample ended on an error: 400 if a grammar caused it, otherwise 500.
         """
         open_streams = len(self._streams)
         while open_streams:
@@ -114,8 +118,19 @@ class RequestGroup:
                 self._streams[name].close()
                 self._service.metrics.finished(item, self._params, self._generated[name])
             if any(c.finish_reason == "error" for c in item.outputs):
-                raise self._failure()
+                self._record_errors(item)
+                if len(self._failed) == len(self._streams) * self._params.n:
+                    raise self._failure()
             yield self._index[name], item
+
+    def _record_errors(self, output: RequestOutput) -> None:
+        """Record the failed samples. Errors of the server are only logged, not sent."""
+        told = {mask.failure for mask in self._masks}
+        for completion in output.outputs:
+            if completion.finish_reason == "error":
+                self._failed.add((output.request_id, completion.index))
+                if completion.stop_reason not in told:
+                    completion.stop_reason = None
 
     def _count(self, name: str, output: RequestOutput) -> None:
         """Count an output's tokens and record the inter-token latency of a stream."""

@@ -100,6 +100,29 @@ def test_failing_mask_ends_its_request_alone(engine):
     assert engine.stats().kv_bytes_used == 0
 
 
+@pytest.mark.parametrize("bad", [0, 2])
+def test_failing_mask_ends_its_sample_alone(engine, bad):
+    params = SamplingParams(n=3, max_tokens=8)
+    scripts = [Script(list(range(10 * i, 10 * i + 8))) for i in range(3)]
+    scripts[bad] = Script(list(range(8)), fails_after=4)
+    ask(engine, "three", params, scripts)
+    done = run(engine, [])["three"]
+    ends = [(o.finish_reason, len(o.token_ids)) for o in done.outputs]
+    assert ends == [("error", 4) if i == bad else ("length", 8) for i in range(3)]
+    assert str(done.error) == done.outputs[bad].stop_reason
+    engine.reset_prefix_cache()
+    assert engine.stats().kv_bytes_used == 0
+
+
+def test_a_failing_sample_is_not_among_the_best(engine):
+    params = SamplingParams(n=2, best_of=3, max_tokens=8)
+    scripts = [Script(list(range(10 * i, 10 * i + 8))) for i in range(3)]
+    scripts[1] = Script(list(range(8)), fails_after=1)
+    ask(engine, "best", params, scripts)
+    outputs = run(engine, [])["best"].outputs
+    assert [(o.index, o.finish_reason) for o in outputs] == [(0, "length"), (1, "length")]
+
+
 def test_each_sample_has_its_mask(engine):
     params = SamplingParams(n=2, max_tokens=6)
     scripts = [[1, 2, 3, 4, 5, 6], [60, 61, 62, 63, 64, 65]]
