@@ -17,6 +17,7 @@ from rjax.models.loading.hub import resolve_folder
 from rjax.models.loading.linear_modules import with_dequantised_weights
 from rjax.models.loading.load import LoadedModel, init_model, load_model
 from rjax.models.loading.save import save_model
+from rjax.models.loading.weights_digest import weights_digest
 from rjax.models.operations import (
     Activation,
     HeadNorms,
@@ -71,5 +72,6 @@ __all__ = [
     "resolve_folder",
     "rotary_tables",
     "save_model",
+    "weights_digest",
     "with_dequantised_weights",
 ]

@@ -17,6 +17,7 @@ from rjax.models import (
     config_from_folder,
     load_model,
     resolve_folder,
+    weights_digest,
 )
 from rjax.sampling import LIMITS, SamplingParams
 from rjax.startup_times import StartupTimes
@@ -39,6 +40,7 @@ def build_engine(config: EngineConfig) -> LLMEngine:
     folder = resolve_folder(settings.model or BUNDLED_MODEL, settings.revision, settings.hf_token)
     model_config = config_from_folder(folder, settings.quantization)
     max_model_len = _model_length(settings.max_model_len, model_config)
+    stored_config = model_config
     model_config = model_config.for_length(max_model_len)
     times = StartupTimes()
     with times.phase("tokenizer"):
@@ -68,6 +70,8 @@ def build_engine(config: EngineConfig) -> LLMEngine:
             max_length=max_model_len,
             expert_parallel=config.enable_expert_parallel,
         )
+        dummy = settings.load_format == "dummy"
+        weights = f"dummy {settings.seed}" if dummy else weights_digest(folder)
     quantization = None if model_config.dequantised else settings.quantization
     limits = platform.step_limits(config, model_config, max_model_len=max_model_len)
     with times.phase("pool"):
@@ -89,7 +93,8 @@ def build_engine(config: EngineConfig) -> LLMEngine:
         max_model_len=max_model_len,
         limits=limits,
         identity=root_key(
-            str(folder),
+            repr(stored_config),
+            weights,
             str(dtype),
             str(platform.kv_dtype),
             str(quantization),

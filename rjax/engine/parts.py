@@ -23,7 +23,8 @@ class EngineParts:
         vocab_size: width of the logits.
         max_model_len: tokens of the longest sequence.
         limits: of the steps.
-        identity: first key of every chain of the prefix cache: model and dtypes.
+        identity: first key of every chain of the prefix cache: configuration, weights and dtypes,
+            but not where they are stored.
         backend, device: names for the statistics.
         tokenizer: None if the engine serves token ids only.
         model_config: None without a model.
