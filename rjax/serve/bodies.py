@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import numpy as np
 from fastapi import Request
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -13,6 +12,7 @@ from rjax.serve.fields import UnknownFields
 from rjax.serve.limits import ServeLimits
 from rjax.serve.requests import RequestModel
 from rjax.serve.service import Service, get_service
+from rjax.serve.value_count import at_most_values
 
 _SMALL = 32 * 2**10  # bytes; smaller bodies are parsed on the event loop
 _FIELD_ERRORS = frozenset(("refused_field", "unknown_field"))
@@ -98,21 +98,6 @@ def _by_field[B: RequestModel](kinds: Mapping[str, type[B]], found: dict[str, An
         if found.get(name) is not None:
             return kind
     raise ApiError(400, f"the body has none of the fields {', '.join(kinds)}; give one of them")
-
-
-def at_most_values(data: bytes, most: int) -> bool:
-    """Whether JSON text holds at most ``most`` values, not counting keys.
-
-    Each value but the first follows a comma or an opening bracket. These characters inside strings
-    are excluded only if the total exceeds the limit. For invalid JSON the result is arbitrary.
-    """
-    if data.count(b",") + data.count(b"[") + data.count(b"{") < most:
-        return True
-    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # remaining quotes delimit strings
-    text = np.frombuffer(plain, np.uint8)
-    inside = np.bitwise_xor.accumulate((text == ord('"')).view(np.uint8)).view(bool)
-    before = (text == ord(",")) | (text == ord("[")) | (text == ord("{"))
-    return int(np.count_nonzero(before & ~inside)) < most
 
 
 async def _parse_large[B: RequestModel](data: bytes, kind: Kind[B], service: Service) -> B:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, Protocol, runtime_checkable
 
 from fastapi.responses import JSONResponse, Response
+from pydantic_core import from_json
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,9 +24,10 @@ from rjax.serve.replicas.prefix_blocks import prefix_blocks
 from rjax.serve.replicas.replica_request import Messages, ReplicaRequest, plain_scope
 from rjax.serve.request_limits import RequestLimitsMiddleware
 from rjax.serve.responses import METRICS_TYPE, HealthResponse, LoadResponse
+from rjax.serve.value_count import at_most_values
 
 _ATTEMPTS = 3  # of a request whose replica dies before its first output
-_SMALL = 32 * 2**10  # bytes; smaller bodies are hashed on the event loop
+_SMALL = 32 * 2**10  # bytes; smaller bodies are parsed on the event loop
 _SECONDS = 5.0  # for figures of all replicas
 _ID_HEX = 32  # digits of a response id after the replica's tag
 _log = logging.getLogger("rjax.serve")
@@ -92,6 +94,7 @@ class Gateway:
         self._limits = limits
         self._http = http
         self._metrics = metrics
+        self._large_bodies = asyncio.Semaphore(1)
         self._idle = asyncio.Event()
         self._idle.set()
         self._aborted = asyncio.Event()
@@ -155,12 +158,7 @@ class Gateway:
     async def _relay(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _whole_body(receive)
         request = ReplicaRequest(plain_scope(scope), body)
-        request.replica_tag = _tag_of(path, body)
-        tenant = self._tenant(scope)
-        if len(body) <= _SMALL:
-            request.blocks = prefix_blocks(path, body, tenant)
-        else:
-            request.blocks = await asyncio.to_thread(prefix_blocks, path, body, tenant)
+        request.replica_tag, request.blocks = await self._routing(path, body, self._tenant(scope))
         sending = asyncio.ensure_future(self._send(request, path, send))
         gone = asyncio.ensure_future(wait_for_disconnect(receive))
         aborted = asyncio.ensure_future(self._aborted.wait())
@@ -173,6 +171,17 @@ class Gateway:
             found = await asyncio.gather(*tasks, return_exceptions=True)
         if isinstance(found[0], Exception) and not isinstance(found[0], OSError):
             raise found[0]
+
+    async def _routing(self, path: str, body: bytes, tenant: str) -> tuple[str, tuple[bytes, ...]]:
+        """The tag of the replica that must answer ("" if any may) and the blocks of the prompt.
+
+        Large bodies are parsed on a thread, one at a time, as a server alone does.
+        """
+        given = path, body, tenant, self._limits.body_values
+        if len(body) <= _SMALL:
+            return _read_routing(*given)
+        async with self._large_bodies:
+            return await asyncio.to_thread(_read_routing, *given)
 
     async def _send(self, request: ReplicaRequest, path: str, send: Send) -> None:
         """Relay the response of the first replica that does not die before its first output."""
@@ -292,14 +301,21 @@ async def _whole_body(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
-def _tag_of(path: str, body: bytes) -> str:
+def _read_routing(path: str, body: bytes, tenant: str, most: int) -> tuple[str, tuple[bytes, ...]]:
+    """See `Gateway._routing`. The replica refuses bodies that are not read here."""
+    fields: Any = None
+    if body and at_most_values(body, most):
+        with contextlib.suppress(ValueError):
+            fields = from_json(body, allow_inf_nan=True, cache_strings=False)
+    fields = fields if isinstance(fields, dict) else {}
+    return _tag_of(path, fields), prefix_blocks(path, fields, tenant)
+
+
+def _tag_of(path: str, fields: dict[str, Any]) -> str:
     """The replica that has the stored response of a request; "" if it needs none."""
     name = ""
     if path.startswith("/v1/responses/"):
         name = path.split("/")[3]
-    elif path == "/v1/responses" and b"previous_response_id" in body:
-        with contextlib.suppress(ValueError, RecursionError):
-            fields = json.loads(body)
-            if isinstance(fields, dict):
-                name = str(fields.get("previous_response_id") or "")
+    elif path == "/v1/responses":
+        name = str(fields.get("previous_response_id") or "")
     return name[len("resp_") : -_ID_HEX] if name.startswith("resp_") else ""

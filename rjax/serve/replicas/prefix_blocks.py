@@ -17,23 +17,17 @@ _DIGEST = 12  # bytes of a key
 _ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/invocations")
 
 
-def prefix_blocks(path: str, body: bytes, tenant: str) -> tuple[bytes, ...]:
-    """The chain of keys of a request's prompt; empty if the body has none that can be read.
+def prefix_blocks(path: str, fields: dict[str, Any], tenant: str) -> tuple[bytes, ...]:
+    """The chain of keys of a request's prompt; empty if the body has none.
 
     The replica validates the body, so whatever is unexpected here is left out.
 
     Args:
         path: of the route, without a root path.
-        body: JSON.
+        fields: of the body.
         tenant: name of the client's tenant; tenants share no KV.
     """
     if path not in _ROUTES:
-        return ()
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        return ()
-    if not isinstance(fields, dict):
         return ()
     text: list[str] = []
     if isinstance(prefix := fields.get("prefix"), str):

@@ -4,16 +4,20 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import threading
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx2
 import pytest
+from pydantic_core import from_json
 
 from rjax.serve.auth import KeyRing
 from rjax.serve.errors import ApiError
 from rjax.serve.limits import ServeLimits
 from rjax.serve.options import HttpOptions
+from rjax.serve.replicas import gateway as gateway_module
 from rjax.serve.replicas.asgi_call import call_app
 from rjax.serve.replicas.gateway import Gateway, ReplicaLostError
 from rjax.serve.replicas.gateway_metrics import GatewayMetrics
@@ -299,3 +303,68 @@ def test_an_app_is_called_without_a_connection():
     ]
     assert gone == ["http.disconnect", "ended"]
     asyncio.run(first("/fails"))
+
+
+RESPONSE = "resp_r1" + "0" * 32
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[",
+        b"[]",
+        b"[" * 100_000,
+        b'"\\ud800"',
+        b"\xff",
+        b"1e9",
+        b'{"input":[' + b"1," * 300_000,
+    ],
+)
+def test_a_body_that_cannot_be_read_is_relayed(body):
+    """The replica refuses it."""
+    app, replicas = gateway([[[start(status=400), part("{}", False)]]])
+    assert send(app, path="/v1/responses", content=body).status_code == 400
+    (request,) = replicas.asked
+    assert (request.body, request.replica_tag, request.blocks) == (body, "", ())
+
+
+@pytest.mark.parametrize("size", [1, 200_000])
+def test_large_bodies_are_parsed_off_the_event_loop_one_at_a_time(monkeypatch, size):
+    threads, running, most = [], [0], [0]
+
+    def watched(*given):
+        threads.append(threading.current_thread())
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        time.sleep(0.02)
+        found = plain(*given)
+        running[0] -= 1
+        return found
+
+    plain = gateway_module._read_routing
+    monkeypatch.setattr(gateway_module, "_read_routing", watched)
+    monkeypatch.setattr(gateway_module, "from_json", _only_inside(running, from_json))
+    app, replicas = gateway([[[start(), part("{}", False)]] for _ in range(4)])
+    body = {"input": "a" * size, "previous_response_id": RESPONSE}
+
+    async def ask() -> None:
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            await asyncio.gather(*(client.post("/v1/responses", json=body) for _ in range(4)))
+
+    asyncio.run(ask())
+    assert most == [1]
+    assert {thread is threading.main_thread() for thread in threads} == {size == 1}
+    assert [request.replica_tag for request in replicas.asked] == ["r1"] * 4
+    assert all(request.blocks for request in replicas.asked)
+
+
+def _only_inside(running, parse):
+    """The parser, where nothing else may parse."""
+
+    def checked(*given, **more):
+        assert running[0] == 1
+        return parse(*given, **more)
+
+    return checked

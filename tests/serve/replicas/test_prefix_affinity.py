@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +13,7 @@ LONG = "All answers are short. " * 60
 
 
 def blocks(path: str = CHAT, tenant: str = "anyone", **body) -> tuple[bytes, ...]:
-    return prefix_blocks(path, json.dumps(body).encode(), tenant)
+    return prefix_blocks(path, json.loads(json.dumps(body)), tenant)
 
 
 def chat(system: str, user: str, **more) -> tuple[bytes, ...]:
@@ -61,11 +60,6 @@ JSON = st.recursive(
 def test_any_json_has_blocks(value):
     for name in ("messages", "prompt", "input", "tools", "prefix", "instructions"):
         blocks(**{name: value})
-
-
-@pytest.mark.parametrize("body", [b"", b"[", b"[]", b"[" * 100_000, b'"\\ud800"', b"\xff", b"1e9"])
-def test_what_is_no_object_has_none(body):
-    assert prefix_blocks(CHAT, body, "anyone") == ()
 
 
 def keys(text: str) -> list[bytes]:
