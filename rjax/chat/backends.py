@@ -16,6 +16,12 @@ from rjax.sampling import RequestOutputKind, SamplingParams
 type Messages = Sequence[Mapping[str, str]]
 
 
+class Reasoning(str):
+    """A piece of the model's reasoning."""
+
+    __slots__ = ()
+
+
 class ServerError(RjaxError):
     """The server refused a request or closed the connection."""
 
@@ -64,7 +70,8 @@ class ChatBackend(Protocol):
         ...
 
     def answer(self, messages: Messages, stats: ResponseStats) -> Iterator[str]:
-        """Stream the pieces of the answer and fill in ``stats``.
+        """Stream the pieces of the answer and fill in ``stats``. A `Reasoning` is a piece before
+        the answer, which the next request does not repeat.
 
         Ctrl-C ends the answer early and sets ``stats.stopped``.
 
@@ -196,14 +203,12 @@ class RemoteBackend:
                         stats.prompt_tokens = usage.get("prompt_tokens", 0)
                         stats.cached_tokens = details.get("cached_tokens") or 0
                         stats.tokens = usage.get("completion_tokens", stats.tokens)
-                    for choice in event.get("choices") or ():
-                        text = (choice.get("delta") or {}).get("content")
-                        if text:
-                            if stats.first is None:
-                                stats.first = time.monotonic() - start
-                            stats.tokens += not usage
-                            stats.seconds = time.monotonic() - start
-                            yield text
+                    for piece in _pieces(event):
+                        if stats.first is None:
+                            stats.first = time.monotonic() - start
+                        stats.tokens += not usage
+                        stats.seconds = time.monotonic() - start
+                        yield piece
             except KeyboardInterrupt:
                 stats.stopped = True
             except (OSError, http.client.HTTPException) as error:
@@ -242,6 +247,17 @@ class RemoteBackend:
                 raise InvalidRequestError(text)
             raise ServerError(f"the server answered {response.status}: {text}")
         return response
+
+
+def _pieces(event: dict[str, Any]) -> Iterator[str]:
+    """The reasoning and the text in an event of a stream."""
+    for choice in event.get("choices") or ():
+        delta = choice.get("delta") or {}
+        reasoning = delta.get("reasoning") or delta.get("reasoning_content")
+        if reasoning:
+            yield Reasoning(reasoning)
+        if delta.get("content"):
+            yield delta["content"]
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:

@@ -1,13 +1,14 @@
 """The conversation and its slash commands."""
 
+import contextlib
 import io
 import json
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from rjax.chat.backends import ChatBackend, ResponseStats
+from rjax.chat.backends import ChatBackend, Reasoning, ResponseStats
 from rjax.chat.sampling_values import with_value
 from rjax.chat.spinner import spinning
 from rjax.errors import RjaxError
@@ -33,7 +34,7 @@ class Session:
         backend: generates the answers.
         system: the system message, or None.
         out: stream of the answers.
-        notes: stream of all other output.
+        notes: stream of all other output, reasoning included.
         show_stats: whether to print statistics after each answer.
         stoppable: Ctrl-C stops an answer; otherwise KeyboardInterrupt ends the session.
 
@@ -99,10 +100,14 @@ class Session:
         stats = ResponseStats()
         pieces: list[str] = []
         try:
-            with spinning(self._notes) as spinner:
+            with spinning(self._notes) as spinner, self._thinking() as think:
                 for piece in self._backend.answer(self.conversation, stats):
                     if piece:
                         spinner.stop()
+                    if isinstance(piece, Reasoning):
+                        think(piece)
+                        continue
+                    think(None)
                     pieces.append(piece)
                     self._out.write(piece)
                     self._out.flush()
@@ -122,6 +127,27 @@ class Session:
             self._note("stopped")
         if self._show_stats:
             self._note(f"({stats.line()})")
+
+    @contextlib.contextmanager
+    def _thinking(self) -> Iterator[Callable[[str | None], None]]:
+        """What writes pieces of reasoning beside the answer, dimmed in a terminal, and ends their
+        line with None or at the end of the block."""
+        dim = self._notes.isatty()
+        begun = False
+
+        def think(piece: str | None) -> None:
+            nonlocal begun
+            if piece is not None:
+                self._notes.write(f"\x1b[2m{piece}\x1b[0m" if dim else piece)
+            elif begun:
+                self._notes.write("\n")
+            self._notes.flush()
+            begun = piece is not None
+
+        try:
+            yield think
+        finally:
+            think(None)
 
     def _end_line(self, pieces: list[str]) -> None:
         if pieces:

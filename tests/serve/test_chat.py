@@ -1,5 +1,6 @@
 """The terminal chat: commands, Ctrl-C, a local model and a server give the same answers."""
 
+import http.server
 import io
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 
 from rjax.chat import __main__ as chat
 from rjax.chat.__main__ import main
-from rjax.chat.backends import LocalBackend, RemoteBackend, ResponseStats
+from rjax.chat.backends import LocalBackend, Reasoning, RemoteBackend, ResponseStats
 from rjax.chat.session import Session
 from rjax.chat.spinner import spinning
 from rjax.chat.turns import read_turn
@@ -45,6 +46,9 @@ class Echo:
             stats.tokens = count + 1
             if word == "^C":
                 raise KeyboardInterrupt
+            if word.startswith("?"):
+                yield Reasoning(word)
+                continue
             yield word + " "
 
 
@@ -84,6 +88,54 @@ def test_statistics_can_be_hidden():
     before = notes.getvalue()
     chat.take("two")
     assert notes.getvalue() == before
+
+
+def test_reasoning_is_shown_beside_the_answer():
+    chat, out, notes = session(show_stats=False)
+    chat.take("?Let ?me ?see yes indeed")
+    assert notes.getvalue() == "?Let?me?see\n"
+    assert out.getvalue() == "yes indeed \n"
+    assert chat.messages[-1]["content"] == "yes indeed "
+    chat.take("?hm ^C")
+    assert notes.getvalue().endswith("?hm\nstopped\n")
+    notes.isatty = lambda: True
+    chat.take("?Let yes")
+    assert "\x1b[2m?Let\x1b[0m\n" in notes.getvalue()
+
+
+class Thinking(http.server.BaseHTTPRequestHandler):
+    """A server whose model reasons before it answers."""
+
+    deltas = (
+        *({"role": "assistant", "content": ""}, {"reasoning": "Let", "reasoning_content": "Let"}),
+        *({"reasoning_content": " me"}, {"content": "Yes"}, {"content": "."}),
+    )
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        for delta in self.deltas:
+            event = {"choices": [{"index": 0, "delta": delta}]}
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+
+    def log_message(self, *_):
+        pass
+
+
+def test_reasoning_of_a_server():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Thinking)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    stats = ResponseStats()
+    try:
+        backend = RemoteBackend(f"http://127.0.0.1:{server.server_port}", "m", None, {})
+        pieces = [(type(piece), str(piece)) for piece in backend.answer(HI, stats)]
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert pieces == [(Reasoning, "Let"), (Reasoning, " me"), (str, "Yes"), (str, ".")]
+    assert stats.tokens == 4
+    assert stats.first is not None
 
 
 def test_stopped_answer_stays_and_failed_question_goes():
