@@ -24,11 +24,11 @@ class Measured:
     """One request; times in seconds after it was sent.
 
     Attributes:
-        first: time of the first text chunk; None without text.
-        last: time of the last text chunk.
+        first: time of the first chunk with text, reasoning or a tool call; None without any.
+        last: time of the last of them.
         end: time of the end of the response.
         prompt_tokens, cached_tokens, tokens: as counted by the server.
-        chunks: number of text chunks.
+        chunks: number of them.
         error: why it failed, or None.
         sent, done: on the clock of the whole run.
     """
@@ -143,6 +143,13 @@ async def load(
     return list(await asyncio.gather(*map(one, bodies, arrivals)))
 
 
+def _generated(choice: dict[str, Any]) -> bool:
+    """Whether a chunk of a stream holds something that the model generated."""
+    delta = choice.get("delta") or {}
+    kinds = ("content", "reasoning", "reasoning_content", "tool_calls")
+    return bool(choice.get("text")) or any(delta.get(kind) for kind in kinds)
+
+
 def _take(found: Measured, event: dict[str, Any]) -> None:
     if "error" in event:
         found.error = str(event["error"])[:300]
@@ -154,8 +161,7 @@ def _take(found: Measured, event: dict[str, Any]) -> None:
         details = usage.get("prompt_tokens_details") or {}
         found.cached_tokens = details.get("cached_tokens") or 0
     for choice in event.get("choices") or ():
-        text = choice.get("text") or (choice.get("delta") or {}).get("content")
-        if text:
+        if _generated(choice):
             now = time.perf_counter() - found.sent
             found.first = now if found.first is None else found.first
             found.last = now

@@ -1,16 +1,18 @@
 """The load test: its arrivals, its figures, and a sweep against a server."""
 
+import asyncio
 import http.server
 import json
 import math
 import statistics
 import threading
+import time
 
 import pytest
 
 from rjax.batch.compile_progress import CompileProgress
 from rjax.benchmarks import serve
-from rjax.benchmarks.serve_client import Measured
+from rjax.benchmarks.serve_client import Client, Measured
 from rjax.benchmarks.serve_report import row
 from rjax.benchmarks.serve_workload import Workload
 
@@ -53,6 +55,54 @@ def test_figures_of_a_known_run():
     assert found["goodput"] == pytest.approx(0.5)
     assert found["cached_share"] == 0.5
     assert row(1.0, [], (1.0, 1.0))["ttft_ms_p50"] is None
+
+
+class Scripted(http.server.BaseHTTPRequestHandler):
+    """Streams the deltas of the server that it belongs to, with a pause after each."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        for delta in self.server.deltas:
+            event = {"choices": [{"index": 0, "delta": delta}]}
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+            self.wfile.flush()
+            time.sleep(0.1)
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("piece", "counts"),
+    [
+        ({"reasoning": "a"}, True),
+        ({"reasoning_content": "a"}, True),
+        ({"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}, True),
+        ({"content": "a"}, True),
+        ({"content": "", "reasoning": None, "tool_calls": []}, False),
+        ({"role": "assistant"}, False),
+    ],
+)
+def test_the_first_token_may_be_of_reasoning_or_a_call(piece, counts):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
+    server.deltas = [{"role": "assistant", "content": ""}, piece, {"content": "b"}]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    async def ask() -> Measured:
+        async with Client(f"http://127.0.0.1:{server.server_port}/v1", None) as client:
+            return await client.ask("/chat/completions", {})
+
+    try:
+        found = asyncio.run(ask())
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert found.error is None
+    assert found.chunks == 1 + counts
+    assert found.last - found.first == pytest.approx(0.1 if counts else 0.0, abs=0.09)
 
 
 @pytest.mark.parametrize("chat", [False, True])
