@@ -55,7 +55,7 @@ _INTRODUCTION = """\
 `python -m bench.report` generates this page from the results in `results/`. Above each table is the
 command that measured it; every command explains its options with `--help`. Seeds are fixed. On a
 GPU a benchmark writes its result to `results/`; on a CPU, name a file with `--json FILE`. The
-command `python -m bench.suite` runs all benchmarks.
+command `python -m bench.suite` runs those that need one GPU and nothing else.
 
 | command | what it measures |
 | --- | --- |

@@ -1,4 +1,5 @@
-"""Runs all benchmarks of bench/README.md, one after another, and generates the page.
+"""Runs the benchmarks of bench/README.md that need one GPU and nothing else, one after another, and
+generates the page. `OTHERS` of them have to be run by hand.
 
     python -m bench.suite              # on a GPU, about 25 minutes
     python -m bench.suite --list       # only print the commands
@@ -55,6 +56,21 @@ COMMANDS: dict[str, tuple[str, int]] = {
     "swap": ("bench.swap --shapes llama-3-8b", 120),
     "longbench": ("bench.longbench --json bench/results/longbench.json", 120),
 }
+OTHERS = {
+    "bench.kernels": "minutes for each of its tables",
+    "bench.machine_code": "needs no GPU",
+    "rjax bench throughput": "bench.throughput runs the same",
+    "rjax bench serve": "needs a server",
+    "bench.replicas": "needs no GPU",
+    "bench.serve_replicas": "needs several GPUs",
+    "bench.compare_engines": "needs vLLM or SGLang",
+    "bench.table_answers": "counts answers, no times",
+    "bench.quantised_answers": "counts answers, no times",
+    "bench.scheduler": "needs no GPU",
+}
+"""Benchmarks of the page that are not in `COMMANDS`, and why. Options of those that are there, such
+as other models, weights or several GPUs, are run by hand too."""
+
 _STOPS_ITSELF = ("throughput", "prefill", "compare_torch", "attention", "latency", "latency_qwen3")
 _LAST_POINT = 30.0  # seconds that a started point may still take
 
@@ -63,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = OneLineParser(
         prog="python -m bench.suite",
-        description=__doc__,
+        description=__doc__.replace("`OTHERS` of them have to be run by hand.", _by_hand()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("--only", help=f"of {', '.join(COMMANDS)}; default: all")
@@ -71,6 +87,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--into", type=Path, help="folder for the results; default: bench/results")
     p.add_argument("--list", action="store_true", help="print the commands and stop")
     return p
+
+
+def _by_hand() -> str:
+    """The sentence of the help about the others."""
+    listed = "\n".join(f"    {name:<24} {why}" for name, why in OTHERS.items())
+    return f"Further models, weights and several GPUs are run by hand, and:\n\n{listed}"
 
 
 def main() -> int:

@@ -2,6 +2,8 @@
 
 import functools
 import json
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -292,6 +294,19 @@ def test_help_shows_a_command_that_can_be_copied(module):
     made = module.parser()
     assert made.description.count("    " + made.prog) >= 2
     assert all(action.help for action in made._actions)
+
+
+def test_the_suite_runs_what_its_help_says():
+    """Each benchmark of the page is run, or named with why it is not."""
+    page = (Path(suite.__file__).with_name("README.md")).read_text("utf-8")
+    rows = re.findall(r"^\| `(?:python -m )?((?:bench\.|rjax bench )\w+)` \|", page, re.MULTILINE)
+    assert len(rows) > 15
+    run = {re.match(r"bench\.\w+|rjax bench \w+", line)[0] for line, _ in suite.COMMANDS.values()}
+    assert set(rows) == run | set(suite.OTHERS)
+    assert not run & set(suite.OTHERS)
+    told = suite.parser().format_help()
+    assert all(f"{name} " in told and why in told for name, why in suite.OTHERS.items())
+    assert "OTHERS" not in told
 
 
 def test_tables_show_numbers_in_few_digits():
