@@ -46,7 +46,7 @@ from rjax.serve.responses import (
 )
 from rjax.serve.sampling import chat_params, check_constrained, max_tokens, request_constraint
 from rjax.serve.service import Service
-from rjax.serve.structured_outputs import json_constraint, text_constraint
+from rjax.serve.structured_outputs import check_schema, text_constraint
 from rjax.serve.tenancy import engine_options
 from rjax.serve.tools import CallDelta, join_call_deltas, message_text
 from rjax.structured.constraint import Constraint
@@ -245,8 +245,7 @@ def _constraint(
         )
     for i, tool in enumerate(tools):
         if tool.function.parameters is not None and (forced or tool.function.strict):
-            # Check the limits of each function's schema.
-            json_constraint(tool.function.parameters, service.limits, f"tools.{i}.parameters")
+            check_schema(tool.function.parameters, service.limits, f"tools.{i}.parameters")
     several = not single and not isinstance(body.tool_choice, NamedTool)
     fmt = service.output_format
     make = fmt.calls_grammar if forced else fmt.text_or_calls_grammar

@@ -106,6 +106,16 @@ def json_constraint(
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
             raise ApiError(400, f"{param} is not valid JSON", param=param) from error
+    check_schema(schema, limits, param)
+    return Constraint("json", json_source(generation_schema(schema, literal=literal)))
+
+
+def check_schema(schema: Any, limits: ServeLimits, param: str) -> None:
+    """Check that a JSON schema is an object within the limits.
+
+    Raises:
+        ApiError: 400.
+    """
     if not isinstance(schema, dict):
         raise ApiError(400, f"{param} is no JSON schema object", param=param)
     try:
@@ -119,7 +129,6 @@ def json_constraint(
         raise ApiError(
             400, f"{param} nests deeper than {limits.schema_depth}; flatten it", param=param
         )
-    return Constraint("json", json_source(generation_schema(schema, literal=literal)))
 
 
 def text_constraint(
