@@ -189,7 +189,7 @@ def test_tenants_and_other_responses(client, served, gate):
     gate.set()
     assert client.responses.cancel(made.id).status == "cancelled"
     plain = client.responses.create(input="a", **BODY)
-    with pytest.raises(openai.BadRequestError, match="only a response in the background"):
+    with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
         client.responses.cancel(plain.id)
 
 

@@ -282,7 +282,7 @@ def test_a_response_that_is_not_to_be_stored_is_not(client):
         ({"tool_choice": {"type": "file_search"}}, "tool_choice", "no 'file_search'"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tools": TOOLS[:1] * 2}, "tools", "same name"),
-        ({"background": True, "store": False}, "background", "needs store"),
+        ({"background": True, "store": False}, "background", "`store` is true"),
         ({"truncation": "auto"}, "truncation", "disabled"),
         ({"conversation": "c"}, "conversation", "previous_response_id"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "function_call_output"),

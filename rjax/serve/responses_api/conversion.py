@@ -68,7 +68,9 @@ def check_fields(body: ResponsesRequest) -> None:
         )
     if body.background and body.store is False:
         raise ApiError(
-            400, "background needs store: the response is read from the store", param="background"
+            400,
+            "background can only be used when `store` is true: the response is read from the store",
+            param="background",
         )
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream set to true", param="stream_options")

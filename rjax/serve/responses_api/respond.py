@@ -110,8 +110,8 @@ async def cancelled(name: str, tenant: Tenant, service: Service) -> Response:
     if not found.background:
         raise ApiError(
             400,
-            "only a response in the background can be cancelled; to cancel another one, close the "
-            "connection of its request",
+            "Cannot cancel a synchronous response: only one in the background can be cancelled; to "
+            "cancel another one, close the connection of its request",
             code="not_cancellable",
         )
     if found.running is not None:

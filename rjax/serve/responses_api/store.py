@@ -107,7 +107,7 @@ class ResponseStore:
         if found is None:
             raise ApiError(
                 404,
-                f"no response {name[:100]!r} is stored here: it was never stored (store false, or "
+                f"Response with id {name[:100]!r} not found: it was never stored (store false, or "
                 "it failed), was deleted, made room for newer ones, or was lost with a restart; "
                 "send the whole conversation as input",
                 code="response_not_found",
