@@ -79,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = OneLineParser(
         prog="python -m bench.suite",
-        description=__doc__.replace("`OTHERS` of them have to be run by hand.", _by_hand()),
+        description=f"{__doc__}".replace("`OTHERS` of them have to be run by hand.", _by_hand()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("--only", help=f"of {', '.join(COMMANDS)}; default: all")

@@ -129,7 +129,7 @@ def _class_tokens(folder: pathlib.Path, tokenizer_config: dict[str, Any]) -> dic
     name = (
         tokenizer_config.get("tokenizer_class")
         or config.get("tokenizer_class")
-        or TOKENIZER_MAPPING_NAMES.get(config.get("model_type"))
+        or TOKENIZER_MAPPING_NAMES.get(str(config.get("model_type")))
     )
     kind = getattr(transformers, str(name).removesuffix("Fast"), None)
     if not isinstance(kind, type):
