@@ -280,6 +280,7 @@ class _ResponseBuilder:
         self._body = body
         self._params = params
         self._as_token_ids = tokens_as_token_ids(body, service)
+        self._token_bytes = service.tokenizer.token_bytes
         names = frozenset(tool.function.name for tool in tools)
         given = start, names, service.tokenizer, prompt_token_ids, params
         self._answer_logprobs = answer_logprobs and service.output_format.reasons
@@ -435,6 +436,7 @@ class _ResponseBuilder:
             tokens,
             entries,
             self._params.logprobs or 0,
+            self._token_bytes,
             as_token_ids=self._as_token_ids,
         )
 

@@ -10,6 +10,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from rjax.outputs import CompletionOutput, RequestOutput
+from rjax.sampling import SamplingParams
 from rjax.serve import prefixes
 from rjax.serve.auth import Tenant
 from rjax.serve.beam_search import check_beam_search, request_group
@@ -37,6 +38,7 @@ from rjax.serve.sampling import (
 )
 from rjax.serve.service import Service
 from rjax.serve.tenancy import engine_options
+from rjax.serve.text_offsets import TextOffsets, prompt_offsets
 
 
 async def complete(
@@ -67,7 +69,7 @@ async def complete(
         max_tokens_given=max_tokens(body) is not None,
     )
     group = request_group(body, service, params)
-    builder = _ResponseBuilder(body, service, params.n)
+    builder = _ResponseBuilder(body, service, params)
     options = engine_options(body, tenant, service.limits)
     if body.stream:
         await group.start(prompts, constraint, tenant=tenant.name, **options)
@@ -124,17 +126,20 @@ class UsageCounter:
 class _ResponseBuilder:
     """Converts engine outputs to responses and stream chunks."""
 
-    def __init__(self, body: CompletionRequest, service: Service, n: int) -> None:
+    def __init__(self, body: CompletionRequest, service: Service, params: SamplingParams) -> None:
         self._body = body
         self._scores = max_tokens(body) == 0  # the prompt; no token is shown
         self._service = service
-        self._n = n
+        self._params = params
+        self._n = params.n
         self._head: dict[str, Any] = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": service.model,
         }
-        self._offsets: dict[int, int] = {}
+        self._lengths: dict[int, int] = {}  # characters of each choice so far
+        self._offsets: dict[int, TextOffsets] = {}
+        self._prompt_offsets: dict[int, list[int]] = {}
         self._of_prompts: dict[int, list[dict[str, Any] | None] | None] = {}
         self._count = UsageCounter()
 
@@ -212,10 +217,11 @@ class _ResponseBuilder:
                 before = self._service.tokenizer.decode(
                     output.prompt_token_ids, skip_special_tokens=False
                 )
+        self._lengths[index] = self._lengths.get(index, 0) + len(before) + len(text)
         return CompletionResponseChoice(
             index=index,
             text=before + text,
-            logprobs=self._logprobs(index, output, completion, echo=echo, before=before),
+            logprobs=self._logprobs(i, output, completion, echo=echo, before=before),
             finish_reason=completion.finish_reason,
             stop_reason=None if hidden else completion.stop_reason,
             token_ids=completion.token_ids if body.return_token_ids and not hidden else None,
@@ -233,7 +239,7 @@ class _ResponseBuilder:
 
     def _logprobs(
         self,
-        index: int,
+        i: int,
         output: RequestOutput,
         completion: CompletionOutput,
         *,
@@ -242,27 +248,29 @@ class _ResponseBuilder:
     ) -> CompletionLogprobs | None:
         if self._body.logprobs is None or completion.logprobs is None:
             return None
+        index = i * self._n + completion.index
+        tokenizer, prompt = self._service.tokenizer, output.prompt_token_ids
         tokens: list[int] = []
         entries: list[Any] = []
+        offsets: list[int] = []
         if echo and output.prompt_logprobs is not None:
-            tokens += output.prompt_token_ids
+            if i not in self._prompt_offsets:
+                self._prompt_offsets[i] = prompt_offsets(tokenizer, prompt, before)
+            tokens += prompt
             entries += output.prompt_logprobs
-        elif echo:
-            self._offsets[index] = len(before)
+            offsets += self._prompt_offsets[i]
         if not self._scores:
+            if index not in self._offsets:
+                self._offsets[index] = TextOffsets(tokenizer, prompt, self._params, len(before))
             tokens += completion.token_ids
             entries += completion.logprobs
-        offset = self._offsets.get(index, 0)
+            offsets += self._offsets[index].add(completion.token_ids)
+        if completion.finish_reason is not None:  # a stop string may have cut the text
+            offsets = [min(offset, self._lengths[index]) for offset in offsets]
         as_ids = tokens_as_token_ids(self._body, self._service)
-        found = completion_logprobs(tokens, entries, offset, as_token_ids=as_ids)
-        token_text = self._service.tokenizer.token_text
-        if echo and tokens and entries[0] is None:
-            first = token_text(tokens[0])
-            found.tokens[0] = f"token_id:{tokens[0]}" if as_ids else first
-            found.text_offset[1:] = [place + len(first) for place in found.text_offset[1:]]
-        if found.tokens:
-            self._offsets[index] = found.text_offset[-1] + len(token_text(tokens[-1]))
-        return found
+        return completion_logprobs(
+            tokens, entries, offsets, tokenizer.token_text, as_token_ids=as_ids
+        )
 
 
 def tokens_as_token_ids(body: SamplingRequest, service: Service) -> bool:

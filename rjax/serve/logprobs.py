@@ -1,7 +1,7 @@
 """Logprobs in the two formats of OpenAI's API."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rjax.outputs import Logprob
@@ -59,7 +59,8 @@ def within_logprobs_limit(
 def completion_logprobs(
     token_ids: Sequence[int],
     entries: "Sequence[dict[int, Logprob] | None]",
-    offset: int,
+    offsets: list[int],
+    token_text: Callable[[int], str],
     *,
     as_token_ids: bool = False,
 ) -> CompletionLogprobs:
@@ -68,14 +69,14 @@ def completion_logprobs(
     Args:
         token_ids: of the text.
         entries: logprobs of each token; None for a prompt's first token.
-        offset: characters of the text before the first token.
+        offsets: of each token in the text.
+        token_text: text of a token alone.
         as_token_ids: write ``token_id:N`` instead of a token's text.
     """
-    found = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
+    found = CompletionLogprobs(text_offset=offsets, token_logprobs=[], tokens=[], top_logprobs=[])
     for token, entry in zip(token_ids, entries, strict=True):
         own = None if entry is None else entry[token]
-        text = "" if own is None else _text(own, token)
-        found.text_offset.append(offset)
+        text = token_text(token) if own is None else _text(own, token)
         found.tokens.append(_named(token) if as_token_ids else text)
         found.token_logprobs.append(None if own is None else _value(own))
         top: dict[str, float] | None = None
@@ -85,7 +86,6 @@ def completion_logprobs(
                 name = _named(other) if as_token_ids else _text(logprob, other)
                 top[name] = max(top.get(name, _LOWEST), _value(logprob))
         found.top_logprobs.append(top)
-        offset += len(text)
     return found
 
 
@@ -93,19 +93,20 @@ def chat_logprobs(
     token_ids: Sequence[int],
     entries: Sequence[dict[int, Logprob]],
     top: int,
+    token_bytes: Callable[[int], bytes],
     *,
     as_token_ids: bool = False,
 ) -> ChatLogprobs:
     """Logprobs of /v1/chat/completions, with the ``top`` most likely tokens at each position.
 
-    ``as_token_ids`` writes ``token_id:N`` instead of a token's text; ``bytes`` are still those of
-    the text.
+    ``token_bytes`` gives the bytes of a token, which may be a part of a character. ``as_token_ids``
+    writes ``token_id:N`` instead of a token's text; ``bytes`` are still those of the text.
     """
     content = []
     for token, entry in zip(token_ids, entries, strict=True):
         best = sorted(entry.items(), key=lambda item: item[1].rank)[:top]
-        own = _top(token, entry[token], as_token_ids)
-        others = [_top(i, found, as_token_ids) for i, found in best]
+        own = _top(token, entry[token], token_bytes, as_token_ids)
+        others = [_top(i, found, token_bytes, as_token_ids) for i, found in best]
         content.append(TokenLogprob(**own.model_dump(), top_logprobs=others))
     return ChatLogprobs(content=content, refusal=None)
 
@@ -131,12 +132,11 @@ def prompt_logprobs(
     ]
 
 
-def _top(token: int, found: Logprob, as_token_ids: bool) -> TopLogprob:
-    text = _text(found, token)
-    # U+FFFD marks an incomplete character, whose bytes are unknown here.
-    data = None if "\ufffd" in text else list(text.encode())
-    name = _named(token) if as_token_ids else text
-    return TopLogprob(token=name, logprob=_value(found), bytes=data)
+def _top(
+    token: int, found: Logprob, token_bytes: Callable[[int], bytes], as_token_ids: bool
+) -> TopLogprob:
+    name = _named(token) if as_token_ids else _text(found, token)
+    return TopLogprob(token=name, logprob=_value(found), bytes=list(token_bytes(token)))
 
 
 def _text(found: Logprob, token: int) -> str:

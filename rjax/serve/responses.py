@@ -66,11 +66,11 @@ class CompletionResponse(BaseModel):
 
 
 class TopLogprob(BaseModel):
-    """An alternative token; ``bytes`` is null for an incomplete UTF-8 character."""
+    """An alternative token; ``bytes`` are its own, which may be a part of a character."""
 
     token: str
     logprob: float
-    bytes: list[int] | None
+    bytes: list[int]
 
 
 class TokenLogprob(TopLogprob):

@@ -4,6 +4,7 @@ import copy
 import functools
 import itertools
 import pathlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from rjax.errors import InvalidRequestError, without_frames
 from rjax.tokenization.chat import check_messages, check_template_kwargs
 from rjax.tokenization.detokenizer import (
     CONTEXT_TOKENS,
+    REPLACEMENT,
     ByteLevelDetokenizer,
     Detokenizer,
     WindowDetokenizer,
@@ -132,6 +134,22 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """Text of one token as in the middle of a text, including special tokens, for logprobs."""
         return self._token_text(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of the text of one token, for logprobs. Those of a part of a character are known
+        for tokens of bytes: of byte-level tokenizers, and <0xF0> of sentencepiece."""
+        if self._is_byte_level:
+            return self._token_bytes(token_id)
+        text = self.token_text(token_id)
+        if REPLACEMENT in text:
+            byte = _BYTE_TOKEN.fullmatch(self.hf.convert_ids_to_tokens(token_id) or "")
+            if byte is not None:
+                return bytes.fromhex(byte.group(1))
+        return text.encode()
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is special, such as BOS."""
+        return token_id in self._special_ids
 
     def detokenizer(
         self,
@@ -274,6 +292,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
 def _check_text(text: str) -> None:

@@ -142,7 +142,8 @@ def test_chat_logprobs(client):
         values = [t.logprob for t in token.top_logprobs]
         assert values == sorted(values, reverse=True)
         assert token.logprob == values[0]  # greedy
-        assert token.bytes is None or bytes(token.bytes).decode() == token.token
+        assert token.bytes is not None
+        assert bytes(token.bytes).decode(errors="replace") == token.token
     chunks = client.chat.completions.create(
         messages=HI, max_tokens=4, logprobs=True, top_logprobs=3, stream=True, **GREEDY
     )

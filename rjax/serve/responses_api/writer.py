@@ -239,7 +239,7 @@ class ResponseWriter:
 
 def _logprob(entry: TokenLogprob) -> TextLogprob:
     def fields(found: TopLogprob) -> dict[str, object]:
-        return {"token": found.token, "logprob": found.logprob, "bytes": found.bytes or []}
+        return {"token": found.token, "logprob": found.logprob, "bytes": found.bytes}
 
     top = [TopTextLogprob.model_validate(fields(other)) for other in entry.top_logprobs]
     return TextLogprob.model_validate({**fields(entry), "top_logprobs": top})
