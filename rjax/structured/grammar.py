@@ -10,6 +10,7 @@ from rjax.structured.constraint import Constraint
 from rjax.structured.exact_numbers import check_numbers
 from rjax.structured.exhausted_patterns import merge_exhausted_patterns
 from rjax.structured.lark import JSON_FORM, SpecialTokens
+from rjax.structured.spelled_tokens import spells_special_token, without_forcing
 from rjax.tokenization import Tokenizer
 
 NEEDED = (
@@ -74,6 +75,8 @@ def compile_grammar(
                 grammar = json.dumps({"grammars": [{"lark_grammar": lark}]})
         if constraint.outer:
             grammar = _with_outer(grammar, constraint.outer)
+        if spells_special_token(constraint.kind, constraint.source, tokenizer):
+            grammar = without_forcing(grammar)
         budget = llguidance.LLParserLimits(
             initial_lexer_fuel=1_000_000,
             step_lexer_fuel=200_000,

@@ -6,9 +6,11 @@ import re
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from rjax.outputs import CompletionOutput
 from rjax.sampling import SamplingParams
@@ -121,6 +123,43 @@ def test_the_grammar_and_the_parser_agree(tokenizer):
             assert bool(calls) == (not is_text)
 
 
+FORCED = [
+    (Constraint("json", '{"enum": ["<tool_call>"]}'), '"<tool_call>"'),
+    (Constraint("json", '{"enum": ["<think>"]}', outer='start: "a" @body'), 'a"<think>"'),
+    (Constraint("regex", r"<think>\{1}"), "<think>{1}"),
+    (Constraint("regex", r"a</think>/"), "a</think>/"),
+    (Constraint("grammar", 'start: "</tool_call>" /b/'), "</tool_call>b"),
+    (Constraint("grammar", 'start: "a" %json {"const": "</think>"}'), 'a"</think>"'),
+]
+
+
+@pytest.mark.parametrize(("constraint", "text"), FORCED)
+def test_a_constraint_may_spell_a_tag(tokenizer, constraint, text):
+    """llguidance would offer the tag's token, and then refuse it."""
+    matcher = compile_grammar(constraint, llt_of(tokenizer))
+    made: list[int] = []
+    while not matcher.is_stopped():
+        mask = allocate_token_bitmask(1, tokenizer.vocab_size)
+        fill_next_token_bitmask(matcher, mask)
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+        token = int(np.flatnonzero(bits)[-1])
+        if token in tokenizer.eos_token_ids:
+            break
+        assert matcher.consume_token(token), matcher.get_error()
+        made.append(token)
+    assert tokenizer.decode(made) == text
+    assert not set(made) & tokenizer.added_tokens.keys()
+
+
+def test_a_grammar_may_name_a_tag(tokenizer):
+    ids = tokenizer.hf.get_vocab()
+    for source in ('start: "a" <think> "b"', f'start: "a" <[{ids["<think>"]}]> "b"'):
+        matcher = compile_grammar(Constraint("grammar", source), llt_of(tokenizer))
+        tokens = [ids["a"], ids["<think>"], ids["b"]]
+        assert matcher.try_consume_tokens(tokens) == 3
+        assert matcher.is_accepting()
+
+
 @pytest.mark.parametrize("parser", ["qwen3", "deepseek_r1"])
 def test_spelled_reasoning_tags_are_text(tokenizer, parser):
     tokens = [
@@ -201,16 +240,9 @@ def served(tmp_path_factory):
 
 
 def test_the_server_calls_nothing_that_was_only_spelled(served):
-    call = '<tool_call>{"name": "find", "arguments": {"a": "no number"}}'
-    text = f"{call}</tool_call>"
+    text = '<tool_call>{"name": "find", "arguments": {"a": "no number"}}</tool_call>'
     function = {"name": "find", "parameters": {"type": "object", "properties": {}}}
-    ids = served.service.tokenizer.hf.get_vocab()
-    body: dict[str, Any] = {
-        # The other ends leave a choice where a tag begins, and the bias takes it.
-        "structured_outputs": {"regex": f"({re.escape(call)}(</tool_call>|!)|!)"},
-        "logit_bias": {str(ids["<"]): 100},
-        "temperature": 0,
-    }
+    body: dict[str, Any] = {"structured_outputs": {"choice": [text]}, "temperature": 0}
     chat = {
         "messages": [{"role": "user", "content": "a"}],
         "tools": [{"type": "function", "function": function}],
