@@ -62,7 +62,7 @@ def llt_of(tokenizer: Tokenizer) -> Any:
 def make_reader(
     tokenizer: Tokenizer, parser: str | None, start: str, names: frozenset[str] = NAMES
 ) -> OutputReader:
-    tags = grammar_special_tokens(tokenizer, llt_of(tokenizer))
+    tags = grammar_special_tokens(tokenizer, llt_of(tokenizer), tokenizer.vocab_size)
     answers = choose_output_format(parser, TOOL_FORMATS["hermes"], "auto", tokenizer, tags)
     return OutputReader(answers, start, names, tokenizer, [], PARAMS)
 
@@ -111,7 +111,7 @@ def test_the_grammar_and_the_parser_agree(tokenizer):
     function = {"name": "find", "parameters": parameters, "strict": True}
     tool = Tool.model_validate({"type": "function", "function": function})
     source = TOOL_FORMATS["hermes"].text_or_calls_grammar(
-        [tool], grammar_special_tokens(tokenizer, llt), several=False
+        [tool], grammar_special_tokens(tokenizer, llt, tokenizer.vocab_size), several=False
     )
     for text in (CALL, CALL.replace("1", '"x"'), f"{CALL}\n{CALL}"):
         for tokens in (encoded(tokenizer, text), spelled(tokenizer, text)):
