@@ -67,6 +67,7 @@ OTHERS = {
     "bench.table_answers": "counts answers, no times",
     "bench.quantised_answers": "counts answers, no times",
     "bench.scheduler": "needs no GPU",
+    "bench.server_host": "needs no GPU",
 }
 """Benchmarks of the page that are not in `COMMANDS`, and why. Options of those that are there, such
 as other models, weights or several GPUs, are run by hand too."""

@@ -9,8 +9,8 @@ from typing import Any, Literal, cast, no_type_check
 
 from rjax.errors import InvalidRequestError
 from rjax.sampling import checks
-from rjax.sampling.limits import LIMITS
 from rjax.sampling.structured_outputs import EXCLUDED, StructuredOutputsParams
+from rjax.sampling_limits import LIMITS
 
 type SamplerMode = Literal["greedy", "random", "full"]
 

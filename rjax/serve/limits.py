@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rjax.errors import InvalidConfigError
-from rjax.sampling.limits import LIMITS
+from rjax.sampling_limits import LIMITS
 
 
 def _limit(default: Any, meaning: str) -> Any:

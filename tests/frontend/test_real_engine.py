@@ -83,7 +83,7 @@ def test_outputs_are_whole(llm: LLM) -> None:
 
 
 def test_bad_prompts_harm_no_other(llm: LLM) -> None:
-    bad = ["", [512], [-1], [2**31], "x" * 9000]
+    bad = [{"prompt_token_ids": []}, [512], [-1], [2**31], "x" * 9000]
     greedy = SamplingParams(temperature=0, max_tokens=4)
     outputs = llm.generate(["good", *bad, "good"], greedy, use_tqdm=False)
     assert [o.error is None for o in outputs] == [True, *[False] * len(bad), True]

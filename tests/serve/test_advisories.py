@@ -216,6 +216,7 @@ def test_client_ids_are_not_used(server: LiveServer):
 
 
 def test_loopback_is_the_default():
-    from rjax.serve.arguments import build_parser
+    from rjax.serve.arguments import address, build_parser
 
-    assert build_parser().parse_args([]).host == "127.0.0.1"
+    found = address(build_parser().parse_args([]))
+    assert (found.host, found.is_private) == ("127.0.0.1", True)

@@ -107,7 +107,7 @@ def test_tenants_do_not_see_one_anothers(server: LiveServer, http):
     {"name": "a", "prompt": "a" * 10**6},
     {"name": "a", "messages": []},
     {"name": "a", "prompt": "a", "messages": [{"role": "user", "content": "a"}]},
-    {"name": "a", "prompt": "a", "cache_salt": "é"},
+    {"name": "a", "prompt": "a", "cache_salt": "é" * 129},
     {"name": "a", "prompt": "a", "ttl": 3},
 ])  # fmt: skip
 def test_bad_prefixes_are_refused(http, body):

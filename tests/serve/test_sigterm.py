@@ -53,7 +53,7 @@ def process(folder, request):
 
 def stream(url: str, found: list, accepted: threading.Semaphore, **more) -> None:
     """One client; adds what it got: (status, tokens, finished)."""
-    tokens, finished, body = 0, False, BODY | more
+    tokens, finished, body = 0, False, BODY | {"return_token_ids": True} | more
     with httpx2.stream("POST", url + "/v1/completions", json=body, timeout=300) as answer:
         if answer.status_code == 200:
             accepted.release()
@@ -62,7 +62,7 @@ def stream(url: str, found: list, accepted: threading.Semaphore, **more) -> None
                 finished = True
             elif line.startswith("data: {"):
                 choices = json.loads(line[6:]).get("choices")
-                tokens += bool(choices) and choices[0]["finish_reason"] is None
+                tokens += len(choices[0]["token_ids"]) if choices else 0
         found.append((answer.status_code, tokens, finished))
 
 

@@ -41,14 +41,16 @@ def complete(server: LiveServer, **fields: object) -> str:
 
 
 def test_it_serves(server: LiveServer) -> None:
-    assert server.service.tokenizer.vocab_size == server.service.vocab_size + len(BEYOND)
+    assert server.service.tokenizer.vocab_size == server.service.alternatives.vocab_size + len(
+        BEYOND
+    )
     assert complete(server)
     shown = complete(server, structured_outputs={"regex": "[ab]{3}"}, max_tokens=9, temperature=1)
     assert re.fullmatch("[ab]{3}", shown)
 
 
 def test_parameters_of_such_tokens_are_ignored_or_refused(server):
-    free, first = complete(server), server.service.vocab_size
+    free, first = complete(server), server.service.alternatives.vocab_size
     for words in (BEYOND[:1], [BEYOND[-1], "a" + BEYOND[3]]):
         assert complete(server, bad_words=words) == free
     shown = [complete(server, bad_words=[BEYOND[0], free[:k]]) for k in (1, 2, 3, 4)]
@@ -72,7 +74,7 @@ def test_no_mask_allows_such_a_token(server):
     wanted = StructuredOutputsParams(grammar="start: /(.|\\n)*/")
     params = SamplingParams(structured_outputs=wanted)
     (mask,) = server.call(lambda engine: engine.structured_masks(params))
-    size = server.service.vocab_size
+    size = server.service.alternatives.vocab_size
     for token in (65, 66):
         assert mask.bitmask.shape == (-(-size // 32),)
         bits = np.unpackbits(mask.bitmask.view(np.uint8), bitorder="little")

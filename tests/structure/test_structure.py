@@ -14,7 +14,7 @@ LONGEST = 480
 
 RJAX_LAYERS = """
 errors outputs
-kv_events_config memory_sizes startup_times closing prompts
+kv_events_config memory_sizes sampling_limits startup_times closing prompts
 config
 option_docs tokenization
 structured
