@@ -89,7 +89,7 @@ def compute(values: dict[str, Any], folder: Path, plain: str | None) -> Outcome:
 
 
 def logits_of(model: Any) -> torch.Tensor:
-    """Of all tokens at once, and of two parts of them with a KV cache."""
+    """The logits of all tokens at once, and of two parts with a KV cache."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(100, (1, TOKENS), generator=generator)
     mask = torch.ones_like(tokens)

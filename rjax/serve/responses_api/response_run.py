@@ -44,7 +44,7 @@ from rjax.serve.responses_api.writer import ResponseWriter
 from rjax.serve.service import Service
 
 MESSAGES = TypeAdapter(list[Message])
-"""Of stored conversations."""
+"""Parses and dumps the messages of a stored conversation."""
 
 _log = logging.getLogger("rjax.serve")
 _MANY_ITEMS = 128  # of an input; more are written on a thread
