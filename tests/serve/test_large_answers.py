@@ -67,7 +67,7 @@ def paused(work: Callable[[], Awaitable[Any]]) -> tuple[float, Any]:
 async def whole(server: LiveServer, samples: int) -> list[bytes]:
     """The pieces of an answer as they are sent."""
     body = CompletionRequest(prompt="b", prompt_logprobs=20)
-    builder = _ResponseBuilder(body, server.service, samples)
+    builder = _ResponseBuilder(body, server.service, SamplingParams(n=samples))
     found = output(samples)
     size = response_size([found], SamplingParams(prompt_logprobs=20))
     threads = server.service.response_threads
@@ -84,7 +84,7 @@ async def whole(server: LiveServer, samples: int) -> list[bytes]:
 
 async def events(server: LiveServer, samples: int) -> list[str]:
     body = CompletionRequest(prompt="b", prompt_logprobs=20, stream=True)
-    builder = _ResponseBuilder(body, server.service, samples)
+    builder = _ResponseBuilder(body, server.service, SamplingParams(n=samples))
     return [event async for event in builder.events(Outputs(output(samples)))]  # type: ignore[arg-type]
 
 
@@ -101,7 +101,8 @@ def test_large_answers_do_not_stop_the_loop(server: LiveServer, form: Callable[.
 
 
 def test_pieces_make_the_same_json(server: LiveServer):
-    builder = _ResponseBuilder(CompletionRequest(prompt="b", prompt_logprobs=20), server.service, 2)
+    body = CompletionRequest(prompt="b", prompt_logprobs=20)
+    builder = _ResponseBuilder(body, server.service, SamplingParams(n=2))
     made = builder.whole([output(2)])
     assert json.loads("".join(iter_json(made))) == made.model_dump()
     left = made.model_dump(exclude={"usage"})
