@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import openai
@@ -326,7 +327,12 @@ def test_large_responses_are_written_on_threads(client, monkeypatch):
     inline = events_of(client, **args)
     monkeypatch.setattr(respond, "_LARGE_ECHO", 0)
     threaded = events_of(client, **args)
-    assert [event.type for event in threaded] == [event.type for event in inline]
+    # How many tokens one delta has depends on the reader.
+    kinds = [
+        [kind for kind, _ in groupby(event.type for event in events)]
+        for events in (threaded, inline)
+    ]
+    assert kinds[0] == kinds[1]
     assert threaded[-1].response.output_text == inline[-1].response.output_text
     whole = client.responses.create(**args)
     assert client.responses.retrieve(whole.id) == whole

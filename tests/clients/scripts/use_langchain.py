@@ -50,7 +50,7 @@ def chat(asked: Asked) -> None:
 def stream(asked: Asked) -> None:
     chunks = list(connect(asked, stream_usage=True).stream(first_turn(asked)))
     assert "".join(c.content for c in chunks) == asked.country_answer
-    assert len(chunks) > 4
+    assert len(chunks) > 2  # one holds the tokens that were ready
     assert sum(c.usage_metadata["output_tokens"] for c in chunks if c.usage_metadata) > 4
 
 

@@ -45,7 +45,7 @@ def stream(asked: Asked) -> None:
     )
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert text == asked.country_answer, text
-    assert len(chunks) > 4
+    assert len(chunks) > 3  # one delta holds the tokens that were ready
     assert chunks[-1].usage.completion_tokens > 4
 
 
