@@ -20,14 +20,15 @@ from rjax.errors import (
     RjaxError,
     without_frames,
 )
-from rjax.output_queue import OutputQueue
+from rjax.output_queue import OutputQueue, OutputSink, merge_delta
 from rjax.outputs import RequestOutput
-from rjax.sampling import SamplingParams
+from rjax.sampling import RequestOutputKind, SamplingParams
 
 type Health = Literal["ready", "draining", "hung", "dead"]
 
 _IDLE_WAIT = 0.25  # seconds between two heartbeats of an idle engine thread
 _STATS_SECONDS = 1.0  # between two records of the statistics, and to wait for newer ones
+_MAX_OUTPUTS_A_TURN = 128  # then other callbacks of the event loop run
 _MAX_COMMAND_SECONDS = 0.05  # for commands between two steps while requests are unfinished
 _log = logging.getLogger(__name__)
 
@@ -64,13 +65,15 @@ class RequestStream:
         request_id: str,
         sequences: int,
         tokens: int,
-        output_queue: OutputQueue,
+        kind: RequestOutputKind,
+        sink: OutputSink,
     ) -> None:
         self.request_id = request_id
         self.sequences = sequences
         self.prompt_tokens = tokens
+        self.kind = kind
         self.finished = False
-        self.output_queue = output_queue
+        self.sink = sink
         self._owner = owner
 
     def __aiter__(self) -> "RequestStream":
@@ -80,7 +83,8 @@ class RequestStream:
         if self.finished:
             raise StopAsyncIteration
         try:
-            item = await self.output_queue.get()
+            assert isinstance(self.sink, OutputQueue), "another sink gets the outputs"
+            item = await self.sink.get()
         except Exception:
             self.finished = True
             raise
@@ -114,6 +118,8 @@ class AsyncLLMEngine:
         self.limits = limits or QueueLimits()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, RequestStream] = {}
+        self._undelivered: dict[str, RequestOutput] = {}
+        self._is_delivering = False
         self._sequences = 0
         self._prompt_tokens = 0
         self._ids = itertools.count()
@@ -188,7 +194,7 @@ class AsyncLLMEngine:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         *,
-        output_queue: OutputQueue | None = None,
+        sink: OutputSink | None = None,
         request_id: str | None = None,
         **options: Any,
     ) -> RequestStream:
@@ -197,8 +203,9 @@ class AsyncLLMEngine:
         Args:
             prompt_token_ids: the prompt.
             params: how to sample; ``output_kind`` says what the stream's outputs hold.
-            output_queue: where to put the outputs, for a caller that reads several streams from one
-                queue. The caller then sets ``finished`` of each stream.
+            sink: where to put the outputs, for a caller that reads several streams together or
+                handles each output in the callback that brings it. The caller then sets
+                ``finished`` of each stream. None: an `OutputQueue`, which the stream reads.
             request_id: unique among unfinished requests; None generates one.
             options: further arguments of the engine's ``add_request``.
 
@@ -209,9 +216,10 @@ class AsyncLLMEngine:
         """
         sequences, tokens = params.num_sequences, len(prompt_token_ids)
         self.check_capacity(sequences, tokens)
-        if output_queue is None:
-            output_queue = OutputQueue(params.output_kind, self.limits.unread_tokens)
-        stream = RequestStream(self, self._name(request_id), sequences, tokens, output_queue)
+        kind = params.output_kind
+        if sink is None:
+            sink = OutputQueue(kind, self.limits.unread_tokens)
+        stream = RequestStream(self, self._name(request_id), sequences, tokens, kind, sink)
         self._streams[stream.request_id] = stream
         self._sequences += stream.sequences
         self._prompt_tokens += stream.prompt_tokens
@@ -407,21 +415,49 @@ class AsyncLLMEngine:
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
+        """Hand a step's outputs to their sinks, `_MAX_OUTPUTS_A_TURN` in one turn of the loop.
+
+        If the loop is late, the outputs of several steps are joined.
+        """
+        waiting = self._undelivered
         for output in outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue
-            if output.finished:
-                self._release_quota(stream)
-            try:
-                stream.output_queue.put(output)
-            except OverloadedError as error:
-                _log.warning("%s is cut off: %s", output.request_id, error)
-                for read in list(self._streams.values()):
-                    if read.output_queue is stream.output_queue:
-                        self.release(read)
+            earlier = waiting.get(output.request_id)
+            if earlier is not None and stream.kind is RequestOutputKind.DELTA:
+                merge_delta(earlier, output)
+            else:
+                waiting[output.request_id] = output
+        if not self._is_delivering:
+            self._deliver_some()
+
+    def _deliver_some(self) -> None:
+        waiting = self._undelivered
+        for _ in range(min(len(waiting), _MAX_OUTPUTS_A_TURN)):
+            self._hand_over(waiting.pop(next(iter(waiting))))
+        self._is_delivering = bool(waiting)
+        if waiting:
+            asyncio.get_running_loop().call_soon(self._deliver_some)
+
+    def _hand_over(self, output: RequestOutput) -> None:
+        stream = self._streams.get(output.request_id)
+        if stream is None:
+            return
+        if output.finished:
+            self._release_quota(stream)
+        try:
+            stream.sink.put(output)
+        except OverloadedError as error:
+            _log.warning("%s is cut off: %s", output.request_id, error)
+            for other in list(self._streams.values()):
+                if other.sink is stream.sink:
+                    self.release(other)
 
     def fail_all(self, error: Exception) -> None:
-        """Raise an error in every reader."""
-        for stream in self._streams.values():
-            stream.output_queue.fail(error)
+        """Raise an error in every reader, after the outputs so far."""
+        waiting = self._undelivered
+        while waiting:
+            self._hand_over(waiting.pop(next(iter(waiting))))
+        for stream in list(self._streams.values()):
+            stream.sink.fail(error)

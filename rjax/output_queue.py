@@ -5,12 +5,30 @@ vLLM's counterpart is ``RequestOutputCollector``.
 
 import asyncio
 import time
+from typing import Protocol, runtime_checkable
 
 from rjax.errors import OverloadedError
 from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.sampling import RequestOutputKind
 
 _TIME_SLICE = 0.002  # seconds that one reader may run before it yields to the event loop
+
+
+@runtime_checkable
+class OutputSink(Protocol):
+    """Takes the outputs of one or several requests, on the event loop of their engine."""
+
+    def put(self, output: RequestOutput) -> None:
+        """Take an output.
+
+        Raises:
+            OverloadedError: too many tokens are unread; no more outputs are wanted.
+        """
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """No more outputs will come, because of this error."""
+        ...
 
 
 class OutputQueue:
@@ -87,15 +105,25 @@ class OutputQueue:
         if self._outputs and time.monotonic() - self._slice_start > _TIME_SLICE:
             await asyncio.sleep(0)  # yield, so that one reader of many requests blocks no other
             self._slice_start = time.monotonic()
-        while not self._outputs:
+        while (output := self.take()) is None:
+            self._not_empty.clear()
+            await self._not_empty.wait()
+            self._slice_start = time.monotonic()
+        return output
+
+    def take(self) -> RequestOutput | None:
+        """Take the next output; None if there is none now.
+
+        Raises:
+            Exception: what `fail` was given, after the last output.
+        """
+        if not self._outputs:
             if self._error is not None:
                 try:
                     raise self._error
                 finally:
                     self._error = None  # break the cycle of error, traceback, frame and queue
-            self._not_empty.clear()
-            await self._not_empty.wait()
-            self._slice_start = time.monotonic()
+            return None
         output = self._outputs.pop(next(iter(self._outputs)))
         self._unread -= _size(output)
         return output

@@ -77,20 +77,16 @@ def response_size(outputs: Sequence[RequestOutput], params: SamplingParams) -> i
     return tokens * (1 + max(params.logprobs or 0, params.prompt_logprobs or 0))
 
 
-def iter_json(value: Any, exclude: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Serialise a model in pieces of at most a few milliseconds each.
-
-    Args:
-        value: a model; its fields may hold models and lists of models.
-        exclude: top-level fields to leave out.
-    """
-    if isinstance(value, BaseModel):
+def iter_json(value: Any) -> Iterator[str]:
+    """Serialise a model or a dictionary in pieces of at most a few milliseconds each; its fields
+    may hold models, dictionaries and lists of them."""
+    if isinstance(value, BaseModel | dict):
         separator = "{"
-        for name in type(value).__pydantic_fields__:
-            if name not in exclude:
-                yield f"{separator}{json.dumps(name)}:"
-                yield from iter_json(getattr(value, name))
-                separator = ","
+        is_dict = isinstance(value, dict)
+        for name in value if is_dict else type(value).__pydantic_fields__:
+            yield f"{separator}{json.dumps(name, ensure_ascii=False)}:"
+            yield from iter_json(value[name] if is_dict else getattr(value, name))
+            separator = ","
         yield "}" if separator == "," else "{}"
     elif isinstance(value, list) and value:
         # A model may be large and is serialised alone; other entries are small.

@@ -1,9 +1,7 @@
 """POST /v1/completions."""
 
-import json
 import secrets
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import Request
@@ -14,20 +12,17 @@ from rjax.sampling import SamplingParams
 from rjax.serve import prefixes
 from rjax.serve.auth import Tenant
 from rjax.serve.beam_search import check_beam_search, request_group
-from rjax.serve.chunked_json import chunked_response, iter_json, response_size
+from rjax.serve.chunked_json import chunked_response, response_size
+from rjax.serve.chunks import CompletionChunks, UsageCounter
 from rjax.serve.disconnect import cancel_on_disconnect
-from rjax.serve.errors import as_api_error, error_body
-from rjax.serve.event_stream import EventStream
 from rjax.serve.logprobs import completion_logprobs, prompt_logprobs, within_logprobs_limit
+from rjax.serve.output_events import DONE, OutputEvents
 from rjax.serve.prompts import completion_prompts, kept_tokens
-from rjax.serve.request_group import RequestGroup
 from rjax.serve.requests import CompletionRequest, SamplingRequest
 from rjax.serve.responses import (
     CompletionLogprobs,
     CompletionResponse,
     CompletionResponseChoice,
-    CompletionTokensDetails,
-    PromptTokensDetails,
     UsageInfo,
 )
 from rjax.serve.sampling import (
@@ -69,14 +64,15 @@ async def complete(
         max_tokens_given=max_tokens(body) is not None,
     )
     group = request_group(body, service, params)
-    builder = _ResponseBuilder(body, service, params)
-    options = engine_options(body, tenant, service.limits)
+    options = {"tenant": tenant.name, **engine_options(body, tenant, service.limits)}
     if body.stream:
-        await group.start(prompts, constraint, tenant=tenant.name, **options)
-        return EventStream(builder.events(group), group.close)
+        encoder = CompletionEncoder(body, service, params)
+        events = OutputEvents(group, encoder, service.response_threads)
+        await group.start(prompts, constraint, sink=events, **options)
+        return events
 
     async def whole() -> list[RequestOutput]:
-        await group.start(prompts, constraint, tenant=tenant.name, **options)
+        await group.start(prompts, constraint, **options)
         return await group.finals()
 
     try:
@@ -84,47 +80,12 @@ async def complete(
     finally:
         group.close()
     size = response_size(outputs, params)
+    builder = ResponseBuilder(body, service, params)
     return await chunked_response(lambda: builder.whole(outputs), size, service.response_threads)
 
 
-class UsageCounter:
-    """Counts the tokens of a request's prompts and samples."""
-
-    def __init__(self) -> None:
-        self._prompts: dict[int, tuple[int, int]] = {}
-        self._generated = 0
-
-    def add(self, index: int, output: RequestOutput, hidden: int = 0) -> None:
-        """Count an output: every output of a stream, otherwise only the last one.
-
-        Args:
-            index: of the prompt.
-            output: with tokens that were not counted before.
-            hidden: how many of them the response omits.
-        """
-        self.add_prompt(index, output)
-        self._generated += sum(len(c.token_ids) for c in output.outputs) - hidden
-
-    def add_prompt(self, index: int, output: RequestOutput) -> None:
-        """Count an output's prompt alone, before its generated tokens are reported."""
-        self._prompts[index] = (len(output.prompt_token_ids), output.num_cached_tokens)
-
-    def usage(self, reasoning: int = 0) -> UsageInfo:
-        """The usage so far, of which ``reasoning`` generated tokens are reasoning."""
-        prompt = sum(tokens for tokens, _ in self._prompts.values())
-        return UsageInfo(
-            prompt_tokens=prompt,
-            completion_tokens=self._generated,
-            total_tokens=prompt + self._generated,
-            prompt_tokens_details=PromptTokensDetails(
-                cached_tokens=sum(cached for _, cached in self._prompts.values())
-            ),
-            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning),
-        )
-
-
-class _ResponseBuilder:
-    """Converts engine outputs to responses and stream chunks."""
+class ResponseBuilder:
+    """Converts engine outputs to the parts of responses and of stream chunks."""
 
     def __init__(self, body: CompletionRequest, service: Service, params: SamplingParams) -> None:
         self._body = body
@@ -148,63 +109,22 @@ class _ResponseBuilder:
         choices = []
         for i, output in enumerate(outputs):
             for completion in output.outputs:
-                choice = self._choice(i, output, completion, first=True)
-                choices.append(choice)
-            self._count.add(i, output, self._hidden(output))
-        return CompletionResponse(**self._head, choices=choices, usage=self._count.usage())
+                fields = self._choice(i, output, completion, first=True)
+                if fields["logprobs"] is not None:
+                    fields["logprobs"] = CompletionLogprobs.model_validate(fields["logprobs"])
+                choices.append(CompletionResponseChoice(**fields))
+            self._add(i, output)
+        usage = UsageInfo.model_validate(self._count.usage())
+        return CompletionResponse(**self._head, choices=choices, usage=usage)
 
-    async def events(self, group: RequestGroup) -> AsyncIterator[str]:
-        """The events of a stream: chunks, the usage if requested, and ``[DONE]``."""
-        begun: set[int] = set()
-        ended: set[int] = set()
-        try:
-            async for i, output in group.outputs():
-                self._count.add(i, output, self._hidden(output))
-                for completion in output.outputs:
-                    index = i * self._n + completion.index
-                    if index in ended:
-                        continue
-                    if completion.finish_reason is not None:
-                        ended.add(index)
-                    first = index not in begun
-                    begun.add(index)
-                    if first or completion.token_ids or completion.finish_reason is not None:
-                        yield await self._event(i, output, completion, first=first)
-            if usage_wanted(self._body):
-                response = CompletionResponse(**self._head, choices=[], usage=self._count.usage())
-                yield response.model_dump_json()
-            yield "[DONE]"
-        except Exception as error:
-            yield stream_error(error)
-
-    def _hidden(self, output: RequestOutput) -> int:
-        if not self._scores:
-            return 0
-        return sum(len(c.token_ids) for c in output.outputs)
-
-    async def _event(
-        self, i: int, output: RequestOutput, completion: CompletionOutput, *, first: bool
-    ) -> str:
-        """A chunk; the first one may hold the prompt's tokens and logprobs."""
-        usage = self._count.usage() if continuous_usage(self._body) else None
-
-        hidden = {"usage"} if usage is None else None
-
-        def make() -> CompletionResponse:
-            choice = self._choice(i, output, completion, first=first)
-            return CompletionResponse(**self._head, choices=[choice], usage=usage)
-
-        body = self._body
-        large = body.echo or body.return_token_ids or body.prompt_logprobs is not None
-        if not (first and large):
-            return make().model_dump_json(exclude=hidden)
-        return await self._service.response_threads.run(
-            lambda: "".join(iter_json(make(), exclude=frozenset(hidden or ())))
-        )
+    def _add(self, i: int, output: RequestOutput) -> None:
+        shown = 0 if self._scores else sum([len(c.token_ids) for c in output.outputs])
+        self._count.add(i, len(output.prompt_token_ids), output.num_cached_tokens, shown)
 
     def _choice(
         self, i: int, output: RequestOutput, completion: CompletionOutput, *, first: bool
-    ) -> CompletionResponseChoice:
+    ) -> dict[str, Any]:
+        """The fields of a `CompletionResponseChoice`; the first may hold the prompt's."""
         body = self._body
         index = i * self._n + completion.index
         echo = body.echo and first
@@ -218,18 +138,20 @@ class _ResponseBuilder:
                     output.prompt_token_ids, skip_special_tokens=False
                 )
         self._lengths[index] = self._lengths.get(index, 0) + len(before) + len(text)
-        return CompletionResponseChoice(
-            index=index,
-            text=before + text,
-            logprobs=self._logprobs(i, output, completion, echo=echo, before=before),
-            finish_reason=completion.finish_reason,
-            stop_reason=None if hidden else completion.stop_reason,
-            token_ids=completion.token_ids if body.return_token_ids and not hidden else None,
-            prompt_token_ids=output.prompt_token_ids if body.return_token_ids and first else None,
-            prompt_logprobs=self._prompt_logprobs(i, output)
+        return {
+            "index": index,
+            "text": before + text,
+            "logprobs": self._logprobs(i, output, completion, echo=echo, before=before),
+            "finish_reason": completion.finish_reason,
+            "stop_reason": None if hidden else completion.stop_reason,
+            "token_ids": completion.token_ids if body.return_token_ids and not hidden else None,
+            "prompt_token_ids": output.prompt_token_ids
+            if body.return_token_ids and first
+            else None,
+            "prompt_logprobs": self._prompt_logprobs(i, output)
             if body.prompt_logprobs is not None and first
             else None,
-        )
+        }
 
     def _prompt_logprobs(self, i: int, output: RequestOutput) -> list[dict[str, Any] | None] | None:
         """Prompt logprobs, converted once for all samples of the prompt."""
@@ -245,7 +167,7 @@ class _ResponseBuilder:
         *,
         echo: bool,
         before: str,
-    ) -> CompletionLogprobs | None:
+    ) -> dict[str, Any] | None:
         if self._body.logprobs is None or completion.logprobs is None:
             return None
         index = i * self._n + completion.index
@@ -273,6 +195,58 @@ class _ResponseBuilder:
         )
 
 
+class CompletionEncoder(ResponseBuilder):
+    """The events of a stream: chunks, the usage if requested, and ``[DONE]``."""
+
+    def __init__(self, body: CompletionRequest, service: Service, params: SamplingParams) -> None:
+        super().__init__(body, service, params)
+        self._chunks = CompletionChunks(**self._head)
+        self._begun: set[int] = set()
+        self._ended: set[int] = set()
+        self._each_usage = continuous_usage(body)
+        self._has_prompts = bool(
+            body.echo or body.return_token_ids or body.prompt_logprobs is not None
+        )
+        self._is_plain = not (
+            self._has_prompts or self._each_usage or self._scores or body.logprobs is not None
+        )
+
+    def is_large(self, prompt: int, output: RequestOutput) -> bool:
+        """Whether a chunk of this output holds what the prompt has."""
+        return self._has_prompts and any(
+            prompt * self._n + c.index not in self._begun for c in output.outputs
+        )
+
+    def encode(self, prompt: int, output: RequestOutput) -> list[str]:
+        """See `rjax.serve.event_stream.OutputEncoder`."""
+        self._add(prompt, output)
+        chunks = []
+        for completion in output.outputs:
+            index = prompt * self._n + completion.index
+            ended = completion.finish_reason is not None
+            if index in self._ended:
+                continue
+            if ended:
+                self._ended.add(index)
+            first = index not in self._begun
+            self._begun.add(index)
+            if not (first or completion.token_ids or ended):
+                continue
+            if self._is_plain and not ended:
+                chunks.append(self._chunks.text(index, completion.text))
+                continue
+            fields = self._choice(prompt, output, completion, first=first)
+            usage = self._count.usage() if self._each_usage else None
+            large = first and self._has_prompts
+            chunks.append(self._chunks.choice(fields, usage, large=large))
+        return chunks
+
+    def end(self) -> str:
+        """See `rjax.serve.event_stream.OutputEncoder`."""
+        usage = self._chunks.usage(self._count.usage()) if usage_wanted(self._body) else ""
+        return usage + DONE
+
+
 def tokens_as_token_ids(body: SamplingRequest, service: Service) -> bool:
     """Whether logprobs contain ``token_id:N`` instead of a token's text."""
     asked = body.return_tokens_as_token_ids
@@ -288,9 +262,3 @@ def continuous_usage(body: SamplingRequest) -> bool:
     """Whether every chunk reports the usage so far; as in vLLM this needs ``include_usage``."""
     options = body.stream_options
     return options is not None and options.include_usage and options.continuous_usage_stats
-
-
-def stream_error(error: Exception) -> str:
-    """The last event of a stream that failed."""
-    found = as_api_error(error)
-    return json.dumps(error_body(found.status, found.message, found.code, found.param))

@@ -1,5 +1,6 @@
 """Error responses in the format of OpenAI's API."""
 
+import json
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -82,6 +83,12 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(503, "the engine has stopped", code="engine_dead")
     _log.error("a request failed", exc_info=error)
     return ApiError(500, "the server failed on this request; its log says why")
+
+
+def stream_error(error: Exception) -> str:
+    """The JSON of the last event of a stream that failed."""
+    found = as_api_error(error)
+    return json.dumps(error_body(found.status, found.message, found.code, found.param))
 
 
 def error_response(error: ApiError, retry_after: int) -> JSONResponse:

@@ -4,14 +4,17 @@ import array
 import asyncio
 import fcntl
 import termios
+from collections.abc import Callable
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rjax.serve.connections import ConnectionLimiter
 from rjax.serve.disconnect import Disconnect
 from rjax.serve.errors import ApiError, error_response
+from rjax.serve.wire import offer_wire
 
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
@@ -39,16 +42,24 @@ class BoundedProtocol(H11Protocol):
         self._retry_after = retry_after
         self._counted: _CountingTransport
         self._disconnect = Disconnect()
+        self._resumed: Callable[[], object] = lambda: None
         self._inner = self.app
         self.app = self._run
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, which may register what to do if the client disconnects."""
+        """Serve one request, which may register what to do if the client disconnects, and write its
+        stream to the connection."""
         self._disconnect = Disconnect()
         self._disconnect.offer(scope)
         if self.cycle.disconnected:
             self._disconnect.lost()
+        self._resumed = lambda: None
+        if scope["http_version"] == "1.1" and scope["method"] != "HEAD":
+            offer_wire(scope, _ChunkedWire(self._counted, self.flow, self._call_on_resume))
         await self._inner(scope, receive, send)
+
+    def _call_on_resume(self, callback: Callable[[], object]) -> None:
+        self._resumed = callback
 
     def connection_made(self, transport: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A client connected."""
@@ -76,6 +87,11 @@ class BoundedProtocol(H11Protocol):
         """A response is complete; the next request may have arrived already."""
         super().on_response_complete()
         self._moved()
+
+    def resume_writing(self) -> None:
+        """The client has read most of what was sent."""
+        super().resume_writing()
+        self._resumed()
 
     def shut(self) -> None:
         """Close the connection now and drop unsent bytes."""
@@ -126,6 +142,38 @@ class _CountingTransport:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+
+class _ChunkedWire:
+    """A `Wire` that writes chunks of the transfer coding "chunked" (RFC 9112, 7.1), which h11 gives
+    to a response without a Content-Length. h11 keeps no state for each chunk.
+
+    Args:
+        transport: of the connection.
+        flow: whether the transport's buffer is full.
+        on_resume: sets what is called when it no longer is.
+    """
+
+    def __init__(
+        self,
+        transport: _CountingTransport,
+        flow: FlowControl,
+        on_resume: Callable[[Callable[[], object]], None],
+    ) -> None:
+        self._transport = transport
+        self._is_closing = transport.is_closing
+        self._flow = flow
+        self.on_resume = on_resume
+
+    @property
+    def is_paused(self) -> bool:
+        """See `Wire`."""
+        return self._flow.write_paused
+
+    def write(self, data: bytes) -> None:
+        """See `Wire`."""
+        if data and not self._is_closing():
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class _HealthOnly:

@@ -7,7 +7,6 @@ from typing import Any
 from rjax.outputs import Logprob
 from rjax.sampling import SamplingParams
 from rjax.serve.errors import ApiError
-from rjax.serve.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 
 _LOWEST = -9999.0  # instead of -inf, which JSON does not support
 
@@ -63,8 +62,8 @@ def completion_logprobs(
     token_text: Callable[[int], str],
     *,
     as_token_ids: bool = False,
-) -> CompletionLogprobs:
-    """Logprobs of /v1/completions.
+) -> dict[str, Any]:
+    """The fields of `rjax.serve.responses.CompletionLogprobs`.
 
     Args:
         token_ids: of the text.
@@ -73,20 +72,28 @@ def completion_logprobs(
         token_text: text of a token alone.
         as_token_ids: write ``token_id:N`` instead of a token's text.
     """
-    found = CompletionLogprobs(text_offset=offsets, token_logprobs=[], tokens=[], top_logprobs=[])
+    values: list[float | None] = []
+    tokens: list[str] = []
+    tops: list[dict[str, float] | None] = []
     for token, entry in zip(token_ids, entries, strict=True):
         own = None if entry is None else entry[token]
         text = token_text(token) if own is None else _text(own, token)
-        found.tokens.append(_named(token) if as_token_ids else text)
-        found.token_logprobs.append(None if own is None else _value(own))
+        tokens.append(_named(token) if as_token_ids else text)
+        values.append(None if own is None else _value(own))
         top: dict[str, float] | None = None
         if entry is not None:
             top = {}
             for other, logprob in entry.items():
                 name = _named(other) if as_token_ids else _text(logprob, other)
-                top[name] = max(top.get(name, _LOWEST), _value(logprob))
-        found.top_logprobs.append(top)
-    return found
+                value = _value(logprob)
+                top[name] = max(top[name], value) if name in top else value
+        tops.append(top)
+    return {
+        "text_offset": offsets,
+        "token_logprobs": values,
+        "tokens": tokens,
+        "top_logprobs": tops,
+    }
 
 
 def chat_logprobs(
@@ -96,8 +103,9 @@ def chat_logprobs(
     token_bytes: Callable[[int], bytes],
     *,
     as_token_ids: bool = False,
-) -> ChatLogprobs:
-    """Logprobs of /v1/chat/completions, with the ``top`` most likely tokens at each position.
+) -> dict[str, Any]:
+    """The fields of `rjax.serve.responses.ChatLogprobs`, with the ``top`` most likely tokens at
+    each position.
 
     ``token_bytes`` gives the bytes of a token, which may be a part of a character. ``as_token_ids``
     writes ``token_id:N`` instead of a token's text; ``bytes`` are still those of the text.
@@ -107,8 +115,8 @@ def chat_logprobs(
         best = sorted(entry.items(), key=lambda item: item[1].rank)[:top]
         own = _top(token, entry[token], token_bytes, as_token_ids)
         others = [_top(i, found, token_bytes, as_token_ids) for i, found in best]
-        content.append(TokenLogprob(**own.model_dump(), top_logprobs=others))
-    return ChatLogprobs(content=content, refusal=None)
+        content.append({**own, "top_logprobs": others})
+    return {"content": content, "refusal": None}
 
 
 def prompt_logprobs(
@@ -134,9 +142,9 @@ def prompt_logprobs(
 
 def _top(
     token: int, found: Logprob, token_bytes: Callable[[int], bytes], as_token_ids: bool
-) -> TopLogprob:
+) -> dict[str, Any]:
     name = _named(token) if as_token_ids else _text(found, token)
-    return TopLogprob(token=name, logprob=_value(found), bytes=list(token_bytes(token)))
+    return {"token": name, "logprob": _value(found), "bytes": list(token_bytes(token))}
 
 
 def _text(found: Logprob, token: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from rjax.errors import OverloadedError
-from rjax.output_queue import OutputQueue
+from rjax.output_queue import OutputQueue, OutputSink
 from rjax.outputs import RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.serve.errors import ApiError
@@ -16,7 +16,10 @@ from rjax.structured.mask import GrammarMask
 
 
 class RequestGroup:
-    """Several prompts with the same parameters, whose outputs are read from one queue.
+    """Several prompts with the same parameters, whose outputs come together.
+
+    Outputs are read with `outputs`, or go to the sink that `start` is given; the sink calls
+    `accept` with each.
 
     Args:
         service: of the app.
@@ -26,8 +29,9 @@ class RequestGroup:
     def __init__(self, service: Service, params: SamplingParams) -> None:
         self._service = service
         self._params = params
-        self._output_queue = OutputQueue(params.output_kind, service.engine.limits.unread_tokens)
+        self._queue = self.new_queue()
         self._streams: dict[str, Any] = {}
+        self._num_open = 0
         self._generated: dict[str, int] = {}
         self._last: dict[str, float] = {}
         self._index: dict[str, int] = {}
@@ -40,6 +44,7 @@ class RequestGroup:
         constraint: Constraint | None,
         *,
         tenant: str,
+        sink: OutputSink | None = None,
         **options: Any,
     ) -> None:
         """Submit all prompts, or none if one is refused.
@@ -48,6 +53,7 @@ class RequestGroup:
             prompts: text, if known, and token ids of each prompt.
             constraint: on every sample.
             tenant: name of the client's tenant.
+            sink: gets the outputs, maybe before this returns; None for `outputs`.
             options: of the engine's ``add_request``.
 
         Raises:
@@ -74,7 +80,7 @@ class RequestGroup:
                 stream = await service.engine.submit(
                     tokens,
                     params,
-                    output_queue=self._output_queue,
+                    sink=self._queue if sink is None else sink,
                     prompt=text,
                     masks=masks[i * each : (i + 1) * each],
                     **options,
@@ -90,38 +96,61 @@ class RequestGroup:
             for failed in found:
                 if failed is not None:
                     raise failed
+            self._num_open = len(self._streams)
         except BaseException as error:
             self.close()
             if isinstance(error, OverloadedError):
                 service.metrics.rejected(error.reason)
             raise
 
+    def new_queue(self) -> OutputQueue:
+        """A queue for outputs of these parameters."""
+        return OutputQueue(self._params.output_kind, self._service.engine.limits.unread_tokens)
+
+    @property
+    def done(self) -> bool:
+        """Whether every prompt of a started group has finished."""
+        return self._num_open == 0
+
     async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """Yield every output with the index of its prompt until all prompts have finished.
+
+        Raises:
+            ApiError: see `accept`.
+        """
+        while not self.done:
+            output = await self._queue.get()
+            index = self.accept(output)
+            if index is not None:
+                yield index, output
+
+    def accept(self, output: RequestOutput) -> int | None:
+        """Count an output before it is sent.
 
         A sample that ends on an error harms no other: its choice has the ``finish_reason`` "error",
         and why its grammar failed as ``stop_reason``.
 
+        Returns:
+            The index of its prompt; None for an output of a prompt that has finished.
+
         Raises:
             ApiError: every sample ended on an error: 400 if a grammar caused it, otherwise 500.
         """
-        open_streams = len(self._streams)
-        while open_streams:
-            item = await self._output_queue.get()
-            name = item.request_id
-            if name not in self._streams or self._streams[name].finished:
-                continue
-            self._count(name, item)
-            if item.finished:
-                open_streams -= 1
-                self._streams[name].finished = True
-                self._streams[name].close()
-                self._service.metrics.finished(item, self._params, self._generated[name])
-            if any(c.finish_reason == "error" for c in item.outputs):
-                self._record_errors(item)
-                if len(self._failed) == len(self._streams) * self._params.n:
-                    raise self._failure()
-            yield self._index[name], item
+        name = output.request_id
+        stream = self._streams.get(name)
+        if stream is None or stream.finished:
+            return None
+        self._count(name, output)
+        if output.finished:
+            self._num_open -= 1
+            stream.finished = True
+            stream.close()
+            self._service.metrics.finished(output, self._params, self._generated[name])
+        if any([c.finish_reason == "error" for c in output.outputs]):
+            self._record_errors(output)
+            if len(self._failed) == len(self._streams) * self._params.n:
+                raise self._failure()
+        return self._index[name]
 
     def _record_errors(self, output: RequestOutput) -> None:
         """Record the failed samples. Errors of the server are only logged, not sent."""
@@ -138,7 +167,7 @@ class RequestGroup:
         if name in self._last and self._params.output_kind is RequestOutputKind.DELTA:
             self._service.metrics.streamed(now - self._last[name])
         self._last[name] = now
-        self._generated[name] += sum(len(c.token_ids) for c in output.outputs)
+        self._generated[name] += sum([len(c.token_ids) for c in output.outputs])
 
     async def finals(self) -> list[RequestOutput]:
         """The last output of each prompt, for requests that do not stream."""

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Media type of Prometheus' text format."""
 
-type FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
+type ChatFinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
 class PromptTokensDetails(BaseModel):
@@ -47,7 +47,7 @@ class CompletionResponseChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
@@ -140,7 +140,7 @@ class ChatCompletionResponseChoice(BaseModel):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 
@@ -176,7 +176,7 @@ class ChatCompletionResponseStreamChoice(BaseModel):
     index: int
     delta: DeltaMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 

@@ -89,9 +89,11 @@ def vllm_metrics(stats: EngineStats, model: str, cache: Mapping[str, str]) -> It
         finished.add_metric([*labels, reason], count)
     yield finished
     for name, text in _HISTOGRAMS.items():
-        yield _histogram(name, text, labels, requests.histograms[name])
+        found = requests.histograms[name]
+        yield histogram(f"vllm:{name}", text, dict(zip(_LABELS, labels, strict=True)), found)
     for name, newer in _OLDER.items():
-        yield _histogram(name, _HISTOGRAMS[newer], labels, requests.histograms[newer])
+        found, text = requests.histograms[newer], _HISTOGRAMS[newer]
+        yield histogram(f"vllm:{name}", text, dict(zip(_LABELS, labels, strict=True)), found)
     info = GaugeMetricFamily(
         "vllm:cache_config_info", "The KV pool.", labels=["engine", *cache, "model_name"]
     )
@@ -99,9 +101,10 @@ def vllm_metrics(stats: EngineStats, model: str, cache: Mapping[str, str]) -> It
     yield info
 
 
-def _histogram(name: str, text: str, labels: list[str], found: Histogram) -> Metric:
+def histogram(name: str, text: str, labels: Mapping[str, str], found: Histogram) -> Metric:
+    """A histogram with its name and help in the text format."""
     edges = [*map(str, found.edges), "+Inf"]
     below = itertools.accumulate(found.counts)
-    family = HistogramMetricFamily(f"vllm:{name}", text, labels=_LABELS)
-    family.add_metric(labels, list(zip(edges, below, strict=True)), found.total)
+    family = HistogramMetricFamily(name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), list(zip(edges, below, strict=True)), found.total)
     return family

@@ -12,7 +12,7 @@ import pytest
 from rjax.outputs import CompletionOutput, Logprob, RequestOutput
 from rjax.sampling import SamplingParams
 from rjax.serve.chunked_json import chunked_response, iter_json, response_size
-from rjax.serve.completions import _ResponseBuilder
+from rjax.serve.completions import CompletionEncoder, ResponseBuilder
 from rjax.serve.errors import ApiError
 from rjax.serve.limits import ServeLimits
 from rjax.serve.logprobs import within_logprobs_limit
@@ -39,16 +39,6 @@ def output(samples: int) -> RequestOutput:
     )
 
 
-class Outputs:
-    """In place of the engine."""
-
-    def __init__(self, found: RequestOutput) -> None:
-        self._found = found
-
-    async def outputs(self):
-        yield 0, self._found
-
-
 def paused(work: Callable[[], Awaitable[Any]]) -> tuple[float, Any]:
     """Seconds of the event loop's longest pause during some work, and its result."""
 
@@ -67,7 +57,7 @@ def paused(work: Callable[[], Awaitable[Any]]) -> tuple[float, Any]:
 async def whole(server: LiveServer, samples: int) -> list[bytes]:
     """The pieces of an answer as they are sent."""
     body = CompletionRequest(prompt="b", prompt_logprobs=20)
-    builder = _ResponseBuilder(body, server.service, SamplingParams(n=samples))
+    builder = ResponseBuilder(body, server.service, SamplingParams(n=samples))
     found = output(samples)
     size = response_size([found], SamplingParams(prompt_logprobs=20))
     threads = server.service.response_threads
@@ -84,8 +74,12 @@ async def whole(server: LiveServer, samples: int) -> list[bytes]:
 
 async def events(server: LiveServer, samples: int) -> list[str]:
     body = CompletionRequest(prompt="b", prompt_logprobs=20, stream=True)
-    builder = _ResponseBuilder(body, server.service, SamplingParams(n=samples))
-    return [event async for event in builder.events(Outputs(output(samples)))]  # type: ignore[arg-type]
+    encoder = CompletionEncoder(body, server.service, SamplingParams(n=samples))
+    found = output(samples)
+    assert encoder.is_large(0, found)
+    events = await server.service.response_threads.run(encoder.encode, 0, found)
+    assert not encoder.is_large(0, found)
+    return [*events, encoder.end()]
 
 
 @pytest.mark.parametrize("form", [whole, events])
@@ -102,11 +96,10 @@ def test_large_answers_do_not_stop_the_loop(server: LiveServer, form: Callable[.
 
 def test_pieces_make_the_same_json(server: LiveServer):
     body = CompletionRequest(prompt="b", prompt_logprobs=20)
-    builder = _ResponseBuilder(body, server.service, SamplingParams(n=2))
+    builder = ResponseBuilder(body, server.service, SamplingParams(n=2))
     made = builder.whole([output(2)])
     assert json.loads("".join(iter_json(made))) == made.model_dump()
-    left = made.model_dump(exclude={"usage"})
-    assert json.loads("".join(iter_json(made, frozenset(("usage",))))) == left
+    assert json.loads("".join(iter_json(made.model_dump()))) == made.model_dump()
     empty = TokenizeResponse(tokens=[], count=0, max_model_len=1)
     assert json.loads("".join(iter_json(empty))) == empty.model_dump()
     long = TokenizeResponse(tokens=list(range(1000)), count=0, max_model_len=1)

@@ -8,18 +8,13 @@ import pydantic
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
+from rjax.serve.chat_parts import ChatDelta
+from rjax.serve.chunks import UsageCounter
 from rjax.serve.errors import ApiError
-from rjax.serve.responses import (
-    CompletionTokensDetails,
-    DeltaFunctionCall,
-    DeltaMessage,
-    DeltaToolCall,
-    PromptTokensDetails,
-    UsageInfo,
-)
 from rjax.serve.responses_api.responses import ResponsesResponse
 from rjax.serve.responses_api.store import ResponseStore, StoredResponse
 from rjax.serve.responses_api.writer import ResponseWriter
+from rjax.serve.tools import CallDelta
 
 
 def writer() -> ResponseWriter:
@@ -36,33 +31,27 @@ def writer() -> ResponseWriter:
     )  # fmt: skip
 
 
-USAGE = UsageInfo(
-    prompt_tokens=1,
-    completion_tokens=3,
-    total_tokens=4,
-    prompt_tokens_details=PromptTokensDetails(cached_tokens=0),
-    completion_tokens_details=CompletionTokensDetails(reasoning_tokens=2),
-)
+COUNT = UsageCounter()
+COUNT.add(0, prompt_tokens=1, cached=0, generated=3)
+USAGE = COUNT.usage(reasoning=2)
 
 
-def call_delta(index: int, name: str | None, arguments: str) -> DeltaMessage:
-    function = DeltaFunctionCall(name=name, arguments=arguments)
-    call = DeltaToolCall(index=index, id=name and f"call_{index}", function=function)
-    return DeltaMessage(tool_calls=[call])
+def call_delta(index: int, name: str | None, arguments: str) -> ChatDelta:
+    return ChatDelta(0, call=CallDelta(index, arguments, name and f"call_{index}", name))
 
 
 def test_text_and_several_calls_are_items_in_order():
     made = writer()
     events = made.begin()
     for delta in (
-        DeltaMessage(role="assistant", content=""),
-        DeltaMessage(content=" \n"),
-        DeltaMessage(content="Let me see."),
+        ChatDelta(0, begins=True),
+        ChatDelta(0, content=" \n"),
+        ChatDelta(0, content="Let me see."),
         call_delta(0, "find", ""),
         call_delta(0, None, '{"age":'),
         call_delta(0, None, "7}"),
         call_delta(1, "count", "{}"),
-        DeltaMessage(content="\n"),
+        ChatDelta(0, content="\n"),
     ):
         events += made.feed(delta)
     events += made.finish("tool_calls", USAGE)
@@ -94,11 +83,9 @@ def without_ids(items: list[Any]) -> list[dict[str, Any]]:
 def test_reasoning_text_and_calls_are_the_same_however_they_are_cut(seed):
     pick = random.Random(seed)
     reasoning, content, arguments = "So \n\nthey ask. ", "\n\nLet me see.", '{"age": 7}'
-    deltas = [DeltaMessage(role="assistant", content="")]
-    deltas += [
-        DeltaMessage(reasoning=piece, reasoning_content=piece) for piece in cut(reasoning, pick)
-    ]
-    deltas += [DeltaMessage(content=piece) for piece in cut(content, pick)]
+    deltas = [ChatDelta(0, begins=True)]
+    deltas += [ChatDelta(0, reasoning=piece) for piece in cut(reasoning, pick)]
+    deltas += [ChatDelta(0, content=piece) for piece in cut(content, pick)]
     deltas.append(call_delta(0, "find", ""))
     deltas += [call_delta(0, None, piece) for piece in cut(arguments, pick)]
     streamed, whole = writer(), writer()
@@ -106,7 +93,8 @@ def test_reasoning_text_and_calls_are_the_same_however_they_are_cut(seed):
     for delta in deltas:
         events += streamed.feed(delta)
     events += streamed.finish("tool_calls", USAGE)
-    whole.feed(DeltaMessage(reasoning=reasoning, content=content))
+    whole.feed(ChatDelta(0, reasoning=reasoning))
+    whole.feed(ChatDelta(0, content=content))
     whole.feed(call_delta(0, "find", arguments))
     whole.finish("tool_calls", USAGE)
     assert without_ids(streamed.response.output) == without_ids(whole.response.output)
@@ -141,8 +129,8 @@ def test_reasoning_text_and_calls_are_the_same_however_they_are_cut(seed):
 @pytest.mark.parametrize("more", ["", " \n"])
 def test_reasoning_that_is_cut_off_has_no_message(more):
     made = writer()
-    made.feed(DeltaMessage(reasoning="So th"))
-    made.feed(DeltaMessage(content=more))
+    made.feed(ChatDelta(0, reasoning="So th"))
+    made.feed(ChatDelta(0, content=more))
     made.finish("length", USAGE)
     [item] = without_ids(made.response.output)
     assert (item["type"], item["status"]) == ("reasoning", "incomplete")
@@ -152,7 +140,7 @@ def test_reasoning_that_is_cut_off_has_no_message(more):
 def test_an_answer_of_nothing_is_an_empty_message(text):
     made = writer()
     made.begin()
-    made.feed(DeltaMessage(content=text))
+    made.feed(ChatDelta(0, content=text))
     events = made.finish("stop", USAGE)
     assert [event.type for event in events][-1] == "response.completed"
     [item] = made.response.model_dump()["output"]
@@ -161,7 +149,7 @@ def test_an_answer_of_nothing_is_an_empty_message(text):
 
 def test_white_space_before_a_call_is_dropped():
     made = writer()
-    made.feed(DeltaMessage(content="\n"))
+    made.feed(ChatDelta(0, content="\n"))
     made.feed(call_delta(0, "find", "{}"))
     made.finish("tool_calls", USAGE)
     assert [item.type for item in made.response.output] == ["function_call"]
@@ -178,7 +166,7 @@ def test_a_cut_call_is_incomplete():
 
 def test_a_failed_response_says_why_and_numbers_go_on():
     made = writer()
-    events = made.begin() + made.feed(DeltaMessage(content="Let"))
+    events = made.begin() + made.feed(ChatDelta(0, content="Let"))
     events += made.fail(ApiError(500, "the server failed"))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     last = events[-1].model_dump()

@@ -11,7 +11,7 @@ from rjax.serve.auth import Tenant
 from rjax.serve.chat import ChatRun, prepare_chat
 from rjax.serve.chunked_json import ChunkedJSONResponse, iter_json, split_bytes
 from rjax.serve.errors import ApiError
-from rjax.serve.event_stream import EventStream
+from rjax.serve.event_stream import IteratedEvents
 from rjax.serve.responses_api.conversion import chat_body, check_fields, input_messages, renamed
 from rjax.serve.responses_api.input_items import page
 from rjax.serve.responses_api.requests import NamedFunctionTool, ResponsesRequest
@@ -65,11 +65,11 @@ async def respond(
     if body.background:
         data = await response_run.start_in_background()
         if body.stream:
-            return EventStream(response_run.log.read(0), lambda: None)
+            return IteratedEvents(response_run.log.read(0), lambda: None)
         return ChunkedJSONResponse(split_bytes(data))
     if body.stream:
         await run.start()
-        return EventStream(response_run.events(), run.close)
+        return IteratedEvents(response_run.events(), run.close)
     return await response_run.whole(request)
 
 
@@ -97,7 +97,7 @@ def stored(name: str, query: QueryParams, tenant: Tenant, service: Service) -> R
             "out stream",
             param="stream",
         )
-    return EventStream(found.events.read(start), lambda: None)
+    return IteratedEvents(found.events.read(start), lambda: None)
 
 
 async def cancelled(name: str, tenant: Tenant, service: Service) -> Response:

@@ -23,14 +23,7 @@ from rjax.serve.chunked_json import (
 from rjax.serve.errors import ApiError, as_api_error
 from rjax.serve.event_stream import NamedEvent
 from rjax.serve.requests import FunctionCall, Message, ToolCall
-from rjax.serve.responses import (
-    DeltaFunctionCall,
-    DeltaMessage,
-    DeltaToolCall,
-    FinishReason,
-    ResponseToolCall,
-    UsageInfo,
-)
+from rjax.serve.responses import ChatFinishReason
 from rjax.serve.responses_api.event_log import EventLog
 from rjax.serve.responses_api.input_items import InputItem, stored_items
 from rjax.serve.responses_api.requests import ResponsesRequest
@@ -82,16 +75,12 @@ class ResponseRun:
         """Complete and store the response of an output."""
 
         def write() -> None:
-            answer = self.run.response(output)
-            (choice,) = answer.choices
-            message = choice.message
-            logprobs = [] if choice.logprobs is None else choice.logprobs.content
-            self.writer.feed(
-                DeltaMessage(reasoning=message.reasoning, content=message.content), logprobs
-            )
-            for i, call in enumerate(message.tool_calls or ()):
-                self.writer.feed(DeltaMessage(tool_calls=[_whole_call(i, call)]))
-            self.writer.finish(choice.finish_reason, answer.usage)
+            reason: ChatFinishReason | None = None
+            for delta in self.run.parts.deltas(output):
+                self.writer.feed(delta)
+                reason = delta.finish_reason or reason
+            assert reason is not None
+            self.writer.finish(reason, self.run.parts.usage())
 
         large = is_large(response_size([output], self.run.params))
         await self._work(write, large=large)
@@ -100,22 +89,17 @@ class ResponseRun:
     async def events(self) -> AsyncIterator[NamedEvent]:
         """The events of a stream."""
         writer = self.writer
-        reason: FinishReason | None = None
-        usage: UsageInfo | None = None
+        reason: ChatFinishReason | None = None
         try:
             for event in writer.begin():
                 yield NamedEvent(event.type, await self._json(event, large=self.large_echo))
-            async for chunk in self.run.chunks():
-                usage = chunk.usage or usage
-                for choice in chunk.choices:
-                    reason = choice.finish_reason or reason
-                    logprobs = () if choice.logprobs is None else choice.logprobs.content
-                    for event in writer.feed(choice.delta, logprobs):
-                        yield NamedEvent(event.type, event.model_dump_json())
+            async for delta in self.run.deltas():
+                reason = delta.finish_reason or reason
+                for event in writer.feed(delta):
+                    yield NamedEvent(event.type, event.model_dump_json())
             assert reason is not None
-            assert usage is not None
             large = self.large_echo or is_large(writer.size)
-            last = writer.finish(reason, usage)
+            last = writer.finish(reason, self.run.parts.usage())
             await self._end(large=large)  # store before the client gets the last event
             for event in last:
                 yield NamedEvent(event.type, await self._json(event, large=large))
@@ -236,11 +220,6 @@ class ResponseRun:
 
     async def _work[T](self, function: Callable[[], T], *, large: bool) -> T:
         return await self.service.response_threads.run(function) if large else function()
-
-
-def _whole_call(index: int, call: ResponseToolCall) -> DeltaToolCall:
-    function = DeltaFunctionCall(name=call.function.name, arguments=call.function.arguments)
-    return DeltaToolCall(index=index, id=call.id, function=function)
 
 
 def _message(response: ResponsesResponse) -> Message:

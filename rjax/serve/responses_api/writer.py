@@ -2,17 +2,12 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from rjax.serve.chat_parts import ChatDelta
 from rjax.serve.errors import ApiError
-from rjax.serve.responses import (
-    DeltaMessage,
-    DeltaToolCall,
-    FinishReason,
-    TokenLogprob,
-    TopLogprob,
-    UsageInfo,
-)
+from rjax.serve.responses import ChatFinishReason
 from rjax.serve.responses_api.requests import Status
 from rjax.serve.responses_api.responses import (
     ArgumentsDeltaEvent,
@@ -38,8 +33,8 @@ from rjax.serve.responses_api.responses import (
     TextDeltaEvent,
     TextDoneEvent,
     TextLogprob,
-    TopTextLogprob,
 )
+from rjax.serve.tools import CallDelta
 
 _FAILURES = {400: "invalid_prompt", 503: "rate_limit_exceeded"}
 
@@ -73,22 +68,23 @@ class ResponseWriter:
             self._emit(ResponseEvent, name, response=self.response)
         return self._take()
 
-    def feed(self, delta: DeltaMessage, logprobs: Sequence[TokenLogprob] = ()) -> list[StreamEvent]:
+    def feed(self, delta: ChatDelta) -> list[StreamEvent]:
         """The events of a delta."""
         if delta.reasoning:
             self._reasoning(delta.reasoning)
+        logprobs = () if delta.logprobs is None else delta.logprobs["content"]
         if delta.content or logprobs:
-            self._text(delta.content or "", [_logprob(entry) for entry in logprobs])
-        for call in delta.tool_calls or ():
-            self._call(call)
+            self._text(delta.content, [TextLogprob.model_validate(entry) for entry in logprobs])
+        if delta.call is not None:
+            self._call(delta.call)
         return self._take()
 
-    def finish(self, reason: FinishReason, usage: UsageInfo) -> list[StreamEvent]:
+    def finish(self, reason: ChatFinishReason, usage: Mapping[str, Any]) -> list[StreamEvent]:
         """Complete the response; return the last events.
 
         Args:
             reason: finish reason of the chat.
-            usage: of the chat.
+            usage: the fields of `UsageInfo`, of the chat.
         """
         response = self.response
         response.usage = _usage(usage)
@@ -163,23 +159,23 @@ class ResponseWriter:
         name = "response.output_text.delta"
         self._emit_for_item(TextDeltaEvent, name, delta=text, logprobs=list(logprobs))
 
-    def _call(self, piece: DeltaToolCall) -> None:
+    def _call(self, piece: CallDelta) -> None:
         if piece.index != self._call_index:
             self._close("completed")
             self._call_index = piece.index
             assert piece.id is not None
-            assert piece.function.name is not None
+            assert piece.name is not None
             self._open(
                 ResponseFunctionToolCall(
                     id=f"fc_{secrets.token_hex(12)}",
                     call_id=piece.id,
-                    name=piece.function.name,
+                    name=piece.name,
                     arguments="",
                     status="in_progress",
                 )
             )
-        if piece.function.arguments:
-            arguments = piece.function.arguments
+        if piece.arguments:
+            arguments = piece.arguments
             self._pieces.append(arguments)
             name = "response.function_call_arguments.delta"
             self._emit_for_item(ArgumentsDeltaEvent, name, delta=arguments)
@@ -237,24 +233,16 @@ class ResponseWriter:
         return found
 
 
-def _logprob(entry: TokenLogprob) -> TextLogprob:
-    def fields(found: TopLogprob) -> dict[str, object]:
-        return {"token": found.token, "logprob": found.logprob, "bytes": found.bytes}
-
-    top = [TopTextLogprob.model_validate(fields(other)) for other in entry.top_logprobs]
-    return TextLogprob.model_validate({**fields(entry), "top_logprobs": top})
-
-
-def _usage(usage: UsageInfo) -> ResponseUsage:
-    cached = usage.prompt_tokens_details.cached_tokens
+def _usage(usage: Mapping[str, Any]) -> ResponseUsage:
+    prompt, generated = usage["prompt_tokens"], usage["completion_tokens"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
     return ResponseUsage(
-        input_tokens=usage.prompt_tokens,
+        input_tokens=prompt,
         input_tokens_details=InputTokensDetails(
-            cached_tokens=cached, cache_write_tokens=usage.prompt_tokens - cached
+            cached_tokens=cached, cache_write_tokens=prompt - cached
         ),
-        output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(
-            reasoning_tokens=usage.completion_tokens_details.reasoning_tokens
-        ),
-        total_tokens=usage.total_tokens,
+        output_tokens=generated,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning),
+        total_tokens=prompt + generated,
     )
