@@ -7,6 +7,7 @@ from typing import Any
 
 from rjax.beam_search import Beam, BeamSearch, BeamSearchParams
 from rjax.errors import InvalidRequestError
+from rjax.output_queue import OutputSink
 from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.sampling import SamplingParams
 from rjax.serve.errors import ApiError
@@ -99,9 +100,10 @@ class BeamGroup(RequestGroup):
         constraint: Constraint | None,
         *,
         tenant: str,
+        sink: OutputSink | None = None,
         **options: Any,
     ) -> None:
-        """Check the searches; `finals` runs them.
+        """Check the searches; `finals` runs them, and nothing goes to ``sink``.
 
         Raises:
             ApiError, InvalidRequestError.
@@ -191,9 +193,8 @@ class BeamGroup(RequestGroup):
         ]
         self._round = RequestGroup(self._service, ask)
         try:
-            await self._round.start(
-                prompts, None, tenant=self._tenant, **self._options | {"timeout": left}
-            )
+            options: dict[str, Any] = self._options | {"timeout": left}
+            await self._round.start(prompts, None, tenant=self._tenant, **options)
             return await self._round.finals()
         finally:
             self._round.close()

@@ -163,12 +163,16 @@ class _ChunkedWire:
         self._transport = transport
         self._is_closing = transport.is_closing
         self._flow = flow
-        self.on_resume = on_resume
+        self._on_resume = on_resume
 
     @property
     def is_paused(self) -> bool:
         """See `Wire`."""
         return self._flow.write_paused
+
+    def on_resume(self, callback: Callable[[], object]) -> None:
+        """See `Wire`."""
+        self._on_resume(callback)
 
     def write(self, data: bytes) -> None:
         """See `Wire`."""
