@@ -53,7 +53,7 @@ class PageHashes:
         """The key before the key of this page; all pages before it must have one."""
         return self.keys[page - 1] if page else self._root
 
-    def extend(self, tokens: Sequence[int], start: int = 0) -> None:
+    def extend(self, tokens: Sequence[int] | np.ndarray, start: int = 0) -> None:
         """Add the keys of further full pages.
 
         Args:
@@ -75,6 +75,6 @@ class PageHashes:
         self.blocks[:] = other.blocks[:pages]
 
 
-def block_bytes(tokens: Sequence[int]) -> bytes:
+def block_bytes(tokens: Sequence[int] | np.ndarray) -> bytes:
     """Tokens as the bytes of an int32 array."""
     return np.asarray(tokens, np.int32).tobytes()

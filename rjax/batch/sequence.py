@@ -3,6 +3,9 @@
 import dataclasses
 import enum
 
+import numpy as np
+from jaxtyping import Int32
+
 from rjax.batch.page_hash import PageHashes
 from rjax.batch.token_mask import TokenMask
 from rjax.sampling import SamplerMode, SamplingParams
@@ -25,6 +28,7 @@ class Sequence:
         request_id: of its request; a request with n > 1 has n sequences.
         index: among the sequences of its request.
         prompt_token_ids: never empty.
+        prompt_array: the same as an array.
         params: of the request.
         max_tokens: most output tokens that the request and the model's length allow.
         seed: of its random draws.
@@ -69,6 +73,7 @@ class Sequence:
     request_id: str
     index: int
     prompt_token_ids: list[int]
+    prompt_array: Int32[np.ndarray, " P"]
     params: SamplingParams
     max_tokens: int
     seed: int
@@ -160,3 +165,9 @@ class Sequence:
         if start >= P:
             return self.output_token_ids[start - P : stop - P]
         return self.prompt_token_ids[start:] + self.output_token_ids[: stop - P]
+
+    def token_array(self, start: int, stop: int) -> Int32[np.ndarray, " T"]:
+        """Known token ids at positions [start, stop); those of a prompt are not copied."""
+        if stop <= len(self.prompt_token_ids):
+            return self.prompt_array[start:stop]
+        return np.array(self.tokens(start, stop), np.int32)

@@ -166,7 +166,7 @@ class LLMEngine(Closable):
             prompt_token_ids = [*named.token_ids, *prompt_token_ids]
             cache_salt = named.cache_salt if cache_salt is None else cache_salt
         root = self._salted_root(cache_salt)
-        tokens = self._checks.prompt(prompt_token_ids)
+        tokens, array = self._checks.prompt(prompt_token_ids)
         self._checks.params(params)
         self._checks.logprob_start(logprob_start_len, len(tokens))
         pending = None
@@ -181,6 +181,7 @@ class LLMEngine(Closable):
         request = self._requests[request_id] = Request.start(
             request_id,
             tokens,
+            array,
             params,
             prompt=prompt,
             max_tokens=max_tokens,
@@ -394,7 +395,7 @@ class LLMEngine(Closable):
                 row = slot_row(
                     sequence.params,
                     seed=sequence.seed,
-                    prompt_token_ids=sequence.prompt_token_ids,
+                    prompt_token_ids=sequence.prompt_array,
                     output_token_ids=sequence.output_token_ids,
                     eos_token_ids=self._eos,
                     vocab_size=self._vocab_size,

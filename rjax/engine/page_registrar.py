@@ -33,7 +33,7 @@ class PageRegistrar:
         hashes = sequence.hashes
         if len(hashes.keys) < full:
             start = len(hashes.keys) * S
-            hashes.extend(sequence.tokens(start, full * S), start)
+            hashes.extend(sequence.token_array(start, full * S), start)
         for n in range(sequence.num_registered, full):
             for group, page in pages_numbered(sequence, n, self.windows):
                 key, parent = group_key(hashes.keys[n], group), group_key(hashes.parent(n), group)
@@ -47,7 +47,7 @@ class PageRegistrar:
         start, stop = number * self.blocks.page_size, min(sequence.num_stored, known)
         if self.caching and start < stop and number >= sequence.num_borrowed:
             parent = sequence.hashes.parent(number)
-            tokens = block_bytes(sequence.tokens(start, stop))
+            tokens = block_bytes(sequence.token_array(start, stop))
             for group, page in pages_numbered(sequence, number, self.windows):
                 self.blocks.register_partial(page, group_key(parent, group), tokens)
 

@@ -110,8 +110,8 @@ class PrefixMatcher:
             sequence.awaited = keys[len(pages)]
             return None
         cached = len(pages) * S
-        following = sequence.tokens(cached, min(cached + S, most))
-        if following:
+        following = sequence.token_array(cached, min(cached + S, most))
+        if following.size:
             parent = sequence.hashes.parent(len(pages))
             found = self.blocks.match_partial_page(parent, block_bytes(following))
             if found is not None:
@@ -258,7 +258,7 @@ class PrefixMatcher:
         hashes, S = sequence.hashes, self.blocks.page_size
         if len(hashes.keys) < sequence.num_known // S:
             start = len(hashes.keys) * S
-            hashes.extend(sequence.tokens(start, sequence.num_known), start)
+            hashes.extend(sequence.token_array(start, sequence.num_known), start)
         return hashes.keys
 
 

@@ -5,6 +5,9 @@ import logging
 import time
 from collections.abc import Sequence as Tokens
 
+import numpy as np
+from jaxtyping import Int32
+
 from rjax.batch.page_hash import PageHashes
 from rjax.batch.sequence import Sequence
 from rjax.batch.step_readout import HostLogprobs
@@ -56,6 +59,7 @@ class Request:
         cls,
         request_id: str,
         prompt_token_ids: list[int],
+        prompt_array: Int32[np.ndarray, " T"],
         params: SamplingParams,
         *,
         prompt: str | None,
@@ -81,6 +85,7 @@ class Request:
                 request_id=request_id,
                 index=index,
                 prompt_token_ids=prompt_token_ids,
+                prompt_array=prompt_array,
                 params=each,
                 max_tokens=max_tokens,
                 seed=sequence_seed(seed, index),

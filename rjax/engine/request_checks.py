@@ -1,11 +1,14 @@
 """Checks of a request against this engine."""
 
+import contextlib
 import dataclasses
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any, no_type_check
 
 import numpy as np
+from jaxtyping import Int32
 
 from rjax.errors import ContextLengthError, InvalidRequestError
 from rjax.sampling import SamplingParams
@@ -31,15 +34,18 @@ class RequestChecks:
     has_tokenizer: bool
 
     @no_type_check
-    def prompt(self, token_ids: Sequence[Any]) -> list[int]:
-        """The prompt as plain ints of the vocabulary, short enough for one output token."""
+    def prompt(self, token_ids: Sequence[Any]) -> tuple[list[int], Int32[np.ndarray, " T"]]:
+        """The prompt as plain ints and as an array, of the vocabulary and short enough for one
+        output token."""
         if len(token_ids) == 0:
             raise InvalidRequestError("the prompt is empty; give at least one token")
         if len(token_ids) >= self.max_model_len:
             raise ContextLengthError.of_tokens(len(token_ids), self.max_model_len)
-        plain = set(map(type, token_ids)) == {int}
-        if plain and min(token_ids) >= 0 and max(token_ids) < self.vocab_size:
-            return list(token_ids)  # the common case, much faster than token by token
+        if operator.countOf(map(type, token_ids), int) == len(token_ids):
+            with contextlib.suppress(OverflowError):
+                array = np.fromiter(token_ids, np.int64, len(token_ids))
+                if array.min() >= 0 and array.max() < self.vocab_size:
+                    return list(token_ids), array.astype(np.int32)  # faster than token by token
         tokens = []
         for token in token_ids:
             if isinstance(token, bool) or not isinstance(token, int | np.integer):
@@ -50,7 +56,7 @@ class RequestChecks:
                     f"{self.vocab_size - 1}"
                 )
             tokens.append(int(token))
-        return tokens
+        return tokens, np.array(tokens, np.int32)
 
     def params(self, params: SamplingParams) -> None:
         """Check the sampling parameters against the model."""

@@ -78,7 +78,8 @@ class SlotRow:
     bias_values: Float32[_Host, " Z"]
     allowed: UInt32[_Host, " W"]
     in_prompt: UInt32[_Host, " W"]
-    output_counts: Int32[_Host, " V"]
+    output_counts: Int32[_Host, " V"] | None
+    """None without output: all are 0."""
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(SamplingState))
@@ -88,7 +89,8 @@ _COUNTS = "output_counts"
 def init_state(num_slots: int, vocab_size: int) -> SamplingState:
     """A state in which every slot samples greedily without restrictions."""
     empty = _empty_row(vocab_size)
-    rows = {name: jnp.asarray(getattr(empty, name)) for name in FIELDS}
+    rows = {name: jnp.asarray(getattr(empty, name)) for name in FIELDS if name != _COUNTS}
+    rows[_COUNTS] = jnp.zeros(vocab_size, jnp.int32)
     tiled = {name: jnp.tile(row, (num_slots,) + (1,) * row.ndim) for name, row in rows.items()}
     return SamplingState(**tiled)
 
@@ -158,7 +160,9 @@ def slot_row(
             else _bits("allowed_token_ids", allowed, vocab_size)
         ),
         in_prompt=_bits("prompt_token_ids", prompt_token_ids, vocab_size),
-        output_counts=np.bincount(output, minlength=vocab_size).astype(np.int32),
+        output_counts=np.bincount(output, minlength=vocab_size).astype(np.int32)
+        if output.size
+        else None,
     )
 
 
@@ -201,14 +205,16 @@ def lower_admission(state: Any, vocab_size: int, *, counts: bool) -> jax.stages.
         vocab_size: width of the logits.
         counts: for a sequence that has sampled already.
     """
-    row = dataclasses.replace(_empty_row(vocab_size), num_output=np.array(int(counts), np.int32))
+    row = _empty_row(vocab_size)
+    if counts:
+        row = dataclasses.replace(row, output_counts=np.zeros(vocab_size, np.int32))
     return _admit_donated.lower(state, *_packed(0, row))
 
 
 def _packed(slot: int, row: SlotRow) -> tuple[UInt32[np.ndarray, " X"], Int32[_Host, " V"] | None]:
     fields = [np.ravel(getattr(row, name)).view(np.uint32) for name in FIELDS if name != _COUNTS]
     packed = np.concatenate([np.array([slot], np.uint32), *fields])
-    return packed, row.output_counts if row.num_output else None
+    return packed, row.output_counts
 
 
 def _ids(name: str, ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:

@@ -274,10 +274,10 @@ def _tokens(
     for b in members.tolist():
         sequence, start, stop, _, _ = batch[b]
         row = query_start[b]
-        ids = sequence.tokens(start, min(stop, sequence.num_known))
+        ids = sequence.token_array(start, min(stop, sequence.num_known))
         tokens[row : row + len(ids)] = ids
         if sequence.params.prompt_logprobs is not None:
-            following = sequence.prompt_token_ids[start + 1 : stop + 1]
+            following = sequence.prompt_array[start + 1 : stop + 1]
             targets[row : row + len(following)] = following
     return tokens, targets
 

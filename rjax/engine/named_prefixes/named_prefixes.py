@@ -98,7 +98,7 @@ class NamedPrefixes:
             raise InvalidConfigError("a shared prefix needs enable_prefix_caching=True")
         if keep_as.name != SHARED_PREFIX:
             self._checks.prefix_name(keep_as.name)
-        tokens = self._checks.prompt(token_ids)
+        tokens, _ = self._checks.prompt(token_ids)
         hashes = PageHashes(root, self._page_size)
         hashes.extend(tokens)
         prefix = PendingPrefix(keep_as.name, keep_as.text, tokens, hashes, salt)

@@ -1,0 +1,157 @@
+"""The outputs of a step on their way to their sinks: order, turns of the event loop, joining."""
+
+import asyncio
+import threading
+
+import pytest
+
+from rjax.async_engine import AsyncLLMEngine
+from rjax.errors import EngineDeadError, OverloadedError
+from rjax.outputs import RequestOutput
+from rjax.sampling import RequestOutputKind, SamplingParams
+
+from .test_async_engine import CountingEngine
+
+
+class Sink:
+    """Keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.outputs: list[RequestOutput] = []
+        self.error: Exception | None = None
+        self.ended = asyncio.Event()
+        self.refuses = False
+
+    def put(self, output: RequestOutput) -> None:
+        if self.refuses:
+            raise OverloadedError("too many", "unread_tokens")
+        self.outputs.append(output)
+        if output.finished:
+            self.ended.set()
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self.ended.set()
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for output in self.outputs for token in output.outputs[0].token_ids]
+
+
+def params(count: int, kind: RequestOutputKind = RequestOutputKind.DELTA) -> SamplingParams:
+    return SamplingParams(max_tokens=count, output_kind=kind, detokenize=False)
+
+
+async def started(engine: CountingEngine) -> AsyncLLMEngine:
+    found = AsyncLLMEngine(engine)
+    await found.start()
+    return found
+
+
+def test_a_large_step_leaves_the_loop_to_others_in_between():
+    async def run() -> None:
+        engine = await started(CountingEngine())
+        sinks = [Sink() for _ in range(500)]
+        most, had = 0, 0
+
+        async def watch() -> None:
+            nonlocal most, had
+            while True:
+                now = sum(len(sink.outputs) for sink in sinks)
+                most, had = max(most, now - had), now
+                await asyncio.sleep(0)
+
+        engine.engine.gate.clear()  # type: ignore[attr-defined]
+        asked = [asyncio.ensure_future(engine.submit([1], params(1), sink=s)) for s in sinks]
+        await asyncio.sleep(0)
+        engine.engine.gate.set()  # type: ignore[attr-defined]
+        await asyncio.gather(*asked)
+        watching = asyncio.ensure_future(watch())
+        await asyncio.wait_for(asyncio.gather(*(sink.ended.wait() for sink in sinks)), 60)
+        watching.cancel()
+        assert [sink.tokens for sink in sinks] == [[0]] * 500
+        assert most <= 128
+        await engine.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", [RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE])
+def test_a_late_loop_gets_the_outputs_of_several_steps_joined(kind):
+    class Stepping(CountingEngine):
+        """Ends its steps while the event loop is held up."""
+
+        done = threading.Event()
+
+        def step(self) -> list[RequestOutput]:
+            outputs = super().step()
+            for output in outputs:
+                if kind is RequestOutputKind.CUMULATIVE:
+                    output.outputs[0].token_ids = list(range(output.outputs[0].token_ids[0] + 1))
+                if output.finished:
+                    self.done.set()
+            return outputs
+
+    async def run() -> None:
+        found = Stepping()
+        engine = await started(found)
+        # More requests than one turn hands over, so that the later ones wait while steps go on.
+        sinks = [Sink() for _ in range(200)]
+        for sink in sinks:
+            await engine.submit([1], params(200, kind), sink=sink)
+        assert found.done.wait(60)
+        await asyncio.wait_for(asyncio.gather(*(sink.ended.wait() for sink in sinks)), 60)
+        for sink in sinks:
+            if kind is RequestOutputKind.DELTA:
+                assert sink.tokens == list(range(200))
+            else:
+                assert sink.outputs[-1].outputs[0].token_ids == list(range(200))
+            assert [output.finished for output in sink.outputs][:-1].count(True) == 0
+        assert min(len(sink.outputs) for sink in sinks) < 200
+        await engine.stop()
+
+    asyncio.run(run())
+
+
+def test_a_sink_that_refuses_is_aborted_alone():
+    async def run() -> None:
+        found = CountingEngine()
+        engine = await started(found)
+        slow, other = Sink(), Sink()
+        slow.refuses = True
+        first = await engine.submit([1], params(10**6), sink=slow)
+        second = await engine.submit([1], params(10**6), sink=slow)
+        kept = await engine.submit([1], params(300), sink=other)
+        await asyncio.wait_for(other.ended.wait(), 60)
+        assert other.tokens == list(range(300))
+        assert {first.request_id, second.request_id} <= set(found.aborted)
+        kept.finished = True
+        engine.release(kept)
+        assert engine.num_live == 0
+        await engine.stop()
+
+    asyncio.run(run())
+
+
+def test_a_failure_comes_after_the_outputs_before_it():
+    async def run() -> None:
+        found = CountingEngine()
+        engine = await started(found)
+        sinks = [Sink() for _ in range(300)]
+        found.gate.clear()
+        asked = [asyncio.ensure_future(engine.submit([1], params(50), sink=s)) for s in sinks]
+        await asyncio.sleep(0)
+        found.gate.set()
+        await asyncio.gather(*asked)
+        poison = SamplingParams(max_tokens=5, seed=666)
+        failing = asyncio.ensure_future(engine.submit([1], poison, sink=Sink()))
+        await asyncio.wait_for(asyncio.gather(*(sink.ended.wait() for sink in sinks)), 60)
+        await asyncio.wait([failing])
+        for sink in sinks:
+            assert sink.tokens == list(range(len(sink.tokens)))
+            if sink.error is None:
+                assert len(sink.tokens) == 50
+            else:
+                assert isinstance(sink.error, EngineDeadError)
+
+    asyncio.run(run())
