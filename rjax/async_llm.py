@@ -226,7 +226,7 @@ class AsyncLLM:
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
-            self._served.end_thread()
+            self._served.channel.end()
             self._texts.shutdown(wait=False)
 
     async def _outputs(
@@ -245,10 +245,6 @@ class AsyncLLM:
             raise InvalidRequestError(
                 f"sampling_params is {type(params).__name__}; give SamplingParams"
             )
-        self._check_open()
-        if params.structured_outputs is not None:  # compile while the engine steps
-            make = self._engine.structured_masks
-            options["masks"] = await self._on_thread(lambda: make(params))
         self._check_open()
         stream = await self._served.submit(
             prompt.token_ids,
@@ -288,8 +284,8 @@ class AsyncLLM:
 
     def _end(self) -> None:
         self._texts.shutdown()
-        self._served.end_thread()
-        if not self._served.join(_STOP_SECONDS):
+        self._served.channel.end()
+        if not self._served.channel.join(_STOP_SECONDS):
             raise RuntimeError(f"the engine's step took over {_STOP_SECONDS:g} seconds; not freed")
         if self._owned is not None:
             self._owned.close()

@@ -127,15 +127,16 @@ async def _hold(prefix: RegisteredPrefix, tenant: Tenant, service: Service) -> N
     key = engine_prefix_name(tenant, prefix.name)
     replaced = service.prefixes.get(tenant, prefix.name)
 
-    def is_kept(engine: PrefixEngine) -> bool:
+    async def is_kept() -> bool:
         wanted = key, tuple(prefix.token_ids), prefix.salt
-        return wanted in [(p.name, p.token_ids, p.cache_salt) for p in engine.prefixes()]
+        kept = await service.engine.call_utility("prefixes")
+        return wanted in [(p.name, p.token_ids, p.cache_salt) for p in kept]
 
     try:
         await _compute(prefix, key, service)
     except asyncio.CancelledError:
         # The engine may have pinned it before the request was aborted.
-        if prefix.pinned and await service.engine.call(is_kept):
+        if prefix.pinned and await is_kept():
             service.prefixes.put(tenant, prefix)
         raise
     service.prefixes.put(tenant, prefix)
@@ -179,7 +180,7 @@ async def _compute(prefix: RegisteredPrefix, key: str, service: Service) -> None
 
 async def _unpin(name: str, tenant: Tenant, service: Service) -> None:
     key = engine_prefix_name(tenant, name)
-    await service.engine.call(lambda engine: engine.drop_prefix(key))
+    await service.engine.call_utility("drop_prefix", key)
 
 
 async def _tokens(body: PrefixRequest, tenant: Tenant, service: Service) -> list[int]:

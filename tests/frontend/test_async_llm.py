@@ -125,7 +125,7 @@ def test_dropping_it_ends_its_thread(tiny_llm: LLM) -> None:
     async def use() -> Any:
         llm = AsyncLLM.from_engine(tiny_llm.engine)
         await last(llm.generate("Who?", SEEDED))
-        return llm._served._thread
+        return llm._served.channel.thread
 
     thread = asyncio.run(use())
     thread.join(60)
