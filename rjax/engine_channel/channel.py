@@ -1,10 +1,13 @@
 """EngineChannel: what a front end needs of an engine, in this process or in another."""
 
 import abc
+import pathlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from rjax.batch.compile_progress import CompileProgress
+from rjax.engine.named_prefixes.named_prefix import NamedPrefix
+from rjax.engine.named_prefixes.protocol import PrefixEngine
 from rjax.engine_channel.facts import EngineFacts
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams
@@ -129,8 +132,10 @@ class EngineChannel(abc.ABC):
         """Wait for the engine to end, on any thread. Return whether it has ended."""
 
 
-class EngineUtilities:
-    """An `rjax.engine.named_prefixes.protocol.PrefixEngine` behind a channel, for threads.
+class RemotePrefixEngine(PrefixEngine):
+    """The methods about prefixes of the engine behind a channel; see `PrefixEngine`.
+
+    They block. Call them on any thread but that of the event loop.
 
     Args:
         channel: to the engine.
@@ -141,13 +146,36 @@ class EngineUtilities:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """See `EngineChannel.tokenizer`."""
         return self._channel.tokenizer
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name not in UTILITIES:
-            raise AttributeError(name)
-        return lambda *args, **kwargs: self._channel.call_utility_sync(name, *args, **kwargs)
+    def set_shared_prefix(self, token_ids: Sequence[int]) -> None:
+        self._channel.call_utility_sync("set_shared_prefix", token_ids)
+
+    def add_prefix(
+        self,
+        name: str,
+        token_ids: Sequence[int],
+        *,
+        cache_salt: str | None = None,
+        text: str | None = None,
+    ) -> None:
+        self._channel.call_utility_sync(
+            "add_prefix", name, token_ids, cache_salt=cache_salt, text=text
+        )
+
+    def drop_prefix(self, name: str) -> None:
+        self._channel.call_utility_sync("drop_prefix", name)
+
+    def prefixes(self) -> list[NamedPrefix]:
+        return self._channel.call_utility_sync("prefixes")
+
+    def save_prefix(self, name: str, path: str | pathlib.Path) -> None:
+        self._channel.call_utility_sync("save_prefix", name, path)
+
+    def load_prefix(
+        self, path: str | pathlib.Path, name: str | None = None, *, cache_salt: str | None = None
+    ) -> NamedPrefix:
+        return self._channel.call_utility_sync("load_prefix", path, name, cache_salt=cache_salt)
 
 
 def check_utility(name: str) -> None:

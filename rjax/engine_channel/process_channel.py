@@ -49,6 +49,7 @@ from rjax.sampling import SamplingParams
 from rjax.tokenization import Tokenizer
 
 _READ_BYTES = 256 * 2**10
+_POLL_SECONDS = 0.25
 _SILENT_SECONDS = 10.0  # without a beat, after which "waits for a program" is not believed
 _BOOT = """\
 import json, sys
@@ -98,6 +99,10 @@ class ProcessChannel(EngineChannel):
         self._failed = False
         self._ending = False
         self._sock.sendall(first)
+
+    def __del__(self) -> None:
+        if (sock := getattr(self, "_sock", None)) is not None:
+            sock.close()
 
     @property
     def facts(self) -> EngineFacts:
@@ -205,7 +210,7 @@ class ProcessChannel(EngineChannel):
             self._loop.call_soon_threadsafe(start)
         except RuntimeError as error:
             raise EngineDeadError("the event loop of this engine is closed") from error
-        return started.result().result()
+        return self._result(self._result(started))
 
     def end(self) -> None:
         """See `EngineChannel.end`. The process ends within a second, whatever it is doing."""
@@ -232,6 +237,15 @@ class ProcessChannel(EngineChannel):
         call, done = self._new_call(name)
         self._send(Call(call, name, pack_arguments(args), pack_arguments(kwargs)))
         return done
+
+    def _result[T](self, future: Future[T]) -> T:
+        """Wait for a future that the event loop settles, which may not run any more."""
+        while True:
+            try:
+                return future.result(_POLL_SECONDS)
+            except TimeoutError:
+                if self._ending and not future.done():
+                    raise EngineDeadError("the engine was closed") from None
 
     def _new_call(self, name: str) -> tuple[int, Future[Any]]:
         if self._dead:
