@@ -59,6 +59,7 @@ class EngineServer:
         self._loop: EngineLoop | None = None
         self._intake: RequestIntake | None = None
         self._gone = False
+        self._status = 0
 
     def run(self) -> int:
         """Serve until the front end ends or the engine fails; returns the exit status."""
@@ -87,7 +88,7 @@ class EngineServer:
             return 1
         if isinstance(engine, Closable):
             engine.close()
-        return 0
+        return self._status
 
     def _fail(self) -> None:
         self._sender.send(Failed(pack_error(EngineDeadError("the engine stopped on an error"))))
@@ -95,24 +96,23 @@ class EngineServer:
     def _read(self) -> None:
         """The thread that reads commands."""
         reader = MessageReader.of_commands()
-        status = 0
         try:
             while data := self._sock.recv(_READ_BYTES):
                 for command in reader.feed(data):
                     self._take(command)
         except MessageError as error:
             _log.error("the front end sent %s", error)
-            status = 1
+            self._status = 1
         except ConnectionError:
             pass
         except Exception:
             _log.exception("the engine process cannot go on")
-            status = 1
+            self._status = 1
         self._gone = True
         if self._loop is not None:
             self._loop.end()
         time.sleep(_GRACE_SECONDS)  # the main thread usually ends the process before
-        os._exit(status)
+        os._exit(self._status)
 
     def _take(self, command: Any) -> None:
         match command:

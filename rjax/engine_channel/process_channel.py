@@ -294,7 +294,13 @@ class ProcessChannel(EngineChannel):
             if not data:
                 self._lose()
                 raise EngineDeadError(f"the engine process ended: {self._exit_reason()}")
-            for event in self._reader.feed(data):
+            try:
+                events = list(self._reader.feed(data))
+            except MessageError as error:
+                self.process.kill()
+                self._lose()
+                raise EngineDeadError(f"the engine process sent {error}") from error
+            for event in events:
                 if isinstance(event, Failed):
                     self._lose()
                     raise unpack_error(event.error)

@@ -1,6 +1,6 @@
 """A front end that tests kill or stop: it prints the engine's process id, and how streams end.
 
-    python -m tests.engine_channel.front_end FOLDER [start]
+python -m tests.engine_channel.front_end FOLDER [start]
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from rjax.async_engine import AsyncLLMEngine
 from rjax.engine_channel.process_channel import ProcessChannel
 from rjax.sampling import RequestOutputKind, SamplingParams
 
-MAX_TOKENS = 20_000
+MAX_TOKENS = 8_000
 
 
 async def read(engine: AsyncLLMEngine) -> None:

@@ -1,5 +1,7 @@
 """An engine without a model, for both channels; prompts say what goes wrong, files what it does."""
 
+import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from rjax.errors import (
 from rjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
 
-REFUSED, CRASH_OF_ADD, CRASH_OF_STEP, GRAMMAR, WHOLE, LOGPROBS = 13, 14, 15, 16, 17, 18
+REFUSED, CRASH_OF_ADD, CRASH_OF_STEP, GRAMMAR, OVERLOADED, LOGPROBS, NONSENSE = range(13, 20)
 
 
 class StubEngine(Engine):
@@ -29,7 +31,8 @@ class StubEngine(Engine):
     Args:
         folder: ``gate`` in it holds steps up, ``compiling`` says that a step waits for a program,
             ``log`` gets a line for each request, and ``steps`` says how many there were.
-        start: "config" or "memory" refuses to start, "crash" fails, "slow" takes a minute.
+        start: "config" or "memory" refuses to start, "crash" fails, "slow" takes a minute,
+            "nonsense" writes what is no message.
         step_seconds: of a step.
     """
 
@@ -45,6 +48,8 @@ class StubEngine(Engine):
             raise OutOfMemoryError("the weights do not fit")
         if start == "crash":
             raise ZeroDivisionError("at the start")
+        if start == "nonsense":
+            self.talk_nonsense()
         if start == "slow":
             (Path(folder) / "loading").touch()
             time.sleep(60)
@@ -64,6 +69,11 @@ class StubEngine(Engine):
     def write(self, line: str) -> None:
         with (self.folder / "log").open("a") as log:
             log.write(line + "\n")
+
+    def talk_nonsense(self) -> None:
+        """Write what is no message to the front end, in the engine process."""
+        os.write(int(sys.argv[1]), b"\xff" * 8)
+        time.sleep(60)
 
     def compile_progress(self) -> CompileProgress:
         return CompileProgress(3, 20, 0.5, waiting=(self.folder / "compiling").exists())
@@ -137,6 +147,8 @@ class StubEngine(Engine):
         outputs, self.ended = self.ended, []
         for name, request in list(self.live.items()):
             count, params, prompt, metrics, _ = request
+            if prompt[0] == NONSENSE:
+                self.talk_nonsense()
             if prompt[0] == CRASH_OF_STEP:
                 raise MemoryError("the device is gone")
             metrics.first_token_time = metrics.first_token_time or time.monotonic()
@@ -172,7 +184,7 @@ class StubEngine(Engine):
             output.error = OutOfMemoryError(f"no room for {options['keep_as'].name}")
         if options.get("prefix") is not None:
             output.prompt_token_ids = [1, 2, *prompt]
-        if prompt[0] == WHOLE:
+        if prompt[0] == OVERLOADED:
             output.error = OverloadedError("full", "queued_tokens")
         return output
 

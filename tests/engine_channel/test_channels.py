@@ -20,7 +20,7 @@ from rjax.structured.constraint import Constraint
 from rjax.structured.mask_request import MaskRequest
 
 from .conftest import Side, collect, drive, tokens, until
-from .stub_engine import CRASH_OF_ADD, GRAMMAR, LOGPROBS, REFUSED, WHOLE
+from .stub_engine import CRASH_OF_ADD, GRAMMAR, LOGPROBS, OVERLOADED, REFUSED
 
 
 def test_streams_are_whole(side: Side):
@@ -80,7 +80,7 @@ def test_errors_in_outputs(side: Side):
         outputs = [o async for o in engine.generate([1], tokens(2), keep_as=KeepAs("rules"))]
         assert isinstance(outputs[-1].error, OutOfMemoryError)
         assert "rules" in str(outputs[-1].error)
-        outputs = [o async for o in engine.generate([WHOLE], tokens(2))]
+        outputs = [o async for o in engine.generate([OVERLOADED], tokens(2))]
         assert isinstance(outputs[-1].error, OverloadedError)
         assert outputs[-1].error.reason == "queued_tokens"
 
