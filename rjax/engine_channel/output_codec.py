@@ -78,7 +78,10 @@ class ReceivedRequest:
             self._prompt,
             self._token_ids,
             self._prompt_logprobs,
-            [_unpack_completion(*completion) for completion in completions],
+            [
+                CompletionOutput(*packed) if len(packed) == 3 else _unpack_completion(*packed)
+                for packed in completions
+            ],
             finished,
             self._metrics,
             num_cached,
