@@ -72,6 +72,12 @@ class EngineChannel(abc.ABC):
     def last_stats(self) -> Any:
         """Statistics from before the current step; None before the first."""
 
+    @property
+    @abc.abstractmethod
+    def is_built(self) -> bool:
+        """Whether the engine is built, so that its `compile_progress` is known. Any thread may
+        call this."""
+
     @abc.abstractmethod
     def compile_progress(self) -> CompileProgress:
         """How far the compilation of the step sizes is; any thread may call this."""

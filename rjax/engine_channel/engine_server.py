@@ -56,6 +56,7 @@ class EngineServer:
         self._sock = sock
         self._sender = MessageSender(sock)
         self._started: queue.SimpleQueue[Start] = queue.SimpleQueue()
+        self._engine: Engine | None = None
         self._loop: EngineLoop | None = None
         self._intake: RequestIntake | None = None
         self._gone = False
@@ -67,7 +68,9 @@ class EngineServer:
         start = self._started.get()
         threading.Thread(target=self._beat, name="rjax-beat", daemon=True).start()
         try:
-            engine = _factory(start.factory)(**start.arguments)
+            engine = self._engine = _function(start.factory)(**start.arguments)
+            if start.prepare is not None:
+                _function(start.prepare)(engine)
             facts = dataclasses.asdict(facts_of(engine))
         except Exception as error:
             if not isinstance(error, RjaxError):
@@ -160,11 +163,12 @@ class EngineServer:
         sent: Any = None
         while True:
             beat = Beat(time.monotonic())
-            loop = self._loop
+            loop, engine = self._loop, self._engine
+            if engine is not None:
+                with contextlib.suppress(RjaxError):  # closed
+                    beat.progress = dataclasses.astuple(engine.compile_progress())
             if loop is not None:
                 beat.heartbeat = loop.heartbeat
-                with contextlib.suppress(RjaxError):  # closed
-                    beat.progress = dataclasses.astuple(loop.engine.compile_progress())
                 if loop.last_stats is not sent:
                     sent = loop.last_stats
                     beat.stats = pack_result(sent)
@@ -172,7 +176,7 @@ class EngineServer:
             time.sleep(_BEAT_SECONDS)
 
 
-def _factory(name: str) -> Any:
+def _function(name: str) -> Any:
     """The function "module:function"."""
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)

@@ -25,10 +25,13 @@ class Start(msgspec.Struct, tag="start", array_like=True):
     Attributes:
         factory: "module:function" that returns the engine.
         arguments: its keyword arguments, of plain values.
+        prepare: "module:function" that gets the engine before it serves, while its progress is
+            reported; None for none.
     """
 
     factory: str
     arguments: dict[str, Any]
+    prepare: str | None = None
 
 
 class Add(msgspec.Struct, tag="add", array_like=True):

@@ -69,13 +69,16 @@ class ProcessChannel(EngineChannel):
     Args:
         factory: "module:function" that returns the engine.
         arguments: its keyword arguments, of plain values.
+        prepare: "module:function" that gets the engine before it serves; None for none.
 
     Attributes:
         process: of the engine.
     """
 
-    def __init__(self, factory: str, arguments: Mapping[str, Any]) -> None:
-        first = frame(Start(factory, dict(arguments)))
+    def __init__(
+        self, factory: str, arguments: Mapping[str, Any], *, prepare: str | None = None
+    ) -> None:
+        first = frame(Start(factory, dict(arguments), prepare))
         self._sock, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with other:
             self.process = _start_process(other.fileno())
@@ -140,7 +143,7 @@ class ProcessChannel(EngineChannel):
 
     @property
     def is_built(self) -> bool:
-        """Whether the engine is built, so that its `compile_progress` is known."""
+        """See `EngineChannel.is_built`."""
         return self._progress is not None
 
     def compile_progress(self) -> CompileProgress:

@@ -67,6 +67,11 @@ class ThreadChannel(EngineChannel):
         """See `EngineChannel.last_stats`."""
         return self._engine_loop.last_stats
 
+    @property
+    def is_built(self) -> bool:
+        """Always."""
+        return True
+
     def compile_progress(self) -> CompileProgress:
         """See `EngineChannel.compile_progress`."""
         return self.engine.compile_progress()

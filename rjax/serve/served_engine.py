@@ -24,7 +24,7 @@ def build_in_process(options: dict[str, Any]) -> Engine:
 
 
 def build_served_engine(config: EngineConfig) -> Engine:
-    """An engine with a tokenizer, after two warm-up requests.
+    """An engine with a tokenizer, to be warmed up by `run_warmup_requests`.
 
     Raises:
         InvalidConfigError: a setting that this model or machine cannot meet.
@@ -34,7 +34,6 @@ def build_served_engine(config: EngineConfig) -> Engine:
     if engine.tokenizer is None:
         raise InvalidConfigError("the model has no tokenizer; a server needs one")
     _log_progress(engine.compile_progress())
-    run_warmup_requests(engine)
     return engine
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # these import JAX, and the port opens before that
     from rjax.serve.service import Service
     from rjax.serve.workers.zygote import Zygote
 
-_FACTORY = "rjax.serve.served_engine:build_in_process"
+_ENGINE = "rjax.serve.served_engine"
 _END_SECONDS = 5.0  # for the engine's process if the service cannot be built
 
 
@@ -44,7 +44,8 @@ class ServiceLoader:
 
     def progress(self) -> CompileProgress | None:
         """How far the compilation is; None before the engine is built. Any thread may call this."""
-        return None if self._channel is None else self._channel.compile_progress()
+        channel = self._channel
+        return None if channel is None or not channel.is_built else channel.compile_progress()
 
     def summary(self, more: Mapping[str, str]) -> list[str]:
         """The engine's model, sizes and kernels, and these further facts, in aligned columns."""
@@ -86,7 +87,11 @@ class ServiceLoader:
     def _open_process(self) -> "EngineChannel":
         from rjax.engine_channel.process_channel import ProcessChannel
 
-        channel = ProcessChannel(_FACTORY, {"options": self._config.to_options()})
+        channel = self._channel = ProcessChannel(
+            f"{_ENGINE}:build_in_process",
+            {"options": self._config.to_options()},
+            prepare=f"{_ENGINE}:run_warmup_requests",
+        )
         try:
             import rjax.serve.app  # noqa: F401  # takes seconds, while the model loads
 
@@ -99,20 +104,21 @@ class ServiceLoader:
 
     def _open_thread(self) -> "EngineChannel":
         from rjax.engine_channel.thread_channel import ThreadChannel
-        from rjax.serve.served_engine import build_served_engine
+        from rjax.serve.served_engine import build_served_engine, run_warmup_requests
 
-        return ThreadChannel(build_served_engine(self._config))
+        engine = build_served_engine(self._config)
+        channel = self._channel = ThreadChannel(engine)
+        run_warmup_requests(engine)
+        return channel
 
     def _build(self, channel: "EngineChannel", zygote: "Zygote") -> "tuple[Service, ASGIApp]":
-        from rjax.engine_channel.channel import RemotePrefixEngine
         from rjax.serve import prefixes
         from rjax.serve.app import build_app
         from rjax.serve.service_builder import make_service
 
-        self._channel = channel
         service = make_service(channel, zygote=zygote, close_zygote=True, **self._options)
         try:
-            prefixes.load(self._prefix_files, RemotePrefixEngine(channel), service)
+            prefixes.load(self._prefix_files, service)
         except BaseException:
             service.close()
             raise

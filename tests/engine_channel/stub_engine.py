@@ -189,5 +189,11 @@ class StubEngine(Engine):
         return output
 
 
+def prepare(engine: StubEngine) -> None:
+    """Wait for a file, as for programs that compile."""
+    while not (engine.folder / "prepared").exists():
+        time.sleep(0.01)
+
+
 def make(**arguments: Any) -> StubEngine:
     return StubEngine(**arguments)

@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -147,6 +148,22 @@ def test_a_process_that_is_killed_while_it_starts(tmp_path):
         channel.process.kill()
         with pytest.raises(EngineDeadError, match="killed by SIGKILL"):
             channel.wait_ready()
+
+
+def test_progress_is_known_before_the_engine_serves(tmp_path):
+    prepare = FACTORY.replace("make", "prepare")
+    channel = ProcessChannel(FACTORY, {"folder": str(tmp_path)}, prepare=prepare)
+    waiting = threading.Thread(target=channel.wait_ready)
+    waiting.start()
+    assert not channel.is_built
+    wait_for(lambda: channel.is_built)
+    assert channel.compile_progress().total == 20
+    assert waiting.is_alive()
+    (tmp_path / "prepared").touch()
+    waiting.join(SOON)
+    assert channel.facts.summary == {"model": "stub"}
+    channel.end()
+    assert channel.join(SOON)
 
 
 def test_signals_are_for_the_front_end(process_side):
