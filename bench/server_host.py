@@ -33,6 +33,7 @@ import numpy as np
 
 from bench.command_line import run
 from bench.scheduler import HostOnlyWorker
+from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.page_hash import root_key
 from rjax.batch.step_limits import StepLimits
@@ -96,6 +97,13 @@ class PacedWorker(HostOnlyWorker):
         start = self._steps * 977 % (len(self._tokens) - len(step.batch))
         rows = len(step.batch)
         return StepReadout(self._tokens[start : start + rows], self._logprobs(rows), None)
+
+    def compile_progress(self) -> CompileProgress:
+        """Nothing compiles."""
+        return CompileProgress(0, 0, 0.0)
+
+    def close(self) -> None:
+        """Nothing to free."""
 
     def _logprobs(self, rows: int) -> HostLogprobs:
         return HostLogprobs(
