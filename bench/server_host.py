@@ -1,6 +1,7 @@
 """What a streamed token costs the server on the host, without a device.
 
     python -m bench.server_host                       # token ids, 64 and 256 streams
+    python -m bench.server_host --engine thread       # with the engine in the server's process
     python -m bench.server_host --chat --streams 64   # chats
     python -m bench.server_host --stop --logprobs 5   # text with stop strings and logprobs
     python -m bench.server_host --url http://127.0.0.1:8000   # the same load on a running server
@@ -32,6 +33,7 @@ import numpy as np
 
 from bench.command_line import run
 from bench.scheduler import HostOnlyWorker
+from rjax.batch.compile_progress import CompileProgress
 from rjax.batch.dispatched_step import DispatchedStep
 from rjax.batch.page_hash import root_key
 from rjax.batch.step_limits import StepLimits
@@ -43,12 +45,14 @@ from rjax.cli.parser import OneLineParser
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine.parts import EngineParts
+from rjax.engine_channel.channel import EngineChannel
+from rjax.engine_channel.process_channel import ProcessChannel
+from rjax.engine_channel.thread_channel import ThreadChannel
 from rjax.models import BUNDLED_MODEL, config_from_folder, resolve_folder
 from rjax.serve.addresses import bind
 from rjax.serve.app import build_app
 from rjax.serve.responses import model_card
 from rjax.serve.server import Server
-from rjax.serve.service import Service
 from rjax.serve.service_builder import make_service
 from rjax.serve.starting_app import StartingApp
 from rjax.tokenization import Tokenizer
@@ -56,6 +60,7 @@ from rjax.tokenization import Tokenizer
 _SHARED, _UNIQUE = 2048, 64
 COLUMNS = {
     "work": "work",
+    "engine": "engine",
     "streams": "streams",
     "share": "share",
     "tokens_per_s": "tok/s",
@@ -93,6 +98,13 @@ class PacedWorker(HostOnlyWorker):
         rows = len(step.batch)
         return StepReadout(self._tokens[start : start + rows], self._logprobs(rows), None)
 
+    def compile_progress(self) -> CompileProgress:
+        """Nothing compiles."""
+        return CompileProgress(0, 0, 0.0)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
     def _logprobs(self, rows: int) -> HostLogprobs:
         return HostLogprobs(
             np.full(rows, -1.5, np.float32),
@@ -103,33 +115,43 @@ class PacedWorker(HostOnlyWorker):
 
 
 class _Clocks:
-    """CPU time of the server's two threads."""
+    """CPU time of the event loop and of the engine's thread, in this process or in another."""
 
-    def __init__(self, service: Service) -> None:
-        threads = {thread.name: thread for thread in threading.enumerate()}
-        engine = threads["rjax-engine"].ident
+    def __init__(self, channel: EngineChannel) -> None:
         loop = threading.main_thread().ident
-        assert engine is not None and loop is not None
-        self._clocks = [time.pthread_getcpuclockid(ident) for ident in (loop, engine)]
+        assert loop is not None
+        self._loop = time.pthread_getcpuclockid(loop)
+        self._channel = channel
 
     def read(self) -> list[float]:
         """Seconds of the event loop and of the engine."""
-        return [time.clock_gettime(clock) for clock in self._clocks]
+        return [time.clock_gettime(self._loop), self._engine()]
+
+    def _engine(self) -> float:
+        if isinstance(self._channel, ProcessChannel):  # its main thread is the engine's
+            pid = self._channel.process.pid
+            fields = pathlib.Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2]
+            user, system = fields.split()[11:13]
+            return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        assert isinstance(self._channel, ThreadChannel)
+        thread = self._channel.thread
+        assert thread is not None and thread.ident is not None
+        return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 
 
-def _serve(settings: dict[str, Any], pipe: Any) -> None:
-    """Serve in this process: sends the port, and the threads' CPU times whenever it is asked."""
+def make_engine(num_seqs: int, step_seconds: float) -> LLMEngine:
+    """An engine over a `PacedWorker`; also the factory of an engine process."""
     folder = resolve_folder(BUNDLED_MODEL)
     model = config_from_folder(folder)
     tokenizer = Tokenizer(folder, model_folder=folder)
-    limits = StepLimits(settings["num_seqs"], 8192)
+    limits = StepLimits(num_seqs, 8192)
     config = EngineConfig.from_options(
-        {"max_num_seqs": settings["num_seqs"], "max_num_batched_tokens": 8192, "page_size": 64}
+        {"max_num_seqs": num_seqs, "max_num_batched_tokens": 8192, "page_size": 64}
     )
-    engine = LLMEngine(
+    return LLMEngine(
         EngineParts(
             config=config,
-            worker=PacedWorker(limits, len(tokenizer.hf), settings["step_seconds"]),
+            worker=PacedWorker(limits, len(tokenizer.hf), step_seconds),
             vocab_size=model.vocab_size,
             max_model_len=8192,
             limits=limits,
@@ -138,13 +160,27 @@ def _serve(settings: dict[str, Any], pipe: Any) -> None:
             model_config=model,
         )
     )
-    service = make_service(engine, model="bench")
+
+
+def _open_channel(settings: dict[str, Any]) -> EngineChannel:
+    arguments = {name: settings[name] for name in ("num_seqs", "step_seconds")}
+    if settings["engine"] == "thread":
+        return ThreadChannel(make_engine(**arguments))
+    channel = ProcessChannel("bench.server_host:make_engine", arguments)
+    channel.wait_ready()
+    return channel
+
+
+def _serve(settings: dict[str, Any], pipe: Any) -> None:
+    """Serve in this process: sends the port, and the threads' CPU times whenever it is asked."""
+    channel = _open_channel(settings)
+    service = make_service(channel, model="bench")
     card = model_card(service.model, service.root, service.created, None)
     app = StartingApp([card], keys=service.keys, limits=service.limits, http=service.http)
     listener = bind("127.0.0.1", 0)
 
     def ready() -> None:
-        clocks = _Clocks(service)
+        clocks = _Clocks(channel)
 
         def answer() -> None:
             pipe.send(listener.getsockname()[1])
@@ -218,12 +254,17 @@ def figures(answers: list[Streamed], tokens: int) -> dict[str, float]:
 def measure(streams: int, step_ms: float, options: argparse.Namespace) -> dict[str, Any]:
     """One load, after one like it that fills the prefix cache and opens all paths."""
     pipe, server_end = multiprocessing.Pipe()
-    settings = {"num_seqs": streams, "step_seconds": step_ms / 1e3}
+    settings = {
+        "num_seqs": streams,
+        "step_seconds": step_ms / 1e3,
+        "engine": options.engine,
+    }
     context = multiprocessing.get_context("spawn")
     server = context.Process(target=_serve, args=(settings, server_end))
     server.start()
     try:
-        return {"work": _work(options), **_measure(streams, step_ms, options, pipe)}
+        work = {"work": _work(options), "engine": options.engine}
+        return {**work, **_measure(streams, step_ms, options, pipe)}
     finally:
         pipe.send(False)
         server.join(30)
@@ -295,6 +336,12 @@ def main() -> None:
     )
     parser.add_argument("--max-tokens", type=whole(2), default=128, help="of a stream")
     parser.add_argument("--clients", type=whole(1), default=2, help="client processes (default: 2)")
+    parser.add_argument(
+        "--engine",
+        choices=("process", "thread"),
+        default="process",
+        help="where the engine runs (default: process, as in rjax serve)",
+    )
     parser.add_argument("--chat", action="store_true", help="chats instead of completions")
     parser.add_argument("--stop", action="store_true", help="three stop strings")
     parser.add_argument("--usage", action="store_true", help="usage in each chunk")
@@ -314,7 +361,7 @@ def main() -> None:
             parser.error(f"--url {options.url}: give an address as http://127.0.0.1:8000")
         place = url.hostname, url.port or 80
         rows = [
-            {"work": _work(options), "streams": n, **load(*place, n, options)}
+            {"work": _work(options), "engine": "-", "streams": n, **load(*place, n, options)}
             for n in options.streams
         ]
     print(text(rows, COLUMNS))

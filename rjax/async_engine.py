@@ -1,35 +1,27 @@
-"""AsyncLLMEngine: runs an engine on its own thread and streams its outputs to asyncio."""
+"""AsyncLLMEngine: streams the outputs of an engine, on a thread or in a process, to asyncio."""
 
 import asyncio
 import contextlib
 import dataclasses
 import itertools
 import logging
-import math
-import queue
-import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Literal
 
 from rjax.engine.protocol import Engine
-from rjax.errors import (
-    EngineDeadError,
-    InvalidRequestError,
-    OverloadedError,
-    RjaxError,
-    without_frames,
-)
+from rjax.engine_channel.channel import EngineChannel
+from rjax.engine_channel.engine_loop import STATS_SECONDS
+from rjax.engine_channel.thread_channel import ThreadChannel
+from rjax.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from rjax.output_queue import OutputQueue, OutputSink, merge_delta
 from rjax.outputs import RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
 
 type Health = Literal["ready", "draining", "hung", "dead"]
 
-_IDLE_WAIT = 0.25  # seconds between two heartbeats of an idle engine thread
-_STATS_SECONDS = 1.0  # between two records of the statistics, and to wait for newer ones
 _MAX_OUTPUTS_A_TURN = 128  # then other callbacks of the event loop run
-_MAX_COMMAND_SECONDS = 0.05  # for commands between two steps while requests are unfinished
+_STOP_SECONDS = 30.0  # for the engine to end
 _log = logging.getLogger(__name__)
 
 
@@ -103,42 +95,46 @@ class RequestStream:
 
 
 class AsyncLLMEngine:
-    """Runs an engine's steps on one thread and delivers its outputs to asyncio.
+    """Delivers the outputs of an engine, which runs on a thread or in a process, to asyncio.
 
     Call all methods except the constructor from the event loop that awaited `start`. Other code
-    may access the engine only through `call`.
+    may access the engine only through `call` and `call_utility`.
 
     Args:
-        engine: the engine to step.
+        engine: an engine, which is then stepped on a thread; or a channel to one.
         limits: on unfinished requests.
+
+    Attributes:
+        channel: to the engine.
     """
 
-    def __init__(self, engine: Engine, limits: QueueLimits | None = None) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine | EngineChannel, limits: QueueLimits | None = None) -> None:
+        self.channel = engine if isinstance(engine, EngineChannel) else ThreadChannel(engine)
         self.limits = limits or QueueLimits()
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, RequestStream] = {}
         self._undelivered: dict[str, RequestOutput] = {}
         self._is_delivering = False
         self._sequences = 0
         self._prompt_tokens = 0
         self._ids = itertools.count()
-        self._thread = threading.Thread(target=self._run, name="rjax-engine", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._empty = asyncio.Event()
         self._empty.set()
-        self._heartbeat = time.monotonic()
-        self._last_stats: Any = None
-        self._stats_time = -math.inf
         self._draining = False
-        self._dead = False
-        self._failed = False
 
     async def start(self) -> None:
-        """Start the engine's thread."""
-        self._loop = asyncio.get_running_loop()
-        self._heartbeat = time.monotonic()
-        self._thread.start()
+        """Start to run requests."""
+        await self.channel.start(self._deliver, self._fail)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, if it runs in this process.
+
+        Raises:
+            RuntimeError: it runs in a process of its own.
+        """
+        if not isinstance(self.channel, ThreadChannel):
+            raise RuntimeError("the engine runs in another process")
+        return self.channel.engine
 
     @property
     def num_live(self) -> int:
@@ -148,15 +144,15 @@ class AsyncLLMEngine:
     @property
     def failed(self) -> bool:
         """Whether the engine stopped on an error, as opposed to `stop`."""
-        return self._failed
+        return self.channel.failed
 
     @property
     def health(self) -> Health:
-        """The engine's state, judged by the thread's last heartbeat."""
-        if self._dead or (self._loop is not None and not self._thread.is_alive()):
+        """The engine's state, judged by its last heartbeat."""
+        if self.channel.dead:
             return "dead"
-        late = time.monotonic() - self._heartbeat > self.limits.heartbeat_seconds
-        if late and not self.engine.compile_progress().waiting:
+        late = time.monotonic() - self.channel.heartbeat > self.limits.heartbeat_seconds
+        if late and not self.channel.compile_progress().waiting:
             return "hung"
         return "draining" if self._draining else "ready"
 
@@ -207,7 +203,7 @@ class AsyncLLMEngine:
                 handles each output in the callback that brings it. The caller then sets
                 ``finished`` of each stream. None: an `OutputQueue`, which the stream reads.
             request_id: unique among unfinished requests; None generates one.
-            options: further arguments of the engine's ``add_request``.
+            options: see `rjax.engine_channel.channel.EngineChannel.add`.
 
         Raises:
             InvalidRequestError: the engine refuses the request.
@@ -225,11 +221,7 @@ class AsyncLLMEngine:
         self._prompt_tokens += stream.prompt_tokens
         self._empty.clear()
         try:
-            await self.call(
-                lambda engine: engine.add_request(
-                    stream.request_id, list(prompt_token_ids), params, **options
-                )
-            )
+            await self.channel.add(stream.request_id, prompt_token_ids, params, options)
         except BaseException:
             stream.close()
             raise
@@ -257,18 +249,25 @@ class AsyncLLMEngine:
 
         Raises:
             EngineDeadError: the engine has stopped.
+            RuntimeError: the engine runs in a process of its own.
         """
-        if self._dead or self._loop is None:
-            raise EngineDeadError("the engine does not run; make a new one, or restart the server")
-        done = self._post(self._loop, function)
-        if self._dead:  # the thread ended after the check and will not run the command
-            self._drop_inbox()
-        try:
-            return await done
-        finally:
-            del done  # break the cycle of the error, its traceback and this frame
+        if not isinstance(self.channel, ThreadChannel):
+            raise RuntimeError(
+                "the engine runs in another process, which cannot run this function; call its "
+                "methods by name with call_utility"
+            )
+        return await self.channel.run(function)
 
-    async def stats(self, seconds: float = _STATS_SECONDS) -> Any:
+    async def call_utility(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call one of `rjax.engine_channel.channel.UTILITIES` of the engine between two steps. Its
+        exception is raised here and does not stop the engine.
+
+        Raises:
+            EngineDeadError: the engine has stopped.
+        """
+        return await self.channel.call_utility(name, *args, **kwargs)
+
+    async def stats(self, seconds: float = STATS_SECONDS) -> Any:
         """The engine's statistics. If the current step takes longer than ``seconds``, those from
         before that step.
 
@@ -277,39 +276,9 @@ class AsyncLLMEngine:
         """
         try:
             async with asyncio.timeout(seconds):
-                return await self.call(lambda engine: engine.stats())
+                return await self.call_utility("stats")
         except TimeoutError:
-            return self._last_stats
-
-    def _post(
-        self, loop: asyncio.AbstractEventLoop, function: Callable[[Engine], Any]
-    ) -> asyncio.Future[Any]:
-        """Queue ``function(engine)`` for the engine's thread; the future gets its result."""
-        done: asyncio.Future[Any] = loop.create_future()
-
-        def settle(result: Any, error: Exception | None) -> None:
-            if done.cancelled():
-                return
-            if error is None:
-                done.set_result(result)
-            else:
-                done.set_exception(error)
-
-        def command() -> None:
-            result, error = None, None
-            if not self._dead:
-                try:
-                    result = function(self.engine)
-                except RjaxError as raised:  # a refusal; its traceback is of no use
-                    error = without_frames(raised)
-                except Exception as raised:  # raised in the caller only
-                    error = raised
-            else:
-                error = EngineDeadError("the engine stopped; make a new one, or restart the server")
-            self._call_in_loop(settle, result, error)
-
-        self._inbox.put(command)
-        return done
+            return self.channel.last_stats
 
     def release(self, stream: RequestStream) -> None:
         """Drop a stream, and abort its request if it is unfinished."""
@@ -320,8 +289,7 @@ class AsyncLLMEngine:
             self._empty.set()
         if not stream.finished:
             stream.finished = True
-            request_id = stream.request_id
-            self._inbox.put(lambda: self.engine.abort_request(request_id))
+            self.channel.abort([stream.request_id])
 
     def _release_quota(self, stream: RequestStream) -> None:
         """Return a request's share of the queue limits when the engine has finished it."""
@@ -338,81 +306,11 @@ class AsyncLLMEngine:
         return not self._streams
 
     async def stop(self) -> None:
-        """Abort unfinished requests and end the thread."""
+        """Abort unfinished requests and end the engine's thread or process."""
         self._draining = True
         self.fail_all(OverloadedError("the server is shutting down", "draining"))
-        self.end_thread()
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, 30.0)
-
-    def end_thread(self) -> None:
-        """Tell the thread to end after its current step. Does not wait; any thread may call it."""
-        self._inbox.put(None)
-
-    def join(self, seconds: float) -> bool:
-        """Wait for the thread to end. Return whether it has ended."""
-        if self._thread.is_alive():
-            self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        """The engine thread."""
-        try:
-            while self._take_commands():
-                if self.engine.has_unfinished_requests():
-                    self._record_stats()
-                    outputs = self.engine.step()
-                    if outputs:
-                        self._call_in_loop(self._deliver, outputs)
-        except BaseException:
-            self._dead = True
-            self._failed = True
-            _log.exception("the engine stopped on an error")
-            self._call_in_loop(self.fail_all, EngineDeadError("the engine stopped on an error"))
-            self._drop_inbox()
-
-    def _record_stats(self) -> None:
-        """Keep statistics for `stats`, in case the next step is a long one."""
-        now = time.monotonic()
-        if now - self._stats_time > _STATS_SECONDS:
-            self._last_stats, self._stats_time = self.engine.stats(), now
-
-    def _take_commands(self) -> bool:
-        """Run the queued commands; wait for one if there are no unfinished requests.
-
-        Returns after ``_MAX_COMMAND_SECONDS`` if there are unfinished requests, so that many
-        commands do not delay the next step. Return False to stop.
-        """
-        end = time.monotonic() + _MAX_COMMAND_SECONDS
-        while True:
-            self._heartbeat = time.monotonic()
-            idle = not self.engine.has_unfinished_requests()
-            try:
-                command = self._inbox.get(block=idle, timeout=_IDLE_WAIT)
-            except queue.Empty:
-                if idle:
-                    continue
-                return True
-            if command is None:
-                self._dead = True
-                self._drop_inbox()
-                return False
-            command()
-            if time.monotonic() > end and self.engine.has_unfinished_requests():
-                return True
-
-    def _drop_inbox(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                command = self._inbox.get_nowait()
-                if command is not None:
-                    with contextlib.suppress(Exception):
-                        command()
-
-    def _call_in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
-        assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(function, *arguments)
+        self.channel.end()
+        await asyncio.to_thread(self.channel.join, _STOP_SECONDS)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         """Hand a step's outputs to their sinks, `_MAX_OUTPUTS_A_TURN` in one turn of the loop.
@@ -453,6 +351,9 @@ class AsyncLLMEngine:
             for other in list(self._streams.values()):
                 if other.sink is stream.sink:
                     self.release(other)
+
+    def _fail(self) -> None:
+        self.fail_all(EngineDeadError("the engine stopped on an error"))
 
     def fail_all(self, error: Exception) -> None:
         """Raise an error in every reader, after the outputs so far."""

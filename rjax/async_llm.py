@@ -13,6 +13,9 @@ from rjax.closing import Closable
 from rjax.config import EngineConfig, RelaySettings
 from rjax.conversations import encode_conversations
 from rjax.engine.protocol import Engine
+from rjax.engine_channel.channel import EngineChannel, RemotePrefixEngine
+from rjax.engine_channel.process_channel import ProcessChannel
+from rjax.engine_channel.thread_channel import ThreadChannel
 from rjax.errors import EngineClosedError, InvalidRequestError
 from rjax.outputs import RequestOutput
 from rjax.prefixed_prompts import PrefixedPrompts
@@ -27,6 +30,7 @@ _NO_LIMITS = QueueLimits(
     unread_tokens=sys.maxsize,
 )
 _STOP_SECONDS = 60.0
+_FACTORY = "rjax.engine_builder:build_engine_from_options"
 
 
 class AsyncLLM:
@@ -37,24 +41,39 @@ class AsyncLLM:
                 print(output.outputs[0].text)
 
     The engine runs on its own thread, which starts with the first request. Call all methods except
-    the constructor from the event loop of that request.
+    the constructor from the event loop of that request. With ``engine_process`` it runs in a
+    process of its own, so that work of this process does not slow it down; a script then needs no
+    ``if __name__ == "__main__"``.
 
     `close`, `shutdown` and the end of ``async with`` free the device memory.
 
     Args:
         model: a Hugging Face folder or hub id; None for the bundled model.
+        engine_process: run the engine in a process of its own.
         options: as `rjax.LLM` takes them.
 
     Raises:
         InvalidConfigError: an unknown option or a value out of range.
     """
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, model: str | None = None, *, engine_process: bool = False, **options: Any
+    ) -> None:
         config = EngineConfig.from_options({"model": model, **options})
+        if engine_process:
+            channel = ProcessChannel(_FACTORY, config.to_options())
+            try:
+                channel.wait_ready()
+                self._start(channel, config.relay, None, owned=None)
+            except BaseException:
+                channel.end()
+                channel.join(_STOP_SECONDS)
+                raise
+            return
         from rjax.engine_builder import build_engine  # imports JAX
 
         engine = build_engine(config)
-        self._start(engine, config.relay, None, owned=engine)
+        self._start(ThreadChannel(engine), config.relay, None, owned=engine)
 
     @classmethod
     def from_engine(
@@ -66,12 +85,12 @@ class AsyncLLM:
         """An AsyncLLM over an existing engine. Nothing else may step the engine, and closing the
         AsyncLLM does not close it. Without ``limits`` the queue is unbounded."""
         llm = cls.__new__(cls)
-        llm._start(engine, relay or RelaySettings(), limits, owned=None)
+        llm._start(ThreadChannel(engine), relay or RelaySettings(), limits, owned=None)
         return llm
 
     def _start(
         self,
-        engine: Engine,
+        channel: EngineChannel,
         relay: RelaySettings,
         limits: QueueLimits | None,
         *,
@@ -80,16 +99,21 @@ class AsyncLLM:
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._owned = owned
-        self._engine = engine
-        self._served = AsyncLLMEngine(engine, limits or _NO_LIMITS)
-        self._prompts = PrefixedPrompts(engine, relay.sys_schema)
+        self._engine = channel.engine if isinstance(channel, ThreadChannel) else None
+        self._served = AsyncLLMEngine(channel, limits or _NO_LIMITS)
+        prefixes = self._engine or RemotePrefixEngine(channel)
+        self._prompts = PrefixedPrompts(prefixes, relay.sys_schema)
         # A single thread keeps prompts in the order of the calls.
         self._texts = concurrent.futures.ThreadPoolExecutor(1, "rjax-texts")
         if relay.sys_prompt is not None:
             self._prompts.fill(relay.sys_prompt)
 
     def __repr__(self) -> str:
-        return "AsyncLLM(closed)" if self._closed else f"AsyncLLM({self._engine!r})"
+        if self._closed:
+            return "AsyncLLM(closed)"
+        if self._engine is None:
+            return f"AsyncLLM({self._served.channel.facts.description} in a process)"
+        return f"AsyncLLM({self._engine!r})"
 
     async def generate(
         self,
@@ -125,10 +149,10 @@ class AsyncLLM:
         if prefix is None:
             found = await self._on_thread(lambda: encode([prompt]))
         else:  # only the engine's thread may look up a prefix by name
-            found = await self._served.call(lambda engine: encode([prompt], prefix))
+            found = await self._with_prefixes(lambda: encode([prompt], prefix))
             if cache_salt is None:
                 salt = self._prompts.salt
-                cache_salt = await self._served.call(lambda engine: salt(prefix))
+                cache_salt = await self._with_prefixes(lambda: salt(prefix))
         given = {"priority": priority, "cache_salt": cache_salt, "timeout": timeout}
         async for output in self._outputs(found, sampling_params, request_id, given):
             yield output
@@ -160,41 +184,49 @@ class AsyncLLM:
         self._check_open()
         names = [request_id] if isinstance(request_id, str) else list(request_id)
         if self._loop is not None:
-            await self.call(lambda engine: [engine.abort_request(name) for name in names])
+            await self._ensure_started()
+            for name in names:
+                await self._served.call_utility("abort_request", name)
 
     async def call[T](self, function: Callable[[Engine], T]) -> T:
         """Run ``function(engine)`` on the engine's thread between two steps, for example to read
-        ``stats``; an exception of the function is raised here."""
+        ``stats``; an exception of the function is raised here.
+
+        Raises:
+            RuntimeError: the engine runs in a process of its own.
+        """
         await self._ensure_started()
         return await self._served.call(function)
 
     async def fill_prefix_kv_cache(self, shared_prefix: str | Sequence[int] | None) -> None:
         """Replace the shared prefix, as `LLM.fill_prefix_kv_cache`. Blocks other requests."""
-        await self.call(lambda engine: self._prompts.fill(shared_prefix))
+        await self._with_prefixes(lambda: self._prompts.fill(shared_prefix))
 
     async def add_prefix(
         self, name: str, prefix: str | Sequence[int], *, cache_salt: str | None = None
     ) -> None:
         """Pin the KV of a prefix under a name, as `LLM.add_prefix`. Blocks other requests."""
-        await self.call(lambda engine: self._prompts.add(name, prefix, cache_salt))
+        await self._with_prefixes(lambda: self._prompts.add(name, prefix, cache_salt))
 
     async def drop_prefix(self, name: str) -> None:
         """Unpin a named prefix, as `LLM.drop_prefix`."""
-        await self.call(lambda engine: self._prompts.drop(name))
+        await self._with_prefixes(lambda: self._prompts.drop(name))
 
     async def load_prefix(
         self, path: str | pathlib.Path, name: str | None = None, *, cache_salt: str | None = None
     ) -> str:
         """Pin a prefix that `LLM.save_prefix` wrote, as `LLM.load_prefix`."""
-        return await self.call(lambda engine: self._prompts.load(path, name, cache_salt))
+        return await self._with_prefixes(lambda: self._prompts.load(path, name, cache_salt))
 
     async def reset_prefix_cache(self) -> None:
         """Clear the prefix cache; pinned prefixes stay."""
-        await self.call(lambda engine: engine.reset_prefix_cache())
+        await self._ensure_started()
+        await self._served.call_utility("reset_prefix_cache")
 
     async def stats(self) -> Any:
         """The engine's counters and memory figures."""
-        return await self.call(lambda engine: engine.stats())
+        await self._ensure_started()
+        return await self._served.call_utility("stats")
 
     def get_tokenizer(self) -> Any:
         """The Hugging Face tokenizer, as `LLM.get_tokenizer`."""
@@ -204,7 +236,7 @@ class AsyncLLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's default parameters, or `SamplingParams()` if it has none."""
         self._check_open()
-        return default_sampling_params(self._engine.tokenizer)
+        return default_sampling_params(self._served.channel.tokenizer)
 
     async def close(self) -> None:
         """Abort unfinished requests, end the thread and free the memory. Any later use raises
@@ -226,7 +258,7 @@ class AsyncLLM:
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
-            self._served.end_thread()
+            self._served.channel.end()
             self._texts.shutdown(wait=False)
 
     async def _outputs(
@@ -246,10 +278,6 @@ class AsyncLLM:
                 f"sampling_params is {type(params).__name__}; give SamplingParams"
             )
         self._check_open()
-        if params.structured_outputs is not None:  # compile while the engine steps
-            make = self._engine.structured_masks
-            options["masks"] = await self._on_thread(lambda: make(params))
-        self._check_open()
         stream = await self._served.submit(
             prompt.token_ids,
             params,
@@ -260,6 +288,13 @@ class AsyncLLM:
         async with stream:
             async for output in stream:
                 yield output
+
+    async def _with_prefixes[T](self, function: Callable[[], T]) -> T:
+        """Run a function of `PrefixedPrompts` that calls the engine."""
+        await self._ensure_started()
+        if self._engine is None:
+            return await self._on_thread(function)
+        return await self._served.call(lambda engine: function())
 
     async def _on_thread[T](self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._texts, function)
@@ -287,9 +322,9 @@ class AsyncLLM:
         return True
 
     def _end(self) -> None:
+        self._served.channel.end()
         self._texts.shutdown()
-        self._served.end_thread()
-        if not self._served.join(_STOP_SECONDS):
+        if not self._served.channel.join(_STOP_SECONDS):
             raise RuntimeError(f"the engine's step took over {_STOP_SECONDS:g} seconds; not freed")
         if self._owned is not None:
             self._owned.close()

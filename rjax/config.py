@@ -368,3 +368,29 @@ class EngineConfig:
                 raise InvalidConfigError(f"unknown option {key!r}; the nearest is {near[0]!r}")
         made = {group: kind(**split[group]) for group, kind in GROUPS.items()}
         return cls(**made, **own)
+
+    def to_options(self) -> dict[str, Any]:
+        """The flat options, of plain values, that `from_options` builds an equal config from.
+
+        Raises:
+            InvalidConfigError: the tokenizer is an object.
+        """
+        given = self.model.tokenizer
+        if not isinstance(given, str | pathlib.Path | None):
+            raise InvalidConfigError(
+                f"the tokenizer is a {type(given).__name__}, which cannot be sent to another "
+                "process; save it with save_pretrained and give the folder"
+            )
+        parts = [getattr(self, group) for group in GROUPS]
+        fields = [(part, field) for part in parts for field in dataclasses.fields(part)]
+        fields += [(self, field) for field in dataclasses.fields(self) if field.name not in GROUPS]
+        values = {field.name: (getattr(part, field.name), field.default) for part, field in fields}
+        options = {name: value for name, (value, default) in values.items() if value != default}
+        for name in ("sys_prompt_file", "sys_schema_file"):  # the text is in the other option
+            options.pop(name, None)
+        for name in ("model", "tokenizer"):
+            if isinstance(options.get(name), pathlib.Path):
+                options[name] = str(options[name])
+        if (events := kv_events_config(self.cache.kv_events_config)) is not None:
+            options["kv_events_config"] = dataclasses.asdict(events)
+        return options

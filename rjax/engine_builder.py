@@ -1,6 +1,7 @@
 """Builds an engine: loads the model, makes the worker, and wires the two together."""
 
 import pathlib
+from typing import Any
 
 import jax
 
@@ -119,6 +120,11 @@ def build_engine(config: EngineConfig) -> LLMEngine:
     with times.phase("warm-up"):
         worker.warmup(config.warmup)
     return LLMEngine(parts)
+
+
+def build_engine_from_options(**options: Any) -> LLMEngine:
+    """`build_engine` with flat options, as `EngineConfig.from_options` takes them."""
+    return build_engine(EngineConfig.from_options(options))
 
 
 def _model_length(wanted: int | None, config: ModelConfig) -> int:

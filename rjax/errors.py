@@ -58,6 +58,10 @@ class OverloadedError(RjaxError):
         self.reason = reason
 
 
+class GrammarFailedError(RjaxError, ValueError):
+    """The grammar of a sample cannot go on, or takes too long; the message may be shown."""
+
+
 class EngineDeadError(RjaxError):
     """The engine stopped on an error of its own; it has to be started anew."""
 

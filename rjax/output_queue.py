@@ -158,3 +158,4 @@ def _extend(known: CompletionOutput, new: CompletionOutput) -> None:
         known.logprobs += new.logprobs
     known.finish_reason = new.finish_reason
     known.stop_reason = new.stop_reason
+    known.error = new.error

@@ -38,6 +38,8 @@ class CompletionOutput:
             "abort", "error", or None while running.
         stop_reason: the stop token id or stop string that ended it, or the message of the error;
             None for end-of-sequence.
+        error: what ended it with ``finish_reason`` "error"; a `rjax.errors.GrammarFailedError` if
+            its grammar failed. Otherwise None.
     """
 
     index: int
@@ -47,6 +49,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    error: Exception | None = None
 
     def finished(self) -> bool:
         """Whether no further token will come."""

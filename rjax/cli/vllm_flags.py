@@ -131,7 +131,7 @@ _INSTEAD: tuple[tuple[str, str], ...] = (
         "put a reverse proxy with TLS in front of the server (see --root-path)",
     ),
     (
-        "--api-server-count -asc --disable-frontend-multiprocessing",
+        "--api-server-count -asc",
         "use --limit text_workers=N, the processes that tokenise",
     ),
     ("--h11-max-incomplete-event-size", "use --limit header_bytes=N"),

@@ -58,6 +58,7 @@ class Completion:
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
+        self.error: Exception | None = None
         self._eos = frozenset() if params.ignore_eos else eos_token_ids
         self._ends = self._eos.union(params.stop_ids)
         self._min_tokens = params.min_tokens
@@ -145,6 +146,7 @@ class Completion:
             None if logprobs is None else logprobs[start:],
             self.finish_reason,
             self.stop_reason,
+            self.error,
         )
 
     def _end_by_token(self, token_id: int, reason: int | None) -> None:

@@ -81,6 +81,8 @@ class LLMEngine(Closable):
             has_tokenizer=self.tokenizer is not None,
         )
         self._masks = RequestMasks(self.tokenizer, parts.vocab_size, self._eos)
+        self.structured_masks = self._masks.structured  # any thread may call these two
+        self.limit_grammar_cache = self._masks.limit_cache
         self._requests: dict[str, Request] = {}
         self._in_flight: deque[DispatchedStep] = deque()
         self._pending_outputs: list[RequestOutput] = []
@@ -200,10 +202,6 @@ class LLMEngine(Closable):
         self._deadlines.add(request)
         for sequence in request.sequences:
             self._scheduler.add(sequence)
-
-    def structured_masks(self, params: SamplingParams) -> list[TokenMask]:
-        """See `RequestMasks.structured`; any thread may call this."""
-        return self._masks.structured(params)
 
     def has_unfinished_requests(self) -> bool:
         """Whether ``step`` has anything left to compute or to return."""

@@ -9,6 +9,7 @@ from rjax.batch.token_mask import TokenMask
 from rjax.engine.named_prefixes.protocol import PrefixEngine
 from rjax.outputs import RequestOutput
 from rjax.sampling import SamplingParams
+from rjax.structured.mask_request import MaskRequest
 
 
 @runtime_checkable
@@ -33,9 +34,15 @@ class Engine(PrefixEngine, Protocol):
         """Queue a request; raises InvalidRequestError for one that cannot be served."""
         ...
 
-    def structured_masks(self, params: SamplingParams) -> Sequence[TokenMask]:
-        """The masks of a request with ``structured_outputs``, one per sample; any thread may call
-        this."""
+    def structured_masks(
+        self, params: SamplingParams, wanted: MaskRequest | None = None
+    ) -> Sequence[TokenMask]:
+        """The masks of a constraint, by default ``params.structured_outputs``, one per sample; any
+        thread may call this."""
+        ...
+
+    def limit_grammar_cache(self, size: int, num_bytes: float) -> None:
+        """Cache at most ``size`` compiled constraints, of at most ``num_bytes`` in total."""
         ...
 
     def step(self) -> list[RequestOutput]:

@@ -147,6 +147,7 @@ class Request:
         for completion in (self.completions[index] for index in samples):
             if not completion.finished:
                 completion.finish_reason, completion.stop_reason = "error", str(error)
+                completion.error = error
 
     def take_prompt_logprobs(self, start: int, found: list[StepLogprobs]) -> None:
         """Add the logprobs of the prompt tokens that follow positions ``start``, ``start`` + 1, ...

@@ -1,6 +1,6 @@
 """The token masks of a request: those that it brings, or those of its parameters."""
 
-import functools
+import threading
 from collections.abc import Sequence
 from typing import no_type_check
 
@@ -14,6 +14,7 @@ from rjax.engine.bad_words import bad_words_masks
 from rjax.errors import InvalidRequestError
 from rjax.sampling import SamplingParams
 from rjax.structured.compiler import GrammarCompiler
+from rjax.structured.mask_request import MaskRequest
 from rjax.tokenization import Tokenizer
 
 
@@ -32,6 +33,9 @@ class RequestMasks:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos = eos_token_ids
+        self._lock = threading.Lock()
+        self._grammars: GrammarCompiler | None = None  # made for the first constraint
+        self._cache_limits: tuple[int, float] | None = None
 
     @no_type_check  # user input is checked by hand, with readable messages
     def of_request(self, params: SamplingParams, masks: Sequence[TokenMask]) -> Sequence[TokenMask]:
@@ -77,24 +81,41 @@ class RequestMasks:
                 failed.append((sequence.request_id, error))
         return found, failed
 
-    def structured(self, params: SamplingParams) -> list[TokenMask]:
-        """The masks of ``structured_outputs``, one per sample; none without. Any thread may call
-        this.
+    def structured(
+        self, params: SamplingParams, wanted: MaskRequest | None = None
+    ) -> list[TokenMask]:
+        """The masks of a constraint, one per sample; none without. Any thread may call this.
+
+        Args:
+            params: of the request.
+            wanted: the constraint; None takes ``params.structured_outputs``.
 
         Raises:
             InvalidRequestError: the constraint is not valid, or it needs a tokenizer and there is
                 none.
             InvalidConfigError: the package that makes masks is not installed.
         """
-        wanted = params.structured_outputs
+        if wanted is None and params.structured_outputs is not None:
+            wanted = MaskRequest(params.structured_outputs.constraint)
         if wanted is None:
             return []
-        return [*self._grammars.masks(wanted.constraint, params.num_sequences)]
+        return [*self._compiler().masks(wanted, params.num_sequences)]
 
-    @functools.cached_property
-    def _grammars(self) -> GrammarCompiler:
-        if self._tokenizer is None:
-            raise InvalidRequestError(
-                "structured_outputs needs a tokenizer, and this engine was made without one"
-            )
-        return GrammarCompiler(self._tokenizer, self._vocab_size)
+    def limit_cache(self, size: int, num_bytes: float) -> None:
+        """See `GrammarCompiler.limit_cache`; any thread may call this."""
+        with self._lock:
+            self._cache_limits = size, num_bytes
+            if self._grammars is not None:
+                self._grammars.limit_cache(size, num_bytes)
+
+    def _compiler(self) -> GrammarCompiler:
+        with self._lock:
+            if self._grammars is None:
+                if self._tokenizer is None:
+                    raise InvalidRequestError(
+                        "structured_outputs needs a tokenizer, and this engine was made without one"
+                    )
+                self._grammars = GrammarCompiler(self._tokenizer, self._vocab_size)
+                if self._cache_limits is not None:
+                    self._grammars.limit_cache(*self._cache_limits)
+            return self._grammars

@@ -109,7 +109,10 @@ def _serve(arguments: argparse.Namespace) -> int:
         stats_seconds = None if arguments.disable_log_stats else _STATS_SECONDS
         if replicas is None:
             loader = ServiceLoader(
-                config, prefix_files, {**service_options, "keys": key_ring, "http": http}
+                config,
+                prefix_files,
+                {**service_options, "keys": key_ring, "http": http},
+                engine_process=not arguments.disable_frontend_multiprocessing,
             )
         else:
             from rjax.serve.replicas.fleet_builder import FleetLoader

@@ -153,6 +153,11 @@ def _add_server_arguments(server: "argparse._ArgumentGroup") -> None:
         help="seconds that accepted requests may continue after SIGTERM (default: 30)",
     )
     server.add_argument(
+        "--disable-frontend-multiprocessing",
+        action="store_true",
+        help="run the engine on a thread of the server's process, not in a process of its own",
+    )
+    server.add_argument(
         "--early-requests",
         choices=("wait", "refuse"),
         default="wait",

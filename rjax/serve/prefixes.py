@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from rjax.engine.named_prefixes.named_prefix import KeepAs
-from rjax.engine.named_prefixes.protocol import PrefixEngine
 from rjax.errors import InvalidConfigError, OutOfMemoryError, OverloadedError
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.serve.auth import Tenant
@@ -49,7 +48,7 @@ async def register(body: PrefixRequest, tenant: Tenant, service: Service) -> Pre
     return found.card()
 
 
-def load(files: Mapping[str, str], engine: PrefixEngine, service: Service) -> None:
+def load(files: Mapping[str, str], service: Service) -> None:
     """Load prefix files for every tenant, before the service's engine starts.
 
     Each tenant gets its own copy, because tenants do not share the prefix cache; see
@@ -57,17 +56,17 @@ def load(files: Mapping[str, str], engine: PrefixEngine, service: Service) -> No
 
     Args:
         files: paths by prefix name.
-        engine: of the service.
         service: whose registry gets the prefixes.
 
     Raises:
         InvalidConfigError: a file does not match this model and its settings.
         OutOfMemoryError: the KV pool is too small for all prefixes.
     """
+    channel = service.engine.channel
     for name, path in files.items():
         for tenant in service.keys.tenants:
             key, salt = engine_prefix_name(tenant, name), cache_salt(tenant, None)
-            held = engine.load_prefix(path, key, cache_salt=salt)
+            held = channel.call_utility_sync("load_prefix", path, key, cache_salt=salt)
             tokens = list(held.token_ids)
             found = RegisteredPrefix(name, tokens, salt, True, service.created)
             service.prefixes.put(tenant, found)
@@ -127,15 +126,16 @@ async def _hold(prefix: RegisteredPrefix, tenant: Tenant, service: Service) -> N
     key = engine_prefix_name(tenant, prefix.name)
     replaced = service.prefixes.get(tenant, prefix.name)
 
-    def is_kept(engine: PrefixEngine) -> bool:
+    async def is_kept() -> bool:
         wanted = key, tuple(prefix.token_ids), prefix.salt
-        return wanted in [(p.name, p.token_ids, p.cache_salt) for p in engine.prefixes()]
+        kept = await service.engine.call_utility("prefixes")
+        return wanted in [(p.name, p.token_ids, p.cache_salt) for p in kept]
 
     try:
         await _compute(prefix, key, service)
     except asyncio.CancelledError:
         # The engine may have pinned it before the request was aborted.
-        if prefix.pinned and await service.engine.call(is_kept):
+        if prefix.pinned and await is_kept():
             service.prefixes.put(tenant, prefix)
         raise
     service.prefixes.put(tenant, prefix)
@@ -179,7 +179,7 @@ async def _compute(prefix: RegisteredPrefix, key: str, service: Service) -> None
 
 async def _unpin(name: str, tenant: Tenant, service: Service) -> None:
     key = engine_prefix_name(tenant, name)
-    await service.engine.call(lambda engine: engine.drop_prefix(key))
+    await service.engine.call_utility("drop_prefix", key)
 
 
 async def _tokens(body: PrefixRequest, tenant: Tenant, service: Service) -> list[int]:

@@ -5,14 +5,13 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from rjax.errors import OverloadedError
+from rjax.errors import GrammarFailedError, OverloadedError
 from rjax.output_queue import OutputQueue, OutputSink
 from rjax.outputs import RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
 from rjax.serve.errors import ApiError
 from rjax.serve.service import Service
 from rjax.structured.constraint import Constraint
-from rjax.structured.mask import GrammarMask
 
 
 class RequestGroup:
@@ -35,7 +34,7 @@ class RequestGroup:
         self._generated: dict[str, int] = {}
         self._last: dict[str, float] = {}
         self._index: dict[str, int] = {}
-        self._masks: list[GrammarMask] = []
+        self._grammar_failure: str | None = None
         self._failed: set[tuple[str, int]] = set()  # request id and index of a sample
 
     async def start(
@@ -72,9 +71,7 @@ class RequestGroup:
         try:
             service.engine.check_capacity(count, sum(len(tokens) for _, tokens in prompts))
             if constraint is not None:
-                self._masks = await service.grammars.masks(constraint, count, tenant)
-            masks = self._masks
-            each = samples if masks else 0
+                options["mask_request"] = await service.grammars.check(constraint, tenant)
 
             async def submit(i: int, text: str | None, tokens: list[int]) -> None:
                 stream = await service.engine.submit(
@@ -82,7 +79,6 @@ class RequestGroup:
                     params,
                     sink=self._queue if sink is None else sink,
                     prompt=text,
-                    masks=masks[i * each : (i + 1) * each],
                     **options,
                 )
                 self._streams[stream.request_id] = stream
@@ -154,11 +150,12 @@ class RequestGroup:
 
     def _record_errors(self, output: RequestOutput) -> None:
         """Record the failed samples. Errors of the server are only logged, not sent."""
-        told = {mask.failure for mask in self._masks}
         for completion in output.outputs:
             if completion.finish_reason == "error":
                 self._failed.add((output.request_id, completion.index))
-                if completion.stop_reason not in told:
+                if isinstance(completion.error, GrammarFailedError):
+                    self._grammar_failure = self._grammar_failure or str(completion.error)
+                else:
                     completion.stop_reason = None
 
     def _count(self, name: str, output: RequestOutput) -> None:
@@ -178,9 +175,9 @@ class RequestGroup:
         return [found[i] for i in sorted(found)]
 
     def _failure(self) -> ApiError:
-        for mask in self._masks:
-            if mask.failure is not None:
-                return ApiError(400, f"{mask.failure}; make it simpler", code="grammar_failed")
+        if self._grammar_failure is not None:
+            message = f"{self._grammar_failure}; make it simpler"
+            return ApiError(400, message, code="grammar_failed")
         return ApiError(500, "the server failed on this request; its log says why")
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ async def health(service: ServiceDep) -> JSONResponse:
     status = service.engine.health
     answer = HealthResponse(status=status)
     if status == "ready":
-        progress = service.engine.engine.compile_progress()
+        progress = service.engine.channel.compile_progress()
         if progress.compiled < progress.total:
             answer.compiled, answer.of = progress.compiled, progress.total
     return JSONResponse(answer.model_dump(exclude_none=True), 200 if status == "ready" else 503)

@@ -2,9 +2,12 @@
 
 import logging
 import time
-from typing import Any
 
 from rjax.async_engine import AsyncLLMEngine, QueueLimits
+from rjax.engine.protocol import Engine
+from rjax.engine_channel.channel import EngineChannel
+from rjax.engine_channel.facts import EngineFacts
+from rjax.engine_channel.thread_channel import ThreadChannel
 from rjax.errors import InvalidConfigError
 from rjax.memory_sizes import GIB
 from rjax.serve.auth import KeyRing
@@ -27,7 +30,7 @@ _log = logging.getLogger("rjax.serve")
 
 
 def make_service(
-    engine: Any,
+    engine: Engine | EngineChannel,
     *,
     model: str,
     aliases: tuple[str, ...] = (),
@@ -48,7 +51,8 @@ def make_service(
     """Create the service of an engine with a tokenizer.
 
     Args:
-        engine: an `rjax.engine.llm_engine.LLMEngine`; only the service may use it afterwards.
+        engine: an `rjax.engine.llm_engine.LLMEngine`, which only the service may use afterwards;
+            or a channel to one.
         model: served model name.
         aliases: other names of the model in requests.
         root: the model's own name; the served name by default.
@@ -68,7 +72,8 @@ def make_service(
         close_zygote: the service closes the given zygote too.
     """
     limits = limits or ServeLimits()
-    tokenizer = engine.tokenizer
+    channel = engine if isinstance(engine, EngineChannel) else ThreadChannel(engine)
+    facts, tokenizer = channel.facts, channel.tokenizer
     assert tokenizer is not None, "a server speaks text"
     keys = keys or KeyRing([])
     if tokenizer.folder is None:
@@ -77,7 +82,7 @@ def make_service(
             "from one; save it with save_pretrained and give the folder"
         )
     template = tokenizer.hf.chat_template
-    vocab_size = engine.model_config.vocab_size
+    vocab_size = facts.vocab_size
     tools = choose_tool_format(tool_format, tokenizer)
     text_model = TextModel(
         folder=str(tokenizer.folder),
@@ -101,12 +106,14 @@ def make_service(
 
     texts = workers(limits.text_workers, limits.template_seconds)
     compilers = workers(limits.grammar_workers, limits.grammar_seconds)
-    _check_queue(limits, engine.stats().max_num_seqs)
-    threads = WorkThreads(4)
-    grammars = GrammarCache(tokenizer, vocab_size, limits, compilers, threads)
+    _check_queue(limits, facts.max_num_seqs)
+    grammars = GrammarCache(tokenizer, vocab_size, limits, compilers)
+    channel.call_utility_sync(
+        "limit_grammar_cache", limits.grammar_cache, limits.grammar_cache_bytes
+    )
     return Service(
         engine=AsyncLLMEngine(
-            engine,
+            channel,
             QueueLimits(
                 sequences=limits.queued_sequences,
                 prompt_tokens=limits.queued_tokens,
@@ -119,19 +126,17 @@ def make_service(
         aliases=aliases,
         root=root or model,
         created=int(time.time()) if created is None else created,
-        max_model_len=engine.max_model_len,
-        alternatives=Alternatives(
-            min(engine.config.scheduler.max_logprobs, vocab_size), vocab_size
-        ),
+        max_model_len=facts.max_model_len,
+        alternatives=Alternatives(min(facts.max_logprobs, vocab_size), vocab_size),
         unknown_fields=UnknownFields(strict=strict_fields),
         limits=limits,
         keys=keys,
-        metrics=Metrics(model, _cache_figures(engine)),
+        metrics=Metrics(model, _cache_figures(facts)),
         grammars=grammars,
         zygote=zygote if close_zygote else None,
         texts=texts,
         compilers=compilers,
-        threads=threads,
+        threads=WorkThreads(4),
         response_threads=WorkThreads(2),
         tools=tools,
         output_format=choose_output_format(
@@ -155,14 +160,13 @@ def _check_queue(limits: ServeLimits, max_num_seqs: int) -> None:
         )
 
 
-def _cache_figures(engine: Any) -> dict[str, object]:
+def _cache_figures(facts: EngineFacts) -> dict[str, object]:
     """Settings of the KV pool, with vLLM's names."""
-    settings, stats = engine.config.cache, engine.stats()
     return {
-        "block_size": settings.page_size,
-        "num_gpu_blocks": stats.kv_bytes_total // stats.page_bytes,
-        "cache_dtype": settings.kv_cache_dtype,
-        "enable_prefix_caching": settings.enable_prefix_caching,
-        "gpu_memory_utilization": settings.gpu_memory_utilization,
-        "swap_space": settings.swap_bytes / GIB,
+        "block_size": facts.page_size,
+        "num_gpu_blocks": facts.num_pages,
+        "cache_dtype": facts.kv_cache_dtype,
+        "enable_prefix_caching": facts.enable_prefix_caching,
+        "gpu_memory_utilization": facts.gpu_memory_utilization,
+        "swap_space": facts.swap_bytes / GIB,
     }

@@ -1,7 +1,6 @@
 """Loads the model and builds the service of the command, on a thread beside the open port."""
 
 import gc
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +8,14 @@ from starlette.types import ASGIApp
 
 from rjax.batch.compile_progress import CompileProgress
 from rjax.config import EngineConfig
-from rjax.errors import InvalidConfigError
 
 if TYPE_CHECKING:  # these import JAX, and the port opens before that
-    from rjax.engine.llm_engine import LLMEngine
+    from rjax.engine_channel.channel import EngineChannel
     from rjax.serve.service import Service
     from rjax.serve.workers.zygote import Zygote
 
-_log = logging.getLogger("rjax.serve")
+_ENGINE = "rjax.serve.served_engine"
+_END_SECONDS = 5.0  # for the engine's process if the service cannot be built
 
 
 class ServiceLoader:
@@ -26,26 +25,34 @@ class ServiceLoader:
         config: of the engine.
         prefix_files: paths of prefix files by prefix name.
         options: further arguments of `rjax.serve.service_builder.make_service`.
+        engine_process: run the engine in a process of its own, not on a thread.
     """
 
     def __init__(
-        self, config: EngineConfig, prefix_files: Mapping[str, str], options: Mapping[str, Any]
+        self,
+        config: EngineConfig,
+        prefix_files: Mapping[str, str],
+        options: Mapping[str, Any],
+        *,
+        engine_process: bool,
     ) -> None:
         self._config = config
         self._prefix_files = prefix_files
         self._options = options
-        self._engine: LLMEngine | None = None
+        self._engine_process = engine_process
+        self._channel: EngineChannel | None = None
 
     def progress(self) -> CompileProgress | None:
         """How far the compilation is; None before the engine is built. Any thread may call this."""
-        return None if self._engine is None else self._engine.compile_progress()
+        channel = self._channel
+        return None if channel is None or not channel.is_built else channel.compile_progress()
 
     def summary(self, more: Mapping[str, str]) -> list[str]:
         """The engine's model, sizes and kernels, and these further facts, in aligned columns."""
         from rjax.engine_summary import summary_lines
 
-        assert self._engine is not None
-        return summary_lines({**self._engine.summary, **more})
+        assert self._channel is not None
+        return summary_lines({**self._channel.facts.summary, **more})
 
     def load(self) -> "tuple[Service, ASGIApp]":
         """The service and its app, after two warm-up requests.
@@ -53,6 +60,7 @@ class ServiceLoader:
         Raises:
             InvalidConfigError: a setting that this model or machine cannot meet.
             OutOfMemoryError: weights or KV pool do not fit.
+            EngineDeadError: the engine's process ended while it started.
         """
         from rjax.serve.workers.zygote import Zygote
 
@@ -64,55 +72,54 @@ class ServiceLoader:
             raise
 
     def _load(self, zygote: "Zygote") -> "tuple[Service, ASGIApp]":
-        from rjax.serve import prefixes
-        from rjax.serve.app import build_app
-        from rjax.serve.service_builder import make_service
-
-        self._engine = engine = build_engine(self._config)
-        if engine.tokenizer is None:
-            raise InvalidConfigError("the model has no tokenizer; a server needs one")
-        _log_progress(engine.compile_progress())
-        run_warmup_requests(engine)
-        service = make_service(engine, zygote=zygote, close_zygote=True, **self._options)
+        channel = self._open_process() if self._engine_process else self._open_thread()
         try:
-            prefixes.load(self._prefix_files, engine, service)
+            service, app = self._build(channel, zygote)
         except BaseException:
-            service.close()
+            channel.end()
+            channel.join(_END_SECONDS)
             raise
-        app = build_app(service)
         # Exclude the long-lived objects from garbage collection.
         gc.collect()
         gc.freeze()
         return service, app
 
+    def _open_process(self) -> "EngineChannel":
+        from rjax.engine_channel.process_channel import ProcessChannel
 
-def build_engine(config: EngineConfig) -> "LLMEngine":
-    """`rjax.engine_builder.build_engine`, imported at the call."""
-    from rjax import engine_builder
+        channel = self._channel = ProcessChannel(
+            f"{_ENGINE}:build_in_process",
+            {"options": self._config.to_options()},
+            prepare=f"{_ENGINE}:run_warmup_requests",
+        )
+        try:
+            import rjax.serve.app  # noqa: F401  # takes seconds, while the model loads
 
-    return engine_builder.build_engine(config)
+            channel.wait_ready()
+        except BaseException:
+            channel.end()
+            channel.join(_END_SECONDS)
+            raise
+        return channel
 
+    def _open_thread(self) -> "EngineChannel":
+        from rjax.engine_channel.thread_channel import ThreadChannel
+        from rjax.serve.served_engine import build_served_engine, run_warmup_requests
 
-def run_warmup_requests(engine: "LLMEngine") -> None:
-    """Run two requests; the second has the same array layouts as all later ones."""
-    from rjax.sampling import SamplingParams
+        engine = build_served_engine(self._config)
+        channel = self._channel = ThreadChannel(engine)
+        run_warmup_requests(engine)
+        return channel
 
-    greedy = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-    for i in range(2):
-        engine.add_request(f"warm-up {i}", [0], greedy)
-        while engine.has_unfinished_requests():
-            engine.step()
-    engine.reset_stats()  # no client sent them
+    def _build(self, channel: "EngineChannel", zygote: "Zygote") -> "tuple[Service, ASGIApp]":
+        from rjax.serve import prefixes
+        from rjax.serve.app import build_app
+        from rjax.serve.service_builder import make_service
 
-
-def _log_progress(progress: CompileProgress) -> None:
-    import jax
-
-    folder = jax.config.jax_compilation_cache_dir
-    _log.info(
-        "the model is loaded; %d of %d programs are compiled, the others compile when they are "
-        "needed or in the background%s",
-        progress.compiled,
-        progress.total,
-        f"; they are kept in {folder}, so that the next start is quicker" if folder else "",
-    )
+        service = make_service(channel, zygote=zygote, close_zygote=True, **self._options)
+        try:
+            prefixes.load(self._prefix_files, service)
+        except BaseException:
+            service.close()
+            raise
+        return service, build_app(service)

@@ -4,67 +4,55 @@ import json
 from collections import OrderedDict
 from typing import Any, Literal
 
-import llguidance
-
 from rjax.errors import InvalidRequestError
 from rjax.serve.errors import ApiError
 from rjax.serve.limits import ServeLimits
-from rjax.serve.threads import WorkThreads
 from rjax.serve.workers.pool import WorkerPool
 from rjax.structured.constraint import Constraint, choice_source, json_source
 from rjax.structured.grammar import (
     NEEDED,
-    compile_grammar,
     grammar_special_tokens,
     grammar_tokenizer,
 )
-from rjax.structured.mask import GrammarMask, start_masks
+from rjax.structured.mask_request import MaskRequest
 from rjax.structured.schemas import generation_schema
 from rjax.tokenization import Tokenizer
 
 
 class GrammarCache:
-    """Compiles constraints within limits and caches the results.
+    """Checks that constraints compile within limits, and remembers those that do.
 
     A constraint is first compiled in a worker process, which is killed if it takes too long or too
-    much memory. The server compiles only constraints that a worker has compiled within the limits.
+    much memory. The engine compiles only constraints that a worker has compiled within the limits.
 
     Args:
         tokenizer: of the model; if it is not a fast tokenizer, every constraint is refused.
         vocab_size: width of the logits.
         limits: of the server.
         workers: compile constraints first.
-        threads: for compiling in the server's process.
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        vocab_size: int,
-        limits: ServeLimits,
-        workers: WorkerPool,
-        threads: WorkThreads,
+        self, tokenizer: Tokenizer, vocab_size: int, limits: ServeLimits, workers: WorkerPool
     ) -> None:
         self._limits = limits
         self._workers = workers
-        self._threads = threads
-        self._vocab_size = vocab_size
-        self._llt = grammar_tokenizer(tokenizer, vocab_size, sorted(tokenizer.eos_token_ids))
-        self.special_tokens = grammar_special_tokens(tokenizer, self._llt, vocab_size)
-        # Matchers in their initial state, with the bytes that compiling them took.
-        self._kept: OrderedDict[Constraint, tuple[llguidance.LLMatcher, int]] = OrderedDict()
+        llt = grammar_tokenizer(tokenizer, vocab_size, sorted(tokenizer.eos_token_ids))
+        self._supported = llt is not None
+        self.special_tokens = grammar_special_tokens(tokenizer, llt, vocab_size)
+        self._kept: OrderedDict[Constraint, int] = OrderedDict()  # bytes of the compiled ones
 
-    async def masks(self, constraint: Constraint, count: int, tenant: str) -> list[GrammarMask]:
-        """``count`` masks in their initial state.
+    async def check(self, constraint: Constraint, tenant: str) -> MaskRequest:
+        """What asks the engine for masks of this constraint.
 
         Raises:
             InvalidRequestError: the constraint is not valid.
             ApiError: 400, it takes too long or too much memory to compile.
             OverloadedError: too many constraints are being compiled.
         """
-        found = self._kept.get(constraint)
-        if found is None:
-            if self._llt is None:
+        num_bytes = self._kept.get(constraint)
+        if num_bytes is None:
+            if not self._supported:
                 raise InvalidRequestError(NEEDED)
             tried, _ = await self._workers.run(
                 {"task": "compile", "kind": constraint.kind, "outer": constraint.outer},
@@ -72,18 +60,14 @@ class GrammarCache:
                 tenant=tenant,
                 what=f"compiling the {constraint.kind}",
             )
-            matcher = await self._threads.run(compile_grammar, constraint, self._llt)
-            found = self._kept[constraint] = matcher, tried["bytes"]
+            num_bytes = self._kept[constraint] = int(tried["bytes"])
         self._kept.move_to_end(constraint)
         while (
             len(self._kept) > self._limits.grammar_cache
-            or sum(size for _, size in self._kept.values()) > self._limits.grammar_cache_bytes
+            or sum(self._kept.values()) > self._limits.grammar_cache_bytes
         ):
             self._kept.popitem(last=False)
-        seconds = self._limits.mask_seconds
-        return await self._threads.run(
-            start_masks, found[0], self._llt, self._vocab_size, count, seconds
-        )
+        return MaskRequest(constraint, self._limits.mask_seconds, num_bytes)
 
 
 def json_constraint(

@@ -14,10 +14,10 @@ _log = logging.getLogger("rjax.serve")
 async def log_throughput(engine: AsyncLLMEngine, interval: float) -> None:
     """Log a line every ``interval`` seconds in which the engine did something, until it ends."""
     try:
-        before, start = await engine.call(lambda found: found.stats()), time.monotonic()
+        before, start = await engine.call_utility("stats"), time.monotonic()
         while True:
             await asyncio.sleep(interval)
-            now, end = await engine.call(lambda found: found.stats()), time.monotonic()
+            now, end = await engine.call_utility("stats"), time.monotonic()
             line = throughput_line(before, now, end - start)
             if line is not None:
                 _log.info("%s", line)

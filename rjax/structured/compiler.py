@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.structured.constraint import Constraint
+from rjax.structured.mask_request import MaskRequest
 from rjax.tokenization import Tokenizer
 
 if TYPE_CHECKING:
@@ -48,30 +49,44 @@ class GrammarCompiler:
         if llt is None:
             raise InvalidRequestError(NEEDED)
         self._llt = llt
-        self._kept: OrderedDict[Constraint, LLMatcher] = OrderedDict()  # matchers in initial state
         self._lock = threading.Lock()
+        self._cache_size, self._cache_bytes = _CACHE_SIZE, math.inf
+        # Matchers in their initial state, with the bytes that compiling them took.
+        self._kept: OrderedDict[Constraint, tuple[LLMatcher, int]] = OrderedDict()
 
-    def masks(self, constraint: Constraint, count: int) -> "list[GrammarMask]":
-        """``count`` masks in their initial state.
+    def limit_cache(self, size: int, num_bytes: float) -> None:
+        """Cache at most ``size`` compiled constraints, of at most ``num_bytes`` in total."""
+        with self._lock:
+            self._cache_size, self._cache_bytes = size, num_bytes
+            self._evict()
+
+    def masks(self, wanted: MaskRequest, count: int) -> "list[GrammarMask]":
+        """``count`` masks in their initial state, with one time budget.
 
         Raises:
             InvalidRequestError: the constraint is not valid, or allows no text.
         """
+        constraint = wanted.constraint
         with self._lock:
-            matcher = self._kept.get(constraint)
-            if matcher is None:
-                try:
-                    matcher = self._compile(constraint, self._llt)
-                except ValueError as error:
-                    raise InvalidRequestError(
-                        f"the {constraint.kind} is not valid: {error}"
-                    ) from error
+            matcher, _ = self._kept.get(constraint, (None, 0))
+        if matcher is None:  # compiled without the lock, beside others
             try:
-                masks = self._start(matcher, self._llt, self._vocab_size, count, math.inf)
+                matcher = self._compile(constraint, self._llt)
             except ValueError as error:
-                raise InvalidRequestError(str(error)) from error
-            self._kept[constraint] = matcher
+                raise InvalidRequestError(f"the {constraint.kind} is not valid: {error}") from error
+        try:
+            masks = self._start(matcher, self._llt, self._vocab_size, count, wanted.seconds)
+        except ValueError as error:
+            raise InvalidRequestError(str(error)) from error
+        with self._lock:
+            self._kept[constraint] = matcher, wanted.num_bytes
             self._kept.move_to_end(constraint)
-            if len(self._kept) > _CACHE_SIZE:
-                self._kept.popitem(last=False)
-            return masks
+            self._evict()
+        return masks
+
+    def _evict(self) -> None:
+        while self._kept and (
+            len(self._kept) > self._cache_size
+            or sum(size for _, size in self._kept.values()) > self._cache_bytes
+        ):
+            self._kept.popitem(last=False)

@@ -8,6 +8,7 @@ import llguidance.numpy
 import numpy as np
 from jaxtyping import UInt32
 
+from rjax.errors import GrammarFailedError
 from rjax.structured.grammar import brief
 
 _SECONDS_PER_TOKEN = 0.001  # that each token adds to a request's budget
@@ -50,8 +51,6 @@ class GrammarMask:
         self._bitmask = bitmask
         self._vocab_size = vocab_size
         self._budget = budget
-        self.failure: str | None = None
-        """Why the grammar failed, if it did."""
 
     @property
     def bitmask(self) -> UInt32[np.ndarray, " W"]:
@@ -62,7 +61,7 @@ class GrammarMask:
         """Advance by a sampled token.
 
         Raises:
-            ValueError: the matcher failed or exceeded its budget.
+            GrammarFailedError: the matcher failed or exceeded its budget.
         """
         start = time.perf_counter()
         if not self._matcher.consume_token(token_id):
@@ -74,8 +73,8 @@ class GrammarMask:
             self._fail("the grammar takes too long at each token")
 
     def _fail(self, message: str) -> NoReturn:
-        self.failure = f"{message}: {brief(self._matcher.get_error())}".removesuffix(": ")
-        raise ValueError(self.failure)
+        failure = f"{message}: {brief(self._matcher.get_error())}".removesuffix(": ")
+        raise GrammarFailedError(failure)
 
 
 def first_bitmask(

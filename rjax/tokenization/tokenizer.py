@@ -32,7 +32,9 @@ class Tokenizer:
             ``source``.
 
     Attributes:
+        source: folder or file that it was loaded from; None if it was made from an object.
         folder: the folder of ``source``; None if it is a file or an object.
+        model_folder: folder of the generation config; None without one.
         hf: the tokenizer object of ``transformers``.
 
     Raises:
@@ -47,7 +49,8 @@ class Tokenizer:
         model_folder: str | pathlib.Path | None = None,
     ) -> None:
         self.hf, self.folder = load_tokenizer(source)
-        found = model_folder or self.folder
+        self.source = str(source) if isinstance(source, str | pathlib.Path) else None
+        found = self.model_folder = model_folder or self.folder
         self.generation = GenerationConfig.from_folder(found) if found else GenerationConfig()
         if chat_template is not None:
             self.hf = copy.copy(self.hf)

@@ -22,6 +22,7 @@ from rjax.cli.arguments import _VLLM_FLAGS, PYTHON_ONLY, flag_of
 from rjax.cli.vllm_flags import _INSTEAD, ENGINE_NO_OPS, SERVER_NO_OPS
 from rjax.config import EngineConfig
 from rjax.engine.stats import EngineStats
+from rjax.engine_channel.facts import facts_of
 from rjax.models.families import FAMILIES
 from rjax.models.families.rope_fields import ROPE_KINDS
 from rjax.option_docs import engine_option_docs, engine_options
@@ -125,8 +126,15 @@ def vllm_instead() -> str:
 def exposition() -> str:
     """What /metrics answers, with a sample of every metric."""
     stats = EngineStats(backend="xla", device="1 x cpu", page_bytes=1)
-    engine = SimpleNamespace(config=EngineConfig(), stats=lambda: stats)
-    return Metrics("m", _cache_figures(engine)).exposition(stats).decode()
+    engine = SimpleNamespace(
+        config=EngineConfig(),
+        stats=lambda: stats,
+        model_config=SimpleNamespace(vocab_size=1),
+        max_model_len=1,
+        tokenizer=None,
+        summary={},
+    )
+    return Metrics("m", _cache_figures(facts_of(engine))).exposition(stats).decode()
 
 
 def metrics() -> str:

@@ -125,7 +125,7 @@ def test_dropping_it_ends_its_thread(tiny_llm: LLM) -> None:
     async def use() -> Any:
         llm = AsyncLLM.from_engine(tiny_llm.engine)
         await last(llm.generate("Who?", SEEDED))
-        return llm._served._thread
+        return llm._served.channel.thread
 
     thread = asyncio.run(use())
     thread.join(60)
@@ -156,3 +156,61 @@ def test_its_own_engine_goes_with_it(tiny_folder: pathlib.Path) -> None:
 
     watched = asyncio.run(use())
     assert watched() is None
+
+
+def test_an_engine_in_a_process(
+    tiny_llm: LLM, tiny_folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch, request
+) -> None:
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(request.config.cache.mkdir("jax")))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+    wanted = StructuredOutputsParams(regex="[ab]{5}")
+    masked = SamplingParams(max_tokens=20, seed=2, structured_outputs=wanted)
+    (want,) = tiny_llm.generate("Who?", SEEDED, use_tqdm=False)
+    (want_masked,) = tiny_llm.generate("Who?", masked, use_tqdm=False)
+    saved = tmp_path / "rules.safetensors"
+    tiny_llm.add_prefix("saved", "Say what is true. ")
+    tiny_llm.save_prefix("saved", saved)
+    tiny_llm.drop_prefix("saved")
+
+    async def use() -> None:
+        async with AsyncLLM(str(tiny_folder), engine_process=True, **TINY_OPTIONS) as llm:
+            assert str(tiny_folder) in repr(llm)
+            assert llm.get_tokenizer().encode("a")
+            found, constrained = await asyncio.gather(
+                last(llm.generate("Who?", SEEDED)), last(llm.generate("Who?", masked))
+            )
+            assert (texts(found), texts(constrained)) == (texts(want), texts(want_masked))
+            assert found.prompt == "Who?"
+            assert found.prompt_token_ids == want.prompt_token_ids
+            await llm.add_prefix("rules", "Say what is true. ")
+            output = await last(llm.generate("Who?", LONG, prefix="rules", timeout=0.2))
+            assert (output.prompt_token_ids[0], output.num_cached_tokens > 0) == (0, True)
+            await llm.drop_prefix("rules")
+            assert await llm.load_prefix(saved, "loaded") == "loaded"
+            with pytest.raises(InvalidRequestError, match="no prefix is named 'rules'"):
+                await last(llm.generate("a", SEEDED, prefix="rules"))
+            await llm.fill_prefix_kv_cache("Be brief. ")
+            await llm.reset_prefix_cache()
+            assert (await llm.stats()).output_tokens > 0
+            with pytest.raises(RuntimeError, match="another process"):
+                await llm.call(lambda engine: engine.stats())
+            reader = asyncio.ensure_future(last(llm.generate("Who?", LONG, "mine")))
+            await asyncio.sleep(0.05)
+            await llm.abort("mine")
+            assert (await reader).outputs[0].finish_reason == "abort"
+            reader = asyncio.ensure_future(last(llm.generate("Who?", LONG)))
+            await asyncio.sleep(0.05)
+            process = llm._served.channel.process
+        with pytest.raises(EngineClosedError, match="this AsyncLLM"):
+            await reader
+        assert process.returncode == 0
+
+    asyncio.run(use())
+
+
+def test_what_an_engine_process_refuses(tiny_folder: pathlib.Path) -> None:
+    options = {**TINY_OPTIONS, "engine_process": True}
+    with pytest.raises(InvalidConfigError, match="max_model_len is 10000000"):
+        AsyncLLM(str(tiny_folder), **options, max_model_len=10**7)
+    with pytest.raises(InvalidConfigError, match="cannot be sent to another process"):
+        AsyncLLM(str(tiny_folder), **options, tokenizer=object())

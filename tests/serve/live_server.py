@@ -147,7 +147,7 @@ def live_server(
     service = make_service(
         engine, model=model, keys=KeyRing(keys or []), limits=limits, zygote=zygote(), **more
     )
-    prefixes.load(prefix_files or {}, engine, service)
+    prefixes.load(prefix_files or {}, service)
     card = model_card(service.model, service.root, service.created, None)
     app = StartingApp([card], keys=service.keys, limits=service.limits, http=service.http)
     ready = threading.Event()

@@ -96,6 +96,7 @@ def test_grammar_cache_is_bounded(folder):
             body = {**BODY, "structured_outputs": {"regex": f"[ab]{{{i + 1}}}"}}
             assert post(small, body).status_code == 200
         assert len(small.service.grammars._kept) <= 4
+        assert len(small.service.engine.engine._masks._compiler()._kept) <= 4
 
 
 def test_dead_engine_is_unhealthy_and_says_little(folder, monkeypatch):

@@ -241,8 +241,8 @@ def test_a_step_that_compiles_is_healthy_and_has_figures():
 def test_idle_engine_goes_on_giving_signs_of_life():
     async def test(engine, inner):
         for _ in range(2):
-            last = engine._heartbeat
-            await until(lambda last=last: engine._heartbeat > last)
+            last = engine.channel.heartbeat
+            await until(lambda last=last: engine.channel.heartbeat > last)
         assert engine.health == "ready"
 
     drive(test)

@@ -16,10 +16,12 @@ from rjax.engine.named_prefixes.prefix_file import PrefixOrigin, load_prefix_fil
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.sampling import LIMITS
 from rjax.serve import __main__ as command
-from rjax.serve import service_builder, service_loader
+from rjax.serve import served_engine, service_builder, service_loader
 
 from .hostile import SHORT, Stream, ask, get, post, until
 from .live_server import LiveServer, live_server, make_engine, write_model
+
+ON_A_THREAD = ("--disable-frontend-multiprocessing", "--warmup", "off")
 
 
 def model_with(folder: Path, generation: dict[str, Any]) -> Path:
@@ -107,7 +109,7 @@ def test_a_request_that_fails_in_a_step_fails_alone(server: LiveServer, monkeypa
 def test_a_dead_engine_ends_the_process(folder, monkeypatch, capsys):
     """Requests under way and later ones get a 503, and then the port closes."""
     engine, found = make_engine(folder), []
-    monkeypatch.setattr(service_loader, "build_engine", lambda config: engine)
+    monkeypatch.setattr(served_engine, "build_engine", lambda config: engine)
     monkeypatch.setattr(service_loader.gc, "freeze", lambda: None)
     service: list[Any] = []
     plain = service_builder.make_service
@@ -117,7 +119,7 @@ def test_a_dead_engine_ends_the_process(folder, monkeypatch, capsys):
         lambda *a, **k: service.append(plain(*a, **k)) or service[0],
     )
     thread = threading.Thread(
-        target=lambda: found.append(command.main(["--port", "0", "--warmup", "off"])), daemon=True
+        target=lambda: found.append(command.main([*ON_A_THREAD, "--port", "0"])), daemon=True
     )
     thread.start()
     url = ""

@@ -1,30 +1,22 @@
 """Sequences under a grammar run every step, beside others too, though masks need the last token."""
 
-import asyncio
 import json
 
 import httpx2
 import pytest
 
 from rjax.sampling import SamplingParams
-from rjax.serve.service_builder import make_service
 from rjax.structured.constraint import Constraint
+from rjax.structured.mask_request import MaskRequest
 
-from .live_server import make_engine, zygote
+from .live_server import make_engine
 
 
 @pytest.mark.parametrize("plain", [0, 2])
 def test_steps_of_a_masked_token(folder, plain):
     engine = make_engine(folder)
-    service = make_service(engine, model="tiny", zygote=zygote())
-
-    async def compiled():
-        try:
-            return await service.grammars.masks(Constraint("regex", "[ab]{24}"), 2, "anyone")
-        finally:
-            service.close()
-
-    masks = asyncio.run(compiled())
+    wanted = MaskRequest(Constraint("regex", "[ab]{24}"))
+    masks = engine.structured_masks(SamplingParams(n=2), wanted)
     for i, mask in enumerate(masks):
         params = SamplingParams(max_tokens=40, seed=3)  # the same tokens, so the same length
         engine.add_request(f"masked {i}", [5, 6, 7], params, masks=[mask])
@@ -43,10 +35,11 @@ def test_steps_of_a_masked_token(folder, plain):
 
 def doomed(monkeypatch, server, which):
     """Let the grammar of these samples fail after three tokens."""
-    plain = server.service.grammars.masks
+    engine = server.service.engine.engine
+    plain = engine.structured_masks
 
-    async def masks(*given):
-        found = await plain(*given)
+    def masks(*given):
+        found = plain(*given)
         for i in which:
             accept, left = found[i].accept, [3]
 
@@ -59,7 +52,7 @@ def doomed(monkeypatch, server, which):
             found[i].accept = fail
         return found
 
-    monkeypatch.setattr(server.service.grammars, "masks", masks)
+    monkeypatch.setattr(engine, "structured_masks", masks)
 
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rjax.batch.compile_progress import CompileProgress
 from rjax.engine.llm_engine import LLMEngine
 from rjax.errors import InvalidConfigError, OutOfMemoryError
-from rjax.serve import service_loader
+from rjax.serve import served_engine
 from rjax.serve.__main__ import main
 
 from .hostile import until
@@ -136,9 +136,9 @@ def test_a_failure_while_starting_is_one_line(error, said, monkeypatch, caplog, 
         assert begun.wait(60)
         raise error
 
-    monkeypatch.setattr(service_loader, "build_engine", fail)
+    monkeypatch.setattr(served_engine, "build_engine", fail)
     with ThreadPoolExecutor() as threads:
-        status = threads.submit(main, ["--port", "0"])
+        status = threads.submit(main, ["--port", "0", "--disable-frontend-multiprocessing"])
         until(lambda: "listening on" in caplog.text, SOON)
         url = caplog.text.split("listening on ")[1].split(",")[0]
         assert httpx2.get(url + "/health").json() == {"status": "starting"}

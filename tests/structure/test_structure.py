@@ -28,7 +28,8 @@ gc_freeze output_queue progress
 conversations prefixed_prompts request_runner
 beam_search output_stream scoring
 llm
-async_engine
+engine_channel
+async_engine engine_process
 async_llm
 rjax
 cli

@@ -68,6 +68,7 @@ class Replica:
             _with_event_rank(settings.config, serve.get_replica_context().rank.rank),
             settings.prefix_files,
             {**settings.service, "keys": KeyRing(list(settings.keys)), "replica_tag": self._tag},
+            engine_process=False,
         )
         self._service: Service
         self._app: ASGIApp

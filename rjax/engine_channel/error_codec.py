@@ -1,0 +1,40 @@
+"""Errors as plain values: the name of a known class, and the message."""
+
+from typing import Any
+
+from rjax import errors
+
+_KNOWN: dict[str, type[errors.RjaxError]] = {
+    kind.__name__: kind
+    for kind in (
+        errors.ContextLengthError,
+        errors.EngineClosedError,
+        errors.EngineDeadError,
+        errors.GrammarFailedError,
+        errors.InvalidConfigError,
+        errors.InvalidRequestError,
+        errors.OutOfMemoryError,
+    )
+}
+
+
+class EngineProcessError(RuntimeError):
+    """The engine process raised an error that only its log describes in full."""
+
+
+def pack_error(error: BaseException) -> list[str]:
+    """The error's class and message; its traceback stays behind."""
+    if isinstance(error, errors.OverloadedError):
+        return ["OverloadedError", str(error), error.reason]
+    for kind in type(error).__mro__:
+        if kind.__name__ in _KNOWN:
+            return [kind.__name__, str(error)]
+    return ["", f"{type(error).__name__}: {error}"]
+
+
+def unpack_error(packed: Any) -> Exception:
+    """The error of `pack_error`; an `EngineProcessError` if its class is not a known one."""
+    name, message, *reason = packed
+    if reason:
+        return errors.OverloadedError(message, reason[0])
+    return _KNOWN.get(name, EngineProcessError)(message)

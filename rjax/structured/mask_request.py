@@ -1,0 +1,21 @@
+"""MaskRequest: asks an engine for the token masks of a constraint."""
+
+import dataclasses
+import math
+
+from rjax.structured.constraint import Constraint
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MaskRequest:
+    """A constraint on every sample of a request.
+
+    Attributes:
+        constraint: what the text must match.
+        seconds: initial time budget of the request's masks, see `rjax.structured.mask.MaskBudget`.
+        num_bytes: memory that its compilation takes, for the bound of the cache; 0 if unknown.
+    """
+
+    constraint: Constraint
+    seconds: float = math.inf
+    num_bytes: int = 0
