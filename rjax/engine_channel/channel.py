@@ -30,7 +30,7 @@ UTILITIES = (
 """Methods of the engine that a front end may call by name."""
 
 
-class OutputSink(Protocol):
+class StepSink(Protocol):
     """Takes the outputs of one step; called on the event loop."""
 
     def __call__(self, outputs: list[RequestOutput], /) -> None: ...
@@ -83,7 +83,7 @@ class EngineChannel(abc.ABC):
         """How far the compilation of the step sizes is; any thread may call this."""
 
     @abc.abstractmethod
-    async def start(self, on_outputs: OutputSink, on_failure: Callable[[], None]) -> None:
+    async def start(self, on_outputs: StepSink, on_failure: Callable[[], None]) -> None:
         """Start to run requests.
 
         Args:

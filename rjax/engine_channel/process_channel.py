@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from rjax.batch.compile_progress import CompileProgress
-from rjax.engine_channel.channel import EngineChannel, OutputSink, check_utility
+from rjax.engine_channel.channel import EngineChannel, StepSink, check_utility
 from rjax.engine_channel.error_codec import unpack_error
 from rjax.engine_channel.facts import EngineFacts
 from rjax.engine_channel.messages import (
@@ -90,7 +90,7 @@ class ProcessChannel(EngineChannel):
         self._calls = itertools.count()
         self._waiting: dict[int, tuple[str, Future[Any]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_outputs: OutputSink | None = None
+        self._on_outputs: StepSink | None = None
         self._on_failure: Callable[[], None] | None = None
         self._unsent = bytearray()
         self._facts: EngineFacts | None = None
@@ -162,7 +162,7 @@ class ProcessChannel(EngineChannel):
         """
         self._read_until(lambda: self._facts is not None)
 
-    async def start(self, on_outputs: OutputSink, on_failure: Callable[[], None]) -> None:
+    async def start(self, on_outputs: StepSink, on_failure: Callable[[], None]) -> None:
         """See `EngineChannel.start`."""
         self._on_outputs, self._on_failure = on_outputs, on_failure
         self._loop = asyncio.get_running_loop()

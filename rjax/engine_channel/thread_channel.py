@@ -10,7 +10,7 @@ from typing import Any
 
 from rjax.batch.compile_progress import CompileProgress
 from rjax.engine.protocol import Engine
-from rjax.engine_channel.channel import EngineChannel, OutputSink, check_utility
+from rjax.engine_channel.channel import EngineChannel, StepSink, check_utility
 from rjax.engine_channel.engine_loop import EngineLoop, Settle
 from rjax.engine_channel.facts import EngineFacts, facts_of
 from rjax.engine_channel.request_intake import RequestIntake
@@ -76,7 +76,7 @@ class ThreadChannel(EngineChannel):
         """See `EngineChannel.compile_progress`."""
         return self.engine.compile_progress()
 
-    async def start(self, on_outputs: OutputSink, on_failure: Callable[[], None]) -> None:
+    async def start(self, on_outputs: StepSink, on_failure: Callable[[], None]) -> None:
         """Start the thread; see `EngineChannel.start`."""
         loop = self._loop = asyncio.get_running_loop()
 
