@@ -14,6 +14,7 @@ from rjax.serve.limits import ServeLimits
 from rjax.serve.options import HttpOptions, json_names
 from rjax.serve.prefix_names import is_valid_name
 from rjax.serve.replicas.options import add_replica_arguments
+from rjax.serve.tools.registry import TOOL_CALL_PARSERS
 
 NAME = "rjax serve"
 _HARMONY = "openai_gptoss"
@@ -182,10 +183,10 @@ def _add_server_arguments(server: "argparse._ArgumentGroup") -> None:
 def _add_output_arguments(outputs: "argparse._ArgumentGroup") -> None:
     outputs.add_argument(
         "--tool-call-parser",
-        choices=("auto", "hermes", "llama3_json", "openai"),
+        choices=("auto", *TOOL_CALL_PARSERS, "openai"),
         default="auto",
         help="how the model writes tool calls; openai goes with --reasoning-parser "
-        f"{_HARMONY} (default: by its chat template)",
+        f"{_HARMONY} (default: auto, by the markers of its chat template)",
     )
     outputs.add_argument(
         "--reasoning-parser",

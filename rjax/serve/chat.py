@@ -24,7 +24,7 @@ from rjax.serve.sampling import chat_params, check_constrained, max_tokens, requ
 from rjax.serve.service import Service
 from rjax.serve.structured_outputs import check_schema, text_constraint
 from rjax.serve.tenancy import engine_options
-from rjax.serve.tools import message_text
+from rjax.serve.tools.prompt import message_text
 from rjax.structured.constraint import Constraint
 
 

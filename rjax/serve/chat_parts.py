@@ -25,7 +25,9 @@ from rjax.serve.responses import (
     UsageInfo,
 )
 from rjax.serve.service import Service
-from rjax.serve.tools import CallDelta, join_call_deltas, message_text
+from rjax.serve.tools.base import functions
+from rjax.serve.tools.parser import CallDelta, join_call_deltas
+from rjax.serve.tools.prompt import message_text
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,8 +86,7 @@ class ChatParts:
         self._params = params
         self._as_token_ids = tokens_as_token_ids(body, service)
         self._token_bytes = service.tokenizer.token_bytes
-        names = frozenset(tool.function.name for tool in tools)
-        given = start, names, service.tokenizer, prompt_token_ids, params
+        given = start, functions(tools), service.tokenizer, prompt_token_ids, params
         self._answer_logprobs = answer_logprobs and service.output_format.reasons
         self._readers = [
             OutputReader(service.output_format, *given, every_token=self._answer_logprobs)

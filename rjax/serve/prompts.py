@@ -225,7 +225,7 @@ async def message_tokens(
     layout = Layout(
         messages=messages,
         tools=tools,
-        tool_format=service.tools.name,
+        tool_format=None if service.tools is None else service.tools.name,
         options=options,
         longest_text=service.longest_text,
         last=last,

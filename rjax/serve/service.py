@@ -23,7 +23,7 @@ from rjax.serve.sampling import Alternatives
 from rjax.serve.structured_outputs import GrammarCache
 from rjax.serve.threads import WorkThreads
 from rjax.serve.throughput_log import log_throughput
-from rjax.serve.tools import ToolFormat
+from rjax.serve.tools.base import ToolFormat
 from rjax.serve.workers.pool import WorkerPool
 from rjax.serve.workers.zygote import Zygote
 from rjax.tokenization import Tokenizer
@@ -50,7 +50,7 @@ class Service:
         large_bodies: limits the parsing of large bodies to one at a time.
         threads: for bounded work on requests.
         response_threads: for bounded work on responses.
-        tools: how tool calls are written in prompts.
+        tools: how the model writes tool calls; None if that is not known, or harmony's.
         output_format: how outputs are parsed.
         literal_json_schemas: do not close objects of JSON schemas, as in `generation_schema`.
         return_tokens_as_token_ids: default of the request field with this name.
@@ -76,7 +76,7 @@ class Service:
     compilers: WorkerPool
     threads: WorkThreads
     response_threads: WorkThreads
-    tools: ToolFormat
+    tools: ToolFormat | None
     output_format: OutputFormat
     responses: ResponseStore
     http: HttpOptions

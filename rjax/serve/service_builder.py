@@ -16,12 +16,13 @@ from rjax.serve.limits import ServeLimits
 from rjax.serve.metrics import Metrics
 from rjax.serve.options import HttpOptions
 from rjax.serve.reasoning import choose_output_format
+from rjax.serve.reasoning.registry import HARMONY
 from rjax.serve.responses_api.store import ResponseStore
 from rjax.serve.sampling import Alternatives
 from rjax.serve.service import Service
 from rjax.serve.structured_outputs import GrammarCache
 from rjax.serve.threads import WorkThreads
-from rjax.serve.tools import choose_tool_format
+from rjax.serve.tools.registry import TOOL_CALL_PARSERS, choose_tool_format
 from rjax.serve.workers.pool import WorkerLimits, WorkerPool
 from rjax.serve.workers.tasks import TextModel
 from rjax.serve.workers.zygote import Zygote
@@ -58,7 +59,7 @@ def make_service(
         root: the model's own name; the served name by default.
         keys: API keys; None needs no key.
         limits: of requests.
-        tool_format: "auto", or a name of `rjax.serve.tools.TOOL_FORMATS`.
+        tool_format: "auto", or a name of `rjax.serve.tools.registry.TOOL_CALL_PARSERS`.
         strict_fields: refuse unknown fields of requests; otherwise each name is logged once.
         reasoning_parser: a name of `rjax.serve.reasoning.REASONING_PARSERS`; None leaves reasoning
             in the content.
@@ -84,6 +85,12 @@ def make_service(
     template = tokenizer.hf.chat_template
     vocab_size = facts.vocab_size
     tools = choose_tool_format(tool_format, tokenizer)
+    if tools is None and reasoning_parser != HARMONY:
+        _log.warning(
+            "the chat template describes tools in a format that is not known: tool calls stay "
+            "text. Give --tool-call-parser if one of %s fits",
+            ", ".join(TOOL_CALL_PARSERS),
+        )
     text_model = TextModel(
         folder=str(tokenizer.folder),
         chat_template=template if isinstance(template, str) else None,

@@ -82,11 +82,11 @@ def _is_plain(schema: dict[str, Any], root: dict[str, Any]) -> bool:
     """Whether all references of the schema can be resolved."""
     if "$dynamicRef" in schema or ("$id" in schema and schema is not root):
         return False
-    return "$ref" not in schema or _target(schema["$ref"], root) is not None
+    return "$ref" not in schema or resolve_pointer(schema["$ref"], root) is not None
 
 
 @no_type_check  # called for each part of a large schema, where tests check every call
-def _target(pointer: object, root: dict[str, Any]) -> dict[str, Any] | None:
+def resolve_pointer(pointer: object, root: dict[str, Any]) -> dict[str, Any] | None:
     """The schema that a JSON pointer of this document refers to; None if there is none."""
     if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
         return None
@@ -122,7 +122,7 @@ def _keep_open(schema: dict[str, Any], root: dict[str, Any], kept: set[int]) -> 
             if id(part) in kept:
                 continue
             kept.add(id(part))
-            target = _target(part.get("$ref"), root)
+            target = resolve_pointer(part.get("$ref"), root)
             if target is not None and id(target) not in kept:
                 waiting.append(target)
 

@@ -8,6 +8,7 @@ from .live_server import write_model
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|return|>")
 TEMPLATE = (
+    '{#- <tool_call>{"name": ..., "arguments": ...}</tool_call> -#}'
     "{%- if tools -%}{{- tools[0]['function']['name'] -}}{%- endif -%}"
     "{%- for message in messages -%}"
     "{{- '<|' ~ message['role'] ~ '|>' -}}"
@@ -21,7 +22,7 @@ TEMPLATE = (
 )
 
 
-def write_reasoning_model(folder: Path, *, special: bool) -> Path:
+def write_reasoning_model(folder: Path, *, special: bool, tags: tuple[str, ...] = ()) -> Path:
     """A model folder whose tokenizer has tokens for the tags of reasoning and calls, and harmony's
     markers as special tokens.
 
@@ -32,6 +33,7 @@ def write_reasoning_model(folder: Path, *, special: bool) -> Path:
         folder: to write to.
         special: whether the tags are special tokens; Qwen's are not. If not, the tokenizer has
             none of harmony's markers.
+        tags: further ones.
     """
     write_model(folder)
     path = folder / "tokenizer.json"
@@ -40,7 +42,7 @@ def write_reasoning_model(folder: Path, *, special: bool) -> Path:
     known = {token["content"]: token for token in tokenizer["added_tokens"]}
     size = max(size, *(token["id"] + 1 for token in known.values()))
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    for content in TAGS + (HARMONY if special else ()):
+    for content in dict.fromkeys(TAGS + tags + (HARMONY if special else ())):
         entry = {"id": size, "content": content, **flags, "special": special}
         tokenizer["added_tokens"].append(entry)
         size += 1

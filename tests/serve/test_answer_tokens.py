@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from rjax.outputs import CompletionOutput, Logprob
 from rjax.sampling import SamplingParams
 from rjax.serve.reasoning import REASONING_PARSERS, OutputReader, choose_output_format
-from rjax.serve.tools import TOOL_FORMATS
 from rjax.structured.lark import SpecialTokens
 from rjax.tokenization import Tokenizer
 
 from .test_reasoning_tokens import FIRST, PARTS, STARTS, encode, plain, special
+from .tool_formats import TOOL_FORMATS
 
 __all__ = ["plain", "special"]  # fixtures
 
@@ -40,7 +40,7 @@ def taken(
     """
     tags = SpecialTokens({token.content: i for i, token in tokenizer.added_tokens.items()})
     answers = choose_output_format(parser, TOOL_FORMATS["hermes"], "auto", tokenizer, tags)
-    reader = OutputReader(answers, start, frozenset(), tokenizer, [], PARAMS, every_token=True)
+    reader = OutputReader(answers, start, {}, tokenizer, [], PARAMS, every_token=True)
     text = tokenizer.decode(tokens, skip_special_tokens=False).rstrip("\ufffd")
     at, place = 0, 0
     found: list[int] = []

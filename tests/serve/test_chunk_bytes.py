@@ -21,7 +21,7 @@ from rjax.serve.responses import (
     DeltaToolCall,
     UsageInfo,
 )
-from rjax.serve.tools import CallDelta
+from rjax.serve.tools.parser import CallDelta
 
 from .live_server import live_server, make_engine
 from .reasoning_model import write_reasoning_model

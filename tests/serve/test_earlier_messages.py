@@ -8,10 +8,11 @@ import pytest
 from rjax.serve.requests import ChatCompletionRequest, Message
 from rjax.serve.responses_api.conversion import input_messages
 from rjax.serve.responses_api.requests import ResponsesRequest
-from rjax.serve.tools import TOOL_FORMATS, conversation
+from rjax.serve.tools.prompt import conversation
 from rjax.tokenization import Tokenizer
 
 from .live_server import TOKENIZER
+from .tool_formats import TOOL_FORMATS
 
 # As templates of checkpoints do: it adds the content to a string and iterates the arguments.
 STRICT = (

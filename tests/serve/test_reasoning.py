@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from rjax.errors import InvalidConfigError
 from rjax.serve.reasoning import REASONING_PARSERS, OutputFormat, choose_output_format
 from rjax.serve.requests import Tool
-from rjax.serve.tools import TOOL_FORMATS, join_call_deltas
+from rjax.serve.tools.base import Functions
+from rjax.serve.tools.parser import join_call_deltas
 from rjax.structured.constraint import Constraint
 from rjax.structured.grammar import compile_grammar, grammar_special_tokens, grammar_tokenizer
 from rjax.structured.lark import SpecialTokens
@@ -19,8 +20,9 @@ from rjax.tokenization import Tokenizer
 
 from .live_server import TOKENIZER
 from .reasoning_model import write_reasoning_model
+from .tool_formats import TOOL_FORMATS
 
-NAMES = frozenset(("find", "count"))
+NAMES: Functions = dict.fromkeys(("find", "count"))
 CALL = TOOL_FORMATS["hermes"].call_text("find", '{"a": "</think>"}')
 FIRST = "<|start|>assistant"
 
@@ -59,7 +61,7 @@ def form(parser: str | None, tokenizer: Tokenizer, tools: str = "hermes") -> Out
 
 
 def read(
-    answers: OutputFormat, start: str, pieces: list[str], names: frozenset[str] = NAMES
+    answers: OutputFormat, start: str, pieces: list[str], names: Functions = NAMES
 ) -> tuple[str, str, list[tuple[str, str]]]:
     """The parts of a signed text."""
     parser = answers.parser(start, names)
@@ -234,7 +236,7 @@ def test_pieces_do_not_matter(plain, special, parser, fmt, data):
     text = answers.tags.sign("".join(data.draw(st.lists(st.sampled_from(PARTS)))))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
-    names = data.draw(st.sampled_from((NAMES, frozenset[str]())))
+    names = data.draw(st.sampled_from((NAMES, {})))
     assert read(answers, start, pieces, names) == read(answers, start, [text], names)
 
 
@@ -320,7 +322,7 @@ def test_strict_functions_in_free_text(request, name, parser, fmt):
     answers = form(parser, tokenizer, fmt)
     one = TOOL_FORMATS[fmt].call_text("find", '{"a": 1}')
     free = TOOL_FORMATS[fmt].call_text("count", '{"any": ["thing"]}')
-    between = TOOL_FORMATS[fmt].separator
+    both = TOOL_FORMATS[fmt].calls_text([("find", '{"a": 1}'), ("count", '{"any": ["thing"]}')])
     for start in ("outside",) if parser is None else ("outside", "undecided", "inside"):
         lead = {"inside": "hm <tool_call> {</think>\n\n"}.get(start, "")
         leads = [lead, "<think>hm <tool_call> {</think>\n\n"] if start == "undecided" else [lead]
@@ -330,7 +332,7 @@ def test_strict_functions_in_free_text(request, name, parser, fmt):
             check = functools.partial(accepts, tokenizer, allowed)
             for text in ("", "No call < here.", one, free):
                 assert check(before + text), text
-            assert check(f"{before}{one}{between}{free}") == several
+            assert check(before + both) == several
             for text in (one.replace("1", '"x"'), one.replace("find", "evil"), one[:-1] + "x"):
                 assert not check(before + text), text
             if TOOL_FORMATS[fmt].anywhere:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from rjax.outputs import CompletionOutput, FinishReason
 from rjax.sampling import SamplingParams
 from rjax.serve.reasoning import REASONING_PARSERS, OutputReader, choose_output_format
-from rjax.serve.tools import TOOL_FORMATS
 from rjax.structured.lark import SpecialTokens
 from rjax.tokenization import Tokenizer
 
 from .live_server import TOKENIZER
 from .reasoning_model import write_reasoning_model
+from .tool_formats import TOOL_FORMATS
 
 FIRST = "<|start|>assistant"
 PARAMS = SamplingParams(skip_special_tokens=False)
@@ -59,7 +59,7 @@ def count(
     """
     tags = SpecialTokens({token.content: i for i, token in tokenizer.added_tokens.items()})
     answers = choose_output_format(parser, TOOL_FORMATS["hermes"], "auto", tokenizer, tags)
-    reader = OutputReader(answers, start, frozenset(), tokenizer, [], PARAMS)
+    reader = OutputReader(answers, start, {}, tokenizer, [], PARAMS)
     shown = tokens[:-1] if finish == "stop" and not isinstance(stop, str) else tokens
     text = tokenizer.decode(shown, skip_special_tokens=False).rstrip("\ufffd")
     at, place, found = 0, 0, 0

@@ -14,7 +14,7 @@ from rjax.serve.errors import ApiError
 from rjax.serve.responses_api.responses import ResponsesResponse
 from rjax.serve.responses_api.store import ResponseStore, StoredResponse
 from rjax.serve.responses_api.writer import ResponseWriter
-from rjax.serve.tools import CallDelta
+from rjax.serve.tools.parser import CallDelta
 
 
 def writer() -> ResponseWriter:

@@ -16,15 +16,17 @@ from rjax.outputs import CompletionOutput
 from rjax.sampling import SamplingParams
 from rjax.serve.reasoning import OutputReader, choose_output_format
 from rjax.serve.requests import Tool
-from rjax.serve.tools import TOOL_FORMATS, join_call_deltas
+from rjax.serve.tools.base import Functions
+from rjax.serve.tools.parser import join_call_deltas
 from rjax.structured.constraint import Constraint
 from rjax.structured.grammar import compile_grammar, grammar_special_tokens, grammar_tokenizer
 from rjax.tokenization import Tokenizer
 
 from .live_server import live_server, make_engine
 from .reasoning_model import write_reasoning_model
+from .tool_formats import TOOL_FORMATS
 
-NAMES = frozenset(("find",))
+NAMES: Functions = {"find": None}
 CALL = TOOL_FORMATS["hermes"].call_text("find", '{"a": 1}')
 FIRST = "<|start|>assistant"
 FINAL = "<|channel|>final<|message|>"
@@ -60,7 +62,7 @@ def llt_of(tokenizer: Tokenizer) -> Any:
 
 
 def make_reader(
-    tokenizer: Tokenizer, parser: str | None, start: str, names: frozenset[str] = NAMES
+    tokenizer: Tokenizer, parser: str | None, start: str, names: Functions = NAMES
 ) -> OutputReader:
     tags = grammar_special_tokens(tokenizer, llt_of(tokenizer), tokenizer.vocab_size)
     answers = choose_output_format(parser, TOOL_FORMATS["hermes"], "auto", tokenizer, tags)
@@ -168,11 +170,11 @@ def test_spelled_reasoning_tags_are_text(tokenizer, parser):
         *encoded(tokenizer, " b</think>c "),
         *spelled(tokenizer, "<think>"),
     ]
-    reader = make_reader(tokenizer, parser, "inside", frozenset())
+    reader = make_reader(tokenizer, parser, "inside", {})
     assert read(reader, tokenizer, tokens) == ("a </think> b", "c <think>", [])
     thought = tokens.index(tokenizer.hf.get_vocab()["</think>"]) - 1
     assert reader.count_reasoning() == thought
-    reader = make_reader(tokenizer, "qwen3", "undecided", frozenset())
+    reader = make_reader(tokenizer, "qwen3", "undecided", {})
     tokens = spelled(tokenizer, "<think>a</think>b")
     assert read(reader, tokenizer, tokens) == ("", "<think>a</think>b", [])
     assert reader.count_reasoning() == 0
@@ -182,7 +184,7 @@ def test_spelled_channels_are_text(special):
     def tokens(*parts: tuple[bool, str]) -> list[int]:
         return [i for tag, text in parts for i in (encoded if tag else spelled)(special, text)]
 
-    def parts(*given: tuple[bool, str], names: frozenset[str] = NAMES) -> Any:
+    def parts(*given: tuple[bool, str], names: Functions = NAMES) -> Any:
         reader = make_reader(special, "openai_gptoss", FIRST, names)
         return read(reader, special, tokens(*given))
 

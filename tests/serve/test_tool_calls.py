@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rjax.serve.tools import TOOL_FORMATS, ToolCallParser, join_call_deltas
+from rjax.serve.tools.base import Functions
+from rjax.serve.tools.parser import join_call_deltas
 
 from .live_server import live_server, make_engine
+from .tool_formats import JSON_FORMATS, TOOL_FORMATS
 
 SCHEMA = {
     "type": "object",
@@ -20,7 +22,7 @@ SCHEMA = {
     "required": ["age"],
     "additionalProperties": False,
 }
-NAMES = frozenset(("find", "count"))
+NAMES: Functions = dict.fromkeys(("find", "count"))
 HERMES = '<tool_call>\n{"name": "find", "arguments": {"a": "</b>"}}\n</tool_call>'
 
 
@@ -30,7 +32,7 @@ def read(fmt: str, pieces: list[str]) -> tuple[str, list[tuple[str, object]]]:
 
 
 def read_texts(fmt: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    reader = ToolCallParser(TOOL_FORMATS[fmt], NAMES)
+    reader = TOOL_FORMATS[fmt].parser(NAMES, str)
     content, news = "", []
     for i, piece in enumerate(pieces):
         text, found = reader.feed(piece, ended=i == len(pieces) - 1)
@@ -108,10 +110,10 @@ def test_whole_and_by_character(fmt, text, content, calls):
         assert read(fmt, list(text)) == expected
 
 
-@pytest.mark.parametrize("fmt", TOOL_FORMATS)
+@pytest.mark.parametrize("fmt", JSON_FORMATS)
 def test_arguments_are_passed_on_as_they_come(fmt):
     text = TOOL_FORMATS[fmt].call_text("find", '{"a": [1, {"b": "}\\""}], "c": null}')
-    reader = ToolCallParser(TOOL_FORMATS[fmt], NAMES)
+    reader = TOOL_FORMATS[fmt].parser(NAMES, str)
     news = [reader.feed(char) for char in text]
     assert all(content == "" for content, _ in news)
     first, *rest = [piece for _, found in news for piece in found]
@@ -128,7 +130,7 @@ def test_arguments_are_passed_on_as_they_come(fmt):
 
 def test_prose_is_not_held_back():
     for fmt in TOOL_FORMATS:
-        reader = ToolCallParser(TOOL_FORMATS[fmt], NAMES)
+        reader = TOOL_FORMATS[fmt].parser(NAMES, str)
         assert [reader.feed(word)[0] for word in ("No ", "call < ", "here.")] == [
             "No ",
             "call < ",
@@ -136,7 +138,7 @@ def test_prose_is_not_held_back():
         ]
 
 
-@pytest.mark.parametrize("fmt", TOOL_FORMATS)
+@pytest.mark.parametrize("fmt", ["hermes", "llama3_json"])
 def test_a_streamed_call_through_the_server(folder, fmt):
     tool: Any = {"type": "function", "function": {"name": "find", "parameters": SCHEMA}}
     body: Any = {
@@ -203,7 +205,11 @@ def test_a_call_cut_off_says_so(folder):
 PARTS = (
     *(HERMES, '{"name": "find", "parameters": {"a": "}"}}', "<|python_tag|>"),
     *("<tool_call>", "</tool_call>", '{"name": "find", "arguments": ', '{"a": {"b": "'),
-    *("plain", "<", "\n", "{", "}", '"', "\\", ";", " ", "é"),
+    *("plain", "<", "\n", "{", "}", '"', "\\", ";", " ", "é", "[", "]", "(", ")", ",", "find", "'"),
+    *("[TOOL_CALLS]", "[ARGS]", "<|tool_call|>", "find(a=", "<function=find>", "<parameter=a>"),
+    *("</parameter>", "</function>", "<arg_key>a</arg_key>", "<arg_value>", "</arg_value>", "None"),
+    *("function", "\n```json\n", "\n```"),
+    *(tag for fmt in TOOL_FORMATS.values() for tag in (*fmt.tags, *fmt.opening)),
 )
 
 

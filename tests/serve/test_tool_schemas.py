@@ -15,7 +15,6 @@ from pydantic import AnyUrl, BaseModel, Field, TypeAdapter
 from rjax.serve.limits import ServeLimits
 from rjax.serve.requests import Tool
 from rjax.serve.structured_outputs import json_constraint
-from rjax.serve.tools import TOOL_FORMATS
 from rjax.structured.constraint import Constraint
 from rjax.structured.grammar import compile_grammar, grammar_tokenizer
 from rjax.structured.lark import SpecialTokens
@@ -23,6 +22,7 @@ from rjax.structured.schemas import generation_schema
 from rjax.tokenization import Tokenizer
 
 from .live_server import TOKENIZER
+from .tool_formats import TOOL_FORMATS
 
 
 @functools.cache
@@ -45,8 +45,7 @@ def tool(name: str, parameters: dict[str, Any] | None) -> Tool:
 
 
 def calls(fmt: str, *texts: tuple[str, object]) -> str:
-    form = TOOL_FORMATS[fmt]
-    return form.separator.join(form.call_text(name, json.dumps(args)) for name, args in texts)
+    return TOOL_FORMATS[fmt].calls_text([(name, json.dumps(args)) for name, args in texts])
 
 
 class Item(BaseModel):

@@ -5,7 +5,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from rjax.serve.reasoning.tags import Tags
 from rjax.serve.requests import Tool
-from rjax.serve.tools import CallDelta
+from rjax.serve.tools.base import Functions
+from rjax.serve.tools.parser import CallDelta
 from rjax.structured.constraint import Constraint
 
 
@@ -109,8 +110,8 @@ class OutputFormat(Protocol):
         """Whether the parser needs special tokens in the text."""
         ...
 
-    def parser(self, start: str, names: frozenset[str]) -> OutputParser:
-        """A parser of one output; ``names`` are the functions that may be called."""
+    def parser(self, start: str, functions: Functions) -> OutputParser:
+        """A parser of one output, in which these functions may be called."""
         ...
 
     def calls_grammar(self, tools: list[Tool], *, several: bool, literal: bool) -> str:
@@ -120,6 +121,10 @@ class OutputFormat(Protocol):
             tools: the functions.
             several: whether more than one call is allowed.
             literal: as in `rjax.structured.schemas.generation_schema`.
+
+        Raises:
+            InvalidRequestError: a grammar cannot express a schema, or the format of the calls is
+                not known.
         """
         ...
 

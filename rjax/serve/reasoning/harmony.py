@@ -1,12 +1,12 @@
 """Incremental parser of OpenAI's harmony format, which gpt-oss uses."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Literal
 
 from rjax.serve.reasoning.base import OutputDelta, TextSpan
 from rjax.serve.reasoning.tags import tag_signs
-from rjax.serve.tools import CallDelta, new_call_id
+from rjax.serve.tools.parser import CallDelta, new_call_id
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -44,7 +44,7 @@ class HarmonyParser:
         names: functions that may be called.
     """
 
-    def __init__(self, header: str, names: frozenset[str]) -> None:
+    def __init__(self, header: str, names: Container[str]) -> None:
         self._names = names
         self._buffer = header  # text that is not emitted yet
         self._fed = 0  # characters, without the header
@@ -159,7 +159,7 @@ class HarmonyParser:
         """Start the call of this header, if its recipient is a known function."""
         recipient = _RECIPIENT.search(header)
         name = recipient.group(1).removeprefix(FUNCTIONS) if recipient else None
-        if name not in self._names or self.num_calls >= _MOST_CALLS:
+        if name is None or name not in self._names or self.num_calls >= _MOST_CALLS:
             return False
         self._pieces.append(CallDelta(self.num_calls, "", id=new_call_id(), name=name))
         self.num_calls += 1

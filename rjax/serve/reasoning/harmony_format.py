@@ -16,6 +16,7 @@ from rjax.serve.reasoning.harmony import (
 from rjax.serve.reasoning.tags import Tags
 from rjax.serve.requests import Tool
 from rjax.serve.tools.arguments import arguments_rule
+from rjax.serve.tools.base import Functions
 from rjax.structured.constraint import Constraint
 from rjax.structured.lark import TEXT_RULE, quoted
 
@@ -59,9 +60,9 @@ class HarmonyFormat:
         """See `OutputFormat`."""
         return True
 
-    def parser(self, start: str, names: frozenset[str]) -> HarmonyParser:
+    def parser(self, start: str, functions: Functions) -> HarmonyParser:
         """See `OutputFormat`."""
-        return HarmonyParser(self.tags.sign(start), names)
+        return HarmonyParser(self.tags.sign(start), functions)
 
     def calls_grammar(self, tools: list[Tool], *, several: bool, literal: bool) -> str:
         """See `OutputFormat`. In this format the first call ends the turn."""

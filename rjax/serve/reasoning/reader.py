@@ -9,6 +9,7 @@ from rjax.sampling import SamplingParams
 from rjax.serve.reasoning.answer_tokens import AnswerTokens
 from rjax.serve.reasoning.base import OutputDelta, OutputFormat
 from rjax.serve.reasoning.tags import SignedText
+from rjax.serve.tools.base import Functions
 from rjax.tokenization import Tokenizer
 
 
@@ -21,7 +22,7 @@ class OutputReader:
     Args:
         fmt: of the model's outputs.
         start: state of the output.
-        names: functions that may be called.
+        functions: that may be called.
         tokenizer: of the model.
         prompt_token_ids: of the prompt.
         params: of the request.
@@ -32,7 +33,7 @@ class OutputReader:
         self,
         fmt: OutputFormat,
         start: str,
-        names: frozenset[str],
+        functions: Functions,
         tokenizer: Tokenizer,
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
@@ -40,9 +41,9 @@ class OutputReader:
         every_token: bool = False,
     ) -> None:
         self._tags = fmt.tags
-        self._parser = fmt.parser(start, names)
-        self._reads_tokens = fmt.reasons or bool(names and fmt.tags)
-        self._reads_calls = bool(names)
+        self._parser = fmt.parser(start, functions)
+        self._reads_tokens = fmt.reasons or bool(functions and fmt.tags)
+        self._reads_calls = bool(functions)
         self._answer = AnswerTokens(self._parser) if every_token else None
         self._text = SignedText(
             fmt.tags,

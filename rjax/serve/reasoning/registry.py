@@ -6,7 +6,7 @@ from rjax.serve.reasoning.harmony_format import MARKERS, HarmonyFormat, harmony_
 from rjax.serve.reasoning.tagged import TaggedFormat
 from rjax.serve.reasoning.tags import Tags
 from rjax.serve.reasoning.think import ThinkTags
-from rjax.serve.tools import ToolFormat
+from rjax.serve.tools.base import ToolFormat
 from rjax.structured.lark import SpecialTokens
 from rjax.tokenization import Tokenizer
 
@@ -21,7 +21,7 @@ REASONING_PARSERS = (*THINK_TAGS, HARMONY)
 
 def choose_output_format(
     reasoning_parser: str | None,
-    tools: ToolFormat,
+    tools: ToolFormat | None,
     tool_format: str,
     tokenizer: Tokenizer,
     special_tokens: SpecialTokens,
@@ -30,7 +30,7 @@ def choose_output_format(
 
     Args:
         reasoning_parser: one of ``REASONING_PARSERS``; None for a model that does not reason.
-        tools: format of its tool calls.
+        tools: format of its tool calls; None if it is not known.
         tool_format: "auto", or the name of a tool format; harmony has its own.
         tokenizer: of the model.
         special_tokens: of that tokenizer.
@@ -46,7 +46,7 @@ def choose_output_format(
         return TaggedFormat(
             tools=tools,
             think=think,
-            tags=Tags((*own, *tools.tags()), special_tokens.special),
+            tags=Tags((*own, *(tools.tags if tools else ())), special_tokens.special),
             hidden=special,
             special_tokens=special_tokens,
         )

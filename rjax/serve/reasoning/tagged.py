@@ -3,11 +3,13 @@
 import dataclasses
 from typing import cast
 
+from rjax.errors import InvalidRequestError
 from rjax.serve.reasoning.base import OutputDelta, TextSpan
 from rjax.serve.reasoning.tags import Tags
 from rjax.serve.reasoning.think import Thinking, ThinkParser, ThinkTags
 from rjax.serve.requests import Tool
-from rjax.serve.tools import PYTHON_TAG, ToolCallParser, ToolFormat
+from rjax.serve.tools.base import Functions, ToolFormat
+from rjax.serve.tools.parser import ToolCallParser
 from rjax.structured.constraint import Constraint
 from rjax.structured.lark import TEXT_RULE, SpecialTokens, regex_text
 
@@ -69,14 +71,14 @@ class TaggedFormat:
     """Optional tags around the reasoning, and a tool-call format. The start state is a `Thinking`.
 
     Attributes:
-        tools: format of the tool calls.
+        tools: format of the tool calls; None if it is not known, and calls stay content.
         think: tags of the reasoning; None if the model does not reason.
         tags: see `OutputFormat`.
         hidden: special tokens, which the text omits by default.
         special_tokens: of the tokenizer, for grammars.
     """
 
-    tools: ToolFormat
+    tools: ToolFormat | None
     think: ThinkTags | None
     tags: Tags
     hidden: frozenset[str]
@@ -101,7 +103,7 @@ class TaggedFormat:
         think = self.think
         return tools or (think is not None and bool({think.begin, think.end} & self.hidden))
 
-    def parser(self, start: str, names: frozenset[str]) -> TaggedParser:
+    def parser(self, start: str, functions: Functions) -> TaggedParser:
         """See `OutputFormat`."""
         sign = self.tags.sign
         think = calls = None
@@ -109,23 +111,31 @@ class TaggedFormat:
             begin, end = sign(self.think.begin), sign(self.think.end)
             signed = dataclasses.replace(self.think, begin=begin, end=end)
             think = ThinkParser(signed, cast(Thinking, start))
-        if names:
-            begin, end = sign(self.tools.begin), sign(self.tools.end)
-            signed = dataclasses.replace(self.tools, begin=begin, end=end)
-            calls = ToolCallParser(signed, names, python_tag=sign(PYTHON_TAG))
+        if functions and self.tools is not None:
+            calls = self.tools.parser(functions, sign)
         return TaggedParser(think, calls)
 
     def calls_grammar(self, tools: list[Tool], *, several: bool, literal: bool) -> str:
         """See `OutputFormat`."""
-        return self.tools.grammar(tools, self.special_tokens, several=several, literal=literal)
+        fmt = self._known_tools()
+        return fmt.grammar(tools, self.special_tokens, several=several, literal=literal)
 
     def text_or_calls_grammar(self, tools: list[Tool], *, several: bool, literal: bool) -> str:
         """See `OutputFormat`."""
         # Text that starts with the reasoning tag is not content.
         unlike = None if self.think is None else self.think.begin
-        return self.tools.text_or_calls_grammar(
+        return self._known_tools().text_or_calls_grammar(
             tools, self.special_tokens, several=several, literal=literal, unlike=unlike
         )
+
+    def _known_tools(self) -> ToolFormat:
+        if self.tools is None:
+            raise InvalidRequestError(
+                "the server does not know how this model writes tool calls, so it cannot force or "
+                "constrain them: start it with --tool-call-parser, or leave out tool_choice, "
+                "strict and parallel_tool_calls"
+            )
+        return self.tools
 
     def after_reasoning(self, constraint: Constraint, start: str, *, calls: bool) -> Constraint:
         """See `OutputFormat`."""

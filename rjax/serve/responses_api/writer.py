@@ -34,7 +34,7 @@ from rjax.serve.responses_api.responses import (
     TextDoneEvent,
     TextLogprob,
 )
-from rjax.serve.tools import CallDelta
+from rjax.serve.tools.parser import CallDelta
 
 _FAILURES = {400: "invalid_prompt", 503: "rate_limit_exceeded"}
 

@@ -1,21 +1,40 @@
-"""Incremental parser of tool calls in generated text."""
+"""Incremental parser of tool calls in generated text: what all formats share."""
 
+import abc
 import dataclasses
-import json
-import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from rjax.serve.markers import partial_marker
-from rjax.serve.tools.formats import PYTHON_TAG, ToolFormat
 
-_DECODER = json.JSONDecoder()
+MAX_HEAD = 512  # characters before the arguments of a call; names are shorter
 _MOST_CALLS = 128
-_MAX_HEAD = 512  # characters before the arguments; names are shorter
-_HEAD = re.compile(
-    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?'
-    r'"name"\s*:\s*"([a-zA-Z0-9_.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
-)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CallTags:
+    """The tags around calls. An output has runs of one or several calls.
+
+    Attributes:
+        opening: tags at the beginning of a run, in order.
+        again: tag before a further call of a run.
+        closing: tag after each call.
+        last: tag at the end of a run.
+        joint: text between the calls of a run; None if each call is a run.
+        anywhere: whether text may precede calls. If not, an output contains calls only if it starts
+            with ``first``.
+        first: character of calls at the start of an output.
+        lead: tag that may come before it.
+    """
+
+    opening: tuple[str, ...] = ()
+    again: str = ""
+    closing: str = ""
+    last: str = ""
+    joint: str | None = None
+    anywhere: bool = True
+    first: str = ""
+    lead: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,35 +62,40 @@ class CallDelta:
     name: str | None = None
 
 
-class ToolCallParser:
+class ToolCallParser(abc.ABC):
     """Splits generated text into content and tool calls, incrementally.
 
-    A call is reported when its function's name is known and its arguments start; its arguments are
-    then streamed as the model writes them. A call with its keys in another order is reported when
-    it is complete. Text that resembles a call but is invalid (malformed JSON, an unknown function)
-    stays content. White space around calls is dropped.
+    Text that resembles a call but is invalid (malformed, an unknown function) stays content. White
+    space around calls is dropped. A subclass reads a call from its state `_call` on.
 
     Args:
         fmt: how this model writes calls.
         names: functions that may be called.
-        python_tag: Llama's tag before calls, as it is in the text.
+        sign: replaces tags in a text by their signs.
+        separators: characters between two calls of a run, besides white space.
+        call_begin: what a further call of a run starts with, if that is known.
     """
 
     def __init__(
-        self, fmt: ToolFormat, names: frozenset[str], *, python_tag: str = PYTHON_TAG
+        self,
+        fmt: CallTags,
+        names: Container[str],
+        sign: Callable[[str], str],
+        *,
+        separators: str = "",
+        call_begin: str = "",
     ) -> None:
-        self._format = fmt
-        self._python_tag = python_tag
-        self._lead_form = re.compile(rf"\s*(?:{re.escape(python_tag)}\s*)?")
-        self._begin, self._end = fmt.begin.strip(), fmt.end.strip()
         self._names = names
+        self._opening = tuple(map(sign, fmt.opening))
+        self._again, self._end, self._last = sign(fmt.again), sign(fmt.closing), sign(fmt.last)
+        self._first, self._lead_tag = fmt.first, sign(fmt.lead)
+        self._separators, self._call_begin = f"{separators} \n\t\r\f\v", call_begin
+        self._runs = fmt.joint is not None
         self._buffer = ""  # text that is not emitted yet
         self._lead = ""  # text before the buffer; it becomes content if the buffer is not a call
-        self._searched = 0  # characters of the buffer that do not contain the call's end
         # Each state consumes part of the buffer and returns whether to run the next state.
-        self._state: Callable[[bool], bool] = self._text if fmt.anywhere else self._opening
-        self._depth = 0  # of objects and lists around the next character of a call
-        self._quoted = self._escaped = False
+        self._outside = self._text if fmt.anywhere else self._prose
+        self._state: Callable[[bool], bool] = self._text if fmt.anywhere else self._start
         self._content: list[str] = []
         self._pieces: list[CallDelta] = []
         self.num_calls = 0
@@ -85,30 +109,49 @@ class ToolCallParser:
         self._content, self._pieces = [], []
         return found
 
+    @abc.abstractmethod
+    def _call(self, ended: bool) -> bool:
+        """State: a possible call. It ends with `_reject`, or with the state `_closing_tag`."""
+
     def _text(self, ended: bool) -> bool:
         """State: content up to the opening tag of a call."""
-        at = self._buffer.find(self._begin)
-        if at >= 0:
-            self._content.append(self._buffer[:at])
-            self._open(at + len(self._begin), self._begin)
-            return True
-        keep = 0 if ended else partial_marker(self._buffer, self._begin)
-        cut = len(self._buffer) - keep
-        self._content.append(self._buffer[:cut])
-        self._buffer = self._buffer[cut:]
-        return False
-
-    def _opening(self, ended: bool) -> bool:
-        """State: the start of an output that is either only calls or only content."""
-        lead = self._lead_form.match(self._buffer)
-        assert lead is not None
-        rest = self._buffer[lead.end() :]
-        if rest.startswith("{"):
-            self._open(lead.end(), lead.group())
-        elif self._python_tag.startswith(rest) and not ended:
+        tag = self._opening[0]
+        at = self._buffer.find(tag)
+        if at < 0:
+            at = len(self._buffer) - (0 if ended else partial_marker(self._buffer, tag))
+        self._content.append(self._buffer[:at])
+        self._buffer = self._buffer[at:]
+        if not self._buffer.startswith(tag):
             return False
-        else:
-            self._state = self._prose
+        self._state = self._opened
+        return True
+
+    def _opened(self, ended: bool) -> bool:
+        """State: at the first opening tag; the others follow, or the tag is content."""
+        at = len(self._opening[0])
+        for tag in self._opening[1:]:
+            rest = self._buffer[at:].lstrip()
+            if not rest.startswith(tag):
+                if tag.startswith(rest) and not ended:
+                    return False
+                self._lead = ""
+                return self._reject(len(self._opening[0]))
+            at = len(self._buffer) - len(rest) + len(tag)
+        return self._open(at, self._buffer[:at])
+
+    def _start(self, ended: bool) -> bool:
+        """State: the start of an output that is either only calls or only content."""
+        rest = self._buffer.lstrip()
+        if self._lead_tag and rest.startswith(self._lead_tag):
+            rest = rest[len(self._lead_tag) :].lstrip()
+            if not rest and not ended:
+                return False
+        if rest.startswith(self._first):
+            at = len(self._buffer) - len(rest) + sum(map(len, self._opening))
+            return self._open(at, self._buffer[:at])
+        if self._lead_tag.startswith(rest) and not ended:
+            return False
+        self._state = self._prose
         return True
 
     def _prose(self, ended: bool) -> bool:
@@ -117,81 +160,21 @@ class ToolCallParser:
         self._buffer = ""
         return False
 
-    def _open(self, at: int, lead: str) -> None:
-        self._lead, self._buffer, self._searched = lead, self._buffer[at:], 0
-        self._state = self._object
-
-    def _object(self, ended: bool) -> bool:
-        """State: a possible call; start it, or wait until it is complete."""
-        start = len(self._buffer) - len(self._buffer.lstrip())
-        head = _HEAD.match(self._buffer, start, start + _MAX_HEAD)
-        if head and head.group(1) in self._names and self.num_calls < _MOST_CALLS:
-            if head.end() == len(self._buffer) and not ended:
-                return False
-            if self._buffer.startswith("{", head.end()):
-                self._emit(head.group(1), "")
-                self._buffer = self._buffer[head.end() :]
-                self._depth, self._quoted, self._escaped = 1, False, False
-                self._state = self._arguments
-                return True
-        return self._whole_object(ended)
-
-    def _whole_object(self, ended: bool) -> bool:
-        text = self._buffer
-        if self._end:
-            # Models often end the output without the closing tag.
-            stop = text.find(self._end, self._searched)
-            if stop < 0 and not ended:
-                self._searched = max(0, len(text) - len(self._end) + 1)
-                return False
-            inner = text if stop < 0 else text[:stop]
-            self._buffer = "" if stop < 0 else text[stop + len(self._end) :]
-        elif not ended:
-            return False
-        else:
-            try:
-                inner = text[: _DECODER.raw_decode(text)[1]]
-            except (ValueError, RecursionError):
-                inner = text
-            self._buffer = text[len(inner) :]
-        call = self._parse(inner)
-        if call is not None:
-            self._emit(*call)
-            self._state = self._between
-        else:
-            self._content += self._lead, text[: len(text) - len(self._buffer)]
-            self._state = self._text if self._format.anywhere else self._prose
+    def _open(self, at: int, lead: str) -> bool:
+        """A call may start at this place."""
+        self._lead, self._buffer = lead, self._buffer[at:]
+        self._state = self._call
         return True
 
-    def _arguments(self, ended: bool) -> bool:
-        """State: the arguments of a call."""
-        stop = self._closing(1)
-        if self._buffer:
-            text = self._buffer[:stop]
-            self._pieces.append(CallDelta(self.num_calls - 1, text))
-            self._buffer = self._buffer[len(text) :]
-        if stop is None:
-            return False
-        self._state = self._closed
-        return True
-
-    def _closed(self, ended: bool) -> bool:
-        """What an object holds after its arguments; a missing brace is forgiven."""
-        self._buffer = self._buffer.lstrip()
-        if not self._buffer:
-            return False
-        self._state = self._members if self._buffer[0] in "},]" else self._closing_tag
-        return True
-
-    def _members(self, ended: bool) -> bool:
-        stop = self._closing(0)
-        self._buffer = "" if stop is None else self._buffer[stop:]
-        if stop is None:
-            return False
-        self._state = self._closing_tag
+    def _reject(self, size: int = 0) -> bool:
+        """Make the text before the buffer and its first characters content."""
+        self._content += self._lead, self._buffer[:size]
+        self._buffer = self._buffer[size:]
+        self._state = self._outside
         return True
 
     def _closing_tag(self, ended: bool) -> bool:
+        """State: after a call; models often leave out the closing tag."""
         self._buffer = self._buffer.lstrip()
         if self._buffer.startswith(self._end):
             self._buffer = self._buffer[len(self._end) :]
@@ -203,60 +186,48 @@ class ToolCallParser:
         return True
 
     def _between(self, ended: bool) -> bool:
-        """State: after a call; white space, then another call or content."""
-        separators = self._format.separator + " \n\t,"
-        rest = self._buffer.lstrip() if self._format.anywhere else self._buffer.lstrip(separators)
+        """State: after a call; another call, the end of the run, or content."""
+        self._buffer = self._buffer.lstrip()
+        rest = self._buffer.lstrip(self._separators)
         if not rest:
             if ended:
                 self._buffer = ""
             return False
+        next_call = self._again or self._call_begin
         lead = self._buffer[: len(self._buffer) - len(rest)]
-        if self._format.anywhere:
-            self._buffer, self._state = rest, self._text
-        elif rest.startswith("{"):
-            self._open(len(lead), lead)
+        if self._last and rest.startswith(self._last):
+            self._buffer = rest[len(self._last) :]
+            self._state = self._after
+        elif self._runs and rest.startswith(next_call):
+            lead += self._again
+            return self._open(len(lead), lead)
+        elif not ended and any(
+            tag.startswith(rest) for tag in (self._last, next_call) if self._runs and tag
+        ):
+            return False
         else:
-            self._buffer, self._state = self._buffer.lstrip(), self._prose
+            self._state = self._after
         return True
 
-    def _closing(self, floor: int) -> int | None:
-        """Index after the bracket that lowers the nesting depth to ``floor``; None if there is
-        none."""
-        for i, char in enumerate(self._buffer):
-            if self._escaped:
-                self._escaped = False
-            elif self._quoted:
-                self._escaped, self._quoted = char == "\\", char != '"'
-            elif char == '"':
-                self._quoted = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                if self._depth <= floor:
-                    return i + 1
-        return None
+    def _after(self, ended: bool) -> bool:
+        """State: white space after calls."""
+        self._buffer = self._buffer.lstrip()
+        if self._buffer:
+            self._state = self._outside
+        return bool(self._buffer)
+
+    def _may_call(self, name: str) -> bool:
+        return name in self._names and self.num_calls < _MOST_CALLS
 
     def _emit(self, name: str, arguments: str) -> None:
         """Start a call."""
         self._pieces.append(CallDelta(self.num_calls, arguments, id=new_call_id(), name=name))
         self.num_calls += 1
 
-    def _parse(self, text: str) -> tuple[str, str] | None:
-        """Name and arguments of a complete call; None if it is invalid."""
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(found, dict) or self.num_calls >= _MOST_CALLS:
-            return None
-        name = found.get("name")
-        arguments = found.get("arguments", found.get("parameters"))
-        if not isinstance(name, str) or name not in self._names:
-            return None
-        if not isinstance(arguments, dict):
-            return None
-        return name, json.dumps(arguments, ensure_ascii=False)
+    def _emit_arguments(self, text: str) -> None:
+        """Continue the last call."""
+        if text:
+            self._pieces.append(CallDelta(self.num_calls - 1, text))
 
 
 def new_call_id() -> str:

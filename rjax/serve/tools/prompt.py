@@ -5,7 +5,8 @@ from typing import Any
 
 from rjax.errors import InvalidRequestError
 from rjax.serve.requests import Message, Tool
-from rjax.serve.tools.formats import ToolFormat
+from rjax.serve.tools.base import ToolFormat
+from rjax.serve.tools.registry import knows_tools
 from rjax.tokenization import Tokenizer
 from rjax.tokenization.chat import join_parts
 
@@ -13,11 +14,6 @@ _INTRODUCTION = (
     "You may call these functions, each described by a JSON schema:\n{functions}\n"
     "To call one, answer with its name and arguments in this form and nothing else:\n{example}"
 )
-
-
-def knows_tools(tokenizer: Tokenizer) -> bool:
-    """Whether the model's chat template supports tools."""
-    return "tools" in str(tokenizer.hf.chat_template or "")
 
 
 def tools_for_template(tools: list[Tool], tokenizer: Tokenizer) -> list[dict[str, Any]] | None:
@@ -28,7 +24,7 @@ def tools_for_template(tools: list[Tool], tokenizer: Tokenizer) -> list[dict[str
 
 
 def conversation(
-    messages: list[Message], tools: list[Tool], tokenizer: Tokenizer, fmt: ToolFormat
+    messages: list[Message], tools: list[Tool], tokenizer: Tokenizer, fmt: ToolFormat | None
 ) -> list[dict[str, Any]]:
     """Messages for the template.
 
@@ -36,10 +32,15 @@ def conversation(
     template does not support tools, they are described in the system message, calls become text of
     the assistant, and results become user messages.
 
+    Args:
+        messages, tools: of the request.
+        tokenizer: of the model.
+        fmt: how the model writes calls; None is only for templates that support tools.
+
     Raises:
-        InvalidRequestError: a message has invalid reasoning.
+        InvalidRequestError: a message has invalid reasoning, or the format cannot write its calls.
     """
-    native = knows_tools(tokenizer)
+    describing = None if knows_tools(tokenizer) else fmt
     found: list[dict[str, Any]] = []
     for message in messages:
         role = "system" if message.role == "developer" else message.role
@@ -47,15 +48,14 @@ def conversation(
         if message.name is not None:
             entry["name"] = message.name
         entry |= _reasoning(message)
-        if native:
+        if describing is None:
             if message.tool_call_id is not None:
                 entry["tool_call_id"] = message.tool_call_id
             if message.tool_calls:
                 entry["tool_calls"] = [call.model_dump() for call in message.tool_calls]
         elif message.tool_calls:
-            calls = fmt.separator.join(
-                fmt.call_text(call.function.name, call.function.arguments)
-                for call in message.tool_calls
+            calls = describing.calls_text(
+                [(call.function.name, call.function.arguments) for call in message.tool_calls]
             )
             entry["content"] = "\n".join(part for part in (entry["content"], calls) if part)
         elif role == "tool":
@@ -64,8 +64,8 @@ def conversation(
                 "content": f"<tool_response>\n{entry['content']}\n</tool_response>",
             }
         found.append(entry)
-    if tools and not native:
-        _describe(tools, found, fmt)
+    if tools and describing is not None:
+        _describe(tools, found, describing)
     return found
 
 
@@ -102,8 +102,7 @@ def _describe(tools: list[Tool], messages: list[dict[str, Any]], fmt: ToolFormat
         json.dumps(tool.function.model_dump(exclude_none=True), ensure_ascii=False)
         for tool in tools
     )
-    example = fmt.call_text("function-name", "{...}")
-    text = _INTRODUCTION.format(functions=functions, example=example)
+    text = _INTRODUCTION.format(functions=functions, example=fmt.example)
     if messages and messages[0]["role"] == "system":
         messages[0]["content"] = f"{messages[0]['content']}\n\n{text}"
     else:

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict
 
 from rjax.errors import ContextLengthError, InvalidRequestError
 from rjax.serve.requests import Message, Tool
-from rjax.serve.tools import TOOL_FORMATS, conversation, tools_for_template
+from rjax.serve.tools.prompt import conversation, tools_for_template
+from rjax.serve.tools.registry import tool_format
 from rjax.serve.workers.memory import resident_bytes
 from rjax.structured.constraint import Constraint
 from rjax.structured.grammar import NEEDED, compile_grammar, grammar_tokenizer
@@ -40,7 +41,7 @@ class Layout(BaseModel):
 
     Attributes:
         messages, tools: of the request.
-        tool_format: name of the tool format.
+        tool_format: name of the tool format; None if the template alone writes calls.
         options: of the template.
         longest_text: maximum of characters of a prompt.
         last: keep only this many tokens at the end.
@@ -53,7 +54,7 @@ class Layout(BaseModel):
 
     messages: list[Message]
     tools: list[Tool]
-    tool_format: str
+    tool_format: str | None
     options: dict[str, Any]
     longest_text: int
     last: int | None
@@ -93,8 +94,9 @@ class Tasks:
         # Check the length before templates and tokenisation multiply it.
         self._check_length(sum(map(len, _texts(task))), task)
         tokenizer = self._tokenizer
+        fmt = None if task.tool_format is None else tool_format(task.tool_format)
         text = tokenizer.apply_chat_template(
-            conversation(task.messages, task.tools, tokenizer, TOOL_FORMATS[task.tool_format]),
+            conversation(task.messages, task.tools, tokenizer, fmt),
             tools=tools_for_template(task.tools, tokenizer),
             **task.options,
         )
