@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -67,3 +69,28 @@ def test_the_engine_ends_with_the_server(process, sent):
     os.kill(started.pid, sent)
     started.wait(60)
     until(lambda: not is_alive(engine), SOON)
+
+
+_FRONT_END = """\
+from jax._src import xla_bridge
+from rjax.config import EngineConfig
+from rjax.serve.service_loader import ServiceLoader
+
+config = EngineConfig.from_options({"max_model_len": 128, "max_num_seqs": 2, "num_pages": 8,
+                                    "warmup": "off"})
+loader = ServiceLoader(config, {}, {"model": "tiny"}, engine_process=True)
+service, app = loader.load()
+print(loader.summary({}))
+assert not xla_bridge._backends, xla_bridge._backends
+service.close()
+service.engine.channel.end()
+assert service.engine.channel.join(60)
+"""
+
+
+def test_the_front_end_uses_no_device():
+    """Its memory is the engine's."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FRONT_END], timeout=300, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
