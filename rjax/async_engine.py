@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from rjax.engine.protocol import Engine
@@ -55,12 +55,14 @@ class RequestStream:
         self,
         owner: "AsyncLLMEngine",
         request_id: str,
+        engine_id: str,
         sequences: int,
         tokens: int,
         kind: RequestOutputKind,
         sink: OutputSink,
     ) -> None:
         self.request_id = request_id
+        self.engine_id = engine_id
         self.sequences = sequences
         self.prompt_tokens = tokens
         self.kind = kind
@@ -111,7 +113,8 @@ class AsyncLLMEngine:
     def __init__(self, engine: Engine | EngineChannel, limits: QueueLimits | None = None) -> None:
         self.channel = engine if isinstance(engine, EngineChannel) else ThreadChannel(engine)
         self.limits = limits or QueueLimits()
-        self._streams: dict[str, RequestStream] = {}
+        self._streams: dict[str, RequestStream] = {}  # by the engine's id of the request
+        self._names: dict[str, RequestStream] = {}
         self._undelivered: dict[str, RequestOutput] = {}
         self._is_delivering = False
         self._sequences = 0
@@ -215,13 +218,16 @@ class AsyncLLMEngine:
         kind = params.output_kind
         if sink is None:
             sink = OutputQueue(kind, self.limits.unread_tokens)
-        stream = RequestStream(self, self._name(request_id), sequences, tokens, kind, sink)
-        self._streams[stream.request_id] = stream
+        name = self._name(request_id)
+        # The engine may still have an output of an earlier request with this name.
+        engine_id = f"{name}/{next(self._ids)}"
+        stream = RequestStream(self, name, engine_id, sequences, tokens, kind, sink)
+        self._streams[engine_id] = self._names[name] = stream
         self._sequences += stream.sequences
         self._prompt_tokens += stream.prompt_tokens
         self._empty.clear()
         try:
-            await self.channel.add(stream.request_id, prompt_token_ids, params, options)
+            await self.channel.add(engine_id, prompt_token_ids, params, options)
         except BaseException:
             stream.close()
             raise
@@ -230,8 +236,8 @@ class AsyncLLMEngine:
     def _name(self, request_id: str | None) -> str:
         if request_id is None:
             made = (f"request-{i}" for i in self._ids)
-            return next(name for name in made if name not in self._streams)
-        if request_id in self._streams:
+            return next(name for name in made if name not in self._names)
+        if request_id in self._names:
             raise InvalidRequestError(f"request id {request_id!r} is in use; choose another")
         return request_id
 
@@ -282,14 +288,21 @@ class AsyncLLMEngine:
 
     def release(self, stream: RequestStream) -> None:
         """Drop a stream, and abort its request if it is unfinished."""
-        if self._streams.pop(stream.request_id, None) is None:
+        if self._streams.pop(stream.engine_id, None) is None:
             return
+        del self._names[stream.request_id]
         self._release_quota(stream)
         if not self._streams:
             self._empty.set()
         if not stream.finished:
             stream.finished = True
-            self.channel.abort([stream.request_id])
+            self.channel.abort([stream.engine_id])
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """Abort requests; each gets a last output. Unknown ids are ignored."""
+        for name in request_ids:
+            if (stream := self._names.get(name)) is not None:
+                await self.call_utility("abort_request", stream.engine_id)
 
     def _release_quota(self, stream: RequestStream) -> None:
         """Return a request's share of the queue limits when the engine has finished it."""
@@ -342,6 +355,7 @@ class AsyncLLMEngine:
         stream = self._streams.get(output.request_id)
         if stream is None:
             return
+        output.request_id = stream.request_id
         if output.finished:
             self._release_quota(stream)
         try:

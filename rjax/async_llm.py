@@ -185,8 +185,7 @@ class AsyncLLM:
         names = [request_id] if isinstance(request_id, str) else list(request_id)
         if self._loop is not None:
             await self._ensure_started()
-            for name in names:
-                await self._served.call_utility("abort_request", name)
+            await self._served.abort(names)
 
     async def call[T](self, function: Callable[[Engine], T]) -> T:
         """Run ``function(engine)`` on the engine's thread between two steps, for example to read

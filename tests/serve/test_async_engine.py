@@ -132,7 +132,7 @@ def test_leaving_or_cancelling_aborts(after):
         async with await engine.submit([1], tokens(10**6)) as stream:
             for _ in range(after):
                 await anext(stream)
-        await until(lambda: inner.aborted == [stream.request_id])
+        await until(lambda: inner.aborted == [stream.engine_id])
         task = asyncio.ensure_future(collect(engine, [1], tokens(10**6)))
         await until(lambda: bool(inner.live))
         task.cancel()

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from rjax.async_engine import AsyncLLMEngine
-from rjax.errors import EngineDeadError, OverloadedError
-from rjax.outputs import RequestOutput
+from rjax.errors import EngineDeadError, InvalidRequestError, OverloadedError
+from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
 
 from .test_async_engine import CountingEngine
@@ -124,7 +124,7 @@ def test_a_sink_that_refuses_is_aborted_alone():
         kept = await engine.submit([1], params(300), sink=other)
         await asyncio.wait_for(other.ended.wait(), 60)
         assert other.tokens == list(range(300))
-        assert {first.request_id, second.request_id} <= set(found.aborted)
+        assert {first.engine_id, second.engine_id} <= set(found.aborted)
         kept.finished = True
         engine.release(kept)
         assert engine.num_live == 0
@@ -153,5 +153,43 @@ def test_a_failure_comes_after_the_outputs_before_it():
                 assert len(sink.tokens) == 50
             else:
                 assert isinstance(sink.error, EngineDeadError)
+
+    asyncio.run(run())
+
+
+def test_a_name_that_is_used_again_gets_no_output_of_the_request_before():
+    class LastWords(CountingEngine):
+        """Reports an aborted request once more, as an engine does."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.last: list[RequestOutput] = []
+
+        def abort_request(self, request_id: str) -> None:
+            super().abort_request(request_id)
+            text = CompletionOutput(0, "old", [99], finish_reason="abort")
+            self.last.append(RequestOutput(request_id, None, [1], outputs=[text], finished=True))
+
+        def step(self) -> list[RequestOutput]:
+            last, self.last = self.last, []
+            return last + super().step()
+
+    async def run() -> None:
+        found = LastWords()
+        engine = await started(found)
+        found.gate.clear()
+        first = await engine.submit([1], params(10**6), sink=Sink(), request_id="a")
+        with pytest.raises(InvalidRequestError, match="'a' is in use"):
+            await engine.submit([1], params(3), sink=Sink(), request_id="a")
+        first.close()
+        again = Sink()
+        adding = asyncio.ensure_future(engine.submit([1], params(3), sink=again, request_id="a"))
+        await asyncio.sleep(0)
+        found.gate.set()
+        await adding
+        await asyncio.wait_for(again.ended.wait(), 60)
+        assert again.tokens == [0, 1, 2]
+        assert {output.request_id for output in again.outputs} == {"a"}
+        await engine.stop()
 
     asyncio.run(run())
