@@ -39,7 +39,12 @@ from rjax.batch.page_hash import root_key
 from rjax.batch.step_limits import StepLimits
 from rjax.batch.step_readout import HostLogprobs, StepReadout
 from rjax.benchmarks.options import whole
-from rjax.benchmarks.stream_client import Arrival, Streamed, stream_load_in_processes
+from rjax.benchmarks.stream_client import (
+    Address,
+    Arrival,
+    Streamed,
+    stream_load_in_processes,
+)
 from rjax.benchmarks.text_tables import text
 from rjax.cli.parser import OneLineParser
 from rjax.config import EngineConfig
@@ -302,10 +307,10 @@ def load(
 ) -> dict[str, float]:
     """The figures of a load, after one like it that fills the prefix cache and opens all paths;
     ``around`` is called before and after the one that counts."""
-    stream_load_in_processes(host, port, _arrivals(streams, options, 1), options.clients)
+    stream_load_in_processes(Address(host, port), _arrivals(streams, options, 1), options.clients)
     arrivals = _arrivals(streams, options, 2)
     around()
-    answers = stream_load_in_processes(host, port, arrivals, options.clients)
+    answers = stream_load_in_processes(Address(host, port), arrivals, options.clients)
     around()
     return figures(answers, options.max_tokens)
 

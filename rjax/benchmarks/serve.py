@@ -57,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _number(load, "--requests", 64, "at each rate", "--num-prompts")
     _number(load, "--max-concurrency", 1024, "requests under way at once")
+    _number(load, "--clients", 4, "processes that send them, with a core each at best")
     _number(load, "--warm-up", 32, "requests before anything is timed", "--num-warmups", least=0)
     prompts = p.add_argument_group("prompts and answers")
     _number(prompts, "--prefixes", 1, "different beginnings")
@@ -95,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure_all(arguments: argparse.Namespace) -> int:
     check_picture(arguments.png)
-    found = asyncio.run(run(arguments))
+    found = run(arguments)
     print(text(found["rows"], serve_report.COLUMNS))
     if arguments.json is not None:
         records.save(arguments.json, found)
@@ -104,50 +105,56 @@ def _measure_all(arguments: argparse.Namespace) -> int:
     return 0 if all(row["completed"] for row in found["rows"]) else FAILED
 
 
-async def run(arguments: argparse.Namespace) -> dict[str, Any]:
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure every rate, one after the other."""
     key = arguments.api_key
     if arguments.api_key_file is not None:
         key = arguments.api_key_file.read_text("utf-8").strip()
-    client = serve_client.Client(arguments.url, key)
-    async with client:
-        await client.wait_compiled()
-        model = arguments.model or await client.first_model()
-        workload = Workload(
-            model=model,
-            prefixes=arguments.prefixes,
-            prefix_words=arguments.prefix_words,
-            suffix_words=arguments.suffix_words,
-            max_tokens=arguments.max_tokens,
-            chat=arguments.chat,
-            ignore_eos=not arguments.respect_eos,
-            temperature=arguments.temperature,
-            seed=arguments.seed,
-        )
-        for body in workload.warm_up():
-            warmed = await client.ask(workload.path, body)
-            if warmed.error is not None:
-                raise serve_client.ServerError(f"the first request failed: {warmed.error}")
-        extra = arguments.warm_up  # simultaneous requests, for servers that compile by batch size
-        await serve_client.load(
-            client,
-            workload.path,
-            workload.bodies(-1, extra),
-            [0.0] * extra,
+    url = arguments.url.rstrip("/")
+    model = asyncio.run(_await_model(url, key, arguments.model))
+    workload = Workload(
+        model=model,
+        prefixes=arguments.prefixes,
+        prefix_words=arguments.prefix_words,
+        suffix_words=arguments.suffix_words,
+        max_tokens=arguments.max_tokens,
+        chat=arguments.chat,
+        ignore_eos=not arguments.respect_eos,
+        temperature=arguments.temperature,
+        seed=arguments.seed,
+    )
+
+    def send(
+        bodies: Sequence[dict[str, Any]], arrivals: Sequence[float], most: int
+    ) -> list[serve_client.Measured]:
+        processes = arguments.clients
+        path = workload.path
+        return serve_client.load(url, key, path, bodies, arrivals, most=most, processes=processes)
+
+    first = workload.warm_up()
+    for warmed in send(first, [0.0] * len(first), 1):
+        if warmed.error is not None:
+            raise serve_client.ServerError(f"the first request failed: {warmed.error}")
+    extra = arguments.warm_up  # simultaneous requests, for servers that compile by batch size
+    if extra:
+        send(workload.bodies(-1, extra), [0.0] * extra, arguments.max_concurrency)
+    rows = []
+    for number, rate in enumerate(arguments.rates):
+        done = send(
+            workload.bodies(number, arguments.requests),
+            workload.arrivals(number, arguments.requests, rate),
             arguments.max_concurrency,
         )
-        rows = []
-        for number, rate in enumerate(arguments.rates):
-            done = await serve_client.load(
-                client,
-                workload.path,
-                workload.bodies(number, arguments.requests),
-                workload.arrivals(number, arguments.requests, rate),
-                arguments.max_concurrency,
-            )
-            rows.append(serve_report.row(rate, done, arguments.goodput))
-            print(serve_report.line(rows[-1]), file=sys.stderr)
+        rows.append(serve_report.row(rate, done, arguments.goodput))
+        print(serve_report.line(rows[-1]), file=sys.stderr)
     return serve_report.record(_NAME, model, rows, vars(arguments), arguments.runs_on)
+
+
+async def _await_model(url: str, key: str | None, model: str | None) -> str:
+    """Wait until the server is ready; returns the model's name."""
+    async with serve_client.Client(url, key) as client:
+        await client.wait_compiled()
+        return model or await client.first_model()
 
 
 def _number(

@@ -4,12 +4,18 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import time
+import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
 import httpx2
 
+from rjax.benchmarks.stream_client import (
+    Address,
+    Arrival,
+    Streamed,
+    stream_load_in_processes,
+)
 from rjax.errors import RjaxError
 
 _POLL_SECONDS = 0.5
@@ -89,58 +95,72 @@ class Client:
         except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
             raise ServerError(f"{self._http.base_url} lists no model: {error}") from error
 
-    async def ask(self, path: str, body: dict[str, Any]) -> Measured:
-        """Send a request and read its stream to the end; failures are stored in ``error``."""
-        found = Measured(sent=time.perf_counter())
-        try:
-            async with self._http.stream("POST", path, json=body) as answer:
-                if answer.status_code != 200:
-                    text = (await answer.aread()).decode("utf-8", "replace")
-                    found.error = f"{answer.status_code}: {text[:300]}"
-                else:
-                    async for line in answer.aiter_lines():
-                        if line.startswith("data:") and line[5:].strip() != "[DONE]":
-                            _take(found, json.loads(line[5:]))
-        except (httpx2.HTTPError, ValueError) as error:
-            found.error = f"{type(error).__name__}: {error}"
-        found.done = time.perf_counter()
-        found.end = found.done - found.sent
-        found.tokens = found.tokens or found.chunks
-        if found.error is None and found.first is None and found.tokens == 0:
-            found.error = "the answer was empty"
-        return found
-
 
 def _is_starting(health: dict[str, Any]) -> bool:
     """Whether this is the /health of `rjax.serve` while it starts or compiles."""
     return health.get("status") == "starting" or health.get("compiled", 0) < health.get("of", 0)
 
 
-async def load(
-    client: Client,
+def load(
+    url: str,
+    key: str | None,
     path: str,
     bodies: Sequence[dict[str, Any]],
     arrivals: Sequence[float],
+    *,
     most: int,
+    processes: int,
 ) -> list[Measured]:
     """Send each body at its time, with a limit on concurrent requests; the time that a request
-    waits for the limit counts."""
-    turn = asyncio.Semaphore(most)
-    start = time.perf_counter()
+    waits for the limit counts.
 
-    async def one(body: dict[str, Any], at: float) -> Measured:
-        await asyncio.sleep(max(0.0, start + at - time.perf_counter()))
-        due = time.perf_counter()
-        async with turn:
-            waited = time.perf_counter() - due
-            found = await client.ask(path, body)
-        found.sent -= waited
-        found.end += waited
-        found.first = None if found.first is None else found.first + waited
-        found.last = None if found.last is None else found.last + waited
+    Args:
+        url: of the server, with ``/v1`` at its end.
+        key: API key, or None.
+        path: of the route, behind the URL's.
+        bodies: of the requests.
+        arrivals: when to send each, in seconds.
+        most: concurrent requests.
+        processes: of the client.
+
+    Raises:
+        ServerError: a process of the client failed.
+    """
+    parts = urllib.parse.urlsplit(url)
+    tls = parts.scheme == "https"
+    assert parts.hostname is not None, "the server has answered under this URL"
+    address = Address(parts.hostname, parts.port or (443 if tls else 80), tls, key)
+    path = parts.path.rstrip("/") + path
+    asked = [Arrival(at, path, body) for at, body in zip(arrivals, bodies, strict=True)]
+    try:
+        return [
+            measured(answer)
+            for answer in stream_load_in_processes(address, asked, processes, most=most)
+        ]
+    except RuntimeError as error:
+        raise ServerError(str(error)) from error
+
+
+def measured(answer: Streamed) -> Measured:
+    """The figures of an answer; failures are in ``error``."""
+    found = Measured(sent=answer.due, done=answer.end, end=answer.end - answer.due)
+    if answer.error is not None or answer.status == 0:
+        found.error = answer.error or "the server closed the connection"
         return found
-
-    return list(await asyncio.gather(*map(one, bodies, arrivals)))
+    if answer.status != 200:
+        found.error = f"{answer.status}: {''.join(answer.events)[:300]}"
+        return found
+    try:
+        for at, event in zip(answer.times, answer.events, strict=True):
+            _take(found, json.loads(event), at)
+    except (ValueError, AttributeError) as error:
+        found.error = f"{type(error).__name__}: {error}"
+    found.tokens = found.tokens or found.chunks
+    if found.error is None and not answer.ended:
+        found.error = "the answer was cut off"
+    if found.error is None and found.first is None and found.tokens == 0:
+        found.error = "the answer was empty"
+    return found
 
 
 def _generated(choice: dict[str, Any]) -> bool:
@@ -150,7 +170,7 @@ def _generated(choice: dict[str, Any]) -> bool:
     return bool(choice.get("text")) or any(delta.get(kind) for kind in kinds)
 
 
-def _take(found: Measured, event: dict[str, Any]) -> None:
+def _take(found: Measured, event: dict[str, Any], at: float) -> None:
     if "error" in event:
         found.error = str(event["error"])[:300]
         return
@@ -162,7 +182,7 @@ def _take(found: Measured, event: dict[str, Any]) -> None:
         found.cached_tokens = details.get("cached_tokens") or 0
     for choice in event.get("choices") or ():
         if _generated(choice):
-            now = time.perf_counter() - found.sent
+            now = at - found.sent
             found.first = now if found.first is None else found.first
             found.last = now
             found.chunks += 1

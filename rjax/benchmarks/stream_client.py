@@ -8,11 +8,14 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
+
+import h11
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,18 +38,62 @@ class Streamed:
     """One answer; times in seconds on the clock of `time.perf_counter`, which processes share.
 
     Attributes:
-        sent: when the request was sent.
+        due: when the request was to be sent.
+        sent: when it was.
         status: of the answer; 0 if the connection failed.
-        times: of each event, when the HTTP chunk that ends it had arrived.
+        times: of each event, when the last bytes of it had arrived.
         events: data of each event, ``[DONE]`` left out; of an answer that is no stream, its body.
+        end: when the last bytes of the answer had arrived.
         ended: whether the answer came to its end.
+        error: why the connection failed, or None.
     """
 
-    sent: float
+    due: float
+    sent: float = 0.0
     status: int = 0
     times: list[float] = dataclasses.field(default_factory=list)
     events: list[str] = dataclasses.field(default_factory=list)
+    end: float = 0.0
     ended: bool = False
+    error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens, and how to speak to it.
+
+    Attributes:
+        host, port: of the server.
+        tls: whether it speaks HTTPS.
+        key: API key, or None.
+    """
+
+    host: str
+    port: int
+    tls: bool = False
+    key: str | None = None
+
+    def request(self, path: str, body: dict[str, Any]) -> bytes:
+        """The bytes of a POST."""
+        content = json.dumps(body).encode()
+        authorization = "" if self.key is None else f"Authorization: Bearer {self.key}\r\n"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: {host}:{self.port}\r\n{authorization}"
+            f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        )
+        return head.encode() + content
+
+    async def connect(self) -> "_Connection":
+        """A new connection.
+
+        Raises:
+            OSError: there is none.
+        """
+        loop = asyncio.get_running_loop()
+        tls = True if self.tls else None
+        _, connection = await loop.create_connection(_Connection, self.host, self.port, ssl=tls)
+        return connection
 
 
 class _Connection(asyncio.Protocol):
@@ -56,7 +103,7 @@ class _Connection(asyncio.Protocol):
         self.transport: Any = None
         self._pieces: list[tuple[float, bytes]] = []
         self._tail = b""
-        self._wanted: int | None = None
+        self._whole: int | None = None  # bytes of the answer; 0 if it is chunked, -1 if unknown
         self._size = 0
         self._done: asyncio.Future[bool] | None = None
 
@@ -66,11 +113,11 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._pieces.append((time.perf_counter(), data))
         self._size += len(data)
-        if self._wanted is None:
+        if self._whole is None:
             self._read_head()
         else:
             self._tail = (self._tail + data)[-7:]
-        ended = self._tail == b"\r\n0\r\n\r\n" if self._wanted == 0 else self._size == self._wanted
+        ended = self._tail == b"\r\n0\r\n\r\n" if self._whole == 0 else self._size == self._whole
         if ended and self._done is not None and not self._done.done():
             self._done.set_result(True)
 
@@ -80,90 +127,95 @@ class _Connection(asyncio.Protocol):
         if not found:
             return
         lower = head.lower()
-        self._wanted = 0
+        self._whole = 0 if b"transfer-encoding: chunked" in lower else -1
         if b"content-length:" in lower:
             length = int(lower.split(b"content-length:")[1].split(b"\r\n")[0])
-            self._wanted = len(head) + 4 + length
+            self._whole = len(head) + 4 + length
         self._tail = rest[-7:]
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._done is not None and not self._done.done():
-            self._done.set_result(False)
+            self._done.set_result(self._whole == -1)
 
-    async def ask(self, request: bytes) -> Streamed:
+    async def ask(self, request: bytes, due: float) -> Streamed:
         """Send a request and record its answer."""
-        self._pieces, self._tail, self._wanted, self._size = [], b"", None, 0
+        self._pieces, self._tail, self._whole, self._size = [], b"", None, 0
         self._done = asyncio.get_running_loop().create_future()
-        found = Streamed(time.perf_counter())
+        found = Streamed(due, time.perf_counter())
         self.transport.write(request)
         found.ended = await self._done
-        _read(found, self._pieces)
+        found.end = self._pieces[-1][0] if self._pieces else time.perf_counter()
+        try:
+            _read(found, self._pieces)
+        except h11.ProtocolError as error:
+            found.error = f"the answer is not HTTP: {error}"
         return found
 
 
 def _read(found: Streamed, pieces: Sequence[tuple[float, bytes]]) -> None:
     """Take the events and their times out of what arrived."""
-    data = b"".join(piece for _, piece in pieces)
-    head, _, body = data.partition(b"\r\n\r\n")
-    if not head.startswith(b"HTTP/1.1 "):
-        return
-    found.status = int(head[9:12])
-    offset = len(head) + 4
-    if b"transfer-encoding: chunked" not in head.lower():
-        found.events.append(body.decode("utf-8", "replace"))
-        found.times += [at for at, _ in pieces[-1:]]
-        return
-    ends, size = [], 0
+    http = h11.Connection(h11.CLIENT)
+    http.send(h11.Request(method="POST", target="/", headers=[("Host", "a")]))
+    http.send(h11.EndOfMessage())
+    streams = False
+    body = b""
     for at, piece in pieces:
-        size += len(piece)
-        ends.append((size, at))
-    place, event, part = 0, b"", 0
-    while True:
-        line = body.find(b"\r\n", place)
-        length = int(body[place:line], 16) if line >= 0 else 0
-        if not length or line + 2 + length > len(body):
-            return
-        event += body[line + 2 : line + 2 + length]
-        place = line + length + 4
-        while ends[part][0] < offset + place - 2:
-            part += 1
-        *whole, event = event.split(b"\n\n")
-        for one in whole:
-            text = next(x[6:] for x in one.split(b"\n") if x.startswith(b"data: "))
-            if text != b"[DONE]":
-                found.events.append(text.decode())
-                found.times.append(ends[part][1])
+        http.receive_data(piece)
+        while True:
+            part = http.next_event()
+            if isinstance(part, h11.Response):
+                found.status = part.status_code
+                kind = dict(part.headers).get(b"content-type", b"")
+                streams = kind.startswith(b"text/event-stream")
+            elif isinstance(part, h11.Data):
+                body += part.data
+            else:  # more is needed, or it is the end
+                break
+        if streams:
+            *whole, body = body.replace(b"\r\n", b"\n").split(b"\n\n")
+            for event in whole:
+                lines = [line[5:].strip() for line in event.split(b"\n") if line[:5] == b"data:"]
+                if lines and lines != [b"[DONE]"]:
+                    found.events.append(b"\n".join(lines).decode("utf-8", "replace"))
+                    found.times.append(at)
+    if not streams and pieces:
+        found.events.append(body.decode("utf-8", "replace"))
+        found.times.append(pieces[-1][0])
 
 
 async def stream_load(
-    host: str, port: int, arrivals: Sequence[Arrival], start: float, key: str | None = None
+    address: Address, arrivals: Sequence[Arrival], start: float, most: int | None = None
 ) -> list[Streamed]:
     """Send each request at its time and read all answers.
 
     Args:
-        host, port: of the server.
+        address: of the server.
         arrivals: the requests.
-        start: of the load on the clock of `time.perf_counter`; connections are opened before.
-        key: API key, or None.
+        start: of the load on the clock of `time.perf_counter`; the connections of requests without
+            delay are opened before.
+        most: requests under way at once; None for no limit.
     """
-    loop = asyncio.get_running_loop()
+    most = len(arrivals) if most is None else most
     free: list[_Connection] = []
-    for _ in arrivals:
-        _, connection = await loop.create_connection(_Connection, host, port)
-        free.append(connection)
+    with contextlib.suppress(OSError):  # each request says so
+        for _ in [arrival for arrival in arrivals if arrival.at == 0][:most]:
+            free.append(await address.connect())
+    turn = asyncio.Semaphore(most)
 
     async def one(arrival: Arrival) -> Streamed:
-        body = json.dumps(arrival.body).encode()
-        authorization = "" if key is None else f"Authorization: Bearer {key}\r\n"
-        head = (
-            f"POST {arrival.path} HTTP/1.1\r\nHost: {host}:{port}\r\n{authorization}"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        await asyncio.sleep(start + arrival.at - time.perf_counter())
-        connection = free.pop()
-        found = await connection.ask(head.encode() + body)
-        if found.ended:
-            free.append(connection)
+        due = start + arrival.at
+        request = address.request(arrival.path, arrival.body)
+        await asyncio.sleep(due - time.perf_counter())
+        async with turn:
+            while free and free[-1].transport.is_closing():
+                free.pop()
+            try:
+                connection = free.pop() if free else await address.connect()
+            except OSError as error:
+                return Streamed(due, due, end=time.perf_counter(), error=f"no connection: {error}")
+            found = await connection.ask(request, due)
+            if found.ended:
+                free.append(connection)
         return found
 
     try:
@@ -174,23 +226,25 @@ async def stream_load(
 
 
 def stream_load_in_processes(
-    host: str,
-    port: int,
+    address: Address,
     arrivals: Sequence[Arrival],
     processes: int,
-    key: str | None = None,
+    *,
+    most: int | None = None,
     lead_seconds: float = 2.0,
 ) -> list[Streamed]:
     """`stream_load` divided among processes, so that no client holds another one up.
 
     Args:
-        host, port, arrivals, key: as in `stream_load`.
-        processes: clients.
+        address, arrivals: as in `stream_load`.
+        processes: clients; fewer for fewer requests.
+        most: requests under way at once, in all processes; None for no limit.
         lead_seconds: for opening connections, before the first request.
 
     Raises:
         RuntimeError: a client failed.
     """
+    processes = max(1, min(processes, len(arrivals), most or len(arrivals)))
     with contextlib.ExitStack() as stack:
         clients = [
             stack.enter_context(
@@ -208,8 +262,9 @@ def stream_load_in_processes(
             output.readline()  # it has started
         start = time.perf_counter() + lead_seconds
         for i, (given, _) in enumerate(pipes):
-            part = [dataclasses.astuple(arrival) for arrival in arrivals[i::processes]]
-            given.write(json.dumps([host, port, part, start, key]))
+            part = [(arrival.at, arrival.path, arrival.body) for arrival in arrivals[i::processes]]
+            share = None if most is None else most // processes + (i < most % processes)
+            given.write(json.dumps([dataclasses.astuple(address), part, start, share]))
             given.close()
         texts = [output.read() for _, output in pipes]
     if any(client.returncode for client in clients):
@@ -219,10 +274,11 @@ def stream_load_in_processes(
 
 def _main() -> None:
     """A client process: a load on the standard input, its answers on the standard output."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all processes; one reports it
     print(flush=True)
-    host, port, part, start, key = json.load(sys.stdin)
+    address, part, start, most = json.load(sys.stdin)
     arrivals = [Arrival(*fields) for fields in part]
-    answers = asyncio.run(stream_load(host, port, arrivals, start, key))
+    answers = asyncio.run(stream_load(Address(*address), arrivals, start, most))
     json.dump([dataclasses.astuple(answer) for answer in answers], sys.stdout)
 
 

@@ -12,9 +12,10 @@ import pytest
 
 from rjax.batch.compile_progress import CompileProgress
 from rjax.benchmarks import serve
-from rjax.benchmarks.serve_client import Client, Measured
+from rjax.benchmarks.serve_client import Measured, measured
 from rjax.benchmarks.serve_report import row
 from rjax.benchmarks.serve_workload import Workload
+from rjax.benchmarks.stream_client import Address, Arrival, stream_load
 
 from .live_server import LiveServer
 
@@ -63,6 +64,7 @@ class Scripted(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         for delta in self.server.deltas:
             event = {"choices": [{"index": 0, "delta": delta}]}
@@ -91,12 +93,11 @@ def test_the_first_token_may_be_of_reasoning_or_a_call(piece, counts):
     server.deltas = [{"role": "assistant", "content": ""}, piece, {"content": "b"}]
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
-    async def ask() -> Measured:
-        async with Client(f"http://127.0.0.1:{server.server_port}/v1", None) as client:
-            return await client.ask("/chat/completions", {})
-
     try:
-        found = asyncio.run(ask())
+        address = Address("127.0.0.1", server.server_port)
+        asked = [Arrival(0.0, "/v1/chat/completions", {})]
+        [answer] = asyncio.run(stream_load(address, asked, time.perf_counter()))
+        found = measured(answer)
     finally:
         server.shutdown()
         server.server_close()
@@ -125,11 +126,11 @@ def test_sweep_against_a_server(server: LiveServer, tmp_path, chat, capsys):
     assert serve.main(argv + ["--chat"] * chat) == 0
     found = json.loads((tmp_path / "a.json").read_text())
     assert [r["rate"] for r in found["rows"]] == [20.0, "inf"]
-    for measured in found["rows"]:
-        assert measured["completed"] == 6
-        assert measured["output_tokens"] == 36
-        assert measured["cached_share"] > 0.5
-        assert 0 < measured["ttft_ms_p50"] <= measured["e2e_ms_p99"]
+    for figures in found["rows"]:
+        assert figures["completed"] == 6
+        assert figures["output_tokens"] == 36
+        assert figures["cached_share"] > 0.5
+        assert 0 < figures["ttft_ms_p50"] <= figures["e2e_ms_p99"]
     assert found["environment"]["device"] == "a small box"
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert "TTFT p50" in capsys.readouterr().out
@@ -178,12 +179,9 @@ def test_sweep_against_another_server(tmp_path, capsys):
         finally:
             other.shutdown()
     found = json.loads((tmp_path / "a.json").read_text())
-    [measured] = found["rows"]
-    assert (measured["completed"], measured["output_tokens"], measured["prompt_tokens"]) == (
-        3,
-        9,
-        21,
-    )
+    [figures] = found["rows"]
+    counts = figures["completed"], figures["output_tokens"], figures["prompt_tokens"]
+    assert counts == (3, 9, 21)
     assert found["model"] == "other"
     assert "secret" not in json.dumps(found)
 

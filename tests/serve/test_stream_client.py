@@ -6,7 +6,13 @@ import time
 import pytest
 
 from bench.server_host import figures
-from rjax.benchmarks.stream_client import Arrival, Streamed, stream_load, stream_load_in_processes
+from rjax.benchmarks.stream_client import (
+    Address,
+    Arrival,
+    Streamed,
+    stream_load,
+    stream_load_in_processes,
+)
 
 from .live_server import LiveServer
 
@@ -31,12 +37,12 @@ def serve_pieces(pieces: list[bytes], requests: int = 1) -> list[Streamed]:
             host, port = server.sockets[0].getsockname()
             start = time.perf_counter() + 0.05
             arrivals = [Arrival(0.3 * i, "/x", {"a": 1}) for i in range(requests)]
-            return await stream_load(host, port, arrivals, start)
+            return await stream_load(Address(host, port), arrivals, start)
 
     return asyncio.run(run())
 
 
-HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def test_events_and_their_times_however_they_are_cut():
@@ -50,7 +56,7 @@ def test_events_and_their_times_however_they_are_cut():
         assert (found.status, found.ended) == (200, True)
         assert found.events == ["a", "b", "café!"]
         late = [at - found.sent > 0.015 for at in found.times]
-        chunks = (b"data: b", b"b\r\n2\r\n\n\n", b"\xa9!\n\n")
+        chunks = (b"data: a\n\n", b"b\r\n2\r\n\n\n", b"\xa9!\n\n")
         assert late == [cut < stream.index(chunk) + len(chunk) for chunk in chunks], cut
 
 
@@ -74,8 +80,59 @@ def test_processes_share_a_load(server: LiveServer):
     host, port = server.url.removeprefix("http://").split(":")
     body = {"model": "tiny", "prompt": "Who?", "max_tokens": 5, "ignore_eos": True, "stream": True}
     arrivals = [Arrival(0.01 * i, "/v1/completions", body) for i in range(4)]
-    found = stream_load_in_processes(host, int(port), arrivals, processes=2)
+    found = stream_load_in_processes(Address(host, int(port)), arrivals, processes=2)
     assert len(found) == 4
     result = figures(found, 5)
     assert result["chunks"] == sum(len(answer.events) for answer in found) >= 4
     assert 0 < result["gap_ms_p50"] <= result["gap_ms_max"]
+
+
+EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
+
+
+@pytest.mark.parametrize("length", [True, False])
+def test_streams_of_other_servers_are_read(length):
+    """With a length or none, remarks, other line ends, data of several lines."""
+    body = b": a remark\n\ndata:a\r\n\r\ndata: b\ndata: c\n\ndata: [DONE]\n\n"
+    head = EVENTS + (b"Content-Length: %d\r\n\r\n" % len(body) if length else b"\r\n")
+    (found,) = serve_pieces([head + body[:20], body[20:]])
+    assert (found.status, found.events, found.ended) == (200, ["a", "b\nc"], True)
+    assert found.end >= found.times[-1] > found.sent
+
+
+def test_nothing_listens_and_no_http_are_errors():
+    address = Address("127.0.0.1", 1)
+    arrivals = [Arrival(0.0, "/", {}), Arrival(0.01, "/", {})]
+    for found in asyncio.run(stream_load(address, arrivals, time.perf_counter())):
+        assert (found.status, found.ended) == (0, False)
+        assert found.error is not None and "no connection" in found.error
+    (found,) = serve_pieces([b"SSH-2.0-x\r\n\r\n"])
+    assert found.error is not None and "not HTTP" in found.error
+
+
+def test_no_more_requests_than_allowed_are_under_way():
+    under_way, most = 0, 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal under_way, most
+        while await reader.readline():
+            while (await reader.readline()) != b"\r\n":
+                pass
+            await reader.readexactly(2)
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0.03)
+            under_way -= 1
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx")
+        writer.close()
+
+    async def run() -> list[Streamed]:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            address = Address(*server.sockets[0].getsockname())
+            arrivals = [Arrival(0.0, "/", {})] * 7
+            return await stream_load(address, arrivals, time.perf_counter(), most=2)
+
+    found = asyncio.run(run())
+    assert most == 2
+    assert [answer.events for answer in found] == [["x"]] * 7
+    assert max(answer.sent - answer.due for answer in found) > 0.06  # its turn came late
