@@ -102,7 +102,7 @@ def record(
             "device": device,
             "client": platform.machine(),
             "python": platform.python_version(),
-            "versions": {"rjax": rjax.__version__, "httpx2": version("httpx2")},
+            "versions": {"rjax": rjax.__version__, "h11": version("h11")},
             "date": datetime.date.today().isoformat(),
         },
         "model": model,
