@@ -16,7 +16,7 @@ from rjax.closing import Closable
 from rjax.engine.protocol import Engine
 from rjax.engine_channel.channel import check_utility
 from rjax.engine_channel.engine_loop import EngineLoop
-from rjax.engine_channel.error_codec import pack_error
+from rjax.engine_channel.error_codec import pack_error, says_all
 from rjax.engine_channel.facts import facts_of
 from rjax.engine_channel.message_sender import MessageSender
 from rjax.engine_channel.messages import (
@@ -73,7 +73,7 @@ class EngineServer:
                 _function(start.prepare)(engine)
             facts = dataclasses.asdict(facts_of(engine))
         except Exception as error:
-            if not isinstance(error, RjaxError):
+            if not says_all(error):
                 _log.exception("the engine could not be built")
             self._sender.send(Failed(pack_error(error)))
             self._sender.flush(_FLUSH_SECONDS)

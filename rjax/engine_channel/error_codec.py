@@ -3,10 +3,12 @@
 from typing import Any
 
 from rjax import errors
+from rjax.models import CheckpointError
 
-_KNOWN: dict[str, type[errors.RjaxError]] = {
+_KNOWN: dict[str, type[Exception]] = {
     kind.__name__: kind
     for kind in (
+        CheckpointError,
         errors.ContextLengthError,
         errors.EngineClosedError,
         errors.EngineDeadError,
@@ -14,12 +16,19 @@ _KNOWN: dict[str, type[errors.RjaxError]] = {
         errors.InvalidConfigError,
         errors.InvalidRequestError,
         errors.OutOfMemoryError,
+        OSError,
     )
 }
+"""Those whose message says all, which commands show as one line."""
 
 
 class EngineProcessError(RuntimeError):
     """The engine process raised an error that only its log describes in full."""
+
+
+def says_all(error: BaseException) -> bool:
+    """Whether the message of an error needs no traceback beside it."""
+    return isinstance(error, errors.RjaxError | CheckpointError | OSError)
 
 
 def pack_error(error: BaseException) -> list[str]:

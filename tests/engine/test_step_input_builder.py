@@ -81,6 +81,7 @@ class Batches:
             slot=int(slot),
             num_known=0,
             tokens=lambda start, stop: [100 * number + n for n in range(start, stop)],
+            token_array=lambda start, stop: 100 * number + np.arange(start, stop),
             params=SimpleNamespace(prompt_logprobs=None),
         )
 

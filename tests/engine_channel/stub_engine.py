@@ -19,6 +19,7 @@ from rjax.errors import (
     OutOfMemoryError,
     OverloadedError,
 )
+from rjax.models import CheckpointError
 from rjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
 
@@ -31,8 +32,8 @@ class StubEngine(Engine):
     Args:
         folder: ``gate`` in it holds steps up, ``compiling`` says that a step waits for a program,
             ``log`` gets a line for each request, and ``steps`` says how many there were.
-        start: "config" or "memory" refuses to start, "crash" fails, "slow" takes a minute,
-            "nonsense" writes what is no message.
+        start: "config", "memory", "checkpoint" or "file" refuses to start, "crash" fails, "slow"
+            takes a minute, "nonsense" writes what is no message.
         step_seconds: of a step.
     """
 
@@ -46,6 +47,10 @@ class StubEngine(Engine):
             raise InvalidConfigError("page_size is 3; choose another")
         if start == "memory":
             raise OutOfMemoryError("the weights do not fit")
+        if start == "checkpoint":
+            raise CheckpointError("no config.json in a")
+        if start == "file":
+            Path("/nowhere").read_bytes()
         if start == "crash":
             raise ZeroDivisionError("at the start")
         if start == "nonsense":

@@ -21,6 +21,7 @@ from rjax.engine_channel.error_codec import EngineProcessError
 from rjax.engine_channel.messages import Abort, MessageError, MessageReader, Reply, frame
 from rjax.engine_channel.process_channel import ProcessChannel
 from rjax.errors import EngineDeadError, InvalidConfigError, OutOfMemoryError, OverloadedError
+from rjax.models import CheckpointError
 
 from .conftest import FACTORY, collect, tokens, until
 from .stub_engine import CRASH_OF_STEP, NONSENSE
@@ -132,13 +133,16 @@ def test_stop_does_not_wait_for_a_step(tmp_path):
     [
         ("config", InvalidConfigError, "page_size is 3; choose another"),
         ("memory", OutOfMemoryError, "the weights do not fit"),
+        ("checkpoint", CheckpointError, "no config.json in a"),
+        ("file", OSError, "No such file or directory: '/nowhere'"),
         ("crash", EngineProcessError, "ZeroDivisionError: at the start"),
         ("nonsense", EngineDeadError, "sent a message of"),
     ],
 )
-def test_an_engine_that_cannot_be_built(tmp_path, start, error, said):
+def test_an_engine_that_cannot_be_built(tmp_path, start, error, said, capfd):
     with opened(tmp_path, start=start) as channel, pytest.raises(error, match=said):
         channel.wait_ready()
+    assert ("Traceback" in capfd.readouterr().err) == (start == "crash")
     assert channel.process.returncode == (-signal.SIGKILL if start == "nonsense" else 1)
 
 
