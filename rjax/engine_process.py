@@ -19,8 +19,10 @@ def main(fd: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)  # blocked by the front end until here
     import socket
 
+    from rjax.library_notes import quiet_library_notes
     from rjax.tokenization.without_torch import leave_torch_out
 
+    quiet_library_notes()
     leave_torch_out()
     from rjax.engine_channel.engine_server import EngineServer
 

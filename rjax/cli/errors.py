@@ -2,7 +2,6 @@
 
 import argparse
 import io
-import logging
 import os
 import sys
 import warnings
@@ -12,6 +11,7 @@ from typing import Any
 from rjax.cli.exit_status import BAD_INPUT, BROKEN_PIPE, INTERRUPTED
 from rjax.cli.one_line import one_line
 from rjax.errors import RjaxError
+from rjax.library_notes import quiet_library_notes
 
 
 def parse_and_run(
@@ -42,7 +42,7 @@ def run_command(name: str, command: Callable[[], int]) -> int:
     Ctrl-C gives 130, a closed pipe gives 141, each with at most one line on stderr. Any other
     exception is a bug in rjax and keeps its traceback.
     """
-    _quiet_libraries()
+    quiet_library_notes()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for any encoding of the terminal
     with warnings.catch_warnings():
@@ -84,11 +84,3 @@ def _show_warning(name: str) -> Callable[..., None]:
         _say(name, f"warning: {one_line(message)}")
 
     return show
-
-
-def _quiet_libraries() -> None:
-    """Suppress the libraries' notes about missing GPUs and PyTorch."""
-    logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
-    logging.getLogger("transformers").addFilter(
-        lambda record: not record.getMessage().startswith("PyTorch was not found")
-    )

@@ -392,6 +392,8 @@ class ProcessChannel(EngineChannel):
         return f"exit status {status}"
 
     def _close(self) -> None:
+        if self._sock.fileno() < 0:
+            return
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._sock)
             self._loop.remove_writer(self._sock)

@@ -56,10 +56,15 @@ def opened(folder: Path, **arguments: Any) -> Iterator[ProcessChannel]:
 
 def run(channel: ProcessChannel, test: Any) -> None:
     async def whole() -> None:
+        failed: list[Any] = []  # in callbacks, where nobody else sees it
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: failed.append(what))
         engine = AsyncLLMEngine(channel)
         await engine.start()
         await asyncio.wait_for(test(engine), 60)
-        await engine.stop()
+        for _ in range(2):  # as a server that drains does
+            await engine.stop()
+            await asyncio.sleep(0.01)
+        assert not failed
 
     asyncio.run(whole())
 
