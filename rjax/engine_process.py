@@ -19,10 +19,10 @@ def main(fd: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)  # blocked by the front end until here
     import socket
 
-    from rjax.library_notes import quiet_library_notes
+    from rjax.quiet_imports import quiet_imports
     from rjax.tokenization.without_torch import leave_torch_out
 
-    quiet_library_notes()
+    quiet_imports()
     leave_torch_out()
     from rjax.engine_channel.engine_server import EngineServer
 

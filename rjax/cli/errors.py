@@ -11,7 +11,7 @@ from typing import Any
 from rjax.cli.exit_status import BAD_INPUT, BROKEN_PIPE, INTERRUPTED
 from rjax.cli.one_line import one_line
 from rjax.errors import RjaxError
-from rjax.library_notes import quiet_library_notes
+from rjax.quiet_imports import quiet_imports
 
 
 def parse_and_run(
@@ -42,7 +42,7 @@ def run_command(name: str, command: Callable[[], int]) -> int:
     Ctrl-C gives 130, a closed pipe gives 141, each with at most one line on stderr. Any other
     exception is a bug in rjax and keeps its traceback.
     """
-    quiet_library_notes()
+    quiet_imports()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for any encoding of the terminal
     with warnings.catch_warnings():

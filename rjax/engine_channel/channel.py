@@ -115,7 +115,7 @@ class EngineChannel(abc.ABC):
 
     @abc.abstractmethod
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests whose outputs nobody reads any more. Unknown ids are ignored."""
+        """End requests that have no reader. Unknown ids are ignored."""
 
     @abc.abstractmethod
     def call_utility(self, name: str, *args: Any, **kwargs: Any) -> Awaitable[Any]:

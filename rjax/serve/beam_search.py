@@ -103,11 +103,12 @@ class BeamGroup(RequestGroup):
         sink: OutputSink | None = None,
         **options: Any,
     ) -> None:
-        """Check the searches; `finals` runs them, and nothing goes to ``sink``.
+        """Check the searches; `finals` runs them, and streams nothing.
 
         Raises:
             ApiError, InvalidRequestError.
         """
+        assert sink is None, "a search does not stream"
         service, width = self._service, self._params.n
         if constraint is not None:
             raise ApiError(

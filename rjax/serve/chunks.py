@@ -1,7 +1,6 @@
 """The server-sent events of streamed chunks, composed from text.
 
-A chunk's text is that of its model in `rjax.serve.responses`, byte for byte; tests hold it. Making
-and serialising the model takes ten times as long as writing the text.
+A chunk's text is that of its model in `rjax.serve.responses`, byte for byte; tests hold it.
 """
 
 from collections.abc import Mapping

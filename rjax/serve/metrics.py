@@ -165,7 +165,7 @@ class _EngineFigures(Collector):
         self._cache = {name: str(value) for name, value in cache.items()}
         self.stats: EngineStats | None = None
         self.gaps = request_stats.Histogram(tuple(map(float, _SECONDS)))
-        """Inter-token latencies; one of prometheus_client costs ten times as much a token."""
+        """Inter-token latencies; the class of prometheus_client takes longer for each token."""
 
     def describe(self) -> Iterable[Metric]:
         return []

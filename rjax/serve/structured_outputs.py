@@ -1,4 +1,4 @@
-"""Structured outputs: check constraints against the limits, and compile and cache them."""
+"""Structured outputs: check constraints against the limits, before the engine compiles them."""
 
 import json
 from collections import OrderedDict

@@ -1,7 +1,7 @@
 """Where the bytes of a stream go.
 
-An ASGI message passes every middleware and h11 for each chunk of a stream, which costs more than
-all the rest of the chunk. `rjax.serve.http_protocol` therefore offers a `Wire` of the connection in
+An ASGI message passes every middleware and h11, for each chunk of a stream.
+`rjax.serve.http_protocol` therefore offers a `Wire` of the connection in
 the scope of each request. Other ASGI servers, such as that of Ray Serve, get messages.
 """
 

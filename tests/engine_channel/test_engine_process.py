@@ -56,7 +56,7 @@ def opened(folder: Path, **arguments: Any) -> Iterator[ProcessChannel]:
 
 def run(channel: ProcessChannel, test: Any) -> None:
     async def whole() -> None:
-        failed: list[Any] = []  # in callbacks, where nobody else sees it
+        failed: list[Any] = []  # callbacks, of which the loop only logs
         asyncio.get_running_loop().set_exception_handler(lambda _, what: failed.append(what))
         engine = AsyncLLMEngine(channel)
         await engine.start()

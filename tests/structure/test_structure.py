@@ -24,7 +24,7 @@ engine worker
 engine_platform
 engine_summary
 engine_builder functional
-gc_freeze library_notes output_queue progress
+gc_freeze output_queue progress quiet_imports
 conversations prefixed_prompts request_runner
 beam_search output_stream scoring
 llm

@@ -16,7 +16,7 @@ class CallTags:
     """The tags around calls. An output has runs of one or several calls.
 
     Attributes:
-        opening: tags at the beginning of a run, in order.
+        opening: tags that begin a run, in order.
         again: tag before a further call of a run.
         closing: tag after each call.
         last: tag at the end of a run.
