@@ -14,7 +14,7 @@ from rjax.engine_channel.channel import EngineChannel
 from rjax.engine_channel.engine_loop import STATS_SECONDS
 from rjax.engine_channel.thread_channel import ThreadChannel
 from rjax.errors import EngineDeadError, InvalidRequestError, OverloadedError
-from rjax.output_queue import OutputQueue, OutputSink, merge_delta
+from rjax.output_queue import OutputQueue, OutputSink, join_output
 from rjax.outputs import RequestOutput
 from rjax.sampling import RequestOutputKind, SamplingParams
 
@@ -335,21 +335,19 @@ class AsyncLLMEngine:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue
-            earlier = waiting.get(output.request_id)
-            if earlier is not None and stream.kind is RequestOutputKind.DELTA:
-                merge_delta(earlier, output)
-            else:
-                waiting[output.request_id] = output
+            join_output(waiting, output, stream.kind)
         if not self._is_delivering:
             self._deliver_some()
 
     def _deliver_some(self) -> None:
         waiting = self._undelivered
+        self._is_delivering = bool(waiting)
+        if not waiting:
+            return
         for _ in range(min(len(waiting), _MAX_OUTPUTS_A_TURN)):
             self._hand_over(waiting.pop(next(iter(waiting))))
-        self._is_delivering = bool(waiting)
-        if waiting:
-            asyncio.get_running_loop().call_soon(self._deliver_some)
+        # In the next turn even if none is left, since another step may end in this one.
+        asyncio.get_running_loop().call_soon(self._deliver_some)
 
     def _hand_over(self, output: RequestOutput) -> None:
         stream = self._streams.get(output.request_id)

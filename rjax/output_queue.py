@@ -139,6 +139,18 @@ def _size(output: RequestOutput) -> int:
     return size
 
 
+def join_output(
+    waiting: dict[str, RequestOutput], output: RequestOutput, kind: RequestOutputKind
+) -> None:
+    """Add an output to those that wait, by request: a DELTA is appended to the earlier one of its
+    request, any other takes its place."""
+    earlier = waiting.get(output.request_id)
+    if earlier is not None and kind is RequestOutputKind.DELTA:
+        merge_delta(earlier, output)
+    else:
+        waiting[output.request_id] = output
+
+
 def merge_delta(earlier: RequestOutput, later: RequestOutput) -> None:
     """Append a DELTA output to the earlier one of the same request."""
     for known, new in zip(earlier.outputs, later.outputs, strict=True):

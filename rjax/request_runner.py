@@ -9,7 +9,7 @@ from typing import Any
 from rjax.engine.protocol import Engine
 from rjax.errors import InvalidRequestError, without_frames
 from rjax.gc_freeze import freeze_gc_heap
-from rjax.output_queue import merge_delta
+from rjax.output_queue import join_output
 from rjax.outputs import CompletionOutput, RequestOutput
 from rjax.progress import Progress
 from rjax.prompts import Prompt, raise_first_refusal
@@ -54,10 +54,7 @@ class StreamBuffer:
         output.prompt_index = self._index[name]
         if output.finished:
             self.live.discard(name)
-        if name in self._unread:
-            merge_delta(self._unread[name], output)
-        else:
-            self._unread[name] = output
+        join_output(self._unread, output, RequestOutputKind.DELTA)
 
     def take(self) -> RequestOutput | None:
         """Remove and return the oldest output; None if there is none."""

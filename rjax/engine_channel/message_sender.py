@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from rjax.engine_channel.messages import Beat, Event, Step, frame
 from rjax.engine_channel.output_codec import SentRequest
-from rjax.output_queue import merge_delta
+from rjax.output_queue import join_output
 from rjax.outputs import RequestOutput
 from rjax.sampling import RequestOutputKind
 
@@ -84,14 +84,8 @@ class MessageSender:
         return frame(Step(packed)) if packed else b""
 
     def _hold(self, output: RequestOutput) -> None:
-        name = output.request_id
-        earlier, request = self._held.get(name), self._requests.get(name)
-        if request is None:
-            return
-        if earlier is None or request.kind is RequestOutputKind.CUMULATIVE:
-            self._held[name] = output
-        else:
-            merge_delta(earlier, output)
+        if (request := self._requests.get(output.request_id)) is not None:
+            join_output(self._held, output, request.kind)
 
     def _push(self, data: bytes) -> None:
         """Send as much as fits, and leave the rest to the thread."""

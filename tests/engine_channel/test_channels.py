@@ -105,7 +105,7 @@ def test_leaving_and_cancelling_abort(side: Side):
     async def test(engine):
         async with await engine.submit([1], tokens(10**6), request_id="left") as stream:
             await anext(stream)
-        await until(lambda: "abort left" in side.log())
+        await until(lambda: any(line.startswith("abort left/") for line in side.log()))
         task = asyncio.ensure_future(collect(engine, [1], tokens(10**6)))
         await until(lambda: engine.num_live == 1)
         task.cancel()
@@ -120,7 +120,7 @@ def test_an_abort_by_name_gives_a_last_output(side: Side):
         outputs = []
         async for output in engine.generate([1], tokens(10**6), request_id="mine"):
             if not outputs:
-                await engine.call_utility("abort_request", "mine")
+                await engine.abort(["mine"])
             outputs.append(output)
         assert outputs[-1].outputs[0].finish_reason == "abort"
 

@@ -1,7 +1,7 @@
 """The outputs of a step on their way to their sinks: order, turns of the event loop, joining."""
 
 import asyncio
-import threading
+import time
 
 import pytest
 
@@ -64,14 +64,14 @@ def test_a_large_step_leaves_the_loop_to_others_in_between():
 
         found.gate.clear()
         asked = [asyncio.ensure_future(engine.submit([1], params(1), sink=s)) for s in sinks]
+        watching = asyncio.ensure_future(watch())
         await asyncio.sleep(0)
         found.gate.set()
         await asyncio.gather(*asked)
-        watching = asyncio.ensure_future(watch())
         await asyncio.wait_for(asyncio.gather(*(sink.ended.wait() for sink in sinks)), 60)
         watching.cancel()
         assert [sink.tokens for sink in sinks] == [[0]] * 500
-        assert most <= 128
+        assert most <= 2 * 128  # two turns may lie between two looks
         await engine.stop()
 
     asyncio.run(run())
@@ -80,35 +80,41 @@ def test_a_large_step_leaves_the_loop_to_others_in_between():
 @pytest.mark.parametrize("kind", [RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE])
 def test_a_late_loop_gets_the_outputs_of_several_steps_joined(kind):
     class Stepping(CountingEngine):
-        """Ends its steps while the event loop is held up."""
+        """Counts its steps with tokens, the first of which comes when all requests are there."""
 
-        done = threading.Event()
+        steps = 0
+        ready = False
 
         def step(self) -> list[RequestOutput]:
+            if not self.ready:
+                return []
             outputs = super().step()
             for output in outputs:
                 if kind is RequestOutputKind.CUMULATIVE:
                     output.outputs[0].token_ids = list(range(output.outputs[0].token_ids[0] + 1))
-                if output.finished:
-                    self.done.set()
+            self.steps += 1
             return outputs
 
     async def run() -> None:
         found = Stepping()
         engine = await started(found)
         # More requests than one turn hands over, so that the later ones wait while steps go on.
-        sinks = [Sink() for _ in range(200)]
+        sinks = [Sink() for _ in range(150)]
         for sink in sinks:
-            await engine.submit([1], params(200, kind), sink=sink)
-        assert found.done.wait(60)
+            await engine.submit([1], params(300, kind), sink=sink)
+        found.ready = True
+        end = time.monotonic() + 60
+        while found.steps < 20:  # the loop is held up
+            assert time.monotonic() < end
+            time.sleep(0.001)
         await asyncio.wait_for(asyncio.gather(*(sink.ended.wait() for sink in sinks)), 60)
         for sink in sinks:
             if kind is RequestOutputKind.DELTA:
-                assert sink.tokens == list(range(200))
+                assert sink.tokens == list(range(300))
             else:
-                assert sink.outputs[-1].outputs[0].token_ids == list(range(200))
+                assert sink.outputs[-1].outputs[0].token_ids == list(range(300))
             assert [output.finished for output in sink.outputs][:-1].count(True) == 0
-        assert min(len(sink.outputs) for sink in sinks) < 200
+        assert min(len(sink.outputs) for sink in sinks) < 300
         await engine.stop()
 
     asyncio.run(run())
