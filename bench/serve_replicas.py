@@ -10,7 +10,6 @@ serve`). "/ first" is the rate over that of the first row.
 """
 
 import argparse
-import asyncio
 import json
 import shutil
 import tempfile
@@ -96,7 +95,7 @@ def _measure(arguments: argparse.Namespace, folder: str, replicas: int) -> dict[
                 *("--max-tokens", str(arguments.max_tokens)),
             ]
         )
-        return asyncio.run(serve.run(load))["rows"][0]
+        return serve.run(load)["rows"][0]
 
 
 if __name__ == "__main__":
