@@ -1,5 +1,5 @@
 """A fleet of replicas as a process, and clients with a few system prompts, for bench.replicas and
-the tests of rjax.serve.replicas."""
+the tests of rjax.replicas."""
 
 import asyncio
 import contextlib

@@ -54,12 +54,12 @@ from rjax.engine_channel.channel import EngineChannel
 from rjax.engine_channel.process_channel import ProcessChannel
 from rjax.engine_channel.thread_channel import ThreadChannel
 from rjax.models import BUNDLED_MODEL, config_from_folder, resolve_folder
-from rjax.serve.addresses import bind
-from rjax.serve.app import build_app
-from rjax.serve.responses import model_card
-from rjax.serve.server import Server
-from rjax.serve.service_builder import make_service
-from rjax.serve.starting_app import StartingApp
+from rjax.serve.api.app import build_app
+from rjax.serve.config.addresses import bind
+from rjax.serve.http.server import Server
+from rjax.serve.http.starting_app import StartingApp
+from rjax.serve.loading.service_builder import make_service
+from rjax.serve.protocol.responses import model_card
 from rjax.tokenization import Tokenizer
 
 _SHARED, _UNIQUE = 2048, 64

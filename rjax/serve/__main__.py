@@ -23,12 +23,12 @@ from rjax.cli.process import end_soon
 from rjax.cli.prompts import read_text
 from rjax.config import EngineConfig
 from rjax.errors import InvalidConfigError
-from rjax.serve import arguments as command_line
-from rjax.serve.arguments import NAME
-from rjax.serve.limits import ServeLimits, limits_table
-from rjax.serve.logs import set_up_logs
-from rjax.serve.replicas.options import replica_options
-from rjax.serve.route_paths import check_root_path
+from rjax.serve.config import arguments as command_line
+from rjax.serve.config.arguments import NAME
+from rjax.serve.config.limits import ServeLimits, limits_table
+from rjax.serve.config.replica_options import replica_options
+from rjax.serve.config.route_paths import check_root_path
+from rjax.serve.telemetry.logs import set_up_logs
 
 _STATS_SECONDS = 10.0  # between two lines of throughput in the log
 _log = logging.getLogger("rjax.serve")
@@ -61,11 +61,11 @@ def _serve(arguments: argparse.Namespace) -> int:
         http_level=command_line.LOG_LEVELS[arguments.uvicorn_log_level],
     )
     try:
-        from rjax.serve.auth import KeyRing
-        from rjax.serve.responses import model_card
-        from rjax.serve.server import Server, set_ulimit
-        from rjax.serve.service_loader import ServiceLoader
-        from rjax.serve.starting_app import StartingApp
+        from rjax.serve.http.auth import KeyRing
+        from rjax.serve.http.server import Server, set_ulimit
+        from rjax.serve.http.starting_app import StartingApp
+        from rjax.serve.loading.service_loader import ServiceLoader
+        from rjax.serve.protocol.responses import model_card
     except ModuleNotFoundError as error:
         raise InvalidConfigError(
             f"the server needs {error.name}, which is not installed; install rjax[serve]"
@@ -115,7 +115,7 @@ def _serve(arguments: argparse.Namespace) -> int:
                 engine_process=not arguments.disable_frontend_multiprocessing,
             )
         else:
-            from rjax.serve.replicas.fleet_builder import FleetLoader
+            from rjax.replicas.fleet_builder import FleetLoader
 
             loader = FleetLoader(
                 config,

@@ -12,7 +12,7 @@ from rjax.commands import info
 from rjax.config import EngineConfig
 from rjax.errors import InvalidConfigError
 from rjax.memory_sizes import GIB
-from rjax.serve import arguments as serve
+from rjax.serve.config import arguments as serve
 
 PARSERS = {
     "generate": generate.build_parser(),

@@ -26,8 +26,8 @@ from rjax.engine_channel.facts import facts_of
 from rjax.models.families import FAMILIES
 from rjax.models.families.rope_fields import ROPE_KINDS
 from rjax.option_docs import engine_option_docs, engine_options
-from rjax.serve.metrics import Metrics
-from rjax.serve.service_builder import _cache_figures
+from rjax.serve.loading.service_builder import _cache_figures
+from rjax.serve.telemetry.metrics import Metrics
 from tests.docs.pages import DOCS, ROOT
 
 GOLDENS = ROOT / "tests" / "golden"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rjax.serve.options import HEALTH_PATHS
-from rjax.serve.replicas.gateway_metrics import GatewayMetrics
-from rjax.serve.route_paths import ROUTE_PATHS
+from rjax.replicas.gateway_metrics import GatewayMetrics
+from rjax.serve.config.http_options import HEALTH_PATHS
+from rjax.serve.config.route_paths import ROUTE_PATHS
 from tests.docs.generated import exposition
 from tests.docs.pages import ROOT
 from tests.docs.shell_commands import check_arguments

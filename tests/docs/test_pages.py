@@ -14,7 +14,7 @@ import pytest
 from rjax.beam_search import BeamSearchParams
 from rjax.option_docs import engine_options
 from rjax.sampling import SamplingParams, StructuredOutputsParams
-from rjax.serve import requests
+from rjax.serve.protocol import requests
 from tests.docs.generated import filled, generated_pages
 from tests.docs.pages import DOCS, PAGES, ROOT, Block, code_blocks
 from tests.docs.processes import run_python

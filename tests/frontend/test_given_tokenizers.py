@@ -9,7 +9,7 @@ import transformers
 
 from rjax.errors import InvalidConfigError
 from rjax.llm import LLM
-from rjax.serve.service_builder import make_service
+from rjax.serve.loading.service_builder import make_service
 from rjax.tokenization import Tokenizer
 
 from .conftest import TINY_OPTIONS

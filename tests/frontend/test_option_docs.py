@@ -16,7 +16,7 @@ from rjax.cli.arguments import (
 )
 from rjax.config import GROUPS, EngineConfig
 from rjax.option_docs import attribute_docs, engine_option_docs, engine_options
-from rjax.serve import arguments as serve_command
+from rjax.serve.config import arguments as serve_command
 
 PARSERS = {
     "generate": generate.build_parser,

@@ -17,16 +17,16 @@ from typing import Any
 from rjax.config import EngineConfig
 from rjax.engine.llm_engine import LLMEngine
 from rjax.engine_builder import build_engine
-from rjax.serve import prefixes
-from rjax.serve.addresses import Address, HostAddress
-from rjax.serve.app import build_app
-from rjax.serve.auth import KeyRing
-from rjax.serve.limits import ServeLimits
-from rjax.serve.responses import model_card
-from rjax.serve.server import Server
-from rjax.serve.service import Service
-from rjax.serve.service_builder import make_service
-from rjax.serve.starting_app import StartingApp
+from rjax.serve.api import prefixes
+from rjax.serve.api.app import build_app
+from rjax.serve.api.service import Service
+from rjax.serve.config.addresses import Address, HostAddress
+from rjax.serve.config.limits import ServeLimits
+from rjax.serve.http.auth import KeyRing
+from rjax.serve.http.server import Server
+from rjax.serve.http.starting_app import StartingApp
+from rjax.serve.loading.service_builder import make_service
+from rjax.serve.protocol.responses import model_card
 from rjax.serve.workers.zygote import Zygote
 from tests.kept_programs import kept_programs
 

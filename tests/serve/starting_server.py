@@ -10,14 +10,14 @@ from typing import Any
 import httpx2
 
 from rjax.batch.compile_progress import CompileProgress
-from rjax.serve.app import build_app
-from rjax.serve.auth import KeyRing
-from rjax.serve.limits import ServeLimits
-from rjax.serve.options import HttpOptions
-from rjax.serve.responses import model_card
-from rjax.serve.server import Server
-from rjax.serve.service_builder import make_service
-from rjax.serve.starting_app import EarlyRequests, StartingApp
+from rjax.serve.api.app import build_app
+from rjax.serve.config.http_options import HttpOptions
+from rjax.serve.config.limits import ServeLimits
+from rjax.serve.http.auth import KeyRing
+from rjax.serve.http.server import Server
+from rjax.serve.http.starting_app import EarlyRequests, StartingApp
+from rjax.serve.loading.service_builder import make_service
+from rjax.serve.protocol.responses import model_card
 
 from .hostile import until
 from .live_server import running, zygote

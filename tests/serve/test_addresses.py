@@ -9,13 +9,13 @@ import pytest
 
 from rjax.errors import InvalidConfigError
 from rjax.serve.__main__ import main
-from rjax.serve.addresses import HostAddress, UnixAddress
-from rjax.serve.auth import KeyRing
-from rjax.serve.limits import ServeLimits
-from rjax.serve.options import HttpOptions
-from rjax.serve.responses import model_card
-from rjax.serve.server import Server
-from rjax.serve.starting_app import StartingApp
+from rjax.serve.config.addresses import HostAddress, UnixAddress
+from rjax.serve.config.http_options import HttpOptions
+from rjax.serve.config.limits import ServeLimits
+from rjax.serve.http.auth import KeyRing
+from rjax.serve.http.server import Server
+from rjax.serve.http.starting_app import StartingApp
+from rjax.serve.protocol.responses import model_card
 
 from .live_server import running
 

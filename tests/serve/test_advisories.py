@@ -34,7 +34,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from rjax.serve.limits import ServeLimits
+from rjax.serve.config.limits import ServeLimits
 
 from .live_server import LiveServer, live_server, make_engine
 
@@ -217,7 +217,7 @@ def test_client_ids_are_not_used(server: LiveServer):
 
 
 def test_loopback_is_the_default():
-    from rjax.serve.arguments import address, build_parser
+    from rjax.serve.config.arguments import address, build_parser
 
     found = address(build_parser().parse_args([]))
     assert (found.host, found.is_private) == ("127.0.0.1", True)

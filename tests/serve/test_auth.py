@@ -8,11 +8,11 @@ import httpx2
 import pytest
 
 from rjax.errors import InvalidConfigError
-from rjax.serve import auth
-from rjax.serve.app import build_app
-from rjax.serve.auth import KeyRing
-from rjax.serve.errors import ApiError
-from rjax.serve.tenancy import cache_salt
+from rjax.serve.api.app import build_app
+from rjax.serve.api.tenancy import cache_salt
+from rjax.serve.http import auth
+from rjax.serve.http.auth import KeyRing
+from rjax.serve.protocol.errors import ApiError
 
 from .live_server import LiveServer, live_server, make_engine
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from rjax.serve.limits import ServeLimits
+from rjax.serve.config.limits import ServeLimits
 
 from .hostile import until
 from .live_server import LiveServer, live_server, make_engine

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rjax.serve.chat_parts import ChatDelta, delta_json
-from rjax.serve.chunks import ChatChunks, CompletionChunks, UsageCounter
-from rjax.serve.responses import (
+from rjax.serve.api.chat_parts import ChatDelta, delta_json
+from rjax.serve.api.chunks import ChatChunks, CompletionChunks, UsageCounter
+from rjax.serve.parsing.tools.parser import CallDelta
+from rjax.serve.protocol.responses import (
     ChatCompletionResponseStreamChoice,
     ChatCompletionStreamResponse,
     ChatLogprobs,
@@ -21,7 +22,6 @@ from rjax.serve.responses import (
     DeltaToolCall,
     UsageInfo,
 )
-from rjax.serve.tools.parser import CallDelta
 
 from .live_server import live_server, make_engine
 from .reasoning_model import write_reasoning_model

@@ -7,9 +7,9 @@ import httpx2
 import pytest
 
 from rjax.serve.__main__ import main
-from rjax.serve.addresses import bind
-from rjax.serve.app import ROUTERS
-from rjax.serve.route_paths import ROUTE_PATHS
+from rjax.serve.api.app import ROUTERS
+from rjax.serve.config.addresses import bind
+from rjax.serve.config.route_paths import ROUTE_PATHS
 
 
 def test_an_address_in_use_is_named():

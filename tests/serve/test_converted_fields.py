@@ -5,10 +5,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from rjax.serve.errors import ApiError
-from rjax.serve.requests import ChatCompletionRequest, CompletionRequest, TokenizeRequest
-from rjax.serve.responses_api.requests import ResponsesRequest
-from rjax.serve.sampling import chat_params
+from rjax.serve.api.sampling import chat_params
+from rjax.serve.protocol.errors import ApiError
+from rjax.serve.protocol.requests import ChatCompletionRequest, CompletionRequest, TokenizeRequest
+from rjax.serve.protocol.responses_api_requests import ResponsesRequest
 
 from .test_fields import BASES, CHAT, LIMITS, RESPONSE, parsed, refusal
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from rjax.serve.requests import ChatCompletionRequest, Message
-from rjax.serve.responses_api.conversion import input_messages
-from rjax.serve.responses_api.requests import ResponsesRequest
-from rjax.serve.tools.prompt import conversation
+from rjax.serve.api.responses.conversion import input_messages
+from rjax.serve.parsing.tools.prompt import conversation
+from rjax.serve.protocol.requests import ChatCompletionRequest, Message
+from rjax.serve.protocol.responses_api_requests import ResponsesRequest
 from rjax.tokenization import Tokenizer
 
 from .live_server import TOKENIZER

@@ -16,7 +16,7 @@ from rjax.engine.named_prefixes.prefix_file import PrefixOrigin, load_prefix_fil
 from rjax.errors import InvalidConfigError, InvalidRequestError
 from rjax.sampling import LIMITS
 from rjax.serve import __main__ as command
-from rjax.serve import served_engine, service_builder, service_loader
+from rjax.serve.loading import served_engine, service_builder, service_loader
 
 from .hostile import SHORT, Stream, ask, get, post, until
 from .live_server import LiveServer, live_server, make_engine, write_model

@@ -74,7 +74,7 @@ def test_the_engine_ends_with_the_server(process, sent):
 _FRONT_END = """\
 from jax._src import xla_bridge
 from rjax.config import EngineConfig
-from rjax.serve.service_loader import ServiceLoader
+from rjax.serve.loading.service_loader import ServiceLoader
 
 config = EngineConfig.from_options({"max_model_len": 128, "max_num_seqs": 2, "num_pages": 8,
                                     "warmup": "off"})

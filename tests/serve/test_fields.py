@@ -9,26 +9,26 @@ import pytest
 from pydantic import BaseModel
 
 from rjax import serve
-from rjax.serve.arguments import build_parser
-from rjax.serve.bodies import parse_body
-from rjax.serve.errors import ApiError
-from rjax.serve.fields import UnknownFields
-from rjax.serve.limits import ServeLimits
-from rjax.serve.openapi import REQUEST_MODELS
-from rjax.serve.requests import (
+from rjax.serve.api.bodies import parse_body
+from rjax.serve.api.openapi import REQUEST_MODELS
+from rjax.serve.api.sampling import (
+    Alternatives,
+    chat_params,
+    completion_params,
+    request_constraint,
+)
+from rjax.serve.config.arguments import build_parser
+from rjax.serve.config.limits import ServeLimits
+from rjax.serve.protocol.errors import ApiError
+from rjax.serve.protocol.fields import UnknownFields
+from rjax.serve.protocol.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     Message,
     RequestModel,
     TokenizeRequest,
 )
-from rjax.serve.responses_api.requests import ResponsesRequest
-from rjax.serve.sampling import (
-    Alternatives,
-    chat_params,
-    completion_params,
-    request_constraint,
-)
+from rjax.serve.protocol.responses_api_requests import ResponsesRequest
 
 HI = [{"role": "user", "content": "a"}]
 CHAT: dict[str, Any] = {"messages": HI}

@@ -16,15 +16,15 @@ import pytest
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from rjax.serve.auth import KeyRing
-from rjax.serve.bodies import parse_body
-from rjax.serve.errors import ApiError
-from rjax.serve.fields import UnknownFields
-from rjax.serve.limits import ServeLimits
-from rjax.serve.metrics import Metrics
-from rjax.serve.request_limits import RequestLimitsMiddleware
-from rjax.serve.requests import CompletionRequest
-from rjax.serve.value_count import at_most_values
+from rjax.serve.api.bodies import parse_body
+from rjax.serve.config.limits import ServeLimits
+from rjax.serve.http.auth import KeyRing
+from rjax.serve.http.request_limits import RequestLimitsMiddleware
+from rjax.serve.protocol.errors import ApiError
+from rjax.serve.protocol.fields import UnknownFields
+from rjax.serve.protocol.requests import CompletionRequest
+from rjax.serve.protocol.value_count import at_most_values
+from rjax.serve.telemetry.metrics import Metrics
 
 from .live_server import LiveServer
 from .watch import best_of_two, check_memory, resident, watched

@@ -17,8 +17,8 @@ import httpx2
 import pytest
 
 from rjax.errors import InvalidConfigError
-from rjax.serve import server as server_module
-from rjax.serve.limits import ServeLimits
+from rjax.serve.config.limits import ServeLimits
+from rjax.serve.http import server as server_module
 
 from .hostile import (
     ELSEWHERE,

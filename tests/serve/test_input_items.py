@@ -9,9 +9,9 @@ import pytest
 from openai.types.responses import ResponseItem
 from starlette.datastructures import QueryParams
 
-from rjax.serve.errors import ApiError
-from rjax.serve.responses_api.input_items import page, stored_items
-from rjax.serve.responses_api.requests import ResponsesRequest
+from rjax.serve.protocol.errors import ApiError
+from rjax.serve.protocol.responses_api_requests import ResponsesRequest
+from rjax.serve.stores.input_items import page, stored_items
 
 from .hostile import ask
 from .live_server import LiveServer

@@ -11,13 +11,17 @@ import pytest
 
 from rjax.outputs import CompletionOutput, Logprob, RequestOutput
 from rjax.sampling import SamplingParams
-from rjax.serve.chunked_json import chunked_response, iter_json, response_size
-from rjax.serve.completions import CompletionEncoder, ResponseBuilder
-from rjax.serve.errors import ApiError
-from rjax.serve.limits import ServeLimits
-from rjax.serve.logprobs import within_logprobs_limit
-from rjax.serve.requests import CompletionRequest
-from rjax.serve.responses import ChatCompletionResponseChoice, ChatMessage, TokenizeResponse
+from rjax.serve.api.completions import CompletionEncoder, ResponseBuilder
+from rjax.serve.config.limits import ServeLimits
+from rjax.serve.http.chunked_json import chunked_response, iter_json, response_size
+from rjax.serve.protocol.errors import ApiError
+from rjax.serve.protocol.logprobs import within_logprobs_limit
+from rjax.serve.protocol.requests import CompletionRequest
+from rjax.serve.protocol.responses import (
+    ChatCompletionResponseChoice,
+    ChatMessage,
+    TokenizeResponse,
+)
 
 from .live_server import LENGTH, LiveServer
 from .watch import best_of_two

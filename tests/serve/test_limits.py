@@ -11,8 +11,8 @@ import pytest
 from rjax import serve
 from rjax.errors import InvalidConfigError
 from rjax.serve.__main__ import main
-from rjax.serve.limits import ServeLimits, limits_table
-from rjax.serve.service_builder import make_service
+from rjax.serve.config.limits import ServeLimits, limits_table
+from rjax.serve.loading.service_builder import make_service
 
 from .live_server import LiveServer, live_server, make_engine, zygote
 

@@ -10,10 +10,10 @@ import pytest
 
 from rjax.async_engine import AsyncLLMEngine
 from rjax.engine.stats import EngineStats
-from rjax.serve import refusal_log
-from rjax.serve.errors import ApiError
-from rjax.serve.refusal_log import RefusalLog
-from rjax.serve.throughput_log import log_throughput, throughput_line
+from rjax.serve.protocol.errors import ApiError
+from rjax.serve.telemetry import refusal_log
+from rjax.serve.telemetry.refusal_log import RefusalLog
+from rjax.serve.telemetry.throughput_log import log_throughput, throughput_line
 
 from .live_server import LiveServer, live_server, make_engine
 

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rjax.engine.request_stats import Histogram
-from rjax.serve.limits import ServeLimits
+from rjax.serve.config.limits import ServeLimits
 from rjax.worker.compiled_programs import CompiledPrograms
 
 from .hostile import until

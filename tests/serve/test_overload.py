@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from rjax.serve.limits import ServeLimits
+from rjax.serve.config.limits import ServeLimits
 
 from .live_server import LiveServer, live_server, make_engine, zygote
 from .watch import HONEST, HONEST_SECONDS, best_of_two, check_memory, resident, watched

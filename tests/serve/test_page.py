@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from rjax.serve import page
-from rjax.serve.options import HttpOptions
+from rjax.serve.config.http_options import HttpOptions
 from rjax.serve.page.files import PAGE_PATHS
 
 from .live_server import LiveServer, live_server, make_engine

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pytest
 
-from rjax.serve.limits import ServeLimits
+from rjax.serve.config.limits import ServeLimits
 
 from .live_server import LiveServer, live_server, make_engine
 

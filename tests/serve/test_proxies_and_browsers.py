@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 from rjax.errors import InvalidConfigError
-from rjax.serve.options import HttpOptions, json_names
+from rjax.serve.config.http_options import HttpOptions, json_names
 
 from .live_server import LiveServer, live_server, make_engine
 

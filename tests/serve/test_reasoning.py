@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rjax.errors import InvalidConfigError
-from rjax.serve.reasoning import REASONING_PARSERS, OutputFormat, choose_output_format
-from rjax.serve.requests import Tool
-from rjax.serve.tools.base import Functions
-from rjax.serve.tools.parser import join_call_deltas
+from rjax.serve.parsing import REASONING_PARSERS, OutputFormat, choose_output_format
+from rjax.serve.parsing.tools.base import Functions
+from rjax.serve.parsing.tools.parser import join_call_deltas
+from rjax.serve.protocol.requests import Tool
 from rjax.structured.constraint import Constraint
 from rjax.structured.grammar import compile_grammar, grammar_special_tokens, grammar_tokenizer
 from rjax.structured.lark import SpecialTokens
@@ -251,7 +251,7 @@ def test_parsers_that_do_not_fit(tagged, special):
 
 
 def test_the_command_offers_all_parsers():
-    from rjax.serve.arguments import build_parser
+    from rjax.serve.config.arguments import build_parser
 
     [option] = [a for a in build_parser()._actions if a.dest == "reasoning_parser"]
     assert tuple(option.choices or ()) == REASONING_PARSERS

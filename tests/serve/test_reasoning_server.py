@@ -7,8 +7,8 @@ import httpx2
 import openai
 import pytest
 
-from rjax.serve.responses_api.conversion import input_messages
-from rjax.serve.responses_api.requests import ResponsesRequest
+from rjax.serve.api.responses.conversion import input_messages
+from rjax.serve.protocol.responses_api_requests import ResponsesRequest
 
 from .live_server import live_server, make_engine
 from .reasoning_model import write_reasoning_model

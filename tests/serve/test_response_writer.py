@@ -8,13 +8,13 @@ import pydantic
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
-from rjax.serve.chat_parts import ChatDelta
-from rjax.serve.chunks import UsageCounter
-from rjax.serve.errors import ApiError
-from rjax.serve.responses_api.responses import ResponsesResponse
-from rjax.serve.responses_api.store import ResponseStore, StoredResponse
-from rjax.serve.responses_api.writer import ResponseWriter
-from rjax.serve.tools.parser import CallDelta
+from rjax.serve.api.chat_parts import ChatDelta
+from rjax.serve.api.chunks import UsageCounter
+from rjax.serve.api.responses.writer import ResponseWriter
+from rjax.serve.parsing.tools.parser import CallDelta
+from rjax.serve.protocol.errors import ApiError
+from rjax.serve.protocol.responses_api_models import ResponsesResponse
+from rjax.serve.stores.response_store import ResponseStore, StoredResponse
 
 
 def writer() -> ResponseWriter:

@@ -10,10 +10,10 @@ import pydantic
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
-from rjax.serve.limits import ServeLimits
-from rjax.serve.responses_api import respond
-from rjax.serve.responses_api.conversion import chat_body, input_messages
-from rjax.serve.responses_api.requests import Reasoning, ResponsesRequest
+from rjax.serve.api.responses import respond
+from rjax.serve.api.responses.conversion import chat_body, input_messages
+from rjax.serve.config.limits import ServeLimits
+from rjax.serve.protocol.responses_api_requests import Reasoning, ResponsesRequest
 from rjax.structured.mask import MaskBudget
 
 from .hostile import ask

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rjax.serve.limits import ServeLimits
+from rjax.serve.config.limits import ServeLimits
 
 from .attacks import ATTACKS, attack
 from .hostile import KEPT_BYTES, LoopWatch, ask, memory, open_files, until, watched

@@ -14,10 +14,10 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from rjax.outputs import CompletionOutput
 from rjax.sampling import SamplingParams
-from rjax.serve.reasoning import OutputReader, choose_output_format
-from rjax.serve.requests import Tool
-from rjax.serve.tools.base import Functions
-from rjax.serve.tools.parser import join_call_deltas
+from rjax.serve.parsing import OutputReader, choose_output_format
+from rjax.serve.parsing.tools.base import Functions
+from rjax.serve.parsing.tools.parser import join_call_deltas
+from rjax.serve.protocol.requests import Tool
 from rjax.structured.constraint import Constraint
 from rjax.structured.grammar import compile_grammar, grammar_special_tokens, grammar_tokenizer
 from rjax.tokenization import Tokenizer

@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from rjax.batch.compile_progress import CompileProgress
 from rjax.engine.llm_engine import LLMEngine
 from rjax.errors import InvalidConfigError, OutOfMemoryError
-from rjax.serve import served_engine
 from rjax.serve.__main__ import main
+from rjax.serve.loading import served_engine
 
 from .hostile import until
 from .live_server import OPTIONS, make_engine

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rjax.serve.limits import ServeLimits
+from rjax.serve.config.limits import ServeLimits
 
 from .hostile import Answer, Stream, ask
 from .live_server import OPTIONS, LiveServer, live_server, make_engine

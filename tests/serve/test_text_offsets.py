@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 from rjax.sampling import SamplingParams
-from rjax.serve.text_offsets import TextOffsets, prompt_offsets
+from rjax.serve.api.text_offsets import TextOffsets, prompt_offsets
 from rjax.tokenization import Tokenizer
 from tests.frontend.tiny_tokenizers import build
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rjax.serve.tools.base import Functions
-from rjax.serve.tools.parser import join_call_deltas
+from rjax.serve.parsing.tools.base import Functions
+from rjax.serve.parsing.tools.parser import join_call_deltas
 
 from .live_server import live_server, make_engine
 from .tool_formats import JSON_FORMATS, TOOL_FORMATS

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rjax.serve
-from rjax.serve.reasoning import choose_output_format
-from rjax.serve.tools.base import functions
-from rjax.serve.tools.parser import join_call_deltas
-from rjax.serve.tools.registry import FAMILIES, choose_tool_format
+from rjax.serve.parsing import choose_output_format
+from rjax.serve.parsing.tools.base import functions
+from rjax.serve.parsing.tools.parser import join_call_deltas
+from rjax.serve.parsing.tools.registry import FAMILIES, choose_tool_format
 from rjax.structured.constraint import Constraint
 from rjax.structured.grammar import compile_grammar, grammar_special_tokens, grammar_tokenizer
 from rjax.structured.lark import SpecialTokens

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from rjax.errors import InvalidRequestError
-from rjax.serve.tools.base import functions
-from rjax.serve.tools.parser import join_call_deltas
+from rjax.serve.parsing.tools.base import functions
+from rjax.serve.parsing.tools.parser import join_call_deltas
 from rjax.structured.lark import SpecialTokens
 from rjax.tokenization import Tokenizer
 

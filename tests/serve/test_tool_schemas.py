@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AnyUrl, BaseModel, Field, TypeAdapter
 
-from rjax.serve.limits import ServeLimits
-from rjax.serve.requests import Tool
-from rjax.serve.structured_outputs import json_constraint
+from rjax.serve.api.structured_outputs import json_constraint
+from rjax.serve.config.limits import ServeLimits
+from rjax.serve.protocol.requests import Tool
 from rjax.structured.constraint import Constraint
 from rjax.structured.grammar import compile_grammar, grammar_tokenizer
 from rjax.structured.lark import SpecialTokens

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from rjax.serve.addresses import bind
+from rjax.serve.config.addresses import bind
 
 from .live_server import LiveServer
 

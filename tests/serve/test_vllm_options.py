@@ -7,8 +7,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from rjax.serve.arguments import build_parser, http_options
-from rjax.serve.options import HttpOptions
+from rjax.serve.config.arguments import build_parser, http_options
+from rjax.serve.config.http_options import HttpOptions
 
 from .live_server import LiveServer, live_server, make_engine
 

@@ -10,8 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from rjax.serve.app import build_app
-from rjax.serve.wire import SendWire
+from rjax.serve.api.app import build_app
+from rjax.serve.http.wire import SendWire
 
 from .live_server import LiveServer
 

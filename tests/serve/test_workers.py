@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rjax.errors import ContextLengthError, InvalidRequestError, OverloadedError
-from rjax.serve.errors import ApiError
+from rjax.serve.protocol.errors import ApiError
 from rjax.serve.workers import frames
 from rjax.serve.workers.pool import WorkerLimits, WorkerPool
 from rjax.serve.workers.task_slots import TaskSlots

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from rjax.serve.requests import Tool
-from rjax.serve.tools.json_calls import JsonFormat
-from rjax.serve.tools.registry import TOOL_CALL_PARSERS, tool_format
+from rjax.serve.parsing.tools.json_calls import JsonFormat
+from rjax.serve.parsing.tools.registry import TOOL_CALL_PARSERS, tool_format
+from rjax.serve.protocol.requests import Tool
 from rjax.tokenization import Tokenizer
 
 from .live_server import TOKENIZER

@@ -34,11 +34,22 @@ async_llm
 rjax
 cli
 benchmarks chat commands examples generate quantize serve
+replicas
 __main__
 """
-"""Subpackages and top-level modules of rjax, from the lowest layer to the highest. Each imports
-only from layers above it in this list, so those that share a line do not import each other;
-``rjax`` is ``rjax/__init__.py``."""
+SERVE_LAYERS = """
+page protocol
+parsing
+config telemetry
+http
+stores workers
+api
+loading
+__main__
+"""
+"""Subpackages and modules of rjax and of its server, from the lowest layer to the highest. Each
+imports only from layers above it in this list, so those that share a line do not import each other;
+``rjax`` is ``rjax/__init__.py``. A ``__main__.py`` is the highest wherever it is."""
 
 
 def module_of(path: Path) -> str:
@@ -121,13 +132,20 @@ def test_no_modules_import_each_other_in_a_circle():
     assert circles({m: imported_modules(p, set(paths)) for m, p in paths.items()}) == []
 
 
-def rjax_imports() -> set[tuple[str, str]]:
-    """(importer, imported) for the subpackages and top-level modules of rjax."""
+def imports_inside(package: str) -> set[tuple[str, str]]:
+    """(importer, imported) for the subpackages and modules of a package, without BELOW_RJAX."""
     paths = {module_of(path): path for path in SOURCES if layer_of(path) == LAYERS.index("rjax")}
+    depth = package.count(".") + 1
+
+    def part(module: str) -> str:
+        parts = module.split(".")
+        return "__main__" if parts[-1] == "__main__" else (parts[depth:] or [parts[-1]])[0]
+
     pairs = {
-        tuple(name.split(".")[:2][-1] for name in (module, other))
+        (part(module), part(other))
         for module, path in paths.items()
         for other in imported_modules(path, set(paths))
+        if module.startswith(package) and other.startswith(package)
     }
     return {(own, other) for own, other in pairs if own != other}
 
@@ -138,17 +156,18 @@ def test_the_lower_layers_are_imported_below_rjax(name):
     assert (ROOT / "rjax" / name).readlink() == Path("..", name)
 
 
-def test_rjax_is_a_tree_of_layers():
+@pytest.mark.parametrize(
+    ("package", "layers"), [("rjax", RJAX_LAYERS), ("rjax.serve", SERVE_LAYERS)]
+)
+def test_a_package_is_a_tree_of_layers(package, layers):
     rank = {
-        name: number
-        for number, layer in enumerate(RJAX_LAYERS.split("\n"))
-        for name in layer.split()
+        name: number for number, layer in enumerate(layers.split("\n")) for name in layer.split()
     }
-    entries = (ROOT / "rjax").glob("*")
+    entries = (ROOT / package.replace(".", "/")).glob("*")
     folders = [p for p in entries if not p.is_symlink()]
     found = {p.stem for p in folders if p.suffix == ".py" or (p / "__init__.py").exists()}
-    assert found - {"__init__"} | {"rjax"} == rank.keys()
-    upward = {(own, other) for own, other in rjax_imports() if rank[other] >= rank[own]}
+    assert found - {"__init__"} == rank.keys() - {"rjax"}
+    upward = {(own, other) for own, other in imports_inside(package) if rank[other] >= rank[own]}
     assert not upward
 
 

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from rjax.errors import ContextLengthError, InvalidRequestError, OverloadedError
-from rjax.serve.errors import ApiError
+from rjax.serve.protocol.errors import ApiError
 from rjax.serve.workers import frames
 from rjax.serve.workers.task_slots import TaskSlot, TaskSlots
 from rjax.serve.workers.tasks import TextModel

@@ -9,9 +9,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from rjax.errors import ContextLengthError, InvalidRequestError
-from rjax.serve.requests import Message, Tool
-from rjax.serve.tools.prompt import conversation, tools_for_template
-from rjax.serve.tools.registry import tool_format
+from rjax.serve.parsing.tools.prompt import conversation, tools_for_template
+from rjax.serve.parsing.tools.registry import tool_format
+from rjax.serve.protocol.requests import Message, Tool
 from rjax.serve.workers.memory import resident_bytes
 from rjax.structured.constraint import Constraint
 from rjax.structured.grammar import NEEDED, compile_grammar, grammar_tokenizer

@@ -8,7 +8,7 @@ with warnings.catch_warnings():
     from ray.serve._private.request_router.common import RequestMetadata
     from ray.serve.request_router import PendingRequest, RunningReplica
 
-    from rjax.serve.replicas.prefix_router import PrefixRouter
+    from rjax.replicas.prefix_router import PrefixRouter
 
 __all__ = [
     "DeploymentHandleSource",

@@ -13,15 +13,15 @@ import httpx2
 import pytest
 from pydantic_core import from_json
 
-from rjax.serve.auth import KeyRing
-from rjax.serve.errors import ApiError
-from rjax.serve.limits import ServeLimits
-from rjax.serve.options import HttpOptions
-from rjax.serve.replicas import gateway as gateway_module
-from rjax.serve.replicas.asgi_call import call_app
-from rjax.serve.replicas.gateway import Gateway, ReplicaLostError
-from rjax.serve.replicas.gateway_metrics import GatewayMetrics
-from rjax.serve.replicas.replica_request import ReplicaRequest
+from rjax.replicas import gateway as gateway_module
+from rjax.replicas.asgi_call import call_app
+from rjax.replicas.gateway import Gateway, ReplicaLostError
+from rjax.replicas.gateway_metrics import GatewayMetrics
+from rjax.replicas.replica_request import ReplicaRequest
+from rjax.serve.config.http_options import HttpOptions
+from rjax.serve.config.limits import ServeLimits
+from rjax.serve.http.auth import KeyRing
+from rjax.serve.protocol.errors import ApiError
 
 SSE = [(b"content-type", b"text/event-stream")]
 JSON = [(b"content-type", b"application/json")]

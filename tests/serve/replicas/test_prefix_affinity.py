@@ -5,8 +5,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rjax.serve.replicas.prefix_affinity import PrefixAffinity
-from rjax.serve.replicas.prefix_blocks import BLOCK_BYTES, prefix_blocks
+from rjax.replicas.prefix_affinity import PrefixAffinity
+from rjax.replicas.prefix_blocks import BLOCK_BYTES, prefix_blocks
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 LONG = "All answers are short. " * 60

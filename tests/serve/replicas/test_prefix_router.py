@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rjax.serve.replicas.replica_request import ReplicaRequest
+from rjax.replicas.replica_request import ReplicaRequest
 
 from .ray_serve import (
     DeploymentHandleSource,

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from rjax.errors import InvalidConfigError
+from rjax.replicas.autoscaling import QueueAndKvPolicy
+from rjax.replicas.fleet import check_gpus
+from rjax.replicas.merged_metrics import merge_expositions
 from rjax.serve.__main__ import main
-from rjax.serve.replicas.autoscaling import QueueAndKvPolicy
-from rjax.serve.replicas.fleet import check_gpus
-from rjax.serve.replicas.merged_metrics import merge_expositions
-from rjax.serve.replicas.options import ReplicaOptions
+from rjax.serve.config.replica_options import ReplicaOptions
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,123 @@
+"""Builds the fleet of the command ``rjax serve --replicas``."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from rjax.batch.compile_progress import CompileProgress
+from rjax.config import EngineConfig
+from rjax.replicas.fleet import Fleet, FleetSettings
+from rjax.replicas.replica import ReplicaSettings
+from rjax.serve.config.http_options import HttpOptions
+from rjax.serve.config.replica_options import ReplicaOptions
+from rjax.serve.http.auth import KeyRing
+
+
+class FleetLoader:
+    """Loads a fleet, as `rjax.serve.loading.service_loader.ServiceLoader` loads a service.
+
+    Args:
+        config: of every engine.
+        prefix_files: paths of prefix files by prefix name.
+        service: arguments of `rjax.serve.loading.service_builder.make_service`, without keys and
+            http.
+        keys: accepted API keys.
+        http: options for proxies and browsers.
+        options: of the replicas.
+        drain_seconds: for the requests of a replica that ends.
+        access_log, http_level: of the logs.
+        stats_seconds: interval of each replica's throughput in the log; None never.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        prefix_files: Mapping[str, str],
+        service: Mapping[str, Any],
+        *,
+        keys: list[str],
+        http: HttpOptions,
+        options: ReplicaOptions,
+        drain_seconds: float,
+        access_log: bool,
+        http_level: int,
+        stats_seconds: float | None,
+    ) -> None:
+        replica = ReplicaSettings(
+            config=_with_absolute_paths(config),
+            prefix_files={name: str(Path(path).resolve()) for name, path in prefix_files.items()},
+            keys=tuple(keys),
+            service={**service, "http": _without_origins(http)},
+            loopback=options.loopback,
+            access_log=access_log,
+            http_level=http_level,
+            stats_seconds=stats_seconds,
+        )
+        self._fleet = Fleet(
+            FleetSettings(
+                replica=replica,
+                options=options,
+                model=service["model"],
+                keys=KeyRing(keys),
+                limits=service["limits"],
+                http=http,
+                drain_seconds=drain_seconds,
+            )
+        )
+        self._facts = {
+            "model": service["root"],
+            "replicas": str(options.replicas)
+            + (
+                ""
+                if options.max_replicas is None
+                else f", {options.lowest} to {options.max_replicas}"
+            ),
+            "router": options.request_router,
+        }
+
+    def progress(self) -> CompileProgress | None:
+        """None: each replica has a progress of its own, in its log."""
+        return None
+
+    def summary(self, more: Mapping[str, str]) -> list[str]:
+        """The model, the replicas and these further facts, in aligned columns."""
+        from rjax.engine_summary import summary_lines
+
+        return summary_lines({**self._facts, **more})
+
+    def load(self) -> tuple[Fleet, ASGIApp]:
+        """Deploy the fleet; see `Fleet.deploy`."""
+        try:
+            return self._fleet.deploy()
+        except BaseException:
+            from rjax.replicas.fleet import leave_cluster
+
+            leave_cluster()
+            raise
+
+
+def _without_origins(http: HttpOptions) -> HttpOptions:
+    """The options of a replica's app: the gateway answers browsers."""
+    return HttpOptions(root_path=http.root_path, tokenizer_info=http.tokenizer_info)
+
+
+def _with_absolute_paths(config: EngineConfig) -> EngineConfig:
+    """The config with absolute paths: a replica's process has another working folder."""
+
+    def absolute(value: Any) -> Any:
+        if isinstance(value, str) and Path(value).exists():
+            return str(Path(value).resolve())
+        return value
+
+    model = dataclasses.replace(
+        config.model,
+        model=absolute(config.model.model),
+        tokenizer=absolute(config.model.tokenizer),
+    )
+    folder = config.compilation_cache_dir
+    if folder is not None:
+        folder = str(Path(folder).expanduser().resolve())
+    return dataclasses.replace(config, model=model, compilation_cache_dir=folder)

@@ -1,0 +1,31 @@
+"""Paths of the server's routes, for checks before the routes are imported."""
+
+from rjax.errors import InvalidConfigError
+from rjax.serve.page.files import PAGE_PATHS
+
+ROUTE_PATHS = (
+    *PAGE_PATHS,
+    *("/health", "/ping", "/load", "/version", "/metrics"),
+    *("/tokenizer_info", "/openapi.json", "/docs"),
+    *("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model:path}"),
+    "/invocations",
+    *("/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items"),
+    "/v1/responses/{response_id}/cancel",
+    *("/v1/prefixes", "/v1/prefixes/{name}", "/tokenize", "/detokenize"),
+    *("/pooling", "/v1/score", "/v1/rerank", "/v1/embeddings"),
+)
+"""The path of every route of `rjax.serve.api.app`."""
+
+
+def check_root_path(root_path: str) -> None:
+    """Check that no route starts with the root path.
+
+    Raises:
+        InvalidConfigError: a route starts with the root path.
+    """
+    for path in ROUTE_PATHS:
+        if root_path and (path + "/").startswith(root_path + "/"):
+            raise InvalidConfigError(
+                f"--root-path is {root_path!r}, with which the route {path} begins; give the path "
+                "before it"
+            )

@@ -1,0 +1,1 @@
+"""Builds what a server needs: the engine, the service and the app."""

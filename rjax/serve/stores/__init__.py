@@ -1,0 +1,1 @@
+"""What the server keeps between requests, bounded for each tenant: responses, prefixes."""
