@@ -78,7 +78,7 @@ class HostOnlyWorker:
         )
         self._input_builder = StepInputBuilder(PackedLayouts(), cost)
 
-    def admit(self, slot, row) -> None:
+    def admit(self, rows) -> None:
         """Do nothing: there is no sampling state."""
 
     def measure_page_seconds(self) -> float:

@@ -85,8 +85,8 @@ class StepWorker(Protocol):
         """Write KV of the form of ``read_pages`` into these pages."""
         ...
 
-    def admit(self, slot: int, row: SlotRow) -> None:
-        """Fill one slot of the sampling state for a new sequence."""
+    def admit(self, rows: Mapping[int, SlotRow]) -> None:
+        """Fill slots of the sampling state for new sequences."""
         ...
 
     def move(self, operations: list[PageOperation]) -> None:

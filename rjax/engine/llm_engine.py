@@ -32,7 +32,7 @@ from rjax.engine.stats import EngineStats
 from rjax.engine.step_timer import StepTimer
 from rjax.errors import InvalidRequestError
 from rjax.outputs import RequestOutput
-from rjax.sampling import SamplingParams, slot_row
+from rjax.sampling import SamplingParams, SlotRow, slot_row
 from rjax.sampling.seeds import drawn_seed
 
 _FINISHED = SequenceStatus.FINISHED
@@ -384,13 +384,14 @@ class LLMEngine(Closable):
             The ids of requests whose state cannot be made, each with the error.
         """
         failed: list[tuple[str, Exception]] = []
+        rows: dict[int, SlotRow] = {}
         for sequence in admitted:
             request = self._requests[sequence.request_id]
             if not sequence.num_preemptions:
                 self._stats.count_admission(sequence, request.metrics)
             assert sequence.slot is not None
             try:
-                row = slot_row(
+                rows[sequence.slot] = slot_row(
                     sequence.params,
                     seed=sequence.seed,
                     prompt_token_ids=sequence.prompt_array,
@@ -400,8 +401,8 @@ class LLMEngine(Closable):
                 )
             except Exception as error:  # in its parameters: only this request ends
                 failed.append((sequence.request_id, error))
-            else:
-                self._worker.admit(sequence.slot, row)
+        if rows:
+            self._worker.admit(rows)
         return failed
 
     def _end_failed(self, failed: list[tuple[str, Exception]]) -> None:

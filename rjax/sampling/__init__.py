@@ -5,6 +5,8 @@ from rjax.sampling.prompt_logprobs import TokenLogprobs, token_logprobs
 from rjax.sampling.sampler import Argmax, SampleResult, first_largest, sample
 from rjax.sampling.seeds import sequence_seed
 from rjax.sampling.state import (
+    ADMISSIONS,
+    Admission,
     SamplingState,
     SlotRow,
     admit,
@@ -16,7 +18,9 @@ from rjax.sampling.structured_outputs import StructuredOutputsParams
 from rjax.sampling_limits import LIMITS, SamplingLimits
 
 __all__ = [
+    "ADMISSIONS",
     "LIMITS",
+    "Admission",
     "Argmax",
     "RequestOutputKind",
     "SampleResult",

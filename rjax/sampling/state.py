@@ -1,9 +1,10 @@
 """The sampler's state on the device: one row per running sequence (sampler slot)."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, no_type_check
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +85,11 @@ class SlotRow:
 
 FIELDS = tuple(field.name for field in dataclasses.fields(SamplingState))
 _COUNTS = "output_counts"
+_TOGETHER = 16  # rows that one program writes
+
+type Admission = Literal["one", "several", "continued"]
+ADMISSIONS: tuple[Admission, ...] = ("one", "several", "continued")
+"""The programs of `admit`: for a new sequence, for several, for one that has sampled already."""
 
 
 def init_state(num_slots: int, vocab_size: int) -> SamplingState:
@@ -167,54 +173,68 @@ def slot_row(
 
 
 def _admit(
-    state: SamplingState, packed: UInt32[Array, " X"], counts: Int32[Array, " V"] | None
+    state: SamplingState, packed: UInt32[Array, "R X"], counts: Int32[Array, " V"] | None
 ) -> SamplingState:
-    # Write every field, so that nothing remains of the slot's previous sequence.
-    slot, start, fields = packed[0], 1, {}
+    # Write every field, so that nothing remains of the slots' previous sequences.
+    slots, start, fields = packed[:, 0], 1, {}
     for name in FIELDS:
         held = getattr(state, name)
         if name == _COUNTS:
-            row = jnp.zeros(held.shape[1:], held.dtype) if counts is None else counts
+            rows = jnp.int32(0) if counts is None else counts
         else:
             stop = start + math.prod(held.shape[1:])
-            piece = packed[start:stop].reshape(held.shape[1:])
-            row, start = jax.lax.bitcast_convert_type(piece, held.dtype), stop
-        fields[name] = held.at[slot].set(row, mode="drop")
+            piece = packed[:, start:stop].reshape(-1, *held.shape[1:])
+            rows, start = jax.lax.bitcast_convert_type(piece, held.dtype), stop
+        fields[name] = held.at[slots].set(rows, mode="drop")
     return SamplingState(**fields)
 
 
 _admit_donated = jax.jit(_admit, donate_argnums=0)
 
 
-def admit(state: SamplingState, slot: int, row: SlotRow) -> SamplingState:
-    """Write ``row`` to one slot; ``state`` is donated and must not be used again.
+def admit(state: SamplingState, rows: Mapping[int, SlotRow]) -> SamplingState:
+    """Write these rows to their slots; ``state`` is donated and must not be used again.
 
-    The row is copied to the device as one array. The counts, of vocabulary size, are copied
-    separately and only if the sequence has output.
+    Up to 16 rows are copied to the device as one array. The counts, of vocabulary size, are copied
+    separately and only of sequences that have output, one by one.
     """
-    slots = state.temperature.shape[0]
-    assert 0 <= slot < slots, f"slot {slot} is not one of {slots}"
-    return _admit_donated(state, *_packed(slot, row))
+    num_slots = state.temperature.shape[0]
+    assert all(0 <= slot < num_slots for slot in rows), f"{[*rows]} are not all of {num_slots}"
+    new = [(slot, row) for slot, row in rows.items() if row.output_counts is None]
+    for group in itertools.batched(new, _TOGETHER):
+        state = _admit_donated(state, _packed(group, num_slots), None)
+    for slot, row in rows.items():
+        if row.output_counts is not None:
+            state = _admit_donated(state, _packed([(slot, row)], num_slots), row.output_counts)
+    return state
 
 
-def lower_admission(state: Any, vocab_size: int, *, counts: bool) -> jax.stages.Lowered:
+def lower_admission(state: Any, vocab_size: int, admission: Admission) -> jax.stages.Lowered:
     """Lower ``admit``.
 
     Args:
         state: a SamplingState, or its shapes and shardings.
         vocab_size: width of the logits.
-        counts: for a sequence that has sampled already.
+        admission: which program.
     """
-    row = _empty_row(vocab_size)
-    if counts:
-        row = dataclasses.replace(row, output_counts=np.zeros(vocab_size, np.int32))
-    return _admit_donated.lower(state, *_packed(0, row))
+    num_slots = state.temperature.shape[0]
+    rows = [(0, _empty_row(vocab_size))] * (2 if admission == "several" else 1)
+    counts = np.zeros(vocab_size, np.int32) if admission == "continued" else None
+    return _admit_donated.lower(state, _packed(rows, num_slots), counts)
 
 
-def _packed(slot: int, row: SlotRow) -> tuple[UInt32[np.ndarray, " X"], Int32[_Host, " V"] | None]:
-    fields = [np.ravel(getattr(row, name)).view(np.uint32) for name in FIELDS if name != _COUNTS]
-    packed = np.concatenate([np.array([slot], np.uint32), *fields])
-    return packed, row.output_counts
+def _packed(rows: Sequence[tuple[int, SlotRow]], num_slots: int) -> UInt32[np.ndarray, "R X"]:
+    """The slots and fields of rows, R of which is 1 or 16, so that two programs serve."""
+    number = 1 if len(rows) == 1 else _TOGETHER
+    names = [name for name in FIELDS if name != _COUNTS]
+    size = 1 + sum(getattr(rows[0][1], name).size for name in names)
+    packed = np.empty((number, size), np.uint32)
+    packed[:, 0] = num_slots  # no slot: dropped
+    for line, (slot, row) in zip(packed, rows, strict=False):
+        line[0] = slot
+        fields = [getattr(row, name).view(np.uint32).ravel() for name in names]
+        np.concatenate(fields, out=line[1:])
+    return packed
 
 
 def _ids(name: str, ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:

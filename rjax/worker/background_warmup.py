@@ -1,9 +1,10 @@
 """Compiles the programs of an engine while it runs, and finds what can run already."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rjax.batch.compile_progress import CompileProgress
+from rjax.sampling import Admission
 from rjax.worker.background_compiler import BackgroundCompiler, CompileTask
 from rjax.worker.compiled_programs import CompiledPrograms
 from rjax.worker.programs import ProgramKey, sampling_key, step_key
@@ -18,7 +19,7 @@ class BackgroundWarmup:
         keys: of the programs to compile, in this order.
         max_padding: a shape may serve while the best one compiles if it has at most this many
             times the rows.
-        admissions: what compiles the admission of a new sequence, and of one that has sampled.
+        admissions: what compiles each of `rjax.sampling.ADMISSIONS`.
         copies: names of the programs that copy pages, and what compiles them.
         progress: show a progress bar to who waits, in a terminal.
     """
@@ -29,7 +30,7 @@ class BackgroundWarmup:
         keys: Iterable[ProgramKey],
         max_padding: float,
         *,
-        admissions: tuple[CompileTask, CompileTask],
+        admissions: Mapping[Admission, CompileTask],
         copies: Iterable[tuple[str, CompileTask]],
         progress: bool,
     ) -> None:
@@ -37,10 +38,11 @@ class BackgroundWarmup:
         self._max_padding = max_padding
         self._compiler = BackgroundCompiler(progress=progress)
         # Every request is admitted; the last programs serve preempted sequences.
-        self._compiler.add("admit", admissions[0])
+        self._compiler.add("admit one", admissions["one"])
+        self._compiler.add("admit several", admissions["several"])
         for key in keys:
             self._add(key)
-        self._compiler.add("admit with counts", admissions[1])
+        self._compiler.add("admit continued", admissions["continued"])
         for name, copy in copies:
             self._compiler.add(name, copy)
 

@@ -1,6 +1,7 @@
 """The arrays that live on the device from step to step."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -48,9 +49,9 @@ class DeviceState:
             last_tokens = self.arrays.last_tokens
         self.arrays = dataclasses.replace(self.arrays, sampling=sampling, last_tokens=last_tokens)
 
-    def admit(self, slot: int, row: SlotRow) -> None:
-        """Fill one slot of the sampling state; nothing of its last sequence remains."""
-        self.set_sampling(admit(self.arrays.sampling, slot, row))
+    def admit(self, rows: Mapping[int, SlotRow]) -> None:
+        """Fill slots of the sampling state; nothing of their last sequences remains."""
+        self.set_sampling(admit(self.arrays.sampling, rows))
 
 
 def make_step_state(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rjax.sampling import lower_admission
+from rjax.sampling import Admission, lower_admission
 from rjax.worker.programs import ProgramKey, StepPrograms
 from rjax.worker.step import StepState, logits_sharding
 
@@ -65,6 +65,6 @@ class ProgramLowering:
         packed = np.zeros(size if key.kind == "step" else (self._num_decode_steps, size), np.int32)
         return program.lower(self._leaves, state, packed)
 
-    def lower_admission(self, *, counts: bool) -> jax.stages.Lowered:
-        """Lower the admission of a sequence; ``counts`` as in `rjax.sampling.lower_admission`."""
-        return lower_admission(self._state.sampling, self._vocab_size, counts=counts)
+    def lower_admission(self, admission: Admission) -> jax.stages.Lowered:
+        """Lower an admission of sequences."""
+        return lower_admission(self._state.sampling, self._vocab_size, admission)

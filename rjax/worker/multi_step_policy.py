@@ -13,9 +13,11 @@ MAX_PROGRAM_SECONDS = 0.010
 _NUM_STEPS = 4  # of a program: a quarter of the dispatches and reads, and half the wait of 8
 _WEIGHT = 1 / 16  # of the newest time
 _LATE, _NOT_LATE = 0.75, 0.5  # shares of late steps from which several steps pay, and no longer do
+_FEW = 4  # steps that decide nothing alone
 _PAUSE = 512  # single steps before several are tried again
 _STREAM_SPEED_UP = 2  # from which tokens in groups are worth it to a stream
 _FIRST_RUNS = 3  # of a program: XLA makes its CUDA graph in the second
+_BYTES_PER_SECOND = 3e12  # that a Hopper GPU reads
 _COMPILE_SECONDS = 2.0  # that lowering a program takes from the host
 
 
@@ -42,6 +44,7 @@ class _Times:
 
     Attributes:
         pays: whether several steps a program are faster.
+        steps: that ran alone since the last pause.
         late: smoothed share of single steps that the device had finished when the host read them.
         late_seconds: total time of those.
         single: smoothed seconds of a late single step: the host's time.
@@ -52,6 +55,7 @@ class _Times:
     """
 
     pays: bool = False
+    steps: int = 0
     late: float = 0.0
     late_seconds: float = 0.0
     single: float | None = None
@@ -68,7 +72,8 @@ class _Times:
 
     def add_step(self, seconds: float, *, late: bool) -> None:
         """Add a step that ran alone."""
-        self.late += _WEIGHT * (late - self.late)
+        self.steps += 1
+        self.late += max(_WEIGHT, 1 / self.steps) * (late - self.late)  # at first the mean
         self.pause = max(0, self.pause - 1)
         self.since_program += 1
         if self.since_program >= _PAUSE:
@@ -76,7 +81,8 @@ class _Times:
         if late:
             self.late_seconds += seconds
             self.single = _smoothed(self.single, seconds)
-        self.pays = self.late > (_NOT_LATE if self.pays else _LATE) and not self.pause
+        is_known = self.steps >= _FEW and not self.pause
+        self.pays = is_known and self.late > (_NOT_LATE if self.pays else _LATE)
 
     def add_program(self, seconds: float, num_steps: int) -> None:
         """Add a program of several steps."""
@@ -89,7 +95,8 @@ class _Times:
         if self.single is not None:
             longest = min(longest, num_steps * self.single)
         if self.program > longest:
-            self.pays, self.late, self.pause, self.program = False, 0.0, _PAUSE, None
+            self.pays, self.steps, self.late = False, 0, 0.0
+            self.pause, self.program = _PAUSE, None
 
 
 class MultiStepPolicy:
@@ -124,6 +131,11 @@ class MultiStepPolicy:
     def allow_only(self, keys: Collection[Hashable]) -> None:
         """Let several steps pay for these keys only."""
         self._allowed = keys
+
+    def measured(self, key: Hashable, seconds: float) -> None:
+        """Note what a program of several steps of this key took, after its first runs."""
+        times = self._times[key]
+        times.program, times.programs = seconds, _FIRST_RUNS
 
     def pays(self, key: Hashable, *, streams: bool) -> bool:
         """Whether decode steps of this key should run several to a program.
@@ -173,6 +185,11 @@ class MultiStepPolicy:
     def interrupt(self) -> None:
         """Note a read that says nothing about decode steps."""
         self._last_read = None
+
+
+def may_pay(weight_bytes: int, num_steps: int) -> bool:
+    """Whether a program of steps that read so many bytes each may be short enough to pay."""
+    return num_steps * weight_bytes / _BYTES_PER_SECOND <= MAX_PROGRAM_SECONDS
 
 
 def multi_step_policy(config: EngineConfig, *, platform: str) -> MultiStepPolicy | None:

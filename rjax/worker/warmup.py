@@ -109,16 +109,17 @@ def short_multi_step_keys(
     ]
 
 
-def run_empty_multi_steps(
-    runner: StepRunner, state: DeviceState, keys: Sequence[ProgramKey], num_decode_steps: int
-) -> None:
-    """Run multi-step programs on empty batches, as `run_empty_steps` does with steps."""
-    for key in keys:
-        assert key.shape is not None
-        packed = np.stack([_empty_input(runner, key.shape)] * num_decode_steps)
-        for _ in range(_FIRST_RUNS):
-            tokens = runner.run_multi_step(state, key.shape, key.features, packed)
-            jax.block_until_ready(tokens)
+def multi_step_seconds(
+    runner: StepRunner, state: DeviceState, key: ProgramKey, num_decode_steps: int
+) -> float:
+    """The time of a multi-step program on empty batches, after its first runs."""
+    assert key.shape is not None
+    packed = np.stack([_empty_input(runner, key.shape)] * num_decode_steps)
+    for _ in range(_FIRST_RUNS):
+        jax.block_until_ready(runner.run_multi_step(state, key.shape, key.features, packed))
+    start = time.perf_counter()
+    jax.block_until_ready(runner.run_multi_step(state, key.shape, key.features, packed))
+    return time.perf_counter() - start
 
 
 def _step_seconds(runner: StepRunner, state: DeviceState, shape: StepShape) -> float:

@@ -25,7 +25,7 @@ from rjax.batch.step_readout import StepReadout
 from rjax.config import EngineConfig, Warmup
 from rjax.models import LoadedModel
 from rjax.pallas_kernels.attention.planner import CostModel, Sharing
-from rjax.sampling import SamplerMode, SlotRow
+from rjax.sampling import ADMISSIONS, SamplerMode, SlotRow
 from rjax.worker.backend import Backend
 from rjax.worker.background_compiler import CompileTask
 from rjax.worker.background_warmup import BackgroundWarmup
@@ -38,7 +38,7 @@ from rjax.worker.kv_cache import num_pools
 from rjax.worker.lowering import ProgramLowering, shapes_of
 from rjax.worker.memory_sizing import num_host_pages, size_pool
 from rjax.worker.multi_step import MultiStepQueue, QueuedResult
-from rjax.worker.multi_step_policy import MAX_PROGRAM_SECONDS, MultiStepPolicy
+from rjax.worker.multi_step_policy import MAX_PROGRAM_SECONDS, MultiStepPolicy, may_pay
 from rjax.worker.page_mover import PageMover
 from rjax.worker.peer_memory import make_peer_memory
 from rjax.worker.program_identity import program_identity
@@ -51,7 +51,7 @@ from rjax.worker.step_runner import StepRunner, UnsampledStep
 from rjax.worker.step_shape import StepFeatures, StepShape, step_features
 from rjax.worker.step_sizing import shape_table
 from rjax.worker.warmup import (
-    run_empty_multi_steps,
+    multi_step_seconds,
     run_empty_steps,
     short_multi_step_keys,
     warmup_keys,
@@ -258,17 +258,19 @@ class Worker:
         if when == "auto":
             when = "off" if self._mesh.devices.flat[0].platform == "cpu" else "background"
         match when:
-            case "on":
-                background = self._compile(modes, num_logprobs=0)
+            case "on":  # with a policy, those of several steps follow, of the steps that are short
+                background = self._compile(modes, num_logprobs=0, several=self._policy is None)
                 background.wait(progress=self._progress)
                 self._run_empty(modes, background)
             case "background":
-                self._compile(modes, num_logprobs=self._max_logprobs)
+                weight_bytes = sum(leaf.nbytes for leaf in self._runner.leaves) // self._mesh.size
+                several = self._policy is None or may_pay(weight_bytes, self.num_decode_steps)
+                self._compile(modes, num_logprobs=self._max_logprobs, several=several)
 
-    def admit(self, slot: int, row: SlotRow) -> None:
-        """Fill one slot of the sampling state for a new sequence, replacing all of it."""
+    def admit(self, rows: Mapping[int, SlotRow]) -> None:
+        """Fill slots of the sampling state for new sequences, replacing all of them."""
         self._queue.flush()
-        self._state.admit(slot, row)
+        self._state.admit(rows)
 
     def move(self, operations: list[PageOperation]) -> None:
         """Start these copies of pages, in their order, before the next step."""
@@ -328,29 +330,26 @@ class Worker:
         result = self._runner.run(self._state, shape, features, packed)
         return DispatchedStep(batch, start_copy(result), stats, rows)
 
-    @property
-    def _num_planned_steps(self) -> int:
-        """Decode steps of the programs that are compiled before it is known whether they pay."""
-        return self.num_decode_steps if self._policy is None else 1
-
-    def _compile(self, modes: Sequence[SamplerMode], *, num_logprobs: int) -> BackgroundWarmup:
+    def _compile(
+        self, modes: Sequence[SamplerMode], *, num_logprobs: int, several: bool
+    ) -> BackgroundWarmup:
+        """Compile all programs; also those of several decode steps if ``several``."""
         padding_is_cheap = self._backend.spare_rows > 0
         keys = warmup_keys(
             self.shapes,
             modes,
-            num_decode_steps=self._num_planned_steps,
+            num_decode_steps=self.num_decode_steps if several else 1,
             num_logprobs=num_logprobs,
             largest_first=padding_is_cheap,
-        )
-        first, again = (
-            CompileTask(functools.partial(self._lowering.lower_admission, counts=counts))
-            for counts in (False, True)
         )
         self._background = BackgroundWarmup(
             self._runner.programs,
             keys,
             math.inf if padding_is_cheap else _CPU_PADDING,
-            admissions=(first, again),
+            admissions={
+                admission: CompileTask(functools.partial(self._lowering.lower_admission, admission))
+                for admission in ADMISSIONS
+            },
             copies=self._mover.programs(shapes_of(self._state.pools)),
             progress=self._progress,
         )
@@ -374,7 +373,9 @@ class Worker:
         for key in keys:
             background.compile(key)
         background.wait(progress=self._progress)
-        run_empty_multi_steps(self._runner, self._state, keys, self.num_decode_steps)
+        for key in keys:
+            seconds = multi_step_seconds(self._runner, self._state, key, self.num_decode_steps)
+            self._policy.measured(key, seconds)
         self._policy.allow_only(keys)
 
     def _runs_several(self, shape: StepShape, features: StepFeatures, streams: bool) -> bool:

@@ -48,8 +48,8 @@ class FakeWorker:
         self.moved = {CopyPages: 0, SwapOut: 0, SwapIn: 0}
         self.computed = 0
 
-    def admit(self, slot, row) -> None:
-        assert 0 <= slot < self.limits.num_slots
+    def admit(self, rows) -> None:
+        assert all(0 <= slot < self.limits.num_slots for slot in rows)
 
     def close(self) -> None:
         pass

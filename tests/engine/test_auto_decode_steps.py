@@ -220,9 +220,22 @@ def test_a_warm_up_compiles_what_is_short(tiny, decides, monkeypatch):
         assert bool(engine.stats().multi_steps) == compiles
 
 
+def test_programs_of_a_small_model_are_in_the_plan(tiny, decides):
+    decides(Drawn(1.0))
+    engine = make_engine(tiny, warmup="background", num_pages=28)
+    wait_until_compiled(engine)
+    planned = engine.compile_progress().total
+    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+    run(engine, whole([("a", [1, 2, 3], params)]))
+    assert engine.stats().multi_steps > 0
+    assert engine.compile_progress().total == planned
+    engine.close()
+
+
 def test_the_background_compiles_what_pays(tiny, decides, monkeypatch):
     policy = decides(Drawn(1.0))
     monkeypatch.setattr(policy, "pays_to_compile", lambda key: len(policy.told) > 10)
+    monkeypatch.setattr("rjax.worker.worker.may_pay", lambda *_: False)  # a large model
     engine = make_engine(tiny, warmup="background", num_pages=28)
     wait_until_compiled(engine)
     planned = engine.compile_progress().total

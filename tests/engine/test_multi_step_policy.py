@@ -10,6 +10,7 @@ from rjax.config import EngineConfig
 from rjax.worker.multi_step_policy import (
     MAX_PROGRAM_SECONDS,
     MultiStepPolicy,
+    may_pay,
     multi_step_policy,
 )
 
@@ -160,6 +161,32 @@ def test_each_size_is_decided_alone():
     machine.run(500, "large")
     assert machine.policy.pays("small", streams=False)
     assert not machine.policy.pays("large", streams=False)
+
+
+def test_a_few_steps_decide():
+    machine = Machine(host=0.5 * MS, dispatch=1.5 * MS, device=1.1 * MS)
+    machine.run(40)
+    assert machine.modes[:6] == [1] * 6
+    assert set(machine.modes[8:]) == {4}
+
+
+def test_a_program_that_was_measured_is_not_tried_for_a_stream():
+    fast = Machine(host=0.5 * MS, dispatch=3.5 * MS, device=1.1 * MS, streams=True)
+    fast.policy.measured("a", 4.4 * MS)
+    fast.run(40)
+    assert set(fast.modes[8:]) == {4}
+    slow = Machine(host=0.5 * MS, dispatch=3.5 * MS, device=2.2 * MS, streams=True)
+    slow.policy.measured("a", 8.8 * MS)
+    slow.run(400)
+    assert set(slow.modes) == {1}
+
+
+@pytest.mark.parametrize(
+    ("weight_bytes", "found"),
+    [(1_200_000_000, True), (6_000_000_000, True), (8_000_000_000, False), (16 * 10**9, False)],
+)
+def test_programs_of_models_that_are_read_quickly_are_planned(weight_bytes, found):
+    assert may_pay(weight_bytes, 4) == found
 
 
 def test_idle_time_is_not_the_hosts():

@@ -46,10 +46,7 @@ class Case:
 
 def admitted(cases: dict[int, Case]) -> SamplingState:
     """A state with the cases in the slots they are keyed by."""
-    state = init_state(SLOTS, V)
-    for slot, case in cases.items():
-        state = admit(state, slot, case.row())
-    return state
+    return admit(init_state(SLOTS, V), {slot: case.row() for slot, case in cases.items()})
 
 
 EVERYTHING = SamplingParams(

@@ -25,6 +25,7 @@ from sampling_cases import (
 
 from rjax.errors import InvalidRequestError
 from rjax.sampling import (
+    ADMISSIONS,
     SamplingParams,
     SamplingState,
     admit,
@@ -126,7 +127,7 @@ def test_nothing_of_a_former_sequence_is_left(options, seed):
         )
     used = bits(state, 0), bits(state, 2)
     fresh = Case(SamplingParams(**options), seed, prompt=(8,))
-    state = admit(state, 1, fresh.row())
+    state = admit(state, {1: fresh.row()})
     assert bits(state, 1) == bits(admitted({1: fresh}), 1)
     assert (bits(state, 0), bits(state, 2)) == used
 
@@ -145,30 +146,41 @@ def test_without_allowed_ids_all_are_allowed(vocab_size):
     assert bits.sum() == bits[:vocab_size].sum() == vocab_size
 
 
-@pytest.mark.parametrize("counts", [False, True])
-def test_lowered_admission_is_what_admit_runs(counts):
+@settings(max_examples=25)
+@given(st.dictionaries(st.integers(0, 39), SEQUENCES, max_size=40))
+def test_several_are_admitted_as_each_alone(drawn):
+    rows = {slot: made(one).row() for slot, one in drawn.items()}
+    together, alone = admit(init_state(40, V), rows), init_state(40, V)
+    for slot, row in rows.items():
+        alone = admit(alone, {slot: row})
+    assert bits(together) == bits(alone)
+
+
+@pytest.mark.parametrize("admission", ADMISSIONS)
+def test_lowered_admission_is_what_admit_runs(admission):
     """Compiled ahead, ``admit`` compiles nothing."""
     state = init_state(SLOTS + 2, V)  # a size of its own
-    lower_admission(state, V, counts=counts).compile()
+    lower_admission(state, V, admission).compile()
     found = []
     jax.monitoring.register_event_duration_secs_listener(
         listen := lambda event, duration_secs, **_: found.append(event)
     )
-    admit(state, 0, Case(EVERYTHING, output=(3,) if counts else ()).row())
+    row = Case(EVERYTHING, output=(3,) if admission == "continued" else ()).row()
+    admit(state, dict.fromkeys(range(SLOTS if admission == "several" else 1), row))
     jax.monitoring.unregister_event_duration_listener(listen)
     assert not [event for event in found if event.endswith("backend_compile_duration")]
 
 
 def test_admit_donates_the_state():
     state = init_state(2, V)
-    admit(state, 0, Case(EVERYTHING).row())
+    admit(state, {0: Case(EVERYTHING).row()})
     assert state.output_counts.is_deleted()
 
 
 @pytest.mark.parametrize("slot", [-1, 2])
 def test_admit_to_a_slot_that_does_not_exist(slot):
-    with pytest.raises(AssertionError, match="is not one of 2"):
-        admit(init_state(2, V), slot, Case(EVERYTHING).row())
+    with pytest.raises(AssertionError, match="are not all of 2"):
+        admit(init_state(2, V), {1: Case(EVERYTHING).row(), slot: Case(EVERYTHING).row()})
 
 
 @pytest.mark.parametrize("mode", MODES)
